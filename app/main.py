@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from app.api.access.rules import authorize
 from app.api.access.tokens import Tokens, is_open
 from app.api.append import stream as append_stream
+from app.api.append.appends_of_peers import AppendsOfPeers
 from app.api.append.handler import AppendHandler
 from app.api.append.lane import AppendLane
 from app.api.append.plain_route import PlainRoute
@@ -82,6 +83,8 @@ def build_app(settings: Settings, broker: Broker) -> Application:
         broker.tasks.keep("tokens-file", partial(tokens.watch, broker.meter))
     tracer = None if settings.tracing.endpoint is None else Tracer(settings.tracing, broker.node.id)
     handler = AppendHandler(broker, tracer)
+    if broker.takes_appends:
+        broker.carrier.serve = AppendsOfPeers(handler).serve
     appends = PlainRoute(handler, settings.limits, settings.http.body_timeout_ms)
     broker.tasks.keep("late-bodies", appends.sweep)
     app = FastAPI(

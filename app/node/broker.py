@@ -21,6 +21,8 @@ from app.node.hosting.node_links import load_links
 from app.node.hosting.node_logs import NodeLogs
 from app.node.metadata.logs import MetadataLogs, Unsupported
 from app.node.metadata.service import MetadataService, controller_log
+from app.node.network.append_carrier import AppendCarrier
+from app.node.network.append_messages import AppendMessage
 from app.node.network.audit_messages import AuditMessage
 from app.node.network.http_forwarder import Forwarder
 from app.node.network.node_directory import Directory
@@ -73,6 +75,9 @@ class Broker:
         self._disk = DiskThreads(self._loop, self._fail, settings.disk.threads)
         self._workers = WorkerThreads(self._loop, self._fail)
         links = load_links(settings, self.nodes.host_of)
+        # The token of a client is checked once, by the node that it called: the leader must know that node.
+        trusts_peers = settings.security.tokens_file is None or links.peer.proves_all
+        self.takes_appends = trusts_peers and settings.tracing.endpoint is None
         self.transport = PeerTransport(
             PeerIdentity.of(settings),
             peers=[(peer.id, peer.peer_address) for peer in settings.nodes if peer.id != self.node.id],
@@ -80,7 +85,9 @@ class Broker:
             chance=random.SystemRandom(),
             retry=RetryConfig.of(settings.raft),
             links=links.peer,
+            takes_appends=self.takes_appends,
         )
+        self.carrier = AppendCarrier(self.transport, random.SystemRandom())
         services = NodeServices(
             node_id=self.node.id,
             version=VERSION,
@@ -183,6 +190,7 @@ class Broker:
             await asyncio.gather(*map(self._stopped, drivers))
             await self._disk.drain()
         self._timer.stop()
+        self.carrier.stop()
         await self.tasks.stop()
         await self.ha.stop()
         await self.transport.stop()
@@ -244,11 +252,16 @@ class Broker:
         """Return host:port where this node takes slaves, once it is started."""
         return self.node.ha_address or self.ha.address
 
+    def connection_lost(self, peer_id: str) -> None:
+        self.carrier.lost(peer_id)
+
     def peer_lost(self, peer_id: str) -> None:
         self.metadata.server.disconnected(peer_id)
 
     def deliver(self, source: str, log_id: int, message: Any) -> None:
-        if isinstance(message, AnyControllerMessage):
+        if isinstance(message, AppendMessage):
+            self.carrier.take(source, message)
+        elif isinstance(message, AnyControllerMessage):
             self.metadata.take(source, message)
         elif isinstance(message, AuditMessage):
             self.audit.take(source, log_id, message)

@@ -17,10 +17,11 @@ _AS_SENT: Final = {media_type.encode(): media_type for media_type in MEDIA_TYPES
 class AppendHead:
     """Head of an append. Requests with equal heads may share one: it keeps what it has parsed.
 
-    headers: lower-case names, as ASGI gives them; `fields`: the same by name.
+    headers: lower-case names, as ASGI gives them; `fields`: the same by name. carried: encoded for another
+    node (carried_head.py), None before that.
     """
 
-    __slots__ = ("_media_type", "_parameters", "fields", "headers", "log", "path", "query")
+    __slots__ = ("_media_type", "_parameters", "carried", "fields", "headers", "log", "path", "query")
 
     def __init__(self, log: str, path: str, query: bytes, headers: RawHeaders) -> None:
         self.log = log
@@ -28,6 +29,7 @@ class AppendHead:
         self.query = query
         self.headers = headers
         self.fields = dict(headers)
+        self.carried: bytes | None = None
         self._media_type: str | None = None
         self._parameters: AppendParameters | None = None
 

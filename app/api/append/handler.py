@@ -15,6 +15,7 @@ import msgspec
 
 from app.api.append.bodies import decodes_in_place, read_append
 from app.api.append.call import AppendCall
+from app.api.append.carried_head import carried_head
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.leader_headers import log_headers, not_leader
 from app.api.http.leader_proxy import LeaderProxy, check_led
@@ -24,6 +25,7 @@ from app.errors import CommitlogError, Forbidden, Internal, NoLeader, NotLeader,
 from app.log.contract import Acks, AppendRequest, AppendResult
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
+from app.node.network.append_carrier import Outcome
 from app.node.network.http_forwarder import NO_FORWARD, Lost, NotSent, Relayed
 from app.node.replica.driver import LogDriver
 from app.settings.model import NodeSettings
@@ -212,12 +214,42 @@ class _OneAppend:
     # --- elsewhere ----------------------------------------------------------------------------------------
 
     def _carry(self) -> None:
-        """Find the leader and let it answer, as a task of the node."""
-        self._broker.tasks.once("forward", self._carried())
+        """Let the leader answer: over the connection between the nodes, otherwise by a search for it."""
+        call, hosted = self._call, self._hosted
+        whole = call.stream is None and call.parameters is None and call.records is None
+        left_ms = self._started_ms + self._request.timeout_ms - self._broker.clock.monotonic_ms()
+        if not (
+            whole
+            and left_ms > 0
+            and hosted.serving is not None
+            and self._handler.tracer is None
+            and self._broker.carrier.send(
+                hosted, carried_head(call.head), call.request_id, call.body, left_ms, self._returned
+            )
+        ):
+            self._search()
 
-    async def _carried(self) -> None:
+    def _returned(self, outcome: Outcome) -> None:
+        """The leader's answer to an append that was carried, or why there is none."""
+        if isinstance(outcome, Lost):
+            self._search(outcome)
+        elif isinstance(outcome, NotSent):
+            self._search()
+        else:
+            try:
+                relayed = check_led(Relayed(outcome.status, list(outcome.headers), outcome.body))
+            except (NotLeader, NoLeader):
+                self._search()
+            else:
+                self._finish(self._relay(relayed))
+
+    def _search(self, lost: Lost | None = None) -> None:
+        """Find the leader and let it answer, as a task of the node. lost: an attempt that came before."""
+        self._broker.tasks.once("forward", self._carried(lost))
+
+    async def _carried(self, lost: Lost | None) -> None:
         try:
-            response = await self._at_leader()
+            response = await self._at_leader(lost)
         except CommitlogError as error:
             response = self._problem(error, self._hosted)
         except Exception:
@@ -227,7 +259,7 @@ class _OneAppend:
             raise
         self._finish(response)
 
-    async def _at_leader(self) -> Response:
+    async def _at_leader(self, lost: Lost | None) -> Response:
         request, started_ms = self._request, self._started_ms
         deadline_ms = started_ms + request.timeout_ms
         now_ms = self._broker.clock.monotonic_ms
@@ -253,6 +285,7 @@ class _OneAppend:
             deadline_ms=min(deadline_ms, started_ms + self._broker.settings.http.leader_wait_ms),
             repeatable=request.idempotency_key is not None or request.producer is not None,
             acknowledges=_acknowledges,
+            lost=lost,
         )
 
     async def _send(self, target: NodeSettings, left_ms: int) -> Relayed:

@@ -41,20 +41,21 @@ class LeaderProxy:
         stays: bool = False,
         repeatable: bool = False,
         acknowledges: Callable[[Answer], bool] = lambda _: True,
+        lost: Lost | None = None,
     ) -> Answer:
         """Return the answer of `here` if this node leads, otherwise that of `there` from the leader.
 
         Both raise NotLeader or NoLeader when that node does not lead: it has applied nothing, so the search
         continues, until deadline_ms (monotonic). `there` also raises NotSent and Lost.
         stays: no other node is asked. repeatable: a call whose answer was lost may be sent again; afterwards
-        only an answer that `acknowledges` is certain, because the first attempt may have been applied.
+        only an answer that `acknowledges` is certain, because the first attempt may have been applied. lost:
+        such an attempt, made before.
 
         Raises NoLeader; NotLeader if it stays; QuorumTimeout when the outcome of an attempt is unknown.
         """
         clock = self._broker.clock
-        lost: Lost | None = None
         why: str | None = None
-        while True:
+        while lost is None or repeatable:
             try:
                 answer = await self._attempt(hosted, here, there, stays)
             except (NotLeader, NoLeader) as refusal:

@@ -67,6 +67,11 @@ class Links:
         """True if connections prove nothing."""
         return self.security.mode is Mode.PLAIN
 
+    @property
+    def proves_all(self) -> bool:
+        """True if every connection proves itself."""
+        return self.security.mode not in (Mode.PLAIN, Mode.OPTIONAL_SECRET)
+
     def accept(self, make: Callable[[], LinkedProtocol]) -> asyncio.Protocol:
         """Return the protocol of an incoming connection; `make` is called after its proof."""
         return make() if self.is_plain else _AcceptedLink(self, make)

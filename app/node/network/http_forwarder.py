@@ -27,7 +27,7 @@ _KEEP_ALIVE_S: Final = (
     15.0  # well below the idle timeout of a node's listener: no call meets a closing connection
 )
 _PRINTABLE: Final = "".join(map(chr, range(0x21, 0x7F)))  # the rest of a path or query is percent-encoded
-_PASSED_ON: Final = frozenset(
+PASSED_ON: Final = frozenset(
     (
         b"content-type",
         b"content-encoding",
@@ -44,7 +44,7 @@ _PASSED_ON: Final = frozenset(
         b"tracestate",
     )
 )
-_OF_THE_CONNECTION: Final = frozenset(
+OF_THE_CONNECTION: Final = frozenset(
     (
         b"connection",
         b"keep-alive",
@@ -190,7 +190,7 @@ class Forwarder:
         passed = [
             (name.decode("latin-1"), value.decode("utf-8", "replace"))  # the client library writes UTF-8
             for name, value in headers
-            if name in _PASSED_ON
+            if name in PASSED_ON
         ]
         passed.append((NO_FORWARD.decode(), "1"))
         passed.append(("X-Request-Id", request_id.decode("latin-1")))
@@ -229,7 +229,7 @@ def _returned(answer: aiohttp.ClientResponse) -> HeaderList:
     return [
         (lower, value)
         for name, value in answer.raw_headers
-        if (lower := name.lower()) not in _OF_THE_CONNECTION
+        if (lower := name.lower()) not in OF_THE_CONNECTION
     ]
 
 

@@ -35,6 +35,8 @@ RETRY_LAST_S: Final = 1.0
 KEPT_MESSAGES: Final = 256  # for a peer without a connection
 KEPT_MESSAGE_MAX_BYTES: Final = 4096
 KEPT_S: Final = 3.0
+CARRIED_WAITING_MAX_BYTES: Final = MIB  # on a connection; beyond it no client's append joins the messages
+CARRIES_APPENDS: Final = " appends"  # after the version in a hello: earlier versions accept no other field
 UNACKNOWLEDGED_TIMEOUT_MS: Final = 5_000  # a peer that does not answer for this time: connect again
 
 WITH_RECORDS: Final = (PushRequest, FetchAnswer, StateChunk)  # messages that may carry records, in one order
@@ -44,6 +46,7 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sender and receiver. `to` detects an address that now belongs to another node.
 
     address: host:port at which the other nodes reach the sender. ha_address: where it accepts slaves.
+    version: with CARRIES_APPENDS after it if the sender takes the messages of append_messages.py.
     """
 
     protocol: int
@@ -86,6 +89,10 @@ class PeerOwner(Protocol):
         ...
 
     def is_member(self, peer_id: str) -> bool: ...
+
+    def connection_lost(self, peer_id: str) -> None:
+        """The first connection to the peer was lost, or was never open."""
+        ...
 
     def drop(self, peer_id: str) -> bool:
         """Forget a peer; return False if it must stay known."""
@@ -143,6 +150,7 @@ class OutgoingConnection(PeerConnection):
         self.peer_id = peer_id
         self.version: str | None = None
         self.ha_address: str | None = None
+        self._takes_appends = False
         self._owner = owner
         self._address = address
         self._chance = chance
@@ -208,6 +216,8 @@ class OutgoingConnection(PeerConnection):
         second, self._second = self._second, None
         if second is not None:
             second.end()
+        if not self.is_second:
+            self._owner.connection_lost(self.peer_id)
 
     def welcomed(self) -> None:
         """The connection is open: open the one for records."""
@@ -231,7 +241,8 @@ class OutgoingConnection(PeerConnection):
             raise wire.CorruptFrame(f"{self.peer_id} refused: {bytes(frame[:200])!r}") from None
         if answer.cluster != self._owner.cluster_id or answer.source != self.peer_id:
             raise wire.CorruptFrame(f"{self._address} is not {self.peer_id} of this cluster")
-        self.version = answer.version
+        self._takes_appends = answer.version.endswith(CARRIES_APPENDS)
+        self.version = answer.version.removesuffix(CARRIES_APPENDS)
         self.ha_address = answer.ha_address
         self.welcomed()
         oldest = asyncio.get_running_loop().time() - KEPT_S
@@ -239,6 +250,17 @@ class OutgoingConnection(PeerConnection):
             if when >= oldest:
                 self._enqueue(buffers, sum(map(len, buffers)))
         self._kept.clear()
+
+    @property
+    def carries_appends(self) -> bool:
+        """Return whether appends of clients can be sent now."""
+        transport = self._transport
+        return (
+            self._takes_appends
+            and self.version is not None
+            and transport is not None
+            and self._queued_bytes + transport.get_write_buffer_size() < CARRIED_WAITING_MAX_BYTES
+        )
 
     @property
     def records_apart(self) -> bool:

@@ -38,6 +38,10 @@ class PeerHost(Protocol):
         """The last connection of a peer to this node has closed."""
         ...
 
+    def connection_lost(self, peer_id: str) -> None:
+        """A connection with a peer was lost, in any direction."""
+        ...
+
     def is_member(self, peer_id: str) -> bool:
         """Return whether a peer is a member of any log here: only then is it called often."""
         ...

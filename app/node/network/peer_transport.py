@@ -35,6 +35,7 @@ from app.node.links.links import Links
 from app.node.network import wire
 from app.node.network.frame_reader import LENGTH
 from app.node.network.peer_connections import (
+    CARRIES_APPENDS,
     HELLO_TIMEOUT_S,
     Hello,
     OutgoingConnection,
@@ -67,13 +68,16 @@ class PeerTransport:
         chance: random.Random,
         retry: RetryConfig | None = None,
         links: Links | None = None,
+        *,
+        takes_appends: bool = False,
     ) -> None:
         """peers: (id, host:port) of those that are known already. links: how connections prove themselves;
-        None: not at all."""
+        None: not at all. takes_appends: whether peers may send appends of clients to this node."""
         self.links = links or Links(Identity(node.cluster_id, node.node_id, Purpose.PEER))
         self.cluster_id = node.cluster_id
         self.node_id = node.node_id
         self.address = node.address
+        self._version = VERSION + CARRIES_APPENDS if takes_appends else VERSION
         self._listen = split_address(node.listen)
         self._host = host
         self._chance = chance
@@ -159,6 +163,16 @@ class PeerTransport:
         peer = self._outgoing.get(peer_id)
         return None if peer is None else peer.version
 
+    def carries_appends(self, peer_id: str) -> bool:
+        """Return whether appends of clients can be sent to the peer now."""
+        peer = self._outgoing.get(peer_id)
+        return peer is not None and peer.carries_appends
+
+    def connection_lost(self, peer_id: str) -> None:
+        """A connection of any direction was lost: what was sent, or the answer to it, may be lost too."""
+        if not self.closing:
+            self._host.connection_lost(peer_id)
+
     def peer_ha_address(self, peer_id: str) -> str | None:
         """Return where a peer accepts slaves, as last reported; None before that."""
         peer = self._outgoing.get(peer_id)
@@ -168,7 +182,13 @@ class PeerTransport:
         """Return the hello of this node."""
         ha_address = self._host.ha_address()
         hello = Hello(
-            PROTOCOL, self.cluster_id, self.node_id, peer_id, self.address, VERSION, ha_address=ha_address
+            PROTOCOL,
+            self.cluster_id,
+            self.node_id,
+            peer_id,
+            self.address,
+            self._version,
+            ha_address=ha_address,
         )
         return msgspec.json.encode(hello)
 
@@ -200,7 +220,10 @@ class PeerTransport:
     def left(self, connection: "_Incoming") -> None:
         self._incoming.pop(connection, None)
         peer = connection.source
-        if peer is not None and peer not in self.connected() and not self.closing:
+        if peer is None:
+            return
+        self.connection_lost(peer)
+        if peer not in self.connected() and not self.closing:
             self._host.peer_lost(peer)
 
     def connected(self) -> list[str]:

@@ -19,6 +19,7 @@ from app.controller.messages import (
     CommandAnswer,
     CommandRequest,
 )
+from app.node.network.append_messages import AppendMessage, CarriedAnswers, CarriedAppends
 from app.node.network.audit_messages import AuditAnswer, AuditMessage, AuditRequest
 from app.node.network.repair_messages import (
     DigestAnswer,
@@ -50,7 +51,7 @@ from app.raft.messages import (
 from storage.errors import CorruptBatch
 from storage.format.batch import Batch, decode_batch
 
-Message = RaftMessage | StateMessage | RepairMessage | AuditMessage | AnyControllerMessage
+Message = RaftMessage | StateMessage | RepairMessage | AuditMessage | AppendMessage | AnyControllerMessage
 HEAD_MAX_BYTES: Final = 1024 * 1024  # a piece of state is the largest
 _PREFIX = struct.Struct("<IIQ")
 _ENCODER = msgspec.msgpack.Encoder()
@@ -74,6 +75,8 @@ _DECODER = msgspec.msgpack.Decoder(
     | DigestAnswer
     | AuditRequest
     | AuditAnswer
+    | CarriedAppends
+    | CarriedAnswers
     | CommandRequest
     | CommandAnswer
     | BrokerHeartbeat

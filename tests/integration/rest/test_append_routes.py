@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 import zstandard
 
+from app.node.network.append_carrier import BODY_MAX_BYTES
 from tests.support.cluster import Cluster
 
 RECORDS = "/v1/logs/default/records"
@@ -86,6 +87,28 @@ def test_a_follower_forwards_and_answers_as_the_leader_does(cluster: Cluster) ->
     assert answer.json()["leader"] == leader
     assert answer.headers["commitlog-leader"] == cluster.url(leader)
     assert answer.headers.get_list("x-request-id") == ["mine-1"]
+
+
+def test_a_carried_append_has_the_answer_of_a_forwarded_one(cluster: Cluster) -> None:
+    """Small bodies share frames between the nodes, large ones take an HTTP call."""
+    follower = cluster.follower()
+    for query, status in (({}, 200), ({"acks": "leader"}, 202), ({"match_index": 0}, 412)):
+        small, large = (
+            cluster.call(
+                "POST",
+                follower,
+                RECORDS,
+                content=b"v" * size,
+                params={**query, "timeout_ms": 30_000},
+                headers={"Content-Type": "application/octet-stream"},
+            )
+            for size in (10, BODY_MAX_BYTES + 1)
+        )
+        assert (small.status_code, large.status_code) == (status, status)
+        assert list(small.headers) == list(large.headers)
+        assert list(small.json()) == list(large.json())
+    other = cluster.call("POST", follower, "/v1/logs/none/records", content=b"x")
+    assert other.status_code == 404
 
 
 def test_no_forward_says_who_leads(cluster: Cluster) -> None:

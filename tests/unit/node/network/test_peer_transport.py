@@ -19,6 +19,7 @@ from app.node.network.peer_host import PeerIdentity
 from app.node.network.peer_transport import PeerTransport
 from app.node.network.wire import CorruptFrame
 from app.raft.messages import Heartbeat, PushRequest, PushType
+from app.version import VERSION
 from storage.format.batch import FIRST_CHAIN, stamp
 from storage.format.records import RecordColumns, encode_body
 from storage.units import MIB
@@ -51,6 +52,7 @@ class Host:
 
     deliver: Callable[[str, int, Any], None] = lambda _source, _log_id, _message: None
     peer_lost: Callable[[str], None] = lambda _peer: None
+    connection_lost: Callable[[str], None] = lambda _peer: None
     is_member: Callable[[str], bool] = lambda _peer: True
     forget_peer: Callable[[str], bool] = lambda _peer: False
     ha_address: Callable[[], str | None] = lambda: None
@@ -122,6 +124,37 @@ def test_messages_arrive_in_order_and_after_a_restart_of_the_peer(monkeypatch: p
         assert kept == list(range(1000 + module.KEPT_MESSAGES, 1000 + 2 * module.KEPT_MESSAGES))
         await first.stop()
         await again.stop()
+
+    run(test)
+
+
+def test_appends_are_sent_only_to_a_peer_that_announces_that_it_takes_them() -> None:
+    """A node of an earlier version would close the connection for an unknown message."""
+
+    async def test() -> None:
+        addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+        lost: list[str] = []
+
+        def node(k: int, *, takes_appends: bool) -> PeerTransport:
+            name, other = f"n{k + 1}", f"n{2 - k}"
+            local = PeerIdentity(cluster_id="c", node_id=name, listen=addresses[k], address=addresses[k])
+            peers, host = [(other, addresses[1 - k])], Host(connection_lost=lost.append)
+            return PeerTransport(local, peers, host, random.Random(1), takes_appends=takes_appends)
+
+        newer, older = node(0, takes_appends=True), node(1, takes_appends=False)
+        assert not newer.carries_appends("n2")
+        assert not newer.carries_appends("nobody")
+        await newer.start()
+        await older.start()
+        await until(lambda: newer.peer_version("n2") and older.peer_version("n1"))
+        assert older.peer_version("n1") == newer.peer_version("n2") == VERSION
+        assert older.carries_appends("n1")
+        assert not newer.carries_appends("n2")
+        lost.clear()
+        await newer.stop()
+        await until(lambda: "n1" in lost)
+        await until(lambda: not older.carries_appends("n1"))
+        await older.stop()
 
     run(test)
 

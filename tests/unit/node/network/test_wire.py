@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.node.network.append_messages import CarriedAnswer, CarriedAnswers, CarriedAppend, CarriedAppends
 from app.node.network.wire import CorruptFrame, decode, encode
 from app.raft.messages import (
     Heartbeat,
@@ -168,3 +169,18 @@ def test_the_form_on_the_wire_is_fixed() -> None:
     request = PushRequest(7, PushType.COMMIT, "n1", 41, 2, 9, 40, 6, 0)
     expected = "0e000000 00000000 0100000000000000 9b 05 07 04 a26e31 29 02 09 28 06 00 c2"
     assert frame_of(request, 1).hex() == expected.replace(" ", "")
+
+
+@given(st.binary(max_size=64), st.binary(max_size=64), st.integers(1, 60_000), st.integers(0, 2**53))
+def test_appends_of_clients_come_back_as_they_were(head: bytes, body: bytes, left_ms: int, id_: int) -> None:
+    appends = CarriedAppends((CarriedAppend(id_, left_ms, head, b"request-1", body),) * 3)
+    answers = CarriedAnswers((CarriedAnswer(id_, 200, ((b"name", head),), body), CarriedAnswer(1, 0)))
+    for message in (appends, answers):
+        assert decode(memoryview(b"".join(encode(0, message)))) == (0, message)
+
+
+@pytest.mark.parametrize("left_ms", [0, 60_001])
+def test_an_append_with_an_impossible_time_limit_is_a_corrupt_frame(left_ms: int) -> None:
+    frame = b"".join(encode(0, CarriedAppends((CarriedAppend(1, left_ms, b"", b"", b""),))))
+    with pytest.raises(CorruptFrame):
+        decode(memoryview(frame))

@@ -1,0 +1,60 @@
+"""Appends that another node of the cluster carries to this one, the leader of their log.
+
+The node that the client called has checked its token, and the limits of that; the same handler as for every
+other front begins the append here, as a request with `Commitlog-No-Forward`.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from app.api.append.call import AppendCall, AppendHead
+from app.api.append.carried_head import decode_head
+from app.api.append.handler import AppendHandler
+from app.api.http.messages import Response, request_id_of
+from app.errors import CommitlogError
+from app.node.network.append_messages import DECLINED, CarriedAnswer, CarriedAppend
+from app.node.network.http_forwarder import OF_THE_CONNECTION
+
+HEADS_MAX: Final = 512  # remembered; beyond it all are forgotten
+
+
+class AppendsOfPeers:
+    """The appends that this node takes from others. Owned by the event loop."""
+
+    def __init__(self, handler: AppendHandler) -> None:
+        self._handler = handler
+        self._heads: dict[bytes, AppendHead] = {}
+
+    def serve(self, append: CarriedAppend, done: Callable[[CarriedAnswer], None]) -> None:
+        """Begin an append; done(its answer), once. It is declined where an HTTP call would be refused before
+        its body: then it comes again as such a call."""
+        reserved_bytes = len(append.body)
+        try:
+            head = self._head(append.head)
+            self._handler.check_log(head.log)
+            parameters = replace(head.parameters, timeout_ms=append.timeout_ms)
+            self._handler.in_flight.enter(reserved_bytes)
+        except (CommitlogError, msgspec.MsgspecError, UnicodeDecodeError):
+            done(CarriedAnswer(append.id, DECLINED))
+            return
+        request_id = request_id_of(append.request_id)
+        call = AppendCall(head, append.body, request_id, reserved_bytes, parameters)
+        self._handler.handle(call, lambda answer: done(_carried(append.id, answer)))
+
+    def _head(self, raw: bytes) -> AppendHead:
+        head = self._heads.get(raw)
+        if head is None:
+            found = decode_head(raw)
+            head = AppendHead(found.log, f"/v1/logs/{found.log}/records", found.query, found.headers)
+            if len(self._heads) >= HEADS_MAX:
+                self._heads.clear()
+            self._heads[raw] = head
+        return head
+
+
+def _carried(append_id: int, answer: Response) -> CarriedAnswer:
+    headers = tuple(each for each in answer.headers if each[0] not in OF_THE_CONNECTION)
+    return CarriedAnswer(append_id, answer.status, headers, answer.body)
