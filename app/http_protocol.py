@@ -161,6 +161,8 @@ class Connection(HttpToolsProtocol):
         self._head_size += len(name) + len(value)
         if self._head_size > self._listener.settings.max_head_bytes or len(self.headers) >= MAX_HEADERS:
             raise self._head_too_large()
+        if not self._in_head:  # a trailer: it comes after the checks of the head, and is ignored
+            return
         name, value = name.lower(), value.strip(BLANKS)
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True

@@ -303,6 +303,24 @@ def test_http_1_0_needs_no_host() -> None:
     run(test)
 
 
+def test_trailers_are_not_headers() -> None:
+    """The bytes after the last chunk arrive after the checks of the head (RFC 9110, section 6.5.1)."""
+    head = b"POST /echo HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n"
+    body = b"2\r\nok\r\n0\r\n"
+    trailers = b"commitlog-key: forged\r\nhost: y\r\nexpect: 100-continue\r\n\r\n"
+
+    async def test(server: Server) -> None:
+        for key, expected in ((b"", b"none"), (b"commitlog-key: own\r\n", b"own")):
+            for pieces in ((head + key + b"\r\n" + body + trailers,), (head + key + b"\r\n", body, trailers)):
+                answer = await server.exchange(*pieces)
+                assert answer.endswith(b"\r\n\r\n" + expected)
+                assert answer.count(b"HTTP/1.1 ") == 1
+        long = head + b"\r\n" + body + b"x: " + b"y" * 9_000 + b"\r\n\r\n"
+        assert problem(await server.exchange(long)) == (431, "head-too-large")
+
+    run(test)
+
+
 @pytest.mark.parametrize("kind", AMBIGUOUS)
 def test_an_ambiguous_request_is_refused_and_hides_no_other(kind: str) -> None:
     async def test(server: Server) -> None:
