@@ -67,19 +67,16 @@ def json_answer(
 
 
 def body_answer(
-    body: bytes, media_type: str, *, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()
+    body: bytes | memoryview,
+    media_type: str,
+    *,
+    status: int = 200,
+    headers: Sequence[tuple[bytes, bytes]] = (),
 ) -> Response:
-    return ExactResponse(
-        Answer(
-            status,
-            [
-                (b"content-type", media_type.encode("ascii")),
-                (b"content-length", b"%d" % len(body)),
-                *headers,
-            ],
-            body,
-        )
-    )
+    kind, length = (b"content-type", media_type.encode("ascii")), (b"content-length", b"%d" % len(body))
+    response = ExactResponse(Answer(status, [kind, length, *headers], b""))
+    response.body = body
+    return response
 
 
 def stays_here(request: Request) -> bool:

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from app.api.read.reader import Reader
 from app.api.read.rendering import record_objects
 from app.api.read.selection import Encoding, RecordPage
 
+Rendered = TypeVar("Rendered", bytes, memoryview)
 _IN_PLACE_RECORDS: Final = 200
 _IN_PLACE_BYTES: Final = 128 * 1024
 
@@ -25,7 +26,7 @@ def page_object(reader: Reader, page: RecordPage, has_more: bool, encoding: Enco
     }
 
 
-async def rendered(page: RecordPage, render: Callable[[], bytes]) -> bytes:
+async def rendered(page: RecordPage, render: Callable[[], Rendered]) -> Rendered:
     """Render a small page here, a large one in a thread: the loop also runs replication."""
     if page.size_bytes <= _IN_PLACE_BYTES and page.count <= _IN_PLACE_RECORDS:
         return render()

@@ -88,16 +88,22 @@ def as_lines(columns: Sequence[pa.RecordBatch], encoding: Encoding) -> bytes:
     return _ENCODER.encode_lines(record_objects(columns, encoding))
 
 
-def as_arrow(columns: Sequence[pa.RecordBatch]) -> bytes:
+def as_arrow(columns: Sequence[pa.RecordBatch]) -> memoryview:
     """Return an Arrow IPC stream of READ_SCHEMA."""
     rows = sum(batch.num_rows for batch in columns)
     if rows < _SMALL_ROWS * len(columns):
         columns = pa.Table.from_batches(columns, READ_SCHEMA).combine_chunks().to_batches()
-    sink = pa.BufferOutputStream()
+    size = pa.MockOutputStream()
+    _write_stream(size, columns)
+    whole = pa.allocate_buffer(size.size())  # at once: a sink that grows copies megabytes again and again
+    _write_stream(pa.FixedSizeBufferWriter(whole), columns)
+    return memoryview(whole)
+
+
+def _write_stream(sink: pa.NativeFile, columns: Sequence[pa.RecordBatch]) -> None:
     with pa.ipc.new_stream(sink, READ_SCHEMA) as stream:
         for batch in columns:
             stream.write_batch(batch)
-    return bytes(sink.getvalue().to_pybytes())
 
 
 def as_parquet(columns: Sequence[pa.RecordBatch]) -> bytes:

@@ -94,6 +94,7 @@ async def read(
     page = await reader.page(range_, query.selection(), query.wait_ms)
     has_more = reader.has_more(page, range_)
     reserve(request, page.size_bytes)
+    body: bytes | memoryview
     if media_type == JSON:
         body = await rendered(page, lambda: as_json(page_object(reader, page, has_more, query.encoding)))
     elif media_type == NDJSON:
