@@ -39,6 +39,7 @@ from storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
+ACCEPTED_IN_A_TURN: Final = 16  # client connections; each idle descriptor costs one call of accept for each
 EXIT_CLEAN: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_CONFIG: Final = 2
@@ -106,7 +107,7 @@ async def _run(settings: Settings, ready: Callable[[Settings], None]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     try:
-        sockets = [_bind(settings.node.listen)]
+        sockets = bind(settings.node.listen)
         await broker.start()
     except ConfigError as error:
         logger.error("configuration refused: %s", error)
@@ -174,8 +175,13 @@ def _calm_collector() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
-def _bind(address: str) -> socket.socket:
-    """Bind the REST address before anything is opened. Raises OSError when it is in use."""
+def bind(address: str) -> list[socket.socket]:
+    """Bind the REST address before anything is opened. Raises OSError when it is in use.
+
+    Return ACCEPTED_IN_A_TURN descriptors of one socket. The event loop accepts one connection of each in a
+    turn: with one descriptor, hundreds of clients that connect at once to a busy node wait for hundreds of
+    turns, and those that are connected already get all of its time.
+    """
     host, port = split_address(address)
     family, kind, protocol, _, place = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -187,7 +193,7 @@ def _bind(address: str) -> socket.socket:
     except OSError:
         door.close()
         raise
-    return door
+    return [door, *(door.dup() for _ in range(ACCEPTED_IN_A_TURN - 1))]
 
 
 def _front_config(settings: Settings, application: Application, listener: Listener) -> uvicorn.Config:

@@ -1,0 +1,52 @@
+"""The REST listener: many clients that connect at once to a busy node are accepted together."""
+
+import asyncio
+import socket
+
+import pytest
+import uvloop
+
+from app.serve import ACCEPTED_IN_A_TURN, bind
+from tests.support.cluster import free_ports
+
+CLIENTS = 8 * ACCEPTED_IN_A_TURN
+
+
+class Accepted(asyncio.Protocol):
+    def __init__(self, made: list[asyncio.Protocol]) -> None:
+        self._made = made
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._made.append(self)
+
+
+def test_a_turn_of_the_loop_accepts_many_connections() -> None:
+    async def turns() -> int:
+        made: list[asyncio.Protocol] = []
+        loop, (port,) = asyncio.get_running_loop(), free_ports(1)
+        doors = bind(f"127.0.0.1:{port}")
+        servers = [
+            await loop.create_server(lambda: Accepted(made), sock=door, backlog=4096) for door in doors
+        ]
+        clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(CLIENTS)]
+        count = 0
+        async with asyncio.timeout(20):
+            while len(made) < CLIENTS:
+                await asyncio.sleep(0)
+                count += 1
+        for closed in (*servers, *clients, *doors):
+            closed.close()
+        return count
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(turns()) < CLIENTS // 2
+
+
+def test_an_address_in_use_is_an_error_before_anything_is_opened() -> None:
+    (port,) = free_ports(1)
+    doors = bind(f"127.0.0.1:{port}")
+    doors[0].listen()
+    with pytest.raises(OSError, match="in use"):
+        bind(f"127.0.0.1:{port}")
+    for door in doors:
+        door.close()
