@@ -1,6 +1,21 @@
-"""Addresses of listeners, as the configuration and the nodes write them: host:port, [v6]:port."""
+"""Names and addresses of nodes, as the configuration and the nodes write them: ids, host:port, URLs."""
 
 import ipaddress
+import re
+from typing import Final
+
+NODE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
+_BASE_URL: Final = re.compile(
+    r"https?://([A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[A-Za-z0-9._~-]+)*/?", re.ASCII
+)
+
+
+def base_url(url: str) -> str:
+    """Return a base URL without a slash at its end. It becomes a header of answers, so other signs than those
+    of a host, a port and a path are refused. Raises ValueError."""
+    if len(url) > 255 or _BASE_URL.fullmatch(url) is None:
+        raise ValueError(f"must be a base URL such as http://127.0.0.1:8104, got {url!r}")
+    return url.rstrip("/")
 
 
 def split_address(address: str) -> tuple[str, int]:

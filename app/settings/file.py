@@ -18,7 +18,7 @@ from app.ha.config import HaConfig
 from app.ha.roles import ADDRESS_MAX_BYTES
 from app.log.contract import Durability
 from app.raft.config import RaftConfig
-from app.settings.addresses import is_loopback, split_address
+from app.settings.addresses import NODE_ID, base_url, is_loopback, split_address
 from app.settings.model import (
     DEFAULT_LOG,
     LOG_NAME,
@@ -42,8 +42,6 @@ from app.settings.model import (
 from app.settings.toml import load_toml, validated
 from storage.log.commitlog import CommitlogConfig
 
-_NODE_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}"
-
 
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -55,7 +53,7 @@ class _Cluster(_Table):
 
 
 class _NodeTable(_Table):
-    id: str = Field(pattern=f"^{_NODE_ID}$")
+    id: str = Field(pattern=f"^{NODE_ID.pattern}$")
     """Id of the node: 1 to 32 letters, digits, `.`, `_` or `-`; the first is a letter or a digit."""
     listen: str
     """Address (host:port) of the REST listener."""
@@ -205,11 +203,10 @@ def _node(node: _NodeTable, scheme: str) -> NodeSettings:
     _checked_address(f"{node.id}.ha_listen", ha_listen)
     if node.ha_address is not None:
         _checked_address(f"{node.id}.ha_address", node.ha_address)
-    url = (node.url or f"{scheme}://{node.listen}").rstrip("/")
-    check(
-        url.startswith(("http://", "https://")),
-        f"{node.id}.url must start with http:// or https://, got {url!r}",
-    )
+    try:
+        url = base_url(node.url or f"{scheme}://{node.listen}")
+    except ValueError as error:
+        raise ConfigError(f"{node.id}.url {error}") from error
     return NodeSettings(
         id=node.id,
         listen=node.listen,

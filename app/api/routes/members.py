@@ -22,7 +22,7 @@ from app.log.contract import ChangeKind
 from app.log.state import Address
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
-from app.settings.addresses import split_address
+from app.settings.addresses import NODE_ID, base_url, split_address
 from app.settings.model import Replication
 from app.version import VERSION
 
@@ -110,8 +110,7 @@ def _members_answer(broker: Broker) -> Response:
 async def add_member(call: Call, query: OneLog) -> Response:
     call.wants_json()
     asked = await call.asked(MemberIn)
-    _check_address(asked)
-    change = ChangeMembers(ChangeKind.ADD, asked.id, Address(asked.url, asked.peer_address))
+    change = ChangeMembers(ChangeKind.ADD, asked.id, checked_address(asked))
     return await _change(call, query.log, change, ReplicaChange.ADD)
 
 
@@ -230,13 +229,25 @@ def logs_of_the_change(broker: Broker, change: ChangeMembers) -> list[HostedLog]
     return chosen
 
 
-def _check_address(asked: MemberIn) -> None:
-    if not asked.url.startswith(("http://", "https://")):
-        raise InvalidRequest(("/url", f"must be a base URL such as http://127.0.0.1:8104, got {asked.url!r}"))
+def checked_address(asked: MemberIn) -> Address:
+    """Return the address of a new member. Raises InvalidRequest."""
+    if NODE_ID.fullmatch(asked.id) is None:
+        raise InvalidRequest(
+            (
+                "/id",
+                "must have 1 to 32 letters, digits, `.`, `_` or `-`, the first one a letter or a digit, "
+                f"got {asked.id[:40]!r}",
+            )
+        )
+    try:
+        url = base_url(asked.url)
+    except ValueError as error:
+        raise InvalidRequest(("/url", str(error))) from error
     try:
         split_address(asked.peer_address)
     except ValueError as error:
         raise InvalidRequest(("/peer_address", str(error))) from error
+    return Address(url, asked.peer_address)
 
 
 @router.post(

@@ -5,10 +5,11 @@ from typing import Any, cast
 
 import pytest
 
-from app.api.routes.members import logs_of_the_change
+from app.api.routes.members import MemberIn, checked_address, logs_of_the_change
 from app.errors import InvalidRequest
 from app.log.commands import ChangeMembers
 from app.log.contract import ChangeKind
+from app.log.state import Address
 from app.settings.model import Replication
 
 ALL = ("n1", "n2", "n3")
@@ -53,3 +54,38 @@ def test_a_node_with_replicas_that_need_the_metadata_stays_a_member_of_their_log
     with pytest.raises(InvalidRequest) as refused:
         names(broker_of({"b": Replication.CONTROLLER}), ChangeKind.REMOVE, "n3")
     assert "log=__controller" in str(refused.value.problem("/", "r"))
+
+
+@pytest.mark.parametrize("id", ["n 4", "n/4", "n4\n", "-n4", "\u00e9", "n" * 33])
+def test_a_member_whose_id_no_call_could_name_is_refused(id: str) -> None:
+    """It could not be promoted or removed: its id has no place in a path."""
+    with pytest.raises(InvalidRequest) as refused:
+        checked_address(MemberIn(id, "http://h:1", "h:2"))
+    assert refused.value.errors[0]["pointer"] == "/id"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://h:1\r\nset-cookie: a=b",
+        "http://h:1\n",
+        "http://h\u2603",
+        "http://",
+        "http://h:port",
+        "http://h 1",
+        "http://user@h",
+        "http://h:1?a=b",
+        "http://h:1#a",
+        "ftp://h",
+        "http://" + "h" * 300,
+    ],
+)
+def test_a_url_that_cannot_be_a_header_of_answers_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        checked_address(MemberIn("n4", url, "h:2"))
+    assert refused.value.errors[0]["pointer"] == "/url"
+
+
+def test_a_base_url_has_a_host_a_port_and_perhaps_a_path() -> None:
+    for url in ("http://h", "https://h-1.example_a.org:8104", "http://[::1]:1", "http://10.0.0.1:1/log/a"):
+        assert checked_address(MemberIn("n4", url + "/", "h:2")) == Address(url, "h:2")
