@@ -25,10 +25,10 @@ from spark_jobs.errors import OptionError, RequestRefused, SourceError, Unreacha
 from spark_jobs.materialize.config import MAX_DELAY, MIN_RECORDS, TRIGGER, MaterializeConfig
 from spark_jobs.materialize.entries import BACKLOG_TAG
 from spark_jobs.materialize.groups import FAILURES as GROUP_FAILURES
-from spark_jobs.materialize.groups import Groups, split_names
+from spark_jobs.materialize.groups import Groups
 from spark_jobs.materialize.lease import MOVE_EACH_S
 from spark_jobs.materialize.log_materializer import LogMaterializer, SharedParts
-from spark_jobs.materialize.news import JournalNews, LogNews
+from spark_jobs.materialize.news import JournalNews
 from spark_jobs.materialize.progress import Progress, ProgressFile
 from spark_jobs.materialize.supervisor import MaterializeFailed
 from spark_jobs.materialize.workers import Workers
@@ -44,7 +44,9 @@ from spark_jobs.session.settings import (
 )
 from spark_jobs.session.spark_session import INTERPRETED, JavaNotFound, open_session
 from spark_jobs.source import CommitlogDataSource
+from spark_jobs.source.log_names import split_names
 from spark_jobs.source.log_reads import GIVE_UP_S, LogReads, connect
+from spark_jobs.source.news import LogNews
 from spark_jobs.tables.catalog import CatalogTables, parse_catalog
 
 LOOK_EACH_S = 0.25  # without a change

@@ -1,7 +1,6 @@
 """Many logs in one job: an independent group of jobs for each log.
 
-Logs are named directly, or by patterns (`orders-*`): new logs that match join, deleted logs leave. The
-system's own logs (`__...`) match only patterns that begin with `__`.
+Logs are named directly, or by patterns (`orders-*`): new logs that match join, deleted logs leave.
 """
 
 import sys
@@ -9,18 +8,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from fnmatch import fnmatchcase
 from typing import Protocol
 
 from spark_jobs.errors import OptionError, SourceError, Unreachable
 from spark_jobs.materialize.progress import LogProgress
 from spark_jobs.materialize.supervisor import MaterializeFailed
+from spark_jobs.source.log_names import is_pattern, matching, split_names
 from spark_jobs.tables.table import SPARK_ERRORS, TableClash
 
 NAMES_EACH_S = 5.0
 STOP_THREADS = 4
 STOP_WITHIN_S = 3.0
-WILD = frozenset("*?[")
 FAILURES = (MaterializeFailed, SourceError, TableClash, *SPARK_ERRORS)
 
 
@@ -37,30 +35,6 @@ class Group(Protocol):
     def done(self) -> bool: ...
 
     def progress(self) -> LogProgress: ...
-
-
-def split_names(given: Iterable[str]) -> tuple[str, ...]:
-    """Return names and patterns from lists with commas, each once, in order."""
-    names = (part.strip() for text in given for part in text.split(","))
-    return tuple(dict.fromkeys(name for name in names if name))
-
-
-def is_pattern(name: str) -> bool:
-    return not WILD.isdisjoint(name)
-
-
-def matching(patterns: Sequence[str], logs: Iterable[str]) -> list[str]:
-    """Return the logs that a pattern matches."""
-    return [
-        log
-        for log in logs
-        if any(
-            is_pattern(pattern)
-            and fnmatchcase(log, pattern)
-            and (pattern.startswith("__") or not log.startswith("__"))
-            for pattern in patterns
-        )
-    ]
 
 
 def named(given: Iterable[str], logs: Callable[[], list[str]]) -> list[str]:

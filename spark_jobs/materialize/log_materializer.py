@@ -17,12 +17,13 @@ from spark_jobs.materialize.entries import EntriesJob
 from spark_jobs.materialize.epochs import EpochsJob
 from spark_jobs.materialize.events import EventsJob
 from spark_jobs.materialize.lease import LeasedEntries, MaterializerLease
-from spark_jobs.materialize.news import JournalNews, LogNews
+from spark_jobs.materialize.news import JournalNews
 from spark_jobs.materialize.progress import LogProgress
 from spark_jobs.materialize.supervisor import MAX_FAILURES, MaterializeFailed, Supervisor, reason_of
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.materialize.workers import Workers
 from spark_jobs.source.log_reads import LogReads
+from spark_jobs.source.news import LogNews
 from spark_jobs.source.planning import SmallBatchPace
 from spark_jobs.tables.table import ENTRIES, EPOCH_FILES, EPOCHS, SPARK_ERRORS, Table, table_path
 

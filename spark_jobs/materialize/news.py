@@ -1,69 +1,12 @@
-"""Changes of all logs of a job, found by one call of a node for all of them.
-
-The ends are hints: which log to read, and when. What is read, and how far, is confirmed by the read itself
-(source/data_source.py).
-"""
+"""Changes of the journals of all logs of a job, found by one call of each node for all of them."""
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from spark_jobs.errors import SourceError
 from spark_jobs.materialize.workers import Workers
-from spark_jobs.source.log_reads import LogEnds, LogReads
-
-ASK_EACH_S = 0.2
-ASK_EACH_IDLE_S = 0.5  # when nothing has changed for IDLE_AFTER_S
-IDLE_AFTER_S = 5.0
-SHARE, LONGEST_PAUSE_S = 20, 1.0  # a call that takes long is followed by a pause of SHARE times as much
-
-
-class LogNews:
-    """Ends of all logs as the endpoints report them, each asked by a thread of its own: one that hangs delays
-    no other."""
-
-    def __init__(self, endpoints: Sequence[str], token: str | None, changed: threading.Event) -> None:
-        """changed: set whenever an end has changed."""
-        self._endpoints = endpoints
-        self._token = token
-        self._seen: dict[str, tuple[float, Mapping[str, LogEnds]]] = {}  # by endpoint, with the time
-        self._changed = changed
-        self._stopping = threading.Event()
-
-    def start(self) -> None:
-        for endpoint in self._endpoints:
-            threading.Thread(target=self._ask, args=(endpoint,), daemon=True).start()
-
-    def stop(self) -> None:
-        self._stopping.set()
-
-    def ends(self, log: str, after_s: float = float("-inf")) -> LogEnds | None:
-        """Return the furthest end of a log in answers to calls made after a time; None for none."""
-        found = [ends[log] for at_s, ends in list(self._seen.values()) if at_s > after_s and log in ends]
-        return max(found, key=lambda ends: (ends.term, ends.next_index), default=None)
-
-    def _ask(self, endpoint: str) -> None:
-        client = LogReads([endpoint], "", self._token)
-        changed_at_s = time.monotonic()
-        last: Mapping[str, LogEnds] = {}
-        while not self._stopping.is_set():
-            asked_at_s = time.monotonic()
-            try:
-                ends: Mapping[str, LogEnds] = client.ends(endpoint)
-            except SourceError:
-                self._seen.pop(endpoint, None)
-                self._stopping.wait(ASK_EACH_IDLE_S)
-                continue
-            answered_at_s = time.monotonic()
-            self._seen[endpoint] = (asked_at_s, ends)
-            if ends != last:
-                last, changed_at_s = ends, answered_at_s
-                self._changed.set()
-            idle = answered_at_s - changed_at_s > IDLE_AFTER_S
-            pause_s = ASK_EACH_IDLE_S if idle else ASK_EACH_S
-            took_s = answered_at_s - asked_at_s
-            self._stopping.wait(max(pause_s, min(LONGEST_PAUSE_S, SHARE * took_s)))
-        client.close()
+from spark_jobs.source.log_reads import LogReads
 
 
 class JournalNews:

@@ -5,8 +5,9 @@
 
 The classes here only translate between Spark and the pure modules: options.py, planning.py, log_reads.py.
 
-Spark imports this in a new process for each stream and each batch that it plans. What few of these need, the
-sink and the union with a table, is imported where it is used: 0.2 s of a processor each time.
+Spark imports this in a new process for each stream and each batch that it plans. What few of these need,
+the sink, the union with a table and a stream over many logs, is imported where it is used: 0.2 s of a
+processor each time.
 """
 
 import json
@@ -80,6 +81,10 @@ class CommitlogDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = parse_options(self.options).for_stream()
         check_schema(self.schema(), schema)
+        if options.logs:
+            from spark_jobs.source.many_logs import LogsStreamReader
+
+            return LogsStreamReader(options)
         return EventsStreamReader(options) if options.stream == EVENTS else RecordsStreamReader(options)
 
     @plain_errors()

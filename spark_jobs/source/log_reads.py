@@ -56,9 +56,11 @@ class LogTail:
 @dataclass(frozen=True)
 class LogEnds:
     """Ends of a log and its journal at one node, as that node knows them. next_index: one after the last
-    committed index. events: the next seq of the journal."""
+    committed index. events: the next seq of the journal. term: no record before next_index has a later
+    one."""
 
     log_id: str
+    begin_index: int
     next_index: int
     term: int
     events: int
@@ -239,7 +241,13 @@ class LogReads:
             answer = self._json(node_url, "/v1/logs", OWN_ANSWER, ends="true")
             found = {str(log["name"]): (str(log["id"]), log["ends"]) for log in answer["logs"]}
             return {
-                name: LogEnds(log_id, int(at["committed_index"]) + 1, int(at["term"]), int(at["events"]))
+                name: LogEnds(
+                    log_id,
+                    max(0, int(at["begin_index"])),
+                    int(at["committed_index"]) + 1,
+                    int(at["term"]),
+                    int(at["events"]),
+                )
                 for name, (log_id, at) in found.items()
                 if at is not None
             }

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from spark_jobs.errors import OptionError
+from spark_jobs.source.log_names import split_names
 from spark_jobs.source.planning import EARLIEST, LATEST
 
 RECORDS, EVENTS = "records", "events"
@@ -15,12 +16,14 @@ NAMES = (
     "endpoint",
     "token",
     "log",
+    "logs",
     "startingIndex",
     "endingIndex",
     "maxRecordsPerTrigger",
     "maxBytesPerTrigger",
     "minRecordsPerTrigger",
     "maxTriggerDelay",
+    "backlogRecords",
     "minPartitions",
     "maxRecordsPerPartition",
     "failOnDataLoss",
@@ -42,6 +45,8 @@ NOT_FOR_EVENTS = {  # by option: its field, whose default changes nothing
     "dataFolder": "data_folders",
     "tail": "union",
     "table": "table",
+    "logs": "logs",
+    "backlogRecords": "backlog_records",
 }
 UNION = "union"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
@@ -54,12 +59,14 @@ class SourceOptions:
     """Validated options of a query.
 
     endpoints: base URLs of replicas, none with a slash at its end. starting_index: inclusive, EARLIEST,
-    LATEST, None where the kind of query decides; for events a seq, or one by node. ending_index: inclusive,
-    or LATEST. min_records_per_trigger: a stream with fewer new records may wait for more, max_trigger_delay_s
-    at most (planning.SmallBatchPace). data_folders: of nodes on this machine, whose files are read in place.
-    union: read the Delta table, and newer records from the log; table: its location, None to get it from the
-    service. between: of the job that writes the tables: the offsets of a micro-batch of a stream that the
-    job itself has planned, as JSON; a batch query reads it with the checks of a stream.
+    LATEST, None where the kind of query decides; for events a seq, or one by node; with `logs` one by
+    log. ending_index: inclusive, or LATEST. min_records_per_trigger: a stream with fewer new records may
+    wait for more, max_trigger_delay_s at most (planning.SmallBatchPace). data_folders: of nodes on this
+    machine, whose files are read in place. union: read the Delta table, and newer records from the log;
+    table: its location, None to get it from the service. between: of the job that writes the tables: the
+    offsets of a micro-batch of a stream that the job itself has planned, as JSON; a batch query reads it
+    with the checks of a stream. logs: names and patterns of the logs of one stream, empty for the one
+    `log`. backlog_records: a log with more new records gets micro-batches of its own.
     """
 
     endpoints: tuple[str, ...]
@@ -80,6 +87,8 @@ class SourceOptions:
     union: bool = False
     table: str | None = None
     between: str | None = None
+    logs: tuple[str, ...] = ()
+    backlog_records: int | None = None
 
     def for_batch(self) -> "SourceOptions":
         """Return the options for a batch query, with its default start.
@@ -92,6 +101,8 @@ class SourceOptions:
             )
         if self.min_records_per_trigger > 1:
             raise OptionError("minRecordsPerTrigger is for streams: a batch reads its range")
+        if self.logs:
+            raise OptionError("logs is for streams: a batch reads one log, named by the option log")
         return replace(self, starting_index=EARLIEST if self.starting_index is None else self.starting_index)
 
     def for_stream(self) -> "SourceOptions":
@@ -120,11 +131,16 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     stream = values.get("stream", RECORDS)
     if stream not in (RECORDS, EVENTS):
         raise OptionError(f"stream: {stream!r} is neither {RECORDS!r} nor {EVENTS!r}")
+    logs = split_names([values.get("logs", "")])
+    if "logs" in values and (not logs or "log" in values):
+        raise OptionError("logs: give names or patterns, separated by commas, and leave out the option log")
+    if "backlogRecords" in values and not logs:
+        raise OptionError("backlogRecords requires the option logs")
     options = SourceOptions(
         endpoints=parse_endpoints(values.get("endpoint", "")),
         token=values.get("token") or None,
         log=values.get("log", "default"),
-        starting_index=_start(values.get("startingIndex"), stream),
+        starting_index=_start(values.get("startingIndex"), stream, by="log" if logs else None),
         ending_index=_end(values.get("endingIndex", LATEST)),
         max_records_per_trigger=_positive(values, "maxRecordsPerTrigger"),
         max_bytes_per_trigger=_positive(values, "maxBytesPerTrigger"),
@@ -139,6 +155,8 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         union=_union(values),
         table=values.get("table"),
         between=values.get(BETWEEN),
+        logs=logs,
+        backlog_records=_positive(values, "backlogRecords"),
     )
     if stream == EVENTS:
         defaults = SourceOptions(endpoints=options.endpoints)
@@ -174,10 +192,12 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
     return endpoints
 
 
-def _start(text: str | None, stream: str) -> Start | None:
+def _start(text: str | None, stream: str, by: str | None) -> Start | None:
+    """by: what a position of a stream is of, None where it has one."""
     if text is None or text in (EARLIEST, LATEST):
         return text
-    if stream == RECORDS or text.isdecimal():
+    by = "node" if stream == EVENTS else by
+    if by is None or (by == "node" and text.isdecimal()):
         return _index("startingIndex", text)
     try:
         positions: Any = json.loads(text)
@@ -186,10 +206,12 @@ def _start(text: str | None, stream: str) -> Start | None:
     if not isinstance(positions, dict) or not all(
         isinstance(seq, int) and not isinstance(seq, bool) and seq >= 0 for seq in positions.values()
     ):
-        raise OptionError(
-            f"startingIndex: {text!r} is neither {EARLIEST!r}, {LATEST!r}, a seq nor one by node, as in "
-            '{"n1": 17}'
+        words = (
+            'a seq nor one by node, as in {"n1": 17}'
+            if by == "node"
+            else 'nor indexes by log, as in {"orders": 17}'
         )
+        raise OptionError(f"startingIndex: {text!r} is neither {EARLIEST!r}, {LATEST!r}, {words}")
     return dict(positions)
 
 

@@ -6,9 +6,10 @@ import pytest
 from pyspark.errors import AnalysisException
 
 from spark_jobs.errors import OptionError, Unreachable
-from spark_jobs.materialize.groups import NAMES_EACH_S, Groups, matching, named, split_names
+from spark_jobs.materialize.groups import NAMES_EACH_S, Groups, named
 from spark_jobs.materialize.progress import LogProgress
 from spark_jobs.materialize.supervisor import MaterializeFailed
+from spark_jobs.source.log_names import matching, split_names
 
 PROGRESS = LogProgress(0, -1, None, 0, 0, 0, 0)
 CLASH = MaterializeFailed("entries: it clashes")

@@ -11,10 +11,11 @@ import pytest
 
 from app.tables.delta_log import DeltaLog
 from spark_jobs.materialize import groups
-from spark_jobs.materialize.news import JournalNews, LogNews
+from spark_jobs.materialize.news import JournalNews
 from spark_jobs.materialize.progress import Progress
 from spark_jobs.run import MaterializeConfig, materialize
 from spark_jobs.source.log_reads import LogReads
+from spark_jobs.source.news import LogNews
 from spark_jobs.tables.snapshot import read_snapshot
 from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica

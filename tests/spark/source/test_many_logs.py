@@ -1,0 +1,155 @@
+"""A stream over many logs, without Spark: what joins, what is left out, and that the others go on."""
+
+import itertools
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from spark_jobs.errors import LogTrimmed, OptionError
+from spark_jobs.source import many_logs
+from spark_jobs.source.many_logs import LogsPartition, LogsStreamReader
+from spark_jobs.source.options import parse_options
+from tests.spark.conftest import Collected, Stream
+from tests.spark.source.log_server import FakeLog, FakeReplica
+from tests.spark.source.looks import DATA, await_true
+from tests.support.cluster import Cluster
+
+Rows = dict[str, list[int]]
+
+
+def reader_of(endpoint: str, **options: object) -> LogsStreamReader:
+    given = {name: str(value) for name, value in options.items()}
+    return LogsStreamReader(parse_options({"endpoint": endpoint, **given}).for_stream())
+
+
+def rows_between(reader: LogsStreamReader, start: dict[str, Any], end: dict[str, Any]) -> Rows:
+    found: Rows = {}
+    for partition in reader.partitions(start, end):
+        assert isinstance(partition, LogsPartition)
+        for batch in reader.read(partition):
+            for log, index in zip(batch["log"].to_pylist(), batch["index"].to_pylist(), strict=True):
+                found.setdefault(log, []).append(index)
+    return found
+
+
+def ends_of(offset: dict[str, Any]) -> dict[str, int]:
+    return {log: at["next_index"] for log, at in offset["logs"].items()}
+
+
+def test_logs_join_and_leave_a_stream_and_each_has_its_own_offset(service: Cluster) -> None:
+    for name in ("stream-a", "stream-b"):
+        assert service.call("POST", "n1", "/v1/logs", json={"name": name}).status_code == 201
+    last = {
+        name: service.append("n1", *"vvv", log=name).json()["last_index"] for name in ("stream-a", "stream-b")
+    }
+    reader = reader_of(service.url("n1"), logs="stream-*", startingIndex="earliest", maxRecordsPerTrigger=4)
+    try:
+        start = reader.initialOffset()
+        offsets = [start]
+        found: Rows = {}
+
+        def reads(wanted: dict[str, int]) -> bool:
+            end = reader.latestOffset(offsets[-1], ReadMaxRows(4))
+            if end != offsets[-1]:
+                for log, indexes in rows_between(reader, offsets[-1], end).items():
+                    found.setdefault(log, []).extend(indexes)
+                offsets.append(end)
+            return {**ends_of(end), **wanted} == ends_of(end)
+
+        await_true(lambda: reads({log: index + 1 for log, index in last.items()}))
+        assert {log: len(indexes) for log, indexes in found.items()} == {"stream-a": 3, "stream-b": 3}
+        sizes = [sum(until - first for first, until in each["batch"].values()) for each in offsets[1:]]
+        assert max(sizes) <= 4
+        assert service.call("POST", "n1", "/v1/logs", json={"name": "stream-c"}).status_code == 201
+        joined = service.append("n1", "v", log="stream-c").json()["last_index"]
+        assert service.call("DELETE", "n1", "/v1/logs/stream-b").status_code == 202
+        newest = service.append("n1", "v", log="stream-a").json()["last_index"]
+        await_true(lambda: reads({"stream-c": joined + 1, "stream-a": newest + 1}))
+        assert found["stream-c"] == [joined]
+        assert found["stream-a"][-1] == newest
+        assert all(later > sooner for sooner, later in itertools.pairwise(found["stream-a"]))
+        assert rows_between(reader, start, start) == {}
+    finally:
+        reader.stop()
+
+
+def test_a_log_that_was_replaced_or_trimmed_is_left_out_with_a_warning(
+    replicas: list[FakeReplica],
+    log: FakeLog,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(many_logs, "ASK_AGAIN_S", 0.0)
+    reader = reader_of(replicas[0].url, logs="default", startingIndex='{"default": 60}')
+    try:
+        start = reader.initialOffset()
+        assert start["logs"]["default"]["next_index"] == 60
+        end = reader.latestOffset(start, ReadAllAvailable())
+        assert rows_between(reader, start, end) == {"default": list(range(60, 102))}
+        log.begin_index = 80
+        await_true(lambda: reader.latestOffset(start, ReadAllAvailable()) == start)
+        assert "index 60 was trimmed, it begins at 80; it is left out" in caplog.text
+        with pytest.raises(LogTrimmed):
+            rows_between(reader, start, end)
+        log.open_term(3, "n1")
+        log.records[101]["term"] = 3
+        await_true(
+            lambda: (
+                reader.latestOffset(end, ReadAllAvailable()) == end
+                and "the record at index 101 is of term 3, it was of 2 at most" in caplog.text
+            )
+        )
+        log.cluster = "elsewhere"
+        await_true(
+            lambda: (
+                reader.latestOffset(end, ReadAllAvailable()) == end
+                and "its id is elsewhere-default, it was test-default" in caplog.text
+            )
+        )
+    finally:
+        reader.stop()
+
+
+def test_a_loss_that_is_accepted_is_a_row_and_counted(replicas: list[FakeReplica], log: FakeLog) -> None:
+    log.begin_index = 80
+    reader = reader_of(
+        replicas[0].url,
+        logs="default",
+        startingIndex='{"default": 60}',
+        failOnDataLoss="false",
+        includeControl="true",
+    )
+    try:
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ReadAllAvailable())
+        assert end["logs"]["default"]["lost"] == 20
+        assert rows_between(reader, start, end) == {"default": [60, *range(80, 102)]}
+    finally:
+        reader.stop()
+
+
+def test_a_query_ends_with_what_was_there_and_goes_on_from_its_checkpoint(
+    stream: Stream, collected: Collected, log: FakeLog
+) -> None:
+    reader = stream(logs="def*, other", startingIndex="earliest", maxRecordsPerTrigger=60)
+    assert list(itertools.chain(*collected.run(reader))) == DATA
+    log.append_many(5)
+    assert collected.run(reader) == [[102, 103, 104, 105, 106]]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"logs": " , "}, "logs: give names or patterns"),
+        ({"logs": "a", "log": "b"}, "leave out the option log"),
+        ({"logs": "a", "startingIndex": "7"}, "nor indexes by log"),
+        ({"logs": "a", "stream": "events"}, "does not apply to stream=events"),
+        ({"backlogRecords": "7"}, "backlogRecords requires the option logs"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, str], error: str) -> None:
+    with pytest.raises(OptionError, match=error):
+        parse_options({"endpoint": "http://127.0.0.1:1", **options})
+    with pytest.raises(OptionError, match="logs is for streams"):
+        parse_options({"endpoint": "http://127.0.0.1:1", "logs": "a"}).for_batch()
