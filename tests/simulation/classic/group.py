@@ -31,8 +31,9 @@ from tests.simulation.controller.node import DISK, LOG_ID
 from tests.simulation.controller.plan import DRIVER, LOG_NAME, STORAGE
 from tests.simulation.raft.plans import SimulatedLimits
 from tests.simulation.world.disk import DiskThread
+from tests.simulation.world.machine import Machine
 from tests.simulation.world.promises import Violation
-from tests.simulation.world.world import Life, NothingDue, World, WorldClock, WorldScheduler
+from tests.simulation.world.world import Life, NothingDue, World, WorldScheduler
 from tests.support.committed import values_of
 from tests.support.memory_files import MemoryFiles
 from tests.unit.ha.clients import Client, Ledger
@@ -43,13 +44,14 @@ ROUND_S = 60.0  # of faults, before the group must recover
 SETTLE_S = 60.0
 FULL_SEEDS, FULL_SECONDS = 120, 900.0  # 30 hours of cluster life
 THINK_US = (5_000, 700_000)  # a client's pause between two appends
+MOST_RECORDS = 50  # of an append
 TICK_US = 100_000
 IN_FLIGHT_US = 20_000  # an acknowledgement may be on its way when the disk that it is of is replaced
 HA = HaConfig(ha_transfer_batch_size=1024, ha_window_bytes=4096)  # the times of the defaults
 
 
 class ClassicNode:
-    """The master or a slave over all its lives; its disk outlives them."""
+    """The master or a slave over all its lives; its disk and its machine outlive them."""
 
     driver: LogDriver
 
@@ -62,6 +64,8 @@ class ClassicNode:
         self.blank_since_us = 0
         self.copies: dict[str, tuple[str, LogDriver]] = {}  # by the key of a connection from it, in this life
         self.files = MemoryFiles(Random(group.world.random.getrandbits(64)))
+        self.machine = Machine(group.world)
+        self._disk_hangs_until_us = 0
         self._group = group
 
     @property
@@ -85,6 +89,8 @@ class ClassicNode:
         self.copies = {}
         life = self.life = Life(self.name)
         host = self._host = group.network.attach(self.name, life, self._deliver)
+        self._disk = DiskThread(world, life, DISK, self._fail)
+        self._disk.hung_until_us = self._disk_hangs_until_us
         services = NodeServices(
             node_id=self.name,
             version="simulated",
@@ -92,8 +98,8 @@ class ClassicNode:
             files=self.files,
             storage=STORAGE,
             limits=SimulatedLimits(),
-            clock=WorldClock(world),
-            disk=DiskThread(world, life, DISK, self._fail),
+            clock=self.machine.clock(),
+            disk=self._disk,
             transport=host,
             scheduler=WorldScheduler(world, life),
             random=Random(world.random.getrandbits(64)),
@@ -137,6 +143,20 @@ class ClassicNode:
         self._group.network.crashed(self.name)
         if power:
             self.files.crash()
+            self.machine.reboot()
+
+    def stall(self, lasting_us: int, *, suspended: bool = False) -> None:
+        """The process does nothing for so long, and then goes on; suspended: the machine is."""
+        self.life.stalled_until_us = self._group.world.now_us + lasting_us
+        if suspended:
+            self.machine.suspended(lasting_us)
+            self.hang_disk(lasting_us)
+
+    def hang_disk(self, lasting_us: int) -> None:
+        """No work of the disk ends for so long; 0 ends that."""
+        self._disk_hangs_until_us = self._group.world.now_us + lasting_us
+        if self.alive:
+            self._disk.hung_until_us = self._disk_hangs_until_us
 
     def append(self, request: AppendRequest, done: Callable[[AppendResult | CommitlogError], None]) -> None:
         def answered(answer: AppendResult | CommitlogError) -> None:
@@ -175,7 +195,8 @@ class ClassicGroup:
         for node in self.nodes.values():
             node.start()
         for number in range(clients):
-            Client(f"k{number}", self.world, list(self.nodes.values()), self.ledger, THINK_US).start()
+            doors = list(self.nodes.values())
+            Client(f"k{number}", self.world, doors, self.ledger, THINK_US, MOST_RECORDS).start()
         self.nemesis = Nemesis(self)
         self.nemesis.active = faults
         self.counts = self.nemesis.counts

@@ -15,6 +15,7 @@ PAUSE_US: Final = (100_000, 3_000_000)  # between two events
 LASTING_US: Final = (50_000, 3_000_000)
 LONG_CUT_US: Final = (10_000_000, 15_000_000)
 STALL_US: Final = (300_000, 6_000_000)
+CLOCK_RATES: Final = (0.96, 1.04)
 QUIET_US: Final = 8_000_000
 LOOK_US: Final = 1_000_000  # an operator looks so often
 PATIENCE_LOOKS: Final = 5  # ... and acts on what stays so long
@@ -24,7 +25,10 @@ EVENTS: Final = {
     "clean stop": 2,
     "cut": 6,
     "long cut": 2,
-    "stall": 4,
+    "stall": 4,  # of a process
+    "suspend": 2,  # of a machine
+    "hung disk": 4,
+    "clock rate": 3,
     "trim": 6,
     "replaced disk of a slave": 3,
     "replaced disk of the master": 3,
@@ -67,8 +71,15 @@ class Nemesis:
             group.network.cuts[line] = None
             until_us = lasting_us if kind == "cut" else self._world.between(LONG_CUT_US)
             self._world.after(until_us, lambda: group.network.cuts.pop(line, None) and None)
-        elif kind == "stall":
-            node.life.stalled_until_us = self._world.now_us + self._world.between(STALL_US)
+        elif kind in ("stall", "suspend"):
+            done = node.alive
+            if done:
+                node.stall(self._world.between(STALL_US), suspended=kind == "suspend")
+        elif kind == "hung disk":
+            node.hang_disk(self._world.between(STALL_US))
+        elif kind == "clock rate":
+            low, high = CLOCK_RATES
+            node.machine.set_rate(low + (high - low) * chance.random())
         elif kind == "trim":
             done = self._trim()
         elif kind == "replaced disk of a slave":
@@ -193,5 +204,6 @@ class Nemesis:
         self._group.network.mend()
         for node in self._group.nodes.values():
             node.life.stalled_until_us = 0
+            node.hang_disk(0)
             if not node.alive:
                 self._back(node, 1_000)

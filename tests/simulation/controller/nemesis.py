@@ -69,9 +69,9 @@ EVENTS: Final = {
     "clock rate": 2,
     "trim": 3,
     "trim all": 3,  # up to the end
-    "replaced disk": 4,
+    "replaced disk": 8,
     "copy set aside": 3,  # by a repair that finds the records nowhere
-    "restored copy": 4,  # of the log's folder, as it was some time ago
+    "restored copy": 10,  # of the log's folder, as it was some time ago
     "rebuilt controllers": 4,  # two or three of them have lost their disks
     "changed settings": 5,
     "late command": 2,  # an old command of an operator again
@@ -132,6 +132,8 @@ class Nemesis:
         node = cluster.nodes[world.random.choice(cluster.plan.names)]
         lasting_us = world.between(timing.lasting_us)
         world.note(f"{kind} {node.name}")
+        if cluster.plan.operates:
+            self._back_up(node)
         if kind in CUTS:
             cluster.cut(kind, node.name, lasting_us, keeps=world.random.random() < 0.4)
             done = True
@@ -318,16 +320,17 @@ class Nemesis:
         node.sound, node.doubtful = False, False
         return True
 
+    def _back_up(self, node: HaSimNode) -> None:
+        """Keep a copy of the log's folder, unless there is one."""
+        if node.is_broker and node.alive and not node.doubtful and node.name not in self._old_copies:
+            copies = {folder: node.files.copy_folder(folder) for folder in FOLDERS}
+            log = node.log
+            self._old_copies[node.name] = (node.copy_id, log.end_offset, log.last_term, copies)
+
     def _restore_copy(self, node: HaSimNode, lasting_us: int) -> bool:
-        """Take a backup of the log's folder; later put it back, if the metadata record that the copy has held
-        more since. Until then only the active controller's memory would refuse it."""
-        if not node.is_broker:
-            return False
-        if node.name not in self._old_copies:
-            if node.alive and not node.doubtful:
-                copies = {folder: node.files.copy_folder(folder) for folder in FOLDERS}
-                log = node.log
-                self._old_copies[node.name] = (node.copy_id, log.end_offset, log.last_term, copies)
+        """Put a backup of the log's folder back, if the metadata record that the copy has held more since.
+        Until then only the active controller's memory would refuse it."""
+        if not node.is_broker or node.name not in self._old_copies:
             return False
         copy_id, end_offset, epoch, copies = self._old_copies[node.name]
         truth = self._cluster.checker.truth.log(LOG_NAME)

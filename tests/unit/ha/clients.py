@@ -63,10 +63,14 @@ class Client:
         doors: Sequence[Door],
         ledger: Ledger,
         think_us: tuple[int, int] = THINK_US,
+        most_records: int = 1,
     ) -> None:
-        """think_us: pause between two requests, from and to."""
+        """think_us: pause between two requests, from and to. most_records: of an append; half of them have
+        one record, the others up to that many."""
         self._name = name
         self._think_us = think_us
+        self._most_records = most_records
+        self._records = 1  # of the append that goes on
         self._world = world
         self._doors = doors
         self._ledger = ledger
@@ -82,6 +86,9 @@ class Client:
         self._world.random.choice(self._doors).read_index(self._ledger.reader())
         self._number += 1
         self._late = 0
+        if self._most_records > 1:
+            chance = self._world.random
+            self._records = 1 if chance.random() < 0.5 else chance.randint(2, self._most_records)
         self._append(f"{self._name}-{self._number}")
 
     def _append(self, key: str) -> None:
@@ -89,6 +96,8 @@ class Client:
         call = self._call
         records = RecordColumns()
         records.add(key.encode())
+        for number in range(1, self._records):
+            records.add(f"{key}.{number}".encode())
         digest = key.encode().ljust(16)[:16]
         request = AppendRequest(records, timeout_ms=2_000, idempotency_key=key, digest=digest)
 
