@@ -120,7 +120,8 @@ def create_log(
         asked["retention"] = {"ms": retention_ms, "bytes": retention_bytes}
     with target.client(writes=True) as client:
         log = Operations(client).create_log(asked)
-    _show(target, log, f"log {name} exists")
+    replicas_text = ", ".join(log.get("replicas") or ()) or "the configured nodes"
+    _show(target, log, f"log {name} is in place: {log.get('replication', 'raft')}, on {replicas_text}")
 
 
 @logs_command.command("show")

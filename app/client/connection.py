@@ -241,4 +241,7 @@ def _reason(error: Exception) -> str:
     while error.args and isinstance(error.args[-1], Exception):
         error = error.args[-1]
     text = str(error)
-    return text.rsplit(": ", 1)[-1].strip("()'\" ") or type(error).__name__
+    text = text.rsplit(": ", 1)[-1].strip("'\" ")
+    while text.endswith(")") and text.count(")") > text.count("("):  # of the clauses before it
+        text = text[:-1].rstrip("'\" ")
+    return text or type(error).__name__

@@ -16,6 +16,7 @@ from app.client import (
     OutcomeUnknown,
     Record,
     Unavailable,
+    connection,
     in_batches,
 )
 from tests.unit.cli.fake_service import Asked, Told, committed, fake_service, problem
@@ -210,3 +211,18 @@ def test_batches_keep_order_and_obey_both_limits() -> None:
     assert [len(batch) for batch in by_count] == [2, 2, 1]
     assert [record for batch in by_count for record in batch] == records
     assert [len(batch) for batch in in_batches(records, max_bytes=1_000)] == [3, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (Exception("a: unable to get local issuer certificate (_ssl.c:1006)"), "(_ssl.c:1006)"),
+        (Exception("a: Read timed out. (read timeout=5.0)"), "Read timed out. (read timeout=5.0)"),
+        (Exception("('x', OSError(1, 'y: refused'))"), "refused"),
+        (Exception("x", ConnectionResetError(104, "reset by peer")), "[Errno 104] reset by peer"),
+        (Exception(), "Exception"),
+    ],
+)
+def test_the_reason_of_a_network_error_is_one_whole_clause(error: Exception, reason: str) -> None:
+    assert connection._reason(error).endswith(reason)
+    assert connection._reason(error).count("(") == connection._reason(error).count(")")
