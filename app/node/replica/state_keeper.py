@@ -71,7 +71,7 @@ class StateKeeper:
         core = self._core
         self.transfer.tick(core.leader_id, now_ms, self._peers)
         if self.transfer.is_whole:  # a leader of an earlier version would answer with the state
-            self._begin_epoch.tick(core.leader_id, now_ms)
+            self._begin_epoch.tick(core.leader_id, core.term, now_ms)
         self.trimmer.trim()
         self.checkpointer.tick(self.state, core.committed_index, now_ms)
         self.state.pass_time(now_ms)

@@ -251,22 +251,24 @@ class BeginEpoch:
         self._disk = disk
         self._id = 0  # of the open request; 0: none
         self._asked_ms = 0
-        self._asked: tuple[str, int] | None = None  # by the newest request: leader, and generation of the log
-        self._answered: tuple[str, int] | None = None
+        # Of the newest request: leader, its term, and generation of the log.
+        self._asked: tuple[str, int, int] | None = None
+        self._answered: tuple[str, int, int] | None = None
 
-    def tick(self, leader_id: str | None, now_ms: int) -> None:
+    def tick(self, leader_id: str | None, term: int, now_ms: int) -> None:
         """Ask the leader if the epoch is missing, each second until it has answered. A leader that does not
-        know it, or is of an earlier version, is asked once. now_ms: monotonic."""
+        know it, or is of an earlier version, is asked once a term: it may be of a later version in the next.
+        term: the present one. now_ms: monotonic."""
         log = self._log
         if log.knows_begin_epoch or leader_id is None or leader_id == self._node_id:
             return
-        asked = (leader_id, log.generation)
+        asked = (leader_id, term, log.generation)
         if self._answered == asked:
             return
         if not self._id or now_ms - self._asked_ms >= ASK_AGAIN_MS or self._asked != asked:
             self._id, self._asked_ms, self._asked = min(self._id - 1, -now_ms), now_ms, asked
-            term = log.term_at(log.begin_index)
-            self._transport.send(leader_id, self._log_id, StateRequest(self._id, 0, term))
+            request = StateRequest(self._id, 0, log.term_at(log.begin_index))
+            self._transport.send(leader_id, self._log_id, request)
 
     def serve(self, source: str, request: StateRequest) -> None:
         """Answer with the epoch of the term, if this log knows it."""

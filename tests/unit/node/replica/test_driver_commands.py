@@ -137,9 +137,15 @@ def test_a_replica_that_was_reset_learns_the_epoch_of_its_begin(tmp_path: Path) 
     copy.driver.log.reset(6, source.driver.log.batch_at(6).offset)
     copy.driver.log.append(source.driver.log.read_batches(6, 1 << 20))
     asking = copy.driver._state._begin_epoch
-    asking.tick("n2", 1_000)
+    asking.tick("n2", 1, 1_000)
+    [(_, lost)] = copy.seams.sent[-1:]
+    asking.tick("n2", 1, 1_999)
+    [(_, request)] = copy.seams.sent[-1:]
+    assert request is lost
+    asking.tick("n2", 1, 2_000)
     [(_, request)] = copy.seams.sent[-1:]
     assert isinstance(request, StateRequest)
+    assert request is not lost
     source.driver._state.serve("n1", request)
     [(_, chunk)] = source.seams.sent[-1:]
     assert isinstance(chunk, StateChunk)
@@ -165,11 +171,11 @@ def test_a_leader_that_does_not_know_the_epoch_of_a_begin_is_asked_once(tmp_path
     copy.driver.log.reset(6, source.driver.log.batch_at(6).offset)
     copy.driver.log.append(source.driver.log.read_batches(6, 1 << 20))
     asking = copy.driver._state._begin_epoch
-    asking.tick("n2", 1_000)
+    asking.tick("n2", 1, 1_000)
     [(_, request)] = copy.seams.sent[-1:]
     asked = len(copy.seams.sent)
     asking.take(StateChunk(request.id, 0, 4, 1, b"none"))
-    asking.tick("n2", 9_000)
+    asking.tick("n2", 1, 9_000)
     assert (len(copy.seams.sent), copy.driver.log.epochs) == (asked, ())
 
 
@@ -182,12 +188,12 @@ def test_an_answer_about_an_earlier_begin_is_not_one_about_the_present_one(tmp_p
     copy.driver.log.reset(6, batches[0].offset)
     copy.driver.log.append(batches)
     asking = copy.driver._state._begin_epoch
-    asking.tick("n2", 1_000)
+    asking.tick("n2", 1, 1_000)
     [(_, request)] = copy.seams.sent[-1:]
     copy.driver.log.reset(7, batches[1].offset)
     asking.take(StateChunk(request.id, 0, 0, 0, b""))  # it knows no epoch of the term asked for
     copy.driver.log.append(batches[1:])
-    asking.tick("n2", 1_100)
+    asking.tick("n2", 1, 1_100)
     [(_, request)] = copy.seams.sent[-1:]
     source.driver._state.serve("n1", request)
     [(_, chunk)] = source.seams.sent[-1:]
