@@ -95,13 +95,13 @@ class MemoryFile:
             raise StorageFull(self.path, "write", "no space left")
 
     def read(self, offset: int, size: int) -> bytes:
-        self._files.look("read", self.path)
+        self._files.observe("read", self.path)
         data = bytes(self._content.now[offset : offset + size])
         self._files.bytes_read += len(data)
         return data
 
     def view(self, offset: int, size: int) -> memoryview:
-        self._files.look("read", self.path)
+        self._files.observe("read", self.path)
         if offset + size > len(self._content.now):
             raise DiskError(self.path, "view", "past the end of the file")
         return memoryview(bytes(self._content.now[offset : offset + size]))
@@ -167,7 +167,7 @@ class MemoryFiles:
         ] = {}  # folder -> (path, content) not synced
         self._locks: dict[str, MemoryLock] = {}
 
-    def look(self, operation: str, path: str) -> None:
+    def observe(self, operation: str, path: str) -> None:
         """An operation that changes nothing: open, read, list."""
         if self.refuse is not None:
             self.refuse(operation, path)
@@ -184,7 +184,7 @@ class MemoryFiles:
         return (self.space_bytes or 0) - sum(len(content.now) for content in self._names.values())
 
     def open(self, path: str, create: bool = False) -> MemoryFile:
-        self.look("open", path)
+        self.observe("open", path)
         self.opened += 1
         content = self._names.get(path)
         if content is None:
@@ -196,7 +196,7 @@ class MemoryFiles:
         return MemoryFile(self, path, content)
 
     def read(self, path: str) -> bytes:
-        self.look("read", path)
+        self.observe("read", path)
         data = bytes(self._found(path).now)
         self.bytes_read += len(data)
         return data
@@ -205,7 +205,7 @@ class MemoryFiles:
         return path in self._names
 
     def list(self, folder: str) -> list[str]:
-        self.look("list", folder)
+        self.observe("list", folder)
         start = folder + "/"
         names = {name[len(start) :].partition("/")[0]: None for name in self._names if name.startswith(start)}
         return sorted(names)
@@ -257,7 +257,7 @@ class MemoryFiles:
         return f"boot-{self.boots}"
 
     def created_at(self, path: str) -> str:
-        self.look("read", path)
+        self.observe("read", path)
         return f"{self._found(path).created:016}"
 
     def lock(self, path: str) -> MemoryLock:

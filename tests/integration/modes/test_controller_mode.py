@@ -45,7 +45,7 @@ def create(cluster: Cluster, name: str, node: str = "n1", **settings: Any) -> di
     return log
 
 
-def look(cluster: Cluster, name: str) -> dict[str, Any]:
+def log_settings(cluster: Cluster, name: str) -> dict[str, Any]:
     answer = cluster.get(cluster.running[0], f"/v1/logs/{name}")
     log: dict[str, Any] = answer.json()
     assert answer.status_code in (200, 503), log
@@ -54,7 +54,7 @@ def look(cluster: Cluster, name: str) -> dict[str, Any]:
 
 def wait_in_sync(cluster: Cluster, name: str, *nodes: str) -> dict[str, Any]:
     def in_sync() -> dict[str, Any] | None:
-        log = look(cluster, name)
+        log = log_settings(cluster, name)
         return log if sorted(log.get("sync_state_set") or ()) == sorted(nodes) and log["master"] else None
 
     return eventually(in_sync, what=f"{nodes} are in sync", timeout_s=WAIT_S)
@@ -135,8 +135,8 @@ def test_a_killed_master_is_replaced_and_nothing_acknowledged_is_lost(
     wait_in_sync(cluster, name, *replicas)
     with Producer(cluster, name) as producer:
         producer.wait_for(20)
-        master = look(cluster, name)["master"]
-        epoch = look(cluster, name)["epoch"]
+        master = log_settings(cluster, name)["master"]
+        epoch = log_settings(cluster, name)["epoch"]
         producer.nodes.remove(master)
         cluster.kill(master)
         producer.wait_for(20)
@@ -158,7 +158,7 @@ def test_producers_do_not_notice_the_death_of_the_active_controller(cluster: Clu
     others = [node for node in cluster.ids if node != active]
     create(cluster, name, replicas=others)
     wait_in_sync(cluster, name, *others)
-    epoch = look(cluster, name)["epoch"]
+    epoch = log_settings(cluster, name)["epoch"]
     with Producer(cluster, name) as producer:
         producer.nodes.remove(active)
         producer.wait_for(20)
@@ -170,7 +170,7 @@ def test_producers_do_not_notice_the_death_of_the_active_controller(cluster: Clu
         create(cluster, f"{name}-b", node=others[0], replicas=others)  # and it does its work
         producer.wait_for(10)
     assert producer.gap_s() < 1.0
-    assert look(cluster, name)["epoch"] == epoch
+    assert log_settings(cluster, name)["epoch"] == epoch
 
 
 @pytest.mark.rule("C-05", "A-11")
@@ -187,7 +187,7 @@ def test_an_operator_moves_the_master_and_one_that_stops_gives_it_up(cluster: Cl
         assert cluster.stop("n3") == 0
         producer.wait_for(5)
     assert producer.gap_s() <= MAX_GAP_S
-    log = look(cluster, name)
+    log = log_settings(cluster, name)
     assert log["master"] in ("n1", "n2")
     stays = cluster.call("POST", "n2", f"/v1/logs/{name}:elect", json={})
     assert (stays.status_code, stays.json()["elected"]) == (200, False)
@@ -212,7 +212,10 @@ def test_leader_transfer_elects_the_named_member_of_the_set(cluster: Cluster, na
         assert (moved.json()["log"], moved.json()["leader"]) == (name, "n2")
         producer.wait_for(5)
     eventually(
-        lambda: (look(cluster, name)["master"], look(cluster, name)["epoch"]) == ("n2", moved.json()["term"]),
+        lambda: (
+            (log_settings(cluster, name)["master"], log_settings(cluster, name)["epoch"])
+            == ("n2", moved.json()["term"])
+        ),
         what="the node that is asked knows the new master",
         timeout_s=WAIT_S,
     )
@@ -247,11 +250,11 @@ def test_acks_by_a_part_of_the_set_and_settings_of_the_controllers_change_at_run
     assert (bad.status_code, bad.json()["code"]) == (422, "invalid-request")
     with Producer(cluster, name) as producer:
         producer.wait_for(5)
-        master = look(cluster, name)["master"]
+        master = log_settings(cluster, name)["master"]
         producer.nodes.remove(master)
         cluster.kill(master)
         producer.wait_for(5)
-    assert look(cluster, name)["master"] != master
+    assert log_settings(cluster, name)["master"] != master
     back = cluster.call(
         "PATCH", cluster.running[0], "/v1/cluster/controller", json={"broker_timeout_ms": None}
     )
@@ -272,7 +275,7 @@ def test_what_an_unclean_election_loses_is_in_a_receipt_and_an_event_says_where(
     cluster.kill(master)
     cluster.start(slave)
     eventually(
-        lambda: look(cluster, name).get("master", "unknown") is None,
+        lambda: log_settings(cluster, name).get("master", "unknown") is None,
         what="nobody in sync lives",
         timeout_s=WAIT_S,
     )
@@ -328,7 +331,7 @@ def test_a_damaged_copy_is_repaired_and_stays_the_same_replica(cluster: Cluster,
     wait_in_sync(cluster, name, "n1", "n2", "n3")
     for number in range(20):
         wait_acknowledged(cluster, name, f"v{number}")
-    slave = next(node for node in cluster.ids if node != look(cluster, name)["master"])
+    slave = next(node for node in cluster.ids if node != log_settings(cluster, name)["master"])
     folder = cluster.folder / slave / "logs" / name
     identity = (folder / "replica").read_bytes()
     assert cluster.stop(slave) == 0

@@ -45,13 +45,13 @@ def commitlog(nodes: Cluster, *arguments: str) -> int:
     return result.exit_code
 
 
-def look(nodes: Cluster, name: str, node: str = "n1") -> dict[str, Any]:
+def log_settings(nodes: Cluster, name: str, node: str = "n1") -> dict[str, Any]:
     log: dict[str, Any] = nodes.get(node, f"/v1/logs/{name}").json()
     return log
 
 
 def in_sync(nodes: Cluster) -> list[str]:
-    return sorted(look(nodes, "elected").get("sync_state_set") or ())
+    return sorted(log_settings(nodes, "elected").get("sync_state_set") or ())
 
 
 def appended(nodes: Cluster, name: str, value: str, node: str = "n1") -> int:
@@ -71,7 +71,7 @@ def test_a_lost_node_is_replaced_in_controller_mode(cluster: Cluster) -> None:
     eventually(lambda: in_sync(cluster) == ["n1", "n2"], what="n3 left the set", timeout_s=WAIT_S)
     change = ["logs", "change", "elected", "--replicas", "n1,n2,n4", "--wait-s", "40"]
     eventually(lambda: commitlog(cluster, *change) == 0, what="n4 is a replica", timeout_s=WAIT_S)
-    log = look(cluster, "elected")
+    log = log_settings(cluster, "elected")
     assert (log["replicas"], log["leaving"]) == (["n1", "n2", "n4"], [])
     assert in_sync(cluster) == ["n1", "n2", "n4"]
     index = appended(cluster, "elected", "after")
@@ -79,11 +79,13 @@ def test_a_lost_node_is_replaced_in_controller_mode(cluster: Cluster) -> None:
     assert held == ["before", "after"]
     assert cluster.status("n4", "elected")["committed_index"] >= index
     for node in ("n1", "n2"):  # until the new copy is the only one
-        left = [each for each in look(cluster, "elected")["replicas"] if each != node]
+        left = [each for each in log_settings(cluster, "elected")["replicas"] if each != node]
         changed = cluster.call("PATCH", "n4", "/v1/logs/elected", json={"replicas": left})
         assert changed.status_code == 200, changed.text
         eventually(
-            lambda left=left: in_sync(cluster) == sorted(left) and not look(cluster, "elected")["leaving"],  # type: ignore[misc]
+            lambda left=left: (
+                in_sync(cluster) == sorted(left) and not log_settings(cluster, "elected")["leaving"]
+            ),  # type: ignore[misc]
             what=f"{node} has left",
             timeout_s=WAIT_S,
         )
@@ -109,7 +111,7 @@ def test_the_metadata_of_a_lost_node_are_cleaned(cluster: Cluster) -> None:
     done = cluster.call("POST", at, "/v1/cluster/members/n3:clean")
     assert done.status_code == 200, done.text
     assert "cleaned" in done.json()["logs"]
-    assert look(cluster, "cleaned", at)["replicas"] == ["n4"]
+    assert log_settings(cluster, "cleaned", at)["replicas"] == ["n4"]
     nobody = cluster.call("POST", at, "/v1/cluster/members/n3:clean")
     assert nobody.status_code == 404
 
@@ -121,7 +123,7 @@ def test_a_lost_node_is_replaced_in_raft_mode(cluster: Cluster) -> None:
     eventually(lambda: commitlog(cluster, *change) == 0, what="n4 is a voter", timeout_s=WAIT_S)
     for node in ("n1", "n2", "n4"):
         eventually(
-            lambda node=node: look(cluster, "led", node)["replicas"] == ["n1", "n2", "n4"],  # type: ignore[misc]
+            lambda node=node: log_settings(cluster, "led", node)["replicas"] == ["n1", "n2", "n4"],  # type: ignore[misc]
             what="the members are known",
         )
     appended(cluster, "led", "after")
@@ -133,9 +135,11 @@ def test_a_lost_node_is_replaced_in_raft_mode(cluster: Cluster) -> None:
 def test_a_lost_node_that_returns_removes_its_copy(cluster: Cluster) -> None:
     """It was taken out of the log while it was down, and knows older metadata when it starts."""
     at = cluster.running[0]
-    left = [each for each in look(cluster, "elected", at)["replicas"] if each != "n3"]
+    left = [each for each in log_settings(cluster, "elected", at)["replicas"] if each != "n3"]
     assert cluster.call("PATCH", at, "/v1/logs/elected", json={"replicas": left}).status_code == 200
-    eventually(lambda: not look(cluster, "elected", at)["leaving"], what="n3 is taken out", timeout_s=WAIT_S)
+    eventually(
+        lambda: not log_settings(cluster, "elected", at)["leaving"], what="n3 is taken out", timeout_s=WAIT_S
+    )
     folder = cluster.folder / "n3/logs/elected"
     assert (folder / "vote").exists()
     cluster.start("n3")

@@ -48,7 +48,7 @@ class Nemesis:
         self._blocked = 0  # looks in a row at a master that takes no appends
         self._refused: Counter[str] = Counter()  # the same for slaves that are refused
         self._world.after(500_000, self._strike)
-        self._world.after(LOOK_US, self._look)
+        self._world.after(LOOK_US, self._help_blocked_master)
 
     # --- faults ------------------------------------------------------------------------------------------
 
@@ -160,8 +160,8 @@ class Nemesis:
             self._back(each, self._world.between((10_000, 2_000_000)))
         return True
 
-    def _look(self) -> None:
-        self._world.after(LOOK_US, self._look)
+    def _help_blocked_master(self) -> None:
+        self._world.after(LOOK_US, self._help_blocked_master)
         master = self._group.master
         if not master.alive:
             return

@@ -45,10 +45,10 @@ class HaLiveness:
         self._tick()
 
     def _tick(self) -> None:
-        self.look()
+        self.judge()
         self._cluster.world.after(LOOK_US, self._tick)
 
-    def look(self) -> None:
+    def judge(self) -> None:
         """Raises Violation when a healthy group has been without a master for too long."""
         cluster = self._cluster
         self.looks += 1
@@ -64,9 +64,9 @@ class HaLiveness:
         ]
         if not masters:
             self.masterless[reason or "recent"] += 1
-        self.master.look(bool(masters), healthy, cluster.world.now_us)
+        self.master.judge(bool(masters), healthy, cluster.world.now_us)
         readable = any(node.readable_index is not None for node in masters)
-        self.commit.look(readable, healthy, cluster.world.now_us)
+        self.commit.judge(readable, healthy, cluster.world.now_us)
 
     def _reason(self, log: Log | None) -> tuple[str | None, frozenset[str]]:
         """Return why no master can be expected; None and the healthy nodes when one can."""

@@ -205,12 +205,12 @@ class ChangingCluster(HaCluster):
 
     def run_until(self, done: Callable[[], bool], seconds: float) -> bool:
         def looked() -> bool:
-            self._look()
+            self._check_set()
             return done()
 
         return super().run_until(looked, seconds)
 
-    def _look(self) -> None:
+    def _check_set(self) -> None:
         """A set that had a member never is empty: nothing is forced."""
         log = self.checker.truth.log(LOG_NAME)
         before, self._former = self._former, log

@@ -52,7 +52,7 @@ class Bound:
         self._since_us: int | None = None
         self._healthy: frozenset[str] = frozenset()
 
-    def look(self, holds: bool, healthy: frozenset[str], now_us: int) -> None:
+    def judge(self, holds: bool, healthy: frozenset[str], now_us: int) -> None:
         """healthy: the healthy voters now, empty when they are no majority. Raises Violation."""
         if holds or not healthy:
             self._since_us = None
@@ -88,10 +88,10 @@ class LivenessChecker:
         self._world.after(LOOK_US, self._tick)
 
     def _tick(self) -> None:
-        self.look()
+        self.judge()
         self.start()
 
-    def look(self) -> None:
+    def judge(self) -> None:
         """Raises Violation when a majority has been healthy for too long without a leader, or a commit."""
         self.looks += 1
         now_us = self._world.now_us
@@ -99,8 +99,8 @@ class LivenessChecker:
         leader = self._leader()
         if leader is None:
             self.leaderless[reason or "recent"] += 1
-        self.leader.look(leader is not None, healthy, now_us)
-        self.commit.look(leader is not None and _has_committed(leader.driver), healthy, now_us)
+        self.leader.judge(leader is not None, healthy, now_us)
+        self.commit.judge(leader is not None and _has_committed(leader.driver), healthy, now_us)
 
     def _leader(self) -> LiveMember | None:
         """Return the leader that a majority of its group follows."""

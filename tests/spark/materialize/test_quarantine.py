@@ -13,7 +13,7 @@ from spark_jobs.materialize.supervisor import MaterializeFailed
 from spark_jobs.run import MaterializeConfig, materialize
 from spark_jobs.tables.journal_table import JournalTable
 from spark_jobs.tables.table import EVENTS, TableClash, read_table
-from tests.integration.modes.test_controller_mode import create, look, wait_acknowledged, wait_in_sync
+from tests.integration.modes.test_controller_mode import create, log_settings, wait_acknowledged, wait_in_sync
 from tests.spark.source.looks import await_materialized, await_true
 from tests.support.cluster import Cluster, eventually, running
 
@@ -66,7 +66,9 @@ def test_what_an_unclean_election_loses_is_in_quarantine_once_and_entries_says_t
         await_materialized(old, answer["last_index"], LOG)
         cluster.kill(master)
         cluster.start(slave)
-        eventually(lambda: look(cluster, LOG).get("master", "") is None, what="no master", timeout_s=WAIT_S)
+        eventually(
+            lambda: log_settings(cluster, LOG).get("master", "") is None, what="no master", timeout_s=WAIT_S
+        )
         elect(cluster, slave)
         wait_acknowledged(cluster, LOG, "new")
         cluster.start(master)
@@ -103,7 +105,7 @@ def test_what_an_unclean_election_loses_is_in_quarantine_once_and_entries_says_t
     assert [(row["index"], bytes(row["key"]).decode(), bytes(row["value"]).decode()) for row in data] == [
         (index, record["key"], record["value"]) for index, record in zip(indexes, lost, strict=True)
     ]
-    epoch = look(cluster, LOG)["epoch"]
+    epoch = log_settings(cluster, LOG)["epoch"]
     assert {(row["log"], row["node"], row["epoch"]) for row in kept} == {(LOG, master, epoch)}
     receipt = pa.ipc.open_file((cluster.folder / master / kept[0]["receipt"]).read_bytes()).read_all()
     assert [(row["index"], row["type"], row["value"]) for row in receipt.to_pylist()] == [
