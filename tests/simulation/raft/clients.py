@@ -2,9 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
-from zlib import crc32
-
-import pyarrow as pa
 
 from app.api.read.selection import Consistency
 from app.errors import CommitlogError, CursorNotFound, IdempotencyKeyReused
@@ -12,7 +9,7 @@ from app.errors.base import Outcome
 from app.log.commands import Command, CommandResult, MoveCursor
 from app.log.contract import Acks, AppendRequest, AppendResult, Producer
 from app.log.state import LogCursor
-from storage.format.records import BODY_SCHEMA, RecordColumns, RecordTable
+from storage.format.records import RecordColumns
 from tests.simulation.raft.checks import SafetyChecker
 from tests.simulation.raft.reads import SHOWN_BEFORE, Asked, CursorDone, PageDone, ReadChecker, Shown
 from tests.simulation.raft.sometimes import Sometimes
@@ -26,7 +23,6 @@ READ_SHARE = 0.2
 MOVE_SHARE = 0.03  # of the requests that move a cursor
 REPEAT_SHARE = 0.04  # that repeat the last append although it was acknowledged
 PROBE_SHARE = 0.02  # that ask with an old key whether it is still remembered
-TABLE_EACH = 3
 LARGE_SHARE = 0.3  # of the appends that hold more than one record
 LARGE_RECORDS = 50
 OLD_KEYS = 20  # that a client remembers
@@ -447,13 +443,12 @@ def append_of(
     idempotency_key: str | None = None,
     producer: Producer | None = None,
 ) -> AppendRequest:
-    """Return an append of `count` records; the first one's value is its name. Some are tables, as Arrow and
-    packed bodies are: one in TABLE_EACH."""
-    columns = RecordColumns()
+    """Return an append of `count` records; the first one's value is its name."""
+    records = RecordColumns()
     for number in range(count):
-        columns.add(value_of(value, number).encode())
+        records.add(value_of(value, number).encode())
     return AppendRequest(
-        columns if crc32(value.encode()) % TABLE_EACH else _table_of(columns),
+        records,
         acks=acks,
         timeout_ms=TIMEOUT_MS,
         match_index=match_index,
@@ -461,10 +456,3 @@ def append_of(
         producer=producer,
         digest=value.encode().ljust(16)[:16],
     )
-
-
-def _table_of(columns: RecordColumns) -> RecordTable:
-    count = columns.count
-    rows = [pa.nulls(count, field.type) for field in BODY_SCHEMA]
-    rows[BODY_SCHEMA.get_field_index("value")] = pa.array(columns.values, pa.binary())
-    return RecordTable(pa.RecordBatch.from_arrays(rows, schema=BODY_SCHEMA), columns.size_bytes)
