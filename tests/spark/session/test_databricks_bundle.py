@@ -181,6 +181,9 @@ def test_every_task_has_its_cluster_and_the_wheel_that_is_built(name: str) -> No
         cluster = clusters[task["job_cluster_key"]]
         assert cluster["spark_env_vars"]["COMMITLOG_TOKEN"].startswith("{{secrets/")
         assert [library["whl"] for library in task["libraries"] if "whl" in library] == ["./dist/*.whl"]
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        needed = {each for each in (*extras["databricks"], *extras["schemas"]) if "commitlog" not in each}
+        assert needed <= {library["pypi"]["package"] for library in task["libraries"] if "pypi" in library}
     assert "--wheel-dir dist " in build
     assert [("continuous" in job, "schedule" in job) for job in (JOBS["materialize"], JOBS["upkeep"])] == [
         (True, False),
