@@ -25,6 +25,7 @@ from tests.unit.ha.clients import Ledger as SimpleLedger
 from tests.unit.ha.streams import StreamNetwork
 
 HANG_UP_US = (100, 50_000)  # after which a closed connection is heard of
+STALLS_END_S = 20  # longer than the longest stall of the nemesis
 
 
 class Heard:
@@ -185,9 +186,10 @@ class HaCluster:
         self.streams.mend()
         self._apart.clear()
         for node in self.nodes.values():
-            node.life.stalled_until_us = 0
-            node.hang_disk(0)
             self.bring_up(node)
+        # Stalls and hung disks end by themselves: the events that they have held back are due at that end, so
+        # a node whose stall was only declared over would count as running, and send no heartbeat until then.
+        self.run_until(lambda: all(self._is_at_work(node) for node in self.nodes.values()), STALLS_END_S)
         promised = dict(self.ledger.acknowledged)
         appends = self.checker.counts["appends"]
         self._await(lambda: self.checker.counts["appends"] >= appends + 5, seconds)
@@ -203,6 +205,10 @@ class HaCluster:
         self.checker.finish(promised)
         if isinstance(self.ledger, Ledger):
             self.ledger.verify_refusals()
+
+    @staticmethod
+    def _is_at_work(node: HaSimNode) -> bool:
+        return not node.is_stalled and node.has_healthy_disk
 
     def _await(self, done: Callable[[], bool], seconds: float) -> None:
         if not self.run_until(done, seconds):

@@ -77,6 +77,18 @@ def test_the_same_seed_lives_the_same_life() -> None:
     assert lives[0] == lives[1]
 
 
+def test_a_stall_lasts_to_its_end_when_the_faults_end() -> None:
+    """Meanwhile no master is expected: the node's events wait for that end."""
+    cluster = HaCluster(1, HaPlan(brokers=2, clients=1))
+    cluster.nemesis.active = False
+    cluster.run(3)
+    for node in cluster.nodes.values():
+        node.stall(12_000_000)
+    cluster.run(0.5)
+    cluster.settle()
+    assert cluster.world.now_us >= 15_000_000
+
+
 @pytest.mark.rule("C-02", "A-11")
 def test_a_controller_that_was_overtaken_grants_no_lease() -> None:
     """It is master too, and hears itself only; the others know at once that it is gone, and elect."""
