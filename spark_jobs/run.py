@@ -1,8 +1,9 @@
 """Process that materializes logs as Delta tables: `python -m spark_jobs.run --endpoint URL --tables DIR`.
 
-One call of a node finds which of all logs have changed, and a few threads extend the tables of those. The
-tables themselves record their progress (entries.py, events.py), so each start (the first, after a kill, or
-after a failure) begins there.
+One call of a node finds which of all logs have changed, or one streaming query reads the records of all
+logs (query.py), and a few threads extend the tables of those that have changed. The tables themselves record
+their progress (entries.py, events.py), so each start (the first, after a kill, or after a failure) begins
+there.
 """
 
 import json
@@ -27,9 +28,10 @@ from spark_jobs.materialize.entries import BACKLOG_TAG
 from spark_jobs.materialize.groups import FAILURES as GROUP_FAILURES
 from spark_jobs.materialize.groups import Groups
 from spark_jobs.materialize.lease import MOVE_EACH_S
-from spark_jobs.materialize.log_materializer import LogMaterializer, SharedParts
+from spark_jobs.materialize.log_materializer import LogMaterializer, SharedParts, query_options
 from spark_jobs.materialize.news import JournalNews
 from spark_jobs.materialize.progress import Progress, ProgressFile
+from spark_jobs.materialize.query import LogRows, RecordsQuery
 from spark_jobs.materialize.supervisor import MaterializeFailed
 from spark_jobs.materialize.workers import Workers
 from spark_jobs.session.exclusive import check_exclusive
@@ -42,7 +44,7 @@ from spark_jobs.session.settings import (
     tables_option,
     token_option,
 )
-from spark_jobs.session.spark_session import INTERPRETED, JavaNotFound, open_session
+from spark_jobs.session.spark_session import INTERPRETED, JavaNotFound, is_remote, open_session
 from spark_jobs.source import CommitlogDataSource
 from spark_jobs.source.log_names import split_names
 from spark_jobs.source.log_reads import GIVE_UP_S, LogReads, connect
@@ -94,11 +96,13 @@ def _follow(
     quick = connect(config.endpoints, config.token, STATUS_GIVE_UP_S)
     client = LogReads(config.endpoints, "", connection=patient)
     wake = threading.Event()  # something has changed, or ended
+    query = _query(spark, config, lambda delivery: logs.take(delivery))
     shared = SharedParts(
         config=config,
         spark=spark,
         workers=Workers(lambda: spark.interruptTag(BACKLOG_TAG), wake),
         news=LogNews(config.endpoints, config.token, wake),
+        query=query,
         journals=JournalNews(LogReads(config.endpoints, "", connection=quick), config.events_trigger_s),
         patient=patient,
         quick=quick,
@@ -116,6 +120,8 @@ def _follow(
         while not stop.is_set():
             began_s = time.monotonic()
             shared.journals.ask_when_due(workers)
+            if query is not None:
+                query.ensure_running(logs.ends)
             logs.poll()
             file.write("running", logs.progress())
             if named is not None and (logs.done or began_s >= named_at_s):
@@ -132,12 +138,27 @@ def _follow(
         state = "stopped" if stop.is_set() else "done"
     finally:
         news.stop()
+        if query is not None:
+            query.stop()
         workers.stop()
         logs.stop()
         patient.close()
         quick.close()
         last = file.write(state, logs.progress(), force=True)
     return last
+
+
+def _query(
+    spark: SparkSession, config: MaterializeConfig, give: Callable[[LogRows], None]
+) -> RecordsQuery | None:
+    """Return the query, None for a job without one. Raises ConfigError over Spark Connect, whose server would
+    call the function of the micro-batches in another process, without the jobs."""
+    if not config.streaming:
+        return None
+    if is_remote(spark):
+        raise ConfigError("streaming: not over Spark Connect; leave it out, and the driver reads the logs")
+    trigger_s = None if config.available_now else config.trigger_s
+    return RecordsQuery(spark, query_options(config), config.checkpoints_folder, trigger_s, give)
 
 
 @click.command(
@@ -149,7 +170,11 @@ def _follow(
 @tables_option
 @logs_option
 @token_option
-@click.option("--checkpoints", type=FILE_PATH, help="Not used any more; accepted for older scripts.")
+@click.option(
+    "--checkpoints",
+    type=FILE_PATH,
+    help="Folder for the query's checkpoints.  [default: beside the progress]",
+)
 @click.option(
     "--available-now", is_flag=True, help="Stop when all records committed so far are in the tables."
 )
@@ -200,6 +225,11 @@ def _follow(
     show_default=True,
     help="Minimum interval between moves of the log's cursor, seconds.",
 )
+@click.option(
+    "--streaming",
+    is_flag=True,
+    help="Read the new records of all logs by one Spark streaming query; without it the driver reads them.",
+)
 @click.option("--json", is_flag=True, help="Print the progress in JSON, one object per line.")
 @click.option(
     "--catalog", metavar="NAME", help="CATALOG or CATALOG.SCHEMA in which the tables get names as well."
@@ -241,6 +271,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> MaterializeConfig
         min_records_per_trigger=given.min_records,
         max_trigger_delay=given.max_delay,
         give_up_s=given.give_up_s,
+        streaming=given.streaming,
         cursor_each_s=given.cursor_each_s,
         data_folders=tuple(given.data_folder),
         progress=given.progress,

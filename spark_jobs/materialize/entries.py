@@ -3,8 +3,9 @@
 The table itself records its progress: every start, after a kill or beside another driver, begins at the index
 after its last row, and every append claims that index (tables/table.py).
 
-The driver reads a small batch itself and writes it as one file; Spark reads and writes a large one, in
-parallel tasks. Both take the range and the checks of the stream (source/data_source.py).
+The rows come from a micro-batch of the query over all logs (query.py). What the query has passed without the
+table, after a failure or beside another driver, is read here: a small batch by the driver, a large one by
+Spark, in parallel tasks, both with the range and the checks of a stream (source/data_source.py).
 """
 
 import json
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from app.tables.catalog import RESTORE
@@ -103,6 +104,7 @@ class EntriesJob:
         self._commits = DeltaLog(path) if self._is_here else None
         self._looked_at = 0  # the version after those that were checked
         self._reader: RecordsStreamReader | None = None
+        self._is_verified = False  # the log was compared with the table since it was opened
 
     def open(self) -> None:
         """Create the table if needed, and find the start of the next batch.
@@ -142,6 +144,7 @@ class EntriesJob:
                     f"{last.offset}",
                 )
         self.offset = offset
+        self._is_verified = False
         self.waiting = max(0, tail.next_index - offset.next_index)
         if not self.follows and self.target is None:
             self.target = tail.next_index
@@ -190,15 +193,63 @@ class EntriesJob:
             rows, end = self._read(self._reader, start, end)
             read_s = time.monotonic()
             self.write(rows, end.next_index)
-        self.offset = end
         self.has_more = end.next_index < planned
+        self._taken(end, count, (began_s, planned_s, read_s))
+        return True
+
+    def take(self, rows: pa.Table, began_s: float) -> bool:
+        """Extend the table by the rows of a micro-batch; return whether they go on where the table ends.
+
+        rows: all records of a range, control records too, in order; none if the range was not read. began_s:
+        when the micro-batch began, monotonic. Raises LogClash, TableClash.
+        """
+        if not rows.num_rows or rows["index"][0].as_py() > self.offset.next_index:
+            return False
+        until = int(rows["index"][-1].as_py()) + 1
+        if until - rows["index"][0].as_py() != rows.num_rows:
+            return False
+        if until <= self.offset.next_index:
+            return True
+        read_s = time.monotonic()
+        count = self.rows
+        end = RecordsOffset(until, rows["term"][-1].as_py(), self.offset.log_id, self.offset.lost)
+        self._verify(end)
+        data = rows.filter(pc.equal(rows["type"], "data")).select(ENTRIES.schema.fieldNames())
+        self.write(data.cast(schemas.arrow_schema(ENTRIES.schema)), until)
+        self._taken(end, count, (began_s, began_s, read_s))
+        return True
+
+    def take_large(self, batch: DataFrame, first: int, until: int, began_s: float) -> bool:
+        """As `take`, of a micro-batch of this log alone: Spark writes it, without collecting the rows."""
+        assert self._reader is not None
+        if first > self.offset.next_index:
+            return False
+        if until <= self.offset.next_index:
+            return True
+        count = self.rows
+        end = self._reader.offset_at(until, self.offset.log_id)
+        self._verify(end)
+        self._write_frame(batch, until)
+        self._taken(end, count, (began_s, began_s, began_s))
+        return True
+
+    def _verify(self, end: RecordsOffset) -> None:
+        """Raise LogClash unless the log still has the table's last record, if it may have been replaced since
+        the last time: in a later term."""
+        assert self._reader is not None
+        if not self._is_verified or end.term != self.offset.term:
+            self._reader.verify(self.offset)
+            self._is_verified = True
+
+    def _taken(self, end: RecordsOffset, count: int, times_s: Sequence[float]) -> None:
+        """Note that the table ends at `end`, and let the followers go on. count: of rows before. times_s: as
+        `_note_batch`, all but the last."""
+        self.offset = end
         if self.target is not None:
             self.waiting = max(0, self.target - end.next_index)
         for follower in self.followers:
             follower.extend(end.next_index)
-        parts = (began_s, planned_s, read_s, time.monotonic())
-        self._note_batch(self.rows - count, parts)
-        return True
+        self._note_batch(self.rows - count, (*times_s, time.monotonic()))
 
     def _read(
         self, reader: RecordsStreamReader, start: RecordsOffset, end: RecordsOffset
@@ -237,26 +288,30 @@ class EntriesJob:
         """As `write`, by Spark."""
         options = {name: value for name, value in self.options.items() if name in BATCH_OPTIONS}
         options[BETWEEN] = json.dumps([start.to_json(), end.to_json()])
+        self._write_frame(self.spark.read.format("commitlog").options(**options).load(), end.next_index)
+
+    def _write_frame(self, records: DataFrame, until: int) -> None:
+        """As `write`, by Spark. records: of the source, from the table's end or earlier."""
+        session = records.sparkSession
 
         def lacks(first: int) -> bool:
-            return self.client.first_data_index(first, end.next_index) is not None
+            return self.client.first_data_index(first, until) is not None
 
         def append(first: int, claim: int, note: Mapping[str, Any]) -> tuple[int, int] | None:
             for name, value in COMPILED.items():
-                self.spark.conf.set(name, value)
-            self.spark.addTag(BACKLOG_TAG)
+                session.conf.set(name, value)
+            session.addTag(BACKLOG_TAG)
             try:
-                records = self.spark.read.format("commitlog").options(**options).load()
                 rows = entries(records.where(F.col("index") >= first))
                 return append_once(
                     rows, self.path, application=APPLICATION, claim=claim, position="index", note=note
                 )
             finally:
-                self.spark.removeTag(BACKLOG_TAG)
+                session.removeTag(BACKLOG_TAG)
                 for name, value in INTERPRETED.items():
-                    self.spark.conf.set(name, value)
+                    session.conf.set(name, value)
 
-        self._extend(end.next_index, lacks, append)
+        self._extend(until, lacks, append)
 
     def _extend(
         self,

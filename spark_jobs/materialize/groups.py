@@ -12,6 +12,7 @@ from typing import Protocol
 
 from spark_jobs.errors import OptionError, SourceError, Unreachable
 from spark_jobs.materialize.progress import LogProgress
+from spark_jobs.materialize.query import LogRows
 from spark_jobs.materialize.supervisor import MaterializeFailed
 from spark_jobs.source.log_names import is_pattern, matching, split_names
 from spark_jobs.tables.table import SPARK_ERRORS, TableClash
@@ -29,7 +30,12 @@ class Group(Protocol):
 
     def poll(self, *, final: bool = False, logs: int = 1) -> None: ...
 
+    def take(self, delivery: LogRows) -> None: ...
+
     def stop(self) -> None: ...
+
+    @property
+    def read_until(self) -> int: ...
 
     @property
     def done(self) -> bool: ...
@@ -100,6 +106,16 @@ class Groups:
                 except FAILURES as error:
                     self._end(log, error)
         self._raise_when_all_failed()
+
+    def take(self, delivery: LogRows) -> None:
+        """Give rows to their log's jobs. A log that has just joined, or has failed, is left out."""
+        group = self.groups.get(delivery.log)
+        if group is not None and delivery.log not in self.failed:
+            group.take(delivery)
+
+    def ends(self) -> dict[str, int]:
+        """Return the first index that was not read yet, by log."""
+        return {log: group.read_until for log, group in list(self.groups.items())}
 
     def finish(self) -> None:
         """Raise the error of the first group that failed, once the others are done."""

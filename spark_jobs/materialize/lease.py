@@ -20,6 +20,7 @@ from app.client.operations import Cursor, Operations
 from app.tables.names import CURSOR
 from spark_jobs.errors import SourceError, Unreachable
 from spark_jobs.materialize.entries import EntriesJob
+from spark_jobs.materialize.query import LogRows
 from spark_jobs.source.log_reads import source_error
 
 MOVE_EACH_S: Final = 10.0
@@ -141,6 +142,18 @@ class LeasedEntries:
     def open(self) -> None:
         self.entries.open()
         self.lease.take(max(self.entries.next_index, self.lease.index))
+
+    def take(self, delivery: LogRows) -> bool:
+        """Write the rows of a micro-batch, and move the cursor if that is due; return whether the table holds
+        the rows. Raises as `step`."""
+        taken = False
+        if delivery.batch is not None:
+            taken = self.entries.take_large(delivery.batch, delivery.first, delivery.until, delivery.began_s)
+        elif delivery.rows is not None:
+            taken = self.entries.take(delivery.rows, delivery.began_s)
+        if self.move_is_due:
+            self._move()
+        return taken
 
     def step(self) -> bool:
         """Write the rows, and move the cursor if that is due. Control records after the last row stay fenced

@@ -13,12 +13,13 @@ from app.client import CommitlogClient
 from app.client.connection import ClusterConnection
 from spark_jobs.errors import LogTrimmed, Unreachable
 from spark_jobs.materialize.config import MaterializeConfig
-from spark_jobs.materialize.entries import EntriesJob
+from spark_jobs.materialize.entries import SMALL_BATCH_BYTES, SMALL_BATCH_RECORDS, EntriesJob
 from spark_jobs.materialize.epochs import EpochsJob
 from spark_jobs.materialize.events import EventsJob
 from spark_jobs.materialize.lease import LeasedEntries, MaterializerLease
 from spark_jobs.materialize.news import JournalNews
 from spark_jobs.materialize.progress import LogProgress
+from spark_jobs.materialize.query import LogRows, RecordsQuery
 from spark_jobs.materialize.supervisor import MAX_FAILURES, MaterializeFailed, Supervisor, reason_of
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.materialize.workers import Workers
@@ -32,6 +33,7 @@ EPOCHS_SHARE_S = 0.05  # that time grows by this for each log of the job
 EPOCHS_RETRY_S = 15.0  # longest pause while a node does not answer
 EPOCHS_IDLE_S = 60.0  # without a change, for each 50 logs
 PROBE_EACH_S = 5.0  # a log of which no node reports an end
+BEHIND_AFTER_S = 10.0  # beyond the longest delay: the query does not bring what a log has
 FORGET_S = 3.0  # an answer of a node older than this does not count as knowledge of the log's end
 
 
@@ -39,6 +41,7 @@ FORGET_S = 3.0  # an answer of a node older than this does not count as knowledg
 class SharedParts:
     """Parts that all logs of a job share.
 
+    query: reads the records of all logs, None where the driver reads each itself.
     patient, quick: connections to the endpoints, with the time limit of the configuration and with a short
     one.
     """
@@ -48,6 +51,7 @@ class SharedParts:
     workers: Workers
     news: LogNews
     journals: JournalNews
+    query: RecordsQuery | None
     patient: ClusterConnection
     quick: ClusterConnection
 
@@ -67,6 +71,8 @@ class LogMaterializer:
         self.log = log
         self.config = config
         self._news, self._journals, self._workers = shared.news, shared.journals, shared.workers
+        self._query = shared.query
+        self._waiting_since_s: float | None = None
         self._status = client(shared.quick)
         records = client(shared.patient)
         self.typed = TypedTables(
@@ -108,6 +114,10 @@ class LogMaterializer:
             supervisor.open()
         self.epochs.open()
 
+    def take(self, delivery: LogRows) -> None:
+        """Write the rows of a micro-batch of the query, in the thread of the caller. Raises nothing."""
+        self._records.deliver(lambda: self.leased.take(delivery))
+
     def stop(self) -> None:
         """Make the last move of the cursor, once no step runs any more."""
         if not self._records.is_running:
@@ -123,7 +133,8 @@ class LogMaterializer:
         journals = self._journals.of(self.log)
         is_time = now_s >= self._journal.begun_at_s + self.config.events_trigger_s
         self._journal.ensure_running(
-            due=is_time and not self._journal.is_running and self.events.has_news(journals)
+            due=self.config.available_now
+            or (is_time and not self._journal.is_running and self.events.has_news(journals))
         )
         self._term = self._term if ends is None else ends.term
         self._poll_epochs(now_s, self._term, logs)
@@ -133,17 +144,31 @@ class LogMaterializer:
     def _records_are_due(self, now_s: float) -> bool:
         supervisor, job = self._records, self.entries
         is_time = job.has_more or now_s >= supervisor.begun_at_s + self.config.trigger_s
+        query = self._query
+        if self.config.available_now:
+            return query is None or query.done
         if supervisor.is_running or not is_time:
             return False
         if self.leased.move_is_due:
             return True
+        if query is not None and query.streamed.get(self.log, 0) > job.read_until:
+            return True  # the query has passed records that the table lacks
         ends = self._news.ends(self.log, supervisor.ended_at_s)
         if ends is None:
             return now_s >= supervisor.ended_at_s + PROBE_EACH_S
         if ends.log_id != job.offset.log_id or ends.next_index < job.read_until:
             return True  # another log, or a shorter one: the step finds out
         job.waiting = ends.next_index - job.read_until
+        if query is not None and query.delivers:
+            return self._is_behind(now_s)
         return job.waiting > 0 and self._pace.takes(job.waiting, now_s)
+
+    def _is_behind(self, now_s: float) -> bool:
+        """Return whether records have waited for the query for too long: it left the log out."""
+        if self.entries.waiting <= 0 or self._waiting_since_s is None:
+            self._waiting_since_s = now_s
+        since_s = max(self._waiting_since_s, self._records.ended_at_s)
+        return now_s >= since_s + self.config.max_delay_s + BEHIND_AFTER_S
 
     def _poll_epochs(self, now_s: float, reported: int | None, logs: int) -> None:
         """Note how the last look at the epochs has ended, and begin the next one if it is due."""
@@ -215,6 +240,10 @@ class LogMaterializer:
                 raise
 
     @property
+    def read_until(self) -> int:
+        return self.entries.read_until
+
+    @property
     def done(self) -> bool:
         return self._records.done and self._journal.done
 
@@ -243,6 +272,25 @@ def entries_options(config: MaterializeConfig, log: str) -> Mapping[str, str]:
         "maxRecordsPerTrigger": str(config.max_records_per_trigger),
         "maxRecordsPerPartition": str(config.max_records_per_partition),
     }
+    if config.data_folders:
+        options["dataFolder"] = ",".join(config.data_folders)
+    return options
+
+
+def query_options(config: MaterializeConfig) -> dict[str, str]:
+    """Return the options of the query that reads all logs. The driver takes small micro-batches in memory."""
+    options = {
+        "endpoint": config.endpoint,
+        "logs": ",".join(config.logs),
+        "maxRecordsPerTrigger": str(config.max_records_per_trigger),
+        "maxRecordsPerPartition": str(config.max_records_per_partition),
+        "maxBytesPerTrigger": str(SMALL_BATCH_BYTES),
+        "backlogRecords": str(SMALL_BATCH_RECORDS),
+        "minRecordsPerTrigger": str(config.min_records_per_trigger),
+        "maxTriggerDelay": config.max_trigger_delay,
+    }
+    if config.token is not None:
+        options["token"] = config.token
     if config.data_folders:
         options["dataFolder"] = ",".join(config.data_folders)
     return options

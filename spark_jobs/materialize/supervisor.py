@@ -5,7 +5,9 @@ failure) begins where its tables end, and takes the same path.
 """
 
 import sys
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -61,6 +63,8 @@ class Supervisor:
         self.start_at_s = 0.0
         self._workers = workers
         self._step: Future[Any] | None = None
+        self._using = threading.Lock()  # held while a thread uses the job
+        self._failure: Exception | None = None  # of `deliver`
 
     def open(self) -> None:
         """Open the job now. Raises SourceError; MaterializeFailed for an error that a restart does not
@@ -71,10 +75,13 @@ class Supervisor:
             self._failed(error)
 
     def ensure_running(self, *, due: bool) -> None:
-        """Note how a step has ended, and begin the next one if it is due.
+        """Note how a step or a delivery has ended, and begin the next step if it is due.
 
-        Raises MaterializeFailed if a step failed and a restart does not help.
+        Raises MaterializeFailed if one failed and a restart does not help.
         """
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self._failed(failure)
         if self._step is not None:
             if not self._step.done():
                 return
@@ -88,21 +95,39 @@ class Supervisor:
                 self.done = True
         if self.done or self._workers.stopping.is_set() or time.monotonic() < self.start_at_s:
             return
-        if due or not self.is_open or not self.follows:
+        if due or not self.is_open:
             self.begun_at_s = time.monotonic()
             self._step = self._workers.submit(self._run, is_large=self.is_open and self.job.is_large)
 
     @property
     def is_running(self) -> bool:
-        return self._step is not None and not self._step.done()
+        """True while a step or a delivery uses the job."""
+        return self._using.locked() or (self._step is not None and not self._step.done())
+
+    def deliver(self, work: Callable[[], bool]) -> None:
+        """Let `work` extend the tables of an open job, in the thread of the caller, and return whether it
+        did. It is left out while a step runs, which reads the same records. Raises nothing: `ensure_running`
+        reports a failure."""
+        if not self._using.acquire(blocking=False):
+            return
+        try:
+            if self.is_open and self._failure is None and work():
+                self.failures = 0
+                self.ended_at_s = time.monotonic()
+        except Exception as error:
+            self.is_open = False
+            self._failure = error
+        finally:
+            self._using.release()
 
     def _run(self) -> None:
         if self._workers.stopping.is_set():
             return
         try:
-            if not self.is_open:
-                self._open()
-            self.had_batch = self.job.step()
+            with self._using:
+                if not self.is_open:
+                    self._open()
+                self.had_batch = self.job.step()
             if self.had_batch:
                 self.failures = 0
         finally:

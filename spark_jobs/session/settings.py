@@ -110,7 +110,7 @@ class Locations:
     tables: str | None = None
     """Folder or URL of the Delta tables, with one folder for each log; absent: the command line names it."""
     checkpoints: Path | None = None
-    """Without effect, accepted for older files: the tables alone record the progress of the jobs."""
+    """Folder for the checkpoints of a job's streaming query; the tables alone record the progress."""
     __pydantic_config__: ClassVar = FILE
 
 

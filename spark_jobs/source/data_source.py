@@ -212,7 +212,7 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         first = first_index(self.options, self.client.tail(confirmed=True))
-        return self._offset_at(first, self.client.log_id()).to_json()
+        return self.offset_at(first, self.client.log_id()).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self.options.max_records_per_trigger is not None:
@@ -246,10 +246,10 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return None
         if self.target is None and not self._pace.takes(until - first, time.monotonic()):
             return None
-        self._verify(offset)
+        self.verify(offset)
         until = self._admit(first, until, limit)
         lost = offset.lost + first - offset.next_index
-        self.latest = replace(self._offset_at(until, offset.log_id), lost=lost)
+        self.latest = replace(self.offset_at(until, offset.log_id), lost=lost)
         return self.latest.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -258,8 +258,8 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begin, until = RecordsOffset.from_json(start), RecordsOffset.from_json(end)
         if until != self.latest:  # planned by an earlier run: is it still the same log?
-            self._verify(begin)
-            self._verify(until)
+            self.verify(begin)
+            self.verify(until)
         if begin.next_index >= until.next_index:
             return []
         first = self._first_held(begin.next_index, self.client.tail(confirmed=False))
@@ -304,17 +304,17 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise LogTrimmed(self.options.log, next_index, tail.begin_index)
         return max(next_index, tail.begin_index)
 
-    def _offset_at(self, next_index: int, log_id: str) -> RecordsOffset:
+    def offset_at(self, next_index: int, log_id: str) -> RecordsOffset:
         if next_index == 0:
             return RecordsOffset(0, 0, log_id)
         place = self.client.place(next_index - 1)
         return RecordsOffset(next_index, None if place is None else place.term, log_id)
 
-    def _verify(self, offset: RecordsOffset) -> None:
+    def verify(self, offset: RecordsOffset) -> None:
         """Raise LogClash unless the log is still the one in which `offset` was taken."""
         check_same_log(self.options.log, offset.log_id, self.client.log_id())
         if offset.next_index > 0:
-            check_same_term(self.options.log, offset, self._offset_at(offset.next_index, offset.log_id).term)
+            check_same_term(self.options.log, offset, self.offset_at(offset.next_index, offset.log_id).term)
 
 
 def asked_range(options: SourceOptions, tail: LogTail) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from pyspark.errors import AnalysisException
 from spark_jobs.errors import OptionError, Unreachable
 from spark_jobs.materialize.groups import NAMES_EACH_S, Groups, named
 from spark_jobs.materialize.progress import LogProgress
+from spark_jobs.materialize.query import LogRows
 from spark_jobs.materialize.supervisor import MaterializeFailed
 from spark_jobs.source.log_names import matching, split_names
 
@@ -20,6 +21,11 @@ class FakeGroup:
     state: str = "made"
     error: Exception | None = None
     done: bool = False
+    read_until: int = 0
+    taken: int = 0
+
+    def take(self, delivery: LogRows) -> None:
+        self.taken += 1
 
     def start(self) -> None:
         self.state = "started"

@@ -112,7 +112,7 @@ def test_a_job_without_an_end_steps_when_it_is_due_and_another_one_until_it_is_d
     assert (job.batches, job.opened) == (8, 1)
     ending = Supervisor(job, workers, follows=False)
     while not ending.done:
-        ending.ensure_running(due=False)
+        ending.ensure_running(due=True)
     assert (job.batches, job.opened, following.done) == (0, 2, False)
     workers.stop()
 

@@ -1,0 +1,186 @@
+"""The streaming query that reads all logs of a job; the job of each log takes the rows of a micro-batch.
+
+Each start of the query has a new checkpoint, and begins where the tables end. So a checkpoint that is lost,
+or of another job, or ahead of a table needs no special treatment: the tables alone decide what is written. A
+log whose rows could not be written ends no micro-batch: its job reads them itself. While the query starts, or
+after a failure, all jobs do so.
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_jobs.materialize.supervisor import reason_of
+from spark_jobs.materialize.workers import STOP_WITHIN_S, THREADS
+from spark_jobs.source.logs_planning import LogsOffset
+
+PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # after a failure of the query
+NAME = "commitlog-logs"
+
+
+@dataclass(frozen=True)
+class LogRows:
+    """Records [first, until) of one log in a micro-batch. batch: of a large one, else None and rows. began_s:
+    monotonic."""
+
+    log: str
+    first: int
+    until: int
+    rows: pa.Table | None
+    batch: DataFrame | None
+    began_s: float
+
+
+class RecordsQuery:
+    """Runs the query, and starts it again after a failure.
+
+    streamed: by log, the end of what the query has delivered since it began. done: a query that does not
+    follow the logs has ended.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        options: Mapping[str, str],
+        checkpoints: Path,
+        trigger_s: float | None,
+        deliver: Callable[[LogRows], None],
+    ) -> None:
+        """options: of the source, all but the start. checkpoints: a folder for scratch folders. trigger_s:
+        least time between two micro-batches, None to end with what is there. deliver: called in several
+        threads; raises nothing."""
+        self.spark = spark
+        self.streamed: dict[str, int] = {}
+        self.done = False
+        self._options = {**options, "includeControl": "true"}
+        self._checkpoints = checkpoints
+        self._trigger_s = trigger_s
+        self._deliver = deliver
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="batch")
+        self._stopping = threading.Event()
+        self._folder: Path | None = None
+        self._query: StreamingQuery | None = None
+        self._starting: Future[None] | None = None
+        self._failures = 0
+        self._start_at_s = 0.0
+        self._ends = 0  # how many queries have ended: a late micro-batch of one reports nothing
+
+    @property
+    def delivers(self) -> bool:
+        """True once the query has brought a micro-batch since its start."""
+        return self._query is not None and bool(self.streamed)
+
+    def ensure_running(self, positions: Callable[[], Mapping[str, int]]) -> None:
+        """Start the query, also after a failure, in a thread. positions: returns where the tables end, by
+        log."""
+        if self._starting is not None:
+            if not self._starting.done():
+                return
+            starting, self._starting = self._starting, None
+            error = starting.exception()
+            if isinstance(error, Exception):
+                self._failed(error)
+        if self._query is not None and not self._query.isActive:
+            self._ended(self._query)
+        if self._query is None and not self.done and time.monotonic() >= self._start_at_s:
+            self._starting = self._threads.submit(self._start, positions())
+
+    def stop(self) -> None:
+        """End the query, once the units of work that run have ended; wait STOP_WITHIN_S at most."""
+        self._stopping.set()
+        if self._starting is not None:
+            wait([self._starting], STOP_WITHIN_S)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        query = self._query
+        if query is not None:
+            ending = threading.Thread(target=query.stop, daemon=True)
+            ending.start()
+            ending.join(STOP_WITHIN_S)
+        if query is None or not query.isActive:
+            self._clear()
+
+    def _start(self, positions: Mapping[str, int]) -> None:
+        self._clear()
+        self._checkpoints.mkdir(parents=True, exist_ok=True)
+        self._folder = Path(tempfile.mkdtemp(prefix="stream-", dir=self._checkpoints)).absolute()
+        reader = self.spark.readStream.format("commitlog").options(**self._options)
+        writer = reader.option("startingIndex", json.dumps(dict(positions))).load().writeStream
+        writer = writer.foreachBatch(self._write).option("checkpointLocation", self._folder.as_uri())
+        if self._trigger_s is None:
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=f"{round(1_000 * self._trigger_s)} milliseconds")
+        query = writer.queryName(f"{NAME}-{self._folder.name}").start()
+        self._query = query
+        if self._stopping.is_set():  # meanwhile: `stop` has not waited for this
+            query.stop()
+
+    def _ended(self, query: StreamingQuery) -> None:
+        self._query = None
+        self._ends += 1
+        self.streamed.clear()
+        error = query.exception()
+        if error is not None:
+            self._failed(error)
+        elif self._trigger_s is None:
+            self.done = True
+
+    def _failed(self, error: Exception) -> None:
+        self._failures += 1
+        pause_s = min(LONGEST_PAUSE_S, PAUSE_S * 2 ** (self._failures - 1))
+        self._start_at_s = time.monotonic() + pause_s
+        if self._trigger_s is None:
+            self.done = True  # the jobs of the logs read what is left, and report what prevents it
+        sys.stderr.write(f"query: {reason_of(error)}; starting again from the ends of the tables\n")
+
+    def _clear(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _write(self, batch: DataFrame, batch_id: int) -> None:
+        """Write a micro-batch. Called by Spark, in a thread of its own."""
+        began_s, ends = time.monotonic(), self._ends
+        assert self._folder is not None
+        ranges = read_offset(self._folder, batch_id).batch
+        if is_large(ranges, int(self._options["backlogRecords"])):
+            [(log, (first, until))] = ranges.items()
+            self._deliver(LogRows(log, first, until, None, batch, began_s))
+        else:
+            rows = batch.toArrow()
+            work: list[Future[Any]] = []
+            for log, (first, until) in ranges.items():
+                own = rows.filter(pc.equal(rows["log"], log))
+                if not self._stopping.is_set():
+                    delivery = LogRows(log, first, until, own, None, began_s)
+                    work.append(self._threads.submit(self._deliver, delivery))
+            wait(work)
+        if not self._stopping.is_set() and ends == self._ends:
+            self.streamed.update({log: until for log, (_, until) in ranges.items()})
+            self._failures = 0
+
+
+def is_large(ranges: Mapping[str, tuple[int, int]], small_records: int) -> bool:
+    """Return whether a micro-batch is a part of the backlog of one log."""
+    return len(ranges) == 1 and all(until - first > small_records for first, until in ranges.values())
+
+
+def read_offset(checkpoint: Path, batch_id: int) -> LogsOffset:
+    """Return the end of a micro-batch, from the line that Spark writes before it runs one.
+
+    Raises FileNotFoundError.
+    """
+    lines = (checkpoint / "offsets" / str(batch_id)).read_text().splitlines()
+    return LogsOffset.from_json(json.loads(lines[-1]))

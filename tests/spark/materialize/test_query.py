@@ -1,0 +1,113 @@
+"""The streaming query over all logs of a job: each record once, and a checkpoint decides nothing."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_jobs.errors import LogClash
+from spark_jobs.materialize.entries import EntriesJob
+from spark_jobs.materialize.query import is_large
+from spark_jobs.run import MaterializeConfig, materialize
+from spark_jobs.source.log_reads import LogReads
+from spark_jobs.source.logs_planning import LogRange
+from spark_jobs.source.many_logs import read_ranges
+from spark_jobs.source.options import parse_options
+from tests.spark.conftest import endpoints
+from tests.spark.no_spark import no_spark
+from tests.spark.source.log_server import FakeLog, FakeReplica
+from tests.spark.source.looks import DATA, await_materialized, await_true, indexes
+
+
+def test_the_query_writes_what_is_new_once_and_a_checkpoint_decides_nothing(
+    spark: SparkSession,
+    replicas: list[FakeReplica],
+    log: FakeLog,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    joined: list[int] = []  # rows of micro-batches that went on where the table ended
+    whole = EntriesJob.take
+    fails = [True]
+
+    def take(job: EntriesJob, rows: Any, began_s: float) -> bool:
+        before = job.next_index
+        done = whole(job, rows, began_s)
+        if job.next_index > before:
+            joined.append(job.next_index - before)
+            if fails.pop() if fails else False:
+                raise OSError("the disk was away")  # after its commit: the job opens the table again
+        return done
+
+    monkeypatch.setattr(EntriesJob, "take", take)
+    checkpoints = tmp_path / "checkpoints"
+    foreign = checkpoints / "stream-other" / "offsets"
+    foreign.mkdir(parents=True)
+    (foreign / "0").write_text("v1\n{}\n" + json.dumps({"logs": {}, "batch": {"default": [0, 9_999]}}))
+    config = MaterializeConfig(
+        endpoint=endpoints(replicas),
+        tables=tmp_path / "tables",
+        trigger="100 ms",
+        checkpoints=checkpoints,
+        streaming=True,
+    )
+    stop = threading.Event()
+    job = threading.Thread(target=materialize, args=(config,), kwargs={"stop": stop, "spark": spark})
+    job.start()
+    try:
+        await_materialized(config.tables, 101)
+
+        def writes() -> bool:
+            log.append_many(5)
+            await_materialized(config.tables, log.next_index - 1)
+            return len(joined) > 1
+
+        await_true(writes)
+    finally:
+        stop.set()
+        job.join()
+    assert not fails
+    assert indexes(spark, config.tables) == [*DATA, *range(102, log.next_index)]
+    assert [folder.name for folder in checkpoints.iterdir()] == ["stream-other"]
+
+
+def test_only_rows_that_go_on_where_the_table_ends_are_taken(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
+) -> None:
+    options = {"endpoint": endpoints(replicas)}
+
+    def rows(first: int, until: int) -> pa.Table:
+        asked = parse_options({**options, "includeControl": "true"})
+        return pa.Table.from_batches(list(read_ranges(asked, [LogRange("default", first, until, None)])))
+
+    client = LogReads([replica.url for replica in replicas], "default", give_up_s=2)
+    job = EntriesJob(no_spark(), client, str(tmp_path / "entries"), options)
+    job.open()
+    assert job.take(rows(0, 40), 0.0)
+    assert (job.next_index, job.rows, job.read_until) == (40, 39, 40)
+    assert not job.take(rows(60, 80), 0.0)
+    assert not job.take(pa.concat_tables([rows(40, 45), rows(50, 60)]), 0.0)
+    assert not job.take(rows(40, 60).slice(0, 0), 0.0)
+    assert (job.next_index, job.rows) == (40, 39)
+    assert job.take(rows(20, 52), 0.0)  # ends with a control record
+    assert (job.next_index, job.rows, job.read_until) == (51, 50, 52)
+    assert job.take(rows(0, 30), 0.0)
+    assert job.take(rows(52, 60), 0.0)
+    assert (job.next_index, job.rows, job.read_until) == (60, 58, 60)
+    later = rows(60, 70)
+    log.records[59]["term"] = 7
+    terms = pa.array([7] * later.num_rows, later["term"].type)
+    with pytest.raises(LogClash, match="index 59 is of term 7, it was of 2"):
+        job.take(later.set_column(later.schema.get_field_index("term"), "term", terms), 0.0)
+    assert (job.next_index, job.rows) == (60, 58)
+
+
+def test_the_backlog_of_one_log_is_a_large_batch() -> None:
+    assert is_large({"a": (10, 111)}, 100)
+    assert not is_large({"a": (10, 110)}, 100)
+    assert not is_large({"a": (0, 900), "b": (0, 1)}, 100)
+    assert not is_large({}, 100)
