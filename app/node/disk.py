@@ -7,8 +7,6 @@ grouped within a lane: while one round runs, every request joins the next round 
 
 import asyncio
 import logging
-import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -16,19 +14,15 @@ from functools import partial
 from typing import Any, Final
 
 from app.log.driver_interfaces import SyncSource
+from app.node.job_threads import JobThreads, Then
 from storage.errors import InvariantError
-
-logger = logging.getLogger(__name__)
 
 THREADS: Final = 16
 LANE_MAX: Final = 256  # pieces of work, and requests to sync one source, that wait in one lane
 
-Then = Callable[[Any, BaseException | None], None]
-Job = tuple[Callable[[], Any], Then]
-
 
 class DiskThreads:
-    """The pool; satisfies `Lanes` (app/log). Everything except `_work` runs on the event loop.
+    """The pool; satisfies `Lanes` (app/log). Owned by the event loop.
 
     Invariant: a node has at most `threads` calls to the disk in progress. The queue is bounded by its
     lanes: each submits one piece of work, or one sync for each of its sources, and waits for the answer.
@@ -44,16 +38,11 @@ class DiskThreads:
         self.loop = loop
         self.failed = False
         self._fail = fail
-        self._jobs = _JobQueue()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"disk-{number}", daemon=True)
-            for number in range(1, threads + 1)
-        ]
+        self._threads = JobThreads(loop, "disk", threads, self._deliver, logging.WARNING)
         self._lanes: weakref.WeakValueDictionary[str, DiskLane] = weakref.WeakValueDictionary()
 
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        self._threads.start()
 
     def lane(self, name: str) -> "DiskLane":
         lane = self._lanes.get(name)
@@ -64,7 +53,7 @@ class DiskThreads:
     @property
     def waiting(self) -> int:
         """Number of pieces of work that no thread has started yet, over all lanes."""
-        return self._jobs.waiting + sum(lane.waiting for lane in self._lanes.values())
+        return self._threads.waiting + sum(lane.waiting for lane in self._lanes.values())
 
     async def drain(self) -> None:
         """Wait until every lane has answered everything submitted so far."""
@@ -75,41 +64,19 @@ class DiskThreads:
 
         The caller must not wait for an answer of that work, because it blocks the loop here.
         """
-        deadline_s = time.monotonic() + timeout_s
-        for _ in self._threads:
-            self._jobs.put(None)
-        for thread in self._threads:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        self._threads.stop()
+        return self._threads.join(timeout_s)
 
     # --- what lanes ask
 
     def run(self, work: Callable[[], Any], then: Then) -> None:
         """Run `work` in any thread, then `then(result, error)` on the loop."""
-        self._jobs.put((work, then))
+        self._threads.run(work, then)
 
     def stop_node(self, what: str, error: BaseException) -> None:
         if not self.failed:
             self.failed = True
             self._fail(what, error)
-
-    # --- on the threads
-
-    def _work(self) -> None:
-        place = _Place()
-        while (job := self._jobs.take(place)) is not None:
-            work, then = job
-            result: Any = None
-            problem: BaseException | None = None
-            try:
-                result = work()
-            except Exception as error:
-                problem = error
-            try:
-                self.loop.call_soon_threadsafe(self._deliver, then, result, problem)
-            except RuntimeError:
-                logger.warning("the event loop has ended before the disk threads")
-                return
 
     def _deliver(self, then: Then, result: Any, problem: BaseException | None) -> None:
         if self.failed:
@@ -118,52 +85,6 @@ class DiskThreads:
             then(result, problem)
         except Exception as error:
             self.stop_node("answer of the disk", error)
-
-
-class _Place:
-    """The place of one waiting thread. Invariant: `filled` is locked while the thread has no job."""
-
-    def __init__(self) -> None:
-        self.job: Job | None = None
-        self.filled = threading.Lock()
-        self.filled.acquire()
-
-
-class _JobQueue:
-    """Jobs in order for threads that wait, each at a place of its own.
-
-    A job wakes one thread, the one that became idle last. A shared queue wakes a second thread for each job,
-    which takes the interpreter from the event loop only to find the queue empty.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._jobs: deque[Job | None] = deque()
-        self._idle: list[_Place] = []
-
-    @property
-    def waiting(self) -> int:
-        return len(self._jobs)
-
-    def put(self, job: Job | None) -> None:
-        """Give the job to an idle thread, otherwise keep it until a thread asks."""
-        with self._lock:
-            if not self._idle:
-                self._jobs.append(job)
-                return
-            place = self._idle.pop()
-        place.job = job
-        place.filled.release()
-
-    def take(self, place: _Place) -> Job | None:
-        """Return the oldest job; wait for one if there is none."""
-        with self._lock:
-            if self._jobs:
-                return self._jobs.popleft()
-            self._idle.append(place)
-        place.filled.acquire()
-        job, place.job = place.job, None
-        return job
 
 
 class DiskLane:
