@@ -1,7 +1,5 @@
 """`commitlog tables` and `commitlog materialize`: the Delta tables of a log."""
 
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +11,7 @@ from rich.table import Table as View
 from app.cli.context import CommandFailed, ExitCode, Target, print_json, print_table, target_options
 from app.cli.times import Time
 from app.client.tables import Cut, MaterializedTable, Tables
-from app.local.spark_job import DEFAULT_TABLES, JOB, VERIFY_JOB, job_arguments
+from app.local.spark_job import DEFAULT_TABLES, JOB, VERIFY_JOB, become_job, job_arguments
 from app.tables.names import ENTRIES
 from storage.units import MIB
 
@@ -146,11 +144,10 @@ def _show_folder(root: Path, as_json: bool) -> None:
 
 def verify_with_spark(target: Target) -> None:
     """Compare the log with its table `entries`. This process is replaced by the Spark job."""
-    if target.token is not None:
-        os.environ["COMMITLOG_TOKEN"] = target.token
-    command = [sys.executable, "-P", "-m", VERIFY_JOB, "--endpoint", ",".join(target.endpoints)]
-    command += ["--log", target.log, *(["--json"] if target.as_json else [])]
-    os.execv(command[0], command)
+    arguments = job_arguments(target.endpoints, target.log)
+    if target.as_json:
+        arguments.append("--json")
+    become_job(VERIFY_JOB, arguments, target.token)
 
 
 @click.command("materialize")
@@ -180,8 +177,6 @@ def materialize_command(
       commitlog materialize --once --tables commitlog-data/tables --log orders
       commitlog materialize --spark-conf conf/spark.toml
     """
-    if target.token is not None:
-        os.environ["COMMITLOG_TOKEN"] = target.token  # an argument would show in the list of processes
     if spark_conf is None:
         tables, checkpoints = tables or str(DEFAULT_TABLES), checkpoints or str(DEFAULT_CHECKPOINTS)
     arguments = job_arguments(target.endpoints, target.log, tables, checkpoints)
@@ -192,5 +187,4 @@ def materialize_command(
         arguments.append("--available-now")
     if target.as_json:
         arguments.append("--json")
-    command = [sys.executable, "-P", "-m", JOB, *arguments]
-    os.execv(command[0], command)  # the job is this process from here on: signals and exit code are its own
+    become_job(JOB, arguments, target.token)

@@ -1,9 +1,11 @@
 """The Spark job beside a local cluster: a separate process that writes the log into Delta tables."""
 
 import json
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from app.local.cluster import LocalCluster
 from app.local.processes import ChildProcess
@@ -18,13 +20,27 @@ REPLAY_JOB = "spark_jobs.replay"
 
 
 def job_arguments(
-    endpoints: Sequence[str], log: str, tables: Path | str | None, checkpoints: Path | str | None
+    endpoints: Sequence[str],
+    log: str,
+    tables: Path | str | None = None,
+    checkpoints: Path | str | None = None,
 ) -> list[str]:
-    """Options for `python -m spark_jobs.run`. None: as in its own configuration."""
+    """Options for a job. None: as in its own configuration, or it has no such option."""
     arguments = ["--endpoint", ",".join(endpoints), "--log", log]
     for name, place in (("--tables", tables), ("--checkpoints", checkpoints)):
         arguments += [] if place is None else [name, str(place)]
     return arguments
+
+
+def become_job(module: str, arguments: Sequence[str], token: str | None) -> NoReturn:
+    """Replace this process by a job: signals and exit code are its own.
+
+    token: passed in the environment, since an argument would show in the list of processes.
+    """
+    if token is not None:
+        os.environ["COMMITLOG_TOKEN"] = token
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    os.execv(command[0], command)
 
 
 class SparkJob:

@@ -1,8 +1,6 @@
 """`commitlog schema`: the schema of a log, set from a file, shown, checked, inferred; dead letters again."""
 
 import base64
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from app.cli.context import CommandFailed, ExitCode, Target, print_json, print_table, target_options
-from app.local.spark_job import DEFAULT_TABLES, REPLAY_JOB
+from app.local.spark_job import DEFAULT_TABLES, REPLAY_JOB, become_job, job_arguments
 
 if TYPE_CHECKING:
     from app.client import CommitlogClient
@@ -315,15 +313,12 @@ def replay_dead_letters(
       commitlog schema replay --log orders
       commitlog schema replay --version 2 --tables s3://bucket/tables --json --log orders
     """
-    if target.token is not None:
-        os.environ["COMMITLOG_TOKEN"] = target.token
     if tables is None and spark_conf is None:
         tables = str(DEFAULT_TABLES)
-    command = [sys.executable, "-P", "-m", REPLAY_JOB, "--endpoint", ",".join(target.endpoints)]
-    command += ["--log", target.log, *(["--json"] if target.as_json else [])]
+    arguments = [*job_arguments(target.endpoints, target.log), *(["--json"] if target.as_json else [])]
     for name, given in (("--tables", tables), ("--version", version), ("--conf", spark_conf)):
-        command += [] if given is None else [name, str(given)]
-    os.execv(command[0], command)
+        arguments += [] if given is None else [name, str(given)]
+    become_job(REPLAY_JOB, arguments, target.token)
 
 
 def _newest_values(client: "CommitlogClient", last: int) -> list[tuple[int, bytes]]:

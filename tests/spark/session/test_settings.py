@@ -1,5 +1,6 @@
 """conf/spark.toml: its values, refused values, and precedence."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,7 +119,7 @@ def test_the_command_hands_the_file_on_and_leaves_the_places_to_it(
     path = tmp_path / "spark.toml"
     path.write_text('[locations]\ntables = "t"\ncheckpoints = "c"\n')
     ran: list[list[str]] = []
-    monkeypatch.setattr(tables.os, "execv", lambda _, command: ran.append(command))
+    monkeypatch.setattr(os, "execv", lambda _, command: ran.append(command))
     given = ["--spark-conf", str(path)] if named else []
     CliRunner().invoke(tables.materialize_command, [*given, "--once"], catch_exceptions=False)
     config = run.parse_arguments(ran[0][ran[0].index(tables.JOB) + 1 :])
