@@ -30,8 +30,6 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
@@ -52,6 +50,7 @@ from spark_jobs.source.planning import (
     check_same_term,
 )
 from spark_jobs.source.pushdown import Bounds, bounds_of, narrow
+from spark_jobs.source.read_limits import default_limit
 from spark_jobs.source.reading import RecordsPartition, plan_partitions, read_records
 from spark_jobs.tables import schemas
 
@@ -215,11 +214,7 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.offset_at(first, self.client.log_id()).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        if self.options.max_records_per_trigger is not None:
-            return ReadMaxRows(self.options.max_records_per_trigger)
-        if self.options.max_bytes_per_trigger is not None:
-            return ReadMaxBytes(self.options.max_bytes_per_trigger)
-        return ReadAllAvailable()
+        return default_limit(self.options)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self.target = self.client.tail(confirmed=True).next_index

@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
@@ -22,6 +21,7 @@ from spark_jobs.errors import JournalTrimmed, LogClash, NoCopy, ShortRead, Unrea
 from spark_jobs.source.log_reads import LogReads, Node
 from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.planning import EARLIEST, EventsOffset, JournalPosition, check_same_log
+from spark_jobs.source.read_limits import default_limit
 from spark_jobs.tables import schemas
 
 EVENTS_ARROW = schemas.arrow_schema(schemas.EVENTS)
@@ -76,8 +76,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return starting_offset(self.client, self.options).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        limit = self.options.max_records_per_trigger
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+        return default_limit(self.options)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self.target = scan(self.client, self.options, EventsOffset({}, self.client.log_id()), limit=None)

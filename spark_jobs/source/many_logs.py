@@ -18,8 +18,6 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
 
@@ -30,6 +28,7 @@ from spark_jobs.source.logs_planning import LogRange, LogsOffset, Turns, packed
 from spark_jobs.source.news import LogNews
 from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.planning import LATEST, RecordsOffset, SmallBatchPace, admit_bytes
+from spark_jobs.source.read_limits import default_limit
 from spark_jobs.source.reading import RecordsPartition, read_records
 
 FEW_RECORDS = 256  # of a log: their size is not looked up
@@ -79,11 +78,7 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return LogsOffset(logs).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        if self.options.max_records_per_trigger is not None:
-            return ReadMaxRows(self.options.max_records_per_trigger)
-        if self.options.max_bytes_per_trigger is not None:
-            return ReadMaxBytes(self.options.max_bytes_per_trigger)
-        return ReadAllAvailable()
+        return default_limit(self.options)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = {
@@ -151,15 +146,6 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 time.sleep(FIRST_LOOK_S)
         known = self._news.known()
         return {log: known[log] for log in selected(self.options.logs, known)}
-
-    def _confirmed(self, log: str, ends: LogEnds) -> LogEnds:
-        """Return the end of a log as its leader confirms it, if one answers."""
-        try:
-            return replace(
-                ends, next_index=max(ends.next_index, self._client(log).tail(confirmed=False).next_index)
-            )
-        except Unreachable:
-            return ends
 
     def _waiting(self, log: str, at: RecordsOffset, ends: LogEnds) -> int:
         """Return the number of records that a micro-batch may read of a log now; 0 too for one that is left
