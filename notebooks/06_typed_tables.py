@@ -179,7 +179,7 @@ display(versions_figure(blocks.collect(), changes))
 # MAGIC %md
 # MAGIC ## Which producer is it?
 # MAGIC
-# MAGIC A dead letter has the whole value, so it can be queried for everything that it does have.
+# MAGIC A dead letter holds the whole value, so a query can read the fields that are in it.
 
 # COMMAND ----------
 

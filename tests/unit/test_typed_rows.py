@@ -64,10 +64,10 @@ def test_a_named_version_counts_from_its_control_record_on() -> None:
 
     assert named(1, b"1").records[1]["_schema_version"].to_pylist() == [1]
     assert named(11, b"1").records[1]["_schema_version"].to_pylist() == [1]
-    for index, version, told in ((9, b"2", 2), (11, b"3", 3), (11, b"x", None), (11, b"0", None)):
+    for index, version, expected in ((9, b"2", 2), (11, b"3", 3), (11, b"x", None), (11, b"0", None)):
         dead = named(index, version).dead_letters
         assert dead.select(["index", "schema_version"]).to_pylist() == [
-            {"index": index, "schema_version": told}
+            {"index": index, "schema_version": expected}
         ]
 
 

@@ -1,7 +1,7 @@
 """Appends that another node of the cluster carries to this one, the leader of their log.
 
-The node that the client called has checked its token, and the limits of that; the same handler as for every
-other front begins the append here, as a request with `Commitlog-No-Forward`.
+The node that the client called has checked the token and its limits. The handler of all appends begins the
+append here, as a request with `Commitlog-No-Forward`.
 """
 
 from collections.abc import Callable

@@ -23,7 +23,7 @@ from tests.spark.source.log_server import FakeLog, FakeReplica
 FIRST = "id INT NOT NULL, city STRING COMMENT 'where it''s', at STRUCT<x: INT>, tags ARRAY<STRUCT<n: INT>>"
 
 
-def told(**fields: Any) -> bytes:
+def to_json(**fields: Any) -> bytes:
     return json.dumps(fields).encode()
 
 
@@ -32,7 +32,7 @@ def log() -> FakeLog:
     """A log with history before its first schema."""
     log = FakeLog()
     log.open_term(1, "n1")
-    log.append(told(id=1, city="Bern"), b"no JSON", None, key=b"a")
+    log.append(to_json(id=1, city="Bern"), b"no JSON", None, key=b"a")
     return log
 
 
@@ -50,7 +50,7 @@ def test_history_changes_of_the_schema_and_records_that_do_not_match(
 ) -> None:
     without_current(monkeypatch)
     log.set_schema(FIRST)  # index 4
-    log.append(told(id=2, city="Thun", more=[1]), told(id="3"))
+    log.append(to_json(id=2, city="Thun", more=[1]), to_json(id="3"))
     materialize(config, spark=spark)
     found = rows(spark, config, "records")
     assert [(row["_index"], row["_schema_version"], row["id"], row["_rescued"]) for row in found] == [
@@ -60,18 +60,18 @@ def test_history_changes_of_the_schema_and_records_that_do_not_match(
     assert (bytes(found[0]["_key"]), found[0]["_term"], found[0]["city"]) == (b"a", 1, "Bern")
     dead = rows(spark, config, "dead_letters", "index")
     assert [(row["index"], row["schema_version"], row["path"]) for row in dead] == [(2, 1, ""), (6, 1, "/id")]
-    assert bytes(dead[1]["value"]) == told(id="3")
+    assert bytes(dead[1]["value"]) == to_json(id="3")
 
-    log.append(told(id=4))
+    log.append(to_json(id=4))
     second = FIRST.replace("id INT", "id BIGINT").replace("x: INT", "x: BIGINT, y: STRING")
     second = second.replace("n: INT", "n: BIGINT, m: DOUBLE") + ", price DECIMAL(10,2)"
     log.set_schema(second, cluster_by=["city", "id"])  # index 8
-    log.append(told(id=2**40, at={"x": 2**41, "y": "z"}, tags=[{"n": 2**42, "m": 0.5}], price=1.25))
-    log.append(told(id=5, at={"x": 1}), headers=(("schema-version", b"1"),))
-    log.append(told(id=6), headers=(("schema-version", b"3"),))
+    log.append(to_json(id=2**40, at={"x": 2**41, "y": "z"}, tags=[{"n": 2**42, "m": 0.5}], price=1.25))
+    log.append(to_json(id=5, at={"x": 1}), headers=(("schema-version", b"1"),))
+    log.append(to_json(id=6), headers=(("schema-version", b"3"),))
     log.set_schema("id STRING NOT NULL", compatibility="none")  # index 12
-    log.append(told(id="seven"), told(id=8))
-    log.append(told(id=9), headers=(("schema-version", b"2"),))
+    log.append(to_json(id="seven"), to_json(id=8))
+    log.append(to_json(id=9), headers=(("schema-version", b"2"),))
     materialize(config, spark=spark)
     found = rows(spark, config, "records")
     assert [(row["_index"], row["_schema_version"], row["id"]) for row in found] == [
@@ -111,11 +111,11 @@ def test_each_record_is_once_in_the_tables_after_a_stop_at_any_point(
     """Two drivers that slept hold old ends of the tables, and wake at the end."""
     log.set_schema("id INT")
     for number in range(3):
-        log.append(told(id=number), b"no JSON", None)
+        log.append(to_json(id=number), b"no JSON", None)
     log.set_schema("id STRING", compatibility="none")
     for number in range(3):
-        log.append(told(id=str(number)), b"no JSON", told(id=1))
-    log.append(told(id=9), headers=(("schema-version", b"1"),))
+        log.append(to_json(id=str(number)), b"no JSON", to_json(id=1))
+    log.append(to_json(id=9), headers=(("schema-version", b"1"),))
     with monkeypatch.context() as patched:
         patched.setattr(TypedTables, "extend", lambda *_: None)
         materialize(config, spark=spark)
@@ -135,11 +135,13 @@ def test_each_record_is_once_in_the_tables_after_a_stop_at_any_point(
     for until, stops in ((6, 0), (6, 1), (6, 2), (12, 3), (20, 1), (20, 2), (log.next_index, 3)):
         left = [stops]
 
-        def append(writer: TableWriter, rows: object, left: list[int] = left, **told: object) -> int | None:
+        def append(
+            writer: TableWriter, rows: object, left: list[int] = left, **options: object
+        ) -> int | None:
             if left[0] == 0:
                 raise RuntimeError("killed")
             left[0] -= 1
-            return whole(writer, rows, **told)  # type: ignore[arg-type]
+            return whole(writer, rows, **options)  # type: ignore[arg-type]
 
         with monkeypatch.context() as patched, contextlib.suppress(RuntimeError):
             patched.setattr(TableWriter, "append", append)

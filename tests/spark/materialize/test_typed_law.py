@@ -14,7 +14,7 @@ from spark_jobs.tables.table import identifier, read_table
 from spark_jobs.tables.views import create_views
 from spark_jobs.typed.law import misplaced, outdated
 from tests.spark.conftest import endpoints
-from tests.spark.materialize.test_typed import path_in, told
+from tests.spark.materialize.test_typed import path_in, to_json
 from tests.spark.source.log_server import FakeLog, FakeReplica
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -95,14 +95,14 @@ def test_current_follows_keys_and_tombstones_and_a_replay_moves_each_letter_once
     log.set_schema("id INT NOT NULL, city STRING", key_columns=["id"])
     first = log.next_index
     for number in (1, 2, 1, 3):
-        log.append(told(id=number), key=str(number).encode())
+        log.append(to_json(id=number), key=str(number).encode())
     log.append(None, key=b"2")
-    log.append(told(id=4, city=7), told(id=5, city=7), key=b"late")  # dead letters
+    log.append(to_json(id=4, city=7), to_json(id=5, city=7), key=b"late")  # dead letters
     materialize(config, spark=spark)
     assert current() == [(1, first + 2), (3, first + 3)]
-    log.append(told(id=2), key=b"2")
+    log.append(to_json(id=2), key=b"2")
     log.append(None, key=b"3")
-    log.append(told(id=5, city="Bern"), key=b"5")
+    log.append(to_json(id=5, city="Bern"), key=b"5")
     log.set_schema("id INT NOT NULL, city INT", key_columns=["id"], compatibility="none")
     end = log.next_index
     materialize(config, spark=spark)
@@ -127,9 +127,9 @@ def test_current_follows_keys_and_tombstones_and_a_replay_moves_each_letter_once
     assert misplaced(table("entries"), held, table("dead_letters"), end).collect() == []
 
     with_feed = replace(config, change_data_feed=True)
-    log.append(told(id=2, city=2002), key=b"2")
+    log.append(to_json(id=2, city=2002), key=b"2")
     named = (("schema-version", b"1"),)
-    log.append(told(id=9, city=9), told(id=1, city="Bern"), key=b"1", headers=named)
+    log.append(to_json(id=9, city=9), to_json(id=1, city="Bern"), key=b"1", headers=named)
     materialize(with_feed, spark=spark)
     names = set(create_views(spark, tmp_path))
     assert names >= {"records", "records_v2", "current", "current_v2", "dead_letters", "entries"}

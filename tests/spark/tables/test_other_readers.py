@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.run import MaterializeConfig, materialize
 from spark_jobs.tables.table import TABLES, TYPED_TABLES, identifier, read_table, set_properties
 from tests.spark.conftest import endpoints
-from tests.spark.materialize.test_typed import told
+from tests.spark.materialize.test_typed import to_json
 from tests.spark.source.log_server import FakeLog, FakeReplica
 
 deltalake = pytest.importorskip("deltalake", reason="an environment without `make setup`")
@@ -65,15 +65,15 @@ def test_every_table_is_read_without_spark(
 ) -> None:
     log.set_schema(FIRST, key_columns=["id"])
     for number in (1, 2, 1):
-        log.append(told(id=number, city="Bern", at={"x": number}, tags=["a"]), key=str(number).encode())
-    log.append(told(id="late"), b"no JSON", None, key=b"2")
+        log.append(to_json(id=number, city="Bern", at={"x": number}, tags=["a"]), key=str(number).encode())
+    log.append(to_json(id="late"), b"no JSON", None, key=b"2")
     config = MaterializeConfig(endpoint=endpoints(replicas), tables=tmp_path, available_now=True)
     materialize(config, spark=spark)
     log.set_schema(
         "id INT NOT NULL, city STRING, at STRUCT<x: INT>, tags ARRAY<STRING>, price DOUBLE",
         key_columns=["id"],
     )
-    log.append(told(id=3, price=1.5), key=b"3")
+    log.append(to_json(id=3, price=1.5), key=b"3")
     materialize(config, spark=spark)
     folder = tmp_path / "default"
     names = sorted(each.name for each in folder.iterdir())
@@ -89,7 +89,7 @@ def test_every_table_is_read_without_spark(
         newest = sorted((row["id"], row["city"], row["_index"]) for row in read(str(folder / "current")))
         assert [row[0] for row in newest] == [1, 3], reader
         (letter,) = (row for row in read(str(folder / "dead_letters")) if row["path"] == "/id")
-        assert letter["value"] == told(id="late"), reader
+        assert letter["value"] == to_json(id="late"), reader
 
 
 REFUSALS = {  # what a reader does not know yet: it refuses the table, and shows no wrong rows
