@@ -121,7 +121,8 @@ class Nemesis:
     def _replace_masters(self) -> bool:
         """A master without its disk cannot distinguish a new log from a lost one when it hears no replica, so
         its operator starts it only while the others run and can reach it."""
-        if not self._replace(self._group.master, 1_000):
+        others = [node for node in self._group.nodes.values() if node is not self._group.master]
+        if not all(node.is_at_work for node in others) or not self._replace(self._group.master, 1_000):
             return False
         self._quiet_until_us = self._world.now_us + QUIET_US
         self.heal()
@@ -129,7 +130,7 @@ class Nemesis:
 
     def _holds_all(self, node: "ClassicNode") -> bool:
         index = self._group.ledger.highest_index
-        if not node.alive or node.life.stalled_until_us > self._world.now_us:
+        if not node.is_at_work:
             return False
         if node.driver.log.durable_index < index or not node.driver._core.electable:
             return False
@@ -194,16 +195,15 @@ class Nemesis:
             best.crash(power=False)
             best.start()
 
-    def settle(self) -> None:
+    def stop(self) -> None:
         """No more faults; what is down comes back."""
         self.active = False
         self.heal()
 
     def heal(self) -> None:
-        """End what lasts."""
-        self._group.network.mend()
+        """Restore the network and start what is down. Stalls and hung disks end by themselves: the events
+        that they hold back are due at that end."""
+        self._group.network.heal()
         for node in self._group.nodes.values():
-            node.life.stalled_until_us = 0
-            node.hang_disk(0)
             if not node.alive:
                 self._back(node, 1_000)

@@ -56,12 +56,12 @@ def test_a_disk_that_is_replaced_after_its_ack_was_sent_breaks_no_promise(how: s
         return all(node.driver.log.durable_index >= target for node in nodes)
 
     if late is other:
-        other.life.stalled_until_us = group.world.now_us + 600_000
+        other.stall(600_000)
     answers = append(group, "acknowledged")
     assert group.run_until(lambda: durable(*{other, lost} - {late}), 1)
     if late is master:
         assert not answers
-        master.life.stalled_until_us = group.world.now_us + 600_000
+        master.stall(600_000)
     group.run(0.01)  # the reports arrive
     assert not answers
     group.network.cuts[master.name, lost.name] = None
@@ -81,6 +81,20 @@ def test_an_ack_without_the_slaves_that_were_asked_for_is_found() -> None:
     group.master.driver._core._asked_slaves = 1  # type: ignore[attr-defined]
     with pytest.raises(Violation, match=r"held by \['n1', 'n2'\] only, not 3"):
         appended(group, "too early")
+
+
+@pytest.mark.rule("H-01")
+def test_a_slave_that_does_not_connect_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound counts from the end of the cut."""
+    group = quiet_group()
+    slave = group.nodes["n3"]
+    monkeypatch.setattr(slave.driver._core, "_connect", lambda _now_ms: None)
+    group.network.cuts[group.master.name, slave.name] = None
+    group.run(8)
+    group.network.heal()
+    group.run(4)
+    with pytest.raises(Violation, match="no append can be acknowledged for"):
+        group.run(4)
 
 
 @pytest.mark.rule("H-06", "H-07")

@@ -19,13 +19,12 @@ from tests.simulation.controller.plan import LOG_NAME, HaPlan
 from tests.simulation.raft.clients import Client, Ledger, OneShotClient, ProducingClient, Reader
 from tests.simulation.world.network import LinkFaults, Network
 from tests.simulation.world.promises import Violation
-from tests.simulation.world.world import NothingDue, World
+from tests.simulation.world.world import STANDSTILLS_END_S, NothingDue, World
 from tests.unit.ha.clients import Client as KeyedClient
 from tests.unit.ha.clients import Ledger as SimpleLedger
 from tests.unit.ha.streams import StreamNetwork
 
 HANG_UP_US = (100, 50_000)  # after which a closed connection is heard of
-STALLS_END_S = 20  # longer than the longest stall of the nemesis
 
 
 class Heard:
@@ -138,12 +137,12 @@ class HaCluster:
         self.network.cut(messages, keeps=keeps)
         self.streams.cut(lines)
 
-        def mend() -> None:
-            self.network.mend(messages)
+        def heal() -> None:
+            self.network.heal_links(messages)
             self._apart.pop(name, None)
-            self.streams.mend_lines(lines)
+            self.streams.heal_lines(lines)
 
-        self.world.after(lasting_us, mend)
+        self.world.after(lasting_us, heal)
 
     def calm(self) -> None:
         """End a storm."""
@@ -183,13 +182,11 @@ class HaCluster:
         """End all faults: soon every replica holds and has confirmed what was acknowledged, all the same."""
         self.nemesis.active = False
         self.network.heal()
-        self.streams.mend()
+        self.streams.heal()
         self._apart.clear()
         for node in self.nodes.values():
             self.bring_up(node)
-        # Stalls and hung disks end by themselves: the events that they have held back are due at that end, so
-        # a node whose stall was only declared over would count as running, and send no heartbeat until then.
-        self.run_until(lambda: all(self._is_at_work(node) for node in self.nodes.values()), STALLS_END_S)
+        self.run_until(lambda: all(node.is_at_work for node in self.nodes.values()), STANDSTILLS_END_S)
         promised = dict(self.ledger.acknowledged)
         appends = self.checker.counts["appends"]
         self._await(lambda: self.checker.counts["appends"] >= appends + 5, seconds)
@@ -205,10 +202,6 @@ class HaCluster:
         self.checker.finish(promised)
         if isinstance(self.ledger, Ledger):
             self.ledger.verify_refusals()
-
-    @staticmethod
-    def _is_at_work(node: HaSimNode) -> bool:
-        return not node.is_stalled and node.has_healthy_disk
 
     def _await(self, done: Callable[[], bool], seconds: float) -> None:
         if not self.run_until(done, seconds):

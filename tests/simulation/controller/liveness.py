@@ -1,5 +1,8 @@
 """Liveness of a group in controller mode: a healthy group has a master within a bound.
 
+A new active controller knows nothing of how long a master has been silent, or has not opened its epoch: the
+bound counts from its election. While an elected copy that has failed since keeps its epoch from being open,
+which a controller ends after two broker timeouts, it does not count. A longer one counts through all of that.
 Healthy are a majority of the controllers and a copy that may be elected; REASONS excuses the others.
 """
 
@@ -18,6 +21,8 @@ from tests.simulation.raft.liveness import COMMIT_FACTOR, LOOK_US, Bound
 if TYPE_CHECKING:
     from tests.simulation.controller.cluster import HaCluster
     from tests.simulation.controller.node import HaSimNode
+
+ACTIVE_FACTOR = 3  # as often may the active controller change before a master has to be there
 
 # Why a log may be without a master. Nothing else excuses it.
 REASONS: dict[str, str] = {
@@ -39,9 +44,12 @@ class HaLiveness:
         within_us = cluster.plan.timing.master_within_us
         self.masterless: Counter[str] = Counter()
         self.looks = 0
-        self.master = Bound("no master", within_us)
+        self.active = Bound("no active controller", within_us)
+        self.master = Bound("no master under one active controller", within_us)
+        self.any_master = Bound("no master", ACTIVE_FACTOR * within_us)
         self.commit = Bound("no confirmed read at the master", COMMIT_FACTOR * within_us)
         self._cluster = cluster
+        self._active: tuple[str, int] | None = None
         self._tick()
 
     def _tick(self) -> None:
@@ -64,9 +72,32 @@ class HaLiveness:
         ]
         if not masters:
             self.masterless[reason or "recent"] += 1
-        self.master.judge(bool(masters), healthy, cluster.world.now_us)
+        active = self._active_controller()
+        if active != self._active:
+            self._active = active
+            self.master.restart()
+        self.active.judge(active is not None, healthy, cluster.world.now_us)
+        expected = frozenset() if self._elected_copy_failed(log) else healthy
+        self.master.judge(bool(masters), expected, cluster.world.now_us)
+        self.any_master.judge(bool(masters), healthy, cluster.world.now_us)
         readable = any(node.readable_index is not None for node in masters)
         self.commit.judge(readable, healthy, cluster.world.now_us)
+
+    def _elected_copy_failed(self, log: Log | None) -> bool:
+        """Return True if the new epoch is not open, and its master is down or stalled, or its disk hangs."""
+        if log is None or not log.is_opening:
+            return False
+        elected = [node for node in self._cluster.brokers if node.copy_id == log.master]
+        return not any(node.is_at_work for node in elected)
+
+    def _active_controller(self) -> tuple[str, int] | None:
+        """Return the active controller and its term; None if none acts."""
+        terms = [
+            (node.controller.term, node.name)
+            for node in self._cluster.nodes.values()
+            if node.is_controller and node.is_active and not node.is_stalled
+        ]
+        return (max(terms)[1], max(terms)[0]) if terms else None
 
     def _reason(self, log: Log | None) -> tuple[str | None, frozenset[str]]:
         """Return why no master can be expected; None and the healthy nodes when one can."""
@@ -106,7 +137,7 @@ class HaLiveness:
 
     @staticmethod
     def _may_win(log: Log, node: HaSimNode) -> bool:
-        if not node.alive or node.is_stalled or not node.has_healthy_disk or node.doubtful:
+        if not node.is_at_work or node.doubtful:
             return False
         return log.is_current(node.copy_id) and node.copy_id in log.holders
 

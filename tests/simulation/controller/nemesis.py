@@ -240,7 +240,7 @@ class Nemesis:
         cluster.streams.cut(late)
 
         def fall() -> None:
-            cluster.streams.mend_lines(late)
+            cluster.streams.heal_lines(late)
             for name in dying:
                 self.down(cluster.nodes[name], lasting_us, power=chance.random() < 0.5 and not self._is_loose)
 

@@ -42,7 +42,7 @@ from tests.simulation.controller.plan import GENERATION, LOG_NAME, STORAGE
 from tests.simulation.raft.plans import SimulatedLimits
 from tests.simulation.raft.reads import CursorDone, NodeReads, PageDone
 from tests.simulation.world.disk import DiskThread, DiskTiming
-from tests.simulation.world.machine import Machine
+from tests.simulation.world.process import SimulatedProcess
 from tests.simulation.world.promises import Violation
 from tests.simulation.world.world import Life, WorldScheduler
 from tests.simulation.world.world_loop import WorldLoop
@@ -74,8 +74,8 @@ class Link:
             self._cluster.network.send(self._name, target, log_id, message)
 
 
-class HaSimNode:
-    """Its disk and machine outlive its lives. `driver` and `core` are set where a replica of the log is kept.
+class HaSimNode(SimulatedProcess):
+    """`driver` and `core` are set where a replica of the log is kept.
 
     copy_id: the replica id of the copy on its disk, 0 while that is not registered. controllers_from: up to
     where the controllers' log must be held before an emptied disk counts as filled again, None for whole.
@@ -87,10 +87,8 @@ class HaSimNode:
     log: Commitlog
 
     def __init__(self, cluster: HaCluster, name: str) -> None:
-        self.name = name
+        super().__init__(cluster.world, name)
         self.files = MemoryFiles(Random(cluster.world.random.getrandbits(64)))
-        self.machine = Machine(cluster.world)
-        self.life = Life(name, alive=False)
         self.is_broker = name in cluster.plan.broker_names
         self.is_controller = name in cluster.plan.controller_names
         self._cluster = cluster
@@ -101,20 +99,7 @@ class HaSimNode:
         self.loose = (
             cluster.plan.durability is Durability.REPLICATED
         )  # a power failure may take the log's end
-        self._disk_hangs_until_us = 0
         self._loop: WorldLoop | None = None
-
-    @property
-    def alive(self) -> bool:
-        return self.life.alive
-
-    @property
-    def is_stalled(self) -> bool:
-        return self.life.stalled_until_us > self._cluster.world.now_us
-
-    @property
-    def has_healthy_disk(self) -> bool:
-        return self._disk_hangs_until_us <= self._cluster.world.now_us
 
     @property
     def held_index(self) -> int:
@@ -156,8 +141,7 @@ class HaSimNode:
         host = cluster.streams.attach(self.name, life, self._from_stream)
         cluster.network.attach(self.name, life, self._receive)
         self._clock = self.machine.clock()
-        self._disk = DiskThread(world, life, DISK, self._fail)
-        self._disk.hung_until_us = self._disk_hangs_until_us
+        self._disk = DiskThread(world, life, DISK, self._fail, self._disk_hang)
         self._loop = WorldLoop(world, life)
         self._reads = NodeReads(lambda: self.driver if self.alive and self.is_broker else None)
         self._options: LogOptions | None = None
@@ -342,19 +326,6 @@ class HaSimNode:
         """A planned stop: the mastership is given up first."""
         self.managers.leave()
 
-    def stall(self, lasting_us: int, *, suspended: bool = False) -> None:
-        """The process does nothing for so long, and then goes on; suspended: the machine is."""
-        self.life.stalled_until_us = self._cluster.world.now_us + lasting_us
-        if suspended:
-            self.machine.suspended(lasting_us)
-            self.hang_disk(lasting_us)
-
-    def hang_disk(self, lasting_us: int) -> None:
-        """No work of the disk ends for so long."""
-        self._disk_hangs_until_us = self._cluster.world.now_us + lasting_us
-        if self.alive:
-            self._disk.hung_until_us = self._disk_hangs_until_us
-
     def roll_back(self) -> None:
         """The node's reaction when an unclean election has lost confirmed records of its log; then it starts
         again."""
@@ -426,12 +397,7 @@ class HaSimNode:
         self._loop.create_task(read)
 
     def _when_awake(self, ask: Callable[[], None]) -> None:
-        """Input for a stalled process waits in its socket."""
-        life, world = self.life, self._cluster.world
-        if life.alive and self.is_stalled:
-            world.after(life.stalled_until_us - world.now_us, lambda: self._when_awake(ask), life)
-        elif life.alive and self.is_broker:
-            ask()
+        self._world.when_awake(self.life, lambda: ask() if self.is_broker else None)
 
     @property
     def is_master(self) -> bool:

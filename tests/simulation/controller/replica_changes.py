@@ -225,7 +225,7 @@ class ChangingCluster(HaCluster):
         """End all faults and changes: soon the nodes that are wanted keep the log, and all are in sync."""
         self._changing = self.nemesis.active = False
         self.network.heal()
-        self.streams.mend()
+        self.streams.heal()
         self._apart.clear()
         for node in self.nodes.values():
             if not node.alive:

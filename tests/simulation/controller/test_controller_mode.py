@@ -50,7 +50,7 @@ def test_frames_that_a_cut_has_kept_are_late_for_some_time_after_it() -> None:
     network.cut([link], keeps=True)
     network.send(*link, 1, TimeoutNow(1))
     world.step(10_000)  # the frame reaches the cut
-    network.mend([link])
+    network.heal_links([link])
     assert (network.is_late(*link), network.is_late("n2", "n1")) == (True, False)
     world.now_us += LATE_US[1]
     assert not network.is_late(*link)

@@ -1,7 +1,11 @@
 """Simulated clients: they append until they know (by key, by sequence) or once, and read; all is noted."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
+from zlib import crc32
+
+import pyarrow as pa
 
 from app.api.read.selection import Consistency
 from app.errors import CommitlogError, CursorNotFound, IdempotencyKeyReused
@@ -9,7 +13,7 @@ from app.errors.base import Outcome
 from app.log.commands import Command, CommandResult, MoveCursor
 from app.log.contract import Acks, AppendRequest, AppendResult, Producer
 from app.log.state import LogCursor
-from storage.format.records import RecordColumns
+from storage.format.records import BODY_SCHEMA, RecordColumns, RecordTable
 from tests.simulation.raft.checks import SafetyChecker
 from tests.simulation.raft.reads import SHOWN_BEFORE, Asked, CursorDone, PageDone, ReadChecker, Shown
 from tests.simulation.raft.sometimes import Sometimes
@@ -23,9 +27,12 @@ READ_SHARE = 0.2
 MOVE_SHARE = 0.03  # of the requests that move a cursor
 REPEAT_SHARE = 0.04  # that repeat the last append although it was acknowledged
 PROBE_SHARE = 0.02  # that ask with an old key whether it is still remembered
+TABLE_EACH = 2  # of the appends one in so many is a table
+BURST_SHARE = 0.15  # of the appends that are sent once come with others at the same instant
+BURST_APPENDS = 5
 LARGE_SHARE = 0.3  # of the appends that hold more than one record
 LARGE_RECORDS = 50
-OLD_KEYS = 20  # that a client remembers
+OLD_KEYS = 60  # that a client remembers: the oldest one may have expired
 
 Answer = AppendResult | CommitlogError
 
@@ -66,6 +73,7 @@ class Ledger:
         self._checker = checker
         self._sometimes = sometimes
         self._fresh: list[tuple[str, int | None, AppendResult]] = []  # value, match_index, answer
+        self._last_table = ("", 0, 0)  # value, term and offset of the batch, of the last table acknowledged
         self._problems: list[str] = []
         self._refused: dict[str, str] = {}  # values that were surely not appended -> why
 
@@ -77,6 +85,7 @@ class Ledger:
             self.replays += answer.replayed
             if answer.count != request.records.count:
                 self._problems.append(f"{value} has {request.records.count} records, not {answer.count}")
+            self._note_table(request, value, answer)
             if not is_asked_once(request):
                 outcome = outcome_of(answer)
                 first = self._outcomes.setdefault(value, outcome)
@@ -87,6 +96,14 @@ class Ledger:
                 self.highest_index = max(self.highest_index, answer.last_index)
         elif answer.outcome is Outcome.NOT_APPLIED and is_asked_once(request):
             self._refused[value] = type(answer).__name__  # nothing can append it after this answer
+
+    def _note_table(self, request: AppendRequest, value: str, answer: AppendResult) -> None:
+        """Look whether the last two acknowledged tables share a batch."""
+        if isinstance(request.records, RecordTable):
+            other, *batch = self._last_table
+            if other != value and batch == [answer.term, answer.first_offset]:
+                self._sometimes.hit("tables-shared")
+            self._last_table = (value, answer.term, answer.first_offset)
 
     def reader(self) -> Callable[[int | CommitlogError], None]:
         """A read begins now: take its answer, and see that it misses nothing acknowledged before (R-08)."""
@@ -358,7 +375,20 @@ class ProducingClient(Client):
 
 
 class OneShotClient(Client):
-    """Send each request once and accept the answer, with all kinds of acks and conditions; never a key."""
+    """Send each request once and accept the answer, with all kinds of acks and conditions; never a key.
+
+    Some requests are sent together with others, which share their batch.
+    """
+
+    def _append(self, request: AppendRequest, value: str) -> None:
+        chance = self._world.random.random
+        if chance() < BURST_SHARE:
+            door = self._doors[self._door]
+            for _ in range(int(chance() * BURST_APPENDS)):
+                self._number += 1
+                other, name = self._request()
+                door.append(other, partial(self._ledger.answered, door, other, name))
+        super()._append(request, value)
 
     def _request(self) -> tuple[AppendRequest, str]:
         value = f"{self._name}-{self._number}"
@@ -443,12 +473,13 @@ def append_of(
     idempotency_key: str | None = None,
     producer: Producer | None = None,
 ) -> AppendRequest:
-    """Return an append of `count` records; the first one's value is its name."""
-    records = RecordColumns()
+    """Return an append of `count` records; the first one's value is its name. One in TABLE_EACH is a table,
+    as Arrow and packed bodies are; so is each of its repeats."""
+    columns = RecordColumns()
     for number in range(count):
-        records.add(value_of(value, number).encode())
+        columns.add(value_of(value, number).encode())
     return AppendRequest(
-        records,
+        columns if crc32(value.encode()) % TABLE_EACH else _table_of(columns),
         acks=acks,
         timeout_ms=TIMEOUT_MS,
         match_index=match_index,
@@ -456,3 +487,9 @@ def append_of(
         producer=producer,
         digest=value.encode().ljust(16)[:16],
     )
+
+
+def _table_of(columns: RecordColumns) -> RecordTable:
+    rows = [pa.nulls(columns.count, field.type) for field in BODY_SCHEMA]
+    rows[BODY_SCHEMA.get_field_index("value")] = pa.array(columns.values, pa.binary())
+    return RecordTable(pa.RecordBatch.from_arrays(rows, schema=BODY_SCHEMA), columns.size_bytes)

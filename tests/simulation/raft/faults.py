@@ -93,10 +93,13 @@ OPERATIONS = (
     "scrub",
 )
 AT_LEADER = ("transfer", "trim", "fence", "change", "trim_all", "resize", "remove_leader", "set_schema")
+CUT_OFF_SHARE = 0.25  # of the leaders that an operator asks
 CLOCK_RATES = (0.95, 1.05)
 QUIET_US = 7_000_000  # longer than a snapshot of the log's state takes to come
 TRIM_TO_CRASH_US = 1_000_000
 COPY_AGE_US = 20_000_000  # of a copy of a disk that is put back
+PATIENCE_US = 20_000_000  # of an operator who waits until no other disk may lack something
+PATIENCE_LOOK_US = 250_000
 RESTART_US = 1_000_000  # of a rolling restart: from one node's stop to its start, and to the next one's stop
 
 
@@ -210,7 +213,6 @@ class Nemesis:
         self._cluster.network.heal()
         for name in self._cluster.names:
             self._cluster.slow_disk(name, 1)
-            self._cluster.hang_disk(name, 0)
             self._cluster.cure_disk(name)
             self._bring_up(name)
 
@@ -311,7 +313,12 @@ class Nemesis:
                 self._cluster.stop(name)
 
     def _operate(self, fault: Fault, _name: str) -> bool:
-        return self._cluster.operate(fault.kind, Random(fault.dice))
+        """Some leaders are cut off as soon as they are asked: what they write is undone later."""
+        random, leader = Random(fault.dice), self._cluster.leading()
+        done = self._cluster.operate(fault.kind, random)
+        if leader is not None and random.random() < CUT_OFF_SHARE:
+            self._isolate(fault, self._cluster.names[leader])
+        return done
 
     # --- links
 
@@ -358,7 +365,7 @@ class Nemesis:
             if cut:
                 self._cluster.network.cut(links)
             else:
-                self._cluster.network.mend(links)
+                self._cluster.network.heal_links(links)
                 if self._world.now_us >= until_us:
                     return
             self._world.after(random.randint(1_000, FLAPPING_US), partial(turn, not cut))
@@ -374,7 +381,7 @@ class Nemesis:
 
     def _cut(self, fault: Fault, links: list[Link], *, keeps: bool = False) -> bool:
         self._cluster.network.cut(links, keeps=keeps)
-        self._later(fault, partial(self._cluster.network.mend, links))
+        self._later(fault, partial(self._cluster.network.heal_links, links))
         return bool(links)
 
     def _others(self, name: str) -> list[str]:
@@ -395,24 +402,30 @@ class Nemesis:
         self._cluster.hang_disk(name, fault.lasting_us)
 
     def _replace_disk(self, fault: Fault, name: str) -> bool:
-        if not self._cluster.replace_disk(name):
-            return False
-        self._later(fault, partial(self._bring_up, name))
-        return True
+        until_us = self._world.now_us + PATIENCE_US
+        self._when_whole(fault, name, partial(self._cluster.replace_disk, name), until_us)
+        return False
 
     def _restore_copy(self, fault: Fault, name: str) -> bool:
-        """Copy the disk of a node that is stopped for it, and put the copy back later. It counts by then."""
+        """Copy the disk of a node that is stopped for it, and put the copy back later."""
         if not self._take_down(fault, name, power=True):
             return False
+        age_us = fault.lasting_us + Random(fault.dice).randrange(COPY_AGE_US)
+        until_us = self._world.now_us + age_us + PATIENCE_US
         restore = self._cluster.copy_disk(name)
-
-        def put_back() -> None:
-            if not self._stopped and restore():
-                self.counts[fault.kind] += 1
-                self._later(fault, partial(self._bring_up, name))
-
-        self._world.after(fault.lasting_us + Random(fault.dice).randrange(COPY_AGE_US), put_back)
+        self._world.after(age_us, partial(self._when_whole, fault, name, restore, until_us))
         return False
+
+    def _when_whole(self, fault: Fault, name: str, lose: Callable[[], bool], until_us: int) -> None:
+        """Lose what a disk holds as soon as the cluster permits it, and count it. The node restarts later."""
+        if self._stopped or self._world.now_us > until_us:
+            return
+        if lose():
+            self.counts[fault.kind] += 1
+            self._later(fault, partial(self._bring_up, name))
+        else:
+            again = partial(self._when_whole, fault, name, lose, until_us)
+            self._world.after(PATIENCE_LOOK_US, again)
 
     def _sicken(self, fault: Fault, name: str) -> None:
         self._cluster.sicken_disk(name, fault.kind, fault.dice)

@@ -52,6 +52,10 @@ class Bound:
         self._since_us: int | None = None
         self._healthy: frozenset[str] = frozenset()
 
+    def restart(self) -> None:
+        """Count from the next call of `judge` on."""
+        self._since_us = None
+
     def judge(self, holds: bool, healthy: frozenset[str], now_us: int) -> None:
         """healthy: the healthy voters now, empty when they are no majority. Raises Violation."""
         if holds or not healthy:

@@ -40,12 +40,12 @@ from tests.simulation.world.disk import DiskThread, DiskTiming
 from tests.simulation.world.network import LinkFaults, Network, NodeTransport
 from tests.simulation.world.promises import Violation
 from tests.simulation.world.sick_files import SickFiles
-from tests.simulation.world.world import Life, NothingDue, World, WorldClock, WorldScheduler
+from tests.simulation.world.world import Life, NothingDue, Standstill, World, WorldClock, WorldScheduler
 from tests.simulation.world.world_loop import WorldLoop
 from tests.support.markers import removes_marker
 
 SECOND_US = 1_000_000
-SETTLE_S = 60
+SETTLE_S = 20
 WEIGHTS = {
     "kill": 4, "power": 4, "power_all": 1, "stall": 2, "slow_disk": 4, "hang_disk": 4, "isolate": 2,
     "link": 2, "reconnect": 2, "halves": 1, "slow_links": 1, "clock_rate": 1,
@@ -72,9 +72,9 @@ class ManyLogsPlan:
 class Device:
     """One disk and the threads that wait for it."""
 
-    def __init__(self, world: World, life: Life, threads: int) -> None:
+    def __init__(self, world: World, life: Life, threads: int, hang: Standstill) -> None:
         self.slowness = 1
-        self.hung_until_us = 0
+        self.hang = hang
         self._world = world
         self._life = life
         self._free = threads
@@ -92,7 +92,7 @@ class Device:
             self._world.after(delay_us * self.slowness, partial(self._end, action), self._life)
 
     def _end(self, action: Callable[[], None]) -> None:
-        late_us = self.hung_until_us - self._world.now_us
+        late_us = self.hang.until_us - self._world.now_us
         if late_us > 0:
             self._world.after(late_us, partial(self._end, action), self._life)
             return
@@ -112,7 +112,7 @@ class Lane(DiskThread):
         fail: Callable[[str, BaseException], None],
         device: Device,
     ) -> None:
-        super().__init__(world, life, timing, fail)
+        super().__init__(world, life, timing, fail, device.hang)
         self._device = device
 
     def _later(self, range_us: tuple[int, int], action: Callable[[], None]) -> None:
@@ -151,12 +151,12 @@ class Replica:
 
     @property
     def is_stalled(self) -> bool:
-        return self._machine.life.stalled_until_us > self._machine.world.now_us
+        return self._machine.life.stall.until_us > self._machine.world.now_us
 
     @property
     def has_healthy_disk(self) -> bool:
-        device = self._machine.device
-        return device.slowness == 1 and device.hung_until_us <= self._machine.world.now_us
+        machine = self._machine
+        return machine.slowness == 1 and machine.hang.until_us <= machine.world.now_us
 
     @property
     def held_index(self) -> int:
@@ -195,7 +195,7 @@ class Machine:
         self.life = Life(name, alive=False)
         self.replicas = {log: Replica(self, log) for log in log_names}
         self.slowness = 1
-        self.hung_until_us = 0
+        self.hang = Standstill()  # of the disk; it outlasts a restart
         self._cluster = cluster
         self._by_id = {replica.log_id: replica for replica in self.replicas.values()}
 
@@ -203,8 +203,8 @@ class Machine:
         plan, world = self._cluster.plan, self.world
         self.life = Life(self.name)
         self.loop = WorldLoop(world, self.life)
-        self.device = Device(world, self.life, plan.threads)
-        self.device.slowness, self.device.hung_until_us = self.slowness, self.hung_until_us
+        self.device = Device(world, self.life, plan.threads, self.hang)
+        self.device.slowness = self.slowness
         transport = NodeTransport(self._cluster.network, self.name, self.life)
         disk = Lanes(partial(Lane, world, self.life, plan.disk, self._fail, self.device))
         for replica in self.replicas.values():
@@ -243,12 +243,7 @@ class Machine:
             self._cluster.checkers[replica.log_name].end_life(replica)
 
     def when_awake(self, ask: Callable[[], Any]) -> None:
-        """Input for a stalled process waits in its socket."""
-        life, world = self.life, self.world
-        if life.alive and life.stalled_until_us > world.now_us:
-            world.after(life.stalled_until_us - world.now_us, lambda: self.when_awake(ask), life)
-        elif life.alive:
-            ask()
+        self.world.when_awake(self.life, ask)
 
     def _fail(self, what: str, error: BaseException) -> None:
         raise Violation(f"{self.name} stopped: {what}: {error!r}") from error
@@ -322,7 +317,7 @@ class ManyLogs:
 
     def stall(self, name: str, lasting_us: int) -> None:
         if self.is_up(name):
-            self.machines[name].life.stalled_until_us = self.world.now_us + lasting_us
+            self.machines[name].life.stall.extend(self.world.now_us + lasting_us)
 
     def set_clock_rate(self, name: str, rate: float) -> None:
         self.machines[name].clock.set_rate(rate)
@@ -332,8 +327,7 @@ class ManyLogs:
         machine.slowness = machine.device.slowness = slowness
 
     def hang_disk(self, name: str, lasting_us: int) -> None:
-        machine = self.machines[name]
-        machine.hung_until_us = machine.device.hung_until_us = self.world.now_us + lasting_us
+        self.machines[name].hang.extend(self.world.now_us + lasting_us)
 
     def cure_disk(self, name: str) -> None:
         """No disk errs here."""

@@ -24,7 +24,15 @@ from app.node.repair.server import RepairServer
 from app.node.replica.driver import LogDriver
 from app.node.services import NodeServices, ReplicaEvents
 from storage.care.scrub import Scrub
-from storage.errors import CorruptFile, CorruptLog, DiskError, StorageError, StorageFull, SyncFailed
+from storage.errors import (
+    CorruptFile,
+    CorruptLog,
+    DiskError,
+    StorageError,
+    StorageFull,
+    SyncFailed,
+    as_damage,
+)
 from storage.format.batch import log_id_of
 from storage.format.segment_format import segment_offset
 from storage.log.commitlog import Commitlog
@@ -35,7 +43,7 @@ from tests.simulation.world.disk import DiskThread
 from tests.simulation.world.network import NodeTransport
 from tests.simulation.world.promises import Violation
 from tests.simulation.world.sick_files import SickFiles
-from tests.simulation.world.world import Life, WorldClock, WorldScheduler
+from tests.simulation.world.world import Life, Standstill, WorldClock, WorldScheduler
 from tests.simulation.world.world_loop import WorldLoop, in_thread
 from tests.support.memory_files import PowerCut
 
@@ -67,7 +75,7 @@ class SimulatedNode:
         self._cluster = cluster
         self._life = Life(name, alive=False)
         self._fsync = cluster.plan.durability is Durability.FSYNC
-        self._disk_hangs_until_us = 0
+        self._disk_hang = Standstill()  # it outlasts a restart
         self._was_full = False  # in this life, and has gone on since
         self._serves = False
         self._marker = RepairMarker(self.files, "data", LOG_NAME)
@@ -89,12 +97,12 @@ class SimulatedNode:
 
     @property
     def is_stalled(self) -> bool:
-        return self._life.stalled_until_us > self._cluster.world.now_us
+        return self._life.stall.until_us > self._cluster.world.now_us
 
     @property
     def has_healthy_disk(self) -> bool:
         """True while the disk works at its usual speed."""
-        hangs = self._disk_hangs_until_us > self._cluster.world.now_us
+        hangs = self._disk_hang.until_us > self._cluster.world.now_us
         return not (hangs or self.disk_slowness > 1 or self.files.is_ill)
 
     @property
@@ -136,18 +144,13 @@ class SimulatedNode:
         """Objects of a node beside its log."""
         cluster, world, life = self._cluster, self._cluster.world, self._life
         transport = NodeTransport(cluster.network, self.name, life)
-        self._disk = DiskThread(world, life, cluster.plan.disk, self._fail)
-        self._disk.slowness, self._disk.hung_until_us = self.disk_slowness, self._disk_hangs_until_us
+        self._disk = DiskThread(world, life, cluster.plan.disk, self._fail, self._disk_hang)
+        self._disk.slowness = self.disk_slowness
         self._loop = WorldLoop(world, life)
         self._repairing = False
         self._reads = NodeReads(lambda: self.driver if self.alive else None)
         self._calls = PeerCalls(transport, Random(world.random.getrandbits(64)))
-        self._server = RepairServer(
-            self.files,
-            self.clock,
-            transport.send,
-            lambda _log, error, found_by: self._damaged(error, found_by),
-        )
+        self._server = RepairServer(self.files, self.clock, transport.send, self._report)
         self._journal = open_journal(self.files, "data", self.name, LOG_NAME, self.settings.storage)
         self._observe_journal(self._journal)
         cluster.network.attach(self.name, life, self._receive)
@@ -205,6 +208,12 @@ class SimulatedNode:
         self._cluster.sometimes.hit("sync-failed" if isinstance(error, SyncFailed) else "disk-error")
         self.crash(power=False)
         self._revive()
+
+    def _report(self, error: StorageError, found_by: str) -> bool:
+        damage = as_damage(error)
+        if isinstance(damage, CorruptLog):
+            self._damaged(damage, found_by)
+        return isinstance(damage, CorruptLog)
 
     def _damaged(self, error: CorruptLog | CorruptFile, found_by: str) -> None:
         """Repair damage that was planted, and what an ill disk does not give; any other is a violation."""
@@ -347,7 +356,7 @@ class SimulatedNode:
         """The process does nothing for so long, and then goes on as if nothing had been."""
         term, leads = self.driver.term, self.alive and self.driver.role is Role.LEADER
         world = self._cluster.world
-        self._life.stalled_until_us = world.now_us + lasting_us
+        self._life.stall.extend(world.now_us + lasting_us)
         if leads:
 
             def woken() -> None:
@@ -364,9 +373,7 @@ class SimulatedNode:
 
     def hang_disk(self, lasting_us: int) -> None:
         """No work of the disk ends for so long."""
-        self._disk_hangs_until_us = self._cluster.world.now_us + lasting_us
-        if self._disk is not None:
-            self._disk.hung_until_us = self._disk_hangs_until_us
+        self._disk_hang.extend(self._cluster.world.now_us + lasting_us)
 
     def replace_disk(self) -> None:
         """The node, which is down, gets an empty disk."""
@@ -479,10 +486,8 @@ class SimulatedNode:
     async def _read(self, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             await read()
-        except CorruptLog as error:
-            self._damaged(error, "read")
-        except DiskError:
-            if not self.files.is_ill:
+        except StorageError as error:
+            if not self._report(error, "read") and not self.files.is_ill:
                 raise
 
     def command(self, command: Command, done: Callable[[CommandResult | CommitlogError], None]) -> None:
@@ -496,9 +501,4 @@ class SimulatedNode:
         self._when_awake(begin)
 
     def _when_awake(self, ask: Callable[[], None]) -> None:
-        """Input for a stalled process waits in its socket."""
-        life, world = self._life, self._cluster.world
-        if life.alive and life.stalled_until_us > world.now_us:
-            world.after(life.stalled_until_us - world.now_us, lambda: self._when_awake(ask), life)
-        elif self.alive:
-            ask()
+        self._cluster.world.when_awake(self._life, lambda: ask() if self.alive else None)

@@ -77,6 +77,7 @@ POINTS: dict[str, str] = {
     "scrubbed": "storage: a log was read again from its begin to its end",
     "late-frame": "R-01: a frame that a cut had kept arrived after the reconnect",
     "state-in-pieces": "the state of a log came in several pieces",
+    "tables-shared": "D-08: appends that are tables shared a batch",
     "key-kept": "an old key was remembered",
     "key-expired": "an old key was free again",
     "large-batch": "a committed batch held several records",

@@ -8,7 +8,7 @@ from typing import Any
 
 from app.log.driver_interfaces import SyncSource
 from storage.errors import StorageError
-from tests.simulation.world.world import Life, World
+from tests.simulation.world.world import Life, Standstill, World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,15 +24,21 @@ class DiskTiming:
 class DiskThread:
     """Disk and Lanes of app/log/driver_interfaces.py in one life of a node.
 
-    slowness: factor on the time of work. hung_until_us: no work ends before that time.
+    slowness: factor on the time of work.
     """
 
     def __init__(
-        self, world: World, life: Life, timing: DiskTiming, fail: Callable[[str, BaseException], None]
+        self,
+        world: World,
+        life: Life,
+        timing: DiskTiming,
+        fail: Callable[[str, BaseException], None],
+        hang: Standstill,
     ) -> None:
-        """fail(what, error): a sync has failed, and the node must stop (R-11)."""
+        """fail(what, error): a sync has failed, and the node must stop (R-11). hang: no work ends before its
+        end."""
         self.slowness = 1
-        self.hung_until_us = 0
+        self._hang = hang
         self._timing = timing
         self._world = world
         self._life = life
@@ -79,10 +85,9 @@ class DiskThread:
         world.after(delay_us, partial(self._done, action), self._life)
 
     def _done(self, action: Callable[[], None]) -> None:
-        if self.hung_until_us > self._world.now_us:
-            self._world.after(
-                self.hung_until_us - self._world.now_us, partial(self._done, action), self._life
-            )
+        late_us = self._hang.until_us - self._world.now_us
+        if late_us > 0:
+            self._world.after(late_us, partial(self._done, action), self._life)
             return
         action()
         self._busy = False

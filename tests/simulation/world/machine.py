@@ -18,7 +18,8 @@ class Machine:
         self._rate = 1.0
         self._since_us = 0  # of the world, when the rate was set
         self._elapsed_us = 0  # of CLOCK_BOOTTIME, by then
-        self._suspended_us = 0  # in which CLOCK_MONOTONIC stood still
+        self._suspended_us = 0  # in which CLOCK_MONOTONIC stood still, or will
+        self._asleep_until_us = 0  # of the world
         self._skew_us = 0  # of the wall clock against the boot
 
     def clock(self) -> SystemClock:
@@ -31,13 +32,18 @@ class Machine:
         self._rate = rate
 
     def suspended(self, lasting_us: int) -> None:
-        """The machine begins to sleep for so long."""
-        self._suspended_us += int(lasting_us * self._rate)
+        """The machine begins to sleep for so long, or sleeps already."""
+        until_us = self._world.now_us + lasting_us
+        awake_us = until_us - max(self._world.now_us, self._asleep_until_us)
+        if awake_us > 0:
+            self._suspended_us += int(awake_us * self._rate)
+            self._asleep_until_us = until_us
 
     def reboot(self) -> None:
         """Both clocks begin at 0, the wall clock goes on."""
         self._skew_us += self._boottime_us()
         self._elapsed_us, self._since_us, self._suspended_us = 0, self._world.now_us, 0
+        self._asleep_until_us = 0
 
     def _boottime_us(self) -> int:
         return self._elapsed_us + int((self._world.now_us - self._since_us) * self._rate)

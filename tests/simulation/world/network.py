@@ -63,7 +63,7 @@ class Network:
             if keeps:
                 self._kept.setdefault(link, deque(maxlen=KEPT_FRAMES))
 
-    def mend(self, links: Iterable[Link]) -> None:
+    def heal_links(self, links: Iterable[Link]) -> None:
         """End one cut of each of the links."""
         for link in links:
             _decrease(self._cuts, link)
@@ -132,8 +132,9 @@ class Network:
             self.lost += 1
             return
         world, life = self._world, inbox[0]
-        if life.stalled_until_us > world.now_us:  # it waits in the socket
-            world.after(life.stalled_until_us - world.now_us, partial(self._deliver, source, target, frame))
+        stalled_us = life.stall.until_us - world.now_us
+        if stalled_us > 0:  # it waits in the socket
+            world.after(stalled_us, partial(self._deliver, source, target, frame))
             return
         world.note_frame(frame)
         log_id, message = decode(memoryview(frame))

@@ -3,25 +3,44 @@
 import hashlib
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from heapq import heappop, heappush
 from random import Random
 
 START_MS = 1_700_000_000_000  # the wall clock at the beginning, milliseconds since 1970
 TRACE_LINES = 40  # that a world with `tell` keeps
+STANDSTILLS_END_S = 20  # longer than the longest standstill of a nemesis
+
+
+class Standstill:
+    """A time in which a process or a disk does nothing.
+
+    The events that it holds back are queued for its end. So it can be extended, but not shortened: whatever
+    were declared to run before that end would count as healthy, and do nothing until then.
+    """
+
+    __slots__ = ("until_us",)
+
+    def __init__(self) -> None:
+        self.until_us = 0
+
+    def extend(self, until_us: int) -> None:
+        """Last until that time at least."""
+        self.until_us = max(self.until_us, until_us)
 
 
 class Life:
     """One run of a process: what it had scheduled dies with it, and waits while it is stalled.
 
-    stalled_until_us: the process is stopped (a collector, a hypervisor) and goes on then.
+    stall: the process is stopped (a collector, a hypervisor) and goes on at its end.
     """
 
-    __slots__ = ("alive", "name", "stalled_until_us")
+    __slots__ = ("alive", "name", "stall")
 
     def __init__(self, name: str, alive: bool = True) -> None:
         self.name = name
         self.alive = alive
-        self.stalled_until_us = 0
+        self.stall = Standstill()
 
 
 class NothingDue(Exception):
@@ -46,6 +65,17 @@ class World:
         self._sequence += 1
         heappush(self._queue, (self.now_us + delay_us, self._sequence, life, action))
 
+    def when_awake(self, life: Life, action: Callable[[], object]) -> None:
+        """Do `action`, input of a process, unless that has ended. Input of a stalled process waits in its
+        socket."""
+        stalled_us = life.stall.until_us - self.now_us
+        if not life.alive:
+            return
+        if stalled_us > 0:
+            self.after(stalled_us, partial(self.when_awake, life, action), life)
+        else:
+            action()
+
     def between(self, range_us: tuple[int, int]) -> int:
         """Draw from the range; a fraction of the cost of Random.randint."""
         low, high = range_us
@@ -63,8 +93,8 @@ class World:
                 action()
             elif not life.alive:
                 continue
-            elif life.stalled_until_us > self.now_us:
-                heappush(queue, (life.stalled_until_us, sequence, life, action))
+            elif life.stall.until_us > self.now_us:
+                heappush(queue, (life.stall.until_us, sequence, life, action))
                 continue
             else:
                 action()

@@ -159,7 +159,7 @@ def test_a_tail_that_was_never_confirmed_gives_way_to_a_trimmed_masters_log() ->
     trim(cluster, new, new.driver.committed_index - 2)
     assert confirmed < new.log.begin_index <= old.log.end_index
     cluster.network.heal()
-    cluster.streams.mend()
+    cluster.streams.heal()
     cluster._apart.clear()
     target = new.driver.committed_index
     assert cluster.run_until(lambda: old.driver.committed_index >= target, 10)

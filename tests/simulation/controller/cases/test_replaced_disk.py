@@ -45,7 +45,7 @@ def test_a_new_copy_is_no_member_by_the_acks_of_the_old_one(how: str, brokers: i
     cluster.hang_up(master.name)
     cluster.run(1)
     assert truth(cluster).master_node in (None, master.name)
-    cluster.streams.mend()
+    cluster.streams.heal()
     master.start()
     assert cluster.run_until(lambda: slave.name in truth(cluster).set_nodes, 5)
     assert slave.held_index >= last
