@@ -9,10 +9,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.mutants import new_mutants, review_mutants  # noqa: F401 - they register themselves
-from tests.mutants.controller_mutants import GROUP_MUTANTS, GroupMutant, killed_by_group
-from tests.mutants.killing import killed_by_simulator, killed_by_test
-from tests.mutants.mutants import MUTANTS, Mutant
+from tests.mutants.catalogue import GROUP_MUTANTS, MUTANTS
+from tests.mutants.killing import killed_by_group, killed_by_simulator, killed_by_test
+from tests.mutants.planting import GroupMutant, Mutant
 
 WIDTH = 90  # of the killer's output
 ALL: list[Mutant] = [*MUTANTS, *GROUP_MUTANTS]

@@ -1,16 +1,19 @@
-"""Detection of a planted bug: by the simulator, and by the test that is named for it."""
+"""Detection of a planted bug: by the simulator of its mode, and by the test that is named for it."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.mutants.mutants import Mutant
+from tests.mutants.planting import GroupMutant, Mutant
+from tests.simulation.classic import group as classic
+from tests.simulation.controller import run as controller
 from tests.simulation.raft.run import run_seed
 from tests.simulation.world.promises import Violation
 
 FIRST_SEED = 3
 SEEDS, SEEDS_BESIDE_A_TEST = 120, 30  # that are tried
 SECONDS = 80.0
+GROUP_SEEDS, GROUP_SECONDS = 12, 20.0  # that are tried
 
 
 def killed_by_simulator(mutant: Mutant) -> str | None:
@@ -20,6 +23,18 @@ def killed_by_simulator(mutant: Mutant) -> str | None:
         mutant.patch(patch)
         for seed in range(FIRST_SEED, FIRST_SEED + 2 * count, 2):  # every second one is a storm
             _, violation = run_seed(seed, SECONDS)
+            if violation is not None:
+                return f"seed {seed}: {violation}"
+    return None
+
+
+def killed_by_group(mutant: GroupMutant) -> str | None:
+    """The first seed whose group breaks a promise under the mutant, and which promise."""
+    simulator = controller if mutant.mode == "controller" else classic
+    with pytest.MonkeyPatch.context() as patch:
+        mutant.patch(patch)
+        for seed in range(GROUP_SEEDS):
+            _, violation = simulator.run_seed(seed, GROUP_SECONDS)
             if violation is not None:
                 return f"seed {seed}: {violation}"
     return None

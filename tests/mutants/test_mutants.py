@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants import new_mutants, review_mutants  # noqa: F401 - they register themselves
+from tests.mutants.catalogue import MUTANTS
 from tests.mutants.killing import killed_by_simulator, killed_by_test
-from tests.mutants.mutants import MUTANTS, Mutant
+from tests.mutants.planting import Mutant
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.rule}-{mutant.name}")

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.controller_mutants import GROUP_MUTANTS, GroupMutant
+from tests.mutants.catalogue import GROUP_MUTANTS
 from tests.mutants.killing import killed_by_test
+from tests.mutants.planting import GroupMutant
 
 
 @pytest.mark.parametrize("mutant", GROUP_MUTANTS, ids=lambda mutant: f"{mutant.rule}-{mutant.name}")

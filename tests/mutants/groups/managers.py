@@ -1,0 +1,119 @@
+"""Planted bugs in a node's replica managers: between the controllers and the core of a log."""
+
+from copy import copy
+from typing import Any
+
+import pytest
+
+from app.controller.commands import StepDown
+from app.controller.metadata import Log
+from app.controller.replicas_manager import Action, ControllerRequest, ReplicasManager, Tell
+from app.ha.roles import HaView, KnownReplica, Lease, MasterRole, SlaveRole
+from app.node.metadata.replica_identity import IdentityFile
+from tests.mutants.planting import group_mutant, planted
+from tests.simulation.controller.cases import test_power_failure
+from tests.unit.controller import (
+    test_replicas_manager,
+)
+
+
+@group_mutant(
+    "C-10",
+    lambda _: test_replicas_manager.test_a_lease_counts_for_the_epoch_that_it_was_granted_for(),
+    mode="controller",
+)
+def a_lease_counts_for_any_epoch(patch: pytest.MonkeyPatch) -> None:
+    def tell_lease(self: ReplicasManager, log: Log, actions: list[Any]) -> None:
+        if self._lease is not None:
+            (_, until_ms), self._lease = self._lease, None
+            actions.append(Tell(Lease(until_ms)))
+
+    patch.setattr(ReplicasManager, "_tell_lease", tell_lease)
+
+
+@group_mutant(
+    "A-11",
+    lambda _: test_replicas_manager.test_a_mastership_is_given_up_before_the_controller_hears_of_it("leaves"),
+    mode="controller",
+)
+def a_mastership_is_given_up_after_the_controller_has_heard(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, ReplicasManager, "step")
+    def step(
+        original: Any, self: ReplicasManager, log: Log | None, view: HaView, now_ms: int
+    ) -> list[Action]:
+        actions = original(self, log, view, now_ms)
+        gives_up = any(
+            isinstance(each, ControllerRequest) and isinstance(each.command, StepDown) for each in actions
+        )
+        return actions[::-1] if gives_up else actions
+
+
+@group_mutant(
+    "A-11",
+    lambda _: (
+        test_replicas_manager.test_a_core_that_has_not_heard_of_its_new_epoch_is_not_taken_to_have_given_it_up()
+    ),
+    mode="controller",
+)
+def a_need_of_the_epoch_before_gives_the_new_one_up(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, ReplicasManager, "_ask_for_more")
+    def ask(
+        original: Any, self: ReplicasManager, log: Log, view: HaView, actions: list[Action], now_ms: int
+    ) -> None:
+        if view.needs_election and view.epoch < log.master_epoch:
+            view = copy(view)
+            view.epoch = log.master_epoch  # type: ignore[misc]
+        original(self, log, view, actions, now_ms)
+
+
+@group_mutant(
+    "C-03",
+    lambda _: test_replicas_manager.test_a_copy_follows_nobody_while_the_metadata_here_name_an_earlier_one(),
+    mode="controller",
+)
+def a_copy_follows_under_the_name_of_an_earlier_one(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, ReplicasManager, "_role_of")
+    def _role_of(original: Any, self: ReplicasManager, log: Log) -> MasterRole | SlaveRole:
+        role = original(self, log)
+        if log.is_current(self.replica_id):
+            return role
+        replicas = tuple(KnownReplica(each.id, each.node, each.address or "") for each in log.replicas)
+        return SlaveRole(log.master, log.master_epoch, replicas, log.unclean_epoch, log.sync_state_set)
+
+
+@group_mutant(
+    "C-03",
+    lambda _: test_power_failure.test_a_master_that_lost_its_unsynced_end_is_not_elected(0),
+    mode="controller",
+)
+def a_copy_keeps_its_identity_over_a_power_failure(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(IdentityFile, "forget", lambda self: None)
+
+
+@group_mutant(
+    "C-12",
+    lambda _: (
+        test_replicas_manager.test_the_controllers_hear_of_a_mastership_given_up_when_the_core_acts_no_more_and_where_it_ends()
+    ),
+    mode="controller",
+)
+def a_mastership_is_given_up_while_the_core_still_acts(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, ReplicasManager, "_step_down")
+    def _step_down(original: Any, self: ReplicasManager, log: Log, view: Any, actions: list[Action]) -> None:
+        role, view.role = view.role, None
+        original(self, log, view, actions)
+        view.role = role
+
+
+@group_mutant(
+    "C-12",
+    lambda _: (
+        test_replicas_manager.test_a_process_that_was_not_master_in_the_epoch_does_not_say_what_was_acknowledged()
+    ),
+    mode="controller",
+)
+def a_restarted_master_says_what_it_acknowledged(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, ReplicasManager, "_step_down")
+    def _step_down(original: Any, self: ReplicasManager, log: Log, view: Any, actions: list[Action]) -> None:
+        self._acted_epoch = log.master_epoch
+        original(self, log, view, actions)

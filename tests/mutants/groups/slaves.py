@@ -1,0 +1,128 @@
+"""Planted bugs in slaves of controller mode and in classic HA."""
+
+from typing import Any
+
+import pytest
+
+from app.ha.auto_switch import slave_side
+from app.ha.auto_switch.slave_side import SlaveSide
+from app.ha.classic import slave as classic_slave
+from app.ha.classic.master import ClassicMasterCore
+from app.ha.classic.slave import ClassicSlaveCore
+from app.ha.epochs import EpochSpan
+from tests.mutants.planting import group_mutant, planted
+from tests.unit.ha.auto_switch import (
+    test_electable,
+    test_slave,
+)
+from tests.unit.ha.classic import test_classic
+
+
+@group_mutant(
+    "C-08",
+    lambda _: test_electable.test_a_copy_that_may_not_lead_introduces_itself_as_a_learner(),
+    mode="controller",
+)
+def a_copy_without_state_joins_as_any_other(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SlaveSide, "_is_learner", property(lambda self: self._me.learner))
+
+
+@group_mutant(
+    "A-10",
+    lambda _: test_slave.test_after_a_reconnect_what_was_stored_before_is_confirmed_too(),
+    mode="controller",
+)
+def a_reconnected_slave_never_confirms_what_it_stored_before(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, SlaveSide, "_learn_confirmed")
+    def _learn_confirmed(original: Any, self: SlaveSide, confirm_offset: int) -> None:
+        self._must_search = False
+        original(self, confirm_offset)
+
+
+@group_mutant(
+    "A-10",
+    lambda _: test_electable.test_bytes_that_the_master_does_not_have_are_never_taken_for_confirmed("piece"),
+    mode="controller",
+)
+def a_log_that_gives_way_is_taken_for_the_masters(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, SlaveSide, "_learn_confirmed")
+    def _learn_confirmed(original: Any, self: SlaveSide, confirm_offset: int) -> None:
+        starts_anew, self._starts_anew = self._starts_anew, False
+        original(self, confirm_offset)
+        self._starts_anew = starts_anew
+
+
+@group_mutant(
+    "A-04", lambda _: test_slave.test_what_the_master_does_not_have_is_cut_epochs_and_all(), mode="controller"
+)
+def a_slave_keeps_what_its_master_does_not_have(patch: pytest.MonkeyPatch) -> None:
+    def keep(slave: tuple[EpochSpan, ...], master: tuple[EpochSpan, ...]) -> int:
+        return slave[-1].end_offset
+
+    patch.setattr(slave_side, "truncation_point", keep)
+
+
+@group_mutant(
+    "A-04",
+    lambda _: (
+        test_slave.test_what_may_have_been_confirmed_goes_by_receipt_only_even_if_this_replica_has_not_heard(
+            True
+        )
+    ),
+    mode="controller",
+)
+def what_an_unclean_election_loses_leaves_no_receipt(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SlaveSide, "_loses_confirmed", lambda self, index: False)
+
+
+@group_mutant(
+    "A-06",
+    lambda _: test_slave.test_an_epoch_that_does_not_open_as_its_header_says_is_refused("not opened"),
+    mode="controller",
+)
+def any_record_opens_an_epoch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(slave_side, "epoch_of", lambda batch: batch.term)
+
+
+@group_mutant(
+    "A-10", lambda _: test_slave.test_a_slave_serves_up_to_the_confirm_offset_only(), mode="controller"
+)
+def a_slave_takes_all_that_it_holds_for_confirmed(patch: pytest.MonkeyPatch) -> None:
+    def learn(self: SlaveSide, confirm_offset: int) -> None:
+        self._member.committed_index = max(self._member.committed_index, self._log.end_index)
+
+    patch.setattr(SlaveSide, "_learn_confirmed", learn)
+
+
+@group_mutant(
+    "A-02",
+    lambda _: test_slave.test_the_first_report_waits_until_all_of_the_log_is_durable(),
+    mode="controller",
+)
+def a_slave_reports_what_is_not_durable(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(slave_side, "held_index", lambda log, durability: log.end_index)
+
+
+@group_mutant(
+    "H-04", lambda _: test_classic.test_a_gap_costs_the_connection_and_stores_nothing("gap"), mode="classic"
+)
+def a_slave_asks_not_where_a_frame_belongs(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ClassicSlaveCore, "_why_not", lambda self, frame: None)
+    patch.setattr(ClassicSlaveCore, "_why_not_these", lambda self, batches: None)
+
+
+@group_mutant(
+    "H-07",
+    lambda _: test_classic.test_a_synchronous_append_waits_for_the_configured_number_of_slaves(),
+    mode="classic",
+)
+def a_synchronous_append_waits_for_no_slave(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, ClassicMasterCore, "_check")
+    def check(original: Any, self: ClassicMasterCore, now_ms: int) -> None:
+        self._asked_slaves = self._min_slaves = 0
+        original(self, now_ms)
+
+
+@group_mutant("H-02", lambda _: test_classic.test_what_is_reported_is_durable(), mode="classic")
+def a_slave_reports_before_the_sync(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(classic_slave, "held_index", lambda log, durability: log.end_index)

@@ -1,0 +1,137 @@
+"""Planted bugs in elections: votes, terms, transfers of the lead, replaced disks."""
+
+from typing import Any
+
+import pytest
+
+from app.node.opening import replica_modes
+from app.raft import core
+from app.raft import core as core_module
+from app.raft import peers as peers_module
+from app.raft.ballot import Ballot
+from app.raft.core import RaftCore
+from app.raft.doubt import Doubt
+from app.raft.messages import TimeoutNow, VoteAnswer, VoteRequest
+from app.raft.state import MemberState
+from app.raft.transfer import Transfer
+from storage.log.hard_state import HardState
+from tests.mutants.planting import mutant, plant, planted
+from tests.unit.node.opening import test_trust
+from tests.unit.raft import (
+    test_doubt,
+    test_elections,
+    test_membership,
+    test_planted_bugs,
+    test_transfer,
+)
+
+
+@mutant("R-01", lambda _: test_elections.test_one_vote_a_term_also_over_a_restart())
+def the_vote_is_not_persisted(patch: pytest.MonkeyPatch) -> None:
+    def save(self: RaftCore, now_ms: int) -> None:
+        self._outbox.hard_state = HardState(self._member.term, None)
+        self._timer.saving(now_ms)
+
+    patch.setattr(RaftCore, "_save", save)
+
+
+@mutant("R-02")
+def votes_go_to_logs_that_lack_records(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, RaftCore, "_vote")
+    def vote(original: Any, self: RaftCore, source: str, request: VoteRequest, now_ms: int) -> None:
+        original(self, source, VoteRequest(request.term, 1 << 60, 1 << 60, request.pre_vote), now_ms)
+
+
+@mutant("R-01")
+def a_candidate_counts_refusals(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, Ballot, "count")
+    def count(original: Any, self: Ballot, source: str, answer: VoteAnswer) -> None:
+        original(self, source, VoteAnswer(self._term, True, answer.pre_vote))
+
+
+@mutant(
+    "R-03",
+    lambda _: test_elections.test_a_node_that_was_cut_off_neither_raises_the_term_nor_unseats_the_leader(),
+)
+def no_pre_vote(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RaftCore, "_ask_pre_votes", RaftCore._campaign)
+
+
+@mutant(
+    "R-04",
+    lambda _: (
+        test_elections.test_a_leader_that_a_majority_does_not_answer_stands_down_within_an_election_timeout()
+    ),
+)
+def no_check_quorum(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(peers_module, "quorum_index", max)
+
+
+@mutant("R-09", lambda _: test_transfer.test_the_target_is_asked_only_when_it_holds_everything_committed())
+def the_successor_gets_votes_whatever_it_lacks(patch: pytest.MonkeyPatch) -> None:
+    """The target is asked to campaign before it has all records."""
+    original = core_module.grants
+
+    def grants(
+        member: MemberState, log: Any, source: str, request: VoteRequest, *, hears_leader: bool
+    ) -> bool:
+        if request.transfer:
+            request = VoteRequest(request.term, 1 << 60, 1 << 60, False, True)
+        return original(member, log, source, request, hears_leader=hears_leader)
+
+    def go_on(self: Transfer, now_ms: int) -> None:
+        if self._attempt is not None and not self._attempt.asked:
+            self._attempt.asked = True
+            self._outbox.send(self._attempt.target, TimeoutNow(self._member.term))
+
+    patch.setattr(core_module, "grants", grants)
+    patch.setattr(Transfer, "go_on", go_on)
+
+
+@mutant("R-10", lambda _: test_membership.test_a_damaged_member_is_no_witness_in_an_election())
+def a_damaged_member_votes(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, core_module, "grants")
+    def grants(
+        original: Any, member: MemberState, log: Any, source: str, request: VoteRequest, *, hears_leader: bool
+    ) -> bool:
+        member.sound = True
+        return original(member, log, source, request, hears_leader=hears_leader)
+
+
+@mutant("R-02", lambda _: test_doubt.test_a_ballot_is_won_by_sound_votes_or_by_all())
+def unsound_votes_are_witnesses(patch: pytest.MonkeyPatch) -> None:
+    def is_won(self: Ballot) -> bool:
+        voters = self._member.group.voters
+        votes = [vote for voter in voters if (vote := self._votes.get(voter))]
+        return sum(vote.granted for vote in votes) >= self._member.majority
+
+    patch.setattr(Ballot, "is_won", property(is_won))
+
+
+@mutant("R-01", lambda _: test_doubt.test_a_lost_vote_in_a_newer_term_does_not_elect_two_leaders())
+def a_replaced_disk_remembers_its_vote(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Doubt, "_leader_is_confirmed", property(lambda _self: True))
+
+
+@mutant(
+    "R-02",
+    lambda folder: test_trust.test_an_empty_folder_of_a_voter_opens_without_a_vote_and_stays_so(folder),
+)
+def an_empty_folder_opens_sound(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, replica_modes, "judge_opening")
+    def judge_opening(original: Any, *given: Any, is_empty: bool, **options: Any) -> Any:
+        return original(*given, is_empty=False, **options)
+
+
+plant(
+    "votes_of_another_term_count",
+    "R-03",
+    (Ballot, "count", "answer.term == self._term", "True"),
+    lambda _: test_planted_bugs.test_a_grant_of_an_earlier_pre_vote_does_not_count(),
+)
+plant(
+    "a_vote_although_the_term_has_a_leader",
+    "R-01",
+    (core, "grants", " and member.leader_id is None", ""),
+    lambda _: test_planted_bugs.test_a_member_that_follows_a_leader_gives_no_vote_in_its_term(),
+)

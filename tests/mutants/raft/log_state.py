@@ -1,0 +1,233 @@
+"""Planted bugs in the state of a log, its files, snapshots and trims."""
+
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.errors import SequenceGap
+from app.log.producers import ProducerTable
+from app.log.restoring import Restoring
+from app.log.schemas import LogSchemas
+from app.log.state import LogState
+from app.node.opening import open_replica
+from app.node.replica import append_queue, checkpoints
+from app.node.replica.append_queue import AppendQueue
+from app.node.replica.checkpoints import Checkpointer
+from app.node.replica.open_appends import OpenAppends
+from app.node.replica.state_keeper import StateKeeper
+from app.node.replica.state_transfer import StateTransfer
+from app.node.replica.trimming import Trimmer
+from app.raft import core as core_module
+from storage.errors import SyncFailed
+from storage.log.commitlog import Commitlog, SyncTicket
+from storage.log.recovery import Recovery
+from tests.mutants.planting import Killer, mutant, plant, planted
+from tests.unit.log import test_state as test_log_state
+from tests.unit.node.replica import (
+    test_confirmed_answers,
+    test_driver,
+    test_driver_commands,
+)
+from tests.unit.raft import test_opening as test_raft_opening
+from tests.unit.raft import (
+    test_planted_bugs,
+)
+from tests.unit.storage import test_commitlog, test_recovery
+
+
+@mutant("D-28")
+def the_key_table_is_lost_at_a_restart(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(open_replica, "load_state", lambda log, snapshot_file, **_options: LogState())
+
+
+@mutant("D-28", test_driver.test_a_truncation_takes_back_the_keys_of_what_is_gone)
+def the_key_table_keeps_what_was_truncated(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LogState, "truncate_after", lambda self, index: None)
+
+
+@mutant("D-20", test_driver.test_the_checkpoint_never_names_what_is_not_durable_here)
+def the_checkpoint_names_what_is_not_durable(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(checkpoints, "min", lambda committed, durable: committed, raising=False)
+
+
+@mutant("D-28")
+def a_producers_sequences_are_not_looked_up(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LogState, "check_producer", lambda self, id, epoch, sequence, allow_gap=False: None)
+
+
+@mutant("D-28")
+def the_fence_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, append_queue, "check_conditions")
+    def check(original: Any, state: LogState, request: Any, **options: int) -> None:
+        original(LogState(), request, **options)
+
+
+@mutant("R-11", lambda _: test_commitlog.test_only_what_was_synced_is_durable())
+def a_failed_sync_passes_for_a_good_one(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, SyncTicket, "run")
+    def run(original: Any, self: SyncTicket) -> None:
+        with contextlib.suppress(SyncFailed):
+            original(self)
+
+
+@mutant("R-11")
+def what_recovery_scanned_is_not_written_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Recovery, "_rewrite", lambda self, segment: None)
+
+
+@mutant(
+    "D-20", lambda folder: test_raft_opening.test_a_reset_survives_a_crash_before_the_next_checkpoint(folder)
+)
+def a_restart_believes_the_checkpoint_alone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(core_module, "committed_at_open", lambda log, index: min(index, log.end_index))
+
+
+@mutant("C-09")
+def a_trim_outruns_the_snapshot_of_the_state(patch: pytest.MonkeyPatch) -> None:
+    def trim(self: Trimmer) -> None:
+        until_index = self._state.trim_index
+        if until_index > self._trimmed_index:
+            self._trimmed_index = until_index
+            ticket = self._log.start_trim(until_index)
+            if ticket is not None:
+                self._disk.submit(ticket.run, self._ended)
+
+    patch.setattr(Trimmer, "trim", trim)
+
+
+@mutant(
+    "D-28", test_driver_commands.test_a_log_that_begins_after_the_past_gets_its_state_and_does_not_lead_before
+)
+def an_emptied_replica_leads_without_the_state(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StateTransfer, "is_whole", property(lambda self: True))
+
+
+@mutant("D-12", lambda _: test_log_state.test_a_trim_goes_with_its_record())
+def a_trim_outlives_the_truncation_of_its_record(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, LogState, "truncate_after")
+    def truncate_after(original: Any, self: LogState, index: int) -> None:
+        trims = deque(self._trims)
+        original(self, index)
+        self._trims = trims
+
+
+@mutant("D-12", test_driver_commands.test_the_state_that_is_sent_holds_what_is_committed_alone)
+def the_state_from_the_leader_keeps_what_is_not_committed(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, Restoring, "finish")
+    def finish(original: Any, self: Restoring[LogState]) -> LogState:
+        state: LogState = original(self)
+        state.truncate_after = lambda index: None  # type: ignore[method-assign]
+        return state
+
+
+@mutant("D-29", test_confirmed_answers.test_nothing_of_a_stream_is_stored_after_what_the_disk_refused)
+def a_stream_goes_on_after_a_failure(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, OpenAppends, "_answer")
+    def answer(original: Any, self: OpenAppends, append: Any, result: Any) -> None:
+        stream = append.request.stream
+        broken = stream is not None and stream.broken
+        original(self, append, result)
+        if stream is not None:
+            stream.broken = broken
+
+
+def _without_gap(test: Callable[[], None]) -> Killer:
+    """Take the refusal of a sequence that the test wants to be accepted for its failure."""
+
+    def kill(_folder: Path) -> None:
+        try:
+            test()
+        except SequenceGap as gap:
+            raise AssertionError(str(gap)) from gap
+
+    return kill
+
+
+plant(
+    "a_key_twice_in_a_turn_is_two_appends",
+    "D-28",
+    (AppendQueue, "enter", "self._batch.decides_about(request) or ", ""),
+    lambda folder: test_driver.test_a_repeat_in_the_same_turn_waits_for_the_first(test_driver.Node(folder)),
+)
+plant(
+    "a_snapshot_outlives_the_truncation_of_what_it_holds",
+    "D-20",
+    (Checkpointer, "cut", "self._taken = None", "pass"),
+    lambda _: test_planted_bugs.test_a_snapshot_that_is_not_saved_yet_goes_with_a_truncation(),
+)
+plant(
+    "a_snapshot_is_believed_whatever_the_log_holds",
+    "D-20",
+    (
+        open_replica,
+        "load_state",
+        "if not held or log.batch_at(index).header.chain != saved.chain:",
+        "if not held:",
+    ),
+    lambda _: test_planted_bugs.test_a_snapshot_of_a_replaced_batch_goes_back_to_what_was_committed(
+        checkpoints.BIN_MAX, pytest.MonkeyPatch()
+    ),
+)
+plant(
+    "a_new_epoch_of_a_producer_keeps_the_old_sequences",
+    "D-28",
+    (ProducerTable, "add", "if before is not None and _epoch_of(before) == epoch:", "if before is not None:"),
+    _without_gap(test_log_state.test_a_newer_epoch_fences_the_older_and_counts_anew),
+)
+plant(
+    "a_truncation_leaves_the_durable_index",
+    "R-11",
+    (Commitlog, "_cut_to", "self._durable_index = self.end_index", "pass"),
+    lambda _: test_commitlog.test_a_sync_that_began_before_a_cut_proves_nothing(),
+)
+plant(
+    "recovery_believes_a_batch_of_another_chain",
+    "R-06",
+    (Recovery, "_problem", "None if follows_chain(batch, last.header.chain) else", "None if True else"),
+    lambda _: test_recovery.test_a_batch_that_does_not_follow_ends_the_log(),
+)
+plant(
+    "a_state_from_before_the_log_begins_is_taken",
+    "D-12",
+    (StateTransfer, "take", "if taken.applied_index < self._log.first_index - 1:", "if False:"),
+    test_planted_bugs.test_a_state_from_before_the_log_begins_is_asked_for_again,
+)
+plant(
+    "an_uncommitted_trim_outlives_its_record",
+    "R-07",
+    (LogState, "truncate_after", "self._trims.pop()", "break"),
+    lambda _: test_log_state.test_a_trim_goes_with_its_record(),
+)
+plant(
+    "the_state_that_is_sent_keeps_uncommitted_claims",
+    "D-28",
+    (StateTransfer, "take", "taken.truncate_after(taken.committed_index)", "pass"),
+    test_driver_commands.test_the_state_that_is_sent_holds_what_is_committed_alone,
+)
+plant(
+    "a_reset_keeps_uncommitted_keys",
+    "D-12",
+    (
+        StateKeeper,
+        "truncated",
+        "max(kept_index, self.state.committed_index)",
+        "self.state.applied_index if isinstance(truncate, Reset) else kept_index",
+    ),
+    test_planted_bugs.test_a_reset_takes_back_keys_that_were_not_committed,
+)
+plant(
+    "a_truncated_schema_stays",
+    "R-06",
+    (LogSchemas, "truncate_after", "self._versions[-1].index > index", "False"),
+    lambda _: test_log_state.test_a_schema_goes_with_its_record_and_readers_get_what_they_may_see(),
+)
+plant(
+    "a_snapshot_lacks_the_schemas",
+    "R-07",
+    (LogState, "capture", "schemas=list(self._schemas.versions)", "schemas=[]"),
+    lambda _: test_log_state.test_a_schema_goes_with_its_record_and_readers_get_what_they_may_see(),
+)

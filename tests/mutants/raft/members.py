@@ -1,0 +1,135 @@
+"""Planted bugs in changes of the members of a Raft group."""
+
+from typing import Any
+
+import pytest
+
+from app.log.state import LogState
+from app.raft import membership as membership_module
+from app.raft.ballot import Ballot
+from app.raft.core import RaftCore
+from app.raft.peers import Peers
+from app.raft.quorum import QuorumChecker, quorum_index
+from app.raft.standing import Standing
+from tests.mutants.planting import mutant, plant, planted
+from tests.unit.log import test_state as test_log_state
+from tests.unit.raft import (
+    test_membership,
+    test_planted_bugs,
+    test_quorum,
+    test_removal,
+)
+
+
+@mutant("R-10", lambda _: test_quorum.test_learners_receive_the_log_and_do_not_count())
+def a_learner_counts_for_the_quorum(patch: pytest.MonkeyPatch) -> None:
+    def check(self: QuorumChecker, now_ms: int) -> None:
+        self._watermarks[self._state.node_id] = self._state.held_index(self._log)
+        group = self._state.group
+        marks = sorted(self._watermarks[peer] for peer in (*group.voters, *group.learners))
+        index = marks[-(len(group.voters) // 2 + 1)]
+        if index > self._state.committed_index and self._log.term_at(index) == self._state.term:
+            self._state.committed_index = index
+        self._release()
+
+    patch.setattr(QuorumChecker, "check", check)
+
+
+@mutant(
+    "R-10", lambda _: test_membership.test_a_member_that_left_and_comes_back_within_the_term_gets_the_log()
+)
+def a_returning_member_is_pushed_to_in_old_sessions(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Peers, "_sessions", property(lambda self: {}, lambda self, value: None), raising=False)
+
+
+@mutant("R-10", lambda _: test_membership.test_no_change_before_a_record_of_the_own_term_is_committed())
+def members_change_before_the_term_has_committed(patch: pytest.MonkeyPatch) -> None:
+    def change(self: RaftCore, kind: Any, node_id: str, now_ms: int) -> Any:
+        view = self._peers.view(now_ms, settled=self._standing.is_settled)
+        return membership_module.changed(view, kind, node_id)
+
+    patch.setattr(RaftCore, "change", change)
+
+
+OUTSIDE = test_removal.test_a_member_outside_its_newest_group_neither_votes_for_itself_nor_counts_its_own_copy
+
+
+@mutant("R-10", lambda _: OUTSIDE())
+def a_leader_that_leaves_counts_itself(patch: pytest.MonkeyPatch) -> None:
+    def check(self: QuorumChecker, now_ms: int) -> None:
+        self._watermarks[self._state.node_id] = self._state.held_index(self._log)
+        voters = dict.fromkeys((*self._state.group.voters, self._state.node_id))
+        index = quorum_index(self._watermarks[voter] for voter in voters)
+        if index > self._state.committed_index and self._log.term_at(index) == self._state.term:
+            self._state.committed_index = index
+        self._release()
+
+    patch.setattr(QuorumChecker, "check", check)
+
+
+@mutant("R-10", lambda _: OUTSIDE())
+def a_candidate_outside_its_group_votes_for_itself(patch: pytest.MonkeyPatch) -> None:
+    def is_won(self: Ballot) -> bool:
+        return sum(vote.granted for vote in self._votes.values()) >= self._member.majority
+
+    patch.setattr(Ballot, "is_won", property(is_won))
+
+
+@mutant(
+    "R-10",
+    lambda _: test_removal.test_a_leader_that_removed_itself_alone_leads_again_until_its_removal_is_committed(
+        True
+    ),
+)
+def a_member_outside_its_newest_group_never_campaigns(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, Standing, "configure")
+    def configure(original: Any, self: Standing, *given: Any) -> bool:
+        changed = bool(original(self, *given))
+        self._former = None
+        return changed
+
+
+@mutant("R-10", lambda _: test_removal.test_a_notice_that_is_older_than_the_own_group_is_not_believed())
+def a_notice_of_any_age_is_believed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Standing, "take", lambda self, notice: setattr(self, "notice", notice))
+
+
+@mutant(
+    "R-10",
+    lambda _: (
+        test_removal.test_a_leader_writes_the_first_group_into_the_log_and_no_configuration_changes_it()
+    ),
+)
+def the_first_group_is_not_written(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, RaftCore, "_lead")
+    def lead(original: Any, self: RaftCore, now_ms: int) -> None:
+        original(self, now_ms)
+        self._opening = {"kind": "term", "leader": self._member.node_id}
+
+
+@mutant("R-10", lambda _: test_log_state.test_a_membership_goes_with_its_record())
+def a_change_of_members_outlives_its_record(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, LogState, "truncate_after")
+    def truncate_after(original: Any, self: LogState, index: int) -> None:
+        kept = dict(self._membership)
+        original(self, index)
+        self._membership = kept
+
+
+plant(
+    "members_change_before_the_term_has_committed",
+    "R-10",
+    (RaftCore, "change", "self._leader_reads.term_is_open", "True"),
+    lambda _: test_membership.test_no_change_before_a_record_of_the_own_term_is_committed(),
+)
+plant(
+    "a_leader_that_leaves_counts_itself",
+    "R-10",
+    (
+        QuorumChecker,
+        "check",
+        "for voter in state.group.voters",
+        "for voter in {*state.group.voters, state.node_id}",
+    ),
+    lambda _: test_planted_bugs.test_a_leader_that_removed_itself_does_not_count_itself(),
+)
