@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-BENCHMARKS = ("storage_bench", "loop_cost", "table", "failover", "log_to_delta")
+BENCHMARKS = ("storage_bench", "loop_cost", "table", "failover", "spark.log_to_delta")
 
 
 def main() -> int:

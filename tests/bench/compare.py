@@ -5,8 +5,8 @@
 
 Prints one JSON line a figure, and at the end one line a row: medians, ranges, and the ratio to each peer.
 Three nodes, records of 1 KiB; the client uses the same processors. Needs Go for tests/bench/loadgen.
---peers fetches etcd and NATS (tests/bench/peers.py). `cpu_us`: processor time of all servers for one record,
-less dependent than the rate on what else runs; `leader_us` and `follower_us` are parts of it.
+--peers fetches etcd and NATS (tests/bench/systems/peers.py). `cpu_us`: processor time of all servers for
+one record, less dependent than the rate on what else runs; `leader_us` and `follower_us` are parts of it.
 """
 
 import argparse
@@ -28,10 +28,17 @@ from typing import Any
 from app.media_types import ARROW_STREAM, BATCHES, JSON, NDJSON
 from storage.format.batch import FIRST_CHAIN, stamp
 from storage.format.records import RecordColumns, encode_body
-from tests.bench.local_cluster import print_figure
-from tests.bench.peers import Peers, build_natspub, fetch_peers, running_etcd, running_nats, version_of
 from tests.bench.rest_append import BATCH_RECORDS, RECORD_BYTES, arrow_body, build_loadgen
-from tests.bench.setups import Setup, running_nodes
+from tests.bench.systems.local_cluster import print_figure
+from tests.bench.systems.peers import (
+    Peers,
+    build_natspub,
+    fetch_peers,
+    running_etcd,
+    running_nats,
+    version_of,
+)
+from tests.bench.systems.setups import Setup, running_nodes
 
 Figure = dict[str, Any]
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

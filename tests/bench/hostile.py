@@ -24,8 +24,8 @@ from pathlib import Path
 from statistics import median
 from urllib.parse import urlsplit
 
-from tests.bench.local_cluster import pid_of, print_figure, running_cluster
 from tests.bench.rest_append import leader_first
+from tests.bench.systems.local_cluster import pid_of, print_figure, running_cluster
 
 RECORD_BYTES = 1_024
 HEAD = b"POST /v1/logs/default/records HTTP/1.1\r\nHost: a\r\n"

@@ -33,8 +33,8 @@ from app.log.set_schema import SetSchema
 from app.main import build_app
 from app.node.broker import Broker
 from app.settings.file import load
-from tests.bench.local_cluster import print_figure
 from tests.bench.rest_append import BATCH_RECORDS, RECORD_BYTES
+from tests.bench.systems.local_cluster import print_figure
 from tests.support.cluster import configuration, free_ports
 
 OBJECTS, CHECKED_OBJECTS = "100 objects as NDJSON", "100 checked objects as NDJSON"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.bench.local_cluster import print_figure
-from tests.bench.slow_sync_node import DELAY_ENV
+from tests.bench.systems.local_cluster import print_figure
+from tests.bench.systems.slow_sync_node import DELAY_ENV
 from tests.support.cluster import Cluster
 
 LIMIT_S = 180.0
@@ -27,7 +27,7 @@ class SlowCluster(Cluster):
 
     def command(self, node: str) -> list[str]:
         config = ["--config", str(self.config), "--node", node]
-        return [sys.executable, "-m", "tests.bench.slow_sync_node", *config]
+        return [sys.executable, "-m", "tests.bench.systems.slow_sync_node", *config]
 
 
 def metrics(cluster: Cluster, node: str, name: str) -> dict[str, int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tests.bench.local_cluster import print_figure, running_cluster
+from tests.bench.systems.local_cluster import print_figure, running_cluster
 
 LOADGEN = Path(__file__).parent / "loadgen"
 RECORD_BYTES = 1024

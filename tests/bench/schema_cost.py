@@ -22,7 +22,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from app.demo.flights import read_flights
 from app.schemas import LogSchema, RecordDecoder, columns_of, infer
-from tests.bench.local_cluster import print_figure
+from tests.bench.systems.local_cluster import print_figure
 
 BATCH_RECORDS = 100
 SHORT = (

@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 
 from app.client import CommitlogClient, RecordProducer
 from tests.bench.compare import CONTENT_TYPES, bodies, cpu_s
-from tests.bench.local_cluster import print_figure
 from tests.bench.rest_append import BATCH_RECORDS, RECORD_BYTES, build_loadgen
-from tests.bench.setups import Nodes, Setup, running_nodes
+from tests.bench.systems.local_cluster import print_figure
+from tests.bench.systems.setups import Nodes, Setup, running_nodes
 
 Figure = dict[str, Any]
 CLIENT_RECORD_BYTES = 100

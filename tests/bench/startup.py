@@ -21,7 +21,7 @@ from storage.format.records import RecordColumns, encode_body
 from storage.log.checkpoint import Checkpoint, CheckpointFile
 from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState, HardStateFile
-from tests.bench.local_cluster import print_figure
+from tests.bench.systems.local_cluster import print_figure
 from tests.support.cluster import Cluster, eventually
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from urllib.parse import urlsplit
 
-from tests.bench.local_cluster import print_figure
+from tests.bench.systems.local_cluster import print_figure
 
 LINES_A_WRITE = 64
 ANSWER = b'"first_index"'

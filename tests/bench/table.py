@@ -3,8 +3,8 @@
     python -m tests.bench.table [--turns 3] [--seconds 2] [--output docs/performance.md]
 
 --output replaces the text between the two marks in a Markdown file, or writes a new file. Needs Go, openssl,
-and once the network for the peers (tests/bench/peers.py); a peer that cannot be fetched is left out. Nothing
-else should run at the same time: the table reports the load of the machine before the run.
+and once the network for the peers (tests/bench/systems/peers.py); a peer that cannot be fetched is left
+out. Nothing else should run at the same time: the table reports the load of the machine before the run.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import Any
 from app.version import VERSION
 from tests.bench import service
 from tests.bench.compare import ROWS, turns
-from tests.bench.peers import Peers, fetch_peers
+from tests.bench.systems.peers import Peers, fetch_peers
 
 Figure = dict[str, Any]
 BEGIN, END = "<!-- begin of the table -->", "<!-- end of the table -->"

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 
 from tests.bench import table
-from tests.bench.backlog import MIB, Memory, MicroBatch, micro_batches, verdict
 from tests.bench.compare import summaries
 from tests.bench.kafka import maven
 from tests.bench.kafka.__main__ import KAFKA_WAYS, compare
-from tests.bench.log_to_delta import letters
+from tests.bench.spark.backlog import MIB, Memory, MicroBatch, micro_batches, verdict
+from tests.bench.spark.log_to_delta import letters
 
 
 def test_micro_batches_are_told_by_a_tables_commits(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from typing import Any
 from spark_jobs.session.java import JavaNotFound, find_java
 from tests.bench.kafka.brokers import running_brokers
 from tests.bench.kafka.maven import MavenFailed, jars_of
-from tests.bench.local_cluster import print_figure
-from tests.bench.log_to_delta import RECORD_BYTES, fill
+from tests.bench.spark.log_to_delta import RECORD_BYTES, fill
+from tests.bench.systems.local_cluster import print_figure
 from tests.support.cluster import running
 
 HERE = Path(__file__).parent

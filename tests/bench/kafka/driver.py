@@ -20,8 +20,8 @@ from spark_jobs.session.spark_session import DRIVER_JAVA, build_session
 from spark_jobs.source import CommitlogDataSource
 from spark_jobs.tables.table import ENTRIES, read_table, table_path
 from spark_jobs.tables.transforms import entries
-from tests.bench.backlog import commits, micro_batches
-from tests.bench.local_cluster import print_figure
+from tests.bench.spark.backlog import commits, micro_batches
+from tests.bench.systems.local_cluster import print_figure
 
 KAFKA_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
 TASKS = 2  # of local[2]

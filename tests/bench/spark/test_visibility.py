@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.visibility import (
+from tests.bench.spark.visibility import (
     Append,
     LagSeen,
     Load,
@@ -31,8 +31,12 @@ def test_a_record_is_visible_with_the_first_version_that_holds_it(capsys: pytest
     load = Load("", 10.0, 10, list(APPENDS))
     latency = print_latency(load, VERSIONS, 0.0, 4.0)
     assert (latency["p50_ms"], latency["max_ms"]) == (990.0, 990.0)
-    told = json.loads(capsys.readouterr().out)
-    assert (told["records_per_s"], told["append"]["max_ms"], told["goals_met"]) == (5.0, 10.0, True)
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["records_per_s"], reported["append"]["max_ms"], reported["goals_met"]) == (
+        5.0,
+        10.0,
+        True,
+    )
     assert print_latency(load, VERSIONS, 0.0, 1.5)["p50_ms"] == 490.0
     assert percentiles_ms([value / 1_000 for value in range(100)])["p95_ms"] == 95.0
 
@@ -40,8 +44,8 @@ def test_a_record_is_visible_with_the_first_version_that_holds_it(capsys: pytest
 def test_a_displayed_lag_is_held_against_what_was_missing_then() -> None:
     true = [LagSeen(2.5, 2.51, 10, 500), LagSeen(3.5, 3.51, 0, 0), LagSeen(1.05, 1.06, 0, 0)]
     wrong = [LagSeen(2.5, 2.51, 0, 0), LagSeen(2.5, 2.51, 10, 1_500), LagSeen(3.5, 3.51, 10, 500)]
-    told = judge_lag([*true, *wrong], APPENDS, VERSIONS)
-    assert (told["looks"], told["true"]) == (6, 3)
+    reported = judge_lag([*true, *wrong], APPENDS, VERSIONS)
+    assert (reported["looks"], reported["true"]) == (6, 3)
 
 
 def test_versions_are_told_by_the_statistics_of_their_files(tmp_path: Path) -> None:

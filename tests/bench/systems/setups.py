@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.bench.slow_sync_node import DELAY_ENV
+from tests.bench.systems.slow_sync_node import DELAY_ENV
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.cluster import Cluster, serving
 
@@ -57,7 +57,8 @@ class _SecureCluster(Cluster):
 class _SlowCluster(Cluster):
     def command(self, node: str) -> list[str]:
         return [
-            sys.executable, "-m", "tests.bench.slow_sync_node", "--config", str(self.config), "--node", node,
+            sys.executable, "-m", "tests.bench.systems.slow_sync_node",
+            "--config", str(self.config), "--node", node,
         ]  # fmt: skip
 
 

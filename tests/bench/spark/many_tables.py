@@ -1,6 +1,6 @@
 """One Spark job that keeps the tables of many logs: its processes, memory, commits, start and stop.
 
-`python -m tests.bench.many_tables [--logs 50 --busy 50 --rate 20 --seconds 60 --streaming]`: one node on this
+`python -m tests.bench.spark.many_tables [--logs 50 --busy 50 --rate 20 --seconds 60]`: one node on this
 machine, the real job as a process of its own. Each busy log gets `rate` records of 200 bytes a second. One
 JSON line: seconds until every busy log has rows, the time between two commits of a log, from an append's
 answer to the commit that has it, processes and memory of the job, the share of a processor that it uses,
@@ -24,7 +24,7 @@ import psutil
 
 from app.client import CommitlogClient
 from app.tables.delta_log import DeltaLog
-from tests.bench.local_cluster import print_figure
+from tests.bench.systems.local_cluster import print_figure
 from tests.support.cluster import Cluster, running
 
 VALUE = b"x" * 200
@@ -64,7 +64,7 @@ def processor_s(members: Sequence[psutil.Process]) -> float:
     return sum(sum(member.cpu_times()[:2]) for member in members if member.is_running())
 
 
-def told(tables: Path) -> dict[str, Any]:
+def reported(tables: Path) -> dict[str, Any]:
     try:
         return dict(json.loads((tables / "progress.json").read_text())["logs"])
     except FileNotFoundError:
@@ -101,11 +101,12 @@ def measure(cluster: Cluster, folder: Path, names: Sequence[str], options: argpa
     command = [sys.executable, "-m", "spark_jobs.run", "--endpoint", url, "--tables", str(tables)]
     began_s = time.monotonic()
     with (folder / "job.log").open("wb") as lines:
-        more = ["--streaming"] if options.streaming else []
-        job = subprocess.Popen([*command, "--log", "orders-*", *more], stdout=lines, stderr=lines)
+        job = subprocess.Popen([*command, "--log", "orders-*"], stdout=lines, stderr=lines)
     process = psutil.Process(job.pid)
     busy = set(producer.acked)
-    while not (all_told := told(tables)) or not all(all_told[log]["entries_rows"] > 0 for log in busy):
+    while not (all_reported := reported(tables)) or not all(
+        all_reported[log]["entries_rows"] > 0 for log in busy
+    ):
         if time.monotonic() > began_s + LIMIT_S or job.poll() is not None:
             raise TimeoutError((folder / "job.log").read_text()[-2_000:])
         time.sleep(0.1)
@@ -125,7 +126,6 @@ def measure(cluster: Cluster, folder: Path, names: Sequence[str], options: argpa
         logs=len(names),
         busy=len(busy),
         rate=options.rate,
-        streaming=options.streaming,
         start_s=round(start_s, 1),
         stop_s=round(time.monotonic() - stop_s, 1),
         exit_code=code,
@@ -142,7 +142,6 @@ def main() -> None:
     parser.add_argument("--busy", type=int, help="logs that get records; default: all")
     parser.add_argument("--rate", type=int, default=20, help="records a second of each busy log")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--streaming", action="store_true", help="the job with its streaming query")
     options = parser.parse_args()
     options.busy = options.busy or options.logs
     names = [f"orders-{number:04d}" for number in range(options.logs)]

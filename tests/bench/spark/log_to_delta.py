@@ -1,8 +1,8 @@
 """Records per second from the log into Delta: 1 KiB records, three nodes, one Spark driver, one machine.
 
-`python -m tests.bench.log_to_delta [--records 1000000]` fills a log, then materializes it once with a cold
-session and, after as many records again, with the warm one; prints one JSON line a figure. Before each the
-same records go through the source to nowhere: what remains is Delta's part. --in-place: from the files.
+`python -m tests.bench.spark.log_to_delta [--records 1000000]` fills a log, then materializes it once with a
+cold session and, after as many records again, with the warm one; prints one JSON line a figure. Before each
+the same records go through the source to nowhere: what remains is Delta's part. --in-place: from the files.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from spark_jobs.run import MaterializeConfig, materialize
 from spark_jobs.session.jars import DEFAULT_JARS_FOLDER, ensure_jars
 from spark_jobs.session.spark_session import build_session
 from spark_jobs.source import CommitlogDataSource
-from tests.bench.local_cluster import print_figure
+from tests.bench.systems.local_cluster import print_figure
 from tests.support.cluster import Cluster, running
 
 RECORD_BYTES = 1024

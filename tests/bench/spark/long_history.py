@@ -1,8 +1,8 @@
 """Cost of a small batch on a table with a long history, and on a new one. One JSON line for each.
 
-`python -m tests.bench.long_history [--commits 20000] [--batches 120]`: the history is written as commits of
-the protocol; the batches of 100 rows are appended as the job does it. `spark_s`: the commits that Spark made,
-because they are due to have a checkpoint.
+`python -m tests.bench.spark.long_history [--commits 20000] [--batches 120]`: the history is written as
+commits of the protocol; the batches of 100 rows are appended as the job does it. `spark_s`: the commits that
+Spark made, because they are due to have a checkpoint.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from spark_jobs.tables.local_commits import statistics_of
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.table import ENTRIES, PROPERTIES
 from spark_jobs.tables.table_writer import TableWriter
-from tests.bench.local_cluster import print_figure
+from tests.bench.systems.local_cluster import print_figure
 from tests.spark.fast import fast_session
 
 ROWS = 100
@@ -28,7 +28,7 @@ INTERVAL = int(PROPERTIES["delta.checkpointInterval"])
 
 def rows(first: int) -> pa.Table:
     at = datetime(2026, 1, 1, tzinfo=UTC)
-    told = [
+    reported = [
         {
             "log": "l",
             "index": first + number,
@@ -39,7 +39,7 @@ def rows(first: int) -> pa.Table:
         }
         for number in range(ROWS)
     ]
-    return pa.Table.from_pylist(told, arrow_schema(ENTRIES.schema))
+    return pa.Table.from_pylist(reported, arrow_schema(ENTRIES.schema))
 
 
 def write_history(table: Path, commits: int) -> None:

@@ -1,7 +1,7 @@
 """Records per second that one task of the Spark source reads, without Spark: over HTTP, and in place.
 
-`python -m tests.bench.source_read [--records 200000]`: 1 KiB records, one node, one machine; prints one JSON
-line a way, seconds of the clock and of the reader's processor.
+`python -m tests.bench.spark.source_read [--records 200000]`: 1 KiB records, one node, one machine; prints one
+JSON line a way, seconds of the clock and of the reader's processor.
 """
 
 import argparse
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from spark_jobs.source.options import parse_options
 from spark_jobs.source.reading import RecordsPartition, read_records
-from tests.bench.local_cluster import print_figure
-from tests.bench.log_to_delta import fill
+from tests.bench.spark.log_to_delta import fill
+from tests.bench.systems.local_cluster import print_figure
 from tests.support.cluster import running
 
 ROUNDS = 3

@@ -1,9 +1,9 @@
 """A backlog worked off by the job with its own defaults: is the rate constant, is the memory bounded?
 
-`python -m tests.bench.backlog [--records 10000000] [--record-bytes 100]` fills a log of three nodes, then
-runs the job until the log is in the table. Prints one JSON line a micro-batch, some of the memory over time
-(resident MiB of the driver's JVM, of its Python workers and of the driver; pages that processes share count
-in each), and a verdict: rows a second in the last third of the micro-batches against the first third.
+`python -m tests.bench.spark.backlog [--records 10000000] [--record-bytes 100]` fills a log of three nodes,
+then runs the job until the log is in the table. Prints one JSON line a micro-batch, some of the memory over
+time (resident MiB of the driver's JVM, of its Python workers and of the driver; pages that processes share
+count in each), and a verdict: rows a second in the last third of the micro-batches against the first third.
 """
 
 import argparse
@@ -22,8 +22,8 @@ import psutil
 
 from spark_jobs.session.jars import DEFAULT_JARS_FOLDER, ensure_jars
 from spark_jobs.tables.table import ENTRIES, table_path
-from tests.bench.local_cluster import print_figure
-from tests.bench.log_to_delta import fill
+from tests.bench.spark.log_to_delta import fill
+from tests.bench.systems.local_cluster import print_figure
 from tests.support.cluster import running
 
 LOOK_EACH_S = 0.5

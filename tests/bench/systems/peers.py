@@ -16,7 +16,7 @@ from pathlib import Path
 
 START_TIMEOUT_S = 60
 NATS = "github.com/nats-io/nats-server/v2@v2.15.2"
-CACHE = Path(__file__).parents[2] / ".cache" / "bench"
+CACHE = Path(__file__).parents[3] / ".cache" / "bench"
 NATSPUB = Path(__file__).parent / "natspub"
 
 

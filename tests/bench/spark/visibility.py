@@ -1,7 +1,7 @@
 """Time until an acknowledged record is in the Delta table: three nodes and the Spark job.
 
-`python -m tests.bench.visibility [--rate 1000 --seconds 60 --warm-up 45 --append-records 10]`: records of
-1 KiB are appended at an even rate. The time runs from an append's answer until a version of `entries`
+`python -m tests.bench.spark.visibility [--rate 1000 --seconds 60 --warm-up 45 --append-records 10]`: records
+of 1 KiB are appended at an even rate. The time runs from an append's answer until a version of `entries`
 whose files hold its last record is in the table's own log, checked every 5 ms. Four JSON lines: the latency,
 the micro-batches, the load, and whether the lag that the service displays is true. Exit code 1 when a goal is
 missed, or when the table does not hold each record once.
@@ -25,7 +25,7 @@ import psutil
 
 from app.client import CommitlogClient
 from app.tables.delta_log import DeltaLog
-from tests.bench.local_cluster import pid_of, print_figure, running_cluster
+from tests.bench.systems.local_cluster import pid_of, print_figure, running_cluster
 
 RECORD_BYTES = 1024
 GOALS_MS = {"p50_ms": 1_000.0, "p95_ms": 2_000.0}
@@ -220,16 +220,16 @@ async def measure(folder: Path, urls: Sequence[str], options: argparse.Namespace
     leader = next(node["url"] for node in nodes if node["id"] == status["leader"])
     pids = {node["id"]: pid_of(folder, node["id"]) for node in nodes}
     pids |= {JOB: pid_of(folder, "spark"), "bench": psutil.Process().pid}
-    table, told = folder / "tables" / "default" / "entries", folder / "spark" / "progress.json"
+    table, reported = folder / "tables" / "default" / "entries", folder / "spark" / "progress.json"
     load = Load(f"{leader}/v1/logs/default/records", options.rate, options.append_records)
     versions, lag, batches = Versions(), list[LagSeen](), dict[int, Mapping[str, Any]]()
     producer = asyncio.create_task(load.run())
     with beside(watch_table(table, versions)):
-        await until(lambda: versions.last_index and told.exists(), FIRST_ROWS_S, "the first rows")
+        await until(lambda: versions.last_index and reported.exists(), FIRST_ROWS_S, "the first rows")
         await asyncio.sleep(options.warm_up)
         used, began_s = processor_s(pids), time.perf_counter()
         lag_watcher = watch_lag(f"{urls[0]}/v1/logs/default/tables/entries", lag)
-        with beside(lag_watcher, watch_batches(told, batches)):
+        with beside(lag_watcher, watch_batches(reported, batches)):
             await asyncio.sleep(options.seconds)
             used, ended_s = shares(used, processor_s(pids), options.seconds), time.perf_counter()
         load.ended = True
@@ -242,7 +242,7 @@ async def measure(folder: Path, urls: Sequence[str], options: argparse.Namespace
         figure="micro-batches",
         versions=len(seen),
         interval_ms=round(1_000 * (seen[-1] - seen[0]) / (len(seen) - 1)),
-        told_of=len(batches),
+        reported_of=len(batches),
         records=statistics.mean(batch["records"] for batch in batches.values()),
         duration_ms=mean_parts([batch["duration_ms"] for batch in batches.values()]),
     )
