@@ -13,6 +13,7 @@ StorageError
 └── DiskError             the operating system refused an operation
     ├── StorageFull       no space left; nothing was stored
     ├── SyncFailed        written data may be lost: the node stops (R-11)
+    ├── FileClosed        the log was closed, while a reader still used it
     └── FolderLocked      another process owns the folder
 InvariantError            a bug or a violated invariant: stops the node, never retried
 """
@@ -88,6 +89,10 @@ class StorageFull(DiskError):
 
 class SyncFailed(DiskError):
     """A sync failed: written data may be lost, so the sync is never retried (R-11)."""
+
+
+class FileClosed(DiskError):
+    """The file was closed meanwhile: its log was removed, or opened again."""
 
 
 class FolderLocked(DiskError):

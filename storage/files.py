@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from storage.birth_time import birth_time
-from storage.errors import DiskError, FolderLocked, StorageFull, SyncFailed
+from storage.errors import DiskError, FileClosed, FolderLocked, StorageFull, SyncFailed
 from storage.file_system import Bytes, File, FileSystem, Lock, write_durably
 
 __all__ = ["File", "FileSystem", "Lock", "OsFileSystem", "write_durably"]
@@ -27,6 +27,8 @@ def _error(path: str, operation: str, error: OSError) -> DiskError:
     reason = error.strerror or str(error)
     if error.errno in _REFUSED:
         reason += ": the user that runs the node must own the data folder and be able to write to it"
+    if error.errno == errno.EBADF:
+        return FileClosed(path, operation, reason)
     return (StorageFull if error.errno in _FULL else DiskError)(path, operation, reason)
 
 

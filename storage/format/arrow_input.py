@@ -6,7 +6,6 @@ writes more than declared); columns that grow in a cast (only types that do not 
 without rows (counted before any cast).
 """
 
-import struct
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ import pyarrow.compute as pc
 
 from storage.errors import BodyTooLarge, CorruptBatch, EmptyBody, InvalidRecords
 from storage.file_system import Bytes
+from storage.format.arrow_messages import check_unpacked_size
 from storage.format.batch import decode_batch
 from storage.format.records import (
     BODY_SCHEMA,
@@ -63,7 +63,7 @@ def table_from_batches(
             count += batch.count
             if count > max_records:
                 raise BodyTooLarge(f"more than {max_records} records")
-            _check_unpacked_size(pa.ipc.read_message(pa.py_buffer(batch.body)), max_records, max_bytes)
+            check_unpacked_size(pa.ipc.read_message(pa.py_buffer(batch.body)), max_records, max_bytes)
             batches.append(decode_body(batch.header, batch.body, untrusted=True))
         except CorruptBatch as error:
             raise InvalidRecords(f"packed batch: {error}") from error
@@ -91,7 +91,7 @@ def _stream_batches(data: Bytes, max_records: int, max_bytes: int) -> Iterator[p
     for message in reader:
         if message.type != "record batch":
             raise InvalidRecords(f"not a valid Arrow stream: unexpected {message.type} message")
-        _check_unpacked_size(message, max_records, max_bytes)
+        check_unpacked_size(message, max_records, max_bytes)
         rows = pa.ipc.read_record_batch(message, schema)
         count += rows.num_rows
         if count > max_records:
@@ -215,53 +215,3 @@ def _record_sizes(rows: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
     )
     places = np.concatenate(([0], np.cumsum(counts)))
     return sizes + ends[places[1:]] - ends[places[:-1]]
-
-
-# --- what a record-batch message claims, read from its flatbuffer (Message.fbs in the Arrow format)
-
-_MESSAGE_HEADER, _BATCH_BUFFERS, _BATCH_COMPRESSION = 2, 2, 3  # field numbers
-_U16, _U32, _I32, _I64 = (struct.Struct(f"<{kind}") for kind in "HIiq")
-_BUFFER = struct.Struct("<qq")  # offset, length in the message's body
-
-
-def _field(data: memoryview, table: int, number: int) -> int | None:
-    """Return the position of a field of a flatbuffer table, None when it is absent."""
-    vtable = table - _I32.unpack_from(data, table)[0]
-    slot = 4 + 2 * number
-    if slot >= _U16.unpack_from(data, vtable)[0]:
-        return None
-    offset = _U16.unpack_from(data, vtable + slot)[0]
-    return table + offset if offset else None
-
-
-def _follow(data: memoryview, position: int) -> int:
-    return int(position + _U32.unpack_from(data, position)[0])
-
-
-def _check_unpacked_size(message: pa.Message, max_records: int, max_bytes: int) -> None:
-    """Refuse a compressed batch that declares a decompressed size above the limit."""
-    data = memoryview(message.metadata)
-    body = memoryview(message.body) if message.body is not None else memoryview(b"")
-    limit = 2 * max_bytes + 128 * max_records  # offsets, validity and timestamps beside the counted bytes
-    try:
-        header = _field(data, _follow(data, 0), _MESSAGE_HEADER)
-        if header is None:
-            raise InvalidRecords("not a valid Arrow stream: a message without content")
-        batch = _follow(data, header)
-        if _field(data, batch, _BATCH_COMPRESSION) is None:
-            return
-        buffers = _field(data, batch, _BATCH_BUFFERS)
-        if buffers is None:
-            return
-        vector = _follow(data, buffers)
-        total = 0
-        for k in range(_U32.unpack_from(data, vector)[0]):
-            offset, length = _BUFFER.unpack_from(data, vector + 4 + k * _BUFFER.size)
-            if length == 0:
-                continue
-            claimed = _I64.unpack_from(body, offset)[0]
-            total += length if claimed == -1 else claimed
-            if claimed < -1 or total > limit:
-                raise BodyTooLarge("unpacks to more than the limit")
-    except struct.error as error:
-        raise InvalidRecords("not a valid Arrow stream: compressed buffers out of bounds") from error

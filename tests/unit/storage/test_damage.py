@@ -277,8 +277,8 @@ def test_only_the_very_batches_are_taken() -> None:
     check_whole(open_log(files), batches)
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_missing_segments_come_back(told: bool) -> None:
+@pytest.mark.parametrize("reported", [True, False])
+def test_missing_segments_come_back(reported: bool) -> None:
     """If their indexes are readable, they begin where they began; else the segment before them grows."""
     files = MemoryFiles()
     batches = closed_log(files)
@@ -289,13 +289,13 @@ def test_missing_segments_come_back(told: bool) -> None:
         copy = copied(files)
         for name in missing:
             copy.remove(f"{FOLDER}/{name}")
-            if not told:
+            if not reported:
                 copy.remove(f"{FOLDER}/{name[:20]}.index")
         with pytest.raises(CorruptLog):
             open_log(copy)
         assert heal(copy, twin, batches[-1].last_index, Random(1))[0] == "patched"
         check_whole(open_log(copy), batches)
-        if told:
+        if reported:
             assert {n: d for n, d in snapshot(copy).items() if n.endswith(".log")} == whole
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import DiskError, FolderLocked, StorageFull, SyncFailed
+from storage.errors import CorruptLog, DiskError, FileClosed, FolderLocked, StorageFull, SyncFailed, as_damage
 from storage.files import OsFileSystem, write_durably
 
 FILES = OsFileSystem()
@@ -125,3 +125,15 @@ def test_a_folder_has_one_owner(tmp_path: Path) -> None:
     lock.release()
     lock.release()
     FILES.lock(f"{tmp_path}/lock").release()
+
+
+def test_a_read_that_fails_is_damage_and_one_of_a_closed_file_is_not(tmp_path: Path) -> None:
+    path = str(tmp_path / "file")
+    file = OsFileSystem().open(path, create=True)
+    file.pwrite(b"content", 0)
+    file.close()
+    for read in (file.read, file.view):
+        with pytest.raises(FileClosed) as refused:
+            read(0, 7)
+        assert as_damage(refused.value) is refused.value
+    assert isinstance(as_damage(DiskError(path, "read", "input/output error")), CorruptLog)

@@ -138,8 +138,10 @@ def test_a_clock_that_jumps_does_not_empty_a_journal() -> None:
 
 def test_one_cause_does_not_flood_the_journal() -> None:
     journal, now_ms = open_journal(MemoryFiles()), 1_000_000
-    told = [journal.record("corruption", 0, {"offset": number}, now_ms + number) for number in range(1_000)]
-    assert sum(event is not None for event in told) == LIMIT_BURST
+    reported = [
+        journal.record("corruption", 0, {"offset": number}, now_ms + number) for number in range(1_000)
+    ]
+    assert sum(event is not None for event in reported) == LIMIT_BURST
     assert journal.suppressed == 1_000 - LIMIT_BURST
     later = journal.record("corruption", 0, {"offset": 1}, now_ms + 2 * LIMIT_REFILL_MS)
     assert later is not None
