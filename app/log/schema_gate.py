@@ -21,6 +21,7 @@ from storage.units import NO_INDEX
 
 TURN_COST: Final = 1024 * 1024  # checked in one turn of the loop, in bytes of values: a few milliseconds
 RECORD_COST: Final = 128  # of a record, besides its bytes
+FAST_COST: Final = 128 * 1024  # checked at once while all records are known to match: 2 ms at most
 PART_COST: Final = 32 * 1024  # checked between two looks at the clock
 ASIDE_COST: Final = 48 * 1024  # a part with more, e.g. one large record, is left to the workers
 SLOW_FACTOR: Final = 16  # cost of a byte for these two where the rules of a schema may be slow
@@ -35,15 +36,17 @@ _UNKNOWN_VERSION: Final = "The record names a version of the schema that the log
 class RecordCheck:
     """Progress of the check of one append: records before `position` match, or the last one is `refusal`.
 
-    runs_aside: the workers check a part. is_dropped: no append waits for the result.
+    is_in_doubt: the exact rules must decide about a record. runs_aside: the workers check a part. is_dropped:
+    no append waits for the result.
     """
 
-    __slots__ = ("is_dropped", "position", "refusal", "runs_aside", "schema")
+    __slots__ = ("is_dropped", "is_in_doubt", "position", "refusal", "runs_aside", "schema")
 
     def __init__(self, schema: SchemaVersion) -> None:
         self.schema = schema
         self.position = 0
         self.refusal: SchemaMismatch | None = None
+        self.is_in_doubt = False
         self.runs_aside = False
         self.is_dropped = False
 
@@ -54,12 +57,15 @@ class _Part:
     runs: (version, number of its first record in the append, values).
     """
 
-    __slots__ = ("count", "runs", "size_bytes")
+    __slots__ = ("count", "runs")
 
     def __init__(self, runs: list[tuple[int, int, Values]]) -> None:
         self.runs = runs
         self.count = sum(len(values) for _, _, values in runs)
-        self.size_bytes = sum(len(value) for _, _, values in runs for value in values if value is not None)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(value) for _, _, values in self.runs for value in values if value is not None)
 
 
 @lru_cache(maxsize=64)
@@ -125,16 +131,25 @@ class SchemaGate:
                 return check, False
             if self._left < TURN_COST and (self._left <= 0 or self._monotonic_ms() >= self._until_ms):
                 return check, False  # each turn checks at least one part, however late it begins
-            count = max(1, min(self._left, PART_COST) // record_cost)
+            is_fast = isinstance(newest, RecordDecoder) and newest.is_fast and not check.is_in_doubt
+            count = max(1, min(self._left, FAST_COST if is_fast else PART_COST) // record_cost)
             first, last = check.position, min(records.count, check.position + count)
             part = self._part_of(schema, records, first, last)
-            records_cost = part.count * RECORD_COST
-            if records_cost + factor * part.size_bytes > ASIDE_COST or self._has_unbuilt(part):
+            if is_fast:
+                fits = records.size_bytes <= FAST_COST or part.size_bytes <= FAST_COST
+                if fits and _is_known_to_match(part, self._decoders):
+                    check.position = last
+                    self._left -= part.count * record_cost
+                else:
+                    check.is_in_doubt = True
+                continue
+            size_bytes, records_cost = part.size_bytes, part.count * RECORD_COST
+            if records_cost + factor * size_bytes > ASIDE_COST or self._has_unbuilt(part):
                 self._check_aside(part, check)
                 continue
             check.refusal = _mismatch(part, self._decoders)
             check.position = last
-            self._left -= records_cost + part.size_bytes
+            self._left -= records_cost + size_bytes
         return check, True
 
     def _has_unbuilt(self, part: _Part) -> bool:
@@ -204,6 +219,16 @@ def _decoder(record: SchemaRecord) -> RecordDecoder | str:
 
 def _fault(error: BaseException) -> str:
     return f"This node cannot check records with the schema: {error}"
+
+
+def _is_known_to_match(part: _Part, decoders: Decoders) -> bool:
+    """Return true if the fast check accepts all records."""
+    return all(
+        isinstance(decoder := decoders.get(version), RecordDecoder)
+        and decoder.is_fast
+        and decoder.accepts(values)
+        for version, _, values in part.runs
+    )
 
 
 def _mismatch(part: _Part, decoders: Decoders) -> SchemaMismatch | None:

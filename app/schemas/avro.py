@@ -17,11 +17,12 @@ from app.schemas.data_types import (
     MapType,
     Primitive,
     StructType,
+    check_days,
+    check_micros,
 )
 from app.schemas.errors import SchemaInvalid, SchemaLibraryMissing, ValueInvalid
 from app.schemas.json_text import read_json, shown
 from app.schemas.schema import AVRO_PREFIX_BYTES, LogSchema, prefix_version
-from app.schemas.times import check_days, check_micros
 
 Convert = Callable[[Any], Any]
 Row = tuple[Any, ...]

@@ -20,7 +20,7 @@ class RowReader(Protocol):
 class BinaryReader:
     """Reads records with one schema of a binary format: columns that are never null have values."""
 
-    is_slow = False
+    is_fast = is_slow = False
 
     def __init__(self, schema: LogSchema, reader: RowReader) -> None:
         fields = struct_of(schema).fields
@@ -48,6 +48,9 @@ class BinaryReader:
         except ValueInvalid:
             return None
         return list(zip(*rows, strict=True))
+
+    def block(self, values: object) -> None:
+        """Return None: there is no faster way for many records than `columns`."""
 
     def check(self, value: bytes) -> None:
         """Return if a record matches. Raises ValueInvalid."""

@@ -4,9 +4,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
+from datetime import date
 from typing import Final
 
-from app.schemas.errors import SchemaInvalid
+from app.schemas.errors import SchemaInvalid, ValueInvalid
 
 RESERVED_NAMES: Final = frozenset({"_index", "_term", "_timestamp", "_key", "_schema_version", "_rescued"})
 """Columns of every typed table; a schema's own columns have other names."""
@@ -20,6 +21,10 @@ PRIMITIVES: Final = (
     "boolean", *INTEGERS, "float", "double", "string", "binary", "date", "timestamp", "timestamp_ntz",
 )  # fmt: skip
 DECIMAL_DIGITS_MAX: Final = 38
+DAY_MICROS: Final = 86_400_000_000
+_EPOCH: Final = date(1970, 1, 1).toordinal()
+FIRST_DAY: Final = date(1, 1, 1).toordinal() - _EPOCH
+LAST_DAY: Final = date(9999, 12, 31).toordinal() - _EPOCH
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _REFUSED_IN_NAMES: Final = re.compile(r"[ ,;{}()=\x00-\x1f\x7f\ud800-\udfff]")
 
@@ -193,3 +198,17 @@ def contains_type(kind: DataType, test: Callable[[DataType], bool]) -> bool:
         case MapType(_, value):
             return contains_type(value, test)
     return False
+
+
+def check_days(value: int) -> int:
+    """Return a number of days since 1970-01-01. Raises ValueInvalid outside the calendar."""
+    if not FIRST_DAY <= value <= LAST_DAY:
+        raise ValueInvalid(f"{value} days since 1970-01-01 are outside the years 1 to 9999.")
+    return value
+
+
+def check_micros(value: int) -> int:
+    """Return a number of microseconds since 1970-01-01. Raises ValueInvalid outside the calendar."""
+    if not FIRST_DAY * DAY_MICROS <= value < (LAST_DAY + 1) * DAY_MICROS:
+        raise ValueInvalid(f"{value} microseconds since 1970-01-01 are outside the years 1 to 9999.")
+    return value

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 Row = tuple[Any, ...]
 CHUNK_RECORDS: Final = 500
 """Records that become columns together: few enough to stay in the processor's cache."""
+FEW_RECORDS: Final = 16
+"""A chunk that does not match as a whole is halved down to this number, then read record by record."""
+JSON_BLOCK_RECORDS: Final = 16_384
+JSON_BLOCK_BYTES: Final = 4 * 1024 * 1024
+"""Records that are read as one block, and their bytes on average."""
+BLOCK_THREADS: Final = 2
+"""Threads that read the blocks of a call side by side."""
 
 
 class RecordReader(Protocol):
@@ -26,6 +33,8 @@ class RecordReader(Protocol):
     def check(self, value: bytes) -> None:
         """Return if a record matches. Raises ValueInvalid."""
 
+    is_fast: bool
+    """True if `accepts` takes a few ns a byte, whatever the records are."""
     is_slow: bool
     """True if a byte of a record may take far longer to check than with most schemas."""
 
@@ -34,6 +43,9 @@ class RecordReader(Protocol):
 
     def columns(self, values: Sequence[bytes]) -> list[Sequence[Any]] | None:
         """Return the columns of records that all match without unknown fields, None if `row` must decide."""
+
+    def block(self, values: "pa.Array") -> "list[pa.Array] | None":
+        """Return the same as `columns`, of an array without nulls, as arrays of the schema's types."""
 
     def row(self, value: bytes) -> tuple[Row, str | None]:
         """Return the row of a record, and its unknown fields as JSON. Raises ValueInvalid."""
@@ -66,12 +78,11 @@ class RecordDecoder:
             raise SchemaInvalid("", f"Schema version {version} is not known.")
         self.schema = schemas[version]
         self._reader = reader_of(self.schema)
-        self.is_slow = self._reader.is_slow
+        self.is_fast, self.is_slow = self._reader.is_fast, self._reader.is_slow
 
     def check(self, values: Sequence[bytes | memoryview | None]) -> Mismatch | None:
         """Return the first record that does not match, None when all do. None values (tombstones) match."""
-        records = values if None not in values else [value for value in values if value is not None]
-        if self._reader.accepts(records):  # type: ignore[arg-type]  # memoryviews of bytes are read as bytes
+        if self.accepts(values):
             return None
         for position, value in enumerate(values):
             if value is not None:
@@ -81,49 +92,116 @@ class RecordDecoder:
                     return Mismatch(position, pointer_of(error.path), error.reason)
         return None
 
+    def accepts(self, values: Sequence[bytes | memoryview | None]) -> bool:
+        """Return true if all records are known to match. False: `check` decides about each."""
+        records = values if None not in values else [value for value in values if value is not None]
+        return self._reader.accepts(records)  # type: ignore[arg-type]  # memoryviews are read as bytes
+
     def decode(self, values: "pa.Array") -> Decoded:
         """Return an array of binary values as columns. It fails for no value: errors are in the result."""
+        from concurrent.futures import ThreadPoolExecutor
+
         import pyarrow as pa
 
         schema = arrow_schema_of(self.schema)
-        positions: list[int] = []
-        rescued: list[str | None] = []
-        errors: list[Mismatch] = []
-        batches = []
-        for start in range(0, len(values), CHUNK_RECORDS):
-            found = enumerate(values.slice(start, CHUNK_RECORDS).to_pylist(), start)
-            records = [(position, value) for position, value in found if value is not None]
-            columns = self._reader.columns([value for _, value in records]) if records else None
-            if columns is not None:
-                positions += [position for position, _ in records]
-                rescued += [None] * len(records)
-            else:
-                columns = self._one_by_one(records, positions, rescued, errors)
-            if columns:
-                arrays = [pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)]
-                batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
-        table = pa.Table.from_batches(batches, schema=schema).combine_chunks()
+        found = _Found(schema)
+        size = max(1, min(JSON_BLOCK_RECORDS, JSON_BLOCK_BYTES * len(values) // max(1, values.nbytes)))
+        starts = range(0, len(values), size)
+        blocks = [values.slice(start, size) for start in starts]
+        with ThreadPoolExecutor(BLOCK_THREADS) as threads:  # which begin with the first of several blocks
+            read = threads.map(self._as_block, blocks) if len(blocks) > 1 else map(self._as_block, blocks)
+            for start, block, arrays in zip(starts, blocks, read, strict=True):
+                self._take_block(block, arrays, start, found)
+        table = pa.Table.from_batches(found.batches, schema=schema).combine_chunks()
         rows = table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], schema)
-        return Decoded(rows, pa.array(positions, pa.int64()), pa.array(rescued, pa.string()), errors)
+        positions = pa.concat_arrays([pa.array([], pa.int64()), *found.positions])
+        rescued = pa.concat_arrays([pa.array([], pa.string()), *found.rescued])
+        return Decoded(rows, positions, rescued, found.errors)
 
-    def _one_by_one(
-        self,
-        records: Sequence[tuple[int, bytes]],
-        positions: list[int],
-        rescued: list[str | None],
-        errors: list[Mismatch],
-    ) -> list[Sequence[Any]]:
-        rows = []
+    def _as_block(self, values: "pa.Array") -> "list[pa.Array] | None":
+        """Return the columns of records that all match, None if they must be read as smaller ones."""
+        return None if values.null_count else self._reader.block(values)
+
+    def _take_block(
+        self, block: "pa.Array", arrays: "list[pa.Array] | None", start: int, found: "_Found"
+    ) -> None:
+        """Take the columns of records from the position `start` on, or read them as smaller blocks."""
+        import pyarrow as pa
+
+        if arrays is not None:
+            found.add(
+                range(start, start + len(block)), pa.RecordBatch.from_arrays(arrays, schema=found.schema)
+            )
+        elif len(block) > CHUNK_RECORDS:
+            for first in range(0, len(block), CHUNK_RECORDS):
+                part = block.slice(first, CHUNK_RECORDS)
+                self._take_block(part, self._as_block(part), start + first, found)
+        else:
+            records = enumerate(block.to_pylist(), start)
+            self._read([(position, value) for position, value in records if value is not None], found)
+
+    def _read(self, records: Sequence[tuple[int, bytes]], found: "_Found") -> None:
+        """Read records by their positions: together if they match, else in halves."""
+        if not records:
+            return
+        columns = self._reader.columns([value for _, value in records])
+        if columns is not None:
+            found.add_columns([position for position, _ in records], columns)
+        elif len(records) > FEW_RECORDS:
+            middle = len(records) // 2
+            self._read(records[:middle], found)
+            self._read(records[middle:], found)
+        else:
+            self._read_each(records, found)
+
+    def _read_each(self, records: Sequence[tuple[int, bytes]], found: "_Found") -> None:
+        rows, positions, rescued = [], [], []
         for position, value in records:
             try:
                 row, unknown = self._reader.row(value)
             except ValueInvalid as error:
-                errors.append(Mismatch(position, pointer_of(error.path), error.reason))
+                found.errors.append(Mismatch(position, pointer_of(error.path), error.reason))
             else:
                 rows.append(row)
                 positions.append(position)
                 rescued.append(unknown)
-        return list(zip(*rows, strict=True))
+        if rows:
+            found.add_columns(positions, list(zip(*rows, strict=True)), rescued)
+
+
+class _Found:
+    """Parts of a `Decoded`, while records are read."""
+
+    def __init__(self, schema: "pa.Schema") -> None:
+        self.schema = schema
+        self.batches: list[pa.RecordBatch] = []
+        self.positions: list[pa.Array] = []
+        self.rescued: list[pa.Array] = []
+        self.errors: list[Mismatch] = []
+
+    def add(
+        self, positions: Sequence[int], batch: "pa.RecordBatch", rescued: Sequence[str | None] = ()
+    ) -> None:
+        import numpy as np
+        import pyarrow as pa
+
+        self.batches.append(batch)
+        places = np.arange(positions[0], positions[-1] + 1) if isinstance(positions, range) else positions
+        self.positions.append(pa.array(places, pa.int64()))
+        self.rescued.append(
+            pa.array(rescued, pa.string()) if rescued else pa.nulls(len(positions), pa.string())
+        )
+
+    def add_columns(
+        self,
+        positions: Sequence[int],
+        columns: Sequence[Sequence[Any]],
+        rescued: Sequence[str | None] = (),
+    ) -> None:
+        import pyarrow as pa
+
+        arrays = [pa.array(column, kind) for column, kind in zip(columns, self.schema.types, strict=True)]
+        self.add(positions, pa.RecordBatch.from_arrays(arrays, schema=self.schema), rescued)
 
 
 def reader_of(schema: LogSchema) -> RecordReader:

@@ -94,6 +94,7 @@ class FastReader:
         self._plain = [(at, convert) for at, convert in plain if convert is not None]
         self._checked = [(at, convert) for at, convert in self._plain if _has_decimal(kind.fields[at].type)]
         self.has_decimals = bool(self._checked)
+        self.has_validator = validator is not None
 
     def columns(self, values: Sequence[bytes]) -> list[Sequence[Any]]:
         """Return the columns of records that all match and have no unknown fields. Raises Unproved."""
@@ -218,14 +219,17 @@ def fast_reader(kind: StructType, document: object, validator: Any) -> FastReade
 
     document: the JSON Schema whose keywords must be checked, and its validator; None without any.
     """
-    if document is None:
+    if is_covered(kind, document):
         return FastReader(kind, None)
-    rules = count_rules(document)
-    if sum(rules.values()) == _covered(kind):
-        return FastReader(kind, None)
-    if rules.keys() <= TEXT_RULES:
+    if count_rules(document).keys() <= TEXT_RULES:
         return FastReader(kind, validator)
     return None
+
+
+def is_covered(kind: StructType, document: object) -> bool:
+    """Return true if the types and `rules_of` check all keywords of a JSON Schema. document: as of
+    `fast_reader`."""
+    return document is None or sum(count_rules(document).values()) == _covered(kind)
 
 
 def _pairs_of(document: Any, levels: int) -> int:
@@ -351,13 +355,13 @@ def _covered(kind: StructType) -> int:
     """Return how many keywords the types of `_with_rules` check."""
     count = 0
     for field in kind.fields:
-        count += len(_rules_of(field) or ())
+        count += len(rules_of(field) or ())
         if isinstance(field.type, StructType):
             count += _covered(field.type)
     return count
 
 
-def _rules_of(field: Field) -> dict[str, Any] | None:
+def rules_of(field: Field) -> dict[str, Any] | None:
     """Return the keywords of a field, None for those that only the validator checks."""
     if not field.rules:
         return None
@@ -377,7 +381,7 @@ def _rules_of(field: Field) -> dict[str, Any] | None:
     if not rules.keys() <= allowed:
         return None
     if field.type.name in INTEGERS:
-        low, high = _range(field.type.name, rules)
+        low, high = integer_range(field.type.name, rules)
         if low > high:
             return None  # no value matches
     return rules
@@ -388,7 +392,7 @@ _LENGTHS: Final = {"minLength", "maxLength"}
 
 
 def _with_rules(field: Field, kind: Any) -> Any:
-    rules = _rules_of(field)
+    rules = rules_of(field)
     if not rules:
         return kind
     if "enum" in rules:
@@ -405,11 +409,11 @@ def _with_rules(field: Field, kind: Any) -> Any:
         if field.type.name == "float":
             lows, highs = [*lows, -FLOAT_MAX], [*highs, FLOAT_MAX]
         return Annotated[float, Meta(gt=max(lows, default=None), lt=min(highs, default=None))]
-    low, high = _range(field.type.name, rules)
+    low, high = integer_range(field.type.name, rules)
     return Annotated[int, Meta(ge=low, le=high)]
 
 
-def _range(name: str, rules: dict[str, Any]) -> tuple[int, int]:
+def integer_range(name: str, rules: dict[str, Any]) -> tuple[int, int]:
     """Return the least and the greatest integer that the type and the rules allow."""
     bits = INTEGERS[name] - 1
     low, high = -(1 << bits), (1 << bits) - 1

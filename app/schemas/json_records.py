@@ -1,15 +1,20 @@
 """Reader of JSON records: the fast way for records that provably match, else one by one."""
 
 from collections.abc import Sequence
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from app.schemas.columns import document_of, struct_of
+from app.schemas.columns import arrow_schema_of, document_of, struct_of
 from app.schemas.errors import ValueInvalid
 from app.schemas.fast_json import Unproved, fast_reader
+from app.schemas.json_blocks import BlockReader, block_reader
 from app.schemas.json_schema import compile_validator, count_rules
 from app.schemas.json_text import read_json, shown
 from app.schemas.json_values import has_unknown, rescuer_of, struct_converter
 from app.schemas.schema import LogSchema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Row = tuple[Any, ...]
 
@@ -18,14 +23,17 @@ class JsonReader:
     """Reads records with one schema of the format json. Thread-safe."""
 
     def __init__(self, schema: LogSchema) -> None:
+        self._schema = schema
         self._kind = struct_of(schema)
         self._convert = struct_converter(self._kind)
         self._rescue = rescuer_of(self._kind)
         document = document_of(schema)
         self._validator = compile_validator(document) if document is not None else None
         self._fast = fast_reader(self._kind, document, self._validator)
+        self._document = document
         has_pattern = document is not None and count_rules(document)["pattern"] > 0
         self.is_slow = self._fast is None or self._fast.has_decimals or has_pattern
+        self.is_fast = not self.is_slow and self._fast is not None and not self._fast.has_validator
 
     def accepts(self, values: Sequence[bytes]) -> bool:
         """Return true if all records are known to match. False: `row` decides about each."""
@@ -43,6 +51,19 @@ class JsonReader:
             return None
         try:
             return self._fast.columns(values)
+        except Unproved:
+            return None
+
+    @cached_property
+    def _blocks(self) -> BlockReader | None:
+        return block_reader(self._kind, self._document)
+
+    def block(self, values: "pa.Array") -> "list[pa.Array] | None":
+        """Return the same as `columns`, of an array without nulls, as arrays of the schema's types."""
+        if self._blocks is None:
+            return None
+        try:
+            return self._blocks.columns(values, arrow_schema_of(self._schema).types)
         except Unproved:
             return None
 

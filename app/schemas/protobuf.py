@@ -17,11 +17,11 @@ from app.schemas.data_types import (
     MapType,
     Primitive,
     StructType,
+    check_micros,
 )
 from app.schemas.errors import SchemaInvalid, SchemaLibraryMissing, ValueInvalid
 from app.schemas.json_text import shown
 from app.schemas.schema import LogSchema
-from app.schemas.times import check_micros
 
 Row = tuple[Any, ...]
 Get = Callable[[Any], Any]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from app.cli.context import CommandFailed, ExitCode, Target, print_json, print_table, target_options
+from app.cli.delta.job_options import spark_conf_option, tables_option
 from app.local.spark_job import DEFAULT_TABLES, REPLAY_JOB, become_job, job_arguments
 
 if TYPE_CHECKING:
@@ -284,20 +285,9 @@ def infer_schema(target: Target, last: int) -> None:
 
 
 @schema_command.command("replay")
-@click.option(
-    "--tables",
-    envvar="COMMITLOG_TABLES",
-    show_envvar=True,
-    help=f"Folder or URL of the Delta tables.  [default: {DEFAULT_TABLES}]",
-)
+@tables_option
 @click.option("--version", type=click.IntRange(1), help="Version to read with. Default: the newest.")
-@click.option(
-    "--spark-conf",
-    type=click.Path(dir_okay=False, exists=True, path_type=Path),
-    envvar="COMMITLOG_SPARK_CONF",
-    show_envvar=True,
-    help="Settings file of Spark, with the default of --tables; see conf/spark.toml.",
-)
+@spark_conf_option
 @target_options
 def replay_dead_letters(
     target: Target, tables: str | None, version: int | None, spark_conf: Path | None

@@ -67,9 +67,9 @@ def test_no_message_makes_a_member_adopt_a_term_beyond_reason(term: int, source:
             if source != member.name:
                 member.step(source, message)
         assert (member.core.term, member.core.role, member.core.leader_id, len(member.saved)) == before
-    told = [event for event in group["n1"].events if event.kind == "corruption"]
-    assert [event.data["peer"] for event in told] == [source]
-    assert str(term) in told[0].data["reason"]
+    reported = [event for event in group["n1"].events if event.kind == "corruption"]
+    assert [event.data["peer"] for event in reported] == [source]
+    assert str(term) in reported[0].data["reason"]
     group.pass_time(3_000)
     assert sum(member.leads for member in group.members.values()) == 1
 
