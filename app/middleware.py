@@ -44,7 +44,7 @@ class TokenRevoked(Exception):
 
 
 class HttpMiddleware:
-    """An ASGI application."""
+    """ASGI application that serves `inner` under tokens, limits, counting and problem documents."""
 
     def __init__(
         self,

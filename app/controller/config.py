@@ -53,7 +53,7 @@ class ControllerConfig:
     @property
     def opening_timeout_ms(self) -> int:
         """Time in which a living master must open its epoch before another member is elected."""
-        return 3 * self.broker_timeout_ms
+        return 2 * self.broker_timeout_ms
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -108,11 +108,28 @@ def check_change(before: LogSpec, after: LogSpec, brokers: Collection[str]) -> N
         raise Refused(Reason.INVALID, "; ".join(detail for _, detail in complaints))
 
 
+def complaint_about_version(current: int, required: int | None) -> str | None:
+    """Return why a change that requires a version (`If-Match`) must be refused, None if it need not be.
+
+    required: None accepts any. The text has the current version only: for a tag that matches no version,
+    `required` is an internal number.
+    """
+    if required is None or required == current:
+        return None
+    return f"the settings are at version {current}; the change requires another version"
+
+
+def check_version(current: int, required: int | None) -> None:
+    """Raises Refused with CONFIG_CHANGED, as `complaint_about_version`."""
+    complaint = complaint_about_version(current, required)
+    if complaint is not None:
+        raise Refused(Reason.CONFIG_CHANGED, complaint)
+
+
 def changed_spec(log: Log, changes: Mapping[str, Any], version: int | None) -> LogSpec:
     """Return the settings with the changes. Raises Refused."""
     check_usable(log)
-    if version is not None and version != log.version:
-        raise Refused(Reason.CONFIG_CHANGED, f"version {log.version} holds, not {version}")
+    check_version(log.version, version)
     fixed = [name for name in changes if name not in CHANGEABLE]
     if fixed:
         raise Refused(Reason.INVALID, f"cannot be changed: {', '.join(fixed)}")

@@ -23,7 +23,8 @@ def alter(
         raise Refused(Reason.NO_MASTER, "the log has no master")
     if command.master_epoch != log.master_epoch:
         raise Refused(
-            Reason.STALE_MASTER_EPOCH, f"master epoch {log.master_epoch} holds, not {command.master_epoch}"
+            Reason.STALE_MASTER_EPOCH,
+            f"the current master epoch is {log.master_epoch}, got {command.master_epoch}",
         )
     if command.master != log.master:
         raise Refused(Reason.NOT_MASTER, f"the master is replica {log.master}, not {command.master}")
@@ -31,7 +32,9 @@ def alter(
     if command.set_epoch == log.set_epoch - 1 and is_this:
         return None
     if command.set_epoch != log.set_epoch:
-        raise Refused(Reason.STALE_SET_EPOCH, f"set epoch {log.set_epoch} holds, not {command.set_epoch}")
+        raise Refused(
+            Reason.STALE_SET_EPOCH, f"the current set epoch is {log.set_epoch}, got {command.set_epoch}"
+        )
     if command.acks < 0:
         raise Refused(Reason.INVALID, f"acks must be 0 for all members, or positive, got {command.acks}")
     if log.master not in wanted:

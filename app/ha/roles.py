@@ -7,8 +7,8 @@ All of it goes through the driver, so that the core handles one message at a tim
     driver.deliver(MANAGER, SyncStateSetUpdate(...))    the set as the controller has it now
     driver.deliver(MANAGER, Lease(until_ms))             a heartbeat was answered: fencing (A-11)
 
-Every message may come at any moment, twice, late, or in another order than it was sent: what is older than
-what the core knows changes nothing. What the manager reads (`HaView`) is of one instant, between turns.
+A message may arrive at any moment, twice, late, or in another order than it was sent. One that is older
+than what the core knows changes nothing. The manager reads `HaView` between turns: one moment's values.
 """
 
 from collections.abc import Iterable
@@ -53,16 +53,16 @@ class MasterRole:
 
     master_epoch: of its election, at least 1; never given to two elections (C-04).
     sync_state_set, sync_state_set_epoch: as the controller has them, replica ids; this replica is in the set.
-    replicas: all that are registered, this one among them. Another one of the same epoch brings the replicas
-    that are registered by then: the connection of one that is not ends.
-    unclean_epoch: the newest epoch of this log that an unclean election opened, NO_EPOCH for none: what was
-    confirmed before it may have been lost, and a slave that still holds it gives it up by a loss receipt.
+    replicas: all that are registered, this one among them. A later MasterRole of the same epoch replaces the
+    list; connections of replicas that are not in it are closed.
+    unclean_epoch: the newest epoch of this log that an unclean election opened, NO_EPOCH for none. Records
+    confirmed before it may be lost. A slave that still holds them writes a loss receipt and truncates them.
     acks: how many members of the set must hold an append, as the controllers have it recorded; 0 for all.
 
-    A master epoch is opened once, by one life of one process: a core that has been master of `master_epoch`
-    in an earlier life (it is in its vote file), or whose log has records of it or of a newer one, does not
-    take the role up. Nor does one that is not `electable`, unless the election was unclean. It stays slave
-    without a master and reports so by `HaView.needs_election`.
+    One incarnation of one process opens a master epoch, once. A core does not become master if it was master
+    of `master_epoch` in an earlier incarnation (its vote file records that), if its log has records of that
+    epoch or of a newer one, or if it is not `electable` and the election was clean. It then stays a slave
+    without a master, and `HaView.needs_election` is true.
     """
 
     master_epoch: int
@@ -115,7 +115,7 @@ class SyncStateSetUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The controller heard this broker at some moment after the heartbeat was sent.
+    """Answer to a heartbeat: the controller received it at some moment after this broker sent it.
 
     until_ms: on the node's monotonic clock, counted from the moment when that heartbeat was *sent*, and
     shorter than the time after which the controller declares a silent broker dead. After it a master

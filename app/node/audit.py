@@ -19,6 +19,7 @@ import msgspec
 from app.controller.commands import CreateLog
 from app.controller.metadata import AUDIT_LOG, LogSpec
 from app.errors import CommitlogError
+from app.log.claims import DIGEST_BYTES
 from app.log.contract import AppendRequest, AppendResult, Producer
 from app.node.hosted_log import HostedLog
 from app.node.metadata.service import MetadataService
@@ -39,7 +40,6 @@ logger = logging.getLogger(__name__)
 WAITING_MAX: Final = 10_000  # entries in memory
 _RETRY_S: Final = 0.5
 _ASK_TIMEOUT_S: Final = 5.0
-_DIGEST_BYTES: Final = 16
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
@@ -186,7 +186,7 @@ class AuditLog:
             AppendRequest(
                 records,
                 producer=Producer(request.producer, 0, request.sequence, allow_gap=True),
-                digest=blake2b(b"".join(request.entries), digest_size=_DIGEST_BYTES).digest(),
+                digest=blake2b(b"".join(request.entries), digest_size=DIGEST_BYTES).digest(),
             ),
             ended,
         )

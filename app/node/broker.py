@@ -37,7 +37,7 @@ from app.node.request_waits import Waits
 from app.node.reserve import disk_bytes_of
 from app.node.services import NodeServices
 from app.node.tasks import TaskSupervisor
-from app.node.timer import NodeTimer
+from app.node.timer import NodeTimer, TickInterval
 from app.node.upkeep import NodeUpkeep
 from app.node.workers import WorkerThreads
 from app.raft.messages import PushRequest
@@ -137,7 +137,7 @@ class Broker:
         self._lookup = LogLookup(self._hosted, self.metadata, self._metadata_logs, self.waits)
         rollbacks = RollBacks(self._node_logs, services, journals.record, self.tasks)
         self._timer = NodeTimer(
-            settings.raft.tick_interval_ms / 1000,
+            TickInterval(settings.raft.tick_interval_ms / 1000, settings.raft.heartbeat_interval_ms / 2000),
             self._hosted,
             self.metadata,
             rollbacks,

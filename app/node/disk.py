@@ -18,6 +18,7 @@ from app.node.job_threads import JobThreads, Then
 from storage.errors import InvariantError
 
 THREADS: Final = 16
+DRAIN_PASSES: Final = 3
 LANE_MAX: Final = 256  # pieces of work, and requests to sync one source, that wait in one lane
 
 
@@ -127,8 +128,12 @@ class DiskLane:
             self._threads.loop.call_soon(self._put, self._start_round)
 
     async def drain(self) -> None:
-        """Wait until everything submitted so far, and every requested sync, has been answered."""
-        while True:
+        """Wait until everything submitted so far, and every requested sync, has been answered.
+
+        An answer may ask for one more sync, of what was written meanwhile: each pass waits for one round of
+        them. A lane that never becomes idle does not keep its caller, nor the callers of other lanes.
+        """
+        for _ in range(DRAIN_PASSES):
             done: asyncio.Future[None] = self._threads.loop.create_future()
             self._put(partial(self._start, _nothing, partial(_settle, done)))
             await done

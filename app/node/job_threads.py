@@ -14,6 +14,14 @@ Then = Callable[[Any, BaseException | None], None]
 Job = tuple[Callable[[], Any], Then]
 
 
+def result_or_error(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """Run `work`; return its result and None, or None and the exception that it raised."""
+    try:
+        return work(), None
+    except Exception as error:
+        return None, error
+
+
 class JobThreads:
     """A fixed number of threads. Everything except `_work` runs on the event loop."""
 
@@ -66,14 +74,9 @@ class JobThreads:
         place = _Place()
         while (job := self._jobs.take(place)) is not None:
             work, then = job
-            result: Any = None
-            problem: BaseException | None = None
+            result, error = result_or_error(work)
             try:
-                result = work()
-            except Exception as error:
-                problem = error
-            try:
-                self._loop.call_soon_threadsafe(self._deliver, then, result, problem)
+                self._loop.call_soon_threadsafe(self._deliver, then, result, error)
             except RuntimeError:
                 text = "the event loop has ended before the %s threads"
                 logger.log(self._loop_ended_level, text, self._name)

@@ -1,7 +1,8 @@
 """The one timer of a node: lets time pass for all its logs, and for its part in the metadata."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from typing import Final
 
 from app.log.state import Address
 from app.node.hosted_logs import HostedLogs
@@ -11,13 +12,34 @@ from app.node.network.peer_transport import PeerTransport
 from app.node.repair.rollbacks import RollBacks
 from app.node.replica.driver import LogDriver
 
+QUIET_AFTER_S: Final = 1.0  # without a change, after which the timer ticks less often
+
+
+class TickInterval:
+    """Seconds until the next tick: `active_s` while the logs of a node change, otherwise `quiet_s`.
+
+    A wake-up costs a node that does nothing more than the work of its tick.
+    """
+
+    def __init__(self, active_s: float, quiet_s: float) -> None:
+        self._active_s = active_s
+        self._quiet_s = max(active_s, quiet_s)
+        self._seen: Hashable = None
+        self._changed_s = 0.0
+
+    def after(self, seen: Hashable, now_s: float) -> float:
+        """Return the interval after a tick at now_s that found the logs as `seen`."""
+        if seen != self._seen:
+            self._seen, self._changed_s = seen, now_s
+        return self._active_s if now_s - self._changed_s < QUIET_AFTER_S else self._quiet_s
+
 
 class NodeTimer:
     """Owned by the event loop. Late ticks are not repeated. An error in a tick fails the node."""
 
     def __init__(
         self,
-        interval_s: float,
+        interval: TickInterval,
         hosted: HostedLogs,
         metadata: MetadataService,
         rollbacks: RollBacks,
@@ -26,7 +48,7 @@ class NodeTimer:
         fail: Callable[[str, BaseException], None],
     ) -> None:
         """nodes, transport: take up the members that logs name (R-10)."""
-        self._interval_s = interval_s
+        self._interval = interval
         self._hosted = hosted
         self._metadata = metadata
         self._rollbacks = rollbacks
@@ -49,9 +71,10 @@ class NodeTimer:
             self._handle.cancel()
 
     def _tick(self) -> None:
-        self._due_s = max(self._due_s + self._interval_s, self._loop.time())
-        self._handle = self._loop.call_at(self._due_s, self._tick)
         try:
+            now_s = self._loop.time()
+            self._due_s = max(self._due_s + self._interval.after(self._seen(), now_s), now_s)
+            self._handle = self._loop.call_at(self._due_s, self._tick)
             for hosted in list(self._hosted):
                 if hosted.driver is not None:
                     hosted.driver.tick()
@@ -61,6 +84,11 @@ class NodeTimer:
             self._metadata.tick()
         except Exception as error:
             self._fail("timer", error)
+
+    def _seen(self) -> Hashable:
+        """Return the state of the logs, which each append, commit and election changes."""
+        drivers = [hosted.driver for hosted in self._hosted if hosted.driver is not None]
+        return tuple((each.log.end_index, each.committed_index, each.term, each.role) for each in drivers)
 
     def _learn_nodes(self, driver: LogDriver) -> None:
         """Connect to the members whose addresses the log holds (R-10)."""

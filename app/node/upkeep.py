@@ -35,7 +35,7 @@ class NodeUpkeep:
         self._retention = RetentionKeeper(settings.retention, clocks, services.node_id)
 
     def start(self, tasks: TaskSupervisor) -> None:
-        """Begin all of it."""
+        """Start the tasks; the supervisor restarts each that fails."""
         tasks.keep("reserve", self._reserve.keep)
         tasks.keep("scrub", partial(self.scrubber.run, self._hosted.by_id))
         tasks.keep("journal-retention", partial(self._journals.run, partial(list, self._hosted)))

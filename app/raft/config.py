@@ -11,7 +11,8 @@ class RaftConfig:
     """Times are monotonic milliseconds, sizes bytes. Raises ConfigError for values that contradict."""
 
     tick_interval_ms: int = 20
-    """Interval of the node's timer; the resolution of every other time of this section."""
+    """Interval of the node's timer; the resolution of every other time of this section. While no log of the
+    node has changed for a second, the timer ticks twice in each interval of the heartbeats instead."""
     election_timeout_ms: tuple[int, int] = (500, 1_000)
     """Range from which a follower draws its election timeout; its upper end bounds the leader's own check
     (R-04)."""
@@ -74,7 +75,7 @@ class RaftConfig:
     removed_retry_ms: int = 30_000
     """Longest pause between two calls to a node that is not a member of any log (R-10)."""
     removed_forget_ms: int = 300_000
-    """Time without a connection after which a node that is no member and not in the file is forgotten
+    """Time without a connection after which a node that is not a member and not in the file is forgotten
     (R-10)."""
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ class GroupView:
 
 
 def changed(view: GroupView, kind: ChangeKind, node_id: str) -> GroupConfig | None:
-    """Return the group after the change, None when it is so already.
+    """Return the group after the change, None when nothing changes.
 
     Raises ChangeInProgress, NotCaughtUp (promotion of a member that lags), WouldLoseQuorum (the reachable
     voters would not be a majority), NotFound, InvalidRequest (the last voter).
@@ -36,7 +36,7 @@ def changed(view: GroupView, kind: ChangeKind, node_id: str) -> GroupConfig | No
     if kind is ChangeKind.PROMOTE and node_id in voters:
         return None
     if kind is not ChangeKind.ADD and node_id not in (*voters, *learners):
-        raise NotFound(f"{node_id} is no member")
+        raise NotFound(f"{node_id} is not a member")
     if voters == (node_id,):
         raise InvalidRequest(("/path/id", f"{node_id} is the only voter"))
     if not view.settled:

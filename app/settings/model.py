@@ -148,14 +148,8 @@ class LogSettings:
             durability=Durability(spec.durability),
             replicas=spec.replicas,
             learners=spec.learners,
-            min_in_sync_replicas=spec.min_in_sync_replicas,
-            unclean=spec.unclean,
-            preferred=spec.preferred,
-            priorities=spec.priorities,
-            in_sync_replicas=spec.in_sync_replicas,
-            retention=spec.retention,
             sync_slaves=min(1, len(spec.replicas) - 1),
-        )
+        ).changed_by(spec)
 
 
 @dataclass(frozen=True, kw_only=True)

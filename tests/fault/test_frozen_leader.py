@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.fault.cluster import FaultCluster, relayed
+from tests.support.cluster import eventually
 
 TIMEOUT_MS = 25_000  # what the appends would wait for
 AT_MOST_S = 12.0  # election, grace, a second attempt, on a busy machine
@@ -31,9 +32,26 @@ def test_appends_through_followers_go_on_while_the_old_leader_is_frozen(tmp_path
             assert answer.json()["outcome"] == "unknown"
             assert answer.json()["first_index"] is None
             assert time.monotonic() - began < AT_MOST_S
+            await asyncio.to_thread(await_life, cluster, leader, alive=False)
             cluster.resume(leader)
+            await asyncio.to_thread(await_life, cluster, leader, alive=True)
 
     asyncio.run(scenario())
+
+
+def await_life(cluster: FaultCluster, node: str, *, alive: bool) -> None:
+    """Wait until every other node shows the node as alive, or not: its connections stay open all the time."""
+
+    def shown(asked: str) -> bool:
+        members = cluster.get(asked, "/v1/cluster/members").json()["members"]
+        return next(bool(member["alive"]) for member in members if member["id"] == node)
+
+    others = [each for each in cluster.ids if each != node]
+    eventually(
+        lambda: all(shown(each) == alive for each in others),
+        what=f"{node} is shown as {alive=}",
+        timeout_s=40.0,
+    )
 
 
 def append(cluster: FaultCluster, node: str, headers: dict[str, str]) -> httpx.Response:

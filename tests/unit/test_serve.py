@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+import subprocess
+import sys
 
 import pytest
 import uvloop
@@ -50,3 +52,14 @@ def test_an_address_in_use_is_an_error_before_anything_is_opened() -> None:
         bind(f"127.0.0.1:{port}")
     for door in doors:
         door.close()
+
+
+def test_a_node_does_not_import_pandas_or_parquet() -> None:
+    """They take 40 MiB, and the first array of Arrow would import pandas where it is installed."""
+    script = (
+        "import sys, app.serve, pyarrow as pa; app.serve.keep_pandas_out(); "
+        "pa.array([b'value'], pa.binary()); pa.scalar(1); "
+        "print([name for name in ('pandas', 'pyarrow.parquet') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"

@@ -97,8 +97,7 @@ def change_controllers(
     """config: of this controller's file, without changes at run time."""
     if state.was_carried_out(command.log, command.change_id):
         return Done(state.applied_index)
-    if command.version is not None and command.version != state.settings_version:
-        raise Refused(Reason.CONFIG_CHANGED, f"version {state.settings_version} holds, not {command.version}")
+    settings_of_logs.check_version(state.settings_version, command.version)
     settings = {**state.settings, **command.changes}
     settings = {name: value for name, value in settings.items() if value is not None}
     try:
@@ -113,8 +112,7 @@ def delete(state: Metadata, log: Log, command: DeleteLog, happen: Happen) -> Don
     _check_not_configured(log)
     if log.state == LOG_DELETING:
         raise Refused(Reason.LOG_DELETING, f"log {log.name} is being deleted")
-    if command.version is not None and command.version != log.version:
-        raise Refused(Reason.CONFIG_CHANGED, f"version {log.version} holds, not {command.version}")
+    settings_of_logs.check_version(log.version, command.version)
     happen(LogDeletionBegun(log=log.name, change_id=command.change_id))
     return Done(state.applied_index)
 

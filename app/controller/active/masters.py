@@ -16,6 +16,7 @@ from app.controller.metadata import Log
 from app.controller.state_machine import Metadata
 
 _OPENINGS_TRIED: Final = 2  # by one replica, before others are preferred: a restart may cost it one
+_PATIENCE: Final = 4  # times as long has a replica that failed before: its disk may just be slow
 
 
 class Masters:
@@ -35,7 +36,7 @@ class Masters:
         self._unmastered_ms: dict[str, int] = {}  # log that never had a master -> since when it is known
         self._openings_failed: dict[str, dict[int, int]] = {}  # log -> replica -> how often, since one opened
         self._recorded_ms: dict[str, int] = {}  # log -> when its metadata got what its copies have confirmed
-        self._opening_since: dict[str, tuple[int, int]] = {}  # log -> epoch that is not open yet, since when
+        self._opening_until: dict[str, tuple[int, int]] = {}  # log -> epoch that is not open yet, time limit
         self.refused_elections: Counter[tuple[str, str]] = Counter()  # (log, reason)
         self._refused_epochs: dict[str, int] = {}  # log -> epoch after which an election was refused
 
@@ -126,7 +127,7 @@ class Masters:
         """Forget a deleted log: the next one of that name has other replicas, and epochs from 1 on."""
         self._unmastered_ms.pop(name, None)
         self._openings_failed.pop(name, None)
-        self._opening_since.pop(name, None)
+        self._opening_until.pop(name, None)
         self._recorded_ms.pop(name, None)
         self._handing_over.pop(name, None)
         self._refused_epochs.pop(name, None)
@@ -207,11 +208,12 @@ class Masters:
 
     def _opens_too_slowly(self, log: Log, now_ms: int) -> bool:
         """Return whether the master lives but cannot write its first record to its disk."""
-        epoch, since_ms = self._opening_since.get(log.name, (0, 0))
+        epoch, until_ms = self._opening_until.get(log.name, (0, 0))
         if epoch != log.master_epoch:
-            self._opening_since[log.name] = (log.master_epoch, now_ms)
-            return False
-        return now_ms - since_ms >= self._liveness.config.opening_timeout_ms
+            patience = _PATIENCE if log.master in self._avoided(log) else 1
+            until_ms = now_ms + patience * self._liveness.config.opening_timeout_ms
+            self._opening_until[log.name] = (log.master_epoch, until_ms)
+        return now_ms >= until_ms
 
     def _replace_master(
         self,

@@ -233,7 +233,7 @@ class MasterSide:
             return
         for other in list(self._connections.values()):
             if other is not connection and other.replica is not None and other.replica.id == replica.id:
-                self._drop(other.key, "the slave has connected anew")
+                self._drop(other.key, "the slave has connected again")
         connection.replica = replica
         connection.is_learner = replica.learner or handshake.is_learner
         connection.state = HaState.HANDSHAKE

@@ -61,13 +61,13 @@ class Opening:
         if self._objections:
             replica, reason = next(iter(self._objections.items()))
             return (
-                f"replica {replica} holds what this copy lacks ({reason}): make {replica} the master, or "
-                f"remove its copy of the log, or set unclean = true to lose what {replica} holds"
+                f"replica {replica} has records that this copy lacks ({reason}): make {replica} the master, "
+                f"or remove its copy of the log, or set unclean = true, which discards these records"
             )
         if len(self._heard) < self._required:
             missing = [other for other in self._others if other not in self._heard]
             return (
-                f"{', '.join(missing)} may hold synchronous appends that this copy lacks: "
-                f"{self._required - len(self._heard)} of them must connect, or set unclean = true"
+                f"{', '.join(missing)} may hold synchronous appends that this copy lacks: start "
+                f"{self._required - len(self._heard)} of these replicas, or set unclean = true"
             )
-        return "the other replicas are given time to connect"
+        return "this master waits for the other replicas to connect"

@@ -81,13 +81,15 @@ class Slave(SlaveLink):
         return (self.first_index, self.acked_index) if self.acked_index >= self.first_index else None
 
     def lacks(self, begin_index: int) -> str | None:
-        """Index before which it never got the log, which begins there at the master; None for 0. It never
-        counts for appends before that (H-06, H-07)."""
+        """Return the index from which it got the log, as text, if it began empty after the log's begin.
+
+        begin_index: of the master's log. It never counts for appends before that index (H-06, H-07).
+        """
         if not self.is_replica or not self.verified or self.first_index <= max(begin_index, 0):
             return None
         return (
-            f"it began empty, at index {self.first_index}: an append before that, which was not acknowledged "
-            "then, gets flush-slave-timeout for every repeat that waits for this replica"
+            f"it began empty, at index {self.first_index}: repeats of earlier appends that were not "
+            "acknowledged get flush-slave-timeout while they wait for this replica"
         )
 
     def note(self, end_offset: int, now_ms: int) -> None:
@@ -115,24 +117,29 @@ def start_of(log: HaLog, report: int, history: History | None, *, is_replica: bo
     H-06: a slave without data starts at the newest segment, any other at the byte it reports.
     """
     if history is not None and history.end_offset != report:
-        raise Unfit("report", f"it reports {report} and its history ends at {history.end_offset}")
+        raise Unfit("report", f"it reports {report} bytes, but its history ends at byte {history.end_offset}")
     if report == 0:
         index = max(log.last_segment_index, 0)
         return Start(index, offset_after(log, index - 1), NO_INDEX, index, verified=is_replica)
     if log.end_index == NO_INDEX:
-        raise Unfit("ahead", f"it holds {report} bytes, this master's log is empty")
+        raise Unfit("ahead", f"it holds {report} bytes, but this master's log is empty")
     if report > log.end_offset:
-        raise Unfit("ahead", f"it holds {report} bytes, this master's log ends at {log.end_offset}")
+        raise Unfit("ahead", f"it holds {report} bytes, but this master's log ends at byte {log.end_offset}")
     if report < log.begin_offset:
         if history is None:
-            raise Unfit("trimmed", f"it holds {report} bytes, this master's log begins at {log.begin_offset}")
+            raise Unfit(
+                "trimmed", f"it holds {report} bytes, but this master's log begins at byte {log.begin_offset}"
+            )
         begin = log.begin_index
         return Start(begin, log.begin_offset, NO_INDEX, begin, verified=True, restart=True)
     held = index_before(log, report)
     next_index = log.begin_index if held == NO_INDEX else held + 1
     if history is not None:
         if not _same(log, held, history):
-            raise Unfit("history", f"its records up to index {history.next_index - 1} are of another history")
+            raise Unfit(
+                "history",
+                f"its records up to index {history.next_index - 1} are of another history than this master's",
+            )
         return Start(next_index, report, held, 0, verified=True)
     first_index = next_index
     if next_index <= log.end_index and report > (batch := log.batch_at(next_index)).offset:

@@ -217,6 +217,6 @@ class NodeLogs:
         hosted.driver = hosted.ha = None
         self._ha.detach(hosted)
         hosted.wake()
-        await self._disk.drain()
+        await self._disk.lane(hosted.name).drain()
         if driver is not None:
             driver.log.close()

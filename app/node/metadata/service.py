@@ -14,7 +14,12 @@ from typing import Final
 from app.controller.commands import AnyCommand, Done, Refusal
 from app.controller.events import AnyEvent, MasterElected, MasterLost
 from app.controller.log_state import NEWS_MAX, MetadataLogState
-from app.controller.messages import AnyControllerMessage, BrokerHeartbeat, CommandRequest
+from app.controller.messages import (
+    AnyControllerMessage,
+    BrokerHeartbeat,
+    BrokerHeartbeatAnswer,
+    CommandRequest,
+)
 from app.controller.metadata import CONTROLLER_LOG, Log
 from app.controller.state_machine import Metadata
 from app.errors import QuorumTimeout
@@ -23,6 +28,7 @@ from app.log.events import Election, JournalEvent
 from app.node.hosted_log import HostedLog
 from app.node.metadata.controller_client import ControllerClient
 from app.node.metadata.controller_server import ControllerServer, ControllerSetup
+from app.node.metadata.heard_nodes import HeardNodes
 from app.node.metadata.replica_managers import ReplicasManagers
 from app.node.services import NodeServices
 from app.raft.config import RaftConfig
@@ -117,15 +123,24 @@ class MetadataService:
             leader=lambda: self.hosted.leader_id,
             send=self._send,
             reports=lambda: (self.followed_index, self.managers.reports()),
-            heartbeat_answered=lambda answer, sent_ms: self.managers.heartbeat_answered(answer, sent_ms),
+            heartbeat_answered=self._heartbeat_answered,
             clock=services.clock,
             random=services.random,
         )
+        self._heard = HeardNodes(settings.controller.broker_timeout_ms)
         self.managers = ReplicasManagers(
             services, settings.controller, metadata=lambda: self.metadata, client=self.client
         )
         if self._node_id not in settings.brokers:
             self.client.stop()  # it keeps nothing that a heartbeat could report
+
+    def _heartbeat_answered(self, answer: BrokerHeartbeatAnswer, sent_ms: int) -> None:
+        self._heard.answered(answer.alive, self._clock.monotonic_ms())
+        self.managers.heartbeat_answered(answer, sent_ms)
+
+    def is_silent(self, node: str) -> bool:
+        """Return True if the active controller no longer hears the node."""
+        return self._heard.is_silent(node, self._clock.monotonic_ms())
 
     # --- the metadata -----------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from app.log.driver_interfaces import Clock
 from app.log.events import Corruption, Repair
 from app.log.state import DAY_MS
 from app.log.terms import is_plausible_term
+from app.node.job_threads import result_or_error
 from app.node.network.peer_calls import PeerCalls
 from app.node.network.repair_messages import FetchAnswer, FetchRequest, TermAnswer, TermRequest
 from app.node.repair.fetch import Fetch
@@ -74,14 +75,9 @@ async def in_thread(work: Callable[[], T]) -> T:
             future.set_exception(error)
 
     def run() -> None:
-        result: Any = None
-        problem: BaseException | None = None
-        try:
-            result = work()
-        except Exception as error:
-            problem = error
+        result, error = result_or_error(work)
         if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, problem)
+            loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=run, name="repair", daemon=True).start()
     return await future
@@ -408,7 +404,7 @@ class LogRepair:
             await self._wait_for_operator(reason)
         self._seen.clear()
         if self.result.set_aside:  # what was set aside first is worth more than this
-            self._wait(f"the log that was begun anew is damaged too: {reason}")
+            self._wait(f"the log that was started again is damaged too: {reason}")
             await self._pause(_RETRY_LAST_S)
             return
         logger.error("log %s: quarantined; a new copy is fetched from the leader: %s", self._log_name, reason)

@@ -19,7 +19,7 @@ from app.node.replica.driver import LogDriver
 from app.node.services import NodeServices
 from app.node.tasks import TaskSupervisor
 from app.settings.model import Replication
-from storage.errors import CorruptLog, StorageError, StorageFull
+from storage.errors import CorruptLog, StorageError, StorageFull, as_damage
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Repairs:
         self._serve = serve
         self._tasks = tasks
         self.calls = PeerCalls(services.transport, services.random)
-        self._server = RepairServer(services.files, services.clock, services.transport.send, self._found)
+        self._server = RepairServer(services.files, services.clock, services.transport.send, self.report)
 
     def marker_of(self, hosted: HostedLog) -> RepairMarker:
         return self.marker_named(hosted.name)
@@ -79,20 +79,19 @@ class Repairs:
     # --- damage -----------------------------------------------------------------------------------------
 
     def report(self, error: StorageError, found_by: str) -> bool:
-        """Begin the repair of a log that a storage error shows to be damaged; return whether there is one.
+        """Begin the repair of a log that a storage error shows to be damaged, or that cannot be read; return
+        whether there is one.
 
         Damage of a log's journal is not damage of the log.
         """
-        if isinstance(error, CorruptLog):
+        damage = as_damage(error)
+        if isinstance(damage, CorruptLog):
             for hosted in self._logs.values():
                 folder = self._services.log_folder(hosted.name)
-                if error.path == folder or error.path.startswith(f"{folder}/"):
-                    self.begin(hosted, error, found_by)
+                if damage.path == folder or damage.path.startswith(f"{folder}/"):
+                    self.begin(hosted, damage, found_by)
                     return True
         return False
-
-    def _found(self, log_id: int, error: CorruptLog, found_by: str) -> None:
-        self.begin(self._logs[log_id], error, found_by)
 
     def begin(self, hosted: HostedLog, trouble: Damaged, found_by: str) -> None:
         """Take the log offline, if it is not already, and repair it in the background."""

@@ -25,7 +25,7 @@ from app.node.network.repair_messages import (
 )
 from app.node.replica.driver import LogDriver
 from storage.care.scrub import Scrub
-from storage.errors import CorruptLog
+from storage.errors import CorruptLog, StorageError
 from storage.file_system import FileSystem
 from storage.format.batch import HEADER_SIZE_BYTES, Batch
 from storage.log.commitlog import Commitlog
@@ -107,35 +107,37 @@ async def reread(files: FileSystem, log: Commitlog, first_index: int, last_index
 
 
 class RepairServer:
-    """Answers the requests of app/node/network/repair_messages.py."""
+    """Server of the requests of app/node/network/repair_messages.py, within a budget of bytes per second."""
 
     def __init__(
         self,
         files: FileSystem,
         clock: Clock,
         send: Callable[[str, int, PeerCall], None],
-        damaged: Callable[[int, CorruptLog, str], None],
+        report: Callable[[StorageError, str], bool],
         bytes_per_s: int = SERVE_BYTES_PER_S,
     ) -> None:
-        """damaged(log_id, error, found_by): a requested batch is damaged here."""
+        """report(error, found_by): called when a requested batch cannot be read here; returns whether its log
+        is repaired now. bytes_per_s: of batches that are sent.
+        """
         self._files = files
         self._clock = clock
         self._send = send
-        self._damaged = damaged
+        self._report = report
         self._budget = ByteBudget(bytes_per_s)
         self._digesting = asyncio.Lock()
 
     async def answer(self, source: str, log_id: int, driver: LogDriver | None, request: PeerCall) -> None:
         """Answer one request. driver: of the log, None while it is offline or unknown here."""
         if isinstance(request, FetchRequest):
-            self._send(source, log_id, self._fetched(log_id, driver, request))
+            self._send(source, log_id, self._fetched(driver, request))
         elif isinstance(request, TermRequest):
             if driver is not None and driver.knows_vote:  # an uncertain term is not reported
                 self._send(source, log_id, TermAnswer(request.id, driver.term, self._clock.now_ms()))
         elif isinstance(request, DigestRequest):
-            self._send(source, log_id, await self._digest(log_id, driver, request))
+            self._send(source, log_id, await self._digest(driver, request))
 
-    def _fetched(self, log_id: int, driver: LogDriver | None, request: FetchRequest) -> FetchAnswer:
+    def _fetched(self, driver: LogDriver | None, request: FetchRequest) -> FetchAnswer:
         if driver is None:
             return FetchAnswer(request.id, NO_INDEX, NO_INDEX)
         log, settled = driver.log, settled_index_of(driver)
@@ -151,13 +153,14 @@ class RepairServer:
                 for batch in log.read_batches(first, FETCH_MAX_BYTES, last)
                 if batch.last_index <= settled
             )
-        except CorruptLog as error:
-            self._damaged(log_id, error, "peer")
+        except StorageError as error:
+            if not self._report(error, "peer"):
+                raise
             return FetchAnswer(request.id, NO_INDEX, NO_INDEX)
         self._budget.spend(sum(batch.size_bytes for batch in batches), now_ms)
         return FetchAnswer(request.id, log.begin_index, settled, False, batches)
 
-    async def _digest(self, log_id: int, driver: LogDriver | None, request: DigestRequest) -> DigestAnswer:
+    async def _digest(self, driver: LogDriver | None, request: DigestRequest) -> DigestAnswer:
         if driver is None:
             return DigestAnswer(request.id, NO_INDEX, NO_INDEX, NO_INDEX, b"", b"")
         begin, settled = driver.log.begin_index, settled_index_of(driver)
@@ -169,8 +172,9 @@ class RepairServer:
                 if request.deep:
                     await reread(self._files, driver.log, request.first_index, request.last_index)
                 digest = await digest_of(driver, request.first_index, request.last_index)
-            except CorruptLog as error:
-                self._damaged(log_id, error, "verify")
+            except StorageError as error:
+                if not self._report(error, "verify"):
+                    raise
                 return DigestAnswer(request.id, begin, settled, NO_INDEX, b"", b"", damaged=True)
         if digest is None:
             return nothing

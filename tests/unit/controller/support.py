@@ -65,6 +65,12 @@ class Quorum:
     def pass_time(self, ms: int) -> None:
         self.now_ms += ms
 
+    def let_pass(self, ms: int, *heard: str) -> None:
+        """Time passes, then these nodes are heard, all if none is named, and a round follows."""
+        self.pass_time(ms)
+        self.heartbeats(*heard)
+        self.turn()
+
     def turn(self) -> list[tuple[Any, Answer]]:
         """One round, committed at once; the answers that it gives."""
         round_ = self.active.next_round(

@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.controller.commands import ChangeLog, CreateLog, DeleteLog, Done, ElectMaster, Reason
+from app.api.http.preconditions import NEVER
+from app.controller.commands import ChangeLog, CreateLog, DeleteLog, Done, ElectMaster, Reason, Refusal
 from app.controller.metadata import LogSpec
 from app.controller.state_machine import Metadata
 from tests.unit.controller.support import CONFIG, Quorum, spec
@@ -65,6 +66,15 @@ def test_changes_by_version_and_what_never_changes() -> None:
     assert quorum.refused(ChangeLog("b", {"unclean": True}, "z")) is Reason.UNKNOWN_LOG
 
 
+def test_the_refusal_of_a_version_names_the_current_one_and_no_internal_number() -> None:
+    quorum = Quorum()
+    current = quorum.create().version
+    for command in (ChangeLog("a", {"unclean": True}, "x", NEVER), DeleteLog("a", version=NEVER)):
+        answer = quorum.ask(command)
+        assert isinstance(answer, Refusal)
+        assert answer.detail == f"the settings are at version {current}; the change requires another version"
+
+
 def test_a_deleted_log_goes_when_every_living_node_has_given_it_up_and_its_name_is_another_log() -> None:
     quorum = Quorum()
     first = quorum.with_master()
@@ -75,9 +85,7 @@ def test_a_deleted_log_goes_when_every_living_node_has_given_it_up_and_its_name_
     assert quorum.refused(DeleteLog("a")) is Reason.LOG_DELETING
     assert quorum.refused(CreateLog("a", spec(), "y")) is Reason.LOG_DELETING
     assert quorum.refused(ChangeLog("a", {"unclean": True}, "z")) is Reason.LOG_DELETING
-    quorum.pass_time(CONFIG.scan_interval_ms)
-    quorum.heartbeats("n1", "n2")  # they keep it still
-    quorum.turn()
+    quorum.let_pass(CONFIG.scan_interval_ms, "n1", "n2")  # they keep it still
     assert quorum.log().state == "deleting"
     for node in ("n1", "n2"):
         quorum.active.heartbeat(1, node, len(quorum.events) - 1, (), quorum.now_ms)

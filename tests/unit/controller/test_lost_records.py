@@ -135,14 +135,14 @@ def test_a_refused_copy_registers_as_another_replica() -> None:
 def test_a_late_answer_that_withholds_a_lease_ends_no_later_mastership() -> None:
     bench = Bench()
     bench.become_master()
-    bench.told()
+    bench.reported()
     late = BrokerHeartbeatAnswer(1, "c1", 0, (), ("a",), ("n1",), (), (1,))
     bench.quorum.done(StepDown("a", bench.quorum.log().generation, 1, 1))
-    (role,) = [message for message in bench.told() if isinstance(message, MasterRole)]
+    (role,) = [message for message in bench.reported() if isinstance(message, MasterRole)]
     assert role.master_epoch == 2
     hear = bench.manager.heartbeat_answered
     hear((), late.withheld, late.alive, bench.quorum.now_ms, (), late.withheld_epochs)
-    assert bench.told() == []
+    assert bench.reported() == []
     hear((), ("a",), ("n1",), bench.quorum.now_ms, (), (2,))
     (tell,) = [action for action in bench.step() if isinstance(action, Tell)]
     assert not isinstance(tell.message, MasterRole)

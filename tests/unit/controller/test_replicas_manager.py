@@ -89,7 +89,7 @@ class Bench:
         self.save()
         self.answer(self.ask(RegisterReplica))
 
-    def told(self) -> list[RoleMessage]:
+    def reported(self) -> list[RoleMessage]:
         return [action.message for action in self.step() if isinstance(action, Tell)]
 
     def become_master(self) -> None:
@@ -168,7 +168,7 @@ def test_unanswered_requests_are_asked_again_and_late_answers_are_ignored() -> N
 def test_roles_follow_the_metadata_and_the_set_is_told_by_its_epoch() -> None:
     bench = Bench()
     bench.register()
-    assert [type(message) for message in bench.told()] == [SlaveRole]  # there is no master yet
+    assert [type(message) for message in bench.reported()] == [SlaveRole]  # there is no master yet
     for node in ("n2", "n3"):
         bench.quorum.register(node)
     bench.quorum.heartbeats()
@@ -179,12 +179,12 @@ def test_roles_follow_the_metadata_and_the_set_is_told_by_its_epoch() -> None:
     assert isinstance(role, MasterRole)
     assert (role.master_epoch, role.sync_state_set, role.sync_state_set_epoch) == (1, (1,), 1)
     assert [(replica.id, replica.node) for replica in role.replicas] == [(1, "n1"), (2, "n2"), (3, "n3")]
-    assert bench.told() == []
+    assert bench.reported() == []
     bench.quorum.join_all()
-    assert bench.told() == [SyncStateSetUpdate(1, 2, (1, 2, 3))]
+    assert bench.reported() == [SyncStateSetUpdate(1, 2, (1, 2, 3))]
     bench.quorum.active.liveness.given_up("a", bench.quorum.now_ms)
     bench.quorum.done(ElectMaster("a", "n3", False, 1))
-    (slave,) = bench.told()
+    (slave,) = bench.reported()
     assert isinstance(slave, SlaveRole)
     assert (slave.master_id, slave.master_epoch) == (3, 2)
 
@@ -193,7 +193,7 @@ def test_roles_follow_the_metadata_and_the_set_is_told_by_its_epoch() -> None:
 def test_a_lease_counts_for_the_epoch_that_it_was_granted_for() -> None:
     bench = Bench()
     bench.become_master()
-    bench.told()
+    bench.reported()
     answer = bench.quorum.heartbeat("n1")
     assert answer.granted == (("a", 1),)
 
@@ -201,23 +201,23 @@ def test_a_lease_counts_for_the_epoch_that_it_was_granted_for() -> None:
         bench.manager.heartbeat_answered(granted, (), answer.alive, sent_ms)
 
     hear((("a", 1), ("b", 7)), 5_000)
-    assert bench.told() == [Lease(5_000 + CONFIG.lease_ms)]
-    assert bench.told() == []
+    assert bench.reported() == [Lease(5_000 + CONFIG.lease_ms)]
+    assert bench.reported() == []
     hear((("a", 2),), 6_000)  # of an election that this node has not heard of yet: it waits
-    assert bench.told() == []
+    assert bench.reported() == []
     bench.quorum.done(StepDown("a", bench.quorum.log().generation, 1, 1))
-    role, lease = bench.told()
+    role, lease = bench.reported()
     assert isinstance(role, MasterRole)
     assert (role.master_epoch, lease) == (2, Lease(6_000 + CONFIG.lease_ms))
     hear((("a", 1),), 7_000)  # of the epoch before
-    assert bench.told() == []
+    assert bench.reported() == []
 
 
 @pytest.mark.rule("C-06", "C-10")
 def test_the_wanted_set_is_asked_for_with_both_epochs_and_without_the_dead() -> None:
     bench = Bench()
     bench.become_master()
-    bench.told()
+    bench.reported()
     bench.quorum.active.liveness.disconnected("n3")
     answer = bench.quorum.heartbeat("n1")
     assert answer.alive == ("n1", "n2")
@@ -235,19 +235,19 @@ def test_the_wanted_set_is_asked_for_with_both_epochs_and_without_the_dead() -> 
     assert bench.step() == []
     bench.quorum.pass_time(CONFIG.heartbeat_interval_ms)
     bench.answer(bench.ask(AlterSyncStateSet))
-    assert bench.told() == [SyncStateSetUpdate(1, 2, (1, 2))]
+    assert bench.reported() == [SyncStateSetUpdate(1, 2, (1, 2))]
 
 
 @pytest.mark.rule("C-12")
 def test_a_member_that_is_not_alive_leaves_the_set_by_the_word_of_the_core_alone() -> None:
     bench = Bench()
     bench.become_master()
-    bench.told()
+    bench.reported()
     ids = {node: bench.quorum.id_of(node) for node in ("n1", "n2", "n3")}
     bench.view.set_request = SetRequest(1, 1, (1, 2, 3))
     bench.manager.heartbeat_answered((), (), ("n1", "n2", "n3"), bench.quorum.now_ms)
     bench.answer(bench.ask(AlterSyncStateSet))
-    bench.told()
+    bench.reported()
     bench.manager.heartbeat_answered((), (), ("n1", "n3"), bench.quorum.now_ms)
     bench.view.set_request = SetRequest(1, 2, (1, 2))  # without n3; of n2 the core knows nothing yet
     assert bench.step() == []
@@ -261,7 +261,7 @@ def test_a_member_that_is_not_alive_leaves_the_set_by_the_word_of_the_core_alone
 def test_a_set_that_was_granted_is_not_asked_for_again_while_the_news_is_on_its_way() -> None:
     bench = Bench()
     bench.become_master()
-    bench.told()
+    bench.reported()
     bench.manager.heartbeat_answered((), (), ("n1", "n2"), bench.quorum.now_ms)
     bench.view.set_request = SetRequest(1, 1, (1, 2))
     bench.manager.answered(bench.ask(AlterSyncStateSet), Done(7), bench.quorum.now_ms)  # not applied here yet
@@ -275,7 +275,7 @@ def test_a_set_that_was_granted_is_not_asked_for_again_while_the_news_is_on_its_
 def test_a_mastership_is_given_up_before_the_controller_hears_of_it(why: str) -> None:
     bench = Bench()
     bench.become_master()
-    bench.told()
+    bench.reported()
     if why == "withheld":
         bench.manager.heartbeat_answered((), ("a",), ("n1",), bench.quorum.now_ms)
     elif why == "leaves":
@@ -292,7 +292,7 @@ def test_a_mastership_is_given_up_before_the_controller_hears_of_it(why: str) ->
         assert actions.index(tell) < actions.index(ControllerRequest(asked[0]))
     bench.manager.heartbeat_answered((("a", 1),), (), ("n1",), bench.quorum.now_ms)
     if why != "needs election":
-        assert bench.told() == []  # a lease that was on its way revives nothing
+        assert bench.reported() == []  # a lease that was on its way revives nothing
     bench.answer(asked[0])
     assert bench.manager.has_left(bench.quorum.log()) is (why == "leaves")
 
@@ -344,7 +344,7 @@ def test_a_copy_follows_nobody_while_the_metadata_here_name_an_earlier_one() -> 
     ]
     assert isinstance(tell.message, SlaveRole)
     assert (tell.message.master_id, tell.message.master_epoch) == (None, 2)
-    (role,) = bench.told()
+    (role,) = bench.reported()
     assert isinstance(role, SlaveRole)
     assert role.master_id == 3
     assert role.find(bench.manager.replica_id) is not None
@@ -354,9 +354,9 @@ def test_a_copy_follows_nobody_while_the_metadata_here_name_an_earlier_one() -> 
 def test_a_lease_is_as_long_as_the_answer_grants_and_bound_to_its_epoch() -> None:
     bench = Bench()
     bench.become_master()
-    bench.told()
+    bench.reported()
     bench.manager.heartbeat_answered((("b", 1), ("a", 1)), (), ("n1",), 5_000, (900, 700))
-    (lease,) = bench.told()
+    (lease,) = bench.reported()
     assert isinstance(lease, Lease)
     assert (lease.until_ms, lease.master_epoch) == (5_700, 1)
 
@@ -365,12 +365,12 @@ def test_a_lease_is_as_long_as_the_answer_grants_and_bound_to_its_epoch() -> Non
 def test_a_member_that_only_the_controllers_do_not_hear_keeps_no_other_out_for_long() -> None:
     bench = Bench()
     bench.become_master()
-    bench.told()
+    bench.reported()
     ids = {node: bench.quorum.id_of(node) for node in ("n1", "n2", "n3")}
     bench.manager.heartbeat_answered((), (), ("n1", "n2"), bench.quorum.now_ms)
     bench.view.set_request = SetRequest(1, 1, (ids["n1"], ids["n2"]))
     bench.answer(bench.ask(AlterSyncStateSet))
-    bench.told()
+    bench.reported()
     bench.manager.heartbeat_answered((), (), ("n1", "n3"), bench.quorum.now_ms)  # n2 is cut off
     bench.view.set_request = SetRequest(1, 2, tuple(ids.values()))
     bench.quorum.pass_time(CONFIG.retry_interval_ms)
@@ -384,11 +384,11 @@ def test_a_member_that_only_the_controllers_do_not_hear_keeps_no_other_out_for_l
 def test_a_member_that_only_the_controllers_do_not_hear_stays_otherwise(why: str) -> None:
     bench = Bench()
     bench.become_master()
-    bench.told()
+    bench.reported()
     ids = {node: bench.quorum.id_of(node) for node in ("n1", "n2", "n3")}
     bench.quorum.done(ChangeLog("a", {"min_in_sync_replicas": 2}, "floor"))
     bench.quorum.join_all()
-    bench.told()
+    bench.reported()
     bench.manager.heartbeat_answered((), (), ("n1",), bench.quorum.now_ms)  # n2 and n3 are cut off
     wanted = tuple(ids.values()) if why == "nobody joins" else (ids["n1"], ids["n2"])
     bench.view.set_request = SetRequest(1, 2, wanted)
@@ -404,11 +404,11 @@ def test_a_new_master_hastens_its_first_lease() -> None:
     bench.quorum.join_all()
     bench.quorum.active.liveness.given_up("a", bench.quorum.now_ms)
     bench.quorum.done(ElectMaster("a", "n2", False, 1))
-    bench.told()
+    bench.reported()
     bench.quorum.join_all()
     bench.quorum.active.liveness.given_up("a", bench.quorum.now_ms)
     bench.quorum.done(ElectMaster("a", "n1", False, 2))
-    bench.told()
+    bench.reported()
     assert bench.step() == []
     bench.view.log_epoch, bench.view.max_offset = 3, 900
     assert bench.step() == [HeartbeatNow()]  # the epoch is open here
@@ -427,11 +427,11 @@ def test_a_copy_that_was_taken_out_and_is_back_is_another_replica() -> None:
     bench.become_master()
     old = bench.manager.replica_id
     older = bench.quorum.log()
-    bench.told()
+    bench.reported()
     generation = older.generation
     bench.quorum.done(ChangeLog("a", {"replicas": ("n2", "n3")}, "out", None, generation, force=True))
     bench.quorum.done(ChangeLog("a", {"replicas": ("n1", "n2", "n3")}, "in", None, generation))
-    assert [type(message) for message in bench.told()] == [SlaveRole]
+    assert [type(message) for message in bench.reported()] == [SlaveRole]
     identity = bench.save()
     assert identity.replica_id == 0
     bench.answer(bench.ask(ApplyForReplicaId))
@@ -445,7 +445,7 @@ def test_older_metadata_do_not_take_a_copy_out() -> None:
     bench = Bench()
     before = bench.quorum.log()
     bench.become_master()
-    bench.told()
+    bench.reported()
     replica_id = bench.manager.replica_id
     bench.manager.step(before, bench.view, bench.quorum.now_ms)
     assert bench.manager.replica_id == replica_id
@@ -455,7 +455,7 @@ def test_older_metadata_do_not_take_a_copy_out() -> None:
 def test_the_controllers_hear_of_a_mastership_given_up_when_the_core_acts_no_more_and_where_it_ends() -> None:
     bench = Bench()
     bench.become_master()
-    bench.told()
+    bench.reported()
     bench.view.role, bench.view.epoch, bench.view.confirm_offset = Role.MASTER, 1, 40
     bench.step()
     bench.manager.leave()
@@ -469,6 +469,6 @@ def test_the_controllers_hear_of_a_mastership_given_up_when_the_core_acts_no_mor
 def test_a_process_that_was_not_master_in_the_epoch_does_not_say_what_was_acknowledged() -> None:
     bench = Bench()
     bench.become_master()
-    bench.told()
+    bench.reported()
     bench.view.needs_election, bench.view.epoch, bench.view.confirm_offset = True, 1, 40
     assert bench.ask(StepDown).confirmed is None

@@ -28,7 +28,7 @@ from storage.errors import StorageError
 from storage.format.batch import Batch, log_id_of
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from tests.simulation.world.disk import DiskThread, DiskTiming
-from tests.simulation.world.world import Life, NothingDue, World, WorldClock, WorldScheduler
+from tests.simulation.world.world import Life, NothingDue, Standstill, World, WorldClock, WorldScheduler
 from tests.support.committed import broken_promise
 from tests.support.memory_files import MemoryFiles
 from tests.unit.ha.clients import Client, Ledger
@@ -102,7 +102,7 @@ class Node:
             storage=CommitlogConfig(segment_max_bytes=16 * 1024, mark_interval_bytes=8 * 1024),
             limits=Limits(),
             clock=WorldClock(world),
-            disk=DiskThread(world, life, group.disk, self._fail),
+            disk=DiskThread(world, life, group.disk, self._fail, Standstill()),
             transport=host,
             scheduler=WorldScheduler(world, life),
             random=Random(world.random.getrandbits(64)),
@@ -392,7 +392,7 @@ class Group:
             self.controller.hand_over(name)
 
     def _mend(self) -> None:
-        self.network.mend()
+        self.network.heal()
         self.controller.cut.clear()
 
     def _down(self, name: str, lasting_us: int) -> None:

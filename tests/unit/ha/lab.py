@@ -204,7 +204,7 @@ class Lab:
         answers, self.answers = self.answers, []
         return [(pending.last_index, fate.value) for pending, fate in answers]
 
-    def told(self, kind: str) -> list[dict[str, Any]]:
+    def reported(self, kind: str) -> list[dict[str, Any]]:
         return [event.data for event in self.events if event.kind == kind]
 
     def dialled(self) -> str:

@@ -80,14 +80,14 @@ class StreamNetwork:
         for line in lines:
             self.cuts[line] = (self.cuts.get(line) or 0) + 1
 
-    def mend_lines(self, lines: Iterable[tuple[str, str]]) -> None:
+    def heal_lines(self, lines: Iterable[tuple[str, str]]) -> None:
         """End one cut of each of the lines."""
         for line in lines:
             left = (self.cuts.pop(line, None) or 1) - 1
             if left:
                 self.cuts[line] = left
 
-    def mend(self) -> None:
+    def heal(self) -> None:
         self.cuts.clear()
 
     def _delay(self) -> int:

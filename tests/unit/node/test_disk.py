@@ -10,6 +10,7 @@ import pytest
 
 from app.node.disk import LANE_MAX, DiskLane, DiskThreads
 from app.node.hosting.log_journals import LogJournals
+from app.node.hosting.node_logs import NodeLogs
 from storage.errors import InvariantError
 from storage.log.commitlog import CommitlogConfig
 
@@ -120,6 +121,51 @@ def test_syncs_of_one_turn_share_a_round_and_late_ones_the_next() -> None:
         assert told[:50] == [50] * 50
         assert told[50:] == [60] * 10
         assert failures == []
+
+    run(test)
+
+
+@pytest.mark.rule("R-11")
+def test_a_lane_that_is_never_idle_is_drained_too() -> None:
+    """A log that is written all the time: the node can stop, and give the files of a log back."""
+
+    async def test(disk: DiskLane, failures: list[str]) -> None:
+        source, before = Source(), list[str]()
+
+        def write_again() -> None:
+            source.write()
+            disk.request_sync(source, write_again)
+
+        write_again()
+        disk.submit(lambda: None, lambda _result, _error: before.append("work"))
+        last = Source()
+        last.write()
+        disk.request_sync(last, lambda: before.append("sync"))
+        await disk.drain()
+        assert sorted(before) == ["sync", "work"]
+        disk._threads.failed = True  # ends the writer
+
+    run(test)
+
+
+@pytest.mark.rule("R-11")
+def test_a_log_is_closed_while_the_disk_hangs_for_another_one() -> None:
+    async def test(lane: DiskLane, failures: list[str]) -> None:
+        stuck = Source()
+        stuck.gate.clear()
+        stuck.write()
+        lane._threads.lane("another").request_sync(stuck, lambda: None)
+        ended: list[str] = []
+        driver = SimpleNamespace(
+            abandon=lambda: ended.append("abandoned"),
+            log=SimpleNamespace(close=lambda: ended.append("closed")),
+        )
+        hosted = SimpleNamespace(name="log", driver=driver, ha=None, wake=lambda: None)
+        ha = SimpleNamespace(detach=lambda _hosted: None)
+        await NodeLogs.end_driver(cast(Any, SimpleNamespace(_disk=lane._threads, _ha=ha)), cast(Any, hosted))
+        assert (ended, stuck.rounds) == (["abandoned", "closed"], 0)
+        stuck.gate.set()
+        await lane._threads.drain()
 
     run(test)
 

@@ -88,11 +88,11 @@ def test_pauses_double_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_failed_piece_of_work_reaches_whoever_asked_and_is_counted_by_kind() -> None:
     async def test(supervisor: TaskSupervisor, failures: list[str]) -> None:
-        told: list[Exception] = []
-        supervisor.once("forward a", failing(), told.append)
+        reported: list[Exception] = []
+        supervisor.once("forward a", failing(), reported.append)
         supervisor.once("forward b", failing())
         await until(lambda: supervisor.failures["forward"] == 2)
-        assert [str(error) for error in told] == ["broken"]
+        assert [str(error) for error in reported] == ["broken"]
         assert failures == []
 
     supervised(test)

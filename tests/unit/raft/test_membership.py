@@ -70,10 +70,10 @@ def test_a_member_tells_its_journal_who_counts_when_it_starts_and_with_each_chan
     group, leader = led_group()
     added(group, leader, "n4")
     leader.restart()
-    told = [event.data for event in leader.events if event.kind == "membership"]
+    reported = [event.data for event in leader.events if event.kind == "membership"]
     first = {"voters": ["n1", "n2", "n3"], "learners": []}
     change = {"voters": ["n1", "n2", "n3"], "learners": ["n4"], "index": 1}
-    assert told == [first | {"index": -1}, first | {"index": 0}, change, first | {"index": 0}, change]
+    assert reported == [first | {"index": -1}, first | {"index": 0}, change, first | {"index": 0}, change]
 
 
 @pytest.mark.rule("R-10")

@@ -118,7 +118,7 @@ def test_a_master_that_begins_before_the_confirmed_is_refused_loudly_and_seldom(
     theirs = master_log(2)
     slave, key = following(master_log(1), theirs, 2, committed_index=1)
     send(slave, key, frames_of(theirs, theirs.batch_at(0)))
-    assert "confirmed" in slave.told("corruption")[0]["reason"]
+    assert "confirmed" in slave.reported("corruption")[0]["reason"]
     slave.take()
     slave.tick(CONFIG.ha_reconnect_interval_ms)
     assert slave.take() == []

@@ -323,12 +323,12 @@ def test_status_and_journal_tell_the_story() -> None:
     ]
     assert master.core.watermarks() == {1: {"n1": 1, "n2": 1, "n3": -1}}
     assert master.core.watermarks(9) == {}
-    assert [(data["set_epoch"], data["members"]) for data in master.told("sync_state_set")] == [
+    assert [(data["set_epoch"], data["members"]) for data in master.reported("sync_state_set")] == [
         (1, ["n1"]),
         (2, ["n1", "n2"]),
     ]
-    assert master.told("watermarks")[-1]["peers"] == {"n1": 1, "n2": 1, "n3": -1}
-    assert master.told("role")[-1] == {"role": "master", "leader": "n1"}
+    assert master.reported("watermarks")[-1]["peers"] == {"n1": 1, "n2": 1, "n3": -1}
+    assert master.reported("role")[-1] == {"role": "master", "leader": "n1"}
 
 
 @pytest.mark.rule("A-05", "A-08")

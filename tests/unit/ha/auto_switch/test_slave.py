@@ -84,7 +84,7 @@ def test_what_the_master_does_not_have_is_cut_epochs_and_all() -> None:
     assert slave.truncations == [TruncateAfter(3)]
     assert [epoch.epoch for epoch in ours.epochs] == [1, 2]
     assert slave.frames(key, Ack) == [Ack(ours.end_offset)]
-    assert slave.told("truncate")[0]["from_index"] == 4
+    assert slave.reported("truncate")[0]["from_index"] == 4
 
 
 @pytest.mark.rule("A-04")
@@ -128,7 +128,7 @@ def test_nothing_confirmed_is_ever_cut_without_an_unclean_election() -> None:
     assert ours.end_index == 2
     assert slave.core.wanted_rollback is None
     assert len(slave.frames(key, Disconnect)) == 1
-    assert "confirmed" in slave.told("corruption")[0]["reason"]
+    assert "confirmed" in slave.reported("corruption")[0]["reason"]
 
 
 @pytest.mark.rule("A-04")
@@ -173,7 +173,7 @@ def test_an_unclean_election_before_the_confirmed_records_excuses_nothing() -> N
     key = slave.follow(epoch=4, unclean_epoch=2)
     slave.deliver(key, answer_of(theirs, 4))
     assert slave.core.wanted_rollback is None
-    assert slave.told("corruption")
+    assert slave.reported("corruption")
 
 
 @pytest.mark.rule("A-04", "R-07")

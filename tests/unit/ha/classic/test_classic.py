@@ -204,14 +204,14 @@ def test_a_slave_that_is_past_the_master_is_sent_away_and_told_of() -> None:
     master = Master()
     key = master.slave(at=master.log.end_offset + 8)
     assert [type(message) for message in master.frames(key)] == [Disconnect]
-    assert master.told("corruption")
+    assert master.reported("corruption")
 
 
 def test_a_stranger_that_is_past_the_master_leaves_nothing_in_the_journal() -> None:
     master = Master()
     key = master.slave(place=0, at=1 << 62)
     assert [type(message) for message in master.frames(key)] == [Disconnect]
-    assert not master.told("corruption")
+    assert not master.reported("corruption")
 
 
 @pytest.mark.rule("H-07")
@@ -425,7 +425,7 @@ def test_a_gap_costs_the_connection_and_stores_nothing(wrong: str) -> None:
     slave.deliver(key, frame)
     assert [type(message) for message in slave.frames(key)] == [Disconnect]
     assert held.end_index == 2
-    assert slave.told("corruption")
+    assert slave.reported("corruption")
 
 
 @pytest.mark.rule("H-04")

@@ -275,7 +275,7 @@ def test_a_refused_slave_waits_longer_each_time_and_the_journal_has_one_event() 
         pauses.append(slave.now_ms - left_ms)
     assert pauses[:3] == [600, 1_200, 2_400]
     assert max(pauses) == CONFIG.ha_refused_interval_max_ms
-    assert len(slave.told("corruption")) == 1
+    assert len(slave.reported("corruption")) == 1
 
 
 def test_a_master_that_closes_before_a_frame_is_dialled_ever_less_often() -> None:
@@ -298,12 +298,12 @@ def test_a_refusal_is_in_the_masters_journal_once_for_each_cause() -> None:
     master = master_of(log_of(b"a", b"b"))
     for number in range(5):
         connect(master, log_of(b"x"), number=number)
-    assert len(master.told("corruption")) == 1
+    assert len(master.reported("corruption")) == 1
     connect(master, log_of(b"x", b"y", b"z", b"x" * 5_000), number=8)  # now it is ahead as well
-    assert len(master.told("corruption")) == 2
+    assert len(master.reported("corruption")) == 2
     connect(master, master.log, number=9)
     connect(master, log_of(b"x"), number=10)
-    assert len(master.told("corruption")) == 3
+    assert len(master.reported("corruption")) == 3
 
 
 def test_an_empty_masters_log_is_no_history() -> None:

@@ -88,7 +88,7 @@ def test_a_replica_that_holds_more_forbids_the_epoch() -> None:
     assert master.core.refusal is not None
     assert "make n2 the master" in master.core.refusal.detail
     assert master.core.status().waits_for == master.core.refusal.detail.partition(": ")[2]
-    assert len(master.told("corruption")) == 1
+    assert len(master.reported("corruption")) == 1
     master.core.read_index("reader", master.now_ms)
     master.carry_out()
     assert master.reads == [("reader", None)]

@@ -161,6 +161,30 @@ def test_a_leader_that_is_silent_is_given_up(what: str, monkeypatch: pytest.Monk
     run(test)
 
 
+def test_a_leader_that_leads_again_has_the_whole_grace_period_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SWEEP_S", 0)
+    monkeypatch.setattr(module, "REPLACED_GRACE_S", 5)
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        monkeypatch.setattr(loop, "time", lambda: now_s)
+        end = End()
+        end.send(b"a", timeout_ms=60_000)
+        for leader, lasts_s in [("n3", 3), ("n2", 3), ("n3", 3)]:
+            end.hosted.leader_id = leader
+            await turns()
+            now_s += lasts_s
+        await turns()
+        assert not end.outcomes[b"a"]
+        now_s += 3
+        await turns()
+        assert [type(each) for each in end.outcomes[b"a"]] == [Lost]
+        end.carrier.stop()
+
+    run(test)
+
+
 def test_the_leader_answers_the_appends_of_a_turn_in_one_frame_and_declines_before_it_is_ready() -> None:
     async def test() -> None:
         end = End()

@@ -18,6 +18,7 @@ from app.node.network.repair_messages import (
 )
 from app.node.repair.server import RepairServer
 from app.node.replica.driver import LogDriver
+from storage.errors import CorruptLog, DiskError, StorageError, as_damage
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from tests.support.memory_files import MemoryFiles
 from tests.unit.node.repair.test_fetch import history
@@ -69,9 +70,15 @@ class Node:
             self.files,
             self.clock,
             lambda _peer, _log_id, message: self.sent.append(message),
-            lambda _log_id, _error, found_by: self.damaged.append(found_by),
+            self.report,
             BYTES_PER_S,
         )
+
+    def report(self, error: StorageError, found_by: str) -> bool:
+        is_damage = isinstance(as_damage(error), CorruptLog)
+        if is_damage:
+            self.damaged.append(found_by)
+        return is_damage
 
     def ask(self, request: PeerCall, *, offline: bool = False) -> Any:
         driver = None if offline else cast(LogDriver, self.replica)
@@ -136,6 +143,22 @@ def test_damage_that_a_question_comes_upon_is_told_and_never_given(request_: Pee
         assert answer.batches == ()
     else:
         assert answer.damaged
+
+
+@pytest.mark.parametrize(
+    "request_", [FetchRequest(1, 8, 11), DigestRequest(1, 0, 19), DigestRequest(1, 0, 19, deep=True)]
+)
+def test_a_disk_that_cannot_read_what_is_asked_for_is_damage(request_: PeerCall) -> None:
+    node = Node(committed=19)
+
+    def refuse_reads(operation: str, path: str) -> None:
+        if operation == "read":
+            raise DiskError(path, operation, "input/output error")
+
+    node.files.refuse = refuse_reads
+    answer = node.ask(request_)
+    assert len(node.damaged) == 1
+    assert answer.damaged if isinstance(answer, DigestAnswer) else answer.batches == ()
 
 
 @pytest.mark.parametrize(

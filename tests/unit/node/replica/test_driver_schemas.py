@@ -16,6 +16,7 @@ from app.log.control_records import SchemaRecord
 from app.log.schema_gate import ASIDE_COST, PART_COST, TURN_COST, TURN_MS
 from app.log.schemas import DEFINITION_MAX_BYTES, VERSIONS_MAX
 from app.log.set_schema import SetSchema
+from app.schemas import RecordDecoder
 from storage.format.records import BODY_SCHEMA, RecordColumns, RecordTable
 from tests.unit.node.replica.driver_support import Limits, Node, code, result
 
@@ -186,6 +187,28 @@ def test_a_large_append_takes_several_turns_and_keeps_its_place(tmp_path: Path, 
     node.seams.run()
     first, second = map(result, answers)
     assert (first.count, second.first_index) == (len(values), first.last_index + 1)
+
+
+def test_records_that_match_are_checked_together_and_one_that_does_not_is_named(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_schema(node, schema("a", on_invalid="reject"))
+    assert result(append(node, b"{}")).count == 1  # builds the decoder
+    checked: list[int] = []
+    whole = RecordDecoder.accepts
+
+    def accepts(decoder: RecordDecoder, values: Any) -> bool:
+        checked.append(len(values))
+        return whole(decoder, values)
+
+    monkeypatch.setattr(RecordDecoder, "accepts", accepts)
+    values = [json.dumps({"a": number}).encode() + b" " * 1_000 for number in range(100)]
+    assert result(append(node, *values)).count == 100
+    assert checked == [100]
+    values[57] = b'{"a":"x"}'
+    refusal = append(node, *values)
+    assert isinstance(refusal, SchemaMismatch)
+    assert (refusal.record, refusal.pointer) == (57, "/a")
 
 
 def test_slow_checks_end_the_turn(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,24 @@
+"""Nodes that the active controller hears no longer."""
+
+from app.node.metadata.heard_nodes import HeardNodes
+
+TIMEOUT_MS = 2_000
+
+
+def test_a_node_that_answers_list_no_longer_is_silent_until_one_lists_it_again() -> None:
+    heard = HeardNodes(TIMEOUT_MS)
+    heard.answered(["n1", "n2"], 0)
+    for now_ms in range(500, 3_000, 500):
+        heard.answered(["n1"], now_ms)
+        assert heard.is_silent("n2", now_ms) == (now_ms > TIMEOUT_MS)
+    assert not heard.is_silent("n1", 2_500)
+    heard.answered(["n1", "n2"], 3_000)
+    assert not heard.is_silent("n2", 3_000)
+
+
+def test_no_node_is_silent_where_nothing_is_known() -> None:
+    heard = HeardNodes(TIMEOUT_MS)
+    assert not heard.is_silent("n2", 10_000)
+    heard.answered(["n1"], 10_000)
+    assert not heard.is_silent("a controller without logs", 12_000)
+    assert not heard.is_silent("n1", 60_000)  # no controller answers: nothing is known of any node
