@@ -16,7 +16,7 @@ from app.settings.model import Limits
 from storage import errors as storage_errors
 from storage.errors import BodyTooLarge, EmptyBody
 from storage.format.arrow_input import table_from_batches, table_from_stream
-from storage.format.batch import MAGIC
+from storage.format.arrow_messages import are_plain_batches, is_plain_stream
 from storage.format.records import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS, RecordColumns, RecordTable
 
 Heads = Mapping[bytes, bytes]
@@ -24,8 +24,6 @@ IN_PLACE_BYTES: Final = 256 * 1024  # of a body that is decoded on the event loo
 _JSON_BYTES: Final = 4 * 1024  # of JSON that is decoded there whatever it contains
 _MARKS_MAX: Final = 16 * 1024  # quotes and line breaks of JSON: 10 ms
 _MESSAGES_MAX: Final = 64  # of Arrow: 10 ms
-_ARROW_MESSAGE: Final = b"\xff\xff\xff\xff"  # begins each
-_PACKED: Final = (b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")  # magic numbers of Zstandard and LZ4 frames
 _IN_THE_QUERY: Final = "is also in the query; set it in one place only"
 _IN_THE_BODY: Final = "is also in the body; set it in one place only"
 
@@ -42,9 +40,9 @@ def decodes_in_place(call: AppendCall) -> bool:
         return len(body) <= _JSON_BYTES or body.count(b'"') + body.count(b"\n") <= _MARKS_MAX
     if media_type == OCTETS:
         return True
-    if any(magic in body for magic in _PACKED):  # far more bytes than the body has
-        return False
-    return body.count(_ARROW_MESSAGE if media_type == ARROW_STREAM else MAGIC) <= _MESSAGES_MAX
+    # Compressed records may have far more bytes than the body.
+    is_plain = is_plain_stream if media_type == ARROW_STREAM else are_plain_batches
+    return is_plain(body, _MESSAGES_MAX)
 
 
 def read_append(call: AppendCall, limits: Limits) -> AppendRequest:

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from app.api.append.parameters import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
-from app.api.http.openapi import APPEND_ANSWER_EXAMPLE, OF_A_COMMIT, answers, schema_of
+from app.api.http.openapi import APPEND_ANSWER_EXAMPLE, HEADERS_SCHEMA, OF_A_COMMIT, answers, schema_of
 from app.media_types import NDJSON
 
 _TEXT: Final = {"type": "string"}
@@ -21,15 +21,7 @@ _RECORD: Final[dict[str, Any]] = {
         "key": {"type": ["string", "null"]},
         "key_base64": {"type": "string", "contentEncoding": "base64"},
         "timestamp": {"type": ["integer", "null"], "description": "Milliseconds since 1970 UTC"},
-        "headers": {
-            "type": ["array", "null"],
-            "items": {
-                "type": "array",
-                "minItems": 2,
-                "maxItems": 2,
-                "description": 'Name and value; the value is text or {"base64": "..."}',
-            },
-        },
+        "headers": HEADERS_SCHEMA | {"type": ["array", "null"]},
     },
 }
 _PRODUCER: Final[dict[str, Any]] = {

@@ -1,6 +1,6 @@
 """Problems, headers and examples of the OpenAPI document."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -17,7 +17,14 @@ _EVERYWHERE: Final = (
     "internal",
 )
 OF_A_BODY: Final = ("invalid-json", "too-large", "unsupported-media-type")  # of routes that read JSON
-_OF_A_LOG: Final = ("log-not-found", "not-leader", "no-leader", "repairing", "log-unsupported")
+_OF_A_LOG: Final = (
+    "log-not-found",
+    "log-deleting",
+    "not-leader",
+    "no-leader",
+    "repairing",
+    "log-unsupported",
+)
 _OF_TOKENS: Final = ("unauthenticated", "forbidden")  # of routes that are not open to everyone
 _OF_WRITES: Final = ("forbidden", "cross-origin")
 OF_A_COMMIT: Final = (  # of routes whose change is a record of a log
@@ -170,10 +177,17 @@ _HEADERS: Final = {
     ),
     "X-Request-Id": ("string", "Id of this request: the client's, or one that the service generated"),
 }
+ETAG, LOCATION, HAS_MORE = "ETag", "Location", "Commitlog-Has-More"
+_OF_SOME: Final = {
+    ETAG: ("string", "Version for `If-Match`"),
+    LOCATION: ("string", "Path of what was created"),
+    HAS_MORE: ("boolean", "True if more committed records follow. In JSON it is the field `has_more`"),
+}
 
 
-def _headers() -> dict[str, Any]:
-    return {name: {"description": text, "schema": {"type": kind}} for name, (kind, text) in _HEADERS.items()}
+def _headers(more: Sequence[str]) -> dict[str, Any]:
+    described = _HEADERS | {name: _OF_SOME[name] for name in more}
+    return {name: {"description": text, "schema": {"type": kind}} for name, (kind, text) in described.items()}
 
 
 _NULLABLE: Final = frozenset(
@@ -197,6 +211,7 @@ _NULLABLE: Final = frozenset(
         "reason",
         "sync_state_set",
         "token",
+        "transfer_bytes_per_s",
         "value",
         "version",
         "waits_for",
@@ -204,6 +219,20 @@ _NULLABLE: Final = frozenset(
 )  # fields whose example is a value, and that may be null
 _OPTIONAL: Final = frozenset(("schema_version",))
 _BY_NAME: Final = frozenset(("changed", "data", "failing", "limits", "peers", "priorities", "tables"))
+HEADERS_SCHEMA: Final[dict[str, Any]] = {
+    "type": "array",
+    "items": {
+        "type": "array",
+        "minItems": 2,
+        "maxItems": 2,
+        "items": {
+            "description": 'Name and value; a value that is not UTF-8 text is {"base64": "..."}',
+            "type": ["string", "object"],
+            "properties": {"base64": {"type": "string", "contentEncoding": "base64"}},
+            "required": ["base64"],
+        },
+    },
+}
 _INSTEAD: Final = {"key": ("key_base64",), "value": ("value_base64", "value_json")}  # of bytes
 
 
@@ -218,6 +247,8 @@ def schema_of(example: Any, name: str = "") -> dict[str, Any]:
 def _schema_of(example: Any, name: str) -> dict[str, Any]:
     if example is None:
         return {}
+    if name == "headers":
+        return HEADERS_SCHEMA
     if isinstance(example, bool):
         return {"type": "boolean"}
     if isinstance(example, int):
@@ -268,9 +299,13 @@ def answers(
     of_a_log: bool = True,
     content: dict[str, Any] | None = None,
     status: int = 200,
+    headers: Sequence[str] = (),
 ) -> dict[int | str, dict[str, Any]]:
-    """Return the `responses` of a route: its success response, and its problems by status with examples."""
-    given: dict[str, Any] = {"description": description, "headers": _headers()}
+    """Return the `responses` of a route: its success response, and its problems by status with examples.
+
+    headers: those that not every route sends.
+    """
+    given: dict[str, Any] = {"description": description, "headers": _headers(headers)}
     given["content"] = content or {"application/json": {"schema": schema_of(example), "example": example}}
     responses: dict[int | str, dict[str, Any]] = {str(status): given}
     add_problems(responses, *codes, *_EVERYWHERE, *(_OF_A_LOG if of_a_log else ()))

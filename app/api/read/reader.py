@@ -4,10 +4,11 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from app.api.http.log_call import Served
+from app.api.http.log_call import LogCall, Served
 from app.api.read.query import ReadQuery, StartPosition
 from app.api.read.selection import SCAN_MAX_BYTES, Consistency, RecordPage, Selection, select, window_of_last
 from app.errors import CursorNotFound, IndexOutOfRange, IndexTrimmed, NotYetReplicated, Repairing
+from app.node.hosted_log import HostedLog
 from storage.format.batch import Batch
 
 _IN_PLACE_BYTES: Final = 128 * 1024  # larger selections run in a thread
@@ -242,3 +243,21 @@ class Reader:
             tries -= 1
             await self.broker.waits.pause(_POLL_S)
         self.check_served()
+
+
+async def confirmed_reader(
+    call: LogCall,
+    hosted: HostedLog,
+    consistency: Consistency,
+    min_index: int | None,
+    wait_ms: int = DEFAULT_MIN_INDEX_WAIT_MS,
+) -> Reader:
+    """Return a reader of the log at a replica that may answer, after `confirm` and `reach`.
+
+    Raises what LogCall.replica_of, Reader.confirm and Reader.reach raise.
+    """
+    here = await call.replica_of(hosted, own=consistency is Consistency.LOCAL)
+    reader = Reader(here, consistency)
+    await reader.confirm()
+    await reader.reach(min_index, wait_ms)
+    return reader

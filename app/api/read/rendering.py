@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet
 
 from app.api.read.selection import Encoding
 from storage.format.records import READ_SCHEMA
@@ -107,6 +106,8 @@ def _write_stream(sink: pa.NativeFile, columns: Sequence[pa.RecordBatch]) -> Non
 
 
 def as_parquet(columns: Sequence[pa.RecordBatch]) -> bytes:
+    import pyarrow.parquet as pq
+
     sink = pa.BufferOutputStream()
-    pyarrow.parquet.write_table(pa.Table.from_batches(columns, READ_SCHEMA), sink)
+    pq.write_table(pa.Table.from_batches(columns, READ_SCHEMA), sink)
     return bytes(sink.getvalue().to_pybytes())

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from app.api.http.controller_calls import decided
 from app.api.http.dependencies import Nothing, json_answer
 from app.api.http.log_call import Call
-from app.api.http.openapi import OF_A_BODY, OF_A_COMMIT, answers, json_request
+from app.api.http.openapi import ETAG, OF_A_BODY, OF_A_COMMIT, answers, json_request
 from app.api.http.preconditions import wanted_version
 from app.controller.commands import ChangeControllers
 from app.controller.config import CHANGEABLE_AT_RUN_TIME, changed_config
@@ -52,7 +52,7 @@ class ControllerSettingsIn(msgspec.Struct, forbid_unknown_fields=True):
     summary="Get the active controller and the settings of the controllers",
     description="`settings`: as this node knows them, from its configuration file and the changes at run "
     "time. `changed`: the settings that were changed at run time.",
-    responses=answers("read-index-unavailable", example=EXAMPLE, of_a_log=False),
+    responses=answers("read-index-unavailable", example=EXAMPLE, of_a_log=False, headers=(ETAG,)),
     response_class=Response,
 )
 async def controller_settings(call: Call, query: Nothing) -> Response:
@@ -67,7 +67,9 @@ async def controller_settings(call: Call, query: Nothing) -> Response:
     description="The controllers commit the change. It survives restarts and wins over the configuration "
     "files. `lease_ms` applies to masters that are elected later. With `If-Match` the change applies only "
     "if the version is equal.",
-    responses=answers("config-changed", *OF_A_COMMIT, *OF_A_BODY, example=EXAMPLE, of_a_log=False),
+    responses=answers(
+        "config-changed", *OF_A_COMMIT, *OF_A_BODY, example=EXAMPLE, of_a_log=False, headers=(ETAG,)
+    ),
     openapi_extra=json_request(ControllerSettingsIn, {"broker_timeout_ms": 4000}),
     response_class=Response,
 )

@@ -41,7 +41,6 @@ class ElectIn(msgspec.Struct, forbid_unknown_fields=True):
     description="The controllers elect the master of a log in controller mode from its SyncStateSet.",
     responses=answers(
         "no-eligible-replica",
-        "log-deleting",
         *OF_A_COMMIT,
         "read-index-unavailable",
         *OF_A_BODY,
@@ -54,9 +53,12 @@ async def elect(call: Call, log: LogName, query: Nothing) -> Response:
     broker, hosted = call.broker, call.find(log)
     asked = await call.asked(ElectIn)
     if hosted.settings.replication is not Replication.CONTROLLER:
-        hint = "to move the leader of a log in Raft or controller mode, use leader:transfer"
-        raise InvalidRequest(("/path/log", f"log {log} is not in controller mode; {hint}"))
-    await broker.waits.read_index(broker.metadata.hosted)  # the epoch to be left behind is the newest one
+        mode = hosted.settings.replication.value
+        hint = " Use /v1/cluster/leader:transfer to move its leader." if mode == Replication.RAFT else ""
+        raise InvalidRequest(
+            ("/path/log", f"{log!r} is in {mode} mode; only controller mode has elections.{hint}")
+        )
+    await broker.waits.read_index(broker.metadata.hosted)  # read the newest epoch: this election ends it
     before = broker.metadata.log(log)
     if before is None:
         raise LogNotFound(log)

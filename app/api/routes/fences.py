@@ -9,7 +9,7 @@ from starlette.responses import Response
 from app.api.http.dependencies import LogName, Nothing
 from app.api.http.json_decoding import Name, Ordinal
 from app.api.http.log_call import Call, Served
-from app.api.http.openapi import OF_A_BODY, OF_A_COMMIT, answers, json_request
+from app.api.http.openapi import ETAG, OF_A_BODY, OF_A_COMMIT, answers, json_request
 from app.api.http.preconditions import wanted_version
 from app.errors import CursorNotFound
 from app.log.commands import ABSENT, UNSET, DropCursor, MoveCursor, SetFence
@@ -63,7 +63,7 @@ async def fence(call: Call, log: LogName, query: Nothing) -> Response:
 @router.get(
     "/v1/logs/{log}/cursors/{name}",
     summary="Get a cursor",
-    responses=answers("cursor-not-found", "read-index-unavailable", example=CURSOR_EXAMPLE),
+    responses=answers("cursor-not-found", "read-index-unavailable", example=CURSOR_EXAMPLE, headers=(ETAG,)),
     response_class=Response,
 )
 async def cursor(call: Call, log: LogName, name: CursorName, query: Nothing) -> Response:
@@ -81,7 +81,7 @@ async def cursor(call: Call, log: LogName, name: CursorName, query: Nothing) -> 
     description="With `If-Match` the cursor moves only if its version is equal; with `If-None-Match: *` it "
     "is created only if it does not exist. Retention and trims keep all records at and after a cursor with "
     "`fence`.",
-    responses=answers("cursor-moved", *OF_A_COMMIT, *OF_A_BODY, example=CURSOR_EXAMPLE),
+    responses=answers("cursor-moved", *OF_A_COMMIT, *OF_A_BODY, example=CURSOR_EXAMPLE, headers=(ETAG,)),
     openapi_extra=json_request(CursorIn, {"index": 42, "fence": True}),
     response_class=Response,
 )
@@ -100,7 +100,9 @@ async def move_cursor(call: Call, log: LogName, name: CursorName, query: Nothing
 @router.delete(
     "/v1/logs/{log}/cursors/{name}",
     summary="Delete a cursor",
-    responses=answers("cursor-not-found", "cursor-moved", *OF_A_COMMIT, example=CURSOR_EXAMPLE),
+    responses=answers(
+        "cursor-not-found", "cursor-moved", *OF_A_COMMIT, example=CURSOR_EXAMPLE, headers=(ETAG,)
+    ),
     response_class=Response,
 )
 async def drop_cursor(call: Call, log: LogName, name: CursorName, query: Nothing) -> Response:

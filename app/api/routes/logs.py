@@ -14,13 +14,13 @@ from app.api.http.controller_calls import carried_out, decided
 from app.api.http.dependencies import LogName, Nothing, json_answer
 from app.api.http.leader_headers import log_headers
 from app.api.http.log_call import Call, Served
-from app.api.http.openapi import LOG_EXAMPLE, OF_A_BODY, OF_A_COMMIT, answers, json_request
+from app.api.http.openapi import ETAG, LOCATION, LOG_EXAMPLE, OF_A_BODY, OF_A_COMMIT, answers, json_request
 from app.api.http.preconditions import wanted_version
 from app.api.http.query import Query as QueryModel
 from app.api.routes.replicas import change_members, fewest_logs, wanted_nodes
 from app.controller.commands import ChangeLog, CreateLog, DeleteLog
 from app.controller.metadata import AUDIT_LOG, LOG_CREATED, LOG_DELETING, PRIORITY_MAX, Log, LogSpec
-from app.controller.settings_of_logs import complaints_about, whole_changes
+from app.controller.settings_of_logs import complaint_about_version, complaints_about, whole_changes
 from app.errors import ConfigChanged, InvalidRequest, LogExists
 from app.log.contract import GroupConfig
 from app.node.broker import Broker
@@ -116,9 +116,15 @@ async def logs(call: Call, query: Annotated[LogsQuery, Query()]) -> Response:
     description="201 for a new log; 200 if the log exists with the same settings. When the response "
     "arrives, every live node knows the log.",
     responses=answers(
-        "log-exists", "log-deleting", *OF_A_COMMIT, *OF_A_BODY, example=_NEW_LOG, of_a_log=False
+        "log-exists",
+        "log-deleting",
+        *OF_A_COMMIT,
+        *OF_A_BODY,
+        example=_NEW_LOG,
+        of_a_log=False,
+        headers=(ETAG,),
     )
-    | answers(example=_NEW_LOG, of_a_log=False, status=201),
+    | answers(example=_NEW_LOG, of_a_log=False, status=201, headers=(ETAG, LOCATION)),
     openapi_extra=json_request(LogIn, {"name": "orders", "replication": "controller", "replicas": 3}),
     response_class=Response,
 )
@@ -143,7 +149,7 @@ async def create_log(call: Call, query: Nothing) -> Response:
 @router.get(
     "/v1/logs/{log}",
     summary="One log's settings",
-    responses=answers(example=LOG_EXAMPLE),
+    responses=answers(example=LOG_EXAMPLE, headers=(ETAG,)),
     response_class=Response,
 )
 async def one_log(call: Call, log: LogName, query: Nothing) -> Response:
@@ -166,13 +172,13 @@ async def one_log(call: Call, log: LogName, query: Nothing) -> Response:
     ),
     responses=answers(
         "config-changed",
-        "log-deleting",
         "change-in-progress",
         "not-caught-up",
         "would-lose-quorum",
         *OF_A_COMMIT,
         *OF_A_BODY,
         example=LOG_EXAMPLE,
+        headers=(ETAG,),
     ),
     openapi_extra=json_request(LogChangeIn, {"retention": {"ms": 604_800_000}}),
     response_class=Response,
@@ -201,8 +207,9 @@ async def _change_members(here: Served, command: ChangeLog) -> Response:
     for it was added to prepare this change, becomes a voter."""
     broker, hosted, name = here.broker, here.hosted, here.hosted.name
     known = _metadata_of(broker, hosted)
-    if command.version is not None and command.version != _version_of(broker, hosted):
-        raise ConfigChanged(f"version {_version_of(broker, hosted)} holds, not {command.version}")
+    complaint = complaint_about_version(_version_of(broker, hosted), command.version)
+    if complaint is not None:
+        raise ConfigChanged(complaint)
     before = hosted.settings.spec if known is None else known.spec
     learners = tuple(node for node in before.learners if node in hosted.members)
     before = msgspec.structs.replace(before, replicas=hosted.members, learners=learners)
@@ -223,7 +230,7 @@ async def _change_members(here: Served, command: ChangeLog) -> Response:
     summary="Delete a log",
     description="The nodes of the log remove their replicas. Until that is complete, every call for the log "
     "is refused with `log-deleting`.",
-    responses=answers("config-changed", "log-deleting", *OF_A_COMMIT, example=LOG_EXAMPLE, status=202),
+    responses=answers("config-changed", *OF_A_COMMIT, example=LOG_EXAMPLE, status=202),
     response_class=Response,
 )
 async def delete_log(call: Call, log: LogName, query: Nothing) -> Response:

@@ -62,20 +62,21 @@ class TransferIn(msgspec.Struct, forbid_unknown_fields=True):
 
 def member_objects(broker: Broker) -> list[dict[str, Any]]:
     """Every known node as docs/api.md §2 shows it. voter: of some log, by the newest group that is known
-    here."""
+    here. alive: connected to this node, and listed by the answers of the active controller."""
     voters: dict[str, None] = {}
     for hosted in broker.logs.values():
         voters.update(dict.fromkeys(hosted.voters))
     members = []
     for node in broker.nodes:
-        version = VERSION if node.id == broker.node.id else broker.transport.peer_version(node.id)
+        is_this = node.id == broker.node.id
+        version = VERSION if is_this else broker.transport.peer_version(node.id)
         members.append(
             {
                 "id": node.id,
                 "url": node.url,
                 "peer_address": node.peer_address,
                 "voter": node.id in voters,
-                "alive": version is not None,
+                "alive": is_this or (version is not None and not broker.metadata.is_silent(node.id)),
                 "version": version,
             }
         )

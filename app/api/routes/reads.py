@@ -11,13 +11,13 @@ from app.api.http.leader_headers import log_headers
 from app.api.http.log_call import Call
 from app.api.http.messages import as_json
 from app.api.http.negotiation import negotiate
-from app.api.http.openapi import READ_EXAMPLE, RECORD_EXAMPLE, TAIL_EXAMPLE, answers, schema_of
+from app.api.http.openapi import HAS_MORE, READ_EXAMPLE, RECORD_EXAMPLE, TAIL_EXAMPLE, answers, schema_of
 from app.api.read.event_stream import event_stream
 from app.api.read.page_rendering import page_object, rendered
 from app.api.read.query import ConsistencyQuery, ReadQuery, RecordQuery
-from app.api.read.reader import Range, Reader
+from app.api.read.reader import DEFAULT_MIN_INDEX_WAIT_MS, Range, Reader, confirmed_reader
 from app.api.read.rendering import as_arrow, as_lines, as_parquet, record_objects
-from app.api.read.selection import Consistency, RecordPage, Selection, select
+from app.api.read.selection import RecordPage, Selection, select
 from app.errors import InvalidRequest
 from app.media_types import ARROW_STREAM, BATCHES, EVENTS, JSON, NDJSON, PARQUET
 
@@ -57,6 +57,7 @@ LastEventId = Annotated[
         "not-yet-replicated",
         content=_READ_CONTENT,
         description="Records in index order; empty at the end of the log",
+        headers=(HAS_MORE,),
     ),
     response_class=Response,
 )
@@ -74,11 +75,8 @@ async def read(
     resume = header_index("Last-Event-ID", last_event_id, least=-1) if media_type == EVENTS else None
     if media_type == BATCHES and (query.key is not None or query.term is not None):
         raise InvalidRequest(("/query/key", "packed batches cannot be filtered; remove key and term"))
-    own = query.consistency is Consistency.LOCAL
-    reader = Reader(await call.replica_of(hosted, own=own), query.consistency)
-    await reader.confirm()
-    waits = {"wait_ms": query.wait_ms} if "wait_ms" in query.model_fields_set else {}
-    await reader.reach(wanted_min, **waits)
+    wait_ms = query.wait_ms if "wait_ms" in query.model_fields_set else DEFAULT_MIN_INDEX_WAIT_MS
+    reader = await confirmed_reader(call, hosted, query.consistency, wanted_min, wait_ms)
     range_ = await reader.range_of(query, resume)
     if media_type == EVENTS:
         return event_stream(
@@ -177,10 +175,7 @@ async def read_one(
     """Control records too."""
     hosted = call.find(log)
     wanted_min = header_index("Commitlog-Min-Index", min_index)
-    own = query.consistency is Consistency.LOCAL
-    reader = Reader(await call.replica_of(hosted, own=own), query.consistency)
-    await reader.confirm()
-    await reader.reach(wanted_min)
+    reader = await confirmed_reader(call, hosted, query.consistency, wanted_min)
     reader.check_index(index)
     page = RecordPage(index)
     select(await reader.raw(index, index, 1), page, index, Selection(limit=1, include_control=True))
@@ -202,11 +197,8 @@ async def tail(
 ) -> Response:
     hosted = call.find(log)
     wanted_min = header_index("Commitlog-Min-Index", min_index)
-    here = await call.replica_of(hosted, own=query.consistency is Consistency.LOCAL)
-    reader = Reader(here, query.consistency)
-    await reader.confirm()
-    await reader.reach(wanted_min)
-    driver = here.driver
+    reader = await confirmed_reader(call, hosted, query.consistency, wanted_min)
+    driver = reader.driver
     content = {
         "begin_index": driver.log.begin_index,
         "end_index": driver.log.end_index,
@@ -218,4 +210,4 @@ async def tail(
     schema_version = driver.state.schema_version(reader.visible_end)
     if schema_version:  # a log without a schema has the answer of earlier versions
         content["schema_version"] = schema_version
-    return here.answer(content, headers=[_next_index(driver.log.next_index)])
+    return reader.here.answer(content, headers=[_next_index(driver.log.next_index)])

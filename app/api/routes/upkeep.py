@@ -15,7 +15,7 @@ from app.errors import IndexTrimmed, InvalidRequest, ReadIndexUnavailable, Repai
 from app.log.commands import Trim
 from app.node.repair.verify import Comparison, Verifier, settled_end
 from app.node.replica.driver import LogDriver
-from storage.errors import CorruptLog
+from storage.errors import StorageError
 
 router = APIRouter(tags=["logs"])
 
@@ -120,8 +120,9 @@ async def verify(call: Call, log: LogName, query: Nothing) -> Response:
         verifier = Verifier(broker.repairs.calls, driver, _others(here), reread)
         try:
             result = await verifier.compare(first, until)
-        except CorruptLog as error:
-            broker.repairs.begin(hosted, error, "verify")
+        except StorageError as error:
+            if not broker.repairs.report(error, "verify"):
+                raise
             raise Repairing() from error
         if not result.equal:
             broker.repairs.differs(hosted, result)

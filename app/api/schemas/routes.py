@@ -12,11 +12,10 @@ from app.api.http.dependencies import ExactResponse, LogName, Nothing, reserve
 from app.api.http.leader_headers import log_headers
 from app.api.http.log_call import Call, LogCall, Served
 from app.api.http.messages import Response as Answer
-from app.api.http.openapi import OF_A_BODY, OF_A_COMMIT, answers, json_request
+from app.api.http.openapi import ETAG, OF_A_BODY, OF_A_COMMIT, answers, json_request
 from app.api.http.preconditions import wanted_version
 from app.api.read.query import ConsistencyQuery
-from app.api.read.reader import Reader
-from app.api.read.selection import Consistency
+from app.api.read.reader import confirmed_reader
 from app.api.routes.reads import MinIndex, header_index
 from app.api.schemas.documents import SCHEMA_EXAMPLE, SchemaIn, check_valid, document_of, documents_of
 from app.errors import Forbidden, SchemaNotFound
@@ -30,7 +29,8 @@ router = APIRouter(tags=["schemas"])
 
 BODY_MAX_BYTES: Final = 1024 * 1024  # a definition as a JSON string may double its size
 _NO_VERSION: Final = 0  # in the ETag of the versions of a log without a schema
-_READS: Final = ("schema-not-found", "read-index-unavailable", "not-yet-replicated")
+_CONFIRMED: Final = ("read-index-unavailable", "not-yet-replicated")
+_READS: Final = ("schema-not-found", *_CONFIRMED)
 Version = Annotated[int, Path(ge=1, le=VERSIONS_MAX, description="Version of the schema", examples=[1])]
 Consistent = Annotated[ConsistencyQuery, Query()]
 _UNCHANGED: Final[dict[int | str, dict[str, Any]]] = {
@@ -47,7 +47,12 @@ _UNCHANGED: Final[dict[int | str, dict[str, Any]]] = {
     "all records that the newest version accepts. With `on_invalid: reject`, appends of other records are "
     "refused.",
     responses=answers(
-        "schema-incompatible", "schema-changed", *OF_A_COMMIT, *OF_A_BODY, example=SCHEMA_EXAMPLE
+        "schema-incompatible",
+        "schema-changed",
+        *OF_A_COMMIT,
+        *OF_A_BODY,
+        example=SCHEMA_EXAMPLE,
+        headers=(ETAG,),
     ),
     openapi_extra=json_request(
         SchemaIn,
@@ -103,7 +108,7 @@ def _expected(request: Request, newest: SchemaVersion | None) -> int | None:
 @router.get(
     "/v1/logs/{log}/schema",
     summary="Newest schema of a log",
-    responses=answers(*_READS, example=SCHEMA_EXAMPLE) | _UNCHANGED,
+    responses=answers(*_READS, example=SCHEMA_EXAMPLE, headers=(ETAG,)) | _UNCHANGED,
     response_class=Response,
 )
 async def newest_schema(call: Call, log: LogName, query: Consistent, min_index: MinIndex = None) -> Response:
@@ -116,7 +121,7 @@ async def newest_schema(call: Call, log: LogName, query: Consistent, min_index: 
 @router.get(
     "/v1/logs/{log}/schemas/{version}",
     summary="One version of the schema of a log",
-    responses=answers(*_READS, example=SCHEMA_EXAMPLE) | _UNCHANGED,
+    responses=answers(*_READS, example=SCHEMA_EXAMPLE, headers=(ETAG,)) | _UNCHANGED,
     response_class=Response,
 )
 async def one_schema(
@@ -134,8 +139,7 @@ async def one_schema(
     summary="All versions of the schema of a log",
     description="Oldest first; empty for a log without a schema. With `Commitlog-Min-Index` the list is "
     "complete for all records up to that index. The ETag is the newest version, 0 without a schema.",
-    responses=answers("read-index-unavailable", "not-yet-replicated", example={"schemas": [SCHEMA_EXAMPLE]})
-    | _UNCHANGED,
+    responses=answers(*_CONFIRMED, example={"schemas": [SCHEMA_EXAMPLE]}, headers=(ETAG,)) | _UNCHANGED,
     response_class=Response,
 )
 async def all_schemas(call: Call, log: LogName, query: Consistent, min_index: MinIndex = None) -> Response:
@@ -158,14 +162,11 @@ async def _visible(
     """
     hosted = call.find(log)
     wanted_min = header_index("Commitlog-Min-Index", min_index)
-    here = await call.replica_of(hosted, own=query.consistency is Consistency.LOCAL)
-    reader = Reader(here, query.consistency)
-    await reader.confirm()
-    await reader.reach(wanted_min)
-    state = here.driver.state
+    reader = await confirmed_reader(call, hosted, query.consistency, wanted_min)
+    state = reader.driver.state
     if state.applied_index < reader.visible_end:
         await call.elsewhere(hosted)
-    return here, state.schemas.until(reader.visible_end)
+    return reader.here, state.schemas.until(reader.visible_end)
 
 
 async def _answer_read(request: Request, here: Served, version: SchemaVersion) -> Response:

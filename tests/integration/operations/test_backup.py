@@ -1,7 +1,7 @@
 """`commitlog backup` and `restore` on a cluster: every record is restored, once, or the command fails."""
 
 import json
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +32,8 @@ def records_of(cluster: Cluster, log: str) -> list[Any]:
 
 
 @pytest.fixture
-def without_logs(cluster: Cluster) -> Iterator[None]:
-    """Other tests share the cluster: the logs of a test are deleted at its end, on every node."""
-    yield
-    for name in LOGS:
-        assert cluster.call("DELETE", "n1", f"/v1/logs/{name}").status_code in (202, 204, 404)
-    eventually(
-        lambda: (
-            not any(
-                log["name"] in LOGS
-                for node in cluster.ids
-                for log in cluster.get(node, "/v1/logs").json()["logs"]
-            )
-        ),
-        what="the logs are deleted on every node",
-    )
+def without_logs(own_logs: list[str]) -> None:
+    own_logs += LOGS
 
 
 @pytest.mark.usefixtures("without_logs")
@@ -108,6 +95,39 @@ def test_a_log_is_backed_up_grown_restored_and_resumed(
     other = run(cluster, "backup", folder, "-l", "orders-2")
     assert other.exit_code == 1
     assert "orders-1" in json.loads(other.stderr)["detail"]
+
+
+@pytest.mark.usefixtures("without_logs")
+def test_a_log_that_is_deleted_and_created_again_between_two_files_is_not_mixed(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second log has as many records, so its digests are equal to those of what is read of it."""
+    next_records, count = backing_up._next_records, 0
+
+    def create(value: str) -> None:
+        made = partial(run, cluster, "logs", "create", "orders-1")
+        eventually(lambda: made().exit_code == 0, what="the log is created")
+        with CommitlogClient(cluster.url("n1"), log="orders-1") as client:
+            client.append([f"{value} {n}" for n in range(20)])
+
+    def replaced_at_the_second(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == 2:
+            assert run(cluster, "logs", "delete", "orders-1").exit_code == 0
+            create("second")
+        return next_records(*arguments)
+
+    create("first")
+    monkeypatch.setattr(backing_up, "PART_RECORDS", 10)
+    monkeypatch.setattr(backing_up, "_next_records", replaced_at_the_second)
+    folder = tmp_path / "orders"
+    for _ in range(2):
+        refused = run(cluster, "backup", str(folder), "-l", "orders-1")
+        assert refused.exit_code == 1, refused.stdout
+        assert "was deleted since" in json.loads(refused.stderr)["detail"]
+    (part,) = json.loads((folder / "manifest.json").read_text())["parts"]
+    assert part["records"] == 10
 
 
 @pytest.mark.usefixtures("without_logs")

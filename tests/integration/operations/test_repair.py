@@ -176,8 +176,8 @@ def test_without_a_peer_a_repair_waits_and_does_not_vote(damaged: Cluster) -> No
     eventually(waits, what="n2 waits for a peer", timeout_s=30)
     status = cluster.get("n2", f"/v1/logs/{log}/status")
     assert (status.status_code, status.json()["code"]) == (503, "repairing")
-    told = eventually(lambda: events_of(cluster, "n2", log, "repair"), what="the journal says so")
-    assert told[-1]["state"] == "waiting"
+    reported = eventually(lambda: events_of(cluster, "n2", log, "repair"), what="the journal says so")
+    assert reported[-1]["state"] == "waiting"
     assert cluster.get("n2", "/readyz").status_code == 503
     refused = cluster.append("n2", "x", log=log, params={"timeout_ms": 500})
     assert (refused.status_code, refused.json()["outcome"]) == (503, "not_applied")

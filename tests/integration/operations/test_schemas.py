@@ -2,7 +2,6 @@
 
 import json
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,10 @@ from tests.support.cluster import Cluster
 
 
 @pytest.fixture
-def names(cluster: Cluster) -> Iterator[tuple[str, str]]:
+def names(own_logs: list[str]) -> tuple[str, str]:
     made = f"typed-{uuid.uuid4().hex}", f"typed-{uuid.uuid4().hex}"
-    yield made
-    for name in made:
-        cluster.call("DELETE", "n1", f"/v1/logs/{name}")
+    own_logs += made
+    return made
 
 
 def run(cluster: Cluster, log: str, *arguments: str, exit_code: int = 0) -> Result:

@@ -200,11 +200,11 @@ def test_a_planted_difference_is_found_and_named(kept: Cluster) -> None:
     before = kept.call("POST", "n3", f"/v1/logs/{log}:verify", json={"until_index": indexes[30]})
     assert before.json()["equal"] is True
 
-    def told() -> list[Any]:
+    def reported() -> list[Any]:
         events = kept.get("n1", f"/v1/logs/{log}/events").json()["events"]
         return [event["data"] for event in events if event["kind"] == "corruption"]
 
-    (event,) = eventually(told, what="the journal tells")
+    (event,) = eventually(reported, what="an event in the journal")
     assert (event["found_by"], event["first_difference"]) == ("verify", indexes[30])
     # The difference is reported, and nothing is changed silently.
     assert kept.status("n2", log)["end_index"] == kept.status("n1", log)["end_index"]

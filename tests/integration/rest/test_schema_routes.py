@@ -2,7 +2,6 @@
 
 import json
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -51,10 +50,10 @@ class SchemaLog:
 
 
 @pytest.fixture
-def log(cluster: Cluster) -> Iterator[SchemaLog]:
+def log(cluster: Cluster, own_logs: list[str]) -> SchemaLog:
     name = f"schemas-{uuid.uuid4().hex}"
-    yield SchemaLog(cluster, name)
-    cluster.call("DELETE", "n1", f"/v1/logs/{name}")
+    own_logs.append(name)
+    return SchemaLog(cluster, name)
 
 
 def test_versions_are_read_at_every_node_with_their_tags(cluster: Cluster, log: SchemaLog) -> None:

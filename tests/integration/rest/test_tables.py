@@ -256,11 +256,11 @@ def test_digests_of_the_log_are_those_of_its_records(cluster: Cluster) -> None:
         for first, until, block in ((0, end, 10_000), (7, end - 5, 100), (0, end + 50, 1), (150, 160, 10)):
             inside = pc.and_(pc.greater_equal(records["index"], first), pc.less(records["index"], until))
             wanted = block_sums(records.filter(inside), block)
-            told: dict[int, BlockSum] = {}
+            reported: dict[int, BlockSum] = {}
             for page in Tables(client).digests(first, until, block):
                 for start, part in page.sums.items():
-                    told[start] = told.get(start, BlockSum()) + part
-            assert told == wanted
+                    reported[start] = reported.get(start, BlockSum()) + part
+            assert reported == wanted
     whole = get(cluster, "digests", "n2", log="pair").json()
     assert (whole["from_index"], whole["next_index"], whole["has_more"]) == (0, end, False)
     assert sum(block["count"] for block in whole["blocks"]) == 3_000

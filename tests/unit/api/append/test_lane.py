@@ -16,11 +16,11 @@ from uvicorn.server import ServerState
 from app.api.access.rules import authorize
 from app.api.access.tokens import Tokens
 from app.api.append.handler import AppendHandler
-from app.api.append.lane import AppendLane
+from app.api.append.lane import KNOWN_HEADS_MAX, AppendLane
 from app.api.append.plain_route import PlainRoute
 from app.api.http import problems
 from app.api.http.in_flight_limit import InFlightLimit
-from app.errors import IndexMismatch, LogNotFound, QuorumTimeout
+from app.errors import IndexMismatch, LogNotFound, QuorumTimeout, RateLimited
 from app.http_protocol import Listener
 from app.log.contract import AppendRequest, AppendResult, Durability
 from app.middleware import HttpMiddleware
@@ -31,6 +31,7 @@ from app.telemetry import Meter
 HTTP = HttpSettings(body_timeout_ms=100, max_head_bytes=4096)
 LIMITS = Limits(max_request_bytes=2048, max_record_bytes=1024)
 WRITER = b"Bearer writer"
+APPENDS = b"/v1/logs/default/records"
 
 
 class FakeDriver:
@@ -421,3 +422,42 @@ def test_a_silent_client_is_disconnected_after_an_answer_of_the_lane() -> None:
         assert transport.closing
 
     asyncio.run(run())
+
+
+def lane_of(in_flight: InFlightLimit, *, refused: bool = False) -> AppendLane:
+    """Return a lane. refused: by the token."""
+
+    def enter() -> None:
+        if refused:
+            raise RateLimited("the token has too many appends in flight")
+
+    caller = SimpleNamespace(require=lambda *_: None, enter=enter)
+    handler: Any = SimpleNamespace(check_log=lambda log: None, in_flight=in_flight)
+    tokens: Any = SimpleNamespace(caller=lambda path, authorization: caller)
+    return AppendLane(handler, tokens, LIMITS, HTTP.body_timeout_ms)
+
+
+def take(lane: AppendLane, raw: bytes, url: bytes = APPENDS) -> tuple[bool, bool]:
+    """Return whether the lane takes an append, and whether it remembers its head."""
+    taken = lane.take(raw, url, [(b"content-length", b"7")], keep_alive=True, now_s=0.0)
+    return taken is not None, lane.known(raw) is not None
+
+
+def test_an_append_that_the_lane_does_not_take_is_not_in_flight() -> None:
+    raw, in_flight = b"POST / HTTP/1.1\r\n\r\n", InFlightLimit(1, 7)
+    lane = lane_of(in_flight)
+    assert take(lane_of(in_flight, refused=True), raw) == (False, False)
+    assert take(lane, raw, b"/v1/logs/__controller/records") == (False, False)
+    assert take(lane, raw) == (True, True)  # the whole limit is free
+
+
+@pytest.mark.parametrize("raw", [b"POST / HTTP/1.1\nx: y\r\n\r\n", b"\r\nPOST / HTTP/1.1\r\n\r\n"])
+def test_a_head_that_parsers_may_end_elsewhere_is_not_remembered(raw: bytes) -> None:
+    assert take(lane_of(InFlightLimit(1, 7)), raw) == (True, False)
+
+
+def test_the_heads_that_a_lane_remembers_are_bounded() -> None:
+    heads = [b"POST /%d HTTP/1.1\r\n\r\n" % number for number in range(KNOWN_HEADS_MAX + 1)]
+    lane = lane_of(InFlightLimit(len(heads), 7 * len(heads)))
+    assert {take(lane, head) for head in heads} == {(True, True)}
+    assert [head for head in heads if lane.known(head) is not None] == heads[-1:]

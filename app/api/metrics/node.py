@@ -1,0 +1,95 @@
+"""Metrics of a node: the process, its disk, its tasks, the other nodes; and the collector of all metrics."""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import Metric
+
+from app import telemetry
+from app.api.metrics.controller_mode import controller_mode_metrics
+from app.api.metrics.logs import journal_metrics, peer_metrics, repair_metrics, replica_metrics
+from app.api.metrics.slaves import connection_metrics, slave_metrics
+from app.node.broker import Broker
+from app.version import VERSION
+
+
+class NodeCollector:
+    """Collector of all metrics of a node, read when Prometheus asks."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def collect(self) -> Iterator[Metric]:
+        broker = self._broker
+        drivers = [hosted.driver for hosted in broker.logs.values() if hosted.driver is not None]
+        seen = [(driver.log_name, driver.status()) for driver in drivers]
+        yield telemetry.build_info(VERSION, broker.node.id)
+        yield from broker.meter.collect()
+        yield from _process_metrics(broker)
+        yield from replica_metrics(drivers, seen)
+        yield from peer_metrics(drivers, seen)
+        yield from slave_metrics(seen)
+        yield from connection_metrics(broker)
+        yield from controller_mode_metrics(broker)
+        yield from repair_metrics(broker)
+        yield from journal_metrics(broker)
+        yield from _task_metrics(broker)
+        yield from _node_metrics(broker)
+
+
+def _process_metrics(broker: Broker) -> Iterator[Metric]:
+    """Yield the audit log, the clock, the disk threads and the reserve."""
+    audit = broker.audit
+    yield telemetry.counter(telemetry.AUDIT_WRITTEN, "Entries in __audit", (), [((), audit.counts.written)])
+    yield telemetry.gauge(telemetry.AUDIT_WAITING, "Entries not yet in it", (), [((), audit.waiting)])
+    yield telemetry.counter(telemetry.AUDIT_DROPPED, "Entries given up", (), [((), audit.counts.dropped)])
+    yield telemetry.gauge(
+        telemetry.CLOCK_OFFSET,
+        "Wall clock minus the clock of timestamps, seconds; not near 0 after a step of the wall clock",
+        (),
+        [((), broker.clock.offset_ms / 1000)],
+    )
+    disk = (
+        (telemetry.DISK_WAITING, "Disk operations that wait for a thread", broker.disk_waiting),
+        (
+            telemetry.RESERVE_BYTES,
+            "Bytes reserved for operation on a full disk",
+            broker.reserve.held_bytes,
+        ),
+        (telemetry.RESERVE_IN_USE, "1 while the disk is full", int(broker.reserve.in_use)),
+    )
+    for name, text, number in disk:
+        yield telemetry.gauge(name, text, (), [((), float(number))])
+
+
+def _task_metrics(broker: Broker) -> Iterator[Metric]:
+    yield telemetry.counter(
+        telemetry.TASK_FAILURES, "Failures of background tasks", ("task",),
+        [((kind,), float(count)) for kind, count in broker.tasks.failures.items()],
+    )  # fmt: skip
+    yield telemetry.gauge(
+        telemetry.TASK_FAILING, "1 while a background task fails", ("task",),
+        [((name,), 1.0) for name in broker.tasks.failing],
+    )  # fmt: skip
+
+
+def _node_metrics(broker: Broker) -> Iterator[Metric]:
+    """Yield the connections to the other nodes."""
+    yield telemetry.gauge(
+        telemetry.PEER_MEMBER, "1 while the peer is a member of any log; other peers are called rarely",
+        ("peer",),
+        [
+            ((node.id,), float(broker.transport.is_member(node.id)))
+            for node in broker.nodes
+            if node.id != broker.node.id
+        ],
+    )  # fmt: skip
+    yield telemetry.gauge(
+        telemetry.PEER_UP,
+        "1 while this node's connection to the peer is open",
+        ("peer",),
+        [
+            ((node.id,), float(broker.transport.peer_version(node.id) is not None))
+            for node in broker.nodes
+            if node.id != broker.node.id
+        ],
+    )
