@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 from spark_jobs.analytics import gold
 from spark_jobs.analytics.plots import delays_by_hour_figure, watermarks_figure
 from spark_jobs.analytics.service_plots import rates_figure
-from spark_jobs.analytics.silver import flights_of
+from spark_jobs.analytics.silver import flights_in
 from spark_jobs.analytics.terms import fail_overs_sentence, terms_of
 from spark_jobs.source import CommitlogDataSource
 from spark_jobs.tables.table import ENTRIES, EPOCHS, WATERMARKS, read_table, table_path
@@ -87,13 +87,14 @@ display(rates_figure(records_by_time(entries, width_s).collect(), width_s))
 # MAGIC %md
 # MAGIC ## Delay by hour of departure
 # MAGIC
-# MAGIC In the demo each flight is one record whose value is a JSON object. The plot shows the delay by
-# MAGIC scheduled hour of departure. Records that are not flights do not count.
+# MAGIC In the demo each flight is one record whose value is a JSON object. Its log has a schema, so the job
+# MAGIC also writes each flight as typed columns to the table `records`, and a record that is not a flight to
+# MAGIC `dead_letters`. The plot shows the delay by scheduled hour of departure.
 
 # COMMAND ----------
 
-flights = flights_of(entries)
-if flights.isEmpty():
+flights = flights_in(spark, tables, log)
+if flights is None or flights.isEmpty():
     print(
         "The log has no flights: there are no delays to show. Replace this cell by a query of your records."
     )

@@ -2,7 +2,8 @@
 # MAGIC %md
 # MAGIC # Streaming analytics: delays of flights, and availability of the log
 # MAGIC
-# MAGIC The flights of the demo are records of the log. This notebook maintains the delays by carrier and
+# MAGIC The flights of the demo are records of a log with a schema, so the table `records` has them as typed
+# MAGIC columns. This notebook maintains the delays by carrier and
 # MAGIC hour (silver) with a watermark that follows the newest hour. A flight more than two hours before the
 # MAGIC newest hour is late and is written to a separate table; it is not dropped. The notebook then
 # MAGIC computes the availability of the log from its records (gold). It writes the two silver tables. They
@@ -23,20 +24,21 @@ import tempfile
 from pyspark.sql import functions as F
 from spark_jobs.analytics import gold
 from spark_jobs.analytics.service_plots import carriers_figure, late_figure, service_figure
-from spark_jobs.analytics.silver import DELAYS, LATE, DelaysJob, delays, flights_of
+from spark_jobs.analytics.silver import DELAYS, LATE, DelaysJob, delays, flights_in
 from spark_jobs.analytics.terms import TERM_COLUMNS, terms_of
 from spark_jobs.tables.table import ENTRIES, EPOCHS, read_table, table_path
 
 log, tables = dbutils.widgets.get("log"), dbutils.widgets.get("tables")
 entries, epochs, parts, late = (table_path(tables, log, table) for table in (ENTRIES, EPOCHS, DELAYS, LATE))
-has_flights = not flights_of(read_table(spark, entries)).isEmpty()
+flights = flights_in(spark, tables, log)
+has_flights = flights is not None and not flights.isEmpty()
 
 # COMMAND ----------
 
 # MAGIC %md
 # MAGIC ## The stream
 # MAGIC
-# MAGIC The stream processes the present rows of `entries`; with `trigger="10 seconds"` it would continue. The
+# MAGIC The stream processes the present rows of `records`; with `trigger="10 seconds"` it would continue. The
 # MAGIC checkpoint can be deleted: the tables contain their own progress.
 
 # COMMAND ----------
@@ -111,9 +113,9 @@ if has_flights:
     until = max(
         read_table(spark, path).agg(F.max("until_index")).collect()[0][0] or 0 for path in (parts, late)
     )
-    flights = flights_of(read_table(spark, entries).where(F.col("index") < until)).count()
+    known = flights.where(F.col("index") < until).count()
     kept_apart = read_table(spark, late).count()
-    assert on_time + kept_apart == flights, f"{flights - on_time - kept_apart} flights are missing"
-    print(f"{on_time:,} flights in time and {kept_apart:,} late ones: all {flights:,}, none dropped")
+    assert on_time + kept_apart == known, f"{known - on_time - kept_apart} flights are missing"
+    print(f"{on_time:,} flights in time and {kept_apart:,} late ones: all {known:,}, none dropped")
 else:
     print("There are no flights to count.")

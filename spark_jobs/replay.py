@@ -28,6 +28,7 @@ from spark_jobs.session.settings import (
     logs_option,
     settings_of,
     spark_options,
+    tables_of,
     tables_option,
     token_option,
 )
@@ -77,14 +78,12 @@ def main(arguments: list[str] | None = None) -> int:
     given = parse_arguments(arguments)
     try:
         settings = settings_of(given)
-        tables = given.tables or settings.locations.tables
-        if tables is None:
-            raise ConfigError("set --tables, or locations.tables in the --conf file")
+        tables = tables_of(given, settings)
         logs = named(given.log or ("default",), lambda: log_names(given.endpoint, given.token))
         with open_session("commitlog-replay", settings) as spark:
             for log in logs:
                 client = LogReads(parse_endpoints(given.endpoint), log, given.token)
-                path_of = partial(table_path, location(str(tables)), log)
+                path_of = partial(table_path, location(tables), log)
                 done = DeadLetterReplay(spark, client, path_of).run(given.version)
                 line = f"{log}: {done.moved:,} dead letters moved to records with version {done.version}"
                 text = (

@@ -1,9 +1,9 @@
 """Process that materializes logs as Delta tables: `python -m spark_jobs.run --endpoint URL --tables DIR`.
 
-One call of a node finds which of all logs have changed, or one streaming query reads the records of all
-logs (query.py), and a few threads extend the tables of those that have changed. The tables themselves record
-their progress (entries.py, events.py), so each start (the first, after a kill, or after a failure) begins
-there.
+One Structured Streaming query reads the new records of all logs (query.py), and a few threads extend the
+tables of those that have some. The tables themselves record their progress (entries.py, events.py), so each
+start (the first, after a kill, or after a failure) begins there: what the query does not bring, the job of a
+log reads itself.
 """
 
 import json
@@ -41,6 +41,7 @@ from spark_jobs.session.settings import (
     logs_option,
     settings_of,
     spark_options,
+    tables_of,
     tables_option,
     token_option,
 )
@@ -151,14 +152,12 @@ def _follow(
 def _query(
     spark: SparkSession, config: MaterializeConfig, give: Callable[[LogRows], None]
 ) -> RecordsQuery | None:
-    """Return the query, None for a job without one. Raises ConfigError over Spark Connect, whose server would
-    call the function of the micro-batches in another process, without the jobs."""
-    if not config.streaming:
+    """Return the query; None for a job that ends with what is there, which needs no start of a query, and
+    over Spark Connect, whose server would call the function of the micro-batches in another process, without
+    the jobs."""
+    if config.available_now or is_remote(spark):
         return None
-    if is_remote(spark):
-        raise ConfigError("streaming: not over Spark Connect; leave it out, and the driver reads the logs")
-    trigger_s = None if config.available_now else config.trigger_s
-    return RecordsQuery(spark, query_options(config), config.checkpoints_folder, trigger_s, give)
+    return RecordsQuery(spark, query_options(config), config.checkpoints, config.trigger_s, give)
 
 
 @click.command(
@@ -173,7 +172,7 @@ def _query(
 @click.option(
     "--checkpoints",
     type=FILE_PATH,
-    help="Folder for the query's checkpoints.  [default: beside the progress]",
+    help="Folder for scratch files of the streaming query.  [default: in the folder of temporary files]",
 )
 @click.option(
     "--available-now", is_flag=True, help="Stop when all records committed so far are in the tables."
@@ -225,11 +224,6 @@ def _query(
     show_default=True,
     help="Minimum interval between moves of the log's cursor, seconds.",
 )
-@click.option(
-    "--streaming",
-    is_flag=True,
-    help="Read the new records of all logs by one Spark streaming query; without it the driver reads them.",
-)
 @click.option("--json", is_flag=True, help="Print the progress in JSON, one object per line.")
 @click.option(
     "--catalog", metavar="NAME", help="CATALOG or CATALOG.SCHEMA in which the tables get names as well."
@@ -254,12 +248,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> MaterializeConfig
     """Return the configuration. Ends the process when an option is invalid. Raises ConfigError."""
     given: SimpleNamespace = given_options(options, "spark_jobs.run", arguments)
     settings = settings_of(given)
-    tables = given.tables or settings.locations.tables
-    if tables is None:
-        raise ConfigError("set --tables, or locations.tables in the --conf file")
     return MaterializeConfig(
         endpoint=given.endpoint,
-        tables=tables,
+        tables=tables_of(given, settings),
         logs=split_names(given.log or ("default",)),
         token=given.token,
         checkpoints=given.checkpoints or settings.locations.checkpoints,
@@ -271,7 +262,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> MaterializeConfig
         min_records_per_trigger=given.min_records,
         max_trigger_delay=given.max_delay,
         give_up_s=given.give_up_s,
-        streaming=given.streaming,
         cursor_each_s=given.cursor_each_s,
         data_folders=tuple(given.data_folder),
         progress=given.progress,
@@ -283,12 +273,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> MaterializeConfig
     )
 
 
-def tell(progress: Progress) -> None:
+def print_progress(progress: Progress) -> None:
     sys.stdout.write(f"{progress}\n")
     sys.stdout.flush()
 
 
-def tell_json(progress: Progress) -> None:
+def print_progress_json(progress: Progress) -> None:
     sys.stdout.write(json.dumps(progress.to_json()) + "\n")
     sys.stdout.flush()
 
@@ -312,7 +302,7 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(number, lambda *_: stop.set())
     try:
         config = parse_arguments(arguments)
-        materialize(config, stop=stop, report=tell_json if config.as_json else tell)
+        materialize(config, stop=stop, report=print_progress_json if config.as_json else print_progress)
     except FAILURES as error:
         sys.stderr.write(f"{error}\n")
         return exit_code(error)

@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyarrow import fs
 
 LOG_FOLDER = "_delta_log"
@@ -70,7 +69,8 @@ class DeltaSnapshot:
 
     files: by path as the log has it; empty if the DeltaLog does not keep them. reader_features: beyond the
     plain format, without those that are known to be unused. writer_features: None for a protocol without a
-    list of them. transactions: the newest version by application. partition_columns: names.
+    list of them. transactions: the newest version by application. partition_columns: names. schema: of the
+    columns, in Spark's JSON.
     """
 
     path: str
@@ -81,6 +81,7 @@ class DeltaSnapshot:
     writer_features: tuple[str, ...] | None = None
     transactions: Mapping[str, int] = field(default_factory=dict, repr=False)
     partition_columns: tuple[str, ...] = ()
+    schema: str = field(default="", repr=False)
 
     @property
     def size_bytes(self) -> int:
@@ -114,6 +115,7 @@ class DeltaLog:
         self._writer_features: tuple[str, ...] | None = None
         self._transactions: dict[str, int] = {}
         self._partition_columns: tuple[str, ...] = ()
+        self._schema = ""
         self._snapshot: DeltaSnapshot | None = None
 
     def snapshot(self) -> DeltaSnapshot | None:
@@ -145,6 +147,7 @@ class DeltaLog:
                 self._writer_features,
                 dict(self._transactions),
                 self._partition_columns,
+                self._schema,
             )
         return self._snapshot
 
@@ -173,6 +176,8 @@ class DeltaLog:
         names = self._listed()
         checkpoints = sorted(name for name in names if name.endswith(CHECKPOINT))
         if checkpoints:
+            import pyarrow.parquet as pq
+
             with self._files.open_input_file(f"{self._folder}/{checkpoints[-1]}") as file:
                 wanted = (*CHECKPOINT_ACTIONS, *(FILE_ACTIONS if self._keeps_files else ()))
                 parquet = pq.ParquetFile(file)
@@ -213,6 +218,7 @@ class DeltaLog:
         if (metadata := action.get("metaData")) is not None:
             self._properties = dict(metadata.get("configuration") or {})
             self._partition_columns = tuple(metadata.get("partitionColumns") or ())
+            self._schema = str(metadata.get("schemaString") or "")
         if (protocol := action.get("protocol")) is not None:
             plain = int(protocol["minReaderVersion"]) == 1
             self._features = () if plain else tuple(protocol.get("readerFeatures") or (COLUMN_MAPPING,))

@@ -1,4 +1,4 @@
-"""A silver example: departure delays of flights by carrier and hour, from the stream of `entries`.
+"""A silver example: departure delays of flights by carrier and hour, from the stream of typed `records`.
 
 Event time is the hour in which a flight left, for a cancelled one the scheduled hour. The watermark is
 LATE_AFTER before the newest hour of all earlier records: a record whose hour is below it is late (airlines
@@ -28,22 +28,22 @@ from pyspark.sql.types import (
 )
 
 from spark_jobs.tables.table import (
-    ENTRIES,
     MAX_REFUSALS,
+    RECORDS,
     Table,
     TableClash,
     append_once,
     create_table,
+    is_table,
     read_table,
     table_path,
 )
-from spark_jobs.tables.transforms import json_values
 
 LATE_AFTER = timedelta(hours=2)
-FLIGHT = (
-    "carrier string, flight int, origin string, year int, month int, day int, dep_time int, "
-    "sched_dep_time int, dep_delay double"
+FLIGHT = frozenset(
+    ("carrier", "flight", "origin", "year", "month", "day", "dep_time", "sched_dep_time", "dep_delay")
 )
+"""Columns of `records` that a log of flights has."""
 ISO = "yyyy-MM-dd HH:mm:ss"
 
 
@@ -102,12 +102,12 @@ LATE = Table(
 
 
 class DelaysJob:
-    """Fills both tables of one log. The stream of `entries` triggers it; it always reads the range after
+    """Fills both tables of one log. The stream of `records` triggers it; it always reads the range after
     the tables' end."""
 
     def __init__(self, spark: SparkSession, tables: Path | str, log: str = "default") -> None:
         self.spark = spark
-        self.entries_path = table_path(tables, log, ENTRIES)
+        self.records_path = table_path(tables, log, RECORDS)
         self.delays_path = table_path(tables, log, DELAYS)
         self.late_path = table_path(tables, log, LATE)
 
@@ -116,11 +116,11 @@ class DelaysJob:
         return {**vars(self), "spark": None}
 
     def start(self, checkpoint: Path | str, trigger: str | None = None) -> None:
-        """Follow `entries`. trigger: a Spark interval; None: up to the present end, then return."""
+        """Follow `records`. trigger: a Spark interval; None: up to the present end, then return."""
         create_table(self.spark, self.delays_path, DELAYS)
         create_table(self.spark, self.late_path, LATE)
-        rows = self.spark.readStream.format("delta").option("ignoreChanges", "true").load(self.entries_path)
-        writer = rows.select("index").writeStream.foreachBatch(self.write)
+        rows = self.spark.readStream.format("delta").option("ignoreChanges", "true").load(self.records_path)
+        writer = rows.select("_index").writeStream.foreachBatch(self.write)
         writer = writer.option("checkpointLocation", str(checkpoint))
         if trigger is None:
             writer.trigger(availableNow=True).start().awaitTermination()
@@ -130,15 +130,15 @@ class DelaysJob:
     def write(self, news: DataFrame, batch_id: int) -> None:
         """Extend both tables to the last index of the micro-batch; late flights first, so none is skipped."""
         self.spark = news.sparkSession
-        last = news.agg(F.max("index")).collect()[0][0]
+        last = news.agg(F.max("_index")).collect()[0][0]
         position = self._end(self.delays_path, "until_index")
         if last is None or last < position:
             return
         until = int(last) + 1
-        entries = read_table(self.spark, self.entries_path).where(
-            (F.col("index") >= position) & (F.col("index") < until)
+        records = read_table(self.spark, self.records_path).where(
+            (F.col("_index") >= position) & (F.col("_index") < until)
         )
-        flights = with_watermark(flights_of(entries), self._newest_hour()).persist()
+        flights = with_watermark(flights_of(records), self._newest_hour()).persist()
         try:
             self._append_late(flights.where(is_late()), until)
             parts = delay_parts(flights.where(~is_late()), until)
@@ -183,18 +183,34 @@ class DelaysJob:
         return F.lit(found).cast("timestamp")
 
 
-def flights_of(entries: DataFrame) -> DataFrame:
-    """Return the records that are flights with a valid hour.
+def flights_in(spark: SparkSession, tables: Path | str, log: str = "default") -> DataFrame | None:
+    """Return `flights_of` the typed records of a log, None if they are no flights or it has none."""
+    path = table_path(tables, log, RECORDS)
+    if not is_table(spark, path):
+        return None
+    records = read_table(spark, path)
+    return flights_of(records) if set(records.columns) >= FLIGHT else None
 
-    In ENTRIES. Out index, carrier, flight, origin, hour (of the departure, as a time), dep_delay,
-    scheduled_hour (0 to 23).
+
+def flights_of(records: DataFrame) -> DataFrame:
+    """Return the flights with a valid hour.
+
+    In RECORDS of a log of flights. Out index, carrier, flight, origin, hour (of the departure, as a time),
+    dep_delay, scheduled_hour (0 to 23).
     """
-    rows = json_values(entries, FLIGHT).where("carrier IS NOT NULL AND sched_dep_time IS NOT NULL")
     clock = F.floor(F.coalesce("dep_time", "sched_dep_time") / 100).cast("int")  # 517 is 5:17, 2400 midnight
     midnight = F.try_make_timestamp(*(F.col(name) for name in ("year", "month", "day")), *[F.lit(0)] * 3)
     hour = midnight + F.make_interval(hours=clock)
     scheduled = F.floor(F.col("sched_dep_time") / 100).cast("int").alias("scheduled_hour")
-    flights = rows.select("index", "carrier", "flight", "origin", hour.alias("hour"), "dep_delay", scheduled)
+    flights = records.select(
+        F.col("_index").alias("index"),
+        "carrier",
+        "flight",
+        "origin",
+        hour.alias("hour"),
+        F.col("dep_delay").cast("double").alias("dep_delay"),
+        scheduled,
+    )
     return flights.where("hour IS NOT NULL")
 
 

@@ -32,20 +32,19 @@ class MaterializeConfig:
     """Logs to materialize, destination and intervals.
 
     endpoint: base URLs of replicas, comma-separated. tables: folder or URL with one folder per log. logs:
-    names, and patterns such as `orders-*`. checkpoints: folder for the scratch folders of the query, None
-    for one beside the progress; the tables alone record the progress. available_now: end when everything
-    that was committed at the start is in the tables. trigger, events_trigger: least time between two
-    batches of a log, such as `1 second`. max_records_per_trigger: of one log. max_records_per_partition:
-    of one task of a large batch, which writes one file. min_records_per_trigger, max_trigger_delay: as
-    the options of the source, so that a steady trickle costs few commits and files. give_up_s: time for
-    which nodes that do not answer are retried; a job that follows then starts again. cursor_each_s: least
-    time between two moves of the log's cursor, each a record of the log; with available_now each commit
-    moves it. data_folders: of nodes on this machine, read in place. progress: a JSON file kept up to
-    date, None for `progress.json` beside the tables. as_json: output format of `main`. spark: where it
-    runs. catalog: `CATALOG` or `CATALOG.SCHEMA` in which the tables have names, None for none.
-    single_driver: no other driver writes these tables, so their store need not refuse a second commit of
-    one version. change_data_feed: of `current`, from now on; once set, it stays. streaming: one query
-    reads the new records of all logs; else the driver reads them.
+    names, and patterns such as `orders-*`. checkpoints: folder of the driver for the scratch folders of the
+    query, None for the place of temporary files; the tables alone record the progress. available_now: end
+    when everything that was committed at the start is in the tables. trigger, events_trigger: least time
+    between two batches of a log, such as `1 second`. max_records_per_trigger: of one log.
+    max_records_per_partition: of one task of a large batch, which writes one file. min_records_per_trigger,
+    max_trigger_delay: as the options of the source, so that a steady trickle costs few commits and files.
+    give_up_s: time for which nodes that do not answer are retried; a job that follows then starts again.
+    cursor_each_s: least time between two moves of the log's cursor, each a record of the log; with
+    available_now each commit moves it. data_folders: of nodes on this machine, read in place. progress: a
+    JSON file kept up to date, None for `progress.json` beside the tables. as_json: output format of `main`.
+    spark: where it runs. catalog: `CATALOG` or `CATALOG.SCHEMA` in which the tables have names, None for
+    none. single_driver: no other driver writes these tables, so their store need not refuse a second commit
+    of one version. change_data_feed: of `current`, from now on; once set, it stays.
     """
 
     endpoint: str
@@ -68,12 +67,13 @@ class MaterializeConfig:
     spark: SparkSettings = field(default_factory=SparkSettings)
     catalog: str | None = None
     single_driver: bool = False
-    streaming: bool = False
     change_data_feed: bool = False
 
     def __post_init__(self) -> None:
         if is_url(self.tables_root) and self.progress is None:
             raise ConfigError("progress: set a path; it is required if the tables are at a URL")
+        if self.checkpoints is not None and is_url(str(self.checkpoints)):
+            raise ConfigError(f"checkpoints: {self.checkpoints} must be a folder of the driver, not a URL")
         if self.catalog is not None:
             parse_catalog(self.catalog)
         interval_s("trigger", self.trigger)
@@ -91,10 +91,6 @@ class MaterializeConfig:
     @property
     def progress_file(self) -> Path:
         return self.progress or Path(self.tables_root) / "progress.json"
-
-    @property
-    def checkpoints_folder(self) -> Path:
-        return self.checkpoints or self.progress_file.parent / "_checkpoints"
 
     @property
     def trigger_s(self) -> float:

@@ -41,7 +41,8 @@ FORGET_S = 3.0  # an answer of a node older than this does not count as knowledg
 class SharedParts:
     """Parts that all logs of a job share.
 
-    query: reads the records of all logs, None where the driver reads each itself.
+    query: brings the new records of all logs, None where the job of each log reads its own: with
+    available_now, and over Spark Connect.
     patient, quick: connections to the endpoints, with the time limit of the configuration and with a short
     one.
     """
@@ -144,13 +145,13 @@ class LogMaterializer:
     def _records_are_due(self, now_s: float) -> bool:
         supervisor, job = self._records, self.entries
         is_time = job.has_more or now_s >= supervisor.begun_at_s + self.config.trigger_s
-        query = self._query
         if self.config.available_now:
-            return query is None or query.done
+            return True
         if supervisor.is_running or not is_time:
             return False
         if self.leased.move_is_due:
             return True
+        query = self._query
         if query is not None and query.streamed.get(self.log, 0) > job.read_until:
             return True  # the query has passed records that the table lacks
         ends = self._news.ends(self.log, supervisor.ended_at_s)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 WRITE_EACH_S = 0.5
-TELL_EACH_S = 2.0
+REPORT_EACH_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -78,15 +78,15 @@ class Progress:
 
 
 class ProgressFile:
-    """Writes the progress to `path`, atomically and not too often; calls `report` when rows have been
-    added."""
+    """Writer of the progress to `path`: atomically, at most each WRITE_EACH_S. `report` is called when rows
+    were added, at most each REPORT_EACH_S."""
 
     def __init__(self, path: Path, report: Callable[[Progress], None] | None = None) -> None:
         self.path = path
         self.report = report
         self.written_at_s = 0.0
-        self.told_at_s = time.monotonic()
-        self.told_rows: int | None = None
+        self.reported_at_s = time.monotonic()
+        self.reported_rows: int | None = None
         self.rate = 0.0
 
     def write(self, state: str, logs: Mapping[str, LogProgress], *, force: bool = False) -> Progress:
@@ -99,10 +99,10 @@ class ProgressFile:
             temporary = self.path.with_name(f".{self.path.name}.new")
             temporary.write_text(json.dumps(progress.to_json()) + "\n")
             temporary.replace(self.path)
-        elapsed_s = now_s - self.told_at_s
-        if self.told_rows is None or (elapsed_s >= TELL_EACH_S and rows != self.told_rows):
-            self.rate = 0.0 if self.told_rows is None else (rows - self.told_rows) / elapsed_s
-            self.told_rows, self.told_at_s = rows, now_s
+        elapsed_s = now_s - self.reported_at_s
+        if self.reported_rows is None or (elapsed_s >= REPORT_EACH_S and rows != self.reported_rows):
+            self.rate = 0.0 if self.reported_rows is None else (rows - self.reported_rows) / elapsed_s
+            self.reported_rows, self.reported_at_s = rows, now_s
             if self.report is not None and not force:
                 self.report(Progress(state, progress.updated_ms, logs, self.rate))
         if force and self.report is not None:

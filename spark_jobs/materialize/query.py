@@ -47,24 +47,22 @@ class LogRows:
 class RecordsQuery:
     """Runs the query, and starts it again after a failure.
 
-    streamed: by log, the end of what the query has delivered since it began. done: a query that does not
-    follow the logs has ended.
+    streamed: by log, the end of what the query has delivered since it began.
     """
 
     def __init__(
         self,
         spark: SparkSession,
         options: Mapping[str, str],
-        checkpoints: Path,
-        trigger_s: float | None,
+        checkpoints: Path | None,
+        trigger_s: float,
         deliver: Callable[[LogRows], None],
     ) -> None:
-        """options: of the source, all but the start. checkpoints: a folder for scratch folders. trigger_s:
-        least time between two micro-batches, None to end with what is there. deliver: called in several
-        threads; raises nothing."""
+        """options: of the source, all but the start. checkpoints: where each start gets a scratch folder,
+        None for the place of temporary files. trigger_s: least time between two micro-batches. deliver:
+        called in several threads; raises nothing."""
         self.spark = spark
         self.streamed: dict[str, int] = {}
-        self.done = False
         self._options = {**options, "includeControl": "true"}
         self._checkpoints = checkpoints
         self._trigger_s = trigger_s
@@ -95,7 +93,7 @@ class RecordsQuery:
                 self._failed(error)
         if self._query is not None and not self._query.isActive:
             self._ended(self._query)
-        if self._query is None and not self.done and time.monotonic() >= self._start_at_s:
+        if self._query is None and time.monotonic() >= self._start_at_s:
             self._starting = self._threads.submit(self._start, positions())
 
     def stop(self) -> None:
@@ -103,7 +101,7 @@ class RecordsQuery:
         self._stopping.set()
         if self._starting is not None:
             wait([self._starting], STOP_WITHIN_S)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False)  # what has not begun returns at once
         query = self._query
         if query is not None:
             ending = threading.Thread(target=query.stop, daemon=True)
@@ -114,15 +112,13 @@ class RecordsQuery:
 
     def _start(self, positions: Mapping[str, int]) -> None:
         self._clear()
-        self._checkpoints.mkdir(parents=True, exist_ok=True)
-        self._folder = Path(tempfile.mkdtemp(prefix="stream-", dir=self._checkpoints)).absolute()
+        if self._checkpoints is not None:
+            self._checkpoints.mkdir(parents=True, exist_ok=True)
+        self._folder = Path(tempfile.mkdtemp(prefix="commitlog-stream-", dir=self._checkpoints)).absolute()
         reader = self.spark.readStream.format("commitlog").options(**self._options)
         writer = reader.option("startingIndex", json.dumps(dict(positions))).load().writeStream
         writer = writer.foreachBatch(self._write).option("checkpointLocation", self._folder.as_uri())
-        if self._trigger_s is None:
-            writer = writer.trigger(availableNow=True)
-        else:
-            writer = writer.trigger(processingTime=f"{round(1_000 * self._trigger_s)} milliseconds")
+        writer = writer.trigger(processingTime=f"{round(1_000 * self._trigger_s)} milliseconds")
         query = writer.queryName(f"{NAME}-{self._folder.name}").start()
         self._query = query
         if self._stopping.is_set():  # meanwhile: `stop` has not waited for this
@@ -135,15 +131,11 @@ class RecordsQuery:
         error = query.exception()
         if error is not None:
             self._failed(error)
-        elif self._trigger_s is None:
-            self.done = True
 
     def _failed(self, error: Exception) -> None:
         self._failures += 1
         pause_s = min(LONGEST_PAUSE_S, PAUSE_S * 2 ** (self._failures - 1))
         self._start_at_s = time.monotonic() + pause_s
-        if self._trigger_s is None:
-            self.done = True  # the jobs of the logs read what is left, and report what prevents it
         sys.stderr.write(f"query: {reason_of(error)}; starting again from the ends of the tables\n")
 
     def _clear(self) -> None:
@@ -163,13 +155,19 @@ class RecordsQuery:
             work: list[Future[Any]] = []
             for log, (first, until) in ranges.items():
                 own = rows.filter(pc.equal(rows["log"], log))
-                if not self._stopping.is_set():
-                    delivery = LogRows(log, first, until, own, None, began_s)
-                    work.append(self._threads.submit(self._deliver, delivery))
+                delivery = LogRows(log, first, until, own, None, began_s)
+                try:
+                    work.append(self._threads.submit(self._deliver_unless_stopping, delivery))
+                except RuntimeError:  # `stop` has closed the pool meanwhile
+                    break
             wait(work)
         if not self._stopping.is_set() and ends == self._ends:
             self.streamed.update({log: until for log, (_, until) in ranges.items()})
             self._failures = 0
+
+    def _deliver_unless_stopping(self, delivery: LogRows) -> None:
+        if not self._stopping.is_set():
+            self._deliver(delivery)
 
 
 def is_large(ranges: Mapping[str, tuple[int, int]], small_records: int) -> bool:

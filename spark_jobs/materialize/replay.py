@@ -4,7 +4,7 @@ A letter is moved by three commits: to `records`, to `current`, out of `dead_let
 killed between them is repeated: a letter that is in `records` already is not added again.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -115,6 +115,10 @@ class DeadLetterReplay:
                 before, end = end, self._end()
                 if end == before:  # else a newer tombstone may have been applied before the rows were there
                     break
+        self._remove(moved)
+
+    def _remove(self, moved: Iterable[int]) -> None:
+        """Remove the letters with these indexes."""
         self.spark.createDataFrame(pa.table({"index": list(moved)})).createOrReplaceTempView(
             "commitlog_moved"
         )

@@ -24,10 +24,11 @@ from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, SPARK_ERRORS, Table
 from spark_jobs.typed.claimed_table import ClaimedTable
 from spark_jobs.typed.current import CurrentTable
 from spark_jobs.typed.decoding import COLUMNS, TypedDecoder
-from spark_jobs.typed.entries_rows import EntriesRows
+from spark_jobs.typed.indexed_rows import IndexedRows
 from spark_jobs.typed.layout import Generation, generations
 
 CURRENT_EACH_S = 5.0
+CURRENT_PAUSES = 4  # pause after a change of `current`, in times of its duration: large tables change rarely
 
 
 class TypedTables:
@@ -59,13 +60,14 @@ class TypedTables:
         self.decoder: TypedDecoder | None = None
         self.records: dict[int, ClaimedTable] = {}  # by the first version of their generation
         self.dead_letters = self._claimed(DEAD_LETTERS, "index")
-        self._entries = EntriesRows(spark, path_of(ENTRIES))
+        self._entries = IndexedRows(spark, path_of(ENTRIES), ENTRIES, "index")
         self._versions: Sequence[LogSchema] = ()
         self._changed: set[int] = set()  # generations with records that may have a row in `current`
         self._applying = threading.Lock()
         self._noting = threading.Lock()  # protects next_index and _changed
         self._timer: threading.Timer | None = None
         self._applied_at_s = -math.inf
+        self._pause_s = CURRENT_EACH_S
         self._failed: Exception | None = None  # of the thread of the timer
         self._failures = 0  # of that thread, in a row
 
@@ -120,14 +122,15 @@ class TypedTables:
                 raise
 
     def _start_timer(self) -> None:
-        """Apply the changes some time after the last ones: a MERGE costs more than an append."""
-        pause_s = max(0.0, self._applied_at_s + CURRENT_EACH_S - time.monotonic())
+        """Apply the changes some time after the last ones: this costs more than an append."""
+        pause_s = max(0.0, self._applied_at_s + self._pause_s - time.monotonic())
         self._timer = threading.Timer(pause_s, self._apply_late)
         self._timer.daemon = True
         self._timer.start()
 
     def _apply_late(self) -> None:
         """Apply the changes. An error is repeated here, so that the other tables of the log go on."""
+        began_s = time.monotonic()
         try:
             self.apply()
             self._failures = 0
@@ -139,6 +142,7 @@ class TypedTables:
                 reason = str(error).strip().partition("\n")[0][:500]
                 sys.stderr.write(f"{self.client.log}: current: {reason}; trying again\n")
         self._applied_at_s = time.monotonic()
+        self._pause_s = max(CURRENT_EACH_S, CURRENT_PAUSES * (self._applied_at_s - began_s))
         self._timer = None
         if self._changed and self._failed is None:
             self._start_timer()

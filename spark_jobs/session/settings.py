@@ -211,6 +211,14 @@ def given_options(command: click.Command, module: str, arguments: Sequence[str] 
     return found
 
 
+def tables_of(given: SimpleNamespace, settings: SparkSettings) -> str:
+    """Return the folder or URL of the tables, from `tables_option` or the file. Raises ConfigError."""
+    tables: str | None = given.tables or settings.locations.tables
+    if tables is None:
+        raise ConfigError("set --tables, or locations.tables in the --conf file")
+    return tables
+
+
 def settings_of(given: SimpleNamespace, *, master: str = "local[2]") -> SparkSettings:
     """Return the settings of these arguments. master: the default. Raises ConfigError."""
     settings = SparkSettings() if given.conf is None else load(given.conf)

@@ -17,6 +17,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from math import isfinite
@@ -32,6 +33,7 @@ from pyspark.sql.types import StructType
 from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaSnapshot
 
 WRITER_FEATURES = ("domainMetadata", "clustering", "invariants", "appendOnly")  # of a clustered table
+HARMLESS_FEATURES = ("checkpointProtection",)  # left by DROP FEATURE: binds those that remove old commits
 LONGEST_TEXT = 32  # of a string in statistics, as Delta cuts them; columns with longer ones have none
 CHECKPOINT_INTERVAL = "delta.checkpointInterval"
 APPEND_ONLY = "delta.appendOnly"
@@ -47,10 +49,24 @@ class NeedsSpark(Exception):
     """Only Spark can make this commit; the message is the reason."""
 
 
+class NeedsCheckpoint(NeedsSpark):
+    """The next commit is due to write a checkpoint; after any commit of Spark this one is possible."""
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """One change of a table. removed: files, by path as the log has them. added: rows of each new file.
+    mode: as Delta names it."""
+
+    removed: Sequence[str]
+    added: Sequence[pa.Table]
+    mode: str
+
+
 class LocalTable:
     """One table in a local folder. One call at a time.
 
-    keeps_files: needed for `replace`; costs memory by the number of the table's files.
+    keeps_files: needed for `replace` and `rewrite`; costs memory by the number of the table's files.
     """
 
     def __init__(self, path: str, *, keeps_files: bool = False) -> None:
@@ -126,7 +142,7 @@ class LocalTable:
                     (self.path / added["add"]["path"]).unlink(missing_ok=True)  # no commit names it
                 return False
             added = added or self._add(rows, statistics)
-            written = _written(snapshot, added, rows.num_rows, note, "Append")
+            written = _written(snapshot, [added], rows.num_rows, note, "Append")
             if self._commit(snapshot.version + 1, [written, _transaction(application, claim), added]):
                 return True
 
@@ -141,27 +157,48 @@ class LocalTable:
         """Replace all rows of a small table, unless it has this claim of an application, or a higher one;
         return whether it did. rows_of: returns the rows, called again when another writer was first. Raises
         NeedsSpark, DeltaLogError."""
+
+        def change(snapshot: DeltaSnapshot) -> Rewrite:
+            return Rewrite(list(snapshot.files), [rows_of()], "Overwrite")
+
+        return self.rewrite(change, statistics=statistics, claim=claim, note=note)
+
+    def rewrite(
+        self,
+        change: Callable[[DeltaSnapshot], "Rewrite"],
+        *,
+        statistics: Sequence[str],
+        claim: tuple[str, int] | None,
+        note: Mapping[str, Any],
+    ) -> bool:
+        """Replace files of a table, unless it has this claim of an application, or a higher one; return
+        whether it did. change: called with the newest version, and again when another writer was first.
+        Raises NeedsSpark, DeltaLogError."""
         while True:
             snapshot = self._plain_snapshot()
             if snapshot.properties.get(APPEND_ONLY, "false") == "true":
                 raise NeedsSpark(f"{self.path} takes appends alone")
             if claim is not None and snapshot.transactions.get(claim[0], -1) >= claim[1]:
                 return False
-            rows = rows_of()
-            added = self._add(rows, statistics)
-            actions = [_written(snapshot, added, rows.num_rows, note, "Overwrite"), added]
-            actions += [_removed(path, file.size_bytes) for path, file in snapshot.files.items()]
+            due = change(snapshot)
+            if not due.removed and not due.added:
+                return False
+            added = [self._add(rows, statistics) for rows in due.added]
+            actions = [_written(snapshot, added, sum(rows.num_rows for rows in due.added), note, due.mode)]
+            actions += added
+            actions += [_removed(path, snapshot.files[path].size_bytes) for path in due.removed]
             actions += [] if claim is None else [_transaction(*claim)]
             if self._commit(snapshot.version + 1, actions):
                 return True
-            (self.path / added["add"]["path"]).unlink(missing_ok=True)
+            for action in added:
+                (self.path / action["add"]["path"]).unlink(missing_ok=True)
 
     def _plain_snapshot(self) -> DeltaSnapshot:
         """Return the newest version, if it is one that this module can extend. Raises NeedsSpark."""
         snapshot = self._log.snapshot()
         if snapshot is None:
             raise NeedsSpark(f"{self.path} is not a Delta table")
-        unknown = sorted({*(snapshot.writer_features or ())}.difference(WRITER_FEATURES))
+        unknown = sorted({*(snapshot.writer_features or ())}.difference(WRITER_FEATURES, HARMLESS_FEATURES))
         if snapshot.writer_features is None or snapshot.reader_features or unknown:
             raise NeedsSpark(
                 f"{self.path} requires of its writers: {', '.join(unknown) or 'an old protocol'}"
@@ -170,7 +207,7 @@ class LocalTable:
             raise NeedsSpark(f"{self.path} is partitioned")
         interval = snapshot.properties.get(CHECKPOINT_INTERVAL, "10")
         if not interval.isdecimal() or (snapshot.version + 1) % int(interval) == 0:
-            raise NeedsSpark(f"{self.path}: version {snapshot.version + 1} is due to have a checkpoint")
+            raise NeedsCheckpoint(f"{self.path}: version {snapshot.version + 1} is due to have a checkpoint")
         return snapshot
 
     def _add(self, rows: pa.Table, statistics: Sequence[str]) -> Action:
@@ -261,8 +298,11 @@ def _statistic(value: Any) -> Any:
     return value
 
 
-def _written(snapshot: DeltaSnapshot, added: Action, rows: int, note: Mapping[str, Any], mode: str) -> Action:
-    metrics = {"numFiles": 1, "numOutputRows": rows, "numOutputBytes": added["add"]["size"]}
+def _written(
+    snapshot: DeltaSnapshot, added: Sequence[Action], rows: int, note: Mapping[str, Any], mode: str
+) -> Action:
+    size = sum(action["add"]["size"] for action in added)
+    metrics = {"numFiles": len(added), "numOutputRows": rows, "numOutputBytes": size}
     return _commit_info(
         "WRITE",
         {"mode": mode, "partitionBy": "[]"},

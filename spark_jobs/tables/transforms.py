@@ -2,7 +2,6 @@
 
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
 from spark_jobs.tables import schemas
 
@@ -55,13 +54,6 @@ def epoch_differences(epochs: DataFrame, epoch_files: DataFrame) -> DataFrame:
         .when((F.col("end_index") != F.col("held_end")) & (is_before | is_last), "it ends elsewhere")
     )
     return compared.select("node", "epoch", difference.alias("difference")).where("difference IS NOT NULL")
-
-
-def json_values(entries: DataFrame, schema: StructType | str) -> DataFrame:
-    """Return the fields of each value that is a JSON object of `schema`, after the index; a field that
-    does not parse is null. In ENTRIES, out index and the columns of `schema`."""
-    parsed = entries.select("index", F.from_json(F.col("value").cast("string"), schema).alias("row"))
-    return parsed.select("index", "row.*")
 
 
 def delays_by_hour(flights: DataFrame) -> DataFrame:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import TimestampNTZType
+from pyspark.sql.types import StructType, TimestampNTZType
 
 from app.tables.delta_log import DeltaLog, DeltaLogError, DeltaSnapshot
 from app.tables.names import CLUSTERING_PROPERTY, LOG_ID_PROPERTY
@@ -109,12 +109,17 @@ class ClaimedTable:
         self._repeated(self._change_columns)
 
     def _change_columns(self) -> None:
-        held = read_table(self.spark, self.path).schema
-        due = list(changes(held, self.table.schema))
+        due = list(changes(self._columns(), self.table.schema))
         if any(not each.is_new for each in due):
             set_properties(self.spark, self.path, WIDENING)
         for each in due:
             self.spark.sql(f"ALTER TABLE {identifier(self.path)} {self._clause(each)}")
+
+    def _columns(self) -> StructType:
+        snapshot = self._snapshot()
+        if snapshot is None or not snapshot.schema:
+            return read_table(self.spark, self.path).schema
+        return StructType.fromJson(json.loads(snapshot.schema))
 
     def _cluster(self) -> None:
         """Cluster by the columns of `table`, of which Delta then needs statistics."""

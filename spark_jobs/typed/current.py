@@ -1,8 +1,9 @@
 """The table `current`: the newest row of `records` of each key, unless a tombstone removed it.
 
-A range of the log is applied by one MERGE, whose transaction version is the end of the range. Delta refuses a
-version that is not above the last one. A range that begins earlier than the last one ended gives the same
-table: each row is replaced only by a newer one, and the tombstones of the range are applied again.
+A range of the log is applied by one commit, whose transaction version is the end of the range: by the driver
+(local_current.py), else by a MERGE of Spark. A version that is not above the last one is refused. A range
+that begins earlier than the last one ended gives the same table: each row is replaced only by a newer one,
+and the tombstones of the range are applied again.
 """
 
 import json
@@ -15,7 +16,9 @@ from pyspark.sql import functions as F
 from app.tables.delta_log import DeltaLog, DeltaLogError
 from app.tables.names import KEYS_PROPERTY
 from spark_jobs.session.locations import is_url
+from spark_jobs.tables.local_commits import NeedsCheckpoint, NeedsSpark
 from spark_jobs.tables.table import (
+    ENTRIES,
     SPARK_ERRORS,
     identifier,
     quoted_name,
@@ -23,8 +26,11 @@ from spark_jobs.tables.table import (
     set_properties,
     table_properties,
 )
+from spark_jobs.tables.table_writer import links_commits
 from spark_jobs.typed.claimed_table import ClaimedTable
+from spark_jobs.typed.indexed_rows import IndexedRows
 from spark_jobs.typed.layout import Generation
+from spark_jobs.typed.local_current import LocalCurrent
 
 TXN_SETTINGS: Final = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 CHANGE_DATA_FEED: Final = {"delta.enableChangeDataFeed": "true"}
@@ -54,6 +60,7 @@ class CurrentTable:
         self._has_feed = change_data_feed
         self.next_index = 0
         self.generation: Generation | None = None
+        self._local: LocalCurrent | None = None  # None where only Spark can change the table
         self._own: SparkSession | None = None  # its settings are of one MERGE at a time
 
     def open(self, generation: Generation, log: str, log_id: str) -> None:
@@ -63,6 +70,10 @@ class CurrentTable:
         if self._has_feed and CHANGE_DATA_FEED.items() - table_properties(self.spark, self.path).items():
             set_properties(self.spark, self.path, CHANGE_DATA_FEED)
         self.generation = generation
+        if links_commits(self.spark, self.path):
+            self._local = LocalCurrent(generation.current(), generation.keys, self.path, self._application)
+            self._records = IndexedRows(self.spark, self.records_path, generation.records(), "_index")
+            self._entries = IndexedRows(self.spark, self.entries_path, ENTRIES, "index")
         self.next_index = max(table.last_index + 1, self._applied())
 
     def _applied(self) -> int:
@@ -83,10 +94,26 @@ class CurrentTable:
         first = self.next_index
         if until <= first:
             return
-        inside = (F.col("_index") >= first) & (F.col("_index") < until)
-        rows = read_table(self.session, self.records_path).where(inside)
-        self.apply(rows, self.tombstones(first, until), until)
+        if not self._extend_here(first, until):
+            inside = (F.col("_index") >= first) & (F.col("_index") < until)
+            rows = read_table(self.session, self.records_path).where(inside)
+            self.apply(rows, self.tombstones(first, until), until)
         self.next_index = until
+
+    def _extend_here(self, first: int, until: int) -> bool:
+        """Apply the records without Spark; return false where that is not possible."""
+        if self._local is None or self.generation is None:
+            return False
+        try:
+            with ONE_AT_A_TIME:
+                try:
+                    self._local.extend(self._records, self._entries, first, until)
+                except NeedsCheckpoint:
+                    set_properties(self.spark, self.path, {KEYS_PROPERTY: json.dumps(self.generation.keys)})
+                    self._local.extend(self._records, self._entries, first, until)
+        except (NeedsSpark, DeltaLogError):
+            return False
+        return True
 
     def tombstones(self, first: int, until: int) -> DataFrame:
         """Return the newest tombstone of each key in a range: `_key` and `_removed_at`."""

@@ -33,6 +33,7 @@ LOGS = (
     "from-cluster",
     "connected",
     "from-connected",
+    "piped",
 )
 
 

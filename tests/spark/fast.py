@@ -9,10 +9,8 @@ from pyspark.sql import SparkSession
 from spark_jobs.run import SETTINGS
 from spark_jobs.session.jars import DEFAULT_JARS_FOLDER, ensure_jars
 from spark_jobs.session.spark_session import DRIVER_JAVA, EXECUTOR_JAVA, build_session
+from tests.support.quick_java import QUICKLY
 
-# The first compiler alone, and classes that the jars' own makers have verified: a third less for a start.
-QUICKLY = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=128m -XX:+UnlockDiagnosticVMOptions"
-QUICKLY += " -XX:-BytecodeVerificationRemote"
 JAVA_NAMES = (DRIVER_JAVA, EXECUTOR_JAVA)
 FAST_SETTINGS = {
     **SETTINGS,

@@ -111,7 +111,7 @@ async def kill_read_replica(world: World) -> None:
             victim = world.chance.choice(others) if number % 3 == 2 else leader
             await lose_in_read(session, job, driver, victim, "leader" if victim == leader else "follower")
             await job.compare(f"the loss of {victim} in mid-read")
-        world.report.goal("queries that a lost replica ended", job.told()["restarts"], 0)
+        world.report.goal("queries that a lost replica ended", job.reported()["restarts"], 0)
         await job.stop(driver)
 
 
@@ -123,7 +123,7 @@ async def lose_in_read(session: Session, job: Materializer, driver: Driver, vict
     hit = False
     give_up_at = time.monotonic() + HIT_WITHIN_S
     while not hit and time.monotonic() < give_up_at:
-        hit = (job.told().get("lag_records") or 0) > 0
+        hit = (job.reported().get("lag_records") or 0) > 0
         await asyncio.sleep(0)
     lost_at = time.monotonic()
     cluster.kill(victim)
@@ -173,7 +173,7 @@ async def filled(world: World) -> AsyncIterator[tuple[Session, Materializer]]:
 async def judge_table(world: World, cluster: FaultCluster, session: Session, job: Materializer) -> None:
     job.forget()
     driver = await job.start()
-    await until(lambda: bool(job.told()), "what the job tells", driver, job.tables)
+    await until(lambda: bool(job.reported()), "what the job reports", driver, job.tables)
     end = max(each.index + each.count - 1 for each in session.workload.operations if each.index is not None)
     await job.holds(end, driver)
     await job.stop(driver)

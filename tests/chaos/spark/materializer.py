@@ -124,20 +124,20 @@ class Materializer:
 
         await until(reached, f"`entries` through index {index}", driver, self.tables)
 
-    def told(self) -> dict[str, Any]:
+    def reported(self) -> dict[str, Any]:
         """The job's last report of the log; empty before the first one."""
         try:
-            told = json.loads((self.tables / "progress.json").read_text())
+            reported = json.loads((self.tables / "progress.json").read_text())
         except FileNotFoundError:
             return {}
-        return dict(told["logs"].get(LOG, {}))
+        return dict(reported["logs"].get(LOG, {}))
 
     def forget(self) -> None:
         """Reports of an earlier driver."""
         (self.tables / "progress.json").unlink(missing_ok=True)
 
     def materialized_index(self) -> int:
-        return int(self.told().get("materialized_index", -1))
+        return int(self.reported().get("materialized_index", -1))
 
     async def stop(self, driver: Driver) -> None:
         """As an operator would: it ends its micro-batch, and exits with 0."""
@@ -203,8 +203,8 @@ async def verified(world: World, urls: Sequence[str]) -> None:
         subprocess.run, command, capture_output=True, text=True, timeout=WAIT_S, check=False
     )
     if done.returncode != 0:
-        told = f"{done.stdout[-500:]}{done.stderr[-500:]}"
-        world.report.violations.append(f"verify ended with exit code {done.returncode}: {told}")
+        reported = f"{done.stdout[-500:]}{done.stderr[-500:]}"
+        world.report.violations.append(f"verify ended with exit code {done.returncode}: {reported}")
         return
-    told = json.loads(done.stdout)
-    world.report.counts["records verified"] += told["records"]
+    reported = json.loads(done.stdout)
+    world.report.counts["records verified"] += reported["records"]

@@ -116,7 +116,7 @@ ARRANGED: dict[str, Callable[[], None]] = {
     "committed": after_commit,
     "moved": after_step,
     "known": lambda: before_batch(1),
-    "told": tell_and_die,
+    "reported": tell_and_die,
 }
 
 

@@ -7,9 +7,9 @@
 `committed`     the table has the rows, the cursor is before them
 `moved`         the cursor is after them
 `known`         the job has decided where the next batch ends
-`told`          the rows of a range of events are in the other tables, `events` itself lacks them
+`reported`      the rows of a range of events are in the other tables, `events` itself lacks them
 """
 
 # A driver costs a JVM: `make test` kills at these and in the middle of a file, `make chaos` at all points.
-SAMPLED = ("committed", "told")
-POINTS = ("opened", "leased", "planned", "file-written", "committed", "moved", "known", "told")
+SAMPLED = ("committed", "reported")
+POINTS = ("opened", "leased", "planned", "file-written", "committed", "moved", "known", "reported")

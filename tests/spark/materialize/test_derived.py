@@ -38,10 +38,10 @@ def test_sets_and_lost_records_come_from_the_journals_once(
     tell_set(first, 2, 3, "n1")
     lost = [record for record in log.records[48:54] if record["type"] == "data"]
     second.receipts["2-48-53.arrow"] = lost
-    told = {"after_index": 47, "epoch": 2, "reason": "unclean-election"}
-    second.event("truncate", {**told, "receipt": "receipts/default/2-48-53.arrow"})
+    reported = {"after_index": 47, "epoch": 2, "reason": "unclean-election"}
+    second.event("truncate", {**reported, "receipt": "receipts/default/2-48-53.arrow"})
     second.event("truncate", {"from_index": 60, "to_index": 61, "reset": False})
-    second.event("truncate", {**told, "receipt": "receipts/default/gone.arrow"})
+    second.event("truncate", {**reported, "receipt": "receipts/default/gone.arrow"})
     materialize(config, spark=spark)
     assert sorted((row["epoch"], row["set_epoch"], row["members"]) for row in table("sync_state_sets")) == [
         (1, 1, ["n1"]),
@@ -83,10 +83,10 @@ def test_epoch_files_that_contradict_the_epochs_are_told(spark: SparkSession) ->
         *held("stopped", epoch(1, 0, 9), epoch(2, 10, 14), epoch(3, 15, None)),  # 3 was never committed
         *held("cut off", epoch(1, 0, 11), epoch(5, 12, None)),
     ]
-    told = transforms.epoch_differences(
+    reported = transforms.epoch_differences(
         spark.createDataFrame(known, schemas.EPOCHS), spark.createDataFrame(files, schemas.EPOCH_FILES)
     )
-    assert {tuple(row) for row in told.collect()} == {
+    assert {tuple(row) for row in reported.collect()} == {
         ("lacks", 2, "the file lacks it"),
         ("moved", 1, "it ends elsewhere"),
         ("moved", 2, "it starts elsewhere"),

@@ -69,18 +69,18 @@ def test_a_driver_killed_in_its_work_leaves_each_record_and_event_once(
             assert len(found) > reached, point
         reached = len(found)
 
-    def told(table: str) -> list[int]:
+    def reported(table: str) -> list[int]:
         rows = read_table(spark, f"{config.tables}/default/{table}").select("seq").collect()
         return sorted(row["seq"] for row in rows)
 
     last = len(SAMPLED) - 1
-    assert told("watermarks")[-2:] == [last, last]  # a row a peer
-    assert last not in told("events")
+    assert reported("watermarks")[-2:] == [last, last]  # a row a peer
+    assert last not in reported("events")
     log.append_many(10)
     materialize(config, spark=spark)
     assert indexes(spark, config.tables) == [*DATA, *range(102, 112)]
-    assert told("events") == list(range(last + 1))
-    assert told("watermarks") == sorted(2 * told("events"))
+    assert reported("events") == list(range(last + 1))
+    assert reported("watermarks") == sorted(2 * reported("events"))
 
 
 def kill_in_mid_write(driver: Driver, config: MaterializeConfig, replicas: list[FakeReplica]) -> None:

@@ -162,9 +162,9 @@ def test_the_cursor_follows_the_table(
     materialize(config, spark=spark)
     assert where(log) == (102, True)
     log.open_term(3, "n1")  # a control record adds nothing to the table
-    told = materialize(config, spark=spark).logs["default"]
+    reported = materialize(config, spark=spark).logs["default"]
     assert where(log)[1]
-    assert told.lag_records == 0
+    assert reported.lag_records == 0
     log.append_many(5)
     stop = threading.Event()
     following = MaterializeConfig(endpoint=config.endpoint, tables=tables, trigger="200 milliseconds")

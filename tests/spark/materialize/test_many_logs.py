@@ -44,7 +44,7 @@ def follow() -> Iterator[Follow]:
         job.join()
 
 
-def told(config: MaterializeConfig) -> dict[str, Any]:
+def reported(config: MaterializeConfig) -> dict[str, Any]:
     return dict(json.loads(config.progress_file.read_text())["logs"])
 
 
@@ -84,7 +84,7 @@ def test_logs_join_and_leave_a_job_that_runs(
     )
     assert indexes(config, "joins-b") == 1
     assert service.call("DELETE", "n1", "/v1/logs/joins-b").status_code == 202
-    await_true(lambda: "joins-b" not in told(config))
+    await_true(lambda: "joins-b" not in reported(config))
     last = service.append("n1", "v", log="joins-a").json()["last_index"]
     await_materialized(tmp_path, last, "joins-a")
     assert indexes(config, "joins-a") == 12

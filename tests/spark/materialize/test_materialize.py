@@ -93,8 +93,13 @@ def test_all_tables_of_a_log_and_a_second_run_adds_only_what_is_new(
     progress = materialize(config, spark=spark)
     assert progress.state == "done"
     assert "epochs: the disk was away; retrying" in capsys.readouterr().err
-    told = progress.logs["default"]
-    assert (told.entries_rows, told.materialized_index, told.lag_records, told.epochs_rows) == (
+    reported = progress.logs["default"]
+    assert (
+        reported.entries_rows,
+        reported.materialized_index,
+        reported.lag_records,
+        reported.epochs_rows,
+    ) == (
         100,
         101,
         0,
@@ -105,11 +110,16 @@ def test_all_tables_of_a_log_and_a_second_run_adds_only_what_is_new(
     log.append_many(5)
     watermarks_event(first, 106, {"n1": 107, "n2": 106})
     first.stop()  # its journal is caught up another time, its epoch file stays as it was
-    told = materialize(config, spark=spark).logs["default"]
-    assert (told.entries_rows, told.events_rows, told.watermarks_rows, told.epochs_rows) == (105, 3, 2, 3)
+    reported = materialize(config, spark=spark).logs["default"]
+    assert (reported.entries_rows, reported.events_rows, reported.watermarks_rows, reported.epochs_rows) == (
+        105,
+        3,
+        2,
+        3,
+    )
     first.start(first.port)
-    told = materialize(config, spark=spark).logs["default"]
-    assert (told.entries_rows, told.events_rows, told.watermarks_rows) == (105, 4, 4)
+    reported = materialize(config, spark=spark).logs["default"]
+    assert (reported.entries_rows, reported.events_rows, reported.watermarks_rows) == (105, 4, 4)
 
     def rows(table: str, *columns: str) -> list[tuple[object, ...]]:
         frame = read_table(spark, f"{config.tables}/default/{table}").select(*columns)
@@ -150,8 +160,13 @@ def test_tables_that_spark_alone_can_read_are_gone_on_with(
         assert read_plain(path, table.schema, table.schema.names) is None
     log.append_many(5)
     watermarks_event(replicas[0], 106, {"n1": 106})
-    told = materialize(config, spark=spark).logs["default"]
-    assert (told.entries_rows, told.events_rows, told.watermarks_rows, told.epochs_rows) == (105, 2, 2, 2)
+    reported = materialize(config, spark=spark).logs["default"]
+    assert (reported.entries_rows, reported.events_rows, reported.watermarks_rows, reported.epochs_rows) == (
+        105,
+        2,
+        2,
+        2,
+    )
 
 
 def test_the_tables_are_laid_out_as_they_are_documented(

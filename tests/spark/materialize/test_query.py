@@ -3,6 +3,7 @@
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -11,10 +12,11 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.errors import LogClash
 from spark_jobs.materialize.entries import EntriesJob
-from spark_jobs.materialize.query import is_large
+from spark_jobs.materialize.query import LogRows, RecordsQuery, is_large
+from spark_jobs.materialize.workers import THREADS
 from spark_jobs.run import MaterializeConfig, materialize
 from spark_jobs.source.log_reads import LogReads
-from spark_jobs.source.logs_planning import LogRange
+from spark_jobs.source.logs_planning import LogRange, LogsOffset
 from spark_jobs.source.many_logs import read_ranges
 from spark_jobs.source.options import parse_options
 from tests.spark.conftest import endpoints
@@ -53,7 +55,6 @@ def test_the_query_writes_what_is_new_once_and_a_checkpoint_decides_nothing(
         tables=tmp_path / "tables",
         trigger="100 ms",
         checkpoints=checkpoints,
-        streaming=True,
     )
     stop = threading.Event()
     job = threading.Thread(target=materialize, args=(config,), kwargs={"stop": stop, "spark": spark})
@@ -111,3 +112,33 @@ def test_the_backlog_of_one_log_is_a_large_batch() -> None:
     assert not is_large({"a": (10, 110)}, 100)
     assert not is_large({"a": (0, 900), "b": (0, 1)}, 100)
     assert not is_large({}, 100)
+
+
+def test_a_stop_ends_a_micro_batch_whose_logs_wait_for_a_thread(tmp_path: Path) -> None:
+    names = [f"log-{number}" for number in range(2 * THREADS)]
+    delivered: list[str] = []
+    begun, goes_on = threading.Semaphore(0), threading.Event()
+
+    def deliver(rows: LogRows) -> None:
+        begun.release()
+        goes_on.wait()
+        delivered.append(rows.log)
+
+    query = RecordsQuery(no_spark(), {"backlogRecords": "100"}, tmp_path, 1.0, deliver)
+    offsets = tmp_path / "offsets"
+    offsets.mkdir()
+    ranges = LogsOffset.from_json({"logs": {}, "batch": {name: [0, 1] for name in names}})
+    (offsets / "0").write_text("v1\n{}\n" + json.dumps(ranges.to_json()))
+    query._folder = tmp_path
+    batch: Any = SimpleNamespace(toArrow=lambda: pa.table({"log": names}))
+    writing = threading.Thread(target=query._write, args=(batch, 0), daemon=True)
+    writing.start()
+    for _ in range(THREADS):
+        begun.acquire()
+    await_true(lambda: query._threads._work_queue.qsize() == THREADS)
+    query.stop()
+    goes_on.set()
+    writing.join(30)
+    assert not writing.is_alive()
+    assert len(delivered) == THREADS
+    assert query.streamed == {}

@@ -102,16 +102,16 @@ def replica_ids(decided: list[dict[str, Any]]) -> dict[int, str]:
 @pytest.mark.rule("C-05")
 def test_each_election_is_told_once_though_every_node_tells_of_it(spark: SparkSession, story: Story) -> None:
     events = read_table(spark, f"{story.tables}/default/events")
-    told = failovers.elections(events).collect()
+    reported = failovers.elections(events).collect()
     nodes = replica_ids(story.decided)
     decided = [event for event in story.decided if event["event"] in ("master-elected", "master-lost")]
-    assert [(row["master"], row["master_epoch"], row["set_epoch"], row["reason"]) for row in told] == [
+    assert [(row["master"], row["master_epoch"], row["set_epoch"], row["reason"]) for row in reported] == [
         (nodes.get(event.get("master")), event["master_epoch"], event.get("set_epoch"), event.get("reason"))
         for event in decided
     ]
-    assert events.where("kind = 'election'").count() > 2 * len(told)
+    assert events.where("kind = 'election'").count() > 2 * len(reported)
     epochs = read_table(spark, f"{story.tables}/default/epochs").orderBy("epoch").collect()
-    elected = [(row["master_epoch"], row["master"]) for row in told if row["master"]]
+    elected = [(row["master_epoch"], row["master"]) for row in reported if row["master"]]
     assert [(row["epoch"], row["leader"]) for row in epochs] == elected
     assert len(epochs) >= 3
 

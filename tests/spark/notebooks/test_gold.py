@@ -54,8 +54,8 @@ def test_lag_counts_the_last_known_watermark_of_a_silent_peer(
     }
     assert levels == {"n1": (3, 2, 1.0, 1), "n2": (3, 0, 0.0, 10), "n3": (6, 1, 20.0, 60)}
     dead = spark.createDataFrame(news(3, "n2", 9, 30, 150, n1=-1, n2=150, n4=-1), schemas.WATERMARKS)
-    told = gold.lag(watermarks.union(dead)).where("term = 3").collect()
-    assert {row["peer"]: (row["heard"], row["lag"]) for row in told} == {
+    reported = gold.lag(watermarks.union(dead)).where("term = 3").collect()
+    assert {row["peer"]: (row["heard"], row["lag"]) for row in reported} == {
         "n1": (False, 20),
         "n2": (True, 0),
         "n4": (False, 151),
@@ -63,7 +63,7 @@ def test_lag_counts_the_last_known_watermark_of_a_silent_peer(
 
 
 def membership(
-    spark: SparkSession, *told: tuple[str, int, int, str], learners: tuple[str, ...] = ()
+    spark: SparkSession, *reported: tuple[str, int, int, str], learners: tuple[str, ...] = ()
 ) -> DataFrame:
     """Events of kind `membership`: (node, seq, index of the record, voters as one word each)."""
     rows = [
@@ -76,7 +76,7 @@ def membership(
             1,
             json.dumps({"voters": voters.split(), "learners": list(learners), "index": index}),
         )
-        for node, seq, index, voters in told
+        for node, seq, index, voters in reported
     ]
     return spark.createDataFrame(rows, schemas.EVENTS)
 
@@ -95,9 +95,9 @@ def test_what_no_leader_may_say_is_found(spark: SparkSession, watermarks: DataFr
         *news(2, "n2", 4, 21, 140, n1=130, n2=140, n3=130),
         *news(2, "n2", 5, 22, 135, n1=135, n2=140, n3=130),
     ]
-    told = watermarks.union(spark.createDataFrame(wrong, schemas.WATERMARKS))
-    assert uncovered(told, nothing) == [(4, 140, 130)]
-    backward = gold.backward_steps(told).collect()
+    reported = watermarks.union(spark.createDataFrame(wrong, schemas.WATERMARKS))
+    assert uncovered(reported, nothing) == [(4, 140, 130)]
+    backward = gold.backward_steps(reported).collect()
     assert [(row["seq"], row["committed_index"], row["before"]) for row in backward] == [(5, 135, 140)]
 
 
@@ -108,13 +108,15 @@ def test_only_voters_of_the_leaders_group_cover_a_commit(spark: SparkSession) ->
         *news(2, "n2", 11, 0, 140, n1=130, n2=140, n3=140, n4=-1, n5=-1, n6=-1),
         *news(2, "n2", 12, 1, 150, n1=130, n2=150, n3=140, n4=150, n5=150, n6=150),
     ]
-    told = spark.createDataFrame(rows, schemas.WATERMARKS)
+    reported = spark.createDataFrame(rows, schemas.WATERMARKS)
     learners = ("n4", "n5", "n6")
-    assert uncovered(told, membership(spark, ("n2", 10, 120, "n1 n2 n3"), learners=learners)) == [
+    assert uncovered(reported, membership(spark, ("n2", 10, 120, "n1 n2 n3"), learners=learners)) == [
         (12, 150, 140)
     ]
     elsewhere = membership(spark, ("n1", 10, 120, "n1 n2 n3"), ("n2", 13, 151, "n1 n2 n3"), learners=learners)
-    assert uncovered(told, elsewhere) == [(11, 140, -1)]  # no earlier configuration: all of them are voters
+    assert uncovered(reported, elsewhere) == [
+        (11, 140, -1)
+    ]  # no earlier configuration: all of them are voters
 
 
 @pytest.mark.rule("D-24", "R-10")
@@ -127,6 +129,6 @@ def test_a_change_of_members_counts_from_its_record_on(spark: SparkSession) -> N
         *news(2, "n2", 15, 3, 145, n1=-1, n2=146, n4=146),  # n1 was wiped: it had acknowledged all the same
         *news(2, "n2", 16, 4, 146, n1=-1, n2=146, n4=146),
     ]
-    told = spark.createDataFrame(rows, schemas.WATERMARKS)
+    reported = spark.createDataFrame(rows, schemas.WATERMARKS)
     events = membership(spark, ("n2", 10, -1, "n1 n2 n3"), ("n2", 12, 141, "n1 n2"), learners=("n4",))
-    assert uncovered(told, events) == [(16, 146, 145)]
+    assert uncovered(reported, events) == [(16, 146, 145)]

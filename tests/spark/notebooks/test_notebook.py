@@ -107,9 +107,9 @@ def run(source: str, folder: Path, spark: Any = None) -> str:
 
 def test_a_failing_cell_fails_the_run_with_its_place_and_traceback(tmp_path: Path) -> None:
     cells = ["\nx = 1\n", "\n\nprint('so far')\nassert x == 2, 'x is not 2'\n", "\nprint(3)"]
-    told = run("# COMMAND ----------".join(cells), tmp_path)
-    assert "cell 2 (line 6) failed: x is not 2" in told
-    assert 'failing.py", line 7' in told
+    reported = run("# COMMAND ----------".join(cells), tmp_path)
+    assert "cell 2 (line 6) failed: x is not 2" in reported
+    assert 'failing.py", line 7' in reported
     page = (tmp_path / "page.html").read_text()
     assert "so far" in page
     assert "x is not 2" in page

@@ -14,12 +14,20 @@ from pyspark.sql import SparkSession
 
 from app.client import CommitlogClient, NotFound, Record, Unavailable
 from app.client.tables import MaterializedTable, Tables
-from app.demo.flights import read_flights
+from app.demo.flights import FLIGHTS_SCHEMA, read_flights
 from app.tables.names import CURSOR, LOG_ID_PROPERTY
 from spark_jobs.materialize.progress import Progress
 from spark_jobs.notebook import run_notebook
 from spark_jobs.run import MaterializeConfig, materialize
-from spark_jobs.tables.table import TABLES, identifier, read_table, table_properties
+from spark_jobs.tables.table import (
+    CURRENT,
+    DEAD_LETTERS,
+    RECORDS,
+    TABLES,
+    identifier,
+    read_table,
+    table_properties,
+)
 from spark_jobs.tables.transforms import index_check
 from spark_jobs.tables.travel import at
 from spark_jobs.verify import verify_tables
@@ -81,7 +89,9 @@ def road(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
                 if not progress.exists():
                     return False
                 log = json.loads(progress.read_text())["logs"]["default"]
-                return bool(log["materialized_index"] >= last_index and log["epochs_rows"] >= 2)
+                typed_index = (log["typed"] or {}).get("typed_index", -1)
+                reached = min(log["materialized_index"], typed_index)
+                return bool(reached >= last_index and log["epochs_rows"] >= 2)
 
             eventually(caught_up, what="the tables hold every flight", timeout_s=300)
         finally:
@@ -106,6 +116,7 @@ def send_flights(cluster: Cluster, urls: list[str]) -> tuple[str, int]:
     flights = list(read_flights(FLIGHTS))
     killed, last_index = "", -1
     with CommitlogClient(urls) as client:
+        client.put_schema(FLIGHTS_SCHEMA)
         for start in range(0, FLIGHTS, 100):
             if start == FLIGHTS // 2:
                 killed = cluster.leader()
@@ -163,11 +174,13 @@ def test_the_tables_tell_of_the_fail_over(spark: SparkSession, road: Road) -> No
     events = table(spark, road, "events")
     assert events.count() == events.select("node", "seq").distinct().count()
     for node in road.cluster.ids:
-        told = road.cluster.get(node, "/v1/logs/default/events", params={"limit": 10_000}).json()["events"]
+        reported = road.cluster.get(node, "/v1/logs/default/events", params={"limit": 10_000}).json()[
+            "events"
+        ]
         rows = events.where(events.node == node).orderBy("seq").collect()
         assert [row["seq"] for row in rows] == list(range(len(rows)))
         assert [(row["kind"], json.loads(row["data"])) for row in rows] == [
-            (event["kind"], event["data"]) for event in told[: len(rows)]
+            (event["kind"], event["data"]) for event in reported[: len(rows)]
         ]
 
 
@@ -186,7 +199,8 @@ def test_the_service_knows_the_tables_and_one_call_opens_them_at_a_point(
 ) -> None:
     with CommitlogClient(road.endpoint.split(",")) as client:
         known = {each.name: each for each in Tables(client).all()}
-        assert set(known) == {each.name for each in TABLES}
+        typed = {each.name for each in (RECORDS, DEAD_LETTERS, CURRENT)}
+        assert set(known) == {each.name for each in TABLES} | typed
         assert Tables(client).wait(road.last_index) == known["entries"]
         assert (known["entries"].lag_records, known["entries"].lag_ms) == (0, 0)
         assert known["epochs"].lag_records == 0
@@ -230,9 +244,9 @@ def test_log_and_table_are_compared_and_the_first_difference_is_named(
     spark.sql(f"RESTORE TABLE {path} TO VERSION AS OF {same.version}")
     assert verify_tables(spark, road.endpoint).equal
     log_id = table_properties(spark, f"{road.tables}/default/entries")[LOG_ID_PROPERTY]
-    for owner, told in (("0" * 16, "the table holds the records of another log"), (log_id, None)):
+    for owner, reported in (("0" * 16, "the table holds the records of another log"), (log_id, None)):
         spark.sql(f"ALTER TABLE {path} SET TBLPROPERTIES ('{LOG_ID_PROPERTY}' = '{owner}')")
-        assert verify_tables(spark, road.endpoint).difference == told
+        assert verify_tables(spark, road.endpoint).difference == reported
 
 
 @pytest.mark.parametrize("number", CLAIMS)

@@ -1,6 +1,5 @@
 """Delays by carrier and hour: late flights are kept apart, however the log was cut into micro-batches."""
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -8,10 +7,12 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
+from app.demo.flights import FLIGHTS_SCHEMA
+from app.schemas import LogSchema
 from spark_jobs.analytics import silver
 from spark_jobs.analytics.silver import DELAYS, LATE, DelaysJob, delays
-from spark_jobs.tables import schemas
-from spark_jobs.tables.table import ENTRIES, create_table, read_table, table_path
+from spark_jobs.tables.table import create_table, read_table, table_path
+from spark_jobs.typed.layout import generations
 
 NOON = datetime(2013, 1, 1, 12, tzinfo=UTC)
 # (carrier, hours after noon, delay): the fourth and the last but one come when the watermark has passed them
@@ -25,18 +26,21 @@ FLIGHTS = [
     ("AA", 1, 7.0),
     ("UA", 4, 20.0),
 ]
+RECORDS_OF_FLIGHTS = generations([LogSchema(1, 0, "json", FLIGHTS_SCHEMA)])[0].records()
 
 
 def append(spark: SparkSession, path: str, first: int, flights: list[tuple[str, int, float | None]]) -> None:
+    """Add flights to `records`, and one whose day does not exist."""
     rows = []
     for index, (carrier, hours, delay) in enumerate(flights, first):
         clock = (12 + hours) * 100 + 59
         value = {"carrier": carrier, "flight": 1, "origin": "JFK", "year": 2013, "month": 1, "day": 1}
-        value |= {"dep_time": None if delay is None else clock, "sched_dep_time": clock, "dep_delay": delay}
-        rows.append(("default", index, 1, 0, NOON, None, json.dumps(value).encode(), None))
-    none = b"no flight" if first else json.dumps(value | {"month": 13}).encode()
-    rows.append(("default", first + len(flights), 1, 0, NOON, None, none, None))
-    spark.createDataFrame(rows, schemas.ENTRIES).coalesce(1).write.format("delta").mode("append").save(path)
+        value |= {"dep_time": None if delay is None else clock, "sched_dep_time": clock}
+        rows.append({"_index": index, **value, "dep_delay": None if delay is None else int(delay)})
+    rows.append({"_index": first + len(flights), **value, "month": 13, "dep_delay": 0})
+    spark.createDataFrame(rows, RECORDS_OF_FLIGHTS.schema).coalesce(1).write.format("delta").mode(
+        "append"
+    ).save(path)
 
 
 @pytest.fixture
@@ -56,8 +60,8 @@ def rival(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("rival")
 @pytest.mark.parametrize("cuts", [[8], [3, 5, 8]], ids=["one batch", "three batches"])
 def test_late_flights_are_kept_apart(spark: SparkSession, tmp_path: Path, cuts: list[int]) -> None:
-    path = table_path(tmp_path, "default", ENTRIES)
-    create_table(spark, path, ENTRIES)
+    path = table_path(tmp_path, "default", RECORDS_OF_FLIGHTS)
+    create_table(spark, path, RECORDS_OF_FLIGHTS)
     job = DelaysJob(spark, tmp_path)
     start = 0
     for run, end in enumerate(cuts):
@@ -72,12 +76,16 @@ def test_late_flights_are_kept_apart(spark: SparkSession, tmp_path: Path, cuts: 
         (row["carrier"], row["dep_delay"], row["hour"] < row["watermark"]) for row in rows(LATE.name)
     )
     assert late == [("AA", 7.0, True), ("UA", 99.0, True)]
-    told = delays(read_table(spark, f"{tmp_path}/default/{DELAYS.name}")).orderBy("carrier", "hour").collect()
-    assert [(row["carrier"], row["flights"], row["cancelled"], row["mean"], row["most"]) for row in told] == [
+    reported = (
+        delays(read_table(spark, f"{tmp_path}/default/{DELAYS.name}")).orderBy("carrier", "hour").collect()
+    )
+    assert [
+        (row["carrier"], row["flights"], row["cancelled"], row["mean"], row["most"]) for row in reported
+    ] == [
         ("AA", 1, 1, None, None),
         ("AA", 1, 0, -3.0, -3.0),
         ("UA", 1, 0, 5.0, 5.0),
         ("UA", 1, 0, 30.0, 30.0),
         ("UA", 2, 0, 15.0, 20.0),
     ]
-    assert sum(row["flights"] for row in told) + len(late) == len(FLIGHTS)
+    assert sum(row["flights"] for row in reported) + len(late) == len(FLIGHTS)

@@ -65,7 +65,7 @@ def test_labels_are_thinned_where_they_would_overprint() -> None:
     assert spaced([], 0.0, 0.1) == []
 
 
-def told(second: float, term: int, node: str, **peers: int) -> list[dict[str, Any]]:
+def reported(second: float, term: int, node: str, **peers: int) -> list[dict[str, Any]]:
     common = {"timestamp": at(second), "term": term, "node": node, "seq": 1}
     most = max(peers.values())
     return [
@@ -81,9 +81,9 @@ FIGURES: dict[str, tuple[Figure, str]] = {
     "no flights": (delays_by_hour_figure([]), "No flight"),
     "only cancelled": (delays_by_hour_figure([{"hour": 3, "late": None}]), "No flight"),
     "no watermarks": (watermarks_figure([], []), "No leader has recorded"),
-    "one event": (watermarks_figure(told(0, 1, "n1", n1=0, n2=0), TERMS[:1]), "n0 led all the time"),
+    "one event": (watermarks_figure(reported(0, 1, "n1", n1=0, n2=0), TERMS[:1]), "n0 led all the time"),
     "many terms": (
-        watermarks_figure([row for k in MANY for row in told(k + 0.5, k, f"n{k % 3}", n0=k)], TERMS),
+        watermarks_figure([row for k in MANY for row in reported(k + 0.5, k, f"n{k % 3}", n0=k)], TERMS),
         "99 changes of the leader: appends paused for at most 0.20 s",
     ),
     "no lag": (lag_figure([], []), "The log has no follower"),

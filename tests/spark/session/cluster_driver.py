@@ -42,7 +42,7 @@ def main(conf: str, endpoint: str, log: str, target: str, staging: str, data: st
         rows = records.select("value", F.col("index").cast("string").alias("key"))
         writer = rows.write.format("commitlog").mode("append")
         writer.options(endpoint=endpoint, log=target, stagingLocation=staging).save()
-        told = {
+        reported = {
             "filled": filled.to_json(),
             "pid": os.getpid(),
             "indexes": sorted(ran["index"].tolist()),
@@ -50,7 +50,7 @@ def main(conf: str, endpoint: str, log: str, target: str, staging: str, data: st
             "folders": sorted(set(ran["folder"])),
             "packages": sorted(set(ran["package"])),
         }
-    sys.stdout.write(f"{json.dumps(told)}\n")
+    sys.stdout.write(f"{json.dumps(reported)}\n")
 
 
 if __name__ == "__main__":

@@ -19,8 +19,9 @@ from spark_jobs.package import properties
 from spark_jobs.session.java import find_java
 from spark_jobs.session.settings import SPARK_NAMES
 from spark_jobs.session.spark_home import spark_home
-from tests.spark.fast import FAST_SETTINGS, JAVA_NAMES, QUICKLY
+from tests.spark.fast import FAST_SETTINGS, JAVA_NAMES
 from tests.support.cluster import eventually, free_ports
+from tests.support.quick_java import QUICKLY
 
 SPARK_HOME = spark_home() or Path(pyspark.__file__).parent
 START_TIMEOUT_S = 90.0

@@ -58,12 +58,22 @@ JOB = {
     "job_clusters": [{"job_cluster_key": str, "new_cluster": CLUSTER}],
     "tasks": [TASK],
 }
+PIPELINE = {
+    "name": str,
+    "catalog": str,
+    "schema": str,
+    "serverless": bool,
+    "channel": ["CURRENT", "PREVIEW"],
+    "libraries": [{"file": {"path": str}}],
+    "configuration": {"*": str},
+    "environment": {"dependencies": [str]},
+}
 KEYS = {
     "bundle": {"name": str},
     "variables": {"*": {"description": str, "default": (str, int)}},
     "sync": {"paths": [str]},
     "artifacts": {"*": {"type": ["whl"], "path": str, "build": str}},
-    "resources": {"jobs": {"*": JOB}},
+    "resources": {"jobs": {"*": JOB}, "pipelines": {"*": PIPELINE}},
     "targets": {
         "*": {"mode": ["development", "production"], "default": bool, "workspace": {"root_path": str}}
     },
@@ -129,6 +139,16 @@ def tasks(kind: str) -> list[Any]:
 def test_every_key_and_value_is_one_that_bundles_know() -> None:
     assert list(complaints(BUNDLE, KEYS)) == []
     assert next(complaints({**BUNDLE, "resource": {}}, KEYS)) == ".resource: unknown"
+
+
+def test_the_pipeline_has_the_configuration_and_the_libraries_that_its_file_needs() -> None:
+    pipeline = BUNDLE["resources"]["pipelines"]["flights"]
+    file = ROOT / pipeline["libraries"][0]["file"]["path"]
+    spec = yaml.safe_load((file.parent / "spark-pipeline.yml").read_text())
+    assert pipeline["configuration"].keys() == spec["configuration"].keys() - {"spark.sql.sources.default"}
+    assert [each["glob"]["include"] for each in spec["libraries"]] == [file.name]
+    named = [each["pypi"]["package"] for each in JOBS["materialize"]["tasks"][0]["libraries"][1:]]
+    assert pipeline["environment"]["dependencies"] == ["./dist/*.whl", *named]
 
 
 def test_every_reference_resolves_and_every_variable_is_used() -> None:

@@ -31,10 +31,10 @@ def test_the_archive_is_whole_stable_and_importable(tmp_path: Path) -> None:
         "import sys; sys.path.insert(0, sys.argv[1]); from spark_jobs import package, source; "
         "print(package.package_root(), package.make_zip('/nowhere'))"
     )
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-I", "-c", look, archive], check=True, capture_output=True, text=True, cwd=tmp_path
     )
-    assert told.stdout.split() == [str(archive)] * 2
+    assert reported.stdout.split() == [str(archive)] * 2
 
 
 def test_properties_are_what_java_reads() -> None:

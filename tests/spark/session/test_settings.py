@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from app.cli import tables
+from app.cli.delta import tables
 from app.errors import ConfigError
 from spark_jobs import notebook, package, run, upkeep, verify
 from spark_jobs.session import settings
@@ -136,6 +136,9 @@ def test_jobs_say_what_they_lack_before_spark_is_started(
     assert "set --tables, or locations.tables" in capsys.readouterr().err
     assert run.main(["--endpoint", "http://127.0.0.1:1", "--tables", "s3://b/t"]) == 2
     assert "progress: set a path; it is required if the tables are at a URL" in capsys.readouterr().err
+    given = ["--endpoint", "http://127.0.0.1:1", "--tables", str(tmp_path), "--checkpoints", "s3://b/c"]
+    assert run.main(given) == 2
+    assert "must be a folder of the driver, not a URL" in capsys.readouterr().err
     assert upkeep.main(["--conf", str(tmp_path / "none.toml")]) == 2
     assert "none.toml: No such file" in capsys.readouterr().err
 

@@ -88,13 +88,13 @@ def test_job_source_and_sink_work_where_executors_are_other_processes(
     ]
     command += [LOG, TARGET, str(staging), str(service.folder / "n1")]
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    told = json.loads(run(command, spark_cluster.folder, environ).splitlines()[-1])
-    assert (told["filled"]["state"], told["filled"]["logs"][LOG]["entries_rows"]) == ("done", RECORDS)
+    reported = json.loads(run(command, spark_cluster.folder, environ).splitlines()[-1])
+    assert (reported["filled"]["state"], reported["filled"]["logs"][LOG]["entries_rows"]) == ("done", RECORDS)
     check_tables(spark, spark_cluster, values)
-    assert len(told["indexes"]) == len(set(told["indexes"])) == RECORDS
-    assert told["pid"] not in told["pids"]
-    assert all("worker-" in folder for folder in told["folders"])
-    assert all(".zip/spark_jobs" in package for package in told["packages"])
+    assert len(reported["indexes"]) == len(set(reported["indexes"])) == RECORDS
+    assert reported["pid"] not in reported["pids"]
+    assert all("worker-" in folder for folder in reported["folders"])
+    assert all(".zip/spark_jobs" in package for package in reported["packages"])
     assert sorted(service.values("n1", TARGET)) == sorted(values)
     assert not list(staging.iterdir())
 
@@ -112,6 +112,6 @@ def test_spark_submit_runs_the_job_with_the_package_as_an_archive(
     assert submit[2:5] == [str(dist / PROPERTIES_NAME), "--py-files", str(dist / ZIP_NAME)]
     submit[0] = str(SPARK_HOME / "bin" / "spark-submit")
     job = ["--conf", str(spark_cluster.conf), "--endpoint", service.url("n1"), "--log", LOG]
-    told = run([*submit, *job, "--available-now"], spark_cluster.folder, environment(JAVA_HOME=java_home))
-    assert f"done: {LOG}: {len(values)} entries" in told.splitlines()[-1]
+    reported = run([*submit, *job, "--available-now"], spark_cluster.folder, environment(JAVA_HOME=java_home))
+    assert f"done: {LOG}: {len(values)} entries" in reported.splitlines()[-1]
     check_tables(spark, spark_cluster, values)

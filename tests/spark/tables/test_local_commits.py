@@ -36,14 +36,15 @@ LONG_AGO = datetime(1, 1, 1, 0, 0, 0, 1_000, UTC)
 
 def rows(first: int, until: int) -> pa.Table:
     headers = [{"name": "a", "value": b"1"}]
-    told = [
+    reported = [
         {"log": "l", "index": index, "term": 1, "offset": 100 * index, "timestamp": AT, "headers": headers}
         for index in range(first, until)
     ]
     if first == 0:
-        told[0]["timestamp"] = LONG_AGO
+        reported[0]["timestamp"] = LONG_AGO
     return pa.Table.from_pylist(
-        [{**row, "key": b"k", "value": b"v%d" % row["index"]} for row in told], arrow_schema(ENTRIES.schema)
+        [{**row, "key": b"k", "value": b"v%d" % row["index"]} for row in reported],
+        arrow_schema(ENTRIES.schema),
     )
 
 
@@ -235,3 +236,12 @@ def test_spark_and_the_driver_write_one_table(spark: SparkSession, tmp_path: Pat
     assert history[-2]["userMetadata"] == '{"first": 0}'
     spark.sql(f"RESTORE TABLE {identifier(paths[0])} TO VERSION AS OF 1")
     assert not append(table, 10, 11)
+
+
+def test_a_table_that_a_feature_was_dropped_from_is_extended(made: Callable[[], LocalTable]) -> None:
+    table = made()
+    features = [*local_commits.WRITER_FEATURES, "checkpointProtection"]
+    protocol = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": features}
+    log = table.path / "_delta_log"
+    (log / f"{1:020d}.json").write_text(json.dumps({"protocol": protocol}) + "\n")
+    assert append(table, 0, 1)

@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 from spark_jobs.run import MaterializeConfig, materialize
 from spark_jobs.tables.table import TABLES, TYPED_TABLES, identifier, read_table, set_properties
 from tests.spark.conftest import endpoints
-from tests.spark.materialize.test_typed import to_json
 from tests.spark.source.log_server import FakeLog, FakeReplica
+from tests.spark.typed.test_typed import to_json
 
 deltalake = pytest.importorskip("deltalake", reason="an environment without `make setup`")
 duckdb = pytest.importorskip("duckdb")

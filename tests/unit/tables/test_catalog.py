@@ -69,8 +69,8 @@ def test_other_tables_are_as_they_were_before_entries_went_on(tables: LogTables,
     for timestamp_ms in (150, 250, 300, 390, 500):
         events.commit(timestamp_ms=timestamp_ms)
     DeltaFiles(tmp_path / "default" / "epochs").commit(timestamp_ms=350)
-    told = {index: tables.cut(index, held_index=31) for index in (9, 19, 29)}
-    assert [cut and cut.versions for cut in told.values()] == [
+    reported = {index: tables.cut(index, held_index=31) for index in (9, 19, 29)}
+    assert [cut and cut.versions for cut in reported.values()] == [
         {"entries": 1, "events": 1},
         {"entries": 2, "epochs": 0, "events": 3},
         {"entries": 4, "epochs": 0, "events": 4},

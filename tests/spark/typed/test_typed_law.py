@@ -14,8 +14,8 @@ from spark_jobs.tables.table import identifier, read_table
 from spark_jobs.tables.views import create_views
 from spark_jobs.typed.law import misplaced, outdated
 from tests.spark.conftest import endpoints
-from tests.spark.materialize.test_typed import path_in, to_json
 from tests.spark.source.log_server import FakeLog, FakeReplica
+from tests.spark.typed.test_typed import path_in, to_json
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 ENTRIES = "index LONG, term LONG, timestamp TIMESTAMP, key BINARY, value BINARY"
@@ -114,10 +114,12 @@ def test_current_follows_keys_and_tombstones_and_a_replay_moves_each_letter_once
         done = DeadLetterReplay(spark, client, path_in(folder)).run()
         return done.moved, done.left
 
-    with monkeypatch.context() as patched:
-        patched.setattr(DeadLetterReplay, "_settle", killed)
-        with pytest.raises(RuntimeError, match="killed"):
-            replay()
+    for point in ("_settle", "_remove"):  # the letters are in `records`, then in `current` too
+        with monkeypatch.context() as patched:
+            patched.setattr(DeadLetterReplay, point, killed)
+            with pytest.raises(RuntimeError, match="killed"):
+                replay()
+    assert table("dead_letters").count() == 2
     assert replay() == (2, 0)
     assert replay() == (0, 0)
     assert table("dead_letters").count() == 0
@@ -145,4 +147,5 @@ def test_current_follows_keys_and_tombstones_and_a_replay_moves_each_letter_once
 
 
 def killed(*_: object) -> None:
+    """End a replay here. Its whole state is in the tables."""
     raise RuntimeError("killed")

@@ -1,0 +1,127 @@
+"""Rows of a table by index, in pieces of bounded size, for the tables that are made from it.
+
+A local table in the plain format is read without Spark: its files were written a moment ago.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from app.tables.delta_log import DataFile, DeltaLog, DeltaLogError
+from spark_jobs.session.locations import is_url
+from spark_jobs.tables.local_commits import NeedsSpark
+from spark_jobs.tables.schemas import arrow_schema
+from spark_jobs.tables.snapshot import read_rows
+from spark_jobs.tables.table import Table, read_table
+
+PIECE_BYTES: Final = 32 * 1024 * 1024  # of data files, compressed
+PIECE_RECORDS: Final = 200_000
+SPARK_PIECE_RECORDS: Final = 50_000
+
+
+class IndexedRows:
+    """Reader of one table. Not safe for use by two threads."""
+
+    def __init__(self, spark: SparkSession, path: str, table: Table, position: str) -> None:
+        """position: the column with the index."""
+        self._spark = spark
+        self._path = path
+        self._schema = arrow_schema(table.schema)
+        self._position = position
+        self._log = None if is_url(path) else DeltaLog(path)
+
+    def pieces(
+        self, first: int, until: int, columns: Sequence[str], max_records: int = PIECE_RECORDS
+    ) -> Iterator[tuple[int, pa.Table]]:
+        """Yield the rows of [first, until) piece by piece, in order, each with the index after its range.
+
+        Every piece is one range of indexes, sorted by index. A range without rows is yielded too.
+        """
+        while first < until:
+            try:
+                end, rows = self._local_piece(first, until, columns, max_records)
+            except (NeedsSpark, DeltaLogError):
+                end = min(until, first + min(max_records, SPARK_PIECE_RECORDS))
+                rows = self._in_order(self._by_spark(first, end, columns))
+            yield end, rows
+            first = end
+
+    def local_pieces(self, first: int, until: int, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+        """Yield the same as `pieces`. Raises NeedsSpark, DeltaLogError if only Spark can read the table."""
+        while first < until:
+            first, rows = self._local_piece(first, until, columns, PIECE_RECORDS)
+            yield first, rows
+
+    def _local_piece(
+        self, first: int, until: int, columns: Sequence[str], max_records: int
+    ) -> tuple[int, pa.Table]:
+        inside = [
+            file
+            for file in self._files()
+            if file.most[self._position] >= first and file.least[self._position] < until
+        ]
+        inside.sort(key=lambda file: int(file.least[self._position]))
+        first = max(first, inside[0].least[self._position] if inside else until)
+        end = min(until, first + min(max_records, self._indexes_of(inside)))
+        return end, self._in_order(self._from_files(inside, first, end, columns))
+
+    def _files(self) -> list[DataFile]:
+        """Return the table's data files. Raises NeedsSpark, DeltaLogError."""
+        snapshot = None if self._log is None else self._log.snapshot()
+        if snapshot is None or snapshot.reader_features:
+            raise NeedsSpark(f"only Spark can read {self._path}")
+        files = list(snapshot.files.values())
+        if not all(self._position in file.least and self._position in file.most for file in files):
+            raise NeedsSpark(f"files of {self._path} have no statistics")
+        return files
+
+    def _by_spark(self, first: int, until: int, columns: Sequence[str]) -> pa.Table:
+        rows, position = read_table(self._spark, self._path), F.col(self._position)
+        return rows.where((position >= first) & (position < until)).select(*columns).toArrow()
+
+    def _from_files(
+        self, files: Sequence[DataFile], first: int, until: int, columns: Sequence[str]
+    ) -> pa.Table:
+        wanted = pa.schema([self._schema.field(name) for name in columns])
+        inside = (pc.field(self._position) >= first) & (pc.field(self._position) < until)
+        found = []
+        for file in files:
+            least, most = file.least[self._position], file.most[self._position]
+            if most >= first and least < until:
+                is_whole = least >= first and most < until
+                for rows in read_rows(file, wanted.names):
+                    found.append(filled(rows if is_whole else rows.filter(inside), wanted))
+        return pa.Table.from_batches(found, wanted)
+
+    def _in_order(self, rows: pa.Table) -> pa.Table:
+        indexes = rows[self._position]
+        is_ordered = pc.all(pc.less(indexes[:-1], indexes[1:]), min_count=0).as_py()
+        return rows if is_ordered else rows.sort_by(self._position)
+
+    def _indexes_of(self, files: Sequence[DataFile]) -> int:
+        """Return how many indexes of these files are about PIECE_BYTES; at least one."""
+        size = sum(file.size_bytes for file in files)
+        span = sum(file.most[self._position] - file.least[self._position] + 1 for file in files)
+        return max(1, span * PIECE_BYTES // size) if size else PIECE_RECORDS
+
+
+def filled(rows: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
+    """Return rows of a data file with the columns `wanted`; null for those that the table got later.
+
+    Raises NeedsSpark for a column of another type.
+    """
+    known = set(rows.schema.names)
+    try:
+        arrays = [
+            rows.column(each.name).cast(each.type)
+            if each.name in known
+            else pa.nulls(rows.num_rows, each.type)
+            for each in wanted
+        ]
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise NeedsSpark(str(error)) from error
+    return pa.RecordBatch.from_arrays(arrays, schema=wanted)

@@ -1,0 +1,143 @@
+"""`current` that the driver brings up to date: the newest record of each key, whatever the ranges."""
+
+import random
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from app.schemas import LogSchema
+from spark_jobs.tables.local_commits import LocalTable, NeedsSpark
+from spark_jobs.tables.schemas import arrow_schema
+from spark_jobs.tables.snapshot import read_plain
+from spark_jobs.tables.table import ENTRIES, Table, settings_of_table
+from spark_jobs.typed import local_current
+from spark_jobs.typed.indexed_rows import IndexedRows
+from spark_jobs.typed.layout import generations
+from spark_jobs.typed.local_current import LocalCurrent
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Tables:
+    """`entries`, `records` and `current` of a log whose records a test adds. keys: `key_columns`."""
+
+    def __init__(self, folder: Path, keys: tuple[str, ...]) -> None:
+        definition = "id BIGINT NOT NULL, part STRING NOT NULL, note STRING"
+        [self.generation] = generations([LogSchema(1, 0, "json", definition, key_columns=keys)])
+        self.folder = folder
+        self.keys = self.generation.keys
+        self.next_index = 0
+        self.log: list[tuple[bytes | None, dict[str, object] | None]] = []
+        for table in (ENTRIES, self.generation.records(), self.generation.current()):
+            assert self.local(table).create(
+                table.schema,
+                cluster_by=table.cluster_by,
+                comments=table.columns,
+                properties=settings_of_table(table),
+            )
+
+    def local(self, table: Table) -> LocalTable:
+        return LocalTable(str(self.folder / table.name))
+
+    def rows_at(self, table: Table, position: str) -> IndexedRows:
+        return IndexedRows(None, str(self.folder / table.name), table, position)  # type: ignore[arg-type]
+
+    def add(self, *added: tuple[bytes | None, dict[str, object] | None]) -> None:
+        """Add records: key and row, no row for a tombstone."""
+        first = self.next_index
+        self.log += added
+        self.next_index += len(added)
+        entries = [
+            {"index": index, "key": key, "value": None if row is None else b"x"}
+            for index, (key, row) in enumerate(added, first)
+        ]
+        typed = [
+            {"_index": index, "_term": 1, "_timestamp": AT, "_key": key, "_schema_version": 1, **row}
+            for index, (key, row) in enumerate(added, first)
+            if row is not None
+        ]
+        for table, rows in ((ENTRIES, entries), (self.generation.records(), typed)):
+            if rows:
+                self.local(table).append(
+                    pa.Table.from_pylist(rows, arrow_schema(table.schema)),
+                    statistics=table.statistics,
+                    application="test",
+                    claim=first,
+                    note={},
+                )
+
+    def driver(self) -> LocalCurrent:
+        table = self.generation.current()
+        return LocalCurrent(table, self.keys, str(self.folder / table.name), "test-current")
+
+    def extend(self, first: int, until: int) -> None:
+        records = self.rows_at(self.generation.records(), "_index")
+        self.driver().extend(records, self.rows_at(ENTRIES, "index"), first, until)
+
+    def held(self) -> dict[object, int]:
+        table = self.generation.current()
+        rows = read_plain(str(self.folder / table.name), table.schema, [*self.keys, "_index"])
+        assert rows is not None
+        found = {tuple(row[key] for key in self.keys): row["_index"] for row in rows.to_pylist()}
+        assert len(found) == rows.num_rows
+        return found  # type: ignore[return-value]
+
+    def expected(self) -> dict[object, int]:
+        found: dict[object, tuple[int, bytes | None]] = {}
+        for index, (key, row) in enumerate(self.log):
+            if row is not None:
+                named = tuple(key if name == "_key" else row[name] for name in self.keys)
+                if None not in named:
+                    found[named] = (index, key)
+            elif key is not None:
+                found = {name: each for name, each in found.items() if each[1] != key}
+        return {name: index for name, (index, _) in found.items()}
+
+
+@pytest.mark.parametrize("keys", [(), ("id", "part")])
+@pytest.mark.parametrize("seed", range(3))
+def test_any_ranges_give_the_newest_record_of_each_key(
+    tmp_path: Path, keys: tuple[str, ...], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(seed)
+    monkeypatch.setattr(local_current, "FILE_ROWS_MAX", 7)
+    tables = Tables(tmp_path, keys)
+    applied = 0
+    for _ in range(10):
+        added: list[tuple[bytes | None, dict[str, object] | None]] = []
+        for _ in range(chance.randrange(1, 12)):
+            number = chance.randrange(8)
+            key = chance.choice([None, b"%d" % number, b"%d" % chance.randrange(8)])
+            row = {"id": number, "part": chance.choice("ab"), "note": str(chance.random())}
+            added.append((key, None if chance.random() < 0.3 else row))
+        tables.add(*added)
+        tables.extend(chance.randrange(applied + 1), tables.next_index)  # from an older start
+        applied = tables.next_index
+        assert tables.held() == tables.expected(), (seed, tables.log)
+    tables.extend(0, applied)  # a driver that slept
+    tables.extend(0, applied // 2)
+    assert tables.held() == tables.expected()
+
+
+def test_few_new_rows_do_not_add_a_file_for_each_commit(tmp_path: Path) -> None:
+    tables = Tables(tmp_path, ())
+    for number in range(20):
+        tables.add((b"%d" % number, {"id": number, "part": "a"}))
+        tables.extend(number, number + 1)
+    assert len(tables.held()) == 20
+    snapshot = tables.driver()._local._log.snapshot()
+    assert snapshot is not None
+    assert len(snapshot.files) <= 5
+
+
+def test_a_large_table_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = Tables(tmp_path, ())
+    tables.add((b"1", {"id": 1, "part": "a"}))
+    tables.extend(0, 1)
+    monkeypatch.setattr(local_current, "TABLE_BYTES_MAX", 10)
+    tables.add((b"1", {"id": 2, "part": "a"}))
+    with pytest.raises(NeedsSpark, match="bytes"):
+        tables.extend(1, 2)
+    assert tables.held() == {(b"1",): 0}

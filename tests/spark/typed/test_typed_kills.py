@@ -1,0 +1,109 @@
+"""The law of the typed tables after SIGKILL of a driver at each of its commits, and beside other drivers."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_jobs.source.log_reads import LogReads
+from spark_jobs.tables.local_commits import LocalTable
+from spark_jobs.tables.schemas import arrow_schema
+from spark_jobs.tables.snapshot import read_plain
+from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, Table, settings_of_table
+from spark_jobs.typed.layout import Generation, generations
+from tests.spark.conftest import endpoints
+from tests.spark.source.log_server import FakeLog, FakeReplica
+
+SECOND = 9  # records of the second generation
+
+
+@pytest.fixture
+def log() -> FakeLog:
+    """Two generations of a schema, dead letters, tombstones, keys that come again."""
+    log = FakeLog()
+    log.open_term(1, "n1")
+    log.set_schema("id INT")
+    for number in range(9):
+        key = b"%d" % (number % 3)
+        log.append(b'{"id":%d}' % number, key=key)
+        log.append(b"no JSON" if number % 2 else b'{"id":-1}', key=b"other")
+        log.append(None, key=key if number % 4 == 0 else b"none")
+    log.set_schema("id STRING", compatibility="none")
+    for number in range(SECOND):
+        log.append(b'{"id":"%d"}' % number, key=b"%d" % (number % 4))
+        log.append(None if number % 3 else b'{"id":1}', key=b"1")
+    return log
+
+
+def fill_entries(log: FakeLog, folder: Path) -> None:
+    """Write `entries`, which the drivers read."""
+    table = LocalTable(str(folder / ENTRIES.name))
+    assert table.create(
+        ENTRIES.schema,
+        cluster_by=ENTRIES.cluster_by,
+        comments=ENTRIES.columns,
+        properties=settings_of_table(ENTRIES),
+    )
+    rows = [{**record, "log": "default"} for record in log.records if record["type"] == "data"]
+    for first in range(0, len(rows), 10):
+        part = pa.Table.from_pylist(rows[first : first + 10], arrow_schema(ENTRIES.schema))
+        claim = rows[first]["index"]
+        table.append(part, statistics=ENTRIES.statistics, application="test", claim=claim, note={})
+
+
+def rows_of(folder: Path, table: Table, columns: Sequence[str]) -> list[dict[str, Any]]:
+    rows = read_plain(str(folder / table.name), table.schema, columns)
+    assert rows is not None
+    return rows.to_pylist()
+
+
+def newest(records: Sequence[Mapping[str, Any]], removed: Mapping[bytes, int]) -> dict[bytes, int]:
+    found: dict[bytes, int] = {}
+    for row in records:
+        found[row["_key"]] = max(row["_index"], found.get(row["_key"], -1))
+    return {key: index for key, index in found.items() if index > removed.get(key, -1)}
+
+
+def check_law(log: FakeLog, folder: Path, layout: Sequence[Generation]) -> None:
+    data = [record for record in log.records if record["type"] == "data"]
+    tombstones = [record for record in data if record["value"] is None]
+    removed = {record["key"]: record["index"] for record in tombstones}
+    records = [rows_of(folder, each.records(), ["_index", "_key"]) for each in layout]
+    letters = [row["index"] for row in rows_of(folder, DEAD_LETTERS, ["index"])]
+    indexes = [row["_index"] for rows in records for row in rows] + letters
+    assert sorted(indexes) == [each["index"] for each in data if each["value"] is not None]
+    assert len(records[1]) == SECOND
+    for generation, rows in zip(layout, records, strict=True):
+        held = rows_of(folder, generation.current(), ["_index", "_key"])
+        assert len({row["_key"] for row in held}) == len(held)
+        assert {row["_key"]: row["_index"] for row in held} == newest(rows, removed)
+
+
+@pytest.mark.parametrize(("points", "racers"), [(12, 1), (0, 3)])
+def test_the_law_holds_after_a_kill_at_any_commit_and_beside_other_drivers(
+    log: FakeLog, replicas: list[FakeReplica], tmp_path: Path, points: int, racers: int
+) -> None:
+    """A later driver goes on where the killed one ended, so the points are those of the whole work."""
+    fill_entries(log, tmp_path)
+    kills = [f"{number}{side}" for number in (0, 1, 2) for side in "-+"] * (points // 6)
+    command = [sys.executable, "-m", "tests.spark.typed.typed_driver_to_kill"]
+    command += [
+        str(tmp_path),
+        endpoints(replicas),
+        str(log.next_index),
+        ",".join(kills) or "99-",
+        str(racers),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    codes = json.loads(done.stdout)
+    if kills:
+        assert codes[: len(kills)].count(-signal.SIGKILL) >= 10, done.stderr
+    assert codes[-racers:] == [0] * racers, done.stderr
+    client = LogReads([replica.url for replica in replicas], "default")
+    check_law(log, tmp_path, generations(client.schemas(log.next_index - 1) or []))
