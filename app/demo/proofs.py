@@ -46,6 +46,16 @@ def prove_entries(sent: Sent, found: Mapping[str, Any]) -> list[Proof]:
     ]
 
 
+def prove_typed(sent: Sent, found: Mapping[str, int]) -> Proof:
+    """Prove that each sent record is a row of typed columns."""
+    rows, letters = found["records"], found["dead_letters"]
+    return Proof(
+        "records: each record has a row of typed columns",
+        rows == sent.records and letters == 0,
+        f"{rows:,} = {sent.records:,}; {letters} dead letters",
+    )
+
+
 def prove_nodes(logs: Sequence[NodeLog], restarted: str) -> list[Proof]:
     """Prove that every node holds the same log, including the restarted one."""
     first = logs[0]

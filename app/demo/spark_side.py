@@ -19,10 +19,12 @@ from spark_jobs.notebook import NotebookFailed, run_notebook
 from spark_jobs.session.jars import DEFAULT_JARS_FOLDER
 from spark_jobs.session.spark_session import build_session
 from spark_jobs.tables.table import (
+    DEAD_LETTERS,
     ENTRIES,
     EPOCH_FILES,
     EPOCHS,
     EVENTS,
+    RECORDS,
     WATERMARKS,
     Table,
     read_table,
@@ -51,6 +53,7 @@ def collect_findings(spark: SparkSession, tables: Path) -> dict[str, Any]:
     roles = table(EVENTS).where(F.col("kind") == "role").orderBy("timestamp", "node", "seq")
     return {
         "entries": {**indexes, "content_hash": content_hash(entries)},
+        "typed": {each.name: table(each).count() for each in (RECORDS, DEAD_LETTERS)},
         "epochs": _rows(table(EPOCHS).orderBy("epoch")),
         "epoch_files": _rows(table(EPOCH_FILES).orderBy("node", "epoch")),
         "watermarks": _rows(latest_watermarks(table(WATERMARKS)).orderBy("term", "peer")),

@@ -11,9 +11,17 @@ from typing import Any
 
 from app.client import ClientError, CommitlogClient, NotFound
 from app.client.operations import Operations
-from app.demo.flights import read_flights
+from app.demo.flights import FLIGHTS_SCHEMA, read_flights
 from app.demo.node_logs import NodeLog, NodesDiffer, count_events, read_node_log, wait_for_same_end
-from app.demo.proofs import Proof, Sent, prove_entries, prove_epochs, prove_nodes, prove_watermarks
+from app.demo.proofs import (
+    Proof,
+    Sent,
+    prove_entries,
+    prove_epochs,
+    prove_nodes,
+    prove_typed,
+    prove_watermarks,
+)
 from app.demo.sender import AppendThread, gap_ms
 from app.demo.show import Show
 from app.local.cluster import ClusterError, LocalCluster
@@ -78,6 +86,7 @@ class Demo:
             raise DemoFailed(f"the cluster does not start: {error}") from error
         with self._client() as client:
             leader = client.status()["leader"]
+            client.put_schema(FLIGHTS_SCHEMA)
         pids = ", ".join(f"{node.id} (pid {self.cluster.pid(node.id)})" for node in self.cluster.nodes)
         self.show.line(f"{pids}; {leader} leads; logs in {self.folder}/nK/log")
         self._job = self._stack.enter_context(SparkJob(self.cluster, java_environment(), CURSOR_AT_ONCE))
@@ -153,6 +162,7 @@ class Demo:
                 rows = int(log.get("entries_rows", 0))
                 bar.to(rows, "" if log else "(Spark starts)")
                 complete = rows >= sent.records and log["materialized_index"] >= sent.last_index
+                complete = complete and (log["typed"] or {}).get("typed_index", -1) >= sent.last_index
                 if complete and log["epochs_rows"] >= epochs and cursor_is_past(client, sent.last_index):
                     break
                 self._check_children()
@@ -219,6 +229,7 @@ class Demo:
         nodes = [node.id for node in self.cluster.nodes]
         story.proofs = [
             *prove_entries(sent, found["entries"]),
+            prove_typed(sent, found["typed"]),
             *prove_nodes(story.nodes, story.leader),
             *prove_epochs(found["epochs"], found["epoch_files"], service_epochs, nodes),
             prove_watermarks(found["watermarks"], service_epochs, nodes),

@@ -1,6 +1,7 @@
 """The product as its user has it: the command line in processes of its own, and what it leaves behind."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -13,16 +14,23 @@ from typing import Any
 
 import psutil
 
+from tests.support.quick_java import QUICKLY
+
 TIMEOUT_S = 60.0
 
 
 def commitlog(
     *arguments: str, timeout_s: float = TIMEOUT_S, stdin: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
-    command = [sys.executable, "-m", "app.cli.main", *arguments]
+    """Run a command to its end. A Java that it starts lives for some minutes at most."""
     return subprocess.run(
-        command, capture_output=True, text=True, input=stdin, timeout=timeout_s, check=False
+        [sys.executable, "-m", "app.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        input=stdin,
+        timeout=timeout_s,
+        check=False,
+        env={**os.environ, "JAVA_TOOL_OPTIONS": QUICKLY},
     )
 
 

@@ -34,5 +34,5 @@ def test_a_folder_that_no_demo_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
     refused = commitlog("demo", "--data", str(tmp_path), "--port", str(free_port()))
     assert refused.returncode == 1
-    assert "holds things that no demo has made" in refused.stderr
+    assert "contains files that no demo has created" in refused.stderr
     assert (tmp_path / "precious").read_text() == "mine"

@@ -161,6 +161,7 @@ def test_no_folder_imports_itself_by_way_of_others() -> None:
 
 
 def test_folders_are_small() -> None:
-    known = modules()
-    files = Counter(str(path.parent.relative_to(ROOT)) for path in known.values() if path.stem != "__init__")
+    """Folders of product code and of tests alike."""
+    paths = [*modules().values(), *(ROOT / "tests").rglob("*.py")]
+    files = Counter(str(path.parent.relative_to(ROOT)) for path in paths if path.stem != "__init__")
     assert {folder: count for folder, count in files.items() if count > MAX_FILES} == {}

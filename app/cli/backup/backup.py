@@ -98,6 +98,7 @@ def _backup(
         manifest = _new_manifest(folder, cluster, client.log, settings, begin)
     else:
         _check_same_log(client, folder, manifest, cluster, begin, end)
+        _check_same_id(folder, manifest, settings)
     manifest.settings, manifest.cursors = settings, {**manifest.cursors, **kept}
     manifest.schemas = [each for each in client.schemas(min_index=end - 1) if each["index"] < end]
     before, at = manifest.records, manifest.next_index
@@ -109,6 +110,7 @@ def _backup(
             table, until = _next_records(client, at, end)
             if table.num_rows:
                 _compare(client, table, at, until)
+                _check_same_id(folder, manifest, operations.log(client.log))  # after all reads of the file
                 manifest.parts.append(write_part(folder, table))
             progress.update(task, advance=until - at)
             manifest.next_index = at = until
@@ -151,9 +153,8 @@ def _check_same_log(
             f"{folder} is a backup of the log {manifest.log} of cluster {manifest.cluster}, not of "
             f"{client.log} of {cluster}: name another folder"
         )
-    other = f"{folder} is of an earlier log {client.log}, which was deleted since: name a new folder"
     if manifest.next_index > end:
-        raise CommandFailed(other)
+        raise _of_earlier_log(folder, client.log)
     if begin > manifest.next_index:
         raise CommandFailed(
             f"the records from {manifest.next_index} to {begin - 1} were trimmed before they were copied: "
@@ -164,7 +165,17 @@ def _check_same_log(
         there, _, _ = client.read_arrow(manifest.parts[-1].last_index, limit=1)
         same = [[table.column(name).to_pylist() for name in ("index", "term")] for table in (last, there)]
         if same[0] != same[1] or Content().add(last).hexdigest() != Content().add(there).hexdigest():
-            raise CommandFailed(other)
+            raise _of_earlier_log(folder, client.log)
+
+
+def _check_same_id(folder: Path, manifest: "BackupManifest", settings: Mapping[str, Any]) -> None:
+    """Raise CommandFailed when the log of that name was deleted and created again since it was copied."""
+    if manifest.settings["id"] != settings["id"]:
+        raise _of_earlier_log(folder, manifest.log)
+
+
+def _of_earlier_log(folder: Path, log: str) -> CommandFailed:
+    return CommandFailed(f"{folder} is of an earlier log {log}, which was deleted since: name a new folder")
 
 
 def _next_records(client: "CommitlogClient", at: int, end: int) -> tuple["pa.Table", int]:

@@ -22,7 +22,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Told:
+class Scripted:
     """An answer. status 0: the connection is closed without one."""
 
     status: int
@@ -39,20 +39,20 @@ class FakeService:
     """
 
     url: str
-    answer: Callable[[Asked], Told]
+    answer: Callable[[Asked], Scripted]
     others: Sequence[str] = ()
     asked: list[Asked] = field(default_factory=list)
 
-    def cluster(self) -> Told:
+    def cluster(self) -> Scripted:
         nodes = [{"url": url} for url in (self.url, *self.others)]
-        return Told(200, {"nodes": nodes}, {"Connection": "close"})
+        return Scripted(200, {"nodes": nodes}, {"Connection": "close"})
 
     def appends(self) -> list[Asked]:
         return [asked for asked in self.asked if asked.method == "POST"]
 
 
 @contextmanager
-def fake_service(answer: Callable[[Asked], Told], others: Sequence[str] = ()) -> Iterator[FakeService]:
+def fake_service(answer: Callable[[Asked], Scripted], others: Sequence[str] = ()) -> Iterator[FakeService]:
     """A node on a free port for the length of a `with`."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -67,13 +67,13 @@ def fake_service(answer: Callable[[Asked], Told], others: Sequence[str] = ()) ->
             discovers = place.path == "/v1/cluster"
             if not discovers:
                 service.asked.append(asked)
-            told = service.cluster() if discovers and service.others else service.answer(asked)
-            if told.status == 0:
+            reported = service.cluster() if discovers and service.others else service.answer(asked)
+            if reported.status == 0:
                 self.close_connection = True
                 return
-            data = json.dumps(told.document).encode()
-            self.send_response(told.status)
-            for name, value in {**told.headers, "Content-Length": str(len(data))}.items():
+            data = json.dumps(reported.document).encode()
+            self.send_response(reported.status)
+            for name, value in {**reported.headers, "Content-Length": str(len(data))}.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(data)
@@ -116,7 +116,7 @@ def committed(first_index: int = 0, count: int = 1, term: int = 1, replayed: boo
     }
 
 
-def problem(code: str, status: int, outcome: str, *, retryable: bool, **more: Any) -> Told:
+def problem(code: str, status: int, outcome: str, *, retryable: bool, **more: Any) -> Scripted:
     """A refusal (docs/api.md §2)."""
     document = {"code": code, "status": status, "title": code, "detail": f"{code} it is", "outcome": outcome}
-    return Told(status, {**document, "retryable": retryable, **more})
+    return Scripted(status, {**document, "retryable": retryable, **more})

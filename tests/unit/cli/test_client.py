@@ -19,7 +19,7 @@ from app.client import (
     connection,
     in_batches,
 )
-from tests.unit.cli.fake_service import Asked, Told, committed, fake_service, problem
+from tests.unit.cli.fake_service import Asked, Scripted, committed, fake_service, problem
 
 
 def closed_url() -> str:
@@ -30,9 +30,9 @@ def closed_url() -> str:
 
 
 def test_a_repeat_carries_the_same_key_and_body() -> None:
-    answers = itertools.chain([Told(0), problem("quorum-timeout", 504, "unknown", retryable=True)])
+    answers = itertools.chain([Scripted(0), problem("quorum-timeout", 504, "unknown", retryable=True)])
     with (
-        fake_service(lambda _: next(answers, Told(200, committed(3, 2, replayed=True)))) as node,
+        fake_service(lambda _: next(answers, Scripted(200, committed(3, 2, replayed=True)))) as node,
         CommitlogClient(node.url) as client,
     ):
         appended = client.append(["a", Record("b", key="k")])
@@ -43,7 +43,7 @@ def test_a_repeat_carries_the_same_key_and_body() -> None:
 
 
 def test_two_appends_never_share_a_key() -> None:
-    with fake_service(lambda _: Told(200, committed())) as node, CommitlogClient(node.url) as client:
+    with fake_service(lambda _: Scripted(200, committed())) as node, CommitlogClient(node.url) as client:
         client.append(["a"])
         client.append(["a"])
     first, second = (asked.headers["idempotency-key"] for asked in node.appends())
@@ -51,10 +51,10 @@ def test_two_appends_never_share_a_key() -> None:
 
 
 def test_appends_go_to_the_leader_that_an_answer_names() -> None:
-    with fake_service(lambda _: Told(200, committed())) as leader:
+    with fake_service(lambda _: Scripted(200, committed())) as leader:
         named = {"Commitlog-Leader": leader.url}
         with (
-            fake_service(lambda _: Told(200, committed(), named)) as follower,
+            fake_service(lambda _: Scripted(200, committed(), named)) as follower,
             CommitlogClient(follower.url) as client,
         ):
             client.append(["first"])
@@ -66,7 +66,7 @@ def test_appends_go_to_the_leader_that_an_answer_names() -> None:
 def test_a_dead_leader_is_left_even_while_others_still_name_it() -> None:
     dead = closed_url()
     with (
-        fake_service(lambda _: Told(200, committed(), {"Commitlog-Leader": dead})) as follower,
+        fake_service(lambda _: Scripted(200, committed(), {"Commitlog-Leader": dead})) as follower,
         CommitlogClient([follower.url], give_up_s=5) as client,
     ):
         for _ in range(3):
@@ -76,7 +76,7 @@ def test_a_dead_leader_is_left_even_while_others_still_name_it() -> None:
 
 def test_a_silent_node_makes_place_for_the_next() -> None:
     with (
-        fake_service(lambda _: Told(200, committed())) as node,
+        fake_service(lambda _: Scripted(200, committed())) as node,
         CommitlogClient([closed_url(), node.url]) as client,
     ):
         assert client.append(["x"]).count == 1
@@ -92,7 +92,7 @@ def test_without_any_node_the_append_is_certainly_not_stored() -> None:
 
 
 def test_a_doubtful_attempt_stays_doubtful_whatever_fails_after_it() -> None:
-    answers = iter([Told(0)])
+    answers = iter([Scripted(0)])
     refused = problem("no-leader", 503, "not_applied", retryable=True)
     with (
         fake_service(lambda _: next(answers, refused)) as node,
@@ -115,9 +115,9 @@ def test_a_doubtful_attempt_stays_doubtful_whatever_fails_after_it() -> None:
 def test_what_no_repeat_mends_is_raised_at_once(
     code: str, status: int, outcome: str, expected: type[Exception]
 ) -> None:
-    told = problem(code, status, outcome, retryable=False)
+    reported = problem(code, status, outcome, retryable=False)
     with (
-        fake_service(lambda _: told) as node,
+        fake_service(lambda _: reported) as node,
         CommitlogClient(node.url) as client,
         pytest.raises(expected, match=f"{code}: {code} it is"),
     ):
@@ -132,9 +132,9 @@ def test_what_no_repeat_mends_is_raised_at_once(
 def test_after_giving_up_the_error_says_what_became_of_the_append(
     code: str, outcome: str, expected: type[Exception]
 ) -> None:
-    told = problem(code, 503, outcome, retryable=True)
+    reported = problem(code, 503, outcome, retryable=True)
     with (
-        fake_service(lambda _: told) as node,
+        fake_service(lambda _: reported) as node,
         CommitlogClient(node.url, give_up_s=0.2) as client,
         pytest.raises(expected),
     ):
@@ -144,7 +144,7 @@ def test_after_giving_up_the_error_says_what_became_of_the_append(
 
 def test_an_answer_that_is_no_problem_document_is_still_an_error_with_a_message() -> None:
     with (
-        fake_service(lambda _: Told(404, ["strange"])) as node,
+        fake_service(lambda _: Scripted(404, ["strange"])) as node,
         CommitlogClient(node.url) as client,
         pytest.raises(NotFound, match="strange"),
     ):
@@ -153,7 +153,7 @@ def test_an_answer_that_is_no_problem_document_is_still_an_error_with_a_message(
 
 def test_conditions_travel_as_parameters() -> None:
     with (
-        fake_service(lambda _: Told(200, committed())) as node,
+        fake_service(lambda _: Scripted(200, committed())) as node,
         CommitlogClient(node.url, log="flights") as client,
     ):
         client.append(
@@ -174,7 +174,7 @@ def test_conditions_travel_as_parameters() -> None:
 
 def test_arrow_appends_are_one_stream() -> None:
     table = pa.table({"value": [b"a", b"b"], "key": ["k", None]})
-    with fake_service(lambda _: Told(200, committed(0, 2))) as node, CommitlogClient(node.url) as client:
+    with fake_service(lambda _: Scripted(200, committed(0, 2))) as node, CommitlogClient(node.url) as client:
         client.append_arrow(table)
     asked = node.appends()[0]
     assert asked.headers["content-type"] == "application/vnd.apache.arrow.stream"
@@ -182,12 +182,12 @@ def test_arrow_appends_are_one_stream() -> None:
 
 
 def test_follow_goes_on_after_each_page_and_through_failures() -> None:
-    def answer(asked: Asked) -> Told:
+    def answer(asked: Asked) -> Scripted:
         index = int(asked.query["from_index"])
         if index == 2 and len(node.asked) == 2:
-            return Told(0)
+            return Scripted(0)
         records = [{"index": index}, {"index": index + 1}]
-        return Told(200, {"records": records, "next_index": index + 2, "has_more": True})
+        return Scripted(200, {"records": records, "next_index": index + 2, "has_more": True})
 
     with fake_service(answer) as node, CommitlogClient(node.url) as client:
         indexes = [record["index"] for record in itertools.islice(client.follow(0), 6)]

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from app.cli.main import COMMANDS, cli
 from app.client import connection
-from tests.unit.cli.fake_service import Asked, Told, committed, fake_service, problem
+from tests.unit.cli.fake_service import Asked, Scripted, committed, fake_service, problem
 from tests.unit.cli.test_client import closed_url
 
 RECORD = {"index": 4, "term": 1, "offset": 0, "timestamp": 1_730_000_000_000, "key": "k", "type": "data"}
@@ -21,8 +21,8 @@ def run(*arguments: str, url: str, stdin: str = "") -> Result:
     return CliRunner().invoke(cli, [*arguments, "--endpoint", url], input=stdin)
 
 
-def answering(told: Told) -> Any:
-    return fake_service(lambda _: told)
+def answering(reported: Scripted) -> Any:
+    return fake_service(lambda _: reported)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -36,9 +36,9 @@ def test_every_command_explains_itself(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "exit_code"),
+    ("reported", "exit_code"),
     [
-        (Told(200, committed()), 0),
+        (Scripted(200, committed()), 0),
         (problem("forbidden", 403, "not_applied", retryable=False), 1),
         (problem("idempotency-key-reused", 422, "not_applied", retryable=False), 1),
         (problem("invalid-request", 422, "not_applied", retryable=False), 2),
@@ -48,12 +48,12 @@ def test_every_command_explains_itself(name: str) -> None:
         (problem("internal", 500, "unknown", retryable=False), 6),
     ],
 )
-def test_exit_codes_of_an_append(told: Told, exit_code: int) -> None:
-    with answering(told) as node:
+def test_exit_codes_of_an_append(reported: Scripted, exit_code: int) -> None:
+    with answering(reported) as node:
         result = run("append", "v", url=node.url)
     assert result.exit_code == exit_code
     if exit_code:
-        assert result.stderr.startswith(f"commitlog: {told.document['code']}: ")
+        assert result.stderr.startswith(f"commitlog: {reported.document['code']}: ")
         assert result.stderr.count("\n") == (2 if exit_code == 6 else 1)
 
 
@@ -71,7 +71,7 @@ def test_wrong_usage_is_two() -> None:
 
 
 def test_append_sends_key_headers_and_conditions() -> None:
-    with answering(Told(200, committed(7, 2))) as node:
+    with answering(Scripted(200, committed(7, 2))) as node:
         options = ["-k", "k", "-H", "a=b", "--match-index", "7", "--idempotency-key", "mine"]
         result = run("append", "x", "y", *options, url=node.url)
     assert result.output == "index 7-8, term 1, leader n1\n"
@@ -84,14 +84,14 @@ def test_append_sends_key_headers_and_conditions() -> None:
 
 
 def test_append_cuts_standard_input_into_appends() -> None:
-    with fake_service(lambda asked: Told(200, committed(0, asked.body.count(b"\n")))) as node:
+    with fake_service(lambda asked: Scripted(200, committed(0, asked.body.count(b"\n")))) as node:
         result = run("append", "--batch", "2", url=node.url, stdin="a\nb\nc\n")
     assert [asked.body.count(b"\n") for asked in node.appends()] == [2, 1]
     assert result.output == "appended 3 records from index 0 to 0, term 1\n"
 
 
 def test_append_takes_record_objects_by_line() -> None:
-    with answering(Told(200, committed())) as node:
+    with answering(Scripted(200, committed())) as node:
         assert run("append", "--ndjson", url=node.url, stdin='{"value": "a"}\n\n').exit_code == 0
         wrong = run("append", "--ndjson", url=node.url, stdin='{"value": "a"}\nnonsense\n')
     assert wrong.exit_code == 2
@@ -99,7 +99,7 @@ def test_append_takes_record_objects_by_line() -> None:
 
 
 def test_append_json_prints_the_answer_as_it_came() -> None:
-    with answering(Told(200, committed(3))) as node:
+    with answering(Scripted(200, committed(3))) as node:
         result = run("append", "v", "--json", url=node.url)
     assert json.loads(result.output) == committed(3)
 
@@ -108,7 +108,7 @@ def test_read_prints_lines_or_the_page() -> None:
     page: dict[str, Any] = {"log": "default", "records": [{**RECORD, "value": "v\nw"}]}
     page |= {"next_index": 5, "has_more": True}
     page["committed_index"] = 9
-    with answering(Told(200, page)) as node:
+    with answering(Scripted(200, page)) as node:
         text = run("read", "--from-index", "4", url=node.url)
         document = run("read", "--last", "1", "--json", url=node.url)
     assert text.stdout == "       4  2024-10-27T03:33:20.000Z  k  v\\nw\n"
@@ -120,7 +120,7 @@ def test_read_prints_lines_or_the_page() -> None:
 
 def test_an_output_file_is_reported_with_the_rest_that_it_lacks(tmp_path: Path) -> None:
     page = {"records": [RECORD], "next_index": 5, "has_more": True, "committed_index": 9}
-    with answering(Told(200, page)) as node:
+    with answering(Scripted(200, page)) as node:
         result = run("read", "-o", str(tmp_path / "a.csv"), url=node.url)
     assert result.stdout == ""
     assert f"{tmp_path / 'a.csv'}: 1 record\n" in result.stderr
@@ -131,7 +131,7 @@ def test_an_output_file_is_reported_with_the_rest_that_it_lacks(tmp_path: Path) 
     ("begin", "reason"), [(100, ""), (92, "; only whole batches"), (120, "; it began there before")]
 )
 def test_trim_explains_where_the_log_begins(begin: int, reason: str) -> None:
-    with answering(Told(200, {"log": "default", "begin_index": begin})) as node:
+    with answering(Scripted(200, {"log": "default", "begin_index": begin})) as node:
         result = run("trim", "100", url=node.url)
     assert result.stdout.startswith(f"log default begins at index {begin}{reason}")
 
@@ -139,9 +139,9 @@ def test_trim_explains_where_the_log_begins(begin: int, reason: str) -> None:
 def test_an_append_without_an_answer_has_an_unknown_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "SLACK_S", -4.8)  # the service may take 5 s
 
-    def answer(asked: Asked) -> Told:
+    def answer(asked: Asked) -> Scripted:
         time.sleep(0.4)
-        return Told(0)
+        return Scripted(0)
 
     with fake_service(answer) as node:
         result = run("append", "v", "--give-up-s", "0.1", url=node.url)
@@ -156,11 +156,11 @@ def test_read_wants_one_start() -> None:
 
 
 def test_tail_reads_page_after_page() -> None:
-    def answer(asked: Asked) -> Told:
+    def answer(asked: Asked) -> Scripted:
         index = int(asked.query.get("from_index", 4))
         record = {**RECORD, "index": index, "value": None}
         more = {"next_index": index + 1, "has_more": index < 6, "committed_index": 6}
-        return Told(200, {"records": [record], **more})
+        return Scripted(200, {"records": [record], **more})
 
     with fake_service(answer) as node:
         result = run("tail", "-n", "3", "--json", url=node.url)
@@ -170,9 +170,9 @@ def test_tail_reads_page_after_page() -> None:
 def test_status_shows_a_silent_node_as_down() -> None:
     dead = closed_url()
 
-    def answer(asked: Asked) -> Told:
+    def answer(asked: Asked) -> Scripted:
         if asked.path == "/v1/cluster":
-            return Told(200, {"nodes": [{"id": "n1", "url": node.url}, {"id": "n2", "url": dead}]})
+            return Scripted(200, {"nodes": [{"id": "n1", "url": node.url}, {"id": "n2", "url": dead}]})
         view = {
             "node": "n1",
             "role": "leader",
@@ -182,7 +182,7 @@ def test_status_shows_a_silent_node_as_down() -> None:
             "committed_index": 9,
         }
         peer = {"id": "n2", "state": "COMPARE", "watermark": 5, "pending": 0, "lag_bytes": 1_024}
-        return Told(200, {**view, "peers": [peer]})
+        return Scripted(200, {**view, "peers": [peer]})
 
     with fake_service(answer) as node:
         table = run("status", url=node.url)
@@ -194,9 +194,9 @@ def test_status_shows_a_silent_node_as_down() -> None:
 
 
 def test_status_of_an_unknown_log_is_not_found() -> None:
-    def answer(asked: Asked) -> Told:
+    def answer(asked: Asked) -> Scripted:
         if asked.path == "/v1/cluster":
-            return Told(200, {"nodes": [{"id": "n1", "url": node.url}]})
+            return Scripted(200, {"nodes": [{"id": "n1", "url": node.url}]})
         return problem("log-not-found", 404, "not_applied", retryable=False)
 
     with fake_service(answer) as node:
@@ -206,11 +206,11 @@ def test_status_of_an_unknown_log_is_not_found() -> None:
 def test_epochs_and_watermarks_as_tables() -> None:
     epoch = {"epoch": 2, "term": 2, "leader": "n3", "start_index": 1_000, "start_offset": 9, "started_ms": 0}
     epochs = [{**epoch, "end_index": None, "end_offset": None}]
-    with answering(Told(200, {"epochs": epochs})) as node:
+    with answering(Scripted(200, {"epochs": epochs})) as node:
         shown = run("epochs", url=node.url).output
         assert "1,000" in shown
         assert "open" in shown
-    with answering(Told(200, {"7": {"n1": 44, "n2": 41}})) as node:
+    with answering(Scripted(200, {"7": {"n1": 44, "n2": 41}})) as node:
         shown = run("watermarks", "--term", "7", url=node.url).output
         assert "44" in shown
         assert "n2" in shown
@@ -229,10 +229,10 @@ def test_ha_status_as_a_table() -> None:
     status = {"node": "n1", "log": "default", "role": "master", "master": "n1", "end_offset": 5_678}
     status |= {"waits_for": "n2 must connect", "slaves": [slave], "link": None}
 
-    def answer(asked: Asked) -> Told:
+    def answer(asked: Asked) -> Scripted:
         if asked.path == "/v1/cluster":
-            return Told(200, {"nodes": [{"id": "n1", "url": node.url}]})
-        return Told(200, status)
+            return Scripted(200, {"nodes": [{"id": "n1", "url": node.url}]})
+        return Scripted(200, status)
 
     with fake_service(answer) as node:
         shown = run("ha-status", url=node.url).output
@@ -261,12 +261,14 @@ def test_tables_are_read_from_their_transaction_logs(tmp_path: Path) -> None:
 def test_replicas_change_until_nothing_is_leaving_any_more() -> None:
     """In Raft mode the call is repeated while the new member catches up; then the log is read."""
     log = {"name": "a", "replicas": ["n1", "n4"], "leaving": ["n2"]}
-    told = [
+    reported = [
         problem("not-caught-up", 409, "not_applied", retryable=False),
-        Told(200, log),
-        Told(200, {"logs": [{**log, "leaving": []}]}),
+        Scripted(200, log),
+        Scripted(200, {"logs": [{**log, "leaving": []}]}),
     ]
-    with fake_service(lambda asked: Told(404) if asked.path == "/v1/cluster" else told.pop(0)) as node:
+    with fake_service(
+        lambda asked: Scripted(404) if asked.path == "/v1/cluster" else reported.pop(0)
+    ) as node:
         change = ["logs", "change", "a", "--replicas", "n1,n4", "--learners", "", "--wait-s", "20"]
         result = run(*change, url=node.url)
         assert result.exit_code == 0, result.output
@@ -276,7 +278,7 @@ def test_replicas_change_until_nothing_is_leaving_any_more() -> None:
 
 
 def test_members_of_one_log_and_the_metadata_of_dead_nodes() -> None:
-    with fake_service(lambda _: Told(200, {"members": [], "node": "n3", "logs": ["a"]})) as node:
+    with fake_service(lambda _: Scripted(200, {"members": [], "node": "n3", "logs": ["a"]})) as node:
         for arguments in (
             ["promote", "n3", "--of", "a"],
             ["demote", "n3", "--of", "a"],

@@ -13,11 +13,18 @@ from app.client import CommitlogClient, Record
 from app.demo.flights import ContentHash, in_order_of_days, read_flights
 from app.demo.folder import MARKER, FolderRefused, prepare
 from app.demo.node_logs import ColumnsHash, NodeLog, count_events
-from app.demo.proofs import Sent, prove_entries, prove_epochs, prove_nodes, prove_watermarks
+from app.demo.proofs import (
+    Sent,
+    prove_entries,
+    prove_epochs,
+    prove_nodes,
+    prove_typed,
+    prove_watermarks,
+)
 from app.demo.sender import Acknowledgement, gap_ms
 from app.local.cluster import LocalNode
 from storage.format.records import READ_SCHEMA
-from tests.unit.cli.fake_service import Asked, Told, fake_service
+from tests.unit.cli.fake_service import Asked, Scripted, fake_service
 
 SENT = Sent(records=100, content_hash="aa", last_index=101)
 FOUND = {"rows": 100, "indexes": 100, "doubles": 0, "first": 1, "last": 101, "content_hash": "aa"}
@@ -68,7 +75,7 @@ def test_the_folder_of_a_demo_is_wiped_and_any_other_is_refused(tmp_path: Path) 
     assert sorted(path.name for path in folder.iterdir()) == [MARKER, "mine"]
     (folder / MARKER).unlink()
     (folder / "precious").write_text("x")
-    with pytest.raises(FolderRefused, match="no demo has made"):
+    with pytest.raises(FolderRefused, match="no demo has created"):
         prepare(folder)
     assert (folder / "precious").exists()
     (tmp_path / "file").write_text("x")
@@ -146,13 +153,19 @@ def test_a_nodes_hash_tells_every_other_log_apart(other: pa.Table) -> None:
 
 
 def test_the_events_of_all_nodes_are_counted_page_by_page() -> None:
-    def answer(asked: Asked) -> Told:
+    def answer(asked: Asked) -> Scripted:
         next_seq = min(int(asked.query.get("from_seq", 0)) + 10, 25)
-        return Told(200, {"events": [], "next_seq": next_seq, "has_more": next_seq < 25})
+        return Scripted(200, {"events": [], "next_seq": next_seq, "has_more": next_seq < 25})
 
     with fake_service(answer) as service, CommitlogClient(service.url) as client:
         node = LocalNode("n1", int(service.url.rpartition(":")[2]), 0, Path())
         assert count_events(client, [node, node]) == 50
+
+
+def test_a_missing_or_refused_typed_row_is_found() -> None:
+    assert prove_typed(SENT, {"records": SENT.records, "dead_letters": 0}).holds
+    assert not prove_typed(SENT, {"records": SENT.records - 1, "dead_letters": 0}).holds
+    assert not prove_typed(SENT, {"records": SENT.records, "dead_letters": 1}).holds
 
 
 def test_the_proof_of_entries_holds_only_for_each_record_exactly_once() -> None:

@@ -14,17 +14,17 @@ from click.testing import CliRunner
 
 from app.cli.main import COMMANDS, cli
 from app.cli.times import format_time, parse_time
-from tests.unit.cli.fake_service import Told, committed, fake_service, problem
+from tests.unit.cli.fake_service import Scripted, committed, fake_service, problem
 from tests.unit.cli.test_client import closed_url
 
 
 def test_a_refusal_is_the_problem_document_on_standard_error() -> None:
-    told = problem("index-mismatch", 412, "not_applied", retryable=False, next_index=5)
-    with fake_service(lambda _: told) as node:
+    reported = problem("index-mismatch", 412, "not_applied", retryable=False, next_index=5)
+    with fake_service(lambda _: reported) as node:
         result = CliRunner().invoke(cli, ["append", "v", "--json", "-e", node.url])
     assert result.exit_code == 3
     assert result.stdout == ""
-    assert json.loads(result.stderr) == told.document
+    assert json.loads(result.stderr) == reported.document
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_command_without_its_library_names_the_extra(
         "from app.cli.main import cli; cli.main(sys.argv[1:], prog_name='commitlog')"
     )
     page = {"records": [], "next_index": 0, "has_more": False, "committed_index": -1}
-    with fake_service(lambda _: Told(200, page)) as node:
+    with fake_service(lambda _: Scripted(200, page)) as node:
         endpoint = ["-e", node.url] if arguments[0] == "read" else []
         command = [sys.executable, "-c", program, missing, *arguments, *endpoint]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -106,7 +106,7 @@ def test_tables_need_no_arrow_and_explain_that_there_are_none() -> None:
         "import sys; sys.modules['pyarrow'] = sys.modules['numpy'] = None\n"
         "from app.cli.main import cli; cli.main(['tables', '-e', sys.argv[1]], prog_name='commitlog')"
     )
-    with fake_service(lambda _: Told(200, {"tables": []})) as node:
+    with fake_service(lambda _: Scripted(200, {"tables": []})) as node:
         command = [sys.executable, "-c", program, node.url]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
@@ -139,7 +139,7 @@ def test_a_context_names_the_cluster_its_log_and_its_token(
     monkeypatch.setenv("COMMITLOG_CONTEXTS", str(tmp_path / "contexts.json"))
     token = tmp_path / "token"
     token.write_text("secret\n")
-    with fake_service(lambda _: Told(200, committed())) as node:
+    with fake_service(lambda _: Scripted(200, committed())) as node:
         add = ["context", "add", "prod", "-e", node.url, "--log", "orders", "--token-file", str(token)]
         assert CliRunner().invoke(cli, add).exit_code == 0
         assert CliRunner().invoke(cli, ["append", "v"]).exit_code == 0  # the first context is in use
@@ -164,7 +164,7 @@ def test_a_context_names_the_cluster_its_log_and_its_token(
 
 def test_logs_and_nodes_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     logs = {"logs": [{"name": "orders"}, {"name": "other"}, {"name": "x"}]}
-    with fake_service(lambda _: Told(200, {**logs, "nodes": [{"id": "n1", "url": node.url}]})) as node:
+    with fake_service(lambda _: Scripted(200, {**logs, "nodes": [{"id": "n1", "url": node.url}]})) as node:
         for words, found in (
             (["tail", "--log", "o"], ["orders", "other"]),
             (["logs", "show", "ord"], ["orders"]),

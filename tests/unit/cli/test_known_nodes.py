@@ -7,7 +7,7 @@ import pytest
 
 from app.client import CommitlogClient, NoAnswer, known_nodes
 from tests.support.cluster import free_ports
-from tests.unit.cli.fake_service import Asked, FakeService, Told, fake_service
+from tests.unit.cli.fake_service import Asked, FakeService, Scripted, fake_service
 from tests.unit.cli.test_commands import run
 
 
@@ -18,8 +18,8 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def answer(asked: Asked) -> Told:
-    return Told(200, {"logs": []}, {"Connection": "close"})  # so that a node that ends is gone
+def answer(asked: Asked) -> Scripted:
+    return Scripted(200, {"logs": []}, {"Connection": "close"})  # so that a node that ends is gone
 
 
 def closed() -> str:
@@ -90,7 +90,7 @@ def test_a_refused_connection_is_reported_at_once_unless_the_caller_waits() -> N
 
 
 def test_a_lost_connection_is_told_in_one_clause() -> None:
-    with fake_service(lambda _: Told(0)) as node, CommitlogClient(node.url, give_up_s=0) as client:
+    with fake_service(lambda _: Scripted(0)) as node, CommitlogClient(node.url, give_up_s=0) as client:
         with pytest.raises(NoAnswer) as lost:
             client.connection.call("GET", "/v1/logs")
         assert str(lost.value).endswith("(Remote end closed connection without response)")

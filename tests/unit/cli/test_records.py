@@ -13,14 +13,14 @@ from pyarrow import parquet
 from app.cli.main import cli
 from app.cli.records.output import CSV_COLUMNS, csv_row, record_line
 from app.client import CommitlogClient
-from tests.unit.cli.fake_service import Asked, Told, committed, fake_service, problem
+from tests.unit.cli.fake_service import Asked, Scripted, committed, fake_service, problem
 
 RECORD = {"index": 4, "term": 1, "offset": 0, "timestamp": 1_730_000_000_000, "type": "data", "headers": []}
 
 
 def append(*arguments: str, stdin: bytes = b"") -> tuple[Result, list[dict[str, Any]]]:
     """Run an append, and return its result and the records that arrived."""
-    with fake_service(lambda asked: Told(200, committed(0, asked.body.count(b"\n")))) as node:
+    with fake_service(lambda asked: Scripted(200, committed(0, asked.body.count(b"\n")))) as node:
         result = CliRunner().invoke(cli, ["append", *arguments, "-e", node.url], input=stdin)
     return result, [json.loads(line) for asked in node.appends() for line in asked.body.splitlines()]
 
@@ -124,8 +124,8 @@ def test_wrong_content_is_a_usage_error_in_one_line(
 
 
 def test_a_failure_in_the_middle_reports_what_is_stored() -> None:
-    told = [Told(200, committed(0, 2)), problem("forbidden", 403, "not_applied", retryable=False)]
-    with fake_service(lambda asked: Told(404) if asked.method == "GET" else told.pop(0)) as node:
+    reported = [Scripted(200, committed(0, 2)), problem("forbidden", 403, "not_applied", retryable=False)]
+    with fake_service(lambda asked: Scripted(404) if asked.method == "GET" else reported.pop(0)) as node:
         arguments = ["append", "--batch", "2", "--skip", "1", "-e", node.url]
         result = CliRunner().invoke(cli, arguments, input=b"a\nb\nc\nd\n")
     assert result.exit_code == 1
@@ -144,7 +144,7 @@ def test_an_interrupted_append_reports_what_is_stored(monkeypatch: pytest.Monkey
         return append(*arguments, **options)
 
     monkeypatch.setattr(CommitlogClient, "append", interrupted)
-    with fake_service(lambda asked: Told(200, committed(0, 1))) as node:
+    with fake_service(lambda asked: Scripted(200, committed(0, 1))) as node:
         arguments = ["append", "--batch", "1", "-e", node.url]
         result = CliRunner().invoke(cli, arguments, input=b"a\nb\nc\n")
     assert result.exit_code == 6
@@ -162,11 +162,11 @@ def test_text_marks_bytes_headers_and_escapes_control_characters() -> None:
     assert record_line(long, 80).endswith("… [control]")
 
 
-def pages_of(asked: Asked) -> Told:
+def pages_of(asked: Asked) -> Scripted:
     """A log of 5 000 records with keys k0 to k9, in pages of at most 700 indexes."""
     query = asked.query
     if asked.path.endswith("/tail"):
-        return Told(200, {"begin_index": 0, "end_index": 4_999, "committed_index": 4_999})
+        return Scripted(200, {"begin_index": 0, "end_index": 4_999, "committed_index": 4_999})
     first = 5_000 - int(query["last"]) if "last" in query else int(query.get("from_index", 0))
     until = min(int(query.get("until_index", 5_000)), 5_000)
     records: list[dict[str, Any]] = []
@@ -176,7 +176,7 @@ def pages_of(asked: Asked) -> Told:
             records.append({**RECORD, "index": index, "key": f"k{index % 10}", "value": "v"})
         index += 1
     more = {"next_index": index, "has_more": index < until, "committed_index": 4_999}
-    return Told(200, {"records": records, **more})
+    return Scripted(200, {"records": records, **more})
 
 
 @pytest.mark.parametrize(
@@ -199,8 +199,8 @@ def test_limits_count_the_records_that_match(arguments: list[str], found: list[i
 
 
 def test_a_failed_read_leaves_no_file(tmp_path: Path) -> None:
-    told = problem("log-not-found", 404, "not_applied", retryable=False)
-    with fake_service(lambda _: told) as node:
+    reported = problem("log-not-found", 404, "not_applied", retryable=False)
+    with fake_service(lambda _: reported) as node:
         output = ["-o", str(tmp_path / "a.parquet"), "-e", node.url]
         assert CliRunner().invoke(cli, ["read", "--all", *output]).exit_code == 4
     assert list(tmp_path.iterdir()) == []
@@ -214,6 +214,6 @@ def test_a_failed_read_leaves_no_file(tmp_path: Path) -> None:
 
 def test_an_empty_json_document_is_complete() -> None:
     page = {"records": [], "next_index": 0, "has_more": False, "committed_index": -1}
-    with fake_service(lambda _: Told(200, page)) as node:
+    with fake_service(lambda _: Scripted(200, page)) as node:
         result = CliRunner().invoke(cli, ["read", "--all", "--json", "-e", node.url])
     assert json.loads(result.stdout) == page

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli.main import cli
-from tests.unit.cli.fake_service import Told
+from tests.unit.cli.fake_service import Scripted
 from tests.unit.cli.test_commands import answering, run
 
 TABLE = {"name": "entries", "path": "/t/entries", "version": 3, "lag_records": 1_234, "lag_ms": 56}
@@ -18,7 +18,7 @@ TABLE |= {"materialized_index": 7_890}
 def test_tables_show_version_and_lag() -> None:
     others = dict.fromkeys(("materialized_index", "lag_records", "lag_ms"))
     events = {"name": "events", "path": "/t/events", "version": 9, **others}
-    with answering(Told(200, {"tables": [TABLE, events]})) as node:
+    with answering(Scripted(200, {"tables": [TABLE, events]})) as node:
         shown = run("tables", url=node.url).output
         for text in ("entries", "7,890", "1,234", "56", "events", "9"):
             assert text in shown
@@ -26,12 +26,12 @@ def test_tables_show_version_and_lag() -> None:
 
 
 def test_a_wait_and_a_point_are_asked_of_the_service() -> None:
-    with answering(Told(200, TABLE)) as node:
+    with answering(Scripted(200, TABLE)) as node:
         assert run("tables", "--wait", "42", url=node.url).exit_code == 0
         asked = node.asked[-1]
         assert (asked.path, asked.query["index"]) == ("/v1/logs/default/tables/entries:wait", "42")
     cut = {"index": 42, "tables": {"entries": 3, "epochs": 1}, "exact": False}
-    with answering(Told(200, cut)) as node:
+    with answering(Scripted(200, cut)) as node:
         shown = run("tables", "--at-timestamp", "1730000000000", url=node.url).output
         assert node.asked[-1].query == {"timestamp": "1730000000000"}
         assert "entries: and later versions" in " ".join(shown.split())

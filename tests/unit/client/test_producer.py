@@ -8,39 +8,39 @@ import pytest
 
 from app.client import ClientError, CommitlogClient, InvalidRequest, ProducerFailed, Record, RecordProducer
 from app.client.batches import arrow_body, pack
-from tests.unit.cli.fake_service import Asked, FakeService, Told, committed, fake_service
+from tests.unit.cli.fake_service import Asked, FakeService, Scripted, committed, fake_service
 
 
 class Log:
     """Sequences of one producer, as a leader keeps them. refuse: an answer in place of the usual one."""
 
-    def __init__(self, refuse: Callable[[Asked, int], Told | None] = lambda asked, attempt: None) -> None:
+    def __init__(self, refuse: Callable[[Asked, int], Scripted | None] = lambda asked, attempt: None) -> None:
         self.expected = 0
         self.attempts: dict[int, int] = {}
         self.open = self.most_open = 0
         self._refuse = refuse
         self._lock = threading.Lock()
 
-    def __call__(self, asked: Asked) -> Told:
+    def __call__(self, asked: Asked) -> Scripted:
         if asked.method != "POST":
-            return Told(404, {"code": "not-found"})
+            return Scripted(404, {"code": "not-found"})
         sequence = int(asked.query["producer_sequence"])
         with self._lock:
             self.attempts[sequence] = self.attempts.get(sequence, 0) + 1
             attempt = self.attempts[sequence]
-        told = self._refuse(asked, attempt)
+        reported = self._refuse(asked, attempt)
         with self._lock:
-            if told is not None:
-                return told
+            if reported is not None:
+                return reported
             if sequence > self.expected:
                 document = {
                     "code": "sequence-gap",
                     "expected_sequence": self.expected,
                     "outcome": "not_applied",
                 }
-                return Told(409, document)
+                return Scripted(409, document)
             self.expected = max(self.expected, sequence + 1)
-            return Told(200, committed(first_index=sequence * 2, count=2))
+            return Scripted(200, committed(first_index=sequence * 2, count=2))
 
 
 def producing(service: FakeService, **options: object) -> RecordProducer:
@@ -67,7 +67,7 @@ def test_a_record_waits_no_longer_than_linger() -> None:
 def test_appends_that_overtake_one_another_are_stored_in_order() -> None:
     late = threading.Event()
 
-    def refuse(asked: Asked, attempt: int) -> Told | None:
+    def refuse(asked: Asked, attempt: int) -> Scripted | None:
         if asked.query["producer_sequence"] == "1" and attempt == 1:
             late.wait(30)  # 2, 3 and 4 arrive before it
         elif asked.query["producer_sequence"] == "4":
@@ -84,9 +84,9 @@ def test_appends_that_overtake_one_another_are_stored_in_order() -> None:
 
 
 def test_a_failure_ends_the_producer_and_every_record_has_an_outcome() -> None:
-    def refuse(asked: Asked, attempt: int) -> Told | None:
+    def refuse(asked: Asked, attempt: int) -> Scripted | None:
         if asked.query["producer_sequence"] == "1":
-            return Told(422, {"code": "invalid-request", "outcome": "not_applied", "retryable": False})
+            return Scripted(422, {"code": "invalid-request", "outcome": "not_applied", "retryable": False})
         return None
 
     with fake_service(Log(refuse)) as service:
@@ -111,9 +111,9 @@ def test_a_failure_ends_the_producer_and_every_record_has_an_outcome() -> None:
 
 
 def test_a_sequence_that_the_log_has_lost_is_an_error() -> None:
-    def refuse(asked: Asked, attempt: int) -> Told | None:
+    def refuse(asked: Asked, attempt: int) -> Scripted | None:
         if asked.query["producer_sequence"] == "1":
-            return Told(409, {"code": "sequence-gap", "expected_sequence": 0, "outcome": "not_applied"})
+            return Scripted(409, {"code": "sequence-gap", "expected_sequence": 0, "outcome": "not_applied"})
         return None
 
     with fake_service(Log(refuse)) as service:
@@ -133,7 +133,7 @@ def test_a_full_queue_leaves_before_its_time() -> None:
 def test_send_waits_while_too_much_is_pending() -> None:
     gate = threading.Event()
 
-    def refuse(asked: Asked, attempt: int) -> Told | None:
+    def refuse(asked: Asked, attempt: int) -> Scripted | None:
         gate.wait(30)
         return None
 

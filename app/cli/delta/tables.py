@@ -9,9 +9,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table as View
 
 from app.cli.context import CommandFailed, ExitCode, Target, print_json, print_table, target_options
+from app.cli.delta.job_options import spark_conf_option, tables_option
 from app.cli.times import Time
 from app.client.tables import Cut, MaterializedTable, Tables
-from app.local.spark_job import DEFAULT_TABLES, JOB, VERIFY_JOB, become_job, job_arguments
+from app.local.spark_job import DEFAULT_TABLES, JOB, become_job, job_arguments
 from app.tables.names import ENTRIES
 from storage.units import MIB
 
@@ -142,29 +143,14 @@ def _show_folder(root: Path, as_json: bool) -> None:
     print_table(view)
 
 
-def verify_with_spark(target: Target) -> None:
-    """Compare the log with its table `entries`. This process is replaced by the Spark job."""
-    arguments = job_arguments(target.endpoints, target.log)
-    if target.as_json:
-        arguments.append("--json")
-    become_job(VERIFY_JOB, arguments, target.token)
-
-
 @click.command("materialize")
+@tables_option
 @click.option(
-    "--tables",
-    envvar="COMMITLOG_TABLES",
-    show_envvar=True,
-    help=f"Folder or URL of the Delta tables.  [default: {DEFAULT_TABLES}]",
+    "--checkpoints",
+    help="Folder for scratch files of the streaming query; the tables alone record the progress. "
+    f" [default: {DEFAULT_CHECKPOINTS}]",
 )
-@click.option("--checkpoints", help="Without effect; accepted for older scripts.")
-@click.option(
-    "--spark-conf",
-    type=click.Path(dir_okay=False, exists=True, path_type=Path),
-    envvar="COMMITLOG_SPARK_CONF",
-    show_envvar=True,
-    help="Settings file of Spark, with the defaults of --tables and --checkpoints; see conf/spark.toml.",
-)
+@spark_conf_option
 @click.option("--once", is_flag=True, help="Stop when all records committed so far are in the tables.")
 @target_options
 def materialize_command(
