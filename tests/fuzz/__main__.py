@@ -37,7 +37,7 @@ async def complaint_about(node: InProcess, document: dict[str, Any], case: Case)
         async with asyncio.timeout(CASE_TIMEOUT_S):
             answer = await node.client.send(request)
     except TimeoutError:
-        streams = any("event-stream" in value for _, value in case.headers)
+        streams = any(b"event-stream" in value for _, value in case.headers)
         return ("" if streams else "no answer in time"), 0
     except AssertionError:  # of the transport
         return "the answer was not complete", 0

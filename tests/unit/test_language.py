@@ -57,9 +57,9 @@ def complaints(texts: Iterator[tuple[str, str]]) -> list[str]:
 
 
 def pages() -> Iterator[tuple[str, str]]:
-    for problem in (CommitlogError, *PROBLEMS.values()):
-        yield problem.__name__, problem.__doc__ or ""
+    yield CommitlogError.__name__, CommitlogError.__doc__ or ""
     for code, problem in PROBLEMS.items():
+        yield problem.__name__, problem.__doc__ or ""
         yield code, problem.title
 
 
@@ -105,8 +105,9 @@ def messages() -> Iterator[tuple[str, str]]:
     for folder in MESSAGES_IN:
         for file in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                for text in raised(node):
-                    yield f"{file.relative_to(ROOT)}:{node.lineno}", text
+                if isinstance(node, ast.stmt | ast.expr):
+                    for text in raised(node):
+                        yield f"{file.relative_to(ROOT)}:{node.lineno}", text
 
 
 def raised(node: Any) -> Iterator[str]:

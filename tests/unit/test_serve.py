@@ -36,8 +36,10 @@ def test_a_turn_of_the_loop_accepts_many_connections() -> None:
             while len(made) < CLIENTS:
                 await asyncio.sleep(0)
                 count += 1
-        for closed in (*servers, *clients, *doors):
-            closed.close()
+        for server in servers:
+            server.close()
+        for each in (*clients, *doors):
+            each.close()
         return count
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_jobs.run import MaterializeConfig, materialize
+from spark_jobs.materialize.config import MaterializeConfig
+from spark_jobs.run import materialize
 from spark_jobs.session.jars import DEFAULT_JARS_FOLDER, ensure_jars, jar_paths
 from spark_jobs.session.spark_session import DRIVER_JAVA, build_session
 from spark_jobs.source import CommitlogDataSource

@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from spark_jobs.run import MaterializeConfig, materialize
+from spark_jobs.materialize.config import MaterializeConfig
+from spark_jobs.run import materialize
 from spark_jobs.session.jars import DEFAULT_JARS_FOLDER, ensure_jars
 from spark_jobs.session.spark_session import build_session
 from spark_jobs.source import CommitlogDataSource

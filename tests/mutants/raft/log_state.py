@@ -92,9 +92,9 @@ def a_trim_outruns_the_snapshot_of_the_state(patch: pytest.MonkeyPatch) -> None:
         until_index = self._state.trim_index
         if until_index > self._trimmed_index:
             self._trimmed_index = until_index
-            ticket = self._log.start_trim(until_index)
-            if ticket is not None:
-                self._disk.submit(ticket.run, self._ended)
+            self._ticket = self._log.start_trim(until_index)
+            if self._ticket is not None:
+                self._disk.submit(self._ticket.move_begin, self._moved)
 
     patch.setattr(Trimmer, "trim", trim)
 

@@ -261,7 +261,8 @@ class ClassicGroup:
         for name, node in self.nodes.items():
             if not (node.is_blank and node.blank_since_us < recent_us):
                 yield name, node.driver
-        for key in master.driver._core._slaves:
+        core: Any = master.driver._core
+        for key in core._slaves:
             yield master.copies[key]
 
 

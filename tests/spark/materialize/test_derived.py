@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import Row, SparkSession
 
-from spark_jobs.run import MaterializeConfig, materialize
+from spark_jobs.materialize.config import MaterializeConfig
+from spark_jobs.run import materialize
 from spark_jobs.tables import schemas, transforms
 from spark_jobs.tables.table import SYNC_STATE_SETS, read_table, table_path
 from tests.spark.conftest import endpoints

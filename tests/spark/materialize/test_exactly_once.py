@@ -40,7 +40,8 @@ def test_a_driver_that_was_paused_finds_the_other_ones_rows(
     job: Callable[[], EntriesJob], batch: Batch, spark: SparkSession
 ) -> None:
     paused, other = job(), job()
-    paused.open(), other.open()
+    paused.open()
+    other.open()
     assert paused.next_index == other.next_index == 0
     write(other, batch, 40)
     write(paused, batch, 30)  # wholly there
@@ -57,7 +58,8 @@ def test_a_range_of_control_records_claims_nothing(
     job: Callable[[], EntriesJob], batch: Batch, spark: SparkSession
 ) -> None:
     one, two = job(), job()
-    one.open(), two.open()
+    one.open()
+    two.open()
     write(one, batch, 1)
     assert (one.covered_index, one.next_index, one.rows) == (0, 0, 0)
     write(two, batch, 20)

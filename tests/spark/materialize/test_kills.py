@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.run import MaterializeConfig, materialize
+from spark_jobs.materialize.config import MaterializeConfig
+from spark_jobs.run import materialize
 from spark_jobs.tables.table import read_table
 from tests.spark.conftest import endpoints
 from tests.spark.materialize.kill_points import SAMPLED

@@ -10,9 +10,10 @@ from pyspark.sql import SparkSession
 from app.client import CommitlogClient
 from app.tables.names import CURSOR
 from spark_jobs.errors import RequestRefused, Unreachable
+from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.lease import LeasedEntries, LeaseLost, MaterializerLease
 from spark_jobs.materialize.supervisor import MaterializeFailed
-from spark_jobs.run import MaterializeConfig, materialize
+from spark_jobs.run import materialize
 from spark_jobs.tables.table import read_table
 from tests.spark.conftest import endpoints
 from tests.spark.source.log_server import FakeLog, FakeReplica

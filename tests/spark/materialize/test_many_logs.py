@@ -11,9 +11,10 @@ import pytest
 
 from app.tables.delta_log import DeltaLog
 from spark_jobs.materialize import groups
+from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.news import JournalNews
 from spark_jobs.materialize.progress import Progress
-from spark_jobs.run import MaterializeConfig, materialize
+from spark_jobs.run import materialize
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.news import LogNews
 from spark_jobs.tables.snapshot import read_snapshot

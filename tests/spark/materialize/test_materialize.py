@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from app.errors import ConfigError
 from app.tables.delta_log import DeltaLog
 from spark_jobs.errors import LogClash
-from spark_jobs.materialize.config import interval_s
+from spark_jobs.materialize.config import MaterializeConfig, interval_s
 from spark_jobs.materialize.epochs import (
     Epoch,
     EpochClash,
@@ -22,7 +22,7 @@ from spark_jobs.materialize.epochs import (
     news_of,
 )
 from spark_jobs.materialize.supervisor import reason_of
-from spark_jobs.run import MaterializeConfig, materialize, parse_arguments
+from spark_jobs.run import materialize, parse_arguments
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import (

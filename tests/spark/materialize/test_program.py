@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spark_jobs.run import MaterializeConfig
+from spark_jobs.materialize.config import MaterializeConfig
 from tests.spark.conftest import endpoints
 from tests.spark.session.standalone import write_conf
 from tests.spark.source.log_server import FakeReplica

@@ -11,10 +11,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.errors import LogClash
+from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.entries import EntriesJob
 from spark_jobs.materialize.query import LogRows, RecordsQuery, is_large
 from spark_jobs.materialize.workers import THREADS
-from spark_jobs.run import MaterializeConfig, materialize
+from spark_jobs.run import materialize
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.logs_planning import LogRange, LogsOffset
 from spark_jobs.source.many_logs import read_ranges

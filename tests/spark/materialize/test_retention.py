@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -10,8 +11,9 @@ from pyspark.sql import SparkSession
 from app.client.tables import DigestPage, Tables
 from app.tables.names import CURSOR
 from spark_jobs.errors import SourceError
+from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.supervisor import MaterializeFailed
-from spark_jobs.run import MaterializeConfig, materialize
+from spark_jobs.run import materialize
 from spark_jobs.tables.table import read_table
 from spark_jobs.verify import verify_tables
 from tests.support.cluster import Cluster, eventually, running
@@ -24,7 +26,7 @@ STORAGE = {"segment_max_bytes": 20_000, "mark_interval_bytes": 5_000, "tail_cach
 def node(tmp_path: Path) -> Iterator[Cluster]:
     """A node that keeps 30 kB of either log, and looks often."""
     logs = tuple({"name": name, "retention_bytes": 30_000} for name in (FENCED, BARE))
-    sections = {"storage": STORAGE, "retention": {"check_interval_ms": 100}}
+    sections: dict[str, dict[str, Any]] = {"storage": STORAGE, "retention": {"check_interval_ms": 100}}
     sections |= {"tables": {"path": tmp_path / "tables"}}
     with running(tmp_path, 1, logs=logs, sections=sections) as cluster:
         cluster.leader(FENCED)

@@ -12,8 +12,9 @@ from pyspark.sql import SparkSession
 
 from app.client import CommitlogClient, Record
 from spark_jobs.analytics import failovers
+from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.notebook import run_notebook
-from spark_jobs.run import MaterializeConfig, materialize
+from spark_jobs.run import materialize
 from spark_jobs.tables.table import read_table
 from tests.support.cluster import Cluster, eventually, running
 

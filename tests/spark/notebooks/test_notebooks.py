@@ -16,9 +16,10 @@ from app.client import CommitlogClient, NotFound, Record, Unavailable
 from app.client.tables import MaterializedTable, Tables
 from app.demo.flights import FLIGHTS_SCHEMA, read_flights
 from app.tables.names import CURSOR, LOG_ID_PROPERTY
+from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.progress import Progress
 from spark_jobs.notebook import run_notebook
-from spark_jobs.run import MaterializeConfig, materialize
+from spark_jobs.run import materialize
 from spark_jobs.tables.table import (
     CURRENT,
     DEAD_LETTERS,

@@ -6,7 +6,7 @@ KEYS are those of the schema that `databricks bundle schema` prints (CLI of Augu
 import importlib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ VALUES = {  # of the variables, as a user would set them
     "scratch": "/Volumes/main/default/scratch/commitlog",
     "node_type_id": "m6gd.large",
 }
-PARSERS = {
+PARSERS: dict[str, Callable[[list[str]], Any]] = {
     "commitlog-materialize": run.parse_arguments,
     "commitlog-upkeep": upkeep.parse_arguments,
     "commitlog-verify": verify.parse_arguments,

@@ -7,6 +7,7 @@ object for each append that the table took, and one with the table's rows at the
 
 import json
 import sys
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -29,7 +30,7 @@ def tell(**values: object) -> None:
 
 def rows_from(spark: SparkSession, first: int, writer: str) -> pa.Table:
     numbers = range(first, first + ROWS_EACH)
-    columns = {field.name: [None] * ROWS_EACH for field in arrow_schema(ENTRIES.schema)}
+    columns: dict[str, list[Any]] = {field.name: [None] * ROWS_EACH for field in arrow_schema(ENTRIES.schema)}
     columns |= {
         "log": ["default"] * ROWS_EACH,
         "index": list(numbers),

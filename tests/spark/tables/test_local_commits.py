@@ -43,7 +43,7 @@ def rows(first: int, until: int) -> pa.Table:
     if first == 0:
         reported[0]["timestamp"] = LONG_AGO
     return pa.Table.from_pylist(
-        [{**row, "key": b"k", "value": b"v%d" % row["index"]} for row in reported],
+        [{**row, "key": b"k", "value": f"v{row['index']}".encode()} for row in reported],
         arrow_schema(ENTRIES.schema),
     )
 

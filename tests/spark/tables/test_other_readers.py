@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.run import MaterializeConfig, materialize
+from spark_jobs.materialize.config import MaterializeConfig
+from spark_jobs.run import materialize
 from spark_jobs.tables.table import TABLES, TYPED_TABLES, identifier, read_table, set_properties
 from tests.spark.conftest import endpoints
 from tests.spark.source.log_server import FakeLog, FakeReplica

@@ -8,8 +8,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.progress import Progress
-from spark_jobs.run import MaterializeConfig, materialize
+from spark_jobs.run import materialize
 from spark_jobs.tables.snapshot import read_snapshot
 from spark_jobs.tables.table import TABLES, identifier, read_table
 from spark_jobs.tables.transforms import index_check

@@ -10,9 +10,10 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from spark_jobs.materialize import typed
+from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.supervisor import MAX_FAILURES
 from spark_jobs.materialize.typed import TypedTables
-from spark_jobs.run import MaterializeConfig, materialize
+from spark_jobs.run import materialize
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.table import Table, identifier, read_table
 from spark_jobs.tables.table_writer import TableWriter

@@ -1,6 +1,7 @@
 """A node finds the active controller by itself, and asks until it is answered (C-02, C-10)."""
 
 from random import Random
+from typing import TypeVar
 
 import pytest
 
@@ -15,6 +16,7 @@ from app.controller.messages import (
 )
 from app.node.metadata.controller_client import MAX_OPEN_COMMANDS, ControllerClient
 
+Sent = TypeVar("Sent")
 CONFIG = ControllerConfig()
 NOT_ACTIVE = Refusal(Reason.NOT_ACTIVE, "")
 
@@ -49,9 +51,8 @@ class Bench:
         self.client.ask(DeleteLog("a"), self.answers.append, 1_000)
         return self.last(CommandRequest)
 
-    def last(self, kind: type) -> CommandRequest:
-        found = [message for _, message in self.sent if isinstance(message, kind)]
-        return found[-1]  # type: ignore[return-value]
+    def last(self, kind: type[Sent]) -> Sent:
+        return [message for _, message in self.sent if isinstance(message, kind)][-1]
 
     def pass_time(self, ms: int) -> None:
         for _ in range(ms // 20):

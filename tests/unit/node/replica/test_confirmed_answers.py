@@ -324,6 +324,6 @@ def test_the_limit_counts_the_appends_of_the_same_turn(tmp_path: Path) -> None:
     keyed = [node.ask(idempotency_key=name) for name in "abc"]
     produced = [node.ask(producer=Producer(name, 0, 0)) for name in "pq"]
     node.seams.run()
-    assert [isinstance(*answers, AppendResult) for answers in keyed] == [True, True, False]
-    assert [isinstance(*answers, AppendResult) for answers in produced] == [True, False]
+    assert [isinstance(answer, AppendResult) for (answer,) in keyed] == [True, True, False]
+    assert [isinstance(answer, AppendResult) for (answer,) in produced] == [True, False]
     assert code(*keyed[2]) == code(*produced[1]) == "rate-limited"
