@@ -315,6 +315,7 @@ def test_every_table_of_the_job_is_waited_for_and_has_a_lag(cluster: Cluster, fo
     """Tables of epochs end before the epoch that they lack; those of the journals where `events` does."""
     last = cluster.append("n1", "one", "two", log="follow").json()["last_index"]
     root = folder / "delta" / "follow"
+    shutil.rmtree(root, ignore_errors=True)  # of a first attempt
     events, epochs, watermarks = (DeltaFiles(root / name) for name in ("events", "epochs", "watermarks"))
     for table in (events, epochs, watermarks):
         table.create()
