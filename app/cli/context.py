@@ -185,7 +185,7 @@ def target_options(command: Command) -> Command:
             envvar="COMMITLOG_ENDPOINT",
             show_envvar=True,
             help="Base URL of a node; may be repeated or separated by commas. The URLs are tried in turn, "
-            "then the other nodes of the cluster. Default: the context in use, else the cluster of "
+            "then the other nodes of the cluster. Default: the context in use, else the newest running "
             "`commitlog up`, else http://127.0.0.1:8101.",
         ),
     ):
@@ -239,7 +239,11 @@ def complete_contexts(_ctx: click.Context, _parameter: click.Parameter, incomple
     """Return the names of contexts that begin with `incomplete`."""
     from app.client import contexts
 
-    return [name for name in contexts.load().contexts if name.startswith(incomplete)]
+    try:
+        known = contexts.load()
+    except contexts.ContextError:
+        return []  # a command reports it; the line that is being typed is not disturbed
+    return [name for name in known.contexts if name.startswith(incomplete)]
 
 
 def split_endpoints(endpoints: Sequence[str], *, learned: bool = True) -> list[str]:

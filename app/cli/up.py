@@ -1,7 +1,8 @@
 """`commitlog up`: run a local cluster and its Spark job in the foreground."""
 
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,14 +10,13 @@ import click
 
 from app.cli.context import CommandFailed, person_watches, print_json
 from app.cli.groups import not_installed
-from app.client import contexts, known_nodes
+from app.client import contexts
 from app.local.cluster import HA_PORT_DISTANCE, PEER_PORT_DISTANCE, ClusterError, LocalCluster
 from app.local.processes import StopRequested, describe_exit, ending_on_signals
 from app.local.spark_job import SparkJob
 from app.setup.checks import port_is_free
 
 WATCH_INTERVAL_S = 0.2
-LOCAL = "local"  # context of the cluster that this command runs
 
 
 @click.command("up")
@@ -49,7 +49,8 @@ def up_command(nodes: int, data: Path, port: int, replication: str, spark: bool,
     """Run a cluster of real processes on 127.0.0.1 until SIGTERM or Ctrl-C.
 
     Prints one JSON line when every node is ready. A node that ends is reported on standard error; the
-    other nodes continue. Writes the context `local`.
+    other nodes continue. While it runs, commands without --endpoint use it, and `commitlog context` lists it
+    by the name of its folder.
 
     \b
     Examples:
@@ -67,9 +68,7 @@ def up_command(nodes: int, data: Path, port: int, replication: str, spark: bool,
             cluster.start()
             cluster.wait_ready()
             job = stack.enter_context(SparkJob(cluster)) if spark else None
-            stack.callback(known_nodes.no_longer_use, cluster.urls)
-            known_nodes.use(cluster.urls)
-            _write_context(cluster.urls)
+            stack.enter_context(_context_of(cluster))
             print_json(ready_line(cluster, job))
             if person_watches():
                 url = cluster.urls[0]
@@ -87,18 +86,30 @@ def _check_installed(module: str, advice: str = "") -> None:
         raise CommandFailed(f"{failure.message}{advice}")
 
 
-def _write_context(urls: list[str]) -> None:
-    """Write the context `local`. A context in use stays so, and the user is notified."""
+@contextmanager
+def _context_of(cluster: LocalCluster) -> Iterator[None]:
+    """Keep a context while the cluster runs. One that the user selected stays in use: print that."""
+    name = None
     try:
-        known = contexts.load()
-        known.contexts[LOCAL] = contexts.NamedCluster(list(urls))
-        contexts.save(known)
-    except (contexts.ContextError, OSError) as error:
-        click.echo(f"commitlog: the context {LOCAL} is not written: {error}", err=True)
-        return
-    if known.current not in (None, LOCAL):
-        advice = f"commands use it; `commitlog context use {LOCAL}` selects this cluster"
-        click.echo(f"commitlog: the context {known.current} is in use: {advice}", err=True)
+        name = contexts.add_running(cluster.folder.name, list(cluster.urls))
+        selected = contexts.load().current
+        if selected is not None:
+            advice = f"commands use it; `commitlog context use {name}` selects this cluster"
+            click.echo(f"commitlog: the context {selected} is in use: {advice}", err=True)
+    except contexts.ContextError as error:
+        click.echo(f"commitlog: no context for this cluster: {error}", err=True)
+    try:
+        yield
+    finally:
+        if name is not None:
+            _remove_context(name)
+
+
+def _remove_context(name: str) -> None:
+    try:
+        contexts.remove_running(name)
+    except contexts.ContextError as error:
+        click.echo(f"commitlog: the context {name} stays: {error}", err=True)
 
 
 def check_ports(port: int, nodes: int, *, classic: bool = False) -> None:

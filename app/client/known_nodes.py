@@ -1,8 +1,7 @@
 """Nodes that earlier commands have learned, so that a command works while the node it names is down.
 
-One JSON file of the user: `default` has the endpoints of the cluster that `commitlog up` runs, `nodes` the
-nodes of a cluster by the endpoint that a command was given. It is a cache: without it, or with a file that
-cannot be read or written, commands use the endpoints that they are given.
+One JSON file of the user: the nodes of a cluster, by the endpoint that a command was given. It is a cache:
+without it, or with a file that cannot be read or written, commands use the endpoints that they are given.
 """
 
 import contextlib
@@ -16,7 +15,6 @@ MAX_CLUSTERS = 50  # the oldest are forgotten
 
 
 class _Known(msgspec.Struct):
-    default: list[str] = []
     nodes: dict[str, list[str]] = {}
 
 
@@ -29,10 +27,9 @@ def path() -> Path:
 
 
 def endpoints_of(given: Sequence[str], fallback: str) -> list[str]:
-    """The endpoints to try: the given ones, else those of the local cluster, else `fallback`; then what is
-    known of their cluster."""
+    """The endpoints to try: the given ones, else `fallback`; then what is known of their cluster."""
     known = _load()
-    first = list(given) or known.default or [fallback]
+    first = list(given) or [fallback]
     learned = [url for endpoint in first for url in known.nodes.get(endpoint, [])]
     return list(dict.fromkeys([*first, *learned]))
 
@@ -47,21 +44,6 @@ def remember(endpoint: str, nodes: Sequence[str]) -> None:
     while len(known.nodes) > MAX_CLUSTERS:
         del known.nodes[next(iter(known.nodes))]
     _save(known)
-
-
-def use(endpoints: Sequence[str]) -> None:
-    """Let commands without --endpoint go to these nodes."""
-    known = _load()
-    known.default = list(endpoints)
-    _save(known)
-
-
-def no_longer_use(endpoints: Sequence[str]) -> None:
-    """Take back `use`, unless another cluster was named since."""
-    known = _load()
-    if known.default == list(endpoints):
-        known.default = []
-        _save(known)
 
 
 def _load() -> _Known:

@@ -1,5 +1,8 @@
 """`commitlog context`: named clusters, so that commands need no --endpoint."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import click
 
 from app.cli.context import (
@@ -22,8 +25,8 @@ def context_command(ctx: click.Context, as_json: bool) -> None:
     """List (the default), show, add, use and remove named clusters.
 
     A context keeps the endpoints of a cluster, and optionally a log and the file of a token. Commands use, in
-    this order: --endpoint, --context, the context in use, the cluster of `commitlog up`. `commitlog up`
-    writes the context `local`.
+    this order: --endpoint, --context, the context that `use` selected, the newest running `commitlog up`.
+    `commitlog up` adds a context with the name of its folder, and removes it when it ends.
 
     \b
     Examples:
@@ -58,16 +61,16 @@ def show_context(name: str | None, as_json: bool) -> None:
       commitlog context show production
     """
     known = _load()
-    name = name or known.current
+    name = name or known.in_use
     if name is None:
         raise CommandFailed(
             "no context is in use; `commitlog context use NAME` selects one", ExitCode.NOT_FOUND
         )
     found = _find(known, name)
     if as_json:
-        print_json({"name": name, "current": name == known.current, **_document(found)})
+        print_json({"name": name, "current": name == known.in_use, **_document(found)})
         return
-    click.echo(f"{name}{' (in use)' if name == known.current else ''}")
+    click.echo(f"{name}{' (in use)' if name == known.in_use else ''}")
     for key, value in _document(found).items():
         click.echo(f"  {key}: {', '.join(value) if isinstance(value, list) else value or '-'}")
 
@@ -91,11 +94,10 @@ def add_context(
     """
     if not name.isprintable() or not name or name.startswith("-"):
         raise click.BadParameter(f"must be printable and not begin with -, got {name!r}", param_hint="NAME")
-    known = _load()
     urls = split_endpoints(endpoint, learned=False)
-    known.contexts[name] = NamedCluster(urls, log, token_file and str(click.format_filename(token_file)))
-    known.current = known.current or name
-    contexts.save(known)
+    with _changing() as known:
+        known.contexts[name] = NamedCluster(urls, log, token_file and str(click.format_filename(token_file)))
+        known.current = known.current or name
     _report(known, name, f"context {name} is added", as_json)
 
 
@@ -112,11 +114,10 @@ def use_context(name: str | None, none: bool, as_json: bool) -> None:
     """
     if none == (name is not None):
         raise click.UsageError("either NAME or --none is required")
-    known = _load()
-    if name is not None:
-        _find(known, name)
-    known.current = name
-    contexts.save(known)
+    with _changing() as known:
+        if name is not None:
+            _find(known, name)
+        known.current = name
     _report(known, name, f"context {name} is in use" if name else "no context is in use", as_json)
 
 
@@ -130,18 +131,24 @@ def remove_context(name: str, as_json: bool) -> None:
     Examples:
       commitlog context remove production
     """
-    known = _load()
-    _find(known, name)
-    del known.contexts[name]
-    if known.current == name:
-        known.current = None
-    contexts.save(known)
+    with _changing() as known:
+        _find(known, name)
+        contexts.remove(known, name)
     _report(known, name, f"context {name} is removed", as_json)
 
 
 def _load() -> Contexts:
     try:
         return contexts.load()
+    except ContextError as error:
+        raise CommandFailed(str(error)) from None
+
+
+@contextmanager
+def _changing() -> Iterator[Contexts]:
+    try:
+        with contexts.changing() as known:
+            yield known
     except ContextError as error:
         raise CommandFailed(str(error)) from None
 
@@ -170,13 +177,13 @@ def _list(as_json: bool) -> None:
     known = _load()
     if as_json:
         documents = [{"name": name, **_document(found)} for name, found in known.contexts.items()]
-        print_json({"current": known.current, "contexts": documents})
+        print_json({"current": known.in_use, "contexts": documents})
         return
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     table = Table("in use", "context", "endpoints", "log", "token file", box=SIMPLE_HEAD)
     for name, found in known.contexts.items():
-        mark = "*" if name == known.current else ""
+        mark = "*" if name == known.in_use else ""
         table.add_row(mark, name, ", ".join(found.endpoints), found.log or "", found.token_file or "")
     print_table(table)

@@ -49,17 +49,6 @@ def test_a_command_finds_the_cluster_when_the_node_that_it_names_is_down() -> No
         assert asked(second) == 1
 
 
-def test_commands_without_an_endpoint_go_to_the_local_cluster() -> None:
-    with fake_service(answer) as node:
-        known_nodes.use([closed(), node.url])
-        assert known_nodes.endpoints_of([], "http://fallback")[1] == node.url
-        known_nodes.no_longer_use(["http://another"])
-        assert known_nodes.endpoints_of([], "http://fallback")[1] == node.url
-    known_nodes.use(["http://a"])
-    known_nodes.no_longer_use(["http://a"])
-    assert known_nodes.endpoints_of([], "http://fallback") == ["http://fallback"]
-
-
 @pytest.mark.parametrize("content", [b"", b"{", b'{"nodes": 7}', None])
 def test_a_file_that_cannot_be_used_is_no_error(state: Path, content: bytes | None) -> None:
     if content is None:

@@ -1,0 +1,113 @@
+"""Contexts: commands that name no cluster, clusters of `commitlog up`, several processes at once."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from app.cli.context import complete_contexts, find_target
+from app.cli.main import cli
+from app.client import contexts
+
+
+@pytest.fixture(autouse=True)
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "home" / "contexts.json"
+    monkeypatch.setenv("COMMITLOG_CONTEXTS", str(path))
+    monkeypatch.setenv("COMMITLOG_STATE", str(path.with_name("nodes.json")))
+    return path
+
+
+@pytest.fixture
+def ended() -> int:
+    """The id of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def endpoints(**named: str) -> list[str]:
+    return list(find_target((), named.get("context"), None, None).endpoints)
+
+
+def test_commands_without_an_endpoint_go_to_the_newest_cluster_that_runs() -> None:
+    assert endpoints() == ["http://127.0.0.1:8101"]
+    assert contexts.add_running("first", ["http://a"]) == "first"
+    assert contexts.add_running("second", ["http://b"]) == "second"
+    assert endpoints() == ["http://b"]
+    assert endpoints(context="first") == ["http://a"]
+    contexts.remove_running("second")
+    assert endpoints() == ["http://a"]
+    contexts.remove_running("first")
+    assert endpoints() == ["http://127.0.0.1:8101"]
+
+
+def test_a_selected_context_stays_in_use_when_a_cluster_starts_and_ends() -> None:
+    assert CliRunner().invoke(cli, ["context", "add", "prod", "-e", "http://p"]).exit_code == 0
+    contexts.add_running("data", ["http://a"])
+    assert endpoints() == ["http://p"]
+    contexts.remove_running("data")
+    contexts.remove_running("prod")  # not of this process: it stays
+    assert endpoints() == ["http://p"]
+
+
+def test_a_cluster_that_was_selected_is_not_in_use_once_it_has_ended() -> None:
+    contexts.add_running("data", ["http://a"])
+    contexts.add_running("other", ["http://b"])
+    assert CliRunner().invoke(cli, ["context", "use", "data"]).exit_code == 0
+    assert endpoints() == ["http://a"]
+    contexts.remove_running("data")
+    assert endpoints() == ["http://b"]
+
+
+def test_a_name_that_is_taken_gets_a_number() -> None:
+    assert CliRunner().invoke(cli, ["context", "add", "data", "-e", "http://p"]).exit_code == 0
+    assert contexts.add_running("data", ["http://a"]) == "data-2"
+    assert contexts.add_running("data", ["http://b"]) == "data-3"
+    assert endpoints(context="data") == ["http://p"]
+
+
+def test_a_cluster_whose_process_was_killed_is_not_used_and_then_forgotten(ended: int) -> None:
+    with contexts.changing() as known:
+        known.contexts["killed"] = contexts.NamedCluster(["http://k"], pid=ended)
+    assert endpoints() == ["http://127.0.0.1:8101"]
+    assert contexts.add_running("killed", ["http://a"]) == "killed"
+    assert endpoints() == ["http://a"]
+
+
+def test_processes_that_change_the_file_at_the_same_time_lose_nothing(file: Path) -> None:
+    program = (
+        "import sys\n"
+        "from app.client import contexts\n"
+        "for number in range(20):\n"
+        "    with contexts.changing() as known:\n"
+        "        known.contexts[f'{sys.argv[1]}-{number}'] = contexts.NamedCluster(['http://a'])\n"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", program, name]) for name in ("a", "b", "c")]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    assert len(json.loads(file.read_text())["contexts"]) == 60
+
+
+def test_a_damaged_file_is_one_sentence_and_does_not_disturb_completion(file: Path) -> None:
+    file.parent.mkdir()
+    file.write_text("{")
+    found = CliRunner().invoke(cli, ["context"])
+    assert (found.exit_code, found.stderr.count("\n")) == (1, 1)
+    assert str(file) in found.stderr
+    assert "repair or delete it" in found.stderr
+    changed = CliRunner().invoke(cli, ["context", "use", "--none"])
+    assert (changed.exit_code, changed.stderr) == (1, found.stderr)
+    assert file.read_text() == "{"
+    command = click.Command("any")
+    assert complete_contexts(click.Context(command), click.Argument(["name"]), "") == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "plain").write_text("")
+    monkeypatch.setenv("COMMITLOG_CONTEXTS", str(tmp_path / "plain" / "contexts.json"))
+    with pytest.raises(contexts.ContextError, match=r"contexts.json cannot be written"):
+        contexts.add_running("data", ["http://a"])
