@@ -4,6 +4,7 @@ PURE. The leader decides against its own state, uncommitted records included, as
 record contains the outcome, not the condition, so every replica adopts it without a decision of its own.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -132,21 +133,39 @@ def _check_revision(state: LogState, name: str, if_match: int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ChangeMembers:
-    """Add, promote or remove a member (R-10). address: of a new member."""
+    """Add, promote or remove a member (R-10). address: of a new member, which no other member may have."""
 
     kind: ChangeKind
     node_id: str
     address: Address | None = None
 
     def control(self, state: LogState, view: LeaderView) -> AnyControlRecord | None:
+        nodes = {} if state.membership is None else dict(state.membership.nodes)
+        if self.address is not None:
+            check_address(self.node_id, self.address, nodes)
         group = view.changed_group(self.kind, self.node_id)
         if group is None:
             return None
-        nodes: dict[str, tuple[str, str]] = {}
-        if state.membership is not None:
-            nodes.update(state.membership.nodes)
         if self.address is not None:
             nodes[self.node_id] = self.address
         if self.kind is ChangeKind.REMOVE:
             nodes.pop(self.node_id, None)
-        return MembershipRecord(voters=group.voters, learners=group.learners, nodes=nodes)
+        return MembershipRecord(voters=group.voters, learners=group.learners, nodes={**nodes})
+
+
+def check_address(node_id: str, address: Address, members: Mapping[str, Address]) -> None:
+    """Raise InvalidRequest if a member has another address than this, or another member has this one (R-10).
+
+    Two ids for one process would let it vote and acknowledge twice.
+    """
+    known = members.get(node_id)
+    if known is not None and known != address:
+        detail = f"{node_id} is a member with {known.url} and {known.peer_address}; remove it first"
+        raise InvalidRequest(("/id", detail))
+    for other, taken in members.items():
+        if other == node_id:
+            continue
+        if taken.peer_address == address.peer_address:
+            raise InvalidRequest(("/peer_address", f"{address.peer_address} is the address of {other}"))
+        if taken.url == address.url:
+            raise InvalidRequest(("/url", f"{address.url} is the URL of {other}"))

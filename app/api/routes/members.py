@@ -17,7 +17,7 @@ from app.api.routes.replicas import OF_REPLICAS, Forced, change_replica, replica
 from app.controller.commands import ReplicaChange
 from app.controller.metadata import CONTROLLER_LOG
 from app.errors import InvalidRequest, NotFound, TransferFailed
-from app.log.commands import ChangeMembers
+from app.log.commands import ChangeMembers, check_address
 from app.log.contract import ChangeKind
 from app.log.state import Address
 from app.node.broker import Broker
@@ -111,7 +111,9 @@ def _members_answer(broker: Broker) -> Response:
 async def add_member(call: Call, query: OneLog) -> Response:
     call.wants_json()
     asked = await call.asked(MemberIn)
-    change = ChangeMembers(ChangeKind.ADD, asked.id, checked_address(asked))
+    address = checked_address(asked)
+    check_address(asked.id, address, known_addresses(call.broker, asked.id))
+    change = ChangeMembers(ChangeKind.ADD, asked.id, address)
     return await _change(call, query.log, change, ReplicaChange.ADD)
 
 
@@ -249,6 +251,15 @@ def checked_address(asked: MemberIn) -> Address:
     except ValueError as error:
         raise InvalidRequest(("/peer_address", str(error))) from error
     return Address(url, asked.peer_address)
+
+
+def known_addresses(broker: Broker, new_id: str) -> dict[str, Address]:
+    """Return the addresses of the nodes that this node knows, without those of `new_id` unless it is a member
+    of a log: a node that only the configuration names may be added with another address."""
+    known = {node.id: Address(node.url, node.peer_address) for node in broker.nodes}
+    if not any(new_id in hosted.members for hosted in (*broker.logs.values(), broker.metadata.hosted)):
+        known.pop(new_id, None)
+    return known
 
 
 @router.post(

@@ -131,6 +131,9 @@ def test_a_node_joins_is_promoted_and_another_leaves_while_appends_go_on(tmp_pat
                 "url": cluster.url("n4"),
                 "peer_address": f"127.0.0.1:{cluster.peer_ports['n4']}",
             }
+            twice = {**member, "peer_address": f"127.0.0.1:{cluster.peer_ports[leader]}"}
+            refused = cluster.call("POST", other, "/v1/cluster/members", json=twice)
+            assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "/peer_address")
             added = cluster.call("POST", other, "/v1/cluster/members", json=member)
             assert added.status_code == 200, added.text
             eventually(lambda: cluster.status("n4")["role"] == "learner", what="n4 is a learner")

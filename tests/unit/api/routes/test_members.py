@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from app.api.routes.members import MemberIn, checked_address, logs_of_the_change
+from app.api.routes.members import MemberIn, checked_address, known_addresses, logs_of_the_change
 from app.errors import InvalidRequest
 from app.log.commands import ChangeMembers
 from app.log.contract import ChangeKind
@@ -89,3 +89,13 @@ def test_a_url_that_cannot_be_a_header_of_answers_is_refused(url: str) -> None:
 def test_a_base_url_has_a_host_a_port_and_perhaps_a_path() -> None:
     for url in ("http://h", "https://h-1.example_a.org:8104", "http://[::1]:1", "http://10.0.0.1:1/log/a"):
         assert checked_address(MemberIn("n4", url + "/", "h:2")) == Address(url, "h:2")
+
+
+def test_addresses_of_a_node_that_is_no_member_yet_may_differ_from_the_configuration() -> None:
+    broker = broker_of({"a": Replication.RAFT})
+    broker.nodes = [
+        SimpleNamespace(id=f"n{k}", url=f"http://h{k}:8101", peer_address=f"h{k}:9101") for k in (1, 2, 3, 4)
+    ]
+    assert sorted(known_addresses(broker, "n3")) == ["n1", "n2", "n3", "n4"]
+    assert sorted(known_addresses(broker, "n4")) == ["n1", "n2", "n3"]
+    assert known_addresses(broker, "n4")["n2"] == Address("http://h2:8101", "h2:9101")
