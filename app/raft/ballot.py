@@ -34,15 +34,19 @@ class Ballot:
 
     @property
     def is_won(self) -> bool:
-        """True if a majority of the present voters, all of them sound, has granted it; or every voter has.
+        """True if a majority of the present voters, all of them sound, has granted it; or every voter has,
+        of whom the candidate is one.
 
         An unsound member may have lost what it acknowledged or voted, so it proves nothing. When every voter
         grants, no remaining log holds more than the candidate's, and no other candidate of the term can have
-        been elected: so a new group starts, and so a group recovers from a common loss.
+        been elected: so a new group starts, and so a group recovers from a common loss. A member that was
+        removed and does not know that its removal is committed does not count for that: the group may have
+        new voters since, whose log holds more.
         """
         voters = self._member.group.voters
         granted = [vote for voter in voters if (vote := self._votes.get(voter)) and vote.granted]
-        return sum(vote.sound for vote in granted) >= self._member.majority or len(granted) == len(voters)
+        by_all = len(granted) == len(voters) and self._member.node_id in voters
+        return sum(vote.sound for vote in granted) >= self._member.majority or by_all
 
 
 def grants(

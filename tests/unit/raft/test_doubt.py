@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.log.contract import NO_INDEX, Durability, Role
+from app.log.contract import NO_INDEX, ChangeKind, Durability, GroupConfig, Role
 from app.raft.ballot import Ballot
 from app.raft.messages import HeartbeatAnswer, TimeoutNow, VoteAnswer, VoteRequest
 from app.raft.state import MemberState, Outbox
@@ -296,3 +296,34 @@ def test_a_vote_for_a_candidate_of_an_older_term_does_not_end_the_doubt() -> Non
     group.pass_time(8_000)
     assert group.leader.log.holds(batch)
     assert all(member.core.sound for member in group.members.values())
+
+
+@pytest.mark.rule("R-02", "R-10")
+def test_a_removed_leader_is_not_elected_by_a_replaced_disk_alone() -> None:
+    """n1 does not know that its removal is committed; n2 went on alone, and its disk is replaced."""
+    group = Group(2)
+    leader = group.elect("n1")
+    group.settle()
+    leader.change(ChangeKind.REMOVE, "n1")
+    group.settle()
+    assert group["n2"].core.group.voters == ("n2",)
+    leader.restart()
+    wipe(group["n2"])
+    group.take()
+    group.pass_time(10_000)
+    assert leader.core.role is Role.CANDIDATE
+    assert not leader.leads
+
+
+@pytest.mark.rule("R-02", "R-10")
+def test_a_candidate_outside_the_group_needs_sound_votes() -> None:
+    member = MemberState(
+        "n1", GroupConfig(voters=("n2",)), Durability.FSYNC, Role.CANDIDATE, 1, None, NO_INDEX
+    )
+    ballot = Ballot(member, MemoryLog(), Outbox())
+    ballot.open(1)
+    ballot.count("n2", VoteAnswer(1, True, sound=False))
+    assert not ballot.is_won
+    ballot.open(1)
+    ballot.count("n2", VoteAnswer(1, True))
+    assert ballot.is_won
