@@ -260,7 +260,12 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first = self._first_held(begin.next_index, self.client.tail(confirmed=False))
         first = min(first, until.next_index)
         return plan_partitions(
-            self.options, first, until.next_index, last_term=until.term, lost_from=begin.next_index
+            self.options,
+            first,
+            until.next_index,
+            last_term=until.term,
+            lost_from=begin.next_index,
+            log_id=until.log_id,
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

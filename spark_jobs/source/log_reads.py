@@ -27,7 +27,7 @@ from spark_jobs.errors import (
     SourceError,
     Unreachable,
 )
-from spark_jobs.source.planning import check_joined
+from spark_jobs.source.planning import check_joined, check_same_log
 from storage.errors import CorruptBatch
 from storage.format.batch import Batch, decode_batch, follows_chain
 from storage.format.records import READ_SCHEMA, read_columns
@@ -175,17 +175,18 @@ class LogReads:
         )
         return int(answer["records"][0]["index"] if answer["records"] else answer["next_index"])
 
-    def read(self, first: int, until: int) -> Iterator[pa.Table]:
+    def read(self, first: int, until: int, log_id: str = "") -> Iterator[pa.Table]:
         """Yield all records of [first, until), control records included, as tables of READ columns, in order.
 
         They arrive as the replicas store them: both checksums of each batch are verified, and that each
         follows the one before. A record batch of a table is a stored one, complete or in part. [first, until)
-        must be committed somewhere: a replica that lags is waited for, then skipped. Raises LogTrimmed,
-        LogClash, ShortRead, RequestRefused, Unreachable.
+        must be committed somewhere: a replica that lags is waited for, then skipped. log_id: of the log, ""
+        for any; a replica that has another log of that name is skipped too. Raises LogTrimmed, LogClash,
+        ShortRead, RequestRefused, Unreachable.
         """
         before: Batch | None = None
         while first < until:
-            batches = self._stored_batches(first, until, before)
+            batches = self._stored_batches(first, until, before, log_id)
             pieces = [piece(batch, first, until) for batch in batches]
             before = batches[-1]
             first = min(before.next_index, until)
@@ -332,10 +333,10 @@ class LogReads:
 
         return self._first_good(ask, index)
 
-    def _stored_batches(self, first: int, until: int, before: Batch | None) -> list[Batch]:
+    def _stored_batches(self, first: int, until: int, before: Batch | None, log_id: str) -> list[Batch]:
         """Return the verified batches of one answer, from the one that holds `first` on, at least one.
 
-        before: the batch that ends before `first`, None if it is unknown.
+        before: the batch that ends before `first`, None if it is unknown. log_id: "" for any.
         """
         limit = min(until - first, MAX_READ_RECORDS)
         query = {"from_index": first, "until_index": until, "limit": limit, "max_bytes": MAX_READ_BYTES}
@@ -349,6 +350,8 @@ class LogReads:
                 raise InvalidAnswer(f"{endpoint}: the answer is cut or broken ({error})") from error
             if not batches:
                 raise InvalidAnswer(f"{endpoint}: does not hold index {first} yet")
+            if log_id:
+                self._check_log(batches[0], log_id)
             self._check_joined([(batch.base_index, batch.next_index) for batch in batches], first)
             for one, following in pairwise([*([before] if before is not None else []), *batches]):
                 if not follows_chain(following, one.header.chain):
@@ -356,6 +359,14 @@ class LogReads:
             return batches
 
         return self._first_good(ask, first)
+
+    def _check_log(self, batch: Batch, log_id: str) -> None:
+        """As `check_same_log`, as an error after which another replica is asked: one may not know yet that
+        the log was deleted, or created again."""
+        try:
+            check_same_log(self.log, log_id, f"{batch.header.log_id:016x}")
+        except LogClash as error:
+            raise InvalidAnswer(str(error)) from error
 
     def _check_joined(self, ranges: Sequence[tuple[int, int]], first: int) -> None:
         """As `check_joined`, as an error after which another replica is asked."""
@@ -416,8 +427,8 @@ def source_error(log: str, error: ClientError, position: int = 0, node: str = ""
     URL, for a call of one node."""
     if isinstance(error, NoReplica):
         causes = [cause.__cause__ for _, cause in error.errors]
-        short = next((cause for cause in causes if isinstance(cause, ShortRead)), None)
-        return Unreachable(f"log {log!r}: {error}") if short is None else short
+        wrong = next((cause for cause in causes if isinstance(cause, ShortRead | LogClash)), None)
+        return Unreachable(f"log {log!r}: {error}") if wrong is None else wrong
     if not isinstance(error, Problem):
         return Unreachable(str(error))
     if error.status == 410 and error.code == "events-trimmed":

@@ -13,13 +13,14 @@ BACKLOG_SHARE = 5  # a backlog gets this part of a micro-batch's limit while oth
 @dataclass(frozen=True)
 class LogRange:
     """Records [first, until) of one log. term: none of them has a later one. lost_from: the records from
-    there to `first` were trimmed."""
+    there to `first` were trimmed. log_id: of the log when the range was planned, "" if it is not known."""
 
     log: str
     first: int
     until: int
     term: int | None
     lost_from: int | None = None
+    log_id: str = ""
 
     @property
     def records(self) -> int:
@@ -102,7 +103,7 @@ def packed(ranges: Sequence[LogRange], longest: int | None, least_parts: int = 1
         pieces = split_range(each.first, each.until, least_parts, longest) or [(each.first, each.first)]
         for number, (first, until) in enumerate(pieces):
             lost_from = each.lost_from if number == 0 else None
-            piece = LogRange(each.log, first, until, each.term, lost_from)
+            piece = LogRange(each.log, first, until, each.term, lost_from, each.log_id)
             if len(pieces) > 1 or piece.records > room:
                 parts.append([piece])
                 continue

@@ -119,8 +119,9 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = []
         for log, (first, end_index) in until.batch.items():
             lost_from = begin[log].next_index if log in begin else first
-            term = until.logs[log].term
-            ranges.append(LogRange(log, first, end_index, term, lost_from if lost_from < first else None))
+            at = until.logs[log]
+            lost = lost_from if lost_from < first else None
+            ranges.append(LogRange(log, first, end_index, at.term, lost, at.log_id))
         parts = packed(ranges, self.options.max_records_per_partition, self.options.min_partitions)
         return [LogsPartition(part) for part in parts]
 
@@ -250,8 +251,11 @@ def read_ranges(options: SourceOptions, ranges: Sequence[LogRange]) -> Iterator[
 
 
 def _read_range(options: SourceOptions, each: LogRange, client: LogReads) -> Iterator[pa.RecordBatch]:
-    """Raises LogClash if a record has a later term than the log had when the range was planned."""
-    partition = RecordsPartition(each.first, each.until, options.endpoints, lost_from=each.lost_from)
+    """Raises LogClash if the log is another one than when the range was planned, or a record has a later
+    term than the log had then."""
+    partition = RecordsPartition(
+        each.first, each.until, options.endpoints, lost_from=each.lost_from, log_id=each.log_id
+    )
     for rows in read_records(replace(options, log=each.log), partition, client):
         last = rows.column("term")[-1].as_py()
         if each.term is not None and last is not None and last > each.term:

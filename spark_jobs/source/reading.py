@@ -31,7 +31,8 @@ class RecordsPartition(InputPartition):
     """The indexes [first, until), read from `endpoints` in this order.
 
     last_term: of the record before `until` when the range was planned, None if it was not read. lost_from:
-    the indexes from there to `first` were trimmed, and the user continues without them.
+    the indexes from there to `first` were trimmed, and the user continues without them. log_id: of the log
+    when the range was planned, "" if it is not known.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class RecordsPartition(InputPartition):
         endpoints: Sequence[str],
         last_term: int | None = None,
         lost_from: int | None = None,
+        log_id: str = "",
     ) -> None:
         super().__init__((first, until))
         self.first = first
@@ -48,6 +50,7 @@ class RecordsPartition(InputPartition):
         self.endpoints = list(endpoints)
         self.last_term = last_term
         self.lost_from = lost_from
+        self.log_id = log_id
 
 
 def plan_partitions(
@@ -57,6 +60,7 @@ def plan_partitions(
     *,
     last_term: int | None = None,
     lost_from: int | None = None,
+    log_id: str = "",
 ) -> list[InputPartition]:
     """Divide [first, until) into minPartitions parts, or more of at most maxRecordsPerPartition indexes.
 
@@ -72,6 +76,7 @@ def plan_partitions(
             rotate(options.endpoints, first + number),
             last_term if end == until else None,
             lost_from if number == 0 and lost_from is not None and lost_from < begin else None,
+            log_id,
         )
         for number, (begin, end) in enumerate(ranges)
     ]
@@ -90,12 +95,12 @@ def read_records(
     try:
         if partition.lost_from is not None:
             yield from lost_rows(options, partition.lost_from, first)
-        for records in _local_pages(options, client, first, until):
+        for records in _local_pages(options, client, partition):
             first = _checked_end(options, partition, records, first)
             yield from rows(options, records)
         while first < until:
             try:
-                for records in client.read(first, until):
+                for records in client.read(first, until, partition.log_id):
                     first = _checked_end(options, partition, records, first)
                     yield from rows(options, records)
             except LogTrimmed as error:
@@ -124,12 +129,16 @@ def _checked_end(options: SourceOptions, partition: RecordsPartition, records: p
     return end
 
 
-def _local_pages(options: SourceOptions, client: LogReads, first: int, until: int) -> Iterator[pa.Table]:
+def _local_pages(options: SourceOptions, client: LogReads, partition: RecordsPartition) -> Iterator[pa.Table]:
     """Yield the range from the files of a node on this machine, as far as they hold it: the rest is read
     by HTTP."""
+    first, until = partition.first, partition.until
     if not options.data_folders or first >= until:
         return
-    log_id = int(client.log_id(), 16)
+    known_id = client.log_id()
+    if partition.log_id not in ("", known_id):
+        return  # that node has another log of this name: reads by HTTP find out which is right
+    log_id = int(known_id, 16)
     try:
         last = decode_batch(client.stored_batch(until - 1), log_id=log_id)
     except CorruptBatch as error:

@@ -51,6 +51,10 @@ class FakeLog:
     schemas: list[dict[str, Any]] = field(default_factory=list)  # documents of its versions
 
     @property
+    def id(self) -> str:
+        return f"{log_id_of(self.cluster, self.name):016x}"
+
+    @property
     def next_index(self) -> int:
         return len(self.records)
 
@@ -236,11 +240,11 @@ class FakeReplica:
 
     async def logs(self, request: Request) -> Response:
         ends = {"begin_index": self.log.begin_index, "committed_index": self.visible, "term": self.log.term}
-        log = {"name": self.log.name, "id": f"{self.log.cluster}-{self.log.name}"}
+        log = {"name": self.log.name, "id": self.log.id}
         return JSONResponse({"logs": [{**log, "ends": {**ends, "events": len(self.journal)}}]})
 
     async def describe(self, request: Request) -> Response:
-        return JSONResponse({"name": self.log.name, "id": f"{self.log.cluster}-{self.log.name}"})
+        return JSONResponse({"name": self.log.name, "id": self.log.id})
 
     async def tail(self, request: Request) -> Response:
         if request.query_params.get("consistency", "linearizable") == "linearizable" and not self.has_leader:

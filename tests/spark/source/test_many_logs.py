@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from spark_jobs.errors import LogTrimmed, OptionError
+from spark_jobs.errors import LogClash, LogTrimmed, OptionError
 from spark_jobs.source import many_logs
 from spark_jobs.source.many_logs import LogsPartition, LogsStreamReader
 from spark_jobs.source.options import parse_options
@@ -100,13 +100,30 @@ def test_a_log_that_was_replaced_or_trimmed_is_left_out_with_a_warning(
                 and "the record at index 101 is of term 3, it was of 2 at most" in caplog.text
             )
         )
+        before = log.id
         log.cluster = "elsewhere"
         await_true(
             lambda: (
                 reader.latestOffset(end, ReadAllAvailable()) == end
-                and "its id is elsewhere-default, it was test-default" in caplog.text
+                and f"its id is {log.id}, it was {before}" in caplog.text
             )
         )
+    finally:
+        reader.stop()
+
+
+def test_a_log_that_was_created_again_after_planning_is_not_read_as_the_former_one(
+    replicas: list[FakeReplica], log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(many_logs, "GIVE_UP_S", 0.3)
+    reader = reader_of(replicas[0].url, logs="default", startingIndex="earliest")
+    try:
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ReadAllAvailable())
+        before = log.id
+        log.cluster = "elsewhere"  # the same terms and indexes, in another log
+        with pytest.raises(LogClash, match=f"its id is {log.id}, it was {before}"):
+            rows_between(reader, start, end)
     finally:
         reader.stop()
 

@@ -123,6 +123,30 @@ def test_a_log_that_was_replaced_after_planning_is_a_clash(replicas: list[FakeRe
         indexes(rest)
 
 
+def test_a_log_that_was_created_again_after_planning_is_a_clash(
+    replicas: list[FakeReplica], log: FakeLog
+) -> None:
+    options = options_for(replicas, startingIndex="earliest").for_stream()
+    client = log_reads.LogReads(options.endpoints, options.log, give_up_s=0.3)
+    reader, before = RecordsStreamReader(options, client), log.id
+    start = reader.initialOffset()
+    [planned] = reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
+    assert isinstance(planned, RecordsPartition)
+    log.cluster = "elsewhere"  # the same terms and indexes, in another log
+    with pytest.raises(LogClash, match=f"its id is {log.id}, it was {before}"):
+        indexes(read_records(options, planned, client))
+    reader.stop()
+
+
+def test_a_node_that_has_an_earlier_log_of_the_name_is_skipped(
+    replicas: list[FakeReplica], log: FakeLog
+) -> None:
+    replicas[0].log = FakeLog(cluster="earlier", records=log.records)
+    options = options_for(replicas)
+    partition = RecordsPartition(0, 102, options.endpoints, 2, log_id=log.id)
+    assert indexes(read_records(options, partition)) == [*range(102)]
+
+
 READ_ALL = """
 import sys
 from spark_jobs.source.options import parse_options
