@@ -65,6 +65,7 @@ class ControllerClient:
         self._clock = clock
         self._random = random
         self._asked: dict[int, _Asked] = {}
+        self._ended: list[_Asked] = []  # displaced by newer ones since the last tick
         self._hint: str | None = None
         self._turn = 0
         self._follows = 0  # in this tick: two that name each other must not cause an endless loop
@@ -79,12 +80,12 @@ class ControllerClient:
     def ask(self, command: AnyCommand, answered: Answered, timeout_ms: int) -> None:
         """Repeat the request until it is answered; answered(None) after timeout_ms: the outcome is unknown.
 
-        While MAX_OPEN_COMMANDS are open the oldest ends that way at once, so that a new one is never lost to
-        old ones that no controller answers.
+        While MAX_OPEN_COMMANDS are open the oldest ends that way, so that a new one is never lost to old ones
+        that no controller answers. Its caller learns it in the next tick, because it may ask again within
+        `answered`.
         """
         if len(self._asked) >= MAX_OPEN_COMMANDS:
-            oldest = self._asked.pop(next(iter(self._asked)))
-            oldest.answered(None)
+            self._ended.append(self._asked.pop(next(iter(self._asked))))
         now_ms = self._clock.monotonic_ms()
         id = self._random.getrandbits(53)
         asked = self._asked[id] = _Asked(command, answered, now_ms + timeout_ms, now_ms)
@@ -107,7 +108,12 @@ class ControllerClient:
                 sent_ms = self._heartbeats[-1][1]
                 self.missed_heartbeats += now_ms - sent_ms >= self._config.retry_interval_ms
             self._heartbeat(now_ms)
+        ended, self._ended = self._ended, []
+        for asked in ended:
+            asked.answered(None)
         for id, asked in list(self._asked.items()):
+            if id not in self._asked:
+                continue  # a caller that was answered in this loop has asked again, which displaced it
             if now_ms >= asked.deadline_ms:
                 del self._asked[id]
                 asked.answered(None)

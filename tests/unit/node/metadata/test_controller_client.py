@@ -1,5 +1,6 @@
 """A node finds the active controller by itself, and asks until it is answered (C-02, C-10)."""
 
+from collections import Counter
 from random import Random
 from typing import TypeVar
 
@@ -177,8 +178,51 @@ def test_open_commands_are_limited_and_the_oldest_ends_first() -> None:
         last = bench.ask()
     assert bench.answers == []
     bench.ask()
+    bench.client.tick()
     assert bench.answers == [None]  # of the oldest: its outcome is unknown
     bench.client.take("c1", CommandAnswer(first.id, Done(7)))
     assert bench.answers == [None]
     bench.client.take("c1", CommandAnswer(last.id, Done(7)))
     assert bench.answers == [None, Done(7)]
+
+
+@pytest.mark.parametrize("callers", [MAX_OPEN_COMMANDS + 1, 3 * MAX_OPEN_COMMANDS])
+def test_more_callers_than_open_commands_that_ask_again_at_once_are_each_answered(callers: int) -> None:
+    """A node with as many logs, whose managers ask at its start while no controller answers."""
+    bench = Bench()
+    unknown = Counter[int]()
+
+    def ask(caller: int) -> None:
+        def answered(_answer: Done | Refusal | None) -> None:
+            unknown[caller] += 1
+            ask(caller)
+
+        bench.client.ask(DeleteLog("a"), answered, 1_000)
+
+    for caller in range(callers):
+        ask(caller)
+    bench.pass_time(2_000)
+    assert min(unknown[caller] for caller in range(callers)) >= 1
+    bench.sent.clear()
+    bench.pass_time(CONFIG.retry_interval_ms)
+    displaced = (callers - MAX_OPEN_COMMANDS) * (CONFIG.retry_interval_ms // 20)
+    assert len({id for _, id in bench.commands()}) <= MAX_OPEN_COMMANDS + displaced
+
+
+def test_a_caller_that_asks_twice_when_its_command_ends_displaces_one_that_ends_with_it() -> None:
+    bench = Bench()
+    ended = Counter[int]()
+
+    def ask(caller: int) -> None:
+        def answered(_answer: Done | Refusal | None) -> None:
+            ended[caller] += 1
+            if caller == 0:
+                bench.ask()
+                bench.ask()
+
+        bench.client.ask(DeleteLog("a"), answered, 1_000)
+
+    for caller in range(MAX_OPEN_COMMANDS):
+        ask(caller)
+    bench.pass_time(1_020)
+    assert ended == dict.fromkeys(range(MAX_OPEN_COMMANDS), 1)
