@@ -254,16 +254,18 @@ class ControllerServer:
                 )
 
     def _append(self, active: ActiveController, driver: LogDriver, round_: Round) -> None:
-        """Store the round directly after the state that it was decided for, or not at all."""
+        """Store the round directly after the state that it was decided for, or not at all. A refused round
+        is decided again in the next tick: on a full disk each attempt costs writes and syncs."""
         records = RecordColumns()
         for event in round_.events:
             records.add(encode_event(event))
 
         def done(result: AppendResult | CommitlogError) -> None:
             refused = isinstance(result, CommitlogError) and result.outcome is Outcome.NOT_APPLIED
-            if refused and self._active is active:
+            if not refused:
+                self._ask_turn()
+            elif self._active is active:
                 active.not_stored()
-            self._ask_turn()
 
         driver.append(
             AppendRequest(

@@ -9,6 +9,7 @@ from app.controller.commands import (
     AlterSyncStateSet,
     AnyCommand,
     ApplyForReplicaId,
+    CreateLog,
     DeleteLog,
     RegisterReplica,
     StepDown,
@@ -18,7 +19,8 @@ from app.controller.log_state import MetadataLogState
 from app.controller.messages import CommandAnswer, CommandRequest
 from app.controller.metadata import Log, LogSpec, Replica
 from app.controller.senders import only_sender_of
-from app.log.contract import Role
+from app.errors import StorageFull
+from app.log.contract import AppendRequest, Role
 from app.node.metadata.controller_server import MAX_OPEN_REQUESTS, ControllerServer, ControllerSetup
 from app.node.replica.driver import LogDriver
 
@@ -40,9 +42,11 @@ class Bench:
     def __init__(self) -> None:
         self.sent: list[Any] = []
         self.turns: list[Any] = []
+        self.rounds = 0  # appended
         leader = SimpleNamespace(role=Role.LEADER, term=1, leader_id="c1", committed_index=0)
         leader.log = SimpleNamespace(end_index=0, last_term=1, next_index=1, begin_index=0)
         leader.state = MetadataLogState()
+        leader.append = self.append
         self.server = ControllerServer(
             setup=ControllerSetup(
                 node_id="c1",
@@ -60,14 +64,21 @@ class Bench:
         self.server.tick()
         assert self.server.is_active
 
+    def append(self, _request: AppendRequest, done: Any) -> None:
+        """The disk is full."""
+        self.rounds += 1
+        done(StorageFull())
+
     def ask(self, source: str, id: int, command: AnyCommand) -> None:
         self.server.take(source, CommandRequest(id, command, -1))
 
     def turn(self) -> list[CommandAnswer]:
         """Decide about what was asked; return the answers."""
         self.sent.clear()
-        while self.turns:
-            self.turns.pop(0)()
+        for _ in range(100):
+            if self.turns:
+                self.turns.pop(0)()
+        assert not self.turns
         return [message for message in self.sent if isinstance(message, CommandAnswer)]
 
 
@@ -81,6 +92,15 @@ def test_open_requests_are_limited_and_the_dropped_ones_can_be_repeated() -> Non
     bench.ask("n1", MAX_OPEN_REQUESTS, DeleteLog("missing"))
     assert [answer.id for answer in bench.turn()] == [MAX_OPEN_REQUESTS]
     assert bench.server.dropped_requests == 3
+
+
+def test_a_round_that_a_full_disk_refuses_is_decided_again_once_a_tick() -> None:
+    bench = Bench()
+    bench.ask("n1", 1, CreateLog("b", LogSpec(replication="controller", replicas=("n1", "n2")), "change"))
+    for rounds in (1, 2, 3):
+        assert bench.turn() == []
+        assert bench.rounds == rounds
+        bench.server.tick()
 
 
 @pytest.mark.rule("C-03")
