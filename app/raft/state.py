@@ -28,7 +28,8 @@ class MemberState:
     sound: it holds all that it ever acknowledged or voted. An unsound member's acknowledgements and confirmed
     reads do not count, and its vote counts only when every voter grants (ballot.py). electable: it holds the
     log's state; without that it does not campaign. group_index: of the record that names the group, NO_INDEX
-    for the configured group.
+    for the configured group. witnesses: voters that must hold that record before it is committed, beside a
+    majority (Standing.configure).
     """
 
     node_id: str
@@ -42,6 +43,7 @@ class MemberState:
     sound: bool = True
     electable: bool = True
     group_index: int = NO_INDEX
+    witnesses: tuple[str, ...] = ()
 
     @property
     def leads(self) -> bool:

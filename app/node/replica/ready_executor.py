@@ -194,6 +194,6 @@ class ReadyExecutor:
             self._state.state.apply(batch)
             if batch.is_control:
                 self._journal.control(batch)
+                self._state.group.refresh()  # after each: the core knows the group before it
         self._syncer.written(now_ms)
-        self._state.group.refresh()
         return True

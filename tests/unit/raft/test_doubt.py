@@ -327,3 +327,53 @@ def test_a_candidate_outside_the_group_needs_sound_votes() -> None:
     ballot.open(1)
     ballot.count("n2", VoteAnswer(1, True))
     assert ballot.is_won
+
+
+@pytest.mark.rule("R-02", "R-10")
+def test_two_voters_both_know_the_third_before_it_helps_to_commit() -> None:
+    """Otherwise a replaced disk and the voter that knows of two would elect each other without the third."""
+    group = Group(2)
+    leader = group.elect("n2")
+    group.settle()
+    group.join("n3")
+    leader.change(ChangeKind.ADD, "n3")
+    group.pass_time(500)
+    leader.change(ChangeKind.PROMOTE, "n3")
+    promotion = leader.log.end_index
+    leader.append()
+    group.settle("n2", "n3")
+    assert group["n3"].log.end_index == leader.log.end_index
+    assert leader.core.committed_index == promotion - 1
+    group.settle()
+    group.pass_time(100)
+    assert leader.core.committed_index == leader.log.end_index
+    leader.append()
+    group.settle("n2", "n3")
+    assert leader.core.committed_index == leader.log.end_index
+    wipe(group["n2"])
+    group.take()
+    group.pass_time(10_000, "n1", "n2")
+    assert not group["n1"].leads
+    group.pass_time(10_000)
+    assert group.leader.name == "n3"
+
+
+@pytest.mark.rule("R-02", "R-10")
+def test_a_new_leader_of_three_also_waits_for_both_former_voters() -> None:
+    group = Group(2)
+    leader = group.elect("n2")
+    group.settle()
+    group.join("n3")
+    leader.change(ChangeKind.ADD, "n3")
+    group.pass_time(500)
+    leader.change(ChangeKind.PROMOTE, "n3")
+    promotion = leader.log.end_index
+    group.settle("n2", "n3")
+    for name in ("n2", "n3"):
+        group[name].restart(committed=promotion - 1)
+    group.take()
+    group.elect("n3", "n2", "n3")
+    group.settle("n2", "n3")
+    assert group["n3"].core.committed_index == promotion - 1
+    group.pass_time(500)
+    assert group["n3"].core.committed_index == group["n3"].log.end_index > promotion
