@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 from app.client.connection import Answer, ClusterConnection
-from app.client.errors import NoAnswer
+from app.client.errors import NoAnswer, OtherLog
 from app.client.records import RecordLike, ndjson
 from app.media_types import ARROW_STREAM, JSON, NDJSON
 
@@ -144,9 +144,13 @@ class CommitlogClient:
         return Page(document["records"], document["next_index"], document["has_more"], document)
 
     def read_arrow(
-        self, from_index: int, *, endpoint: str | None = None, **query: Any
+        self, from_index: int, *, endpoint: str | None = None, log_id: str | None = None, **query: Any
     ) -> "tuple[pa.Table, int, bool]":
-        """Return one page as an Arrow table, the next index, and whether there were more records."""
+        """Return one page as an Arrow table, the next index, and whether there were more records.
+
+        log_id: of the log that the records must be of, None for any. Raises OtherLog; nodes of earlier
+        versions send no id, and pass.
+        """
         import pyarrow as pa
 
         query = {"from_index": from_index, **query}
@@ -157,6 +161,9 @@ class CommitlogClient:
             answer = self.connection.once(
                 "GET", endpoint, self._path("/records"), query=query, headers=headers
             )
+        found = answer.headers.get("Commitlog-Log-Id")
+        if log_id is not None and found not in (None, log_id):
+            raise OtherLog(f"log {self.log}: its id is {found}, not {log_id}")
         try:
             table = pa.ipc.open_stream(answer.data).read_all()
         except pa.ArrowException as error:

@@ -3,6 +3,7 @@
 ClientError
   NoAnswer              no node answered, or a response was incomplete
     InvalidAnswer       a response is damaged, or does not hold what was asked for
+      OtherLog          a response is of another log of the same name
     NoReplica           none of the endpoints answered in time
     Untrusted           the node's certificate is not trusted by this machine
   ProducerFailed        the producer has ended: an earlier append has failed
@@ -51,6 +52,10 @@ class InvalidAnswer(NoAnswer):
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail, sent=True)
+
+
+class OtherLog(InvalidAnswer):
+    """The log was deleted and created again: since it was read last, or the node does not know it yet."""
 
 
 class NoReplica(NoAnswer):

@@ -177,11 +177,12 @@ _HEADERS: Final = {
     ),
     "X-Request-Id": ("string", "Id of this request: the client's, or one that the service generated"),
 }
-ETAG, LOCATION, HAS_MORE = "ETag", "Location", "Commitlog-Has-More"
+ETAG, LOCATION, HAS_MORE, LOG_ID = "ETag", "Location", "Commitlog-Has-More", "Commitlog-Log-Id"
 _OF_SOME: Final = {
     ETAG: ("string", "Version for `If-Match`"),
     LOCATION: ("string", "Path of what was created"),
     HAS_MORE: ("boolean", "True if more committed records follow. In JSON it is the field `has_more`"),
+    LOG_ID: ("string", "Id of the log that the records are of: another log of the name has another one"),
 }
 
 

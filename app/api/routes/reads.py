@@ -11,7 +11,15 @@ from app.api.http.leader_headers import log_headers
 from app.api.http.log_call import Call
 from app.api.http.messages import as_json
 from app.api.http.negotiation import negotiate
-from app.api.http.openapi import HAS_MORE, READ_EXAMPLE, RECORD_EXAMPLE, TAIL_EXAMPLE, answers, schema_of
+from app.api.http.openapi import (
+    HAS_MORE,
+    LOG_ID,
+    READ_EXAMPLE,
+    RECORD_EXAMPLE,
+    TAIL_EXAMPLE,
+    answers,
+    schema_of,
+)
 from app.api.read.event_stream import event_stream
 from app.api.read.page_rendering import page_object, rendered
 from app.api.read.query import ConsistencyQuery, ReadQuery, RecordQuery
@@ -57,7 +65,7 @@ LastEventId = Annotated[
         "not-yet-replicated",
         content=_READ_CONTENT,
         description="Records in index order; empty at the end of the log",
-        headers=(HAS_MORE,),
+        headers=(HAS_MORE, LOG_ID),
     ),
     response_class=Response,
 )
@@ -110,7 +118,8 @@ async def read(
 def _page_headers(
     reader: Reader, page: RecordPage, has_more: bool, *, with_more: bool
 ) -> list[tuple[bytes, bytes]]:
-    headers = [*log_headers(reader.broker, reader.hosted), _next_index(page.next_index)]
+    log_id = b"commitlog-log-id", b"%016x" % reader.hosted.log_id
+    headers = [*log_headers(reader.broker, reader.hosted), _next_index(page.next_index), log_id]
     if with_more:
         headers.append((b"commitlog-has-more", b"true" if has_more else b"false"))
     return headers

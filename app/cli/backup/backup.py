@@ -42,12 +42,14 @@ def backup_command(target: Target, folder: Path, cursors: tuple[str, ...]) -> No
       commitlog backup /backups/orders --log orders --cursor etl --json
     """
     from app.cli.backup.folder import locked
-    from app.client.errors import NotFound
+    from app.client.errors import NotFound, OtherLog
 
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder), target.client() as client:
         try:
             added, manifest = _backup(client, folder, cursors)
+        except OtherLog as error:
+            raise _of_earlier_log(folder, client.log) from error
         except NotFound as error:
             if error.code != "index-trimmed":
                 raise
@@ -107,7 +109,7 @@ def _backup(
     with Progress(*bar, console=console, transient=True, disable=not person_watches()) as progress:
         task = progress.add_task("backup", total=end - at)
         while at < end:
-            table, until = _next_records(client, at, end)
+            table, until = _next_records(client, at, end, manifest.settings["id"])
             if table.num_rows:
                 _compare(client, table, at, until)
                 _check_same_id(folder, manifest, operations.log(client.log))  # after all reads of the file
@@ -162,7 +164,8 @@ def _check_same_log(
         )
     if manifest.parts and manifest.parts[-1].last_index >= begin:
         last = read_part(folder, manifest.parts[-1]).slice(manifest.parts[-1].records - 1)
-        there, _, _ = client.read_arrow(manifest.parts[-1].last_index, limit=1)
+        at, log_id = manifest.parts[-1].last_index, manifest.settings["id"]
+        there, _, _ = client.read_arrow(at, limit=1, log_id=log_id)
         same = [[table.column(name).to_pylist() for name in ("index", "term")] for table in (last, there)]
         if same[0] != same[1] or Content().add(last).hexdigest() != Content().add(there).hexdigest():
             raise _of_earlier_log(folder, client.log)
@@ -178,15 +181,18 @@ def _of_earlier_log(folder: Path, log: str) -> CommandFailed:
     return CommandFailed(f"{folder} is of an earlier log {log}, which was deleted since: name a new folder")
 
 
-def _next_records(client: "CommitlogClient", at: int, end: int) -> tuple["pa.Table", int]:
-    """Return the records of the next file, and the index after the last one looked at."""
+def _next_records(client: "CommitlogClient", at: int, end: int, log_id: str) -> tuple["pa.Table", int]:
+    """Return the records of the next file, and the index after the last one looked at. Each answer proves of
+    which log it is: nodes may differ in what they know of a deletion. Raises OtherLog."""
     import pyarrow as pa
 
     tables: list[pa.Table] = []
     rows = size = 0
     while True:
         room = PART_RECORDS - rows
-        table, at, more = client.read_arrow(at, until_index=end, limit=room, max_bytes=PAGE_BYTES)
+        table, at, more = client.read_arrow(
+            at, until_index=end, limit=room, max_bytes=PAGE_BYTES, log_id=log_id
+        )
         tables.append(table)
         rows, size = rows + table.num_rows, size + table.nbytes
         if not more or rows >= PART_RECORDS or size >= PART_BYTES:

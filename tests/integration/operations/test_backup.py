@@ -98,11 +98,18 @@ def test_a_log_is_backed_up_grown_restored_and_resumed(
 
 
 @pytest.mark.usefixtures("without_logs")
+@pytest.mark.parametrize("knows", [True, False], ids=["known", "unheard"])
 def test_a_log_that_is_deleted_and_created_again_between_two_files_is_not_mixed(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knows: bool
 ) -> None:
-    """The second log has as many records, so its digests are equal to those of what is read of it."""
+    """The second log has as many records, so its digests are equal to those of what is read of it. knows:
+    the node that is asked for the settings has heard of the deletion."""
     next_records, count = backing_up._next_records, 0
+    settings_of, first_settings = Operations.log, []
+
+    def known_settings(operations: Operations, name: str) -> dict[str, Any]:
+        first_settings.append(settings_of(operations, name))
+        return first_settings[-1 if knows else 0]
 
     def create(value: str) -> None:
         made = partial(run, cluster, "logs", "create", "orders-1")
@@ -121,6 +128,7 @@ def test_a_log_that_is_deleted_and_created_again_between_two_files_is_not_mixed(
     create("first")
     monkeypatch.setattr(backing_up, "PART_RECORDS", 10)
     monkeypatch.setattr(backing_up, "_next_records", replaced_at_the_second)
+    monkeypatch.setattr(Operations, "log", known_settings)
     folder = tmp_path / "orders"
     for _ in range(2):
         refused = run(cluster, "backup", str(folder), "-l", "orders-1")
