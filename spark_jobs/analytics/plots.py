@@ -149,21 +149,18 @@ def watermarks_figure(watermarks: Rows, terms: Rows) -> Figure:
 
 
 def _absences(of_peer: Rows) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Return the time from the last row with an acknowledgement of a peer to the first with one again."""
+    """Return the time from the last row with an acknowledgement of a peer to the first with one again, where
+    leaders have missed it for some time: at the begin of a term they have heard of no peer yet."""
     absences = []
     known: Mapping[str, Any] | None = None
-    silent = False
+    missed: Mapping[str, Any] | None = None  # the first row without it
     for row in of_peer:
         if row["watermark"] < 0:
-            silent = known is not None
-        else:
-            if (
-                known is not None
-                and silent
-                and (row["timestamp"] - known["timestamp"]).total_seconds() > AWAY_S
-            ):
-                absences.append((known, row))
-            known, silent = row, False
+            missed = missed or row
+            continue
+        if known and missed and (row["timestamp"] - missed["timestamp"]).total_seconds() > AWAY_S:
+            absences.append((known, row))
+        known, missed = row, None
     return absences
 
 

@@ -70,7 +70,8 @@ def changes_of_leader(terms: Rows) -> int:
 
 
 def fail_overs_sentence(terms: Rows) -> str:
-    """Return how long appends paused at the changes of the leader, as a sentence without its full stop."""
+    """Return for how long there was no record at the changes of the leader, as a sentence without its full
+    stop. That is the length of a fail-over if clients appended all the time; otherwise it was shorter."""
     if not terms:
         return "No term is in the tables yet"
     if len(terms) == 1:
@@ -81,9 +82,9 @@ def fail_overs_sentence(terms: Rows) -> str:
     else:
         what = f"{changes_of_leader(terms)} changes of the leader"
     if not pauses:
-        return f"{what}; the pause of appends is not known"
+        return f"{what}; the time without records is not known"
     longest = f"{max(pauses):.2f} s"
-    return f"{what}: appends paused for {'at most ' if len(pauses) > 1 else ''}{longest}"
+    return f"{what}: no record for {'at most ' if len(pauses) > 1 else ''}{longest}"
 
 
 def served(terms: Rows) -> tuple[float, float] | None:

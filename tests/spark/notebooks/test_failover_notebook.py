@@ -138,7 +138,7 @@ def test_the_notebook_tells_the_story(spark: SparkSession, story: Story, tmp_pat
     assert len(pictures) == 2
     page = (tmp_path / "page.html").read_text()
     assert "0 unclean elections\neach epoch has the master that was elected for it" in page
-    assert "changes of the leader: appends paused for at most" in page
+    assert "changes of the leader: no record for at most" in page
     watermarks = NOTEBOOK.with_name("02_watermarks_by_term.py")
     run_notebook(watermarks, {"tables": str(story.tables)}, tmp_path / "watermarks.html", spark)
     assert "The log is not in Raft mode" in (tmp_path / "watermarks.html").read_text()

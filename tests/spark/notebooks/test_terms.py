@@ -47,8 +47,8 @@ def test_a_pause_is_from_the_last_record_of_a_leader_to_the_first_of_the_next() 
         (4, 10, 3.5),
     ]
     assert pauses_of(terms) == [1.0, 3.5]
-    assert fail_overs_sentence(terms) == "3 changes of the leader: appends paused for at most 3.50 s"
-    assert fail_overs_sentence(terms[:2]) == "n2 took over from n1: appends paused for 1.00 s"
+    assert fail_overs_sentence(terms) == "3 changes of the leader: no record for at most 3.50 s"
+    assert fail_overs_sentence(terms[:2]) == "n2 took over from n1: no record for 1.00 s"
     assert served(terms) == (19.5, pytest.approx(1 - 4.5 / 19.5))
 
 
@@ -57,7 +57,7 @@ def test_timestamps_of_clients_give_no_pause(last: float) -> None:
     terms = terms_of(EPOCHS[:2], [held(1, last - 5, last), held(2, 9, 11)])
     assert pauses_of(terms) == []
     assert served(terms) is None
-    assert fail_overs_sentence(terms) == "n2 took over from n1; the pause of appends is not known"
+    assert fail_overs_sentence(terms) == "n2 took over from n1; the time without records is not known"
 
 
 def test_labels_are_thinned_where_they_would_overprint() -> None:
@@ -84,7 +84,7 @@ FIGURES: dict[str, tuple[Figure, str]] = {
     "one event": (watermarks_figure(reported(0, 1, "n1", n1=0, n2=0), TERMS[:1]), "n0 led all the time"),
     "many terms": (
         watermarks_figure([row for k in MANY for row in reported(k + 0.5, k, f"n{k % 3}", n0=k)], TERMS),
-        "99 changes of the leader: appends paused for at most 0.20 s",
+        "99 changes of the leader: no record for at most 0.20 s",
     ),
     "no lag": (lag_figure([], []), "The log has no follower"),
     "no terms": (service_figure([]), "No term"),
@@ -123,3 +123,21 @@ def test_few_late_flights_have_no_label_twice() -> None:
     figure.canvas.draw()
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert len(labels) == len(set(labels)) > 1
+
+
+def test_a_peer_is_away_while_leaders_miss_it_and_not_because_nothing_was_appended() -> None:
+    idle = [
+        *reported(0, 1, "n1", n1=5, n2=5),
+        *reported(30, 2, "n2", n1=-1, n2=5),  # the begin of a term
+        *reported(31, 2, "n2", n1=6, n2=6),
+    ]
+    dead = [
+        *reported(0, 1, "n1", n1=5, n2=5),
+        *reported(2, 2, "n2", n1=-1, n2=6),
+        *reported(9, 2, "n2", n1=6, n2=6),
+    ]
+    texts = [
+        [text.get_text() for text in watermarks_figure(rows, TERMS[:2]).axes[0].texts]
+        for rows in (idle, dead)
+    ]
+    assert [[text for text in found if "away" in text] for found in texts] == [[], ["n1 is away"]]
