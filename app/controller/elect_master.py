@@ -7,8 +7,9 @@ winner is granted no lease until then, so nothing can have been acknowledged sin
 is elected the previous set is restored, so every clean election is won by a member of the set.
 """
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
 from app.controller.commands import ElectMaster, Reason, Refused
 from app.controller.complete_copies import (
@@ -22,6 +23,7 @@ from app.controller.events import MasterElected, SyncStateSetChanged
 from app.controller.liveness import Liveness
 from app.controller.metadata import Log, Replica
 
+NONE_AVOIDED: Final[Mapping[int, int]] = MappingProxyType({})
 REASON_FIRST = "first"  # the log never had a master
 REASON_MASTER_LOST = "master-lost"
 REASON_OPERATOR = "operator"
@@ -59,15 +61,15 @@ def elect(
     *,
     command: ElectMaster | None = None,
     heard_after_ms: int | None = None,
-    avoided: Collection[int] = (),
+    avoided: Mapping[int, int] = NONE_AVOIDED,
     provisional: bool = False,
 ) -> MasterElected:
     """Choose a new master: of the SyncStateSet, or unclean if that is allowed and no member of it lives.
 
     command: of an operator, None when the controller acts by itself. heard_after_ms: a replica that was not
-    heard after that is not elected, None for no limit. avoided: replicas that could not open an epoch,
-    elected only when there is no other. provisional: assume that every member holds everything, to see which
-    could be elected once that is proven. Raises Refused.
+    heard after that is not elected, None for no limit. avoided: replicas that could not open an epoch, and
+    how often: those that failed least are preferred. provisional: assume that every member holds everything,
+    to see which could be elected once that is proven. Raises Refused.
     """
     living = [
         each
@@ -97,7 +99,8 @@ def elect(
         candidates = [each for each in candidates if each.node == wanted]
     if not candidates:
         raise Refused(Reason.NO_ELIGIBLE_REPLICA, _why_nobody(log, liveness, living))
-    candidates = [each for each in candidates if each.id not in avoided] or candidates
+    fewest = min(avoided.get(each.id, 0) for each in candidates)
+    candidates = [each for each in candidates if avoided.get(each.id, 0) == fewest]
     candidates = [each for each in candidates if each.node not in log.leaving] or candidates
     chosen = min(candidates, key=lambda each: _rank(log, liveness, each))
     unclean = chosen not in clean

@@ -16,7 +16,7 @@ from app.controller.metadata import Log
 from app.controller.state_machine import Metadata
 
 _OPENINGS_TRIED: Final = 2  # by one replica, before others are preferred: a restart may cost it one
-_PATIENCE: Final = 4  # times as long has a replica that failed before: its disk may just be slow
+_DOUBLED_MAX: Final = 8  # times: the patience with a replica that failed often, whose disk may just be slow
 
 
 class Masters:
@@ -37,6 +37,7 @@ class Masters:
         self._openings_failed: dict[str, dict[int, int]] = {}  # log -> replica -> how often, since one opened
         self._recorded_ms: dict[str, int] = {}  # log -> when its metadata got what its copies have confirmed
         self._opening_until: dict[str, tuple[int, int]] = {}  # log -> epoch that is not open yet, time limit
+        self._slow_epochs: dict[str, int] = {}  # log -> the last epoch that was not opened in time
         self.refused_elections: Counter[tuple[str, str]] = Counter()  # (log, reason)
         self._refused_epochs: dict[str, int] = {}  # log -> epoch after which an election was refused
 
@@ -128,6 +129,7 @@ class Masters:
         self._unmastered_ms.pop(name, None)
         self._openings_failed.pop(name, None)
         self._opening_until.pop(name, None)
+        self._slow_epochs.pop(name, None)
         self._recorded_ms.pop(name, None)
         self._handing_over.pop(name, None)
         self._refused_epochs.pop(name, None)
@@ -188,7 +190,10 @@ class Masters:
             self._replace_master(log, happen, now_ms)
         elif log.is_opening and self._opens_too_slowly(log, now_ms):
             assert log.master is not None
-            self._openings_failed.setdefault(log.name, {})[log.master] = _OPENINGS_TRIED
+            if self._slow_epochs.get(log.name) != log.master_epoch:
+                self._slow_epochs[log.name] = log.master_epoch
+                failed = self._openings_failed.setdefault(log.name, {})
+                failed[log.master] = max(_OPENINGS_TRIED, failed.get(log.master, 0) + 1)
             self._replace_master(log, happen, now_ms, stays=log.master)
 
     def _is_record_due(self, log: Log, now_ms: int) -> bool:
@@ -207,10 +212,13 @@ class Masters:
         return msgspec.structs.replace(event, confirmed=self._liveness.news_of_confirmed(log))
 
     def _opens_too_slowly(self, log: Log, now_ms: int) -> bool:
-        """Return whether the master lives but cannot write its first record to its disk."""
+        """Return whether the master lives but cannot write its first record to its disk. Each attempt of a
+        replica that failed before has twice the time: a slow disk gets enough, and one that hangs gives way
+        to others."""
         epoch, until_ms = self._opening_until.get(log.name, (0, 0))
         if epoch != log.master_epoch:
-            patience = _PATIENCE if log.master in self._avoided(log) else 1
+            failed = 0 if log.master is None else self._avoided(log).get(log.master, 0)
+            patience = 2 ** min(_DOUBLED_MAX, failed)
             until_ms = now_ms + patience * self._liveness.config.opening_timeout_ms
             self._opening_until[log.name] = (log.master_epoch, until_ms)
         return now_ms >= until_ms
@@ -258,10 +266,10 @@ class Masters:
             self._refused_epochs[log.name] = log.master_epoch
             self.refused(log.name, refused)
 
-    def _avoided(self, log: Log) -> list[int]:
-        """Replicas that were elected and did not open their epoch, repeatedly."""
+    def _avoided(self, log: Log) -> dict[int, int]:
+        """Replicas that were elected and did not open their epoch, repeatedly, and how often."""
         failed = self._openings_failed.get(log.name, {})
-        return [replica for replica, times in failed.items() if times >= _OPENINGS_TRIED]
+        return {replica: times for replica, times in failed.items() if times >= _OPENINGS_TRIED}
 
     def _elected(self, log: Log, event: MasterElected, happen: Happen) -> None:
         """Record the election; the set before the last one is restored first, if the winner belongs to it."""

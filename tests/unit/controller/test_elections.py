@@ -432,23 +432,43 @@ def test_a_master_that_hangs_gives_way_within_two_timeouts() -> None:
 
 
 @pytest.mark.rule("C-05")
-def test_a_log_whose_disks_are_all_slow_gets_a_master() -> None:
-    """Each needs 5 timeouts of a broker for its first record: the second attempt of one lasts long enough."""
-    quorum = Quorum()
+@pytest.mark.parametrize("nodes", [("n1", "n2", "n3"), ("n1", "n2", "n3", "n4")])
+@pytest.mark.parametrize(("timeouts", "attempts"), [(5, 2), (8, 3), (30, 4), (120, 6)])
+def test_a_log_whose_disks_are_all_slow_gets_a_master(
+    nodes: tuple[str, ...], timeouts: int, attempts: int
+) -> None:
+    """Each needs so many timeouts of a broker for its first record: each attempt lasts longer."""
+    quorum = Quorum(nodes)
     quorum.with_master()
     quorum.join_all()
     let_die(quorum, "n1")
     epoch, elected_ms = 0, 0
-    for _ in range(400):
+    for _ in range(10_000):
         log = quorum.log()
         if log.master_epoch != epoch:
             epoch, elected_ms = log.master_epoch, quorum.now_ms
         assert log.master_node is not None
-        if quorum.now_ms - elected_ms >= 5 * CONFIG.broker_timeout_ms:
+        if quorum.now_ms - elected_ms >= timeouts * CONFIG.broker_timeout_ms:
             quorum.offsets[log.master_node, "a"] = (epoch, 100, 0)
-        quorum.let_pass(CONFIG.broker_timeout_ms // 10, "n2", "n3")
+        quorum.let_pass(CONFIG.broker_timeout_ms // 10, *nodes[1:])
     assert not quorum.log().is_opening
-    assert quorum.log().master_epoch <= 5  # the two living copies were tried, and one of them again
+    assert quorum.log().master_epoch <= 1 + attempts * (len(nodes) - 1)
+
+
+@pytest.mark.rule("C-05")
+def test_a_disk_that_hangs_gives_way_to_one_that_was_slow_before() -> None:
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.join_all()
+    let_die(quorum, "n1")
+    was_slow = False
+    for _ in range(500):
+        log = quorum.log()
+        if log.master_node == "n3" and was_slow:
+            quorum.offsets["n3", "a"] = (log.master_epoch, 100, 0)
+        was_slow = was_slow or (log.master_node == "n2" and log.master_epoch > 2)
+        quorum.let_pass(CONFIG.broker_timeout_ms // 10, "n2", "n3")
+    assert (quorum.log().master_node, quorum.log().is_opening) == ("n3", False)
 
 
 @pytest.mark.rule("C-05", "A-11")
