@@ -179,6 +179,9 @@ def _list(as_json: bool) -> None:
         documents = [{"name": name, **_document(found)} for name, found in known.contexts.items()]
         print_json({"current": known.in_use, "contexts": documents})
         return
+    if not known.contexts:
+        click.echo("no context is known; `commitlog context add NAME --endpoint URL` adds one")
+        return
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

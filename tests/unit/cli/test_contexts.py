@@ -106,6 +106,12 @@ def test_a_damaged_file_is_one_sentence_and_does_not_disturb_completion(file: Pa
     assert complete_contexts(click.Context(command), click.Argument(["name"]), "") == []
 
 
+def test_a_user_without_contexts_learns_how_to_add_one() -> None:
+    shown = CliRunner().invoke(cli, ["context"])
+    assert shown.exit_code == 0
+    assert "commitlog context add" in shown.output
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "plain").write_text("")
     monkeypatch.setenv("COMMITLOG_CONTEXTS", str(tmp_path / "plain" / "contexts.json"))
