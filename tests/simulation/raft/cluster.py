@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from random import Random
 
-from app.log.contract import Role
+from app.log.contract import NO_INDEX, Role
 from storage.errors import CorruptLog, DiskError
 from storage.format.segment_format import DamagedIndex
 from tests.simulation.raft.checks import SafetyChecker
@@ -314,7 +314,9 @@ class SimulatedCluster:
 
     def _check_committed(self, node: SimulatedNode) -> None:
         """Batch by batch, from the disk: what is committed at the node is what was ever committed."""
-        index = max(node.log.begin_index, 0)
+        index = node.log.begin_index
+        if index == NO_INDEX:
+            return  # empty: new, or since a reset
         while index <= node.driver.committed_index:
             batch = node.log.batch_at(index)
             if self.checker.committed.get(batch.base_index) != batch:
