@@ -3,7 +3,14 @@
 from typing import Any, Final
 
 from app.api.append.parameters import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
-from app.api.http.openapi import APPEND_ANSWER_EXAMPLE, HEADERS_SCHEMA, OF_A_COMMIT, answers, schema_of
+from app.api.http.openapi import (
+    APPEND_ANSWER_EXAMPLE,
+    HEADERS_SCHEMA,
+    OF_A_COMMIT,
+    answers,
+    headers_of,
+    schema_of,
+)
 from app.media_types import NDJSON
 
 _TEXT: Final = {"type": "string"}
@@ -190,6 +197,7 @@ RESPONSES: Final = {
     ),
     "202": {
         "description": "acks=leader: stored at the leader; the append can still be lost",
+        "headers": headers_of(),
         "content": {
             "application/json": {
                 "schema": schema_of(APPEND_ANSWER_EXAMPLE),

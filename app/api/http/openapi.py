@@ -178,17 +178,21 @@ _HEADERS: Final = {
     "X-Request-Id": ("string", "Id of this request: the client's, or one that the service generated"),
 }
 ETAG, LOCATION, HAS_MORE, LOG_ID = "ETag", "Location", "Commitlog-Has-More", "Commitlog-Log-Id"
+RETRY_AFTER, ALLOW, WWW_AUTHENTICATE = "Retry-After", "Allow", "WWW-Authenticate"
 _OF_SOME: Final = {
     ETAG: ("string", "Version for `If-Match`"),
     LOCATION: ("string", "Path of what was created"),
     HAS_MORE: ("boolean", "True if more committed records follow. In JSON it is the field `has_more`"),
     LOG_ID: ("string", "Id of the log that the records are of: another log of the name has another one"),
+    RETRY_AFTER: ("integer", "Seconds after which a retry may succeed"),
+    ALLOW: ("string", "Methods of the route"),
+    WWW_AUTHENTICATE: ("string", "`Bearer`: a token is required"),
 }
 
 
-def _headers(more: Sequence[str]) -> dict[str, Any]:
-    described = _HEADERS | {name: _OF_SOME[name] for name in more}
-    return {name: {"description": text, "schema": {"type": kind}} for name, (kind, text) in described.items()}
+def headers_of(more: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the headers of a response: the common ones, and `more`."""
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in (*_HEADERS, *more)}
 
 
 _NULLABLE: Final = frozenset(
@@ -306,7 +310,7 @@ def answers(
 
     headers: those that not every route sends.
     """
-    given: dict[str, Any] = {"description": description, "headers": _headers(headers)}
+    given: dict[str, Any] = {"description": description, "headers": headers_of(headers)}
     given["content"] = content or {"application/json": {"schema": schema_of(example), "example": example}}
     responses: dict[int | str, dict[str, Any]] = {str(status): given}
     add_problems(responses, *codes, *_EVERYWHERE, *(_OF_A_LOG if of_a_log else ()))
@@ -317,7 +321,13 @@ def add_problems(responses: dict[Any, dict[str, Any]], *codes: str) -> None:
     """Add problems with examples to the `responses` of a route, by status."""
     for code in codes:
         problem = PROBLEMS[code]
-        entry = responses.setdefault(str(problem.http_status), {"description": problem.title})
+        entry = responses.setdefault(
+            str(problem.http_status),
+            {
+                "description": problem.title,
+                "headers": headers_of(_PROBLEM_HEADERS.get(problem.http_status, ())),
+            },
+        )
         content = entry.setdefault("content", {}).setdefault(
             PROBLEM_JSON, {"schema": {"$ref": "#/components/schemas/Problem"}, "examples": {}}
         )
@@ -328,6 +338,10 @@ def complete(document: dict[str, Any], is_open: Callable[[str], bool]) -> None:
     """Add to a whole document what every route has in common. is_open: whether a path needs no token."""
     components = document.setdefault("components", {})
     components.setdefault("schemas", {})["Problem"] = PROBLEM_SCHEMA
+    components["headers"] = {
+        name: {"description": text, "schema": {"type": kind}}
+        for name, (kind, text) in (_HEADERS | _OF_SOME).items()
+    }
     components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{}, {"bearer": []}]
     for path, methods in document["paths"].items():
@@ -356,9 +370,54 @@ def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
     return {name: _inlined(value, definitions) for name, value in node.items() if name != "$defs"}
 
 
+_PROBLEM_HEADERS: Final = {
+    401: (WWW_AUTHENTICATE,),
+    405: (ALLOW,),
+    429: (RETRY_AFTER,),
+    503: (RETRY_AFTER,),
+    504: (RETRY_AFTER,),
+}
+_TEXT: Final = {"type": "string"}
+_TEXT_OR_NULL: Final = {"type": ["string", "null"]}
+_NUMBER: Final = {"type": "integer"}
+_NUMBER_OR_NULL: Final = {"type": ["integer", "null"]}
+_PROBLEM_FIELDS: Final[dict[str, dict[str, Any]]] = {  # those that not every problem has
+    "begin_index": _NUMBER,
+    "current_epoch": _NUMBER,
+    "cursor": _TEXT,
+    "differences": {
+        "type": "array",
+        "items": {"type": "object", "properties": {"path": _TEXT, "kind": _TEXT, "detail": _TEXT}},
+    },
+    "errors": {
+        "type": "array",
+        "items": {"type": "object", "properties": {"pointer": _TEXT, "detail": _TEXT}},
+    },
+    "expected_index": _NUMBER,
+    "expected_sequence": _NUMBER,
+    "expected_term": _NUMBER,
+    "first_index": _NUMBER_OR_NULL,
+    "first_seq": _NUMBER,
+    "in_sync": _NUMBER,
+    "index": _NUMBER,
+    "leader": _TEXT_OR_NULL,
+    "leader_url": _TEXT_OR_NULL,
+    "limit": _NUMBER,
+    "log": _TEXT,
+    "materialized_index": _NUMBER_OR_NULL,
+    "min_in_sync_replicas": _NUMBER,
+    "next_index": _NUMBER,
+    "pointer": _TEXT,
+    "reason": _TEXT,
+    "record": _NUMBER,
+    "table": _TEXT,
+    "term": _NUMBER,
+    "version": _NUMBER_OR_NULL,
+}
 PROBLEM_SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
-    "description": "RFC 9457. `outcome`: outcome of the append; `retryable`: true if a retry may succeed.",
+    "description": "RFC 9457. `outcome`: outcome of the append; `retryable`: true if a retry may succeed. "
+    "Each page /problems/{code} explains one of them.",
     "properties": {
         "type": {"type": "string"},
         "title": {"type": "string"},
@@ -369,6 +428,7 @@ PROBLEM_SCHEMA: Final[dict[str, Any]] = {
         "retryable": {"type": "boolean"},
         "outcome": {"type": "string", "enum": ["not_applied", "applied", "unknown"]},
         "request_id": {"type": "string"},
+        **_PROBLEM_FIELDS,
     },
     "required": ["type", "title", "status", "code", "retryable", "outcome", "request_id"],
 }

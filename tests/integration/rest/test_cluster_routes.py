@@ -1,6 +1,9 @@
 """Everything that is not records: views of the cluster, health, pages, and what no route answers."""
 
+import ast
+import inspect
 import re
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from app.errors import PROBLEMS
 from tests.integration.rest.test_append_routes import refused
 from tests.support.cluster import Cluster, eventually, running
 
@@ -283,7 +287,8 @@ def test_answers_are_as_the_openapi_document_describes_them(cluster: Cluster) ->
         if described is None:
             found.append(f"{method} {route}: {answer.status_code} is not described")
             continue
-        special = {"etag", "location", "commitlog-has-more"} & set(answer.headers)
+        special = {"allow", "etag", "location", "retry-after", "x-request-id"} & set(answer.headers)
+        special |= {name for name in answer.headers if name.startswith("commitlog-")}
         found += [
             f"{method} {route}: the header {name} is not described"
             for name in special - {name.lower() for name in described.get("headers", ())}
@@ -296,6 +301,20 @@ def test_answers_are_as_the_openapi_document_describes_them(cluster: Cluster) ->
                 found.append(f"{method} {route}: {answer.json()['code']} is not described")
         found += [f"{method} {route} {each}" for each in deviations(answer.json(), schema)]
     assert found == []
+
+
+def test_every_field_and_header_of_a_problem_is_described(cluster: Cluster) -> None:
+    """The keys that `fields` of each error returns, by its source."""
+    components = cluster.get("n1", "/v1/openapi.json").json()["components"]
+    described = components["schemas"]["Problem"]["properties"]
+    for problem in PROBLEMS.values():
+        tree = ast.parse(textwrap.dedent(inspect.getsource(problem.fields)))
+        keys = [key for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys]
+        assert {ast.literal_eval(key) for key in keys if key is not None} <= set(described), problem.code
+        headers = ast.parse(textwrap.dedent(inspect.getsource(problem.headers)))
+        names = [node.elts[0] for node in ast.walk(headers) if isinstance(node, ast.Tuple)]
+        sent = {name.value for name in names if isinstance(name, ast.Constant)}
+        assert sent <= {name.lower() for name in components["headers"]}, problem.code
 
 
 def test_every_route_describes_the_refusals_of_the_service(cluster: Cluster) -> None:
