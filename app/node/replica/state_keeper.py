@@ -51,7 +51,9 @@ class StateKeeper:
         self.transfer = StateTransfer(
             files.log_id, files.log, state, services.transport, self._become_whole, config.state_chunk_bytes
         )
-        self._begin_epoch = BeginEpoch(services.node_id, files.log_id, files.log, services.transport, disk)
+        self._begin_epoch = BeginEpoch(
+            services.node_id, files.log_id, files.log, services.transport, disk, fail
+        )
         self._node_id = services.node_id
         self._log_name = files.log_name
         self._log = files.log

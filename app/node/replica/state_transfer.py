@@ -18,6 +18,7 @@ from app.log.restoring import Restoring, WholeRestoring
 from app.log.snapshot import Capture
 from app.log.state import LogState
 from app.raft.messages import StateChunk, StateRequest
+from storage.errors import StorageFull
 from storage.format.checksum import extend_crc32c
 from storage.log.commitlog import Commitlog
 
@@ -243,12 +244,22 @@ class BeginEpoch:
     those of a state transfer positive.
     """
 
-    def __init__(self, node_id: str, log_id: int, log: Commitlog, transport: Transport, disk: Disk) -> None:
+    def __init__(
+        self,
+        node_id: str,
+        log_id: int,
+        log: Commitlog,
+        transport: Transport,
+        disk: Disk,
+        fail: Callable[[str, BaseException], None],
+    ) -> None:
+        """fail(what, error): the disk has failed: nothing more may be written (R-11)."""
         self._node_id = node_id
         self._log_id = log_id
         self._log = log
         self._transport = transport
         self._disk = disk
+        self._fail = fail
         self._id = 0  # of the open request; 0: none
         self._asked_ms = 0
         # Of the newest request: leader, its term, and generation of the log.
@@ -288,5 +299,7 @@ class BeginEpoch:
             self._disk.submit(ticket.move_begin, self._kept)
 
     def _kept(self, _result: Any, error: BaseException | None) -> None:
-        if error is not None:  # known until a restart, which asks again; a trim saves it too
+        if isinstance(error, StorageFull):  # known until a restart, which asks again; a trim saves it too
             logger.warning("the epoch of the begin of log %d is not saved: %s", self._log_id, error)
+        elif error is not None:
+            self._fail("the epoch of the begin", error)

@@ -1,0 +1,50 @@
+"""The epoch of a log's begin that cannot be saved: a full disk is no failure, a failed sync is one (R-11)."""
+
+from typing import Any
+
+import pytest
+
+from app.node.replica.state_transfer import BeginEpoch
+from app.raft.messages import StateChunk, StateRequest
+from storage.errors import DiskError, StorageFull, SyncFailed
+from storage.format.epoch_file import Epoch
+
+
+class ResetLog:
+    """A log whose begin is within an epoch that it does not know."""
+
+    begin_index, generation, knows_begin_epoch = 5, 1, False
+
+    def term_at(self, index: int) -> int:
+        return 2
+
+    def adopt_begin_epoch(self, epoch: Epoch) -> Any:
+        return self
+
+    def move_begin(self) -> None: ...
+
+
+@pytest.mark.rule("R-11")
+@pytest.mark.parametrize(
+    ("error", "fails"),
+    [(None, 0), (StorageFull("manifest", "write", ""), 0), (SyncFailed("manifest", "sync", ""), 1)],
+)
+def test_a_failed_sync_of_the_begin_fails_the_node_and_a_full_disk_does_not(
+    error: DiskError | None, fails: int
+) -> None:
+    requests: list[StateRequest] = []
+    failures: list[tuple[str, BaseException]] = []
+
+    class Now:
+        def send(self, target: str, log_id: int, message: StateRequest) -> None:
+            requests.append(message)
+
+        def submit(self, work: Any, then: Any) -> None:
+            then(None, error)
+
+    log: Any = ResetLog()
+    now: Any = Now()
+    begin = BeginEpoch("n2", 7, log, now, now, lambda *failure: failures.append(failure))
+    begin.tick("n1", 3, 1_000)
+    begin.take(StateChunk(requests[0].id, 0, 0, 0, b"", Epoch(2, 2, "n1", 3, 300, 0)))
+    assert [failed for _, failed in failures] == [error] * fails
