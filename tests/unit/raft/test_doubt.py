@@ -329,9 +329,8 @@ def test_a_candidate_outside_the_group_needs_sound_votes() -> None:
     assert ballot.is_won
 
 
-@pytest.mark.rule("R-02", "R-10")
-def test_two_voters_both_know_the_third_before_it_helps_to_commit() -> None:
-    """Otherwise a replaced disk and the voter that knows of two would elect each other without the third."""
+def promoted_third() -> tuple[Group, Member, int]:
+    """n2 leads two voters and has made n3 the third; n1 has not heard of that. The index of the record."""
     group = Group(2)
     leader = group.elect("n2")
     group.settle()
@@ -340,9 +339,17 @@ def test_two_voters_both_know_the_third_before_it_helps_to_commit() -> None:
     group.pass_time(500)
     leader.change(ChangeKind.PROMOTE, "n3")
     promotion = leader.log.end_index
+    group.settle("n2", "n3")
+    assert group["n3"].log.end_index == promotion
+    return group, leader, promotion
+
+
+@pytest.mark.rule("R-02", "R-10")
+def test_two_voters_both_know_the_third_before_it_helps_to_commit() -> None:
+    """Otherwise a replaced disk and the voter that knows of two would elect each other without the third."""
+    group, leader, promotion = promoted_third()
     leader.append()
     group.settle("n2", "n3")
-    assert group["n3"].log.end_index == leader.log.end_index
     assert leader.core.committed_index == promotion - 1
     group.settle()
     group.pass_time(100)
@@ -360,15 +367,7 @@ def test_two_voters_both_know_the_third_before_it_helps_to_commit() -> None:
 
 @pytest.mark.rule("R-02", "R-10")
 def test_a_new_leader_of_three_also_waits_for_both_former_voters() -> None:
-    group = Group(2)
-    leader = group.elect("n2")
-    group.settle()
-    group.join("n3")
-    leader.change(ChangeKind.ADD, "n3")
-    group.pass_time(500)
-    leader.change(ChangeKind.PROMOTE, "n3")
-    promotion = leader.log.end_index
-    group.settle("n2", "n3")
+    group, _, promotion = promoted_third()
     for name in ("n2", "n3"):
         group[name].restart(committed=promotion - 1)
     group.take()
@@ -377,3 +376,34 @@ def test_a_new_leader_of_three_also_waits_for_both_former_voters() -> None:
     assert group["n3"].core.committed_index == promotion - 1
     group.pass_time(500)
     assert group["n3"].core.committed_index == group["n3"].log.end_index > promotion
+
+
+@pytest.mark.rule("R-02", "R-10")
+@pytest.mark.parametrize("lost", ["n1", "n3"])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_third_voter_counts_although_a_disk_is_replaced_meanwhile(lost: str, restarts: bool) -> None:
+    group, leader, promotion = promoted_third()
+    wipe(group[lost])
+    if restarts:
+        leader.restart(committed=promotion - 1)
+    group.take()
+    group.pass_time(20_000)
+    group.leader.append()
+    group.pass_time(1_000)
+    assert group.leader.core.committed_index == group.leader.log.end_index
+    assert all(member.core.sound for member in group.members.values())
+
+
+@pytest.mark.rule("R-10")
+def test_two_voters_that_were_three_may_become_three_again() -> None:
+    group, _, _ = promoted_third()
+    group.pass_time(3_000)
+    leader = group.leader
+    leader.change(ChangeKind.REMOVE, "n1" if leader.name != "n1" else "n3")
+    group.pass_time(1_000)
+    group.join("n4")
+    for kind in (ChangeKind.ADD, ChangeKind.PROMOTE):
+        leader.change(kind, "n4")
+        group.pass_time(1_000)
+    assert len(leader.core.group.voters) == 3
+    assert leader.core.committed_index == leader.log.end_index
