@@ -38,7 +38,7 @@ WATCH_INTERVAL_S = 0.2
     show_default=True,
     help="Replication mode of the log `default`. In classic mode n1 is its master.",
 )
-@click.option("--spark/--no-spark", default=True, help="Write the log to Delta tables (DIR/tables).")
+@click.option("--spark/--no-spark", default=True, help="Write all logs to Delta tables (DIR/tables).")
 @click.option(
     "--json",
     "as_json",

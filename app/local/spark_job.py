@@ -1,4 +1,4 @@
-"""The Spark job beside a local cluster: a separate process that writes the log into Delta tables."""
+"""The Spark job beside a local cluster: a separate process that writes its logs into Delta tables."""
 
 import json
 import os
@@ -15,6 +15,7 @@ STOP_GRACE_S = 5.0  # a kill does no harm: the tables stay correct (spark_jobs/R
 
 DEFAULT_TABLES = Path("commitlog-data/tables")
 JOB = "spark_jobs.run"
+ALL_LOGS = "*"  # also those that are created while the job runs
 VERIFY_JOB = "spark_jobs.verify"
 REPLAY_JOB = "spark_jobs.replay"
 
@@ -44,7 +45,7 @@ def become_job(module: str, arguments: Sequence[str], token: str | None) -> NoRe
 
 
 class SparkJob:
-    """The job of a local cluster's `default` log.
+    """The job of all logs of a local cluster.
 
     DIR/tables, DIR/checkpoints, and DIR/spark/{pid,log,progress.json} beside the nodes' folders.
     """
@@ -62,7 +63,7 @@ class SparkJob:
         self.log = folder / "log"
         self._progress = folder / "progress.json"
         self._progress.unlink(missing_ok=True)
-        arguments = job_arguments(cluster.urls, "default", self.tables, cluster.folder / "checkpoints")
+        arguments = job_arguments(cluster.urls, ALL_LOGS, self.tables, cluster.folder / "checkpoints")
         arguments += ["--progress", str(self._progress), *options]
         for node in cluster.nodes:
             arguments += ["--data-folder", str(node.data)]  # read in place, which costs the nodes nothing

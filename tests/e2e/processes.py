@@ -86,11 +86,17 @@ class Up:
 
 
 @contextmanager
-def up(folder: Path, nodes: int = 3) -> Iterator[Up]:
-    """`commitlog up --no-spark` for the length of a `with`; ended by SIGTERM unless the test did so."""
+def up(folder: Path, nodes: int = 3, *, spark: bool = False) -> Iterator[Up]:
+    """`commitlog up` for the length of a `with`; ended by SIGTERM unless the test did so."""
     command = [sys.executable, "-m", "app.cli.main", "up", "--nodes", str(nodes), "--data", str(folder)]
-    command += ["--port", str(free_port(nodes)), "--no-spark"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    command += ["--port", str(free_port(nodes)), "--spark" if spark else "--no-spark"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "JAVA_TOOL_OPTIONS": QUICKLY},
+    ) as process:
         assert process.stdout is not None
         try:
             yield Up(process, json.loads(process.stdout.readline()), folder)

@@ -82,6 +82,21 @@ def test_a_folder_goes_on_with_its_cluster(tmp_path: Path) -> None:
     assert "holds a cluster with the nodes n1:" in other.stderr
 
 
+def test_a_log_that_is_created_later_becomes_tables_too(tmp_path: Path) -> None:
+    with up(tmp_path, nodes=1, spark=True) as cluster:
+        at = ("-e", cluster.endpoint)
+        assert commitlog("append", "first", *at).returncode == 0
+        assert commitlog("tables", "--wait", "1", "--timeout-ms", "60000", *at, timeout_s=90).returncode == 0
+        assert commitlog("logs", "create", "orders", *at).returncode == 0
+        (schema := tmp_path / "orders.ddl").write_text("id BIGINT NOT NULL")
+        assert commitlog("schema", "set", str(schema), "--log", "orders", *at).returncode == 0
+        appended = json.loads(commitlog("append", '{"id": 17}', "--log", "orders", "--json", *at).stdout)
+        wait = ("--wait", str(appended["last_index"]), "--table", "records", "--timeout-ms", "60000")
+        waited = commitlog("tables", *wait, "--log", "orders", *at, timeout_s=90)
+        assert waited.returncode == 0, waited.stderr + (tmp_path / "spark" / "log").read_text()
+        assert Path(cluster.ready["tables"], "orders", "records", "_delta_log").is_dir()
+
+
 def test_taken_ports_and_wrong_configurations_are_said_in_one_line(tmp_path: Path) -> None:
     with up(tmp_path / "one", nodes=1) as cluster:
         port = cluster.ready["endpoints"][0].rsplit(":", 1)[1]
