@@ -4,7 +4,7 @@ BIN := .venv/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help s3 setup doctor demo test check format docs docs-site deploy-check rules sim mutants scenarios-rewrite chaos bench package sbom lock clean
+.PHONY: help s3 setup doctor demo test check format docs docs-site deploy-check rules sim mutants scenarios-rewrite chaos bench wheel package sbom lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -68,6 +68,11 @@ chaos: setup  ## run real processes under faults for 90 minutes, one JSON line p
 
 bench: setup  ## measure appends per second through REST, one node after the other
 	@$(BIN)/python -m tests.bench $(ARGS)
+
+wheel: setup  ## build dist/commitlog-VERSION-py3-none-any.whl for pip, and print the commands that install from it
+	@rm -f dist/commitlog-*.whl
+	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --no-index --wheel-dir dist .
+	@echo "pip install '$$(ls $(CURDIR)/dist/commitlog-*.whl)[client]'   # other extras: arrow, schemas, server, spark, notebooks"
 
 package: setup  ## build dist/ for spark-submit and print the command line; ARGS="--conf conf/spark.toml"
 	@$(BIN)/python -m spark_jobs.package dist $(ARGS)

@@ -23,6 +23,7 @@ NAMED_FILE = re.compile(r"(?<![\w./*{}$<>-])((?:[\w-]+/)*[\w-]+\.(?:py|md|java))
 SECTION = re.compile(r"([\w./-]+\.md) §(\d+)")
 HEADING = re.compile(r"^## (\d+)\. ", re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+BY_NAME = re.compile(r"pip install ['\"]?commitlog\b")
 RULE = re.compile(r"\b([DCAHR]-\d\d)\b")
 
 
@@ -161,6 +162,12 @@ def test_relative_links_resolve() -> None:
         if not re.match(r"[a-z]+:|#", found[1]) and not (path.parent / found[1].partition("#")[0]).exists()
     }
     assert not dead, "\n".join(sorted(dead))
+
+
+def test_no_page_installs_from_an_index_where_the_name_belongs_to_another_project() -> None:
+    pages = [path for path in tracked() if path.suffix in {".md", ".service", ".yaml"}]
+    wrong = [str(path.relative_to(ROOT)) for path in pages if BY_NAME.search(path.read_text())]
+    assert wrong == []
 
 
 def test_every_metric_is_documented() -> None:
