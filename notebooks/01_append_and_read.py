@@ -20,7 +20,7 @@ dbutils.widgets.text("tables", "demo-data/tables", "Folder of the Delta tables")
 
 import os
 
-from app.client import CommitlogClient, Record
+from app.client import CommitlogClient, InvalidRequest, Record
 from pyspark.sql import functions as F
 from spark_jobs.analytics import gold
 from spark_jobs.analytics.plots import delays_by_hour_figure, watermarks_figure
@@ -48,17 +48,28 @@ token = os.environ.get("COMMITLOG_TOKEN", "")  # a widget would show it
 # MAGIC
 # MAGIC Any node accepts the append and forwards it to the leader. The response is sent when a majority has
 # MAGIC the record on disk. It contains the index of the record (`first_index`), the term and the leader.
+# MAGIC A log whose schema refuses the record stays as it is: the next cell then reads its newest record.
 
 # COMMAND ----------
 
 with CommitlogClient(endpoint.split(","), log=log, token=token or None) as client:
-    appended = client.append([Record('{"note": "hello from a notebook"}', key="notebook")])
-display(spark.createDataFrame([appended.document]).select("first_index", "term", "leader", "durability"))
+    try:
+        appended = client.append([Record('{"note": "hello from a notebook"}', key="notebook")])
+    except InvalidRequest as refused:
+        if refused.code != "schema-mismatch":
+            raise
+        print(f"Nothing was appended. {refused}")
+        newest = client.read(last=1).records
+        shown_from = newest[0]["index"] if newest else client.tail()["next_index"]
+    else:
+        shown_from = appended.first_index
+        answer = spark.createDataFrame([appended.document])
+        display(answer.select("first_index", "term", "leader", "durability"))
 
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## The same record in Spark
+# MAGIC ## The record in Spark
 # MAGIC
 # MAGIC `format("commitlog")` reads the log directly, as a batch or a stream. It needs no table.
 
@@ -66,7 +77,7 @@ display(spark.createDataFrame([appended.document]).select("first_index", "term",
 
 access = {"token": token} if token else {}
 records = spark.read.format("commitlog").options(endpoint=endpoint, log=log, **access)
-note = records.option("startingIndex", appended.first_index).load()
+note = records.option("startingIndex", shown_from).load()
 display(note.select("index", "term", "timestamp", F.col("key").cast("string"), F.col("value").cast("string")))
 
 # COMMAND ----------

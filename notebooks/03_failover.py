@@ -41,7 +41,8 @@ entries, watermarks = spark.table("entries"), spark.table("watermarks")
 # COMMAND ----------
 
 elections = failovers.elections(events).cache()
-terms = terms_of(epochs.orderBy("epoch").collect(), gold.records_by_term(entries).collect())
+by_term, reports = gold.records_by_term(entries), gold.reports_by_term(watermarks, epochs)
+terms = terms_of(epochs.orderBy("epoch").collect(), by_term.collect(), reports.collect())
 if elections.isEmpty():
     print("The controllers have decided nothing about this log: it is not in controller mode.")
 display(elections)
@@ -76,7 +77,7 @@ display(story_figure(reigns, memberships, confirmed, pauses))
 # MAGIC
 # MAGIC If producers append continuously, each outage is visible in the log as a pause between the
 # MAGIC timestamps of two consecutive records. The dashed lines are elections. For a log in another mode the
-# MAGIC plot shows the times of its leaders.
+# MAGIC plot shows when which node led: the time in which no leader is known is red.
 
 # COMMAND ----------
 

@@ -26,10 +26,11 @@ from spark_jobs.analytics import gold
 from spark_jobs.analytics.service_plots import carriers_figure, late_figure, service_figure
 from spark_jobs.analytics.silver import DELAYS, LATE, DelaysJob, delays, flights_in
 from spark_jobs.analytics.terms import TERM_COLUMNS, terms_of
-from spark_jobs.tables.table import ENTRIES, EPOCHS, read_table, table_path
+from spark_jobs.tables.table import ENTRIES, EPOCHS, WATERMARKS, read_table, table_path
 
 log, tables = dbutils.widgets.get("log"), dbutils.widgets.get("tables")
-entries, epochs, parts, late = (table_path(tables, log, table) for table in (ENTRIES, EPOCHS, DELAYS, LATE))
+entries, epochs, watermarks = (table_path(tables, log, table) for table in (ENTRIES, EPOCHS, WATERMARKS))
+parts, late = (table_path(tables, log, table) for table in (DELAYS, LATE))
 flights = flights_in(spark, tables, log)
 has_flights = flights is not None and not flights.isEmpty()
 
@@ -93,12 +94,16 @@ if has_flights:
 # MAGIC
 # MAGIC Between the last record of one leader and the first record of the next one no append succeeded. If
 # MAGIC clients appended all the time, this pause is the length of the fail-over; otherwise the fail-over was
-# MAGIC shorter.
+# MAGIC shorter. A leader also reports the watermarks of its peers, each minute if nothing changes, and stands
+# MAGIC down when a majority does not answer. So the log was available between its reports, without records
+# MAGIC too. The time without a record or report of any leader is red, and counts as not available.
 
 # COMMAND ----------
 
-by_term = gold.records_by_term(read_table(spark, entries)).collect()
-terms = terms_of(read_table(spark, epochs).orderBy("epoch").collect(), by_term)
+by_term = gold.records_by_term(read_table(spark, entries))
+opened = read_table(spark, epochs)
+reports = gold.reports_by_term(read_table(spark, watermarks), opened)
+terms = terms_of(opened.orderBy("epoch").collect(), by_term.collect(), reports.collect())
 display(service_figure(terms))
 display(spark.createDataFrame([tuple(term.values()) for term in terms], TERM_COLUMNS))
 

@@ -20,6 +20,18 @@ def records_by_term(entries: DataFrame) -> DataFrame:
     )
 
 
+def reports_by_term(watermarks: DataFrame, epochs: DataFrame) -> DataFrame:
+    """Return the times of the first and the last report of each leader that had a record of its term
+    committed: between them it could commit.
+
+    In WATERMARKS, EPOCHS. Out term, first, last.
+    """
+    leading = watermarks.join(epochs.select("term", "start_index"), "term").where(
+        "committed_index >= start_index"
+    )
+    return leading.groupBy("term").agg(F.min("timestamp").alias("first"), F.max("timestamp").alias("last"))
+
+
 def lag(watermarks: DataFrame) -> DataFrame:
     """Return the number of records that each peer lacked, at each watermark event of its leader.
 

@@ -89,25 +89,33 @@ def lag_figure(lags: Rows, levels: Rows) -> Figure:
 
 
 def service_figure(terms: Rows) -> Figure:
-    """When was the log appended to, under which leader, and when not?
+    """When was the log appended to, under which leader, and when was there no leader?
 
     terms: of terms.terms_of.
     """
-    shown = [term for term in terms if term["records"]]
+    held = [term for term in terms if term["records"]]
     title = fail_overs_sentence(terms)
     known = served(terms)
-    if known is None or len(shown) < 2:
+    if known is None or len(held) < 2:
         count = sum(term["records"] for term in terms)
         return without_plot(f"{title}; records: {count:,}")
     total, share = known
-    begin = shown[0]["first"]
+    begin = held[0]["first"]
+    shown = [term for term in terms if term["led_from"] is not None and term["led_until"] > begin]
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     axes = figure.subplots()
     leaders = sorted({term["leader"] for term in shown})
     for term in shown:
-        start, end = _seconds(term["first"], begin), _seconds(term["last"], begin)
         place = leaders.index(term["leader"])
-        axes.barh(place, end - start, left=start, color=PEER_COLORS[place % len(PEER_COLORS)], height=0.55)
+        color = PEER_COLORS[place % len(PEER_COLORS)]
+        if term["leaderless_s"]:
+            back = _seconds(term["led_from"], begin)
+            axes.axvspan(back - term["leaderless_s"], back, color=CANCELLED, alpha=0.25, linewidth=0)
+        start, end = (min(total, max(0.0, _seconds(term[name], begin))) for name in ("led_from", "led_until"))
+        axes.barh(place, end - start, left=start, color=color, alpha=0.3, height=0.55, linewidth=0)
+        if term["records"]:
+            first, last = (_seconds(term[name], begin) for name in ("first", "last"))
+            axes.barh(place, last - first, left=first, color=color, height=0.55)
         if end - start >= LABEL_SHARE * total:
             axes.annotate(
                 f"term {term['term']}: {term['records']:,} records",
@@ -116,11 +124,12 @@ def service_figure(terms: Rows) -> Figure:
                 va="bottom",
                 color=MUTED,
             )
-        if term["pause_s"]:
-            axes.axvspan(start - term["pause_s"], start, color=CANCELLED, alpha=0.25, linewidth=0)
     axes.set_yticks(range(len(leaders)), leaders)
     axes.set_ylim(-0.6, len(leaders) - 0.3)
-    axes.set_xlabel("time (seconds); red: no record between two leaders")
+    axes.set_xlim(0, total)
+    axes.set_xlabel(
+        "time (seconds); solid: first to last record, pale: it led without records, red: no leader is known"
+    )
     axes.set_ylabel("leader")
     title = f"{title}. Available for at least {100 * share:.2f} % of {total:,.0f} s"
     axes.set_title(title, loc="left", fontweight="bold", color=INK)

@@ -4,6 +4,9 @@ The length of a fail-over has one definition, in the demo and in the notebooks: 
 of one leader to the first record of the next one. A client that appends all the time waits that long; on a
 log with fewer appends the pause includes time in which no client appended. Times are timestamps of records,
 which the leaders set; if clients set them, the pauses are unknown.
+
+The part of the pauses in which no leader is known is shorter: a leader that reports its watermarks leads,
+since one that a majority does not answer stands down (R-04).
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,25 +16,30 @@ from typing import Any
 CLOCK_SKEW = timedelta(seconds=1)  # allowed between the clocks of two leaders
 TERM_COLUMNS = (
     "term long, leader string, opened timestamp, first timestamp, last timestamp, records long, "
-    "pause_s double"
+    "pause_s double, led_from timestamp, led_until timestamp, leaderless_s double"
 )
 
 Rows = Sequence[Mapping[str, Any]]
 
 
-def terms_of(epochs: Rows, records: Rows) -> list[dict[str, Any]]:
+def terms_of(epochs: Rows, records: Rows, reports: Rows = ()) -> list[dict[str, Any]]:
     """Return each term with its records and the pause before it.
 
-    epochs: of the table, in order. records: of gold.records_by_term. Out, in order of the terms: term,
-    leader, opened, first and last (times of its records, None without any), records, pause_s (seconds since
-    the last record before; None for the first term with records, for a term without records, and if clients
-    set the timestamps).
+    epochs: of the table, in order. records: of gold.records_by_term. reports: of gold.reports_by_term. Out,
+    in order of the terms: term, leader, opened, first and last (times of its records, None without any),
+    records, pause_s (seconds since the last record before; None for the first term with records, for a term
+    without records, and if clients set the timestamps), led_from and led_until (times of the first and the
+    last record or report, None without any), leaderless_s (seconds since led_until of the term before that
+    has one; None if there is none).
     """
     by_term = {row["term"]: row for row in records}
+    reported = {row["term"]: row for row in reports}
     terms: list[dict[str, Any]] = []
     before: dict[str, Any] | None = None
+    led_until: datetime | None = None
     for epoch in epochs:
         held = by_term.get(epoch["term"])
+        signs = [row for row in (held, reported.get(epoch["term"])) if row]
         term = {
             "term": epoch["term"],
             "leader": epoch["leader"],
@@ -40,7 +48,14 @@ def terms_of(epochs: Rows, records: Rows) -> list[dict[str, Any]]:
             "last": held and held["last"],
             "records": held["records"] if held else 0,
             "pause_s": None,
+            "led_from": min((row["first"] for row in signs), default=None),
+            "led_until": max((row["last"] for row in signs), default=None),
+            "leaderless_s": None,
         }
+        if signs:
+            if led_until is not None:
+                term["leaderless_s"] = max(0.0, (term["led_from"] - led_until).total_seconds())
+            led_until = term["led_until"]
         if held:
             if before is not None:
                 term["pause_s"] = _pause_s(before, term)
@@ -88,10 +103,17 @@ def fail_overs_sentence(terms: Rows) -> str:
 
 
 def served(terms: Rows) -> tuple[float, float] | None:
-    """Return the seconds from the first record to the last one, and the part of them (0 to 1) outside of the
-    pauses; None without two records of known times."""
-    with_records = [term for term in terms if term["records"]]
-    if not with_records or len(pauses_of(terms)) < len(with_records) - 1:
+    """Return the seconds from the first record to the last one, and the part of them (0 to 1) in which a
+    leader is known; None without two records of known times."""
+    between = _between_records(terms)
+    if not between or len(pauses_of(terms)) < sum(term["records"] > 0 for term in between) - 1:
         return None
-    total = float((with_records[-1]["last"] - with_records[0]["first"]).total_seconds())
-    return (total, max(0.0, 1 - sum(pauses_of(terms)) / total)) if total > 0 else None
+    total = float((between[-1]["last"] - between[0]["first"]).total_seconds())
+    leaderless = sum(term["leaderless_s"] or 0.0 for term in between[1:])
+    return (total, max(0.0, 1 - leaderless / total)) if total > 0 else None
+
+
+def _between_records(terms: Rows) -> Rows:
+    """Return the terms from the first with records to the last one."""
+    places = [place for place, term in enumerate(terms) if term["records"]]
+    return terms[places[0] : places[-1] + 1] if places else ()

@@ -45,6 +45,15 @@ def epochs(spark: SparkSession) -> DataFrame:
     return spark.createDataFrame(opened, schemas.EPOCHS)
 
 
+def test_a_leader_is_known_while_it_reports_commits_of_its_term(
+    spark: SparkSession, watermarks: DataFrame
+) -> None:
+    found = gold.reports_by_term(watermarks, epochs(spark)).orderBy("term").collect()
+    times = [(row["term"], row["first"].timestamp(), row["last"].timestamp()) for row in found]
+    begin = AT.timestamp()
+    assert times == [(1, begin, begin + 8), (2, begin + 10.5, begin + 20)]  # its first report has no commit
+
+
 def test_lag_counts_the_last_known_watermark_of_a_silent_peer(
     spark: SparkSession, watermarks: DataFrame
 ) -> None:

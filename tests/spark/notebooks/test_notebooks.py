@@ -37,6 +37,7 @@ from tests.support.cluster import Cluster, eventually, running
 FLIGHTS = 3_000
 NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 PLAIN = "plain"  # a log of records that are not flights
+STRICT = "strict"  # a log that refuses records that do not match its schema
 PLAIN_RECORDS = [
     Record('{"hour": 3, "carrier": 7, "dep_delay": null}', key="json"),
     Record(bytes(range(128, 200))),
@@ -73,7 +74,7 @@ class Road:
 def road(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
     folder = tmp_path_factory.mktemp("road")
     sections = {"tables": {"path": folder / "tables"}}
-    with running(folder, logs=({"name": PLAIN},), sections=sections) as cluster:
+    with running(folder, logs=({"name": PLAIN}, {"name": STRICT}), sections=sections) as cluster:
         urls = [cluster.url(node) for node in cluster.ids]
         config = MaterializeConfig(
             endpoint=",".join(urls), tables=folder / "tables", trigger="500 milliseconds"
@@ -101,7 +102,10 @@ def road(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
         assert ended
         with CommitlogClient(urls, log=PLAIN) as client:
             client.append(PLAIN_RECORDS)
-        logs = ("default", PLAIN)
+        with CommitlogClient(urls, log=STRICT) as client:
+            client.put_schema("id BIGINT NOT NULL", on_invalid="reject")
+            client.append(['{"id": 17}'])
+        logs = ("default", PLAIN, STRICT)
         materialize(
             MaterializeConfig(endpoint=config.endpoint, tables=config.tables, logs=logs, available_now=True),
             spark=spark,
@@ -270,3 +274,14 @@ def test_every_notebook_passes_on_a_log_of_other_records(
         page = tmp_path / f"{notebook.stem}.html"
         run_notebook(notebook, parameters, page, spark)
         assert PLAIN_CLAIMS[notebook.name[:2]] in page.read_text(), notebook.name
+
+
+def test_the_first_notebook_reads_the_newest_record_of_a_log_that_refuses_its_own(
+    spark: SparkSession, road: Road, tmp_path: Path
+) -> None:
+    (notebook,) = NOTEBOOKS.glob("01_*.py")
+    parameters = {"endpoint": road.endpoint, "tables": str(road.tables), "log": STRICT}
+    run_notebook(notebook, parameters, tmp_path / "page.html", spark)
+    page = (tmp_path / "page.html").read_text()
+    assert "Nothing was appended" in page
+    assert "1 rows, indexes" in page

@@ -52,6 +52,25 @@ def test_a_pause_is_from_the_last_record_of_a_leader_to_the_first_of_the_next() 
     assert served(terms) == (19.5, pytest.approx(1 - 4.5 / 19.5))
 
 
+def test_a_leader_that_reports_is_available_without_records() -> None:
+    """n1 leads on for 300 s without appends; n2 leads from 302 s on, and is appended to at 600 s."""
+    epochs, records = [epoch(1, "n1", 0), epoch(2, "n2", 301.9)], [held(1, 0, 10), held(2, 600, 610)]
+    reports = [held(1, 0.5, 300), held(2, 302, 605)]
+    terms = terms_of(epochs, records, reports)
+    assert [(term["led_from"], term["led_until"]) for term in terms] == [(at(0), at(300)), (at(302), at(610))]
+    assert [(term["pause_s"], term["leaderless_s"]) for term in terms] == [(None, None), (590.0, 2.0)]
+    assert served(terms) == (610, pytest.approx(1 - 2 / 610))
+    assert served(terms_of(epochs, records)) == (610, pytest.approx(1 - 590 / 610))
+
+
+def test_a_term_with_reports_alone_divides_the_time_without_a_leader() -> None:
+    records, reports = [held(1, 0, 10), held(3, 40, 50)], [held(2, 13, 30)]
+    terms = terms_of([epoch(1, "n1", 0), epoch(2, "n2", 12), epoch(3, "n3", 35)], records, reports)
+    assert [term["leaderless_s"] for term in terms] == [None, 3.0, 10.0]
+    assert pauses_of(terms) == [30.0]
+    assert served(terms) == (50, pytest.approx(1 - 13 / 50))
+
+
 @pytest.mark.parametrize("last", [-1_000.0, 500.0], ids=["long ago", "in the future"])
 def test_timestamps_of_clients_give_no_pause(last: float) -> None:
     terms = terms_of(EPOCHS[:2], [held(1, last - 5, last), held(2, 9, 11)])
