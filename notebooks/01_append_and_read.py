@@ -119,7 +119,8 @@ else:
 # MAGIC
 # MAGIC Every leader records the last index that each peer has acknowledged, at most twice a second. The
 # MAGIC dashed line is the committed index: the records that a majority has and that readers see. It never
-# MAGIC decreases, not even when the leader changes. The title states for how long there was no record: the
+# MAGIC decreases, not even when the leader changes; a new leader knows it once the first record of its term
+# MAGIC is committed. The title states for how long there was no record: the
 # MAGIC time from the last record of one leader to the first record of the next one. If clients appended all
 # MAGIC the time, that is the length of the fail-over; otherwise the fail-over was shorter.
 

@@ -127,7 +127,7 @@ def watermarks_figure(watermarks: Rows, terms: Rows) -> Figure:
                 ha="center",
                 color=MUTED,
             )
-    committed = [row for row in shown if row["committed_index"] >= 0]
+    committed = _committed(shown, terms)
     axes.plot(
         [seconds(row["timestamp"]) for row in committed],
         [row["committed_index"] for row in committed],
@@ -146,6 +146,13 @@ def watermarks_figure(watermarks: Rows, terms: Rows) -> Figure:
     axes.set_title(fail_overs_sentence(terms), loc="left", fontweight="bold", color=INK)
     bare(axes)
     return figure
+
+
+def _committed(watermarks: Rows, terms: Rows) -> Rows:
+    """Return the rows whose leader knows the committed index. Until it has committed the record that opens
+    its term, it may know less than the leader before (R-05), and serves no reads."""
+    begins = {term["term"]: term["start_index"] for term in terms}
+    return [row for row in watermarks if row["committed_index"] >= begins.get(row["term"], 0)]
 
 
 def _absences(of_peer: Rows) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:

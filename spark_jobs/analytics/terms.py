@@ -15,8 +15,8 @@ from typing import Any
 
 CLOCK_SKEW = timedelta(seconds=1)  # allowed between the clocks of two leaders
 TERM_COLUMNS = (
-    "term long, leader string, opened timestamp, first timestamp, last timestamp, records long, "
-    "pause_s double, led_from timestamp, led_until timestamp, leaderless_s double"
+    "term long, leader string, start_index long, opened timestamp, first timestamp, last timestamp, "
+    "records long, pause_s double, led_from timestamp, led_until timestamp, leaderless_s double"
 )
 
 Rows = Sequence[Mapping[str, Any]]
@@ -26,11 +26,11 @@ def terms_of(epochs: Rows, records: Rows, reports: Rows = ()) -> list[dict[str, 
     """Return each term with its records and the pause before it.
 
     epochs: of the table, in order. records: of gold.records_by_term. reports: of gold.reports_by_term. Out,
-    in order of the terms: term, leader, opened, first and last (times of its records, None without any),
-    records, pause_s (seconds since the last record before; None for the first term with records, for a term
-    without records, and if clients set the timestamps), led_from and led_until (times of the first and the
-    last record or report, None without any), leaderless_s (seconds since led_until of the term before that
-    has one; None if there is none).
+    in order of the terms: term, leader, start_index, opened, first and last (times of its records, None
+    without any), records, pause_s (seconds since the last record before; None for the first term with
+    records, for a term without records, and if clients set the timestamps), led_from and led_until (times of
+    the first and the last record or report, None without any), leaderless_s (seconds since led_until of the
+    term before that has one; None if there is none).
     """
     by_term = {row["term"]: row for row in records}
     reported = {row["term"]: row for row in reports}
@@ -43,6 +43,7 @@ def terms_of(epochs: Rows, records: Rows, reports: Rows = ()) -> list[dict[str, 
         term = {
             "term": epoch["term"],
             "leader": epoch["leader"],
+            "start_index": epoch["start_index"],
             "opened": epoch["started"],
             "first": held and held["first"],
             "last": held and held["last"],

@@ -26,8 +26,14 @@ def at(second: float) -> datetime:
     return AT + timedelta(seconds=second)
 
 
-def epoch(term: int, leader: str, second: float) -> dict[str, Any]:
-    return {"epoch": term, "term": term, "leader": leader, "started": at(second)}
+def epoch(term: int, leader: str, second: float, start_index: int = 0) -> dict[str, Any]:
+    return {
+        "epoch": term,
+        "term": term,
+        "leader": leader,
+        "start_index": start_index,
+        "started": at(second),
+    }
 
 
 def held(term: int, first: float, last: float, records: int = 10) -> dict[str, Any]:
@@ -142,6 +148,20 @@ def test_few_late_flights_have_no_label_twice() -> None:
     figure.canvas.draw()
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert len(labels) == len(set(labels)) > 1
+
+
+def test_the_committed_index_is_not_that_of_a_leader_that_does_not_know_it_yet() -> None:
+    """n2 takes over before it has heard that 6 is committed, and then commits its first record, 7."""
+    rows = [
+        *reported(0, 1, "n1", n1=5, n2=5),
+        *reported(1, 1, "n1", n1=6, n2=6),
+        *[{**row, "committed_index": 5} for row in reported(2, 2, "n2", n1=-1, n2=7)],
+        *reported(3, 2, "n2", n1=7, n2=7),
+    ]
+    terms = terms_of([epoch(1, "n1", 0), epoch(2, "n2", 2, start_index=7)], [])
+    lines = watermarks_figure(rows, terms).axes[0].get_lines()
+    (committed,) = (line for line in lines if line.get_label() == "committed")
+    assert list(committed.get_ydata()) == [5, 5, 6, 6, 7, 7]
 
 
 def test_a_peer_is_away_while_leaders_miss_it_and_not_because_nothing_was_appended() -> None:
