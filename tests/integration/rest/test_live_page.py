@@ -87,6 +87,7 @@ def test_a_browser_shows_the_logs_and_the_records(cluster: Cluster, tmp_path: Pa
     assert f"</span>{leader}</span>" in logs
     records = shown(cluster, leader, "/ui?log=default#/logs/default/records", tmp_path / "profile")
     assert '{"city": "Łódź"}' in records
+    assert '<td class="key">' in records  # narrow, or the value has no room on a telephone
     assert "&lt;b&gt;not markup&lt;/b&gt;" in records
     schema = shown(cluster, leader, "/ui?log=default#/logs/default/schema", tmp_path / "profile")
     assert "Columns of version" in schema

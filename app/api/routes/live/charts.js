@@ -1,6 +1,6 @@
 // Moving lines (uPlot) and the strip of epochs.
 
-import { colorOf } from "./dom.js";
+import { clock, colorOf, time } from "./dom.js";
 
 const KEPT = 300; // points: five minutes
 
@@ -58,9 +58,9 @@ export class LineChart {
         ...this.size(),
 
         scales: { x: { range: (_, low, high) => [Math.min(low, high - KEPT), high] }, y: { range: (_, low, high) => [0, Math.max(5, high) * 1.1] } },
-        axes: [axis, { ...axis, size: 70, values: (_, ticks) => ticks.map(this.format) }],
+        axes: [{ ...axis, space: 80, values: (_, ticks) => ticks.map((at) => clock(at * 1000)) }, { ...axis, size: 70, values: (_, ticks) => ticks.map(this.format) }],
         series: [
-          {},
+          { value: (_, at) => (at === null ? "–" : time(at * 1000)) },
           ...names.map((name) => ({
             label: name,
             stroke: this.colors(name),

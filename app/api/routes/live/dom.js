@@ -27,12 +27,18 @@ export function bytes(size) {
   return `${size.toFixed(place && size < 100 ? 1 : 0)} ${units[place]}`;
 }
 
+const pad = (value, digits = 2) => String(value).padStart(digits, "0");
+
+export function clock(ms) {
+  const at = new Date(ms);
+  return `${pad(at.getHours())}:${pad(at.getMinutes())}:${pad(at.getSeconds())}`;
+}
+
 export function time(ms) {
   const at = new Date(ms);
-  const pad = (value, digits = 2) => String(value).padStart(digits, "0");
-  const clock = `${pad(at.getHours())}:${pad(at.getMinutes())}:${pad(at.getSeconds())}.${pad(at.getMilliseconds(), 3)}`;
+  const exact = `${clock(ms)}.${pad(at.getMilliseconds(), 3)}`;
   const today = new Date().toDateString() === at.toDateString();
-  return today ? clock : `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} ${clock}`;
+  return today ? exact : `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} ${exact}`;
 }
 
 // The colour of a node depends on its id alone, so it stays when other nodes join or leave.

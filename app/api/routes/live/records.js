@@ -58,7 +58,7 @@ export function recordsTab(log) {
       [
         ["Index", (record) => count(record.index), "number"],
         ["Time", (record) => time(record.timestamp)],
-        ["Key", (record) => record.key ?? (record.key_base64 ? h("span", {}, record.key_base64, " ", badge("base64")) : "–"), "value"],
+        ["Key", (record) => record.key ?? (record.key_base64 ? h("span", {}, record.key_base64, " ", badge("base64")) : "–"), "key"],
         ["Value", valueCell, "value"],
       ],
       rows,
