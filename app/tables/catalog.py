@@ -21,6 +21,7 @@ from app.tables.names import (
     JOURNALS,
     LOG_ID_PROPERTY,
     RECORDS,
+    THROUGH,
 )
 
 KEY: Final = "index"
@@ -125,8 +126,8 @@ class LogTables:
     def _typed_index(self, name: str, snapshot: DeltaSnapshot) -> int:
         """Return the index up to which typed tables hold every record, NONE for none.
 
-        The last commit of a range in `records` or `dead_letters` records its end; that of `current` is the
-        transaction version of its last range.
+        The last commit of a range in `records` or `dead_letters` records its end, and where no row follows,
+        a transaction version of `records`; that of `current` is the transaction version of its last range.
         """
         if is_typed(name, CURRENT):
             return snapshot.transactions.get(f"commitlog-{name}", 0) - 1
@@ -140,7 +141,9 @@ class LogTables:
             return NONE
         known = self._ends.get(name)
         if known is None or known[0] != snapshot.version:
-            self._ends[name] = known = (snapshot.version, _held(log, 0, snapshot.version))
+            claimed = snapshot.transactions.get(f"commitlog-{name}{THROUGH}", 0) - 1
+            held = max(claimed, _held(log, 0, snapshot.version))
+            self._ends[name] = known = (snapshot.version, held)
         return known[1]
 
     def _covered_index(self) -> int | None:

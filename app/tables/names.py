@@ -10,6 +10,7 @@ RECORDS: Final = (
 )
 DEAD_LETTERS: Final = "dead_letters"  # the records that do not match the schema
 CURRENT: Final = "current"  # the newest record of each key; a new one is `current_v{n}`
+THROUGH: Final = "-through"  # end of an application that claims an end of `records` without rows
 KEYS_PROPERTY: Final = "commitlog.keys"  # of `current`: JSON array of the columns that identify a row
 CLUSTERING_PROPERTY: Final = "commitlog.clusterBy"  # of typed tables: JSON array, as the job set it
 JOURNALS: Final = "events"  # the table of the nodes' journals

@@ -5,27 +5,31 @@ history, and the records of the last micro-batch take one path. The rows of a ra
 `dead_letters`, the records of older generations of the schema, those of the newest one. So each range before
 the last row of the newest generation is complete in all of them. `current` follows `records`: at once in a
 job that does not follow the log, else every CURRENT_EACH_S.
+A table without a row of the last records gets a commit that claims its end (typed/table_ends.py).
 """
 
 import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from app.schemas import LogSchema
+from app.tables.names import THROUGH
 from spark_jobs.materialize.supervisor import MAX_FAILURES
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, SPARK_ERRORS, Table
+from spark_jobs.tables.table_writer import TableWriter
 from spark_jobs.typed.claimed_table import ClaimedTable
 from spark_jobs.typed.current import CurrentTable
 from spark_jobs.typed.decoding import COLUMNS, TypedDecoder
 from spark_jobs.typed.indexed_rows import IndexedRows
 from spark_jobs.typed.layout import Generation, generations
+from spark_jobs.typed.table_ends import TableEnds
 
 CURRENT_EACH_S = 5.0
 CURRENT_PAUSES = 4  # pause after a change of `current`, in times of its duration: large tables change rarely
@@ -64,7 +68,8 @@ class TypedTables:
         self._versions: Sequence[LogSchema] = ()
         self._changed: set[int] = set()  # generations with records that may have a row in `current`
         self._applying = threading.Lock()
-        self._noting = threading.Lock()  # protects next_index and _changed
+        self._noting = threading.Lock()  # protects next_index, _changed and _ends
+        self._ends = TableEnds()
         self._timer: threading.Timer | None = None
         self._applied_at_s = -math.inf
         self._pause_s = CURRENT_EACH_S
@@ -76,6 +81,7 @@ class TypedTables:
         written."""
         self.decoder, self.records, self.current = None, {}, {}
         self._versions, self._failed, self._failures = (), None, 0
+        self._ends = TableEnds()
 
     def _claimed(self, table: Table, position: str) -> ClaimedTable:
         return ClaimedTable(self.spark, self.path_of(table), table, position, follows=self.follows)
@@ -97,6 +103,8 @@ class TypedTables:
             has_keys = rows["key"].null_count < rows.num_rows
             with self._noting:
                 self.next_index = end
+                if rows.num_rows:
+                    self._ends.until = rows["index"][-1].as_py() + 1
                 self._changed |= {
                     each.first
                     for each in self.decoder.layout
@@ -104,15 +112,22 @@ class TypedTables:
                 }
         if not self.follows:
             self.apply()
-        elif self._changed and self._timer is None:
+        elif self._is_behind and self._timer is None:
             self._start_timer()
 
+    @property
+    def _is_behind(self) -> bool:
+        return bool(self._changed) or self._ends.is_unclaimed
+
     def apply(self) -> None:
-        """Bring `current` to the state of `records`. Raises SPARK_ERRORS."""
+        """Bring `current` to the state of `records`, and claim the ends of tables if that is due. Raises
+        SPARK_ERRORS."""
         with self._applying:
             with self._noting:
                 changed, self._changed = self._changed, set()
                 until, tables = self.next_index, dict(self.current)
+                claims = not self.follows or self._ends.is_due(time.monotonic())
+                data_end = self._ends.until
             try:
                 for first in sorted(changed & tables.keys()):
                     tables[first].extend(until)
@@ -120,6 +135,19 @@ class TypedTables:
                 with self._noting:
                     self._changed |= changed  # what was applied already is found by its transaction
                 raise
+            if claims:
+                self._claim(data_end, tables.values())
+
+    def _claim(self, until: int, current: Iterable[CurrentTable]) -> None:
+        """Claim the end of the tables that have no commit with it. All changes before it are applied."""
+        for table in current:
+            table.claim(until)
+        if self._ends.noted < until and self.decoder is not None:
+            newest = self.decoder.layout[-1].records()
+            writer = TableWriter(self.spark, self.path_of(newest), newest)  # of this thread alone
+            writer.claim(f"commitlog-{newest.name}{THROUGH}", until)
+        with self._noting:
+            self._ends.claimed(until, time.monotonic())
 
     def _start_timer(self) -> None:
         """Apply the changes some time after the last ones: this costs more than an append."""
@@ -144,7 +172,7 @@ class TypedTables:
         self._applied_at_s = time.monotonic()
         self._pause_s = max(CURRENT_EACH_S, CURRENT_PAUSES * (self._applied_at_s - began_s))
         self._timer = None
-        if self._changed and self._failed is None:
+        if self._is_behind and self._failed is None:
             self._start_timer()
 
     def progress(self) -> dict[str, Any] | None:
@@ -189,6 +217,7 @@ class TypedTables:
         if is_first:
             ends = [self.records[generation.first].last_index for generation in layout]
             self.next_index = complete_before([each.from_index for each in layout], ends)
+            self._ends.until = self._ends.noted = self.next_index
 
     def _open_current(self, generation: Generation, log_id: str) -> None:
         table = self.current.get(generation.first)
@@ -215,6 +244,8 @@ class TypedTables:
         due = [(table, rows) for table, rows in pending if rows is not None and rows.num_rows]
         for table, found in due:
             table.append(found, note if table is due[-1][0] else {})
+        if due:
+            self._ends.noted = until
 
 
 def complete_before(from_indexes: Sequence[int], ends: Sequence[int]) -> int:

@@ -146,6 +146,17 @@ class LocalTable:
             if self._commit(snapshot.version + 1, [written, _transaction(application, claim), added]):
                 return True
 
+    def claim(self, application: str, claim: int) -> bool:
+        """Make a commit with this claim alone, unless the table has it, or a higher one; return whether it
+        did. Raises NeedsSpark, DeltaLogError."""
+        while True:
+            snapshot = self._plain_snapshot()
+            if snapshot.transactions.get(application, -1) >= claim:
+                return False
+            written = _written(snapshot, [], 0, {}, "Append")
+            if self._commit(snapshot.version + 1, [written, _transaction(application, claim)]):
+                return True
+
     def replace(
         self,
         rows_of: Callable[[], pa.Table],

@@ -415,6 +415,22 @@ def append_once(
     return int(metrics.get["count"]), int(metrics.get["last"])
 
 
+def claim_alone(spark: SparkSession, path: str, table: Table, *, application: str, claim: int) -> None:
+    """Make a commit with a claim and no rows, unless the table has the claim, or a higher one.
+
+    Of two at the same time one is refused, and repeated: the first one may have a lower claim.
+    """
+    writer = spark.createDataFrame([], table.schema).write.format("delta").mode("append")
+    writer = writer.option("txnAppId", application).option("txnVersion", str(claim))
+    for attempt in range(1, MAX_REFUSALS + 1):
+        try:
+            writer.save(path)
+            return
+        except SPARK_ERRORS as error:
+            if "DELTA_CONCURRENT_TRANSACTION" not in str(error) or attempt == MAX_REFUSALS:
+                raise
+
+
 def look_ahead(spark: SparkSession, path: str, *, application: str, claimed: int) -> None:
     """Let Delta compute now which claims the table's newest version holds, for the next append.
 

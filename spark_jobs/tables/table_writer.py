@@ -16,7 +16,14 @@ from spark_jobs.session.jars import LOG_STORE_CLASS
 from spark_jobs.session.locations import is_url
 from spark_jobs.session.spark_session import is_remote
 from spark_jobs.tables.local_commits import LocalTable, NeedsSpark
-from spark_jobs.tables.table import Table, append_once, create_table, look_ahead, settings_of_table
+from spark_jobs.tables.table import (
+    Table,
+    append_once,
+    claim_alone,
+    create_table,
+    look_ahead,
+    settings_of_table,
+)
 
 LOG_STORE = "spark.delta.logStore.file.impl"
 FILE_SYSTEM = "fs.defaultFS"
@@ -74,6 +81,16 @@ class TableWriter:
         if written is not None and self._follows and self._local is None:
             look_ahead(self.spark, self.path, application=application, claimed=claim)
         return None if written is None else written[1]
+
+    def claim(self, application: str, claim: int) -> None:
+        """Make a commit with this claim alone, unless the table has it, or a higher one."""
+        if self._local is not None:
+            try:
+                self._local.claim(application, claim)
+                return
+            except (NeedsSpark, DeltaLogError):
+                pass
+        claim_alone(self.spark, self.path, self.table, application=application, claim=claim)
 
     def replace(self, rows: pa.Table, *, application: str, claim: int, position: str, note: Any) -> bool:
         """Let `rows`, one or more, be all rows of a small table, if it has not given `claim`; return whether

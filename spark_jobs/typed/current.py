@@ -26,7 +26,7 @@ from spark_jobs.tables.table import (
     set_properties,
     table_properties,
 )
-from spark_jobs.tables.table_writer import links_commits
+from spark_jobs.tables.table_writer import TableWriter, links_commits
 from spark_jobs.typed.claimed_table import ClaimedTable
 from spark_jobs.typed.indexed_rows import IndexedRows
 from spark_jobs.typed.layout import Generation
@@ -60,6 +60,7 @@ class CurrentTable:
         self._has_feed = change_data_feed
         self.next_index = 0
         self.generation: Generation | None = None
+        self._writer: TableWriter | None = None
         self._local: LocalCurrent | None = None  # None where only Spark can change the table
         self._own: SparkSession | None = None  # its settings are of one MERGE at a time
 
@@ -70,6 +71,7 @@ class CurrentTable:
         if self._has_feed and CHANGE_DATA_FEED.items() - table_properties(self.spark, self.path).items():
             set_properties(self.spark, self.path, CHANGE_DATA_FEED)
         self.generation = generation
+        self._writer = TableWriter(self.spark, self.path, generation.current())
         if links_commits(self.spark, self.path):
             self._local = LocalCurrent(generation.current(), generation.keys, self.path, self._application)
             self._records = IndexedRows(self.spark, self.records_path, generation.records(), "_index")
@@ -99,6 +101,13 @@ class CurrentTable:
             rows = read_table(self.session, self.records_path).where(inside)
             self.apply(rows, self.tombstones(first, until), until)
         self.next_index = until
+
+    def claim(self, until: int) -> None:
+        """Note in the table that the records before `until` are applied: none of them is after the last
+        change. Readers take the claim for the end of the table."""
+        assert self._writer is not None
+        self._writer.claim(self._application, until)
+        self.next_index = max(self.next_index, until)
 
     def _extend_here(self, first: int, until: int) -> bool:
         """Apply the records without Spark; return false where that is not possible."""

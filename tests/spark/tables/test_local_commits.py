@@ -21,6 +21,7 @@ from spark_jobs.tables.table import (
     ENTRIES,
     PROPERTIES,
     append_once,
+    claim_alone,
     create_table,
     identifier,
     read_table,
@@ -224,6 +225,16 @@ def test_spark_and_the_driver_write_one_table(spark: SparkSession, tmp_path: Pat
     assert after.count() == 10
     spark.sql(f"OPTIMIZE {identifier(paths[0])} FULL")
     assert append(table, 30, 40)
+    claim_alone(spark, paths[0], ENTRIES, application="a", claim=35)
+    assert not append(table, 35, 45)
+    version = table._log.versions()[-1]
+    claim_alone(spark, paths[0], ENTRIES, application="a", claim=34)
+    assert not table.claim("a", 35)
+    assert table._log.versions()[-1] == version
+    assert table.claim("a", 36)
+    claim_alone(spark, paths[0], ENTRIES, application="a", claim=36)
+    assert table._log.versions()[-1] == version + 1
+    assert indexes(table) == list(range(40))
     writer = TableWriter(spark, paths[0], ENTRIES)
     for first in range(40, 140):
         assert (

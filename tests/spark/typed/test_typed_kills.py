@@ -11,13 +11,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from app.tables.catalog import LogTables
+from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.local_commits import LocalTable
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, Table, settings_of_table
 from spark_jobs.typed.layout import Generation, generations
+from spark_jobs.typed.table_ends import CLAIM_EACH_S, TableEnds
 from tests.spark.conftest import endpoints
+from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica
 
 SECOND = 9  # records of the second generation
@@ -38,6 +42,7 @@ def log() -> FakeLog:
     for number in range(SECOND):
         log.append(b'{"id":"%d"}' % number, key=b"%d" % (number % 4))
         log.append(None if number % 3 else b'{"id":1}', key=b"1")
+    log.append(b"no JSON", None)  # no table gets a row of the last one, `current` of none of the two
     return log
 
 
@@ -83,6 +88,17 @@ def check_law(log: FakeLog, folder: Path, layout: Sequence[Generation]) -> None:
         held = rows_of(folder, generation.current(), ["_index", "_key"])
         assert len({row["_key"] for row in held}) == len(held)
         assert {row["_key"]: row["_index"] for row in held} == newest(rows, removed)
+    ends = {name: each.held_index for name in names_of(layout) if (each := tables_in(folder).find(name))}
+    assert ends == dict.fromkeys(names_of(layout), data[-1]["index"])
+
+
+def names_of(layout: Sequence[Generation]) -> list[str]:
+    pairs = [(each.records().name, each.current().name) for each in layout]
+    return [DEAD_LETTERS.name, *(name for pair in pairs for name in pair)]
+
+
+def tables_in(folder: Path) -> LogTables:
+    return LogTables(str(folder.parent), folder.name)
 
 
 @pytest.mark.parametrize(("points", "racers"), [(12, 1), (0, 3)])
@@ -107,3 +123,55 @@ def test_the_law_holds_after_a_kill_at_any_commit_and_beside_other_drivers(
     assert codes[-racers:] == [0] * racers, done.stderr
     client = LogReads([replica.url for replica in replicas], "default")
     check_law(log, tmp_path, generations(client.schemas(log.next_index - 1) or []))
+
+
+def test_the_end_of_each_table_is_claimed_in_a_pause_and_not_with_each_batch(
+    log: FakeLog, replicas: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TypedTables, "_start_timer", lambda *_: None)
+    fill_entries(log, tmp_path)
+    client = LogReads([replica.url for replica in replicas], "default")
+    typed = TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name))
+    names = names_of(generations(client.schemas(log.next_index - 1) or []))
+
+    def look() -> dict[str, tuple[int, int | None]]:
+        found = [tables_in(tmp_path).find(name) for name in names]
+        return {each.name: (each.version, each.held_index) for each in found if each is not None}
+
+    typed.extend(log.next_index - 2)
+    typed._apply_late()
+    for until in (log.next_index - 1, log.next_index):
+        typed.extend(until)
+        typed._apply_late()
+    before = look()
+    last = log.next_index - 1
+    assert {held for _, held in before.values()} == {last - 1, last - 2}  # of `current` the last one
+    assert typed._is_behind  # the timer runs again
+    typed._apply_late()
+    after = look()
+    claimed = {"current", "current_v2", "records_v2"}
+    assert after == {name: (before[name][0] + (name in claimed), last) for name in names}
+    assert not typed._is_behind
+    later = TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name))
+    later.extend(log.next_index)
+    for _ in range(2):
+        later._apply_late()
+    assert look()["current"] == after["current"]  # a driver that starts again claims nothing twice
+
+
+def test_ends_are_claimed_in_a_pause_and_seldom_while_records_go_on() -> None:
+    ends = TableEnds()
+    assert not ends.is_due(0.0)
+    ends.until = 7
+    assert ends.is_due(5.0)  # nothing was claimed yet
+    ends.claimed(7, 5.0)
+    for second in range(6, 60, 5):
+        ends.until += 1
+        assert not ends.is_due(second)
+    ends.until += 1
+    assert ends.is_due(5.0 + CLAIM_EACH_S)
+    ends.claimed(ends.until, 66.0)
+    assert not ends.is_due(70.0)
+    ends.until += 1
+    assert not ends.is_due(71.0)
+    assert ends.is_due(72.0)  # no record since the last question
