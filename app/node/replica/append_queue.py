@@ -44,6 +44,8 @@ from storage.format.records import encode_control
 APPEND_MAX_BYTES = BATCH_MAX_BYTES - 1024 * 1024  # encoded; the rest is for header and marks
 COMMAND_TIMEOUT_MS = 5_000
 COMMANDS_MAX = 1_000
+GATHER_MAX_MS = 20
+GATHER_MAX_BYTES = 64 * 1024  # beyond it a batch is worth its own frames and sync
 
 
 class AppendQueue:
@@ -62,6 +64,7 @@ class AppendQueue:
         self._open = parts.appends
         self._proposer = parts.proposer
         self._space = parts.space
+        self._syncer = parts.syncer
         self._appends: deque[OpenAppend] = deque()
         self._queued_bytes = 0  # of self._appends
         self._commands: deque[OpenCommand] = deque()
@@ -162,7 +165,7 @@ class AppendQueue:
 
     def enter(self, now_ms: int) -> None:
         """Write the queue to the log, until a hard state or a truncation must be written first."""
-        if self._core.pauses_appends:
+        if self._core.pauses_appends or self._gathers(now_ms):
             return
         while self._commands and not self._executor.is_busy:
             self._admit_command(self._commands.popleft(), now_ms)
@@ -191,6 +194,27 @@ class AppendQueue:
             self._flush()
         if not self._executor.is_busy:
             self._confirm_decided(now_ms)
+
+    def _gathers(self, now_ms: int) -> bool:
+        """Return whether the appends wait for others until the sync in progress ends, or a short time.
+
+        A batch written now would be synced after that one anyway, and a batch costs each node far more than
+        another append in it. Once as many wait as are unanswered, the followers should not be idle.
+        """
+        appends, limits = self._appends, self._limits
+        if not appends or not self._syncer.delays_answers:
+            return False
+        if self._commands or self._decided or self._is_checking:
+            return False
+        first, pending = appends[0], self._core.pending_appends
+        return (
+            len(appends) < pending
+            and self._queued_bytes < GATHER_MAX_BYTES
+            and now_ms < first.deadline_ms - first.request.timeout_ms + GATHER_MAX_MS
+            and pending + len(appends)
+            <= limits.max_pending_requests  # beyond, they are refused at once: D-29
+            and self._open.size_bytes <= limits.max_pending_bytes
+        )
 
     def _check_next(self) -> bool:
         """Check the records of the next append against the schema; return whether that is complete."""

@@ -43,6 +43,11 @@ class LogSyncer:
         self._asked = False
         self._due_ms: int | None = None
 
+    @property
+    def delays_answers(self) -> bool:
+        """True while a sync is in progress that the answers to new records would wait for."""
+        return self._asked and self._durability is Durability.FSYNC
+
     def change_durability(self, durability: Durability) -> None:
         """Change the durability from now on; what is already written is synced at once."""
         self._durability = durability

@@ -220,9 +220,9 @@ def push_to(node: Node, kind: PushType, term: int, leader: str, committed: int, 
     )
 
 
-def leading_node(folder: Path) -> Node:
+def leading_node(folder: Path, **options: Any) -> Node:
     """n1 of three, elected by n2; no peer acknowledges its log."""
-    node = Node(folder, "n1", "n2", "n3")
+    node = Node(folder, "n1", "n2", "n3", **options)
     node.tick(2_000)
     node.driver.deliver("n2", VoteAnswer(1, True, pre_vote=True))
     node.seams.run()

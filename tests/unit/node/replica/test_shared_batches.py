@@ -1,5 +1,6 @@
 """Appends of several clients that arrive in one turn get the answers that they get one after another."""
 
+from collections import deque
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -8,9 +9,10 @@ import pytest
 
 from app.errors import CommitlogError
 from app.log.commands import SetFence
-from app.log.contract import AppendResult, AppendStream, Producer
+from app.log.contract import AppendResult, AppendStream, Durability, Producer
 from app.log.driver_interfaces import DriverConfig
-from tests.unit.node.replica.driver_support import Limits, Node
+from app.node.replica.append_queue import GATHER_MAX_BYTES, GATHER_MAX_MS
+from tests.unit.node.replica.driver_support import Limits, Node, leading_node
 
 STREAMS = 2
 CLIENTS = 14  # in one turn
@@ -96,3 +98,72 @@ def test_clients_that_share_a_turn_are_answered_as_one_after_another(tmp_path: P
         assert together.node.driver.log.next_index == apart.node.driver.log.next_index
     assert seen >= REFUSALS
     assert together.node.driver._appends.size_bytes == 0  # nothing waits
+
+
+def test_appends_that_arrive_during_a_sync_wait_for_as_many_as_are_in_flight(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    in_flight = [node.ask(), node.ask()]
+    node.seams.turn()
+    assert (node.driver.log.end_index, len(node.seams.work)) == (2, 1)  # the sync of both is due
+    gathered = [node.ask()]
+    node.seams.turn()
+    assert node.driver.log.end_index == 2
+    gathered.append(node.ask())
+    node.seams.turn()
+    assert node.driver.log.end_index == 4
+    assert node.driver.log.batch_at(3).count == 2
+    node.seams.run()
+    assert [outcome(each[0])[0] for each in (*in_flight, *gathered)] == [1, 2, 3, 4]
+
+
+def test_a_sync_that_ends_lets_the_gathered_appends_in(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.ask(), node.ask()
+    node.seams.turn()
+    gathered = node.ask()
+    node.seams.turn()
+    node.seams.work.popleft()()
+    assert (node.driver.log.durable_index, node.driver.log.end_index) == (2, 3)
+    node.seams.run()
+    assert outcome(gathered[0])[0] == 3
+
+
+def test_appends_are_not_gathered_for_long_while_the_disk_hangs(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.ask(), node.ask()
+    node.seams.turn()
+    node.ask()
+    node.seams.turn()
+    hanging, node.seams.work = node.seams.work, deque()
+    node.tick(GATHER_MAX_MS - 1)
+    assert node.driver.log.end_index == 2
+    node.tick(1)
+    assert node.driver.log.end_index == 3
+    node.seams.work = hanging
+    node.seams.run()
+    assert node.driver.log.durable_index == 3
+
+
+def test_large_appends_and_commands_are_not_gathered(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.ask(), node.ask()
+    node.seams.turn()
+    node.ask(b"v" * GATHER_MAX_BYTES)
+    node.seams.turn()
+    assert node.driver.log.end_index == 3
+    node.ask(fencing_token="t")
+    node.driver.command(SetFence("t"), lambda _answer: None)
+    node.seams.turn()
+    assert node.driver.log.end_index == 5
+
+
+def test_a_replicated_log_gathers_nothing(tmp_path: Path) -> None:
+    config = DriverConfig(sync_interval_ms=0)
+    node = leading_node(tmp_path, durability=Durability.REPLICATED, config=config)
+    node.ask(), node.ask()
+    node.seams.turn()
+    node.driver.tick()
+    assert node.seams.work  # the sync is due
+    node.ask()
+    node.seams.turn()
+    assert node.driver.log.end_index == 3
