@@ -41,6 +41,7 @@ READ_SCHEMA: Final = pa.schema(
 
 RECORD_OVERHEAD_BYTES: Final = 32  # timestamp, offsets and validity of a record in a body, at most
 HEADER_OVERHEAD_BYTES: Final = 9  # two offsets and validity of a header
+LONE_VALUE_MAX_BYTES: Final = 64 * 1024  # whose surroundings in a body are remembered
 
 Headers = Sequence[tuple[str, bytes]]
 
@@ -108,6 +109,14 @@ class RecordColumns:
         self.packed_bytes += size_bytes + RECORD_OVERHEAD_BYTES * len(values)
         return max(sizes, default=0)
 
+    @property
+    def lone_value(self) -> bytes | None:
+        """The value of a single record that has nothing else; None for any other records."""
+        if len(self.values) != 1 or self.size_bytes > LONE_VALUE_MAX_BYTES:
+            return None
+        plain = self.keys[0] is None and self.timestamps_ms[0] is None and self.headers[0] is None
+        return self.values[0] if plain else None
+
     def extend(self, other: "RecordColumns") -> None:
         """Add all records of `other`, in order."""
         self.keys.extend(other.keys)
@@ -156,7 +165,12 @@ def _column(values: list[Any], column: int) -> pa.Array:
 def encode_body(records: RecordColumns | RecordTable | pa.RecordBatch) -> EncodedBody:
     """Encode at least one record as a body. A record batch must be of BODY_SCHEMA."""
     if isinstance(records, RecordColumns):
-        return _encode_columns(records)
+        value = records.lone_value
+        if value is None:
+            return _encode_columns(records)
+        before, after = _around(len(value))
+        data = b"".join((before, value, after))
+        return EncodedBody(data, 1, crc32c(data), None, False)
     rows = records.records if isinstance(records, RecordTable) else records
     stamps = rows.column(0)
     latest: int | None = None
@@ -164,6 +178,20 @@ def encode_body(records: RecordColumns | RecordTable | pa.RecordBatch) -> Encode
         known = stamps.drop_null() if stamps.null_count else stamps
         latest = int(known.view(pa.int64()).to_numpy().max())
     return _encoded(rows, latest, stamps.null_count == 0)
+
+
+@lru_cache(maxsize=1024)
+def _around(size_bytes: int) -> tuple[bytes, bytes]:
+    """Return the bytes of a body before and after the value of a single record that has nothing else.
+
+    They depend on the value's size only. Arrow takes longer to build them than a leader for the rest of the
+    append: nothing of its code is in the processor's cache when appends come one by one.
+    """
+    value, records = b"\xff" * size_bytes, RecordColumns()
+    records.add(value)
+    body = bytes(_encode_columns(records).data)
+    start = body.rfind(value)  # the first bytes of a body are 0xff too; behind the value are zeros
+    return body[:start], body[start + size_bytes :]
 
 
 def _encode_columns(records: RecordColumns) -> EncodedBody:

@@ -3,7 +3,9 @@
 import datetime
 from pathlib import Path
 from random import Random
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +26,7 @@ from storage.format.checksum import crc32c
 from storage.format.epoch_file import Epoch, decode_epochs, encode_epochs, epoch_of
 from storage.format.records import (
     BODY_SCHEMA,
+    LONE_VALUE_MAX_BYTES,
     MAX_TIMESTAMP_MS,
     MIN_TIMESTAMP_MS,
     READ_SCHEMA,
@@ -424,3 +427,25 @@ def test_the_header_of_the_golden_batch_reads_as_the_page_says() -> None:
     assert int.from_bytes(data[40:48], "little") == 7  # term
     assert int.from_bytes(data[64:72], "little") == 10_240  # offset
     assert data[80:124] == bytes(44)
+
+
+@pytest.mark.parametrize(
+    "size_bytes", [*range(70), 1_000, 1_024, LONE_VALUE_MAX_BYTES, LONE_VALUE_MAX_BYTES + 1]
+)
+def test_a_single_value_is_encoded_as_arrow_encodes_it(size_bytes: int) -> None:
+    for value in (Random(size_bytes).randbytes(size_bytes), b"\xff" * size_bytes, bytes(size_bytes)):
+        alone = RecordColumns()
+        alone.add(value)
+        nulls = [pa.nulls(1, BODY_SCHEMA.field(column).type) for column in (0, 1, 3)]
+        columns = [*nulls[:2], pa.array([value], pa.binary()), nulls[2]]
+        by_arrow = encode_body(pa.RecordBatch.from_arrays(columns, schema=BODY_SCHEMA))
+        bodies = [each._replace(data=bytes(each.data)) for each in (encode_body(alone), by_arrow)]
+        assert bodies[0] == bodies[1]
+
+
+def test_a_record_with_more_than_a_value_is_not_a_lone_value() -> None:
+    others: list[dict[str, Any]] = [{"key": b""}, {"timestamp_ms": 0}, {"headers": []}]
+    for other in others:
+        records = RecordColumns()
+        records.add(b"v", **other)
+        assert records.lone_value is None
