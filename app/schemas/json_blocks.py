@@ -1,5 +1,4 @@
-"""Blocks of JSON records to columns by Arrow's reader of separated values, without a Python object for each
-value.
+"""Blocks of JSON records to columns by Arrow, without a Python object for each value.
 
 Only records of plain values are read so, and only blocks of one layout, as one producer writes them: the same
 fields in the same order, with the same white space. A block that this module accepts has the same rows by
@@ -26,8 +25,8 @@ from app.schemas.json_values import FLOAT_MAX
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_CUT: Final = 0x01  # replaces a comma between two fields
-_COMMA, _SPACE, _BACKSLASH, _NEWLINE = b", \\\n"
+_COMMA, _SPACE, _BACKSLASH = b", \\"
+_ASCII: Final = 0x7F
 _BEGIN, _END = b"{}"
 _FIRST_CELL: Final = re.compile(rb'{"([^"]+)": ?')
 _CELL: Final = re.compile(rb' ?"([^"]+)": ?')
@@ -63,32 +62,19 @@ class BlockReader:
 
     def _cells(self, values: "pa.Array") -> "Iterator[tuple[str, pa.Array]]":
         """Yield the name of each field that the records have, and its JSON values as texts."""
+        import numpy as np
         import pyarrow as pa
         import pyarrow.compute as pc
-        from pyarrow import csv
 
         first = values[0].as_py()
         border = b', "' if b', "' in first else b',"'
         heads = self._heads(first, border)
-        names = [name for name, _ in heads]
-        read_options = csv.ReadOptions(
-            column_names=names, block_size=values.nbytes + len(values) + 1, use_threads=False
-        )
-        rows = csv.read_csv(
-            pa.py_buffer(_separated(values, border)),
-            read_options=read_options,
-            parse_options=csv.ParseOptions(
-                delimiter=chr(_CUT), quote_char=False, double_quote=False, ignore_empty_lines=False
-            ),
-            convert_options=csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
-        )
-        if rows.num_rows != len(values):
-            raise Unproved
-        for (name, head), column in zip(heads, rows.columns, strict=True):
-            cells = column.combine_chunks()
-            if not pc.all(pc.starts_with(cells, str(head, "utf-8"))).as_py():
+        cells = _cut(values, border, len(heads))
+        for place, (name, head) in enumerate(heads):
+            taken = cells.take(pa.array(np.arange(place, len(cells), len(heads), dtype=np.int32)))
+            if not pc.all(pc.starts_with(taken, str(head, "utf-8"))).as_py():
                 raise Unproved
-            yield name, _part(cells, len(head))
+            yield name, _part(taken, len(head), -1 if place == len(heads) - 1 else _BYTES_MAX)
 
     def _heads(self, first: bytes, border: bytes) -> list[tuple[str, bytes]]:
         """Return the names of the fields of the first record, and the begin of each cell before the value."""
@@ -97,7 +83,7 @@ class BlockReader:
             found = _CELL.match(border[1:] + cell) if place else _FIRST_CELL.match(cell)
             if found is None:
                 raise Unproved
-            heads.append((str(found[1], "utf-8", "replace"), found[0]))
+            heads.append((str(found[1], "utf-8", "replace"), border[: min(place, 1)] + found[0]))
         names = {name for name, _ in heads}
         lacking = (field.required for name, field in self._fields.items() if name not in names)
         if len(names) < len(heads) or not names <= self._fields.keys() or any(lacking):
@@ -105,22 +91,26 @@ class BlockReader:
         return heads
 
 
-def _separated(values: "pa.Array", border: bytes) -> Any:
-    """Return the records as lines of cells, without their `}`. border: text between two fields.
+def _cut(values: "pa.Array", border: bytes, count: int) -> "pa.Array":
+    """Return the texts of the fields of all records, record by record, `count` of each: cut before the
+    comma of each border, the first one with `{`, the last one with `}`. border: text between two fields.
 
     Raises Unproved.
     """
     import numpy as np
+    import pyarrow as pa
 
     _, offsets, data = values.buffers()
     places = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1]
-    text = np.frombuffer(data, np.uint8)[places[0] : places[-1]].copy()
-    begins, ends = places[:-1] - places[0], places[1:] - places[0] - 1
+    first = int(places[0])
+    text = np.frombuffer(data, np.uint8)[first : places[-1]]
+    begins = places[:-1] - first
+    ends = places[1:] - first - 1
     if (
         (begins >= ends).any()
         or (text[begins] != _BEGIN).any()
         or (text[ends] != _END).any()
-        or (text < _SPACE).any()
+        or text.min() < _SPACE
         or (text == _BACKSLASH).any()
     ):
         raise Unproved
@@ -128,9 +118,17 @@ def _separated(values: "pa.Array", border: bytes) -> Any:
     is_border = text[:-last] == _COMMA
     for place in range(1, last + 1):
         is_border &= text[place : len(text) - last + place] == border[place]
-    text[:-last] -= is_border * np.uint8(_COMMA - _CUT)
-    text[ends] = _NEWLINE
-    return text
+    commas = np.flatnonzero(is_border)
+    if len(commas) != len(values) * (count - 1):
+        raise Unproved
+    cuts = np.column_stack((begins, commas.reshape(len(values), count - 1)))
+    if np.greater(cuts[:, -1], ends).any() or np.less(cuts.min(axis=1), begins).any():
+        raise Unproved  # not every record has so many
+    limits = np.append(cuts.ravel() + first, places[-1]).astype(np.int32)
+    cells = pa.StringArray.from_buffers(len(limits) - 1, pa.py_buffer(limits), data)
+    if text.max() > _ASCII:
+        cells.validate(full=True)
+    return cells
 
 
 def _part(texts: "pa.Array", start: int, stop: int = _BYTES_MAX) -> "pa.Array":
