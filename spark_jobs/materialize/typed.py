@@ -12,7 +12,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -24,9 +24,10 @@ from spark_jobs.materialize.supervisor import MAX_FAILURES
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, SPARK_ERRORS, Table
 from spark_jobs.tables.table_writer import TableWriter
+from spark_jobs.typed.ahead import ahead
 from spark_jobs.typed.claimed_table import ClaimedTable
 from spark_jobs.typed.current import CurrentTable
-from spark_jobs.typed.decoding import COLUMNS, TypedDecoder
+from spark_jobs.typed.decoding import COLUMNS, TypedDecoder, TypedRows
 from spark_jobs.typed.indexed_rows import IndexedRows
 from spark_jobs.typed.layout import Generation, generations
 from spark_jobs.typed.table_ends import TableEnds
@@ -97,23 +98,26 @@ class TypedTables:
         if self.decoder is None:
             return
         self.until_index = until
-        for end, rows in self._entries.pieces(self.next_index, until, COLUMNS):
-            if rows.num_rows:
-                self._write_rows(self.decoder, rows, end)
-            has_keys = rows["key"].null_count < rows.num_rows
-            with self._noting:
-                self.next_index = end
-                if rows.num_rows:
-                    self._ends.until = rows["index"][-1].as_py() + 1
-                self._changed |= {
-                    each.first
-                    for each in self.decoder.layout
-                    if has_keys or (rows.num_rows and each.key_columns)
-                }
+        pieces = self._entries.pieces(self.next_index, until, COLUMNS)
+        with ahead(pieces) as read, ahead(_decoded(self.decoder, read)) as decoded:
+            for end, rows, typed in decoded:
+                self._take(self.decoder, end, rows, typed)
         if not self.follows:
             self.apply()
         elif self._is_behind and self._timer is None:
             self._start_timer()
+
+    def _take(self, decoder: TypedDecoder, end: int, rows: pa.Table, typed: TypedRows) -> None:
+        """Write the typed rows of the next piece of `entries`, which ends before `end`."""
+        self._write_rows(decoder, typed, end)
+        has_keys = rows["key"].null_count < rows.num_rows
+        with self._noting:
+            self.next_index = end
+            if rows.num_rows:
+                self._ends.until = rows["index"][-1].as_py() + 1
+            self._changed |= {
+                each.first for each in decoder.layout if has_keys or (rows.num_rows and each.key_columns)
+            }
 
     @property
     def _is_behind(self) -> bool:
@@ -236,8 +240,7 @@ class TypedTables:
             self.current[generation.first] = table
             self._changed.add(generation.first)
 
-    def _write_rows(self, decoder: TypedDecoder, rows: pa.Table, until: int) -> None:
-        typed = decoder.decode(rows)
+    def _write_rows(self, decoder: TypedDecoder, typed: TypedRows, until: int) -> None:
         note = {"first_index": self.next_index, "until_index": until}
         pending = [(self.dead_letters, typed.dead_letters)]
         pending += [(self.records[each.first], typed.records.get(each.first)) for each in decoder.layout]
@@ -246,6 +249,13 @@ class TypedTables:
             table.append(found, note if table is due[-1][0] else {})
         if due:
             self._ends.noted = until
+
+
+def _decoded(
+    decoder: TypedDecoder, pieces: Iterable[tuple[int, pa.Table]]
+) -> Iterator[tuple[int, pa.Table, TypedRows]]:
+    for end, rows in pieces:
+        yield end, rows, decoder.decode(rows)
 
 
 def complete_before(from_indexes: Sequence[int], ends: Sequence[int]) -> int:

@@ -56,8 +56,9 @@ class TypedDecoder:
         version: reads all records with this one; None: each with the one in force at its index, or the one
         that it names.
         """
-        entries = entries.select(list(COLUMNS)).combine_chunks()
-        present = entries.filter(pc.is_valid(entries["value"]))
+        entries = entries.select(list(COLUMNS))
+        has_tombstones = entries["value"].null_count > 0
+        present = entries.filter(pc.is_valid(entries["value"])) if has_tombstones else entries
         found = TypedRows(tombstones=entries.num_rows - present.num_rows)
         pieces: dict[int, list[pa.Table]] = defaultdict(list)
         dead: list[pa.Table] = []

@@ -1,0 +1,30 @@
+"""The next items of an iterator are made in threads while the caller works on the last one."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+
+@contextmanager
+def ahead(items: Iterator[Item]) -> Iterator[Iterator[Item]]:
+    """Give an iterator over the items, one of which is made before it is asked for. After the block no thread
+    uses `items`."""
+    with ThreadPoolExecutor(1) as thread:
+
+        def taken() -> Iterator[Item]:
+            made = thread.submit(_next_of, items)
+            while found := made.result():
+                made = thread.submit(_next_of, items)
+                yield found[0]
+
+        yield taken()
+
+
+def _next_of(items: Iterator[Item]) -> tuple[Item] | None:
+    """Return the next item, None after the last one."""
+    for item in items:
+        return (item,)
+    return None
