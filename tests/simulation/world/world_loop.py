@@ -107,9 +107,10 @@ class WorldLoop(asyncio.AbstractEventLoop):
         return not self._life.alive
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """A task that dies with its node is expected; an error in a callback is not."""
+        """An error in a callback ends the run. What is left of a dead node is no error, such as an
+        answer without a reader."""
         error = context.get("exception")
-        if error is not None:
+        if error is not None and self._life.alive:
             raise error
 
 
