@@ -214,4 +214,5 @@ def _nothing() -> None:
 
 
 def _settle(done: asyncio.Future[None], _result: Any, _error: BaseException | None) -> None:
-    done.set_result(None)
+    if not done.done():  # otherwise its caller no longer waits
+        done.set_result(None)

@@ -59,7 +59,13 @@ class NodeLogs:
         self._tasks = tasks
         self._waits = waits
         self.repairs = Repairs(
-            services, hosted.by_id, journals.record, open_log=self._open, serve=self.serve, tasks=tasks
+            services,
+            hosted.by_id,
+            journals.record,
+            disk=disk,
+            open_log=self._open,
+            serve=self.serve,
+            tasks=tasks,
         )
         marker = self.repairs.marker_named(CONTROLLER_LOG)
         self.folders = LogFolders(services.files, services.data_folder)

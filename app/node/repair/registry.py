@@ -1,12 +1,12 @@
 """Registry of running repairs: a damaged log is taken offline, repaired (log_repair.py) and served again."""
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from app.log.contract import NO_INDEX
 from app.log.events import Corruption, JournalEvent, Repair
+from app.node.disk import DiskThreads
 from app.node.hosted_log import HostedLog
 from app.node.network.peer_calls import PeerCalls
 from app.node.network.repair_messages import DigestRequest, FetchRequest, PeerCall, TermRequest
@@ -42,6 +42,7 @@ class Repairs:
         logs: Mapping[int, HostedLog],
         record: Record,
         *,
+        disk: DiskThreads,
         open_log: OpenLog,
         serve: Callable[[HostedLog, LogDriver], None],
         tasks: TaskSupervisor,
@@ -51,7 +52,7 @@ class Repairs:
         self.record = record
         self._services = services
         self._files = services.files
-        self._disk = services.disk
+        self._disk = disk
         self._logs = logs
         self._open_log = open_log
         self._serve = serve
@@ -128,7 +129,7 @@ class Repairs:
         self._tasks.critical(f"repair {hosted.name}", self._run(hosted, hosted.repair, driver))
 
     async def _run(self, hosted: HostedLog, repair: LogRepair, driver: LogDriver | None) -> None:
-        await self._disk_is_done(hosted)
+        await self._disk.lane(hosted.name).drain()  # after it no thread uses the log's files
         if driver is not None:
             await self._close(driver)
         await repair.run()
@@ -145,17 +146,6 @@ class Repairs:
             await in_thread(driver.log.close)
         except StorageError as error:  # its content is not used any more
             logger.warning("log %s: not closed cleanly: %s", driver.log_name, error)
-
-    async def _disk_is_done(self, hosted: HostedLog) -> None:
-        """Wait until the disk has done all work on this log: no thread uses its files then."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def then(_result: Any, _error: BaseException | None) -> None:
-            if not done.done():
-                done.set_result(None)
-
-        self._disk.lane(hosted.name).submit(lambda: None, then)
-        await done
 
     # --- and back ---------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ import pytest
 from app.node.disk import LANE_MAX, DiskLane, DiskThreads
 from app.node.hosting.log_journals import LogJournals
 from app.node.hosting.node_logs import NodeLogs
+from app.node.repair.registry import Repairs
 from storage.errors import InvariantError
 from storage.log.commitlog import CommitlogConfig
 
@@ -166,6 +168,57 @@ def test_a_log_is_closed_while_the_disk_hangs_for_another_one() -> None:
         assert (ended, stuck.rounds) == (["abandoned", "closed"], 0)
         stuck.gate.set()
         await lane._threads.drain()
+
+    run(test)
+
+
+@pytest.mark.rule("R-11")
+def test_a_repair_begins_after_the_sync_that_was_requested_in_the_same_turn() -> None:
+    async def test(lane: DiskLane, failures: list[str]) -> None:
+        source, order = Source(), list[tuple[str, int]]()
+
+        async def repaired() -> None:
+            order.append(("repaired", source.rounds))
+
+        transport = SimpleNamespace(send=None)
+        services: Any = SimpleNamespace(transport=transport, random=None, files=None, clock=None)
+        repairs = Repairs(
+            services,
+            {},
+            lambda _hosted, _event: None,
+            disk=lane._threads,
+            open_log=cast(Any, None),
+            serve=lambda _hosted, _driver: None,
+            tasks=cast(Any, None),
+        )
+        driver = SimpleNamespace(log=SimpleNamespace(close=lambda: order.append(("closed", source.rounds))))
+        source.gate.clear()
+        source.write()
+        lane.request_sync(source, lambda: None)
+        asyncio.get_running_loop().call_later(0.1, source.gate.set)  # a slow sync
+        await repairs._run(
+            cast(Any, SimpleNamespace(name="log", repair=None)),
+            cast(Any, SimpleNamespace(run=repaired)),
+            cast(Any, driver),
+        )
+        assert order == [("closed", 1), ("repaired", 1)]
+
+    run(test)
+
+
+def test_who_no_longer_waits_for_the_disk_does_not_end_the_node() -> None:
+    """A stop waits for the disk for a limited time."""
+
+    async def test(disk: DiskLane, failures: list[str]) -> None:
+        gate = threading.Event()
+        disk.submit(partial(gate.wait, 10), lambda _result, _error: None)
+        waits = asyncio.ensure_future(disk.drain())
+        await asyncio.sleep(0)
+        waits.cancel()
+        gate.set()
+        await disk.drain()
+        assert waits.cancelled()
+        assert failures == []
 
     run(test)
 

@@ -36,6 +36,7 @@ def opened(folder: Path, *, lacks_records: bool) -> tuple[Node, LogDriver]:
         services,
         {},
         lambda _hosted, _event: None,
+        disk=services.disk,
         open_log=lambda _hosted, **trust: node.open(**trust),
         serve=lambda _hosted, _driver: None,
         tasks=TaskSupervisor(lambda what, error: None),
