@@ -32,6 +32,7 @@ from spark_jobs.typed.indexed_rows import IndexedRows
 from spark_jobs.typed.layout import Generation, generations
 from spark_jobs.typed.table_ends import TableEnds
 
+COMMIT_RECORDS = 100_000  # of one piece of `entries`: as many as a file that Spark writes there
 CURRENT_EACH_S = 5.0
 CURRENT_PAUSES = 4  # pause after a change of `current`, in times of its duration: large tables change rarely
 
@@ -98,7 +99,7 @@ class TypedTables:
         if self.decoder is None:
             return
         self.until_index = until
-        pieces = self._entries.pieces(self.next_index, until, COLUMNS)
+        pieces = self._entries.pieces(self.next_index, until, COLUMNS, COMMIT_RECORDS)
         with ahead(pieces) as read, ahead(_decoded(self.decoder, read)) as decoded:
             for end, rows, typed in decoded:
                 self._take(self.decoder, end, rows, typed)
