@@ -171,6 +171,13 @@ class LogState:
         return next(undone, self.membership)
 
     @property
+    def replaced_membership(self) -> Membership | None:
+        """The membership that the last one replaced, while the last is not known to be committed; otherwise
+        the last (R-10). None: no earlier record contains one."""
+        undone = (undo.value for undo in reversed(self._undo) if undo.table == _MEMBERSHIP)
+        return next(undone, self.membership)
+
+    @property
     def trim_index(self) -> int:
         """Index below which every replica may remove records; 0 when nothing was trimmed. Committed trims
         only."""

@@ -177,13 +177,13 @@ class LogGroup:
         return NO_ADDRESSES if self._membership is None else self._membership.nodes
 
     def refresh(self) -> None:
-        """Inform the core of the group, if the log names a new one. After a start, the committed group is
-        adopted first: its voters may campaign until the newest one is committed."""
-        newest = self._state.membership
+        """Inform the core of the group, if the log names a new one. The group before it is adopted first:
+        until the newest one is committed, voters of that may campaign, and may be its witnesses."""
+        newest, replaced = self._state.membership, self._state.replaced_membership
         if newest == self._membership:
             return
-        if self._membership is None:
-            self._adopt(self._state.settled_membership)
+        if replaced not in (newest, self._membership):
+            self._adopt(replaced)
         self._adopt(newest)
 
     def _adopt(self, membership: Membership | None) -> None:

@@ -25,6 +25,7 @@ from storage.format.records import RecordColumns, encode_body, encode_control
 
 NOW = 1_000_000
 DIGEST = bytes(range(16))
+NODES = ["n1", "n2", "n3", "n4"]
 
 
 class Log:
@@ -219,6 +220,22 @@ def test_a_membership_goes_with_its_record() -> None:
     assert state.membership.voters == ("n1", "n2")
     state.truncate_after(-1)
     assert state.membership is None
+
+
+@pytest.mark.rule("R-10")
+def test_the_membership_before_the_last_is_known_until_the_last_is_committed() -> None:
+    """Each change begins when the one before is committed, whether this replica has heard of that or not."""
+    log, state = Log(), LogState()
+    for count in (2, 3, 4):
+        value = {"kind": "membership", "voters": NODES[:count], "learners": [], "nodes": {}}
+        state.apply(log.add(control=value))
+    assert state.settled_membership is None
+    assert state.replaced_membership is not None
+    assert state.replaced_membership.voters == ("n1", "n2", "n3")
+    state.truncate_after(0)
+    assert state.replaced_membership is None
+    state.committed(0)
+    assert state.replaced_membership == state.membership
 
 
 @pytest.mark.rule("R-07")

@@ -407,3 +407,18 @@ def test_two_voters_that_were_three_may_become_three_again() -> None:
         group.pass_time(1_000)
     assert len(leader.core.group.voters) == 3
     assert leader.core.committed_index == leader.log.end_index
+
+
+@pytest.mark.rule("R-02", "R-10")
+def test_a_replaced_disk_that_must_witness_the_third_voter_ends_the_wait() -> None:
+    """n1 is lost before it holds the record: an empty folder under its name lets the group go on."""
+    group, leader, promotion = promoted_third()
+    group.take()
+    group.pass_time(5_000, "n2", "n3")
+    assert leader.core.committed_index == promotion - 1
+    wipe(group["n1"])
+    group.take()
+    group.pass_time(3_000)
+    assert group.leader is leader
+    assert group["n1"].core.sound
+    assert leader.core.committed_index == leader.log.end_index == promotion
