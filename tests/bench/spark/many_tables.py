@@ -11,12 +11,10 @@ import argparse
 import itertools
 import json
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ import psutil
 
 from app.client import CommitlogClient
 from app.tables.delta_log import DeltaLog
+from tests.bench.spark.job import report, running_job
 from tests.bench.systems.local_cluster import print_figure
 from tests.support.cluster import Cluster, running
 
@@ -71,6 +70,12 @@ def reported(tables: Path) -> dict[str, Any]:
         return {}
 
 
+def lacking(tables: Path, busy: Iterable[str]) -> set[str]:
+    """Return the logs without rows, as the job reports; a log may have joined after its last report."""
+    found = reported(tables)
+    return {log for log in busy if log not in found or found[log]["entries_rows"] == 0}
+
+
 def percentiles(values: Sequence[float]) -> dict[str, float]:
     ordered = sorted(values) or [0.0]
     places = {"p50": len(ordered) // 2, "p95": int(0.95 * len(ordered)), "max": len(ordered) - 1}
@@ -98,29 +103,25 @@ def measure(cluster: Cluster, folder: Path, names: Sequence[str], options: argpa
     url, tables = cluster.url("n1"), folder / "tables"
     producer = Producer(url, names[: options.busy], options.rate)
     producer.start()
-    command = [sys.executable, "-m", "spark_jobs.run", "--endpoint", url, "--tables", str(tables)]
     began_s = time.monotonic()
-    with (folder / "job.log").open("wb") as lines:
-        job = subprocess.Popen([*command, "--log", "orders-*"], stdout=lines, stderr=lines)
-    process = psutil.Process(job.pid)
-    busy = set(producer.acked)
-    while not (all_reported := reported(tables)) or not all(
-        all_reported[log]["entries_rows"] > 0 for log in busy
-    ):
-        if time.monotonic() > began_s + LIMIT_S or job.poll() is not None:
-            raise TimeoutError((folder / "job.log").read_text()[-2_000:])
-        time.sleep(0.1)
-    start_s, from_s = time.monotonic() - began_s, time.time()
-    used_s = processor_s(tree(process))
-    time.sleep(options.seconds)
-    members = tree(process)
-    used_s = processor_s(members) - used_s
-    figures = {"processes": len(members), "memory_mib": memory_mib(members)}
-    producer.ending.set()
-    producer.join()
-    stop_s = time.monotonic()
-    job.send_signal(signal.SIGTERM)
-    code = job.wait(LIMIT_S)
+    with running_job(folder, url, tables, ["--log", "orders-*"]) as job:
+        process = psutil.Process(job.pid)
+        busy = set(producer.acked)
+        while waiting := lacking(tables, busy):
+            if time.monotonic() > began_s + LIMIT_S or job.poll() is not None:
+                raise TimeoutError(f"no rows of {sorted(waiting)}: {report(folder)}")
+            time.sleep(0.1)
+        start_s, from_s = time.monotonic() - began_s, time.time()
+        used_s = processor_s(tree(process))
+        time.sleep(options.seconds)
+        members = tree(process)
+        used_s = processor_s(members) - used_s
+        figures = {"processes": len(members), "memory_mib": memory_mib(members)}
+        producer.ending.set()
+        producer.join()
+        stop_s = time.monotonic()
+        job.send_signal(signal.SIGTERM)
+        code = job.wait(LIMIT_S)
     gaps, waits = judge(tables, producer, from_s)
     print_figure(
         logs=len(names),

@@ -13,9 +13,6 @@ One node, one Spark driver, the flights of the demo as JSON. One JSON line a par
 
 import argparse
 import itertools
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -42,6 +39,7 @@ from spark_jobs.tables.table_writer import TableWriter
 from spark_jobs.typed.claimed_table import ClaimedTable
 from spark_jobs.typed.current import CurrentTable
 from spark_jobs.typed.layout import generations
+from tests.bench.spark.job import report, running_job
 from tests.bench.spark.many_tables import percentiles
 from tests.bench.systems.local_cluster import print_figure
 from tests.support.cluster import running
@@ -179,26 +177,22 @@ def measure_visible(folder: Path, rate: int, seconds: float, more: list[str]) ->
         client.put_schema(definition=infer(values), format="json")
         producer = Producer(url, values, rate)
         producer.start()
-        command = [sys.executable, "-m", "spark_jobs.run", "--endpoint", url, "--tables", str(tables)]
-        with (folder / "job.log").open("wb") as lines:
-            job = subprocess.Popen([*command, *more], stdout=lines, stderr=lines)
-        watchers = {name: Watcher(tables / "default" / name, index) for name, index in INDEXES.items()}
-        for watcher in watchers.values():
-            watcher.start()
-        until_s = time.monotonic() + LIMIT_S
-        while not watchers["records"].seen:
-            if time.monotonic() > until_s or job.poll() is not None:
-                raise TimeoutError((folder / "job.log").read_text()[-2_000:])
-            time.sleep(0.1)
-        time.sleep(WARM_UP_S)
-        from_s = time.time()
-        time.sleep(seconds)
-        ended_s = time.time()
-        time.sleep(3.0)
-        producer.ending.set()
-        producer.join()
-        job.send_signal(signal.SIGTERM)
-        job.wait(LIMIT_S)
+        with running_job(folder, url, tables, more) as job:
+            watchers = {name: Watcher(tables / "default" / name, index) for name, index in INDEXES.items()}
+            for watcher in watchers.values():
+                watcher.start()
+            until_s = time.monotonic() + LIMIT_S
+            while not watchers["records"].seen:
+                if time.monotonic() > until_s or job.poll() is not None:
+                    raise TimeoutError(report(folder))
+                time.sleep(0.1)
+            time.sleep(WARM_UP_S)
+            from_s = time.time()
+            time.sleep(seconds)
+            ended_s = time.time()
+            time.sleep(3.0)
+            producer.ending.set()
+            producer.join()
         for watcher in watchers.values():
             watcher.ending.set()
             watcher.join()
