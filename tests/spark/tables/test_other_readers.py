@@ -75,6 +75,10 @@ def test_every_table_is_read_without_spark(
         key_columns=["id"],
     )
     log.append(to_json(id=3, price=1.5), key=b"3")
+    log.set_schema("id STRING NOT NULL", key_columns=["id"], compatibility="none")
+    log.append(to_json(id="x"), key=b"4")
+    materialize(config, spark=spark)
+    log.append(b"no JSON")  # a commit of `current` without rows
     materialize(config, spark=spark)
     folder = tmp_path / "default"
     names = sorted(each.name for each in folder.iterdir())
@@ -89,6 +93,8 @@ def test_every_table_is_read_without_spark(
     for reader, read in READERS.items():
         newest = sorted((row["id"], row["city"], row["_index"]) for row in read(str(folder / "current")))
         assert [row[0] for row in newest] == [1, 3], reader
+        assert [row["id"] for row in read(str(folder / "current_v3"))] == ["x"], reader
+        assert 1.5 in [row["price"] for row in read(str(folder / "records"))], reader
         (letter,) = (row for row in read(str(folder / "dead_letters")) if row["path"] == "/id")
         assert letter["value"] == to_json(id="late"), reader
 
