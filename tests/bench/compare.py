@@ -7,6 +7,7 @@ Prints one JSON line a figure, and at the end one line a row: medians, ranges, a
 Three nodes, records of 1 KiB; the client uses the same processors. Needs Go for tests/bench/loadgen.
 --peers fetches etcd and NATS (tests/bench/systems/peers.py). `cpu_us`: processor time of all servers for
 one record, less dependent than the rate on what else runs; `leader_us` and `follower_us` are parts of it.
+`client_us`: of the load generator.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import base64
 import contextlib
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -120,12 +122,18 @@ def cpu_s(pids: list[int]) -> float:
     return total / TICKS_PER_S
 
 
+def ended_children_s() -> float:
+    """Return the processor time of the child processes that have ended, in seconds."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def run(
     command: list[str], pids: Sequence[int], records: int, environment: dict[str, str] | None = None
 ) -> Figure:
     """Run a load generator; records: in one request. environment: for this project, whose leader is the first
     of pids; None: for another system."""
-    before_s = [cpu_s([pid]) for pid in pids]
+    before_s, client_before_s = [cpu_s([pid]) for pid in pids], ended_children_s()
     done = subprocess.run(command, capture_output=True, env=os.environ | (environment or {}))
     if done.returncode:
         raise RuntimeError(f"{command[0]}: {done.stderr.decode()[-500:]}{done.stdout.decode()[-500:]}")
@@ -133,7 +141,7 @@ def run(
     used_us = [(cpu_s([pid]) - before) * 1e6 for pid, before in zip(pids, before_s, strict=True)]
     figure = {name: found[name] for name in ("records_per_s", "p50_ms", "p99_ms", "errors") if name in found}
     sent = found.get("requests", found.get("records", 0) / records) * records
-    costs = {"cpu_us": sum(used_us)}
+    costs = {"cpu_us": sum(used_us), "client_us": (ended_children_s() - client_before_s) * 1e6}
     if environment is not None:
         costs = {"leader_us": used_us[0], "follower_us": max(used_us[1:], default=0.0), **costs}
     return {**figure, **{name: round(us / max(1, sent), 1) for name, us in costs.items()}}
@@ -292,7 +300,7 @@ def summaries(figures: dict[tuple[str, str], list[dict[str, Any]]]) -> dict[str,
             "p50_ms": statistics.median(turn["p50_ms"] for turn in turns),
             **{
                 name: statistics.median(turn[name] for turn in turns)
-                for name in ("leader_us", "follower_us", "cpu_us")
+                for name in ("leader_us", "follower_us", "cpu_us", "client_us")
                 if name in turns[0]
             },
         }

@@ -52,18 +52,19 @@ def appends_table(summaries: dict[str, Figure]) -> list[str]:
     """Return the rows of appends as Markdown; peers in columns."""
     names = sorted({name for row in summaries.values() for name in row} - {"commitlog", "ratio"})
     lines = [
-        "| row | commitlog, records/s | p50 ms | leader µs | follower µs |"
-        + "".join(f" {name}, records/s | p50 ms | ratio |" for name in names),
-        "| --- " * (5 + 3 * len(names)) + "|",
+        "| row | commitlog, records/s | p50 ms | leader µs | follower µs | client µs |"
+        + "".join(f" {name}, records/s | p50 ms | servers µs | ratio |" for name in names),
+        "| --- " * (6 + 4 * len(names)) + "|",
     ]
     for row, found in summaries.items():
         ours = found.get("commitlog")
-        costs = ("p50_ms", "leader_us", "follower_us")
+        costs = ("p50_ms", "leader_us", "follower_us", "client_us")
         cells = [row, rate(ours), *("-" if ours is None else str(ours[name]) for name in costs)]
         for name in names:
             peer = found.get(name)
-            p50 = "-" if peer is None else str(peer["p50_ms"])
-            cells += [rate(peer), p50, str(found.get("ratio", {}).get(name, "-"))]
+            shown = ("p50_ms", "cpu_us")
+            cells += [rate(peer), *("-" if peer is None else str(peer[each]) for each in shown)]
+            cells.append(str(found.get("ratio", {}).get(name, "-")))
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 

@@ -97,16 +97,17 @@ def test_the_table_replaces_only_what_is_between_its_marks(tmp_path: Path) -> No
         "p50_ms": 1.5,
         "leader_us": 9.0,
         "follower_us": 3.0,
+        "client_us": 4.0,
     }
-    peer = {"records_per_s": 500, "range": [400, 600], "p50_ms": 2.0}
+    peer = {"records_per_s": 500, "range": [400, 600], "p50_ms": 2.0, "cpu_us": 7.0}
     found = {
         "a": {"commitlog": ours, "etcd 3": peer, "ratio": {"etcd 3": 2.0}},
         "b": {"commitlog": ours, "ratio": {}},
     }
     lines = table.appends_table(found)
     assert {line.count("|") for line in lines} == {lines[0].count("|")}
-    assert lines[2].endswith("| 500 (400 to 600) | 2.0 | 2.0 |")
-    assert lines[3].endswith("| - | - | - |")
+    assert lines[2].endswith("| 9.0 | 3.0 | 4.0 | 500 (400 to 600) | 2.0 | 7.0 | 2.0 |")
+    assert lines[3].endswith("| - | - | - | - |")
     page = tmp_path / "page.md"
     page.write_text(f"above\n{table.BEGIN}\nold\n{table.END}\nbelow\n")
     for _ in range(2):
