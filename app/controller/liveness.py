@@ -14,7 +14,7 @@ master epoch has the same length (`Log.lease_ms`), whatever the settings of the 
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -145,6 +145,22 @@ class Liveness:
         held = Confirmed(report.replica_id, min(report.confirm_offset, report.max_offset), report.epoch)
         if report.replica_id and held.exceeds(self._confirmed.get(key)):
             self._confirmed[key] = held
+
+    def keep_only(self, logs: Iterable[Log]) -> None:
+        """Forget everything about logs that were deleted, and about earlier ones of the same names."""
+        generations = {log.name: log.generation for log in logs}
+        self._confirmed = {
+            key: held for key, held in self._confirmed.items() if generations.get(key[0]) == key[1]
+        }
+        of_logs: tuple[dict[str, Any], ...] = (
+            self._granted_ms,
+            self._given_up,
+            self._handed_over,
+            self._over_ms,
+        )
+        for known in of_logs:
+            for name in known.keys() - generations.keys():
+                del known[name]
 
     def confirmed(self, log: Log, replica_id: int) -> Confirmed | None:
         """The most that the copy has reported as confirmed: to this controller, or what its log records of

@@ -286,13 +286,17 @@ class ActiveController:
                 if changed is not None:
                     event = replica_changes.changed(known, changed)
                     happen(msgspec.structs.replace(event, configured=spec))
+        was_deleted = False
         for log in state:
             if log.state == LOG_DELETING:
                 if self._is_given_up(log, now_ms):
                     happen(LogDeleted(log=log.name))
                     self.masters.forget(log.name)
+                    was_deleted = True
             elif log.elects and not self.masters.let_leave(log, happen, now_ms):
                 self.masters.supervise(log, happen, now_ms)
+        if was_deleted:
+            self.liveness.keep_only(state)
 
     def _configured_spec(self, log: Log, configured: LogSpec) -> LogSpec | None:
         """As settings_of_logs.configured_spec; a change that cannot be is noted, and the settings hold."""

@@ -6,7 +6,16 @@ import msgspec
 import pytest
 
 from app.api.http.preconditions import NEVER
-from app.controller.commands import ChangeLog, CreateLog, DeleteLog, Done, ElectMaster, Reason, Refusal
+from app.controller.commands import (
+    ChangeLog,
+    CreateLog,
+    DeleteLog,
+    Done,
+    ElectMaster,
+    Reason,
+    Refusal,
+    StepDown,
+)
 from app.controller.metadata import LogSpec
 from app.controller.state_machine import Metadata
 from tests.unit.controller.support import CONFIG, Quorum, spec
@@ -182,6 +191,24 @@ def test_late_repeats_leave_the_next_log_of_the_name_alone() -> None:
     delete(quorum, DeleteLog("a", None, second.generation, "second deletion"))
     quorum.done(creation)  # late: the log stays deleted
     assert quorum.metadata.log("a") is None
+
+
+def test_a_controller_keeps_nothing_about_deleted_logs() -> None:
+    quorum = Quorum()
+    kept = quorum.create("b")
+    quorum.offsets = {(node, log): (1, 100, 100) for node in quorum.nodes for log in ("a", "b")}
+    for _ in range(3):
+        first = quorum.with_master()
+        for node in quorum.nodes:
+            quorum.register(node, "b")
+        quorum.heartbeats()
+        assert quorum.active.liveness.confirmed(first, quorum.id_of("n1")) is not None
+        quorum.done(StepDown("a", first.generation, first.master or 0, first.master_epoch, True))
+        delete(quorum, DeleteLog("a", None, first.generation, f"deletion {first.generation}"))
+    liveness = quorum.active.liveness
+    assert {key[:2] for key in liveness._confirmed} == {("b", kept.generation)}
+    for known in (liveness._granted_ms, liveness._given_up, liveness._handed_over, liveness._over_ms):
+        assert "a" not in known
 
 
 # --- logs of the configuration file -------------------------------------------------------------------------
