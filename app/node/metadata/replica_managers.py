@@ -110,23 +110,23 @@ class ReplicasManagers:
         return tuple(each.manager.report(each.view) for each in self._replicas.values() if each.is_open())
 
     def heartbeat_answered(self, answer: BrokerHeartbeatAnswer, sent_ms: int) -> None:
-        for replica in self._replicas.values():
+        granted = {log: place for place, (log, _) in enumerate(answer.granted)}
+        withheld = {log: place for place, log in enumerate(answer.withheld)}
+        for name, replica in self._replicas.items():
+            grant, denial = _only(granted.get(name)), _only(withheld.get(name))
             replica.manager.heartbeat_answered(
-                answer.granted,
-                answer.withheld,
+                answer.granted[grant],
+                answer.withheld[denial],
                 answer.alive,
                 sent_ms,
-                answer.leases,
-                answer.withheld_epochs,
+                answer.leases[grant],
+                answer.withheld_epochs[denial],
             )
         self.tick()
 
     def tick(self) -> None:
-        metadata = self._metadata()
-        if metadata is not None:
-            for name, replica in list(self._replicas.items()):
-                if replica.is_open():
-                    self._step(name, replica, metadata)
+        for name, replica in list(self._replicas.items()):
+            self._step(name, replica)
 
     def leave(self) -> bool:
         """The node stops: give up every mastership; return whether the controller knows all of it by now."""
@@ -138,7 +138,10 @@ class ReplicasManagers:
             replica.manager.has_left(metadata.log(name)) for name, replica in self._replicas.items()
         )
 
-    def _step(self, name: str, replica: ManagedReplica, metadata: Metadata) -> None:
+    def _step(self, name: str, replica: ManagedReplica) -> None:
+        metadata = self._metadata()
+        if metadata is None or not replica.is_open():
+            return
         manager, now_ms = replica.manager, self._clock.monotonic_ms()
         for action in manager.step(metadata.log(name), replica.view, now_ms):
             match action:
@@ -162,7 +165,7 @@ class ReplicasManagers:
                         extra={"log": name, "reason": answer.reason.value, "detail": answer.detail},
                     )
                 replica.manager.answered(command, answer, self._clock.monotonic_ms())
-                self.tick()
+                self._step(name, replica)
 
         self._client.ask(command, answered, _ASK_TIMEOUT_MS)
 
@@ -177,10 +180,15 @@ class ReplicasManagers:
                 return
             if error is None:
                 replica.manager.saved(identity)
-                self.tick()
+                self._step(name, replica)
             elif isinstance(error, StorageFull):
                 logger.warning("log %s: the disk is full: its identity is not stored", name)
             else:
                 self._services.fail(f"identity of log {name}", error)
 
         self._services.disk.lane(name).submit(lambda: replica.identity_file.save(identity), saved)
+
+
+def _only(place: int | None) -> slice:
+    """Return the slice of that one place, or an empty one."""
+    return slice(0) if place is None else slice(place, place + 1)

@@ -2,14 +2,18 @@
 
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from app.controller.commands import Done
 from app.controller.config import ControllerConfig
+from app.controller.messages import BrokerHeartbeatAnswer
+from app.controller.metadata import Log
 from app.controller.state_machine import Metadata
 from app.node.metadata.replica_managers import ReplicasManagers
 from tests.support.memory_files import MemoryFiles
+from tests.unit.controller.support import Quorum
 from tests.unit.controller.test_replicas_manager import View
 
 
@@ -33,3 +37,50 @@ def test_without_the_metadata_a_node_reports_no_copy_so_that_others_take_over() 
     assert [report.log for report in managers.reports()] == ["a"]
     known[0] = None
     assert managers.reports() == ()
+
+
+class Counted(tuple[Any, ...]):
+    """Counts how often it is walked through."""
+
+    walks = 0
+
+    def __iter__(self) -> Any:
+        Counted.walks += 1
+        return super().__iter__()
+
+
+def test_the_work_of_an_answer_does_not_grow_with_the_square_of_the_logs() -> None:
+    """An answer to one log's request concerns that log alone; one to a heartbeat is looked through once."""
+    quorum, names = Quorum(), [f"log-{number}" for number in range(50)]
+    steps, asked, saved = [0], list[Any](), list[Any]()
+
+    def log(name: str) -> Log | None:
+        steps[0] += 1
+        return quorum.metadata.log(name)
+
+    lane = SimpleNamespace(submit=lambda work, then: saved.append(then))
+    services: Any = SimpleNamespace(
+        node_id="n1",
+        files=MemoryFiles(Random(1)),
+        data_folder="data",
+        disk=SimpleNamespace(lane=lambda _name: lane),
+        clock=SimpleNamespace(monotonic_ms=lambda: 0),
+        random=Random(1),
+        fail=lambda _what, error: None,
+    )
+    client: Any = SimpleNamespace(ask=lambda _command, answered, _timeout_ms: asked.append(answered))
+    metadata: Any = SimpleNamespace(log=log)
+    managers = ReplicasManagers(services, ControllerConfig(), metadata=lambda: metadata, client=client)
+    view, driver = cast(Any, View()), cast(Any, None)
+    for name in names:
+        managers.attach(name, quorum.create(name).generation, driver, view, "n1:1", lambda: True)
+    managers.heartbeat_answered(
+        BrokerHeartbeatAnswer(1, "c1", 1, Counted((name, 1) for name in names), leases=(900,) * 50), 0
+    )
+    assert (Counted.walks, steps[0]) == (1, 50)
+    for then in saved:
+        then(None, None)
+    assert (len(saved), len(asked), steps[0]) == (50, 50, 100)
+    for answered in [*asked]:
+        answered(Done(1, value=7))
+    assert (len(saved), len(asked), steps[0]) == (100, 50, 150)
