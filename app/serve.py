@@ -42,6 +42,7 @@ from storage.errors import StorageError
 logger = logging.getLogger(__name__)
 
 ACCEPTED_IN_A_TURN: Final = 16  # client connections; each idle descriptor costs one call of accept for each
+DATE_S: Final = 1.0  # between two updates of the header Date
 EXIT_CLEAN: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_CONFIG: Final = 2
@@ -107,12 +108,26 @@ def _refusing(what: str) -> Iterator[None]:
         raise ConfigError(f"[security] {what}: {error.strerror or error}") from error
 
 
-class _Front(uvicorn.Server):
+class Front(uvicorn.Server):
     """uvicorn without its own signal handlers: the node decides when it stops. Reports when it is ready."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._ready = ready
+        self._leaving = asyncio.Event()
+
+    def leave(self) -> None:
+        """Begin to shut down."""
+        self.should_exit = True
+        self._leaving.set()
+
+    async def main_loop(self) -> None:
+        """Renew the header Date each second until `leave`. uvicorn's own loop also looks ten times a second
+        whether it should end, which wakes an idle node."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DATE_S):
+                    await self._leaving.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -142,7 +157,7 @@ async def _run(settings: Settings, ready: Callable[[Settings], None]) -> int:
     application = build_app(settings, broker)
     listener = Listener(settings.http, _connections_allowed(settings), broker.meter, application.lane)
     broker.tasks.keep("client-limits", listener.sweep)
-    front = _Front(_front_config(settings, application, listener), lambda: ready(settings))
+    front = Front(_front_config(settings, application, listener), lambda: ready(settings))
     _calm_collector()
     serving = loop.create_task(front.serve(sockets), name="front")
     stopping = loop.create_task(stop.wait(), name="signal")
@@ -155,7 +170,7 @@ async def _run(settings: Settings, ready: Callable[[Settings], None]) -> int:
         return EXIT_FAILED
     logger.info("stopping", extra={"node": settings.node.id})
     broker.begin_stop()
-    front.should_exit = True
+    front.leave()
     await asyncio.wait((serving, broker.failed), return_when=asyncio.FIRST_COMPLETED)
     if broker.failed.done():
         _end_at_once(broker.failed.result())

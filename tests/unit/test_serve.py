@@ -6,12 +6,15 @@ import subprocess
 import sys
 
 import pytest
+import uvicorn
 import uvloop
 
-from app.serve import ACCEPTED_IN_A_TURN, bind
+from app import serve
+from app.serve import ACCEPTED_IN_A_TURN, Front, bind
 from tests.support.cluster import free_ports
 
 CLIENTS = 8 * ACCEPTED_IN_A_TURN
+WAKE_UPS = 5
 
 
 class Accepted(asyncio.Protocol):
@@ -54,6 +57,50 @@ def test_an_address_in_use_is_an_error_before_anything_is_opened() -> None:
         bind(f"127.0.0.1:{port}")
     for door in doors:
         door.close()
+
+
+class CountingFront(Front):
+    """Records for each time that it wakes up whether it has renewed the header Date."""
+
+    def __init__(self) -> None:
+        super().__init__(uvicorn.Config(app="unused"), lambda: None)
+        self.renewed: list[bool] = []
+        self.has_counted = asyncio.Event()
+
+    async def on_tick(self, counter: int) -> bool:
+        before = self.server_state.default_headers
+        ends = await super().on_tick(counter)
+        self.renewed.append(self.server_state.default_headers is not before)
+        if len(self.renewed) >= WAKE_UPS:
+            self.has_counted.set()
+        return ends
+
+
+def test_a_listener_wakes_up_only_to_renew_the_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def wake_ups() -> list[bool]:
+        front = CountingFront()
+        running = asyncio.create_task(front.main_loop())
+        async with asyncio.timeout(20):
+            await front.has_counted.wait()
+            front.leave()
+            await running
+        return front.renewed
+
+    monkeypatch.setattr(serve, "DATE_S", 0.01)
+    assert all(asyncio.run(wake_ups()))
+
+
+def test_a_listener_ends_without_waiting_for_the_next_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        front = CountingFront()
+        running = asyncio.create_task(front.main_loop())
+        await asyncio.sleep(0)
+        assert front.renewed == [True]
+        front.leave()
+        await asyncio.wait_for(running, 20)
+
+    monkeypatch.setattr(serve, "DATE_S", 3_600)
+    asyncio.run(run())
 
 
 def test_a_node_does_not_import_pandas_or_parquet() -> None:
