@@ -145,6 +145,7 @@ class RecordsBatchReader(DataSourceReader):
         client = open_client(self.options)
         partitions: list[InputPartition] = []
         try:
+            log_id = client.log_id()  # first: of a log that is created again after it, nothing is read
             if self.options.union:
                 from spark_jobs.source.union import plan_union
 
@@ -155,7 +156,7 @@ class RecordsBatchReader(DataSourceReader):
                 first, until, lost_from = self._range(client)
         finally:
             client.close()
-        partitions += plan_partitions(self.options, first, until, lost_from=lost_from)
+        partitions += plan_partitions(self.options, first, until, lost_from=lost_from, log_id=log_id)
         return partitions or [RecordsPartition(first, first, self.options.endpoints)]
 
     def _range(self, client: LogReads) -> tuple[int, int, int | None]:

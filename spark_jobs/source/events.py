@@ -30,10 +30,11 @@ logger = logging.getLogger(__name__)
 
 
 class EventsPartition(InputPartition):
-    """The events [from_seq, until_seq) of one node."""
+    """The events [from_seq, until_seq) of one node. log_id: of the log when the range was planned."""
 
-    def __init__(self, node: Node, from_seq: int, until_seq: int) -> None:
+    def __init__(self, node: Node, from_seq: int, until_seq: int, log_id: str) -> None:
         super().__init__((node, from_seq, until_seq))
+        self.log_id = log_id
         self.node = node
         self.from_seq = from_seq
         self.until_seq = until_seq
@@ -50,7 +51,7 @@ class EventsBatchReader(DataSourceReader):
         client = LogReads(self.options.endpoints, self.options.log, self.options.token)
         start = starting_offset(client, self.options)
         end = scan(client, self.options, start, limit=None, every_node=self.options.fail_on_data_loss)
-        return plan_partitions(client.nodes(), start, end) or [EventsPartition(Node("", "", False), 0, 0)]
+        return plan_partitions(client.nodes(), start, end) or [EventsPartition(Node("", "", False), 0, 0, "")]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, EventsPartition)
@@ -203,7 +204,7 @@ def plan_partitions(nodes: Sequence[Node], start: EventsOffset, end: EventsOffse
                 raise Unreachable(
                     f"node {node_id} is no longer a member of the cluster: its journal cannot be read"
                 )
-            partitions.append(EventsPartition(members[node_id], from_seq, position.next_seq))
+            partitions.append(EventsPartition(members[node_id], from_seq, position.next_seq, end.log_id))
     return partitions
 
 
@@ -212,8 +213,8 @@ def read_events(options: SourceOptions, partition: EventsPartition) -> Iterator[
     since.
 
     A journal that started again after a loss has a first seq above 0: from 0 on, that is where it begins;
-    else the events between are lost. Raises LogClash for those, JournalTrimmed for what retention removed
-    (unless failOnDataLoss is false), ShortRead.
+    else the events between are lost. Raises LogClash for those, and for the journal of another log of that
+    name, JournalTrimmed for what retention removed (unless failOnDataLoss is false), ShortRead.
     """
     client = LogReads([partition.node.url or options.endpoints[0]], options.log, options.token)
     seq = partition.from_seq
@@ -236,6 +237,8 @@ def read_events(options: SourceOptions, partition: EventsPartition) -> Iterator[
             if not page.events:
                 raise ShortRead(f"node {partition.node.id}: no events from {seq} on came")
             seq += len(events)
+            if seq == partition.until_seq:  # after the last read, so that it holds for all of them
+                check_same_log(options.log, partition.log_id, client.log_id())
             yield rows(options.log, partition.node.id, events)
     finally:
         client.close()

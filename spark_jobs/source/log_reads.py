@@ -117,6 +117,18 @@ class LogReads:
         """Hex id of the log, from the names of its cluster and itself."""
         return str(self._any("")["id"])
 
+    def is_gone(self, log_id: str) -> bool:
+        """Return whether every endpoint answers that the log of this name is another one, or that there is
+        none: it was deleted, since one of them has reported its id."""
+        for endpoint in self._connection.endpoints:
+            try:
+                if self._json(endpoint, self._path(""))["id"] == log_id:
+                    return False
+            except ClientError as error:
+                if not isinstance(error, Problem) or error.status != 404:
+                    return False
+        return True
+
     def tail(self, *, confirmed: bool) -> LogTail:
         """Return the end of the log. confirmed: retry until its leader confirms; else use what replicas
         know."""
@@ -181,8 +193,8 @@ class LogReads:
         They arrive as the replicas store them: both checksums of each batch are verified, and that each
         follows the one before. A record batch of a table is a stored one, complete or in part. [first, until)
         must be committed somewhere: a replica that lags is waited for, then skipped. log_id: of the log, ""
-        for any; a replica that has another log of that name is skipped too. Raises LogTrimmed, LogClash,
-        ShortRead, RequestRefused, Unreachable.
+        for any; while another replica may have it, one that has another log of that name is skipped too.
+        Raises LogTrimmed, LogClash, ShortRead, RequestRefused, Unreachable.
         """
         before: Batch | None = None
         while first < until:
@@ -351,7 +363,7 @@ class LogReads:
             if not batches:
                 raise InvalidAnswer(f"{endpoint}: does not hold index {first} yet")
             if log_id:
-                self._check_log(batches[0], log_id)
+                self._check_log(f"{batches[0].header.log_id:016x}", log_id)
             self._check_joined([(batch.base_index, batch.next_index) for batch in batches], first)
             for one, following in pairwise([*([before] if before is not None else []), *batches]):
                 if not follows_chain(following, one.header.chain):
@@ -360,12 +372,14 @@ class LogReads:
 
         return self._first_good(ask, first)
 
-    def _check_log(self, batch: Batch, log_id: str) -> None:
-        """As `check_same_log`, as an error after which another replica is asked: one may not know yet that
-        the log was deleted, or created again."""
+    def _check_log(self, found_id: str, log_id: str) -> None:
+        """As `check_same_log`. While a replica may not know yet that the log was deleted, or created again,
+        the error is one after which another replica is asked."""
         try:
-            check_same_log(self.log, log_id, f"{batch.header.log_id:016x}")
+            check_same_log(self.log, log_id, found_id)
         except LogClash as error:
+            if self.is_gone(log_id):
+                raise
             raise InvalidAnswer(str(error)) from error
 
     def _check_joined(self, ranges: Sequence[tuple[int, int]], first: int) -> None:

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from spark_jobs.errors import LogClash, LogTrimmed, SourceError, Unreachable
+from spark_jobs.errors import LogClash, LogTrimmed, RequestRefused, SourceError, Unreachable
 from spark_jobs.source.log_names import selected
 from spark_jobs.source.log_reads import GIVE_UP_S, LogEnds, LogReads, connect
 from spark_jobs.source.logs_planning import LogRange, LogsOffset, Turns, packed
@@ -251,17 +251,29 @@ def read_ranges(options: SourceOptions, ranges: Sequence[LogRange]) -> Iterator[
 
 
 def _read_range(options: SourceOptions, each: LogRange, client: LogReads) -> Iterator[pa.RecordBatch]:
-    """Raises LogClash if the log is another one than when the range was planned, or a record has a later
-    term than the log had then."""
+    """Yield the rows of one log's range. The others go on without a log that was deleted since the range was
+    planned, also if it was created again: nothing can bring its records back.
+
+    Raises LogClash if a record has a later term than the log had then.
+    """
     partition = RecordsPartition(
         each.first, each.until, options.endpoints, lost_from=each.lost_from, log_id=each.log_id
     )
-    for rows in read_records(replace(options, log=each.log), partition, client):
-        last = rows.column("term")[-1].as_py()
-        if each.term is not None and last is not None and last > each.term:
-            raise LogClash(
-                each.log,
-                f"the record at index {rows.column('index')[-1]} is of term {last}, it was of {each.term} "
-                "at most",
-            )
-        yield rows
+    try:
+        for rows in read_records(replace(options, log=each.log), partition, client):
+            last = rows.column("term")[-1].as_py()
+            if each.term is not None and last is not None and last > each.term:
+                raise LogClash(
+                    each.log,
+                    f"the record at index {rows.column('index')[-1]} is of term {last}, it was of "
+                    f"{each.term} at most",
+                )
+            yield rows
+    except (LogClash, RequestRefused) as error:
+        if not each.log_id or not client.is_gone(each.log_id):
+            raise
+        logger.warning(
+            "log %s: %s; it was deleted: its records [%d, %d), as far as they were not read yet, are left "
+            "out, the other logs go on",
+            *(each.log, error.message, each.first, each.until),
+        )

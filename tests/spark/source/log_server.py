@@ -160,6 +160,7 @@ class FakeReplica:
         self.journal: list[dict[str, Any]] = []
         self.committed_index: int | None = None  # None: all of the log
         self.has_leader = True
+        self.is_deleted = False  # the log
         self.drop_record: int | None = None  # left out of every answer: a short read
         self.cut_answers = 0  # so many Arrow answers are cut in the middle
         self.stall_at: int | None = None  # a read of records past this index waits for `resume`
@@ -244,6 +245,8 @@ class FakeReplica:
         return JSONResponse({"logs": [{**log, "ends": {**ends, "events": len(self.journal)}}]})
 
     async def describe(self, request: Request) -> Response:
+        if self.is_deleted:
+            return problem(404, "not-found")
         return JSONResponse({"name": self.log.name, "id": self.log.id})
 
     async def tail(self, request: Request) -> Response:
@@ -263,6 +266,8 @@ class FakeReplica:
     async def read(self, request: Request) -> Response:
         query = request.query_params
         self.requests.append(str(request.url))
+        if self.is_deleted:
+            return problem(404, "not-found")
         until = int(query.get("until_index", self.log.next_index))
         if "from_timestamp" in query:
             first = self.first_at(int(query["from_timestamp"]))

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from spark_jobs.errors import LogClash, LogTrimmed, OptionError
+from spark_jobs.errors import LogTrimmed, OptionError
 from spark_jobs.source import many_logs
-from spark_jobs.source.many_logs import LogsPartition, LogsStreamReader
+from spark_jobs.source.logs_planning import LogRange
+from spark_jobs.source.many_logs import LogsPartition, LogsStreamReader, read_ranges
 from spark_jobs.source.options import parse_options
 from tests.spark.conftest import Collected, Stream
 from tests.spark.source.log_server import FakeLog, FakeReplica
@@ -112,18 +113,27 @@ def test_a_log_that_was_replaced_or_trimmed_is_left_out_with_a_warning(
         reader.stop()
 
 
-def test_a_log_that_was_created_again_after_planning_is_not_read_as_the_former_one(
-    replicas: list[FakeReplica], log: FakeLog, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("created_again", [True, False])
+def test_a_log_that_was_deleted_after_planning_is_left_out_and_the_other_logs_go_on(
+    replicas: list[FakeReplica], log: FakeLog, created_again: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(many_logs, "GIVE_UP_S", 0.3)
     reader = reader_of(replicas[0].url, logs="default", startingIndex="earliest")
+    other = LogRange("other", 0, 102, None, log_id="")
     try:
         start = reader.initialOffset()
         end = reader.latestOffset(start, ReadAllAvailable())
-        before = log.id
-        log.cluster = "elsewhere"  # the same terms and indexes, in another log
-        with pytest.raises(LogClash, match=f"its id is {log.id}, it was {before}"):
-            rows_between(reader, start, end)
+        [planned] = reader.partitions(start, end)
+        assert isinstance(planned, LogsPartition)
+        if created_again:
+            log.cluster = "elsewhere"  # the same terms and indexes, in another log
+        else:
+            replicas[0].is_deleted = True
+        read = read_ranges(reader.options, [*planned.ranges])
+        assert list(read) == []
+        assert "it was deleted: its records [0, 102), as far as" in caplog.text
+        replicas[0].is_deleted = False
+        planned.ranges.append(other)
+        assert sum(batch.num_rows for batch in reader.read(planned)) == (100 if created_again else 200)
     finally:
         reader.stop()
 

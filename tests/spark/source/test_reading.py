@@ -13,8 +13,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from spark_jobs.errors import JournalTrimmed, LogClash, LogTrimmed, OptionError, Unreachable
 from spark_jobs.source import log_reads
-from spark_jobs.source.data_source import RecordsStreamReader, asked_range
-from spark_jobs.source.events import EventsPartition, read_events, scan
+from spark_jobs.source.data_source import RecordsBatchReader, RecordsStreamReader, asked_range
+from spark_jobs.source.events import EventsBatchReader, EventsPartition, EventsStreamReader, read_events, scan
 from spark_jobs.source.options import SourceOptions, parse_options
 from spark_jobs.source.planning import EventsOffset, JournalPosition
 from spark_jobs.source.reading import PIECE_BYTES, RecordsPartition, read_records, rows
@@ -175,13 +175,44 @@ def test_a_journal_that_began_anew_is_read_on_behind_the_gap_or_is_an_error(
 
     def seqs(from_seq: int, until_seq: int, **given: str) -> list[int]:
         options = parse_options({"endpoint": endpoints(replicas), "stream": "events", **given})
-        read = read_events(options, EventsPartition(node, from_seq, until_seq))
+        read = read_events(options, EventsPartition(node, from_seq, until_seq, replica.log.id))
         return [seq for batch in read for seq in batch.column("seq").to_pylist()]
 
     assert seqs(0, 8) == seqs(5, 8) == seqs(3, 8, failOnDataLoss="false") == [5, 6, 7]
     assert seqs(3, 4, failOnDataLoss="false") == []
     with pytest.raises(LogClash, match="journal does not hold the event 3"):
         seqs(3, 8)
+
+
+def test_the_journals_of_a_log_that_was_created_again_after_planning_are_a_clash(
+    replicas: list[FakeReplica], log: FakeLog
+) -> None:
+    for number in range(8):
+        replicas[0].event("role", {"role": "follower", "number": number})
+    options = parse_options(
+        {"endpoint": endpoints(replicas), "stream": "events", "startingIndex": "earliest"}
+    )
+    batch, stream, before = EventsBatchReader(options), EventsStreamReader(options), log.id
+    start = stream.initialOffset()
+    [of_stream] = stream.partitions(start, stream.latestOffset(start, ReadAllAvailable()))
+    [of_batch] = batch.partitions()
+    assert [len(rows) for rows in batch.read(of_batch)] == [8]
+    log.cluster = "elsewhere"  # the same numbers, in the journal of another log
+    for reader, planned in ((batch, of_batch), (stream, of_stream)):
+        with pytest.raises(LogClash, match=f"its id is {log.id}, it was {before}"):
+            list(reader.read(planned))
+    stream.stop()
+
+
+def test_a_batch_of_a_log_that_was_created_again_after_planning_is_a_clash(
+    replicas: list[FakeReplica], log: FakeLog
+) -> None:
+    reader, before = RecordsBatchReader(options_for(replicas).for_batch()), log.id
+    [planned] = reader.partitions()
+    assert indexes(reader.read(planned)) == [*range(102)]
+    log.cluster = "elsewhere"
+    with pytest.raises(LogClash, match=f"its id is {log.id}, it was {before}"):
+        indexes(reader.read(planned))
 
 
 def test_a_trimmed_journal_is_read_on_after_the_gap_or_is_an_error(replicas: list[FakeReplica]) -> None:
@@ -194,7 +225,7 @@ def test_a_trimmed_journal_is_read_on_after_the_gap_or_is_an_error(replicas: lis
 
     def seqs(from_seq: int, until_seq: int, **given: str) -> list[int]:
         options = parse_options({"endpoint": endpoints(replicas), "stream": "events", **given})
-        read = read_events(options, EventsPartition(node, from_seq, until_seq))
+        read = read_events(options, EventsPartition(node, from_seq, until_seq, replica.log.id))
         return [seq for batch in read for seq in batch.column("seq").to_pylist()]
 
     assert seqs(0, 8) == seqs(5, 8) == seqs(3, 8, failOnDataLoss="false") == [5, 6, 7]
