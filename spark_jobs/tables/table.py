@@ -34,6 +34,7 @@ from spark_jobs.tables.snapshot import read_plain
 OBSERVED_WITHIN_S = 0.5
 TABLE_IS_THERE = "TABLE_OR_VIEW_ALREADY_EXISTS"
 NOT_EMPTY = "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION"  # in an object store, while its creator is running
+MADE_MEANWHILE = "DELTA_PROTOCOL_CHANGED"  # of two that create a table, one has made the first commit
 NO_TABLE = ("DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST")
 # Py4JError: a Java class without an equivalent in PySpark, such as Delta's error of conflicting commits.
 SPARK_ERRORS = (PySparkException, Py4JJavaError)
@@ -321,7 +322,11 @@ def create_table(
                 f"CLUSTER BY ({clustering}) TBLPROPERTIES ({_pairs(settings)})"
             )
             return True
-        except AnalysisException as error:
+        except SPARK_ERRORS as error:
+            if MADE_MEANWHILE in str(error):
+                return False
+            if not isinstance(error, AnalysisException):
+                raise
             if error.getCondition() not in (TABLE_IS_THERE, NOT_EMPTY):
                 raise
             refusal = error

@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark.conftest import endpoints
+from tests.spark.source.log_server import FakeLog, FakeReplica
+
 TOOLS = Path(os.environ.get("COMMITLOG_S3_TOOLS", ".cache/s3")).resolve()
 SERVER, JARS = TOOLS / "bin" / "versitygw", TOOLS / "jars"
 KEY, SECRET, BUCKET = "test", "test-secret", "tables"
@@ -55,11 +58,10 @@ def settings(tmp_path: Path) -> Iterator[str]:
 
 
 class Driver:
-    """A process that appends to the table (s3_driver.py)."""
+    """A process that writes to tables (s3_driver.py, s3_typed_driver.py)."""
 
-    def __init__(self, name: str, settings: str) -> None:
-        table = f"s3a://{BUCKET}/log/entries"
-        command = [sys.executable, "-m", "tests.spark.tables.s3_driver", name, table, str(ROWS), settings]
+    def __init__(self, program: str, *arguments: str) -> None:
+        command = [sys.executable, "-m", f"tests.spark.tables.{program}", *arguments]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
@@ -85,7 +87,10 @@ class Driver:
 
 
 def test_two_drivers_of_which_one_is_killed_add_each_index_once(settings: str) -> None:
-    drivers = [Driver(name, settings) for name in ("one", "two")]
+    def started(name: str) -> Driver:
+        return Driver("s3_driver", name, f"s3a://{BUCKET}/log/entries", str(ROWS), settings)
+
+    drivers = [started(name) for name in ("one", "two")]
     try:
         for driver in drivers:
             assert "ready" in driver.line()
@@ -93,11 +98,55 @@ def test_two_drivers_of_which_one_is_killed_add_each_index_once(settings: str) -
             driver.begin()
         drivers[0].line()  # it has added rows, or has seen all of them
         drivers[0].kill()
-        drivers.append(Driver("three", settings))
+        drivers.append(started("three"))
         assert "ready" in drivers[2].line()
         drivers[2].begin()
         for driver in drivers[1:]:
             assert driver.end()[-1] == {"indexes": list(range(ROWS))}
+    finally:
+        for driver in drivers:
+            driver.kill()
+
+
+@pytest.fixture
+def log() -> FakeLog:
+    """Keys that come again, dead letters, a tombstone of a key; the last records change no typed table."""
+    log = FakeLog()
+    log.open_term(1, "n1")
+    log.set_schema("id INT NOT NULL")
+    for number in range(4):
+        log.append(b'{"id":%d}' % number, key=b"%d" % (number % 3))
+        log.append(b"no JSON", key=b"1")
+    log.append(None, key=b"2")
+    log.append(b"no JSON", None)
+    return log
+
+
+def test_two_drivers_fill_typed_tables_and_one_is_killed(
+    settings: str, log: FakeLog, replicas: list[FakeReplica]
+) -> None:
+    def started(name: str) -> Driver:
+        until = str(log.next_index)
+        return Driver("s3_typed_driver", name, f"s3a://{BUCKET}/typed", endpoints(replicas), until, settings)
+
+    drivers = [started(name) for name in ("one", "two")]
+    try:
+        for driver in drivers:
+            assert "ready" in driver.line()
+        for driver in drivers:
+            driver.begin()
+        assert "step" in drivers[0].line()
+        drivers[0].kill()
+        drivers.append(started("three"))
+        assert "ready" in drivers[2].line()
+        drivers[2].begin()
+        data = [each for each in log.records if each["type"] == "data"]
+        typed = [each["index"] for each in data if (each["value"] or b"").startswith(b"{")]
+        letters = [each["index"] for each in data if each["value"] == b"no JSON"]
+        newest = {"0": typed[3], "1": typed[1]}  # the tombstone is of the key 2
+        for driver in drivers[1:]:
+            found = {"records": typed, "letters": letters, "current": newest, "breaches": []}
+            assert driver.end()[-1] == found
     finally:
         for driver in drivers:
             driver.kill()

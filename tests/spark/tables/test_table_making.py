@@ -1,9 +1,13 @@
 """A table is created once and completely, whichever process was killed meanwhile."""
 
 import threading
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from app.errors import ConfigError
@@ -35,6 +39,22 @@ def test_a_table_that_is_there_is_left_alone(spark: SparkSession, tmp_path: Path
     assert not create_table(spark, path, EPOCHS, {"commitlog.logId": "two"})
     assert table_properties(spark, path)["commitlog.logId"] == "one"
     assert read_table(spark, path).count() == 1
+
+
+@pytest.mark.parametrize(("condition", "is_refused"), [("PROTOCOL_CHANGED", False), ("OTHER", True)])
+def test_of_two_that_create_a_table_at_the_same_time_the_second_finds_it(
+    condition: str, is_refused: bool
+) -> None:
+    """In an object store Delta answers so."""
+
+    def sql(statement: str) -> None:
+        raise PySparkException(
+            f"[DELTA_{condition}] The protocol version of the Delta table has been changed"
+        )
+
+    session: Any = SimpleNamespace(sql=sql)
+    with pytest.raises(PySparkException) if is_refused else nullcontext():
+        assert not create_table(session, "s3a://bucket/log/epochs", EPOCHS)
 
 
 def test_a_relative_folder_of_tables_is_found_from_the_current_folder(
