@@ -89,12 +89,12 @@ def requests() -> dict[str, tuple[int, bytes]]:
             8,
             _request("application/vnd.apache.arrow.stream", sink.getvalue().to_pybytes()),
         ),
-        OBJECTS: (8, _request("application/x-ndjson", _objects())),
-        CHECKED_OBJECTS: (8, _request("application/x-ndjson", _objects())),
+        OBJECTS: (8, _request("application/x-ndjson", objects())),
+        CHECKED_OBJECTS: (8, _request("application/x-ndjson", objects())),
     }
 
 
-def _objects() -> bytes:
+def objects() -> bytes:
     """100 records of RECORD_BYTES that match SCHEMA."""
     lines = []
     for number in range(BATCH_RECORDS):
