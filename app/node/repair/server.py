@@ -173,6 +173,8 @@ class RepairServer:
                     await reread(self._files, driver.log, request.first_index, request.last_index)
                 digest = await digest_of(driver, request.first_index, request.last_index)
             except StorageError as error:
+                if driver.has_ended:
+                    return nothing  # its files were cut or moved meanwhile, which is no damage
                 if not self._report(error, "verify"):
                     raise
                 return DigestAnswer(request.id, begin, settled, NO_INDEX, b"", b"", damaged=True)

@@ -197,6 +197,11 @@ class LogDriver:
         if self._stopping is not None:
             self._stopping()
 
+    @property
+    def has_ended(self) -> bool:
+        """True once it does not serve the log any more: another driver may, with other records."""
+        return self._ended
+
     def deliver(self, source: str, message: Any) -> None:
         """Queue a message of a peer for a turn; it may be dropped (Inbox)."""
         if not self._ended and self._inbox.put(source, message):

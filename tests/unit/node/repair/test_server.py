@@ -36,6 +36,7 @@ class Replica:
     term: int = 7
     log_name: str = "log"
     knows_vote: bool = True
+    has_ended: bool = False
 
 
 class Clock:
@@ -159,6 +160,28 @@ def test_a_disk_that_cannot_read_what_is_asked_for_is_damage(request_: PeerCall)
     answer = node.ask(request_)
     assert len(node.damaged) == 1
     assert answer.damaged if isinstance(answer, DigestAnswer) else answer.batches == ()
+
+
+def test_records_that_were_cut_while_they_were_compared_are_no_damage() -> None:
+    """An unclean election removed them: the log was closed, cut, and is open again, in other hands."""
+    node = Node(committed=19)
+    old = node.replica
+
+    async def cut() -> DigestAnswer:
+        asked = asyncio.ensure_future(
+            node.server.answer("n2", 7, cast(LogDriver, old), DigestRequest(1, 0, 19, deep=True))
+        )
+        await asyncio.sleep(0)  # it reads the first batches in a thread
+        old.has_ended = True
+        old.log.close()
+        log = Commitlog.open(node.files, "log", log_id=7, config=CommitlogConfig(tail_cache_bytes=0))
+        log.truncate_after(9)
+        log.close()
+        await asked
+        return cast(DigestAnswer, node.sent.pop())
+
+    answer = asyncio.run(cut())
+    assert (answer.digest, answer.damaged, node.damaged) == (b"", False, [])
 
 
 @pytest.mark.parametrize(
