@@ -75,7 +75,7 @@ display(levels)
 
 # COMMAND ----------
 
-told = f"{watermarks.select('term', 'node', 'seq').distinct().count():,} events of {epochs.count()} terms"
+counted = f"{watermarks.select('term', 'node', 'seq').distinct().count():,} events of {epochs.count()} terms"
 backward = gold.backward_steps(watermarks)
 assert backward.isEmpty(), f"the committed index of a term decreased: {backward.first()}"
 if watermarks.isEmpty():
@@ -83,7 +83,7 @@ if watermarks.isEmpty():
 elif watermarks.where("role = 'master'").isEmpty():
     uncovered = gold.uncovered_commits(watermarks, epochs, spark.table("events"))
     assert uncovered.isEmpty(), f"committed without a majority: {uncovered.first()}"
-    print(f"{told}: a majority had every committed record, and the committed index never decreased")
+    print(f"{counted}: a majority had every committed record, and the committed index never decreased")
 else:
-    print(f"{told}: the committed index never decreased")
+    print(f"{counted}: the committed index never decreased")
     print("The log is not in Raft mode: no majority is needed. 03_failover.py checks the replicas in sync.")

@@ -82,9 +82,11 @@ class TypedDecoder:
         return self.versions[max(0, bisect_left(self._indexes, index) - 1)]
 
     def _by_versions(self, rows: pa.Table, version: int | None) -> list[tuple[int, pa.Table]]:
-        """Return the rows of each version. UNKNOWN marks a name that is not a version."""
-        if version is not None or rows.num_rows == 0:
-            return [] if rows.num_rows == 0 else [(UNKNOWN if version is None else version, rows)]
+        """Return the rows of each version; the numbers are those of `_named`."""
+        if rows.num_rows == 0:
+            return []
+        if version is not None:
+            return [(version, rows)]
         indexes = rows["index"].to_pylist()
         first, last = self.in_force_at(min(indexes)), self.in_force_at(max(indexes))
         is_named = first.format == "avro" or last.format == "avro" or rows["headers"].null_count < len(rows)
@@ -107,6 +109,7 @@ class TypedDecoder:
     ) -> int:
         """Return the version that the record names, else the one in force.
 
+        A version that is not known is returned as its negative, a name that is not a number as UNKNOWN.
         A version counts as known from its control record on, and the first one always: so the result does not
         depend on the time of the decoding.
         """
@@ -116,7 +119,9 @@ class TypedDecoder:
             return in_force.version
         schema = self._by_version.get(named)
         is_known = schema is not None and (schema.index < index or schema is self.versions[0])
-        return named if is_known else -abs(named) or UNKNOWN
+        if is_known:
+            return named
+        return -named if named > 0 else UNKNOWN
 
     def _decoder(self, version: int) -> RecordDecoder:
         if version not in self._decoders:

@@ -210,10 +210,10 @@ class Journal:
         self._log.close()
 
 
-def begin_anew(
+def replace_journal(
     files: FileSystem, folder: str, node: str, log: str, config: CommitlogConfig | None = None
 ) -> None:
-    """Set a damaged journal aside, because no other replica has it, and begin an empty one.
+    """Set a damaged journal aside and create an empty one: no other replica has a copy to repair it from.
 
     Its seqs continue after the last event that can be found, so that none is assigned twice. Raises
     DiskError.
@@ -221,9 +221,9 @@ def begin_anew(
     log_id = journal_log_id(node, log)
     last_seq = _last_seq(files, folder, log_id)
     set_aside(files, folder)
-    anew = Commitlog.open(files, folder, log_id=log_id, config=config)
-    anew.reset(last_seq + 1, 0)
-    anew.close()
+    empty = Commitlog.open(files, folder, log_id=log_id, config=config)
+    empty.reset(last_seq + 1, 0)
+    empty.close()
 
 
 def _last_seq(files: FileSystem, folder: str, log_id: int) -> int:

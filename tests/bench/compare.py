@@ -309,9 +309,9 @@ def summaries(figures: dict[tuple[str, str], list[dict[str, Any]]]) -> dict[str,
             continue
         ours = systems["commitlog"]["records_per_s"]
         systems["ratio"] = {
-            system: round(ours / told["records_per_s"], 2)
-            for system, told in systems.items()
-            if system != "commitlog" and told["records_per_s"]
+            system: round(ours / theirs["records_per_s"], 2)
+            for system, theirs in systems.items()
+            if system != "commitlog" and theirs["records_per_s"]
         }
     return found
 

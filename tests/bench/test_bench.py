@@ -29,19 +29,19 @@ def test_the_verdict_compares_the_thirds() -> None:
     full = [MicroBatch(100, seconds) for seconds in (2.0, 1.0, 1.0, 1.0, 1.0, 4.0)]
     batches = [MicroBatch(100, 9.0), *full, MicroBatch(1, 1.0)]  # cold, and what was left
     memory = [Memory(at, at * MIB, MIB, MIB) for at in range(9)]
-    told = verdict(batches, memory)
-    assert told["thirds_rows_per_s"] == [67, 100, 40]
-    assert told["last_third_to_first"] == 0.6
-    assert told["thirds_peak_mib"] == [4, 7, 10]
-    assert (told["peak_mib"], told["peak_jvm_mib"], told["rows_per_s"]) == (10, 8, 35)
+    result = verdict(batches, memory)
+    assert result["thirds_rows_per_s"] == [67, 100, 40]
+    assert result["last_third_to_first"] == 0.6
+    assert result["thirds_peak_mib"] == [4, 7, 10]
+    assert (result["peak_mib"], result["peak_jvm_mib"], result["rows_per_s"]) == (10, 8, 35)
 
 
 def test_the_ratios_are_to_the_best_of_kafkas_ways(capsys: pytest.CaptureFixture[str]) -> None:
     def passes(way: str, at: bool, tasks: int, java: str, *rates: int) -> list[dict[str, object]]:
-        told = {"way": way, "in_place": at, "tasks": tasks, "java": java}
+        options = {"way": way, "in_place": at, "tasks": tasks, "java": java}
         sessions = ("cold", "warm", "warm", "warm")
         return [
-            {**told, "session": session, "rows_per_s": rate}
+            {**options, "session": session, "rows_per_s": rate}
             for session, rate in zip(sessions, rates, strict=True)
         ]
 
@@ -58,10 +58,10 @@ def test_the_ratios_are_to_the_best_of_kafkas_ways(capsys: pytest.CaptureFixture
         for row in passes(way, at, 2, "", 6, 33, 30, 36)
     ]
     compare(kafka, ours)
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [
         (line["session"], line["kafka_rows_per_s"], line["ratio"], line["ratio_on_our_options"])
-        for line in told
+        for line in lines
     ] == [*[("cold", 12, 0.5, 0.25)] * 4, *[("warm", 22, 1.5, 0.75)] * 4]
 
 

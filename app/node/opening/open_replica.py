@@ -22,7 +22,7 @@ from storage.log.checkpoint import CheckpointFile, SnapshotFile
 from storage.log.clean_stop import CleanStop
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from storage.log.hard_state import HardState, HardStateFile
-from storage.log.journal import Journal, begin_anew
+from storage.log.journal import Journal, replace_journal
 from storage.log.log_folder import MANIFEST_NAME
 
 logger = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ def open_journal(
         logger.error(
             "journal damaged; a new journal is started", extra={"log": log_name, "damage": str(error)}
         )
-    begin_anew(files, folder, node_id, log_name, storage)
+    replace_journal(files, folder, node_id, log_name, storage)
     return Journal(files, folder, node_id, log_name, storage)
 
 

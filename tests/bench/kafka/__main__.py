@@ -71,9 +71,9 @@ def of_kafka(given: argparse.Namespace) -> list[dict[str, Any]]:
         brokers.consume("warm", warm)
         brokers.delete_topic("warm")
         brokers.create_topic(TOPIC)
-        told = brokers.produce(TOPIC, given.records, RECORD_BYTES, "linger.ms=5", "batch.size=262144")
+        produced = brokers.produce(TOPIC, given.records, RECORD_BYTES, "linger.ms=5", "batch.size=262144")
         assert brokers.end_offset(TOPIC) == given.records
-        print_figure(figure="topic", brokers=3, records=given.records, producer=told)
+        print_figure(figure="topic", brokers=3, records=given.records, producer=produced)
         source = ["--endpoint", brokers.bootstrap, "--topic", TOPIC, "--jars", *map(str, connector)]
         found = []
         for tasks, java in KAFKA_WAYS:

@@ -56,7 +56,7 @@ POINTS: dict[str, str] = {
     "sync-failed": "R-11: a failed sync stopped a node",
     "disk-error": "an error of the disk stopped a node",
     "stale-leader-wakes": "R-01: a leader was stalled until another had been elected",
-    "transfer-asked": "R-09: a leader told its successor to campaign",
+    "transfer-asked": "R-09: a leader asked its successor to campaign",
     "transfer-done": "R-09: that successor led the next term",
     "stopped-clean": "R-09: a planned stop came to its end",
     "member-added": "R-10: a learner",

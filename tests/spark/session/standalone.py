@@ -127,10 +127,10 @@ def connect_server(folder: Path, settings: Mapping[str, str]) -> Iterator[str]:
     options = ["--properties-file", str(folder / "spark.properties")]
     main = ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
     launcher = java("128m", "org.apache.spark.launcher.Main", "org.apache.spark.deploy.SparkSubmit")
-    told = subprocess.run(
+    printed = subprocess.run(
         [*launcher, *options, *main], env=environment(), check=True, capture_output=True, text=True
     )
-    command = told.stdout.partition("\0\n")[2].split("\0")[:-1]
+    command = printed.stdout.partition("\0\n")[2].split("\0")[:-1]
     with server(folder, "connect", command, environment()) as process:
         await_port(process, port, folder / "connect.log")
         yield f"sc://127.0.0.1:{port}"

@@ -38,9 +38,9 @@ def given(*arguments: str) -> SimpleNamespace:
 
 def test_the_file_of_the_repository_says_the_defaults_and_names_every_key(tmp_path: Path) -> None:
     assert load(FILE) == SparkSettings()
-    told = uncommented(FILE.read_text()).replace("remote =", "# remote =")
+    text = uncommented(FILE.read_text()).replace("remote =", "# remote =")
     path = tmp_path / "spark.toml"
-    path.write_text(told)
+    path.write_text(text)
     full = load(path)
     silent = {
         name for part in (full.session, full.locations) for name, value in vars(part).items() if not value
@@ -149,9 +149,9 @@ def test_each_job_shows_examples_and_refuses_unknown_options(
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         job(["--help"])
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert ended.value.code == 0
-    assert all(part in told for part in ("Usage: python -m spark_jobs.", "Example", "--conf", "--master"))
+    assert all(part in printed for part in ("Usage: python -m spark_jobs.", "Example", "--conf", "--master"))
     with pytest.raises(SystemExit) as ended:
         job(["--no-such-option"])
     assert ended.value.code == 2

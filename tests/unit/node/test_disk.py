@@ -17,12 +17,12 @@ from storage.errors import InvariantError
 from storage.log.commitlog import CommitlogConfig
 
 
-class ToldJournal:
-    def __init__(self, told: list[str]) -> None:
-        self._told = told
+class RecordingJournal:
+    def __init__(self, kinds: list[str]) -> None:
+        self._kinds = kinds
 
     def record(self, kind: str, *_: Any) -> str:
-        self._told.append(kind)
+        self._kinds.append(kind)
         return kind
 
 
@@ -106,22 +106,22 @@ def test_work_is_done_and_answered_in_order() -> None:
 def test_syncs_of_one_turn_share_a_round_and_late_ones_the_next() -> None:
     async def test(disk: DiskLane, failures: list[str]) -> None:
         one, two = Source(), Source()
-        told: list[int] = []
+        notified: list[int] = []
         one.gate.clear()
         for _ in range(50):
             one.write()
             two.write()
-            disk.request_sync(one, lambda: told.append(one.durable))
+            disk.request_sync(one, lambda: notified.append(one.durable))
             disk.request_sync(two, lambda: None)
         await asyncio.sleep(0)  # the first round begins, and is held up by the gate
         for _ in range(10):
             one.write()
-            disk.request_sync(one, lambda: told.append(one.durable))
+            disk.request_sync(one, lambda: notified.append(one.durable))
         one.gate.set()
         await disk.drain()
         assert (one.rounds, two.rounds) == (2, 1)
-        assert told[:50] == [50] * 50
-        assert told[50:] == [60] * 10
+        assert notified[:50] == [50] * 50
+        assert notified[50:] == [60] * 10
         assert failures == []
 
     run(test)
@@ -226,10 +226,10 @@ def test_who_no_longer_waits_for_the_disk_does_not_end_the_node() -> None:
 def test_nothing_to_sync_is_answered_too() -> None:
     async def test(disk: DiskLane, failures: list[str]) -> None:
         source = Source()
-        told: list[int] = []
-        disk.request_sync(source, lambda: told.append(source.rounds))
+        notified: list[int] = []
+        disk.request_sync(source, lambda: notified.append(source.rounds))
         await disk.drain()
-        assert told == [0]
+        assert notified == [0]
 
     run(test)
 
@@ -239,17 +239,17 @@ def test_a_failed_sync_stops_the_node_and_is_never_answered_or_tried_again() -> 
     async def test(disk: DiskLane, failures: list[str]) -> None:
         source = Source()
         source.error = OSError("the disk is gone")
-        told: list[str] = []
+        notified: list[str] = []
         source.write()
-        disk.request_sync(source, lambda: told.append("synced"))
-        disk.submit(lambda: None, lambda _result, _error: told.append("behind it"))
+        disk.request_sync(source, lambda: notified.append("synced"))
+        disk.submit(lambda: None, lambda _result, _error: notified.append("behind it"))
         await until_failed(failures)
         source.error = None
-        disk.request_sync(source, lambda: told.append("again"))
+        disk.request_sync(source, lambda: notified.append("again"))
         await asyncio.sleep(0.02)
         assert failures == ["sync: the disk is gone"]
-        assert "synced" not in told
-        assert "again" not in told
+        assert "synced" not in notified
+        assert "again" not in notified
         assert (source.rounds, source.durable) == (1, 0)
 
     run(test)
@@ -283,12 +283,12 @@ def test_a_source_that_raises_stops_the_node_and_nobody_waits_for_ever(moment: s
 
     async def test(disk: DiskLane, failures: list[str]) -> None:
         source = Broken()
-        told: list[str] = []
+        notified: list[str] = []
         source.write()
-        disk.request_sync(source, lambda: told.append("synced"))
+        disk.request_sync(source, lambda: notified.append("synced"))
         await until_failed(failures)
         await asyncio.sleep(0.02)
-        assert told == []
+        assert notified == []
         assert [failure.rpartition(": ")[2] for failure in failures] == ["broken"]
 
     run(test)
@@ -324,14 +324,14 @@ def test_a_log_does_not_wait_for_the_sync_of_its_journal() -> None:
         log.write()
         journal.write()
         synced = asyncio.Event()
-        told: list[int] = []
-        lane.request_sync(journal, lambda: told.append(journal.durable))
+        notified: list[int] = []
+        lane.request_sync(journal, lambda: notified.append(journal.durable))
         lane.request_sync(log, synced.set)
         await synced.wait()
-        assert (log.durable, told) == (1, [])
+        assert (log.durable, notified) == (1, [])
         journal.gate.set()
         await lane.drain()
-        assert told == [1]
+        assert notified == [1]
 
     run(test)
 
@@ -365,13 +365,13 @@ def test_requests_to_sync_the_journal_do_not_pile_up_while_the_disk_hangs() -> N
         disk=SimpleNamespace(lane=lambda _name: lane),
         clock=SimpleNamespace(now_ms=lambda: 1),
     )
-    told: list[str] = []
-    journal = ToldJournal(told)
+    notified: list[str] = []
+    journal = RecordingJournal(notified)
     hosted: Any = SimpleNamespace(name="a", journal=journal, driver=None)
     journals = LogJournals(cast(Any, services), 1_000_000)
     for _ in range(1_000):
         journals.record(hosted, cast(Any, SimpleNamespace(kind="repair", data={})))
-    assert (len(told), len(requested)) == (1_000, 1)
+    assert (len(notified), len(requested)) == (1_000, 1)
     requested.pop()()  # the events since the request need another sync
     assert len(requested) == 1
     requested.pop()()

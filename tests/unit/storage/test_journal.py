@@ -6,7 +6,7 @@ import pytest
 
 from storage.errors import CorruptLog
 from storage.log.commitlog import CommitlogConfig
-from storage.log.journal import KEPT_EVENTS, LIMIT_BURST, LIMIT_REFILL_MS, Event, Journal, begin_anew
+from storage.log.journal import KEPT_EVENTS, LIMIT_BURST, LIMIT_REFILL_MS, Event, Journal, replace_journal
 from tests.support.memory_files import MemoryFiles
 
 FOLDER = "/data/journal/default"
@@ -87,7 +87,7 @@ def test_a_damaged_journal_begins_anew_behind_its_last_event(kept: bool) -> None
     files.remove("j/manifest")
     with pytest.raises(CorruptLog):
         Journal(files, "j", "n1", "default")
-    begin_anew(files, "j", "n1", "default")
+    replace_journal(files, "j", "n1", "default")
     journal = Journal(files, "j", "n1", "default")
     assert journal.next_seq == (20 if kept else 0)
     assert journal.append("corruption", 1, {}, 1).seq == (20 if kept else 0)

@@ -95,12 +95,12 @@ def test_a_slave_that_is_gone_falls_out_by_time() -> None:
 
 
 @pytest.mark.rule("C-11")
-@pytest.mark.parametrize("told_by", ["controller", "handshake"])
-def test_a_learner_gets_the_log_and_is_never_in_the_set(told_by: str) -> None:
-    replicas = (*REPLICAS[:2], KnownReplica(3, "n3", "n3:10911", learner=told_by == "controller"))
+@pytest.mark.parametrize("source", ["controller", "handshake"])
+def test_a_learner_gets_the_log_and_is_never_in_the_set(source: str) -> None:
+    replicas = (*REPLICAS[:2], KnownReplica(3, "n3", "n3:10911", learner=source == "controller"))
     master = Replicated()
     master.lead(replicas=replicas)
-    key = join(master, "n3", learner=told_by == "handshake")
+    key = join(master, "n3", learner=source == "handshake")
     master.append(b"a")
     assert master.frames(key, TransferFrame)[-1].body
     ack_all(master, key)

@@ -389,8 +389,8 @@ def test_strangers_with_impossible_reports_do_not_fill_the_log(
 
     with caplog.at_level(logging.INFO, "app.node.network.ha_connection"):
         asyncio.run(scenario())
-    told = [record for record in caplog.records if record.name == "app.node.network.ha_connection"]
-    assert [record.message for record in told] == ["unidentified peers at the HA port"] * 7  # 1, 2, 4, … 64
+    logged = [record for record in caplog.records if record.name == "app.node.network.ha_connection"]
+    assert [record.message for record in logged] == ["unidentified peers at the HA port"] * 7  # 1, 2, 4, … 64
 
 
 def test_those_who_say_nothing_are_closed_and_bounded(tmp_path: Path) -> None:

@@ -97,8 +97,8 @@ def test_only_what_is_committed_and_durable_is_given() -> None:
     assert Node(committed=11, durable=7).fetched(4, 19) == (4, 6)
     assert Node(committed=11).fetched(12, 19) == ()
     assert Node(committed=-1).fetched(0, 19) == ()
-    told = Node(committed=11).ask(FetchRequest(9, 12, 19))
-    assert (told.id, told.begin_index, told.settled_index, told.busy) == (9, 0, 11, False)
+    response = Node(committed=11).ask(FetchRequest(9, 12, 19))
+    assert (response.id, response.begin_index, response.settled_index, response.busy) == (9, 0, 11, False)
 
 
 def test_a_node_that_is_offline_gives_nothing_and_tells_no_term() -> None:
