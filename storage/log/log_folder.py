@@ -19,6 +19,7 @@ from storage.log.segment import IndexWrite, Segment
 
 MANIFEST_NAME: Final = "manifest"
 EPOCHS_NAME: Final = "epochs"
+_COPY_BYTES: Final = 8 * 1024 * 1024
 
 
 def segment_offsets(files: FileSystem, folder: str) -> list[int]:
@@ -76,6 +77,26 @@ def cut_files(files: FileSystem, folder: str, cut_offset: int) -> None:
             file.sync()
         finally:
             file.close()
+
+
+def replace_by_copy(files: FileSystem, folder: str, offset: int) -> None:
+    """Replace the segment that holds the byte at `offset` by a copy; durable on return, and may be repeated.
+
+    Views of the segment (File.view) stay valid then, whatever is truncated.
+    """
+    base_offset = max(each for each in segment_offsets(files, folder) if each <= offset)
+    path = f"{folder}/{segment_name(base_offset)}"
+    source, copy = files.open(path), files.open(f"{path}.tmp", create=True)
+    try:
+        copy.truncate(0)
+        for position in range(0, source.size(), _COPY_BYTES):
+            copy.pwrite(source.read(position, _COPY_BYTES), position)
+        copy.sync()
+    finally:
+        copy.close()
+        source.close()
+    files.rename(f"{path}.tmp", path)
+    files.sync_folder(folder)
 
 
 class LogFolder:

@@ -5,7 +5,9 @@ durable before the next, and all of them may be repeated after a crash:
 
     1. the receipt: every record that is removed
     2. the checkpoint: committed up to the remaining records; the state's snapshot is removed and rebuilt
-    3. the log is truncated
+    3. a copy takes the place of the segment that is cut: a reader may still hold views of its records, which
+       were committed, and an access to a truncated byte of a view would end the process
+    4. the log is truncated
 """
 
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from app.node.repair.receipts import ReceiptWriter
 from storage.file_system import FileSystem
 from storage.log.checkpoint import Checkpoint, CheckpointFile
 from storage.log.commitlog import Commitlog, CommitlogConfig
+from storage.log.log_folder import replace_by_copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +57,16 @@ def roll_back(
             files.sync_folder(folder)
         if rollback.index == NO_INDEX or rollback.index < log.begin_index:
             log.reset(0, 0)  # nothing is left that the next master's log could continue
+            kept_offset = None
         else:
-            log.truncate_after(rollback.index)
-        return None if path is None else RemovedRecords(end_index, path)
+            kept_offset = log.batch_at(rollback.index).offset
     finally:
         log.close()
+    if kept_offset is not None:
+        replace_by_copy(files, folder, kept_offset)
+        log = Commitlog.open(files, folder, log_id=log_id, config=storage)
+        try:
+            log.truncate_after(rollback.index)
+        finally:
+            log.close()
+    return None if path is None else RemovedRecords(end_index, path)
