@@ -138,7 +138,7 @@ class Repairs:
 
     async def reread(self, driver: LogDriver, first_index: int, last_index: int) -> None:
         """repair_server.reread, of a log of this node."""
-        await reread(self._files, driver.log, first_index, last_index)
+        await reread(self._files, driver, first_index, last_index)
 
     async def _close(self, driver: LogDriver) -> None:
         """Close the files of a log whose driver has ended."""

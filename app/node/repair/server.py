@@ -28,7 +28,6 @@ from storage.care.scrub import Scrub
 from storage.errors import CorruptLog, StorageError
 from storage.file_system import FileSystem
 from storage.format.batch import HEADER_SIZE_BYTES, Batch
-from storage.log.commitlog import Commitlog
 
 SERVE_BYTES_PER_S: Final = 64 * 1024 * 1024
 _BURST_MS: Final = 100
@@ -71,12 +70,15 @@ async def digest_of(
 ) -> Digest | None:
     """Digest the batches from the one that holds first_index to the one that holds last_index, both held.
 
-    Ends early at about max_bytes; None when first_index is not held (any more). Raises CorruptLog.
+    Ends early at about max_bytes; None when first_index is not held (any more), or the driver has ended: the
+    files of its log may be cut then. Raises CorruptLog.
     """
     log = driver.log
     hash_ = hashlib.blake2b(digest_size=DIGEST_SIZE)
     before: Batch | None = None
     at, size = first_index, 0
+    if driver.has_ended:
+        return None
     while at <= last_index and size < max_bytes:
         if not log.begin_index <= at <= log.end_index:
             break
@@ -87,19 +89,25 @@ async def digest_of(
             before = batch
         at = batches[-1].next_index
         await asyncio.sleep(0)
+        if driver.has_ended:
+            return None
     if before is None:
         return None
     return Digest(before.last_index, hash_.digest(), before.header.chain, size)
 
 
-async def reread(files: FileSystem, log: Commitlog, first_index: int, last_index: int) -> None:
+async def reread(files: FileSystem, driver: LogDriver, first_index: int, last_index: int) -> None:
     """Read the settled batches of a range from the disk, bypassing all caches, and verify the chain of each.
+    A driver that has ended meanwhile is not read to the end.
 
     Raises CorruptLog for damage, and when the disk holds another history than memory; DiskError.
     """
+    log = driver.log
     scrub = Scrub(files, log, from_index=first_index, until_index=last_index)
     for step in scrub:
         await asyncio.to_thread(step.run)
+        if driver.has_ended:
+            return
     if scrub.chain is not None and log.begin_index <= last_index <= log.end_index:
         known = log.batch_at(last_index)
         if scrub.chain != known.header.chain:
@@ -170,7 +178,7 @@ class RepairServer:
         async with self._digesting:
             try:
                 if request.deep:
-                    await reread(self._files, driver.log, request.first_index, request.last_index)
+                    await reread(self._files, driver, request.first_index, request.last_index)
                 digest = await digest_of(driver, request.first_index, request.last_index)
             except StorageError as error:
                 if driver.has_ended:

@@ -182,6 +182,8 @@ class Verifier:
                 chunk.size_bytes += batch.size_bytes
                 at = batch.next_index
             await asyncio.sleep(0)
+            if self._driver.has_ended:  # the files of its log may be cut
+                return None
         return chunk if chunk.batches else None
 
     async def _compare_peer(self, peer: ReplicaReport, chunk: _Chunk) -> None:

@@ -16,6 +16,7 @@ from app.node.network.repair_messages import (
     TermAnswer,
     TermRequest,
 )
+from app.node.repair import server
 from app.node.repair.server import RepairServer
 from app.node.replica.driver import LogDriver
 from storage.errors import CorruptLog, DiskError, StorageError, as_damage
@@ -181,6 +182,26 @@ def test_records_that_were_cut_while_they_were_compared_are_no_damage() -> None:
         return cast(DigestAnswer, node.sent.pop())
 
     answer = asyncio.run(cut())
+    assert (answer.digest, answer.damaged, node.damaged) == (b"", False, [])
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_nothing_is_read_of_a_log_that_was_closed_while_it_was_compared(
+    deep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files may be cut at any moment from then on: a read of a mapped file would end the process."""
+    monkeypatch.setattr(server, "_STEP_BYTES", 1)
+    node = Node(committed=19)
+    reads = list[str]()
+
+    def note_reads(operation: str, path: str) -> None:
+        if operation == "read":
+            reads.append(path)
+            assert len(reads) < 2 or not node.replica.has_ended
+            node.replica.has_ended = True
+
+    node.files.refuse = note_reads
+    answer = node.ask(DigestRequest(1, 0, 19, deep=deep))
     assert (answer.digest, answer.damaged, node.damaged) == (b"", False, [])
 
 
