@@ -52,8 +52,9 @@ from spark_jobs.source.log_reads import GIVE_UP_S, LogReads, connect
 from spark_jobs.source.news import LogNews
 from spark_jobs.tables.catalog import CatalogTables, parse_catalog
 
-LOOK_EACH_S = 0.25  # without a change
-LEAST_PAUSE_S, SHARE = 0.01, 10  # after a look, and at least so many times the time that it took
+POLL_INTERVAL_S = 0.25  # without a change
+MIN_PAUSE_S = 0.01  # after a poll
+PAUSE_FACTOR = 10  # the pause after a poll lasts at least this many times as long as the poll
 STATUS_GIVE_UP_S = 1.0
 CATALOG_EACH_S = 5.0
 FILE_PATH = click.Path(path_type=Path)
@@ -130,8 +131,8 @@ def _follow(
                 named_at_s = time.monotonic() + CATALOG_EACH_S
             if logs.done:
                 break
-            stop.wait(max(LEAST_PAUSE_S, SHARE * (time.monotonic() - began_s)))
-            wake.wait(LOOK_EACH_S)
+            stop.wait(max(MIN_PAUSE_S, PAUSE_FACTOR * (time.monotonic() - began_s)))
+            wake.wait(POLL_INTERVAL_S)
             wake.clear()
         if not stop.is_set():
             logs.poll(final=True)

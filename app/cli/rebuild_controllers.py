@@ -2,10 +2,14 @@
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from app.cli.context import CommandFailed, json_option, print_json
+
+if TYPE_CHECKING:
+    from app.node.metadata.rebuild import Rebuilt
 
 
 @click.command("rebuild-controllers")
@@ -44,6 +48,25 @@ def rebuild_controllers_command(
     Examples:
       commitlog rebuild-controllers --config conf/controller.toml --folder n3=/mnt/n3/commitlog
     """
+    found = _rebuild(config, folders, source, replace=replace)
+    not_known = f"all changes committed after record {found.events - 1}"
+    if as_json:
+        print_json(_result(found, not_known))
+        return
+    click.echo(f"copied {found.events:,} records of {found.source} to {', '.join(found.copied)}")
+    for log in found.logs:
+        click.echo(f"  {log.name}: {log.spec.replication}, SyncStateSet {', '.join(log.set_nodes) or '-'}")
+    click.echo(f"Lost, if any: {not_known}.")
+    for name, (node, epoch) in found.doubts.items():
+        click.echo(
+            f"WARNING log {name}: {node} has recorded master epoch {epoch}, which "
+            "no copy of the metadata has. A later master may hold acknowledged records that the SyncStateSet "
+            "above lacks."
+        )
+
+
+def _rebuild(config: Path, folders: tuple[str, ...], source: str | None, *, replace: bool) -> "Rebuilt":
+    """Lock the data folders of the stopped nodes, and rebuild the controllers' log. Raises CommandFailed."""
     from app.errors import ConfigError
     from app.node.metadata.rebuild import NodeFolder, rebuild
     from app.node.node_identity import check_stamp
@@ -64,7 +87,7 @@ def rebuild_controllers_command(
                 locks.append(files.lock(f"{data}/lock"))
                 check_stamp(files, f"{data}/node.json", first.cluster_id, node.id)
                 nodes.append(NodeFolder(node.id, files, str(data)))
-        found = rebuild(
+        return rebuild(
             nodes,
             first.controllers,
             cluster_id=first.cluster_id,
@@ -78,40 +101,27 @@ def rebuild_controllers_command(
     finally:
         for lock in locks:
             lock.release()
-    logs = [
-        {
-            "name": log.name,
-            "replication": log.spec.replication,
-            "epoch": log.master_epoch,
-            "sync_state_set": list(log.set_nodes),
-        }
-        for log in found.logs
-    ]
-    not_known = f"all changes committed after record {found.events - 1}"
-    doubts = [{"log": log, "node": node, "known_epoch": epoch} for log, (node, epoch) in found.doubts.items()]
-    if as_json:
-        print_json(
+
+
+def _result(found: "Rebuilt", not_known: str) -> dict[str, Any]:
+    return {
+        "source": found.source,
+        "records": found.events,
+        "copied_to": found.copied,
+        "logs": [
             {
-                "source": found.source,
-                "records": found.events,
-                "copied_to": found.copied,
-                "logs": logs,
-                "doubts": doubts,
-                "not_known": not_known,
+                "name": log.name,
+                "replication": log.spec.replication,
+                "epoch": log.master_epoch,
+                "sync_state_set": list(log.set_nodes),
             }
-        )
-        return
-    click.echo(f"copied {found.events:,} records of {found.source} to {', '.join(found.copied)}")
-    for log in found.logs:
-        click.echo(f"  {log.name}: {log.spec.replication}, SyncStateSet {', '.join(log.set_nodes) or '-'}")
-    click.echo(f"Lost, if any: {not_known}.")
-    for doubt in doubts:
-        click.echo(
-            f"WARNING log {doubt['log']}: {doubt['node']} has recorded master epoch "
-            f"{doubt['known_epoch']}, which "
-            "no copy of the metadata has. A later master may hold acknowledged records that the SyncStateSet "
-            "above lacks."
-        )
+            for log in found.logs
+        ],
+        "doubts": [
+            {"log": log, "node": node, "known_epoch": epoch} for log, (node, epoch) in found.doubts.items()
+        ],
+        "not_known": not_known,
+    }
 
 
 def _named(text: str) -> tuple[str, str]:

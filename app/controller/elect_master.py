@@ -7,7 +7,7 @@ winner is granted no lease until then, so nothing can have been acknowledged sin
 is elected the previous set is restored, so every clean election is won by a member of the set.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -99,10 +99,7 @@ def elect(
         candidates = [each for each in candidates if each.node == wanted]
     if not candidates:
         raise Refused(Reason.NO_ELIGIBLE_REPLICA, _why_nobody(log, liveness, living))
-    fewest = min(avoided.get(each.id, 0) for each in candidates)
-    candidates = [each for each in candidates if avoided.get(each.id, 0) == fewest]
-    candidates = [each for each in candidates if each.node not in log.leaving] or candidates
-    chosen = min(candidates, key=lambda each: _rank(log, liveness, each))
+    chosen = _preferred(log, liveness, candidates, avoided)
     unclean = chosen not in clean
     if command is not None:
         reason = REASON_OPERATOR
@@ -121,10 +118,20 @@ def elect(
     )
 
 
+def _preferred(
+    log: Log, liveness: Liveness, candidates: Sequence[Replica], avoided: Mapping[int, int]
+) -> Replica:
+    """Return the candidate to elect: the best by rank of those that failed least, leaving nodes last."""
+    fewest = min(avoided.get(each.id, 0) for each in candidates)
+    able = [each for each in candidates if avoided.get(each.id, 0) == fewest]
+    staying = [each for each in able if each.node not in log.leaving]
+    return min(staying or able, key=lambda each: _rank(log, liveness, each))
+
+
 def _newest_of_all(
     log: Log, liveness: Liveness, living: list[Replica], able: list[Replica], now_ms: int
 ) -> list[Replica]:
-    """The replicas that hold everything of a log whose masters are not known any more (C-09).
+    """Return the replicas that hold everything of a log whose masters are not known any more (C-09).
 
     The last master and its set held all that was acknowledged, with records of the newest epoch. So of all
     replicas the one with the newest epoch, and the largest offset in it, holds that; none can be missing.

@@ -19,6 +19,7 @@ from app.node.hosting.log_journals import LogJournals
 from app.node.hosting.log_lookup import LogLookup
 from app.node.hosting.node_links import load_links
 from app.node.hosting.node_logs import NodeLogs
+from app.node.links.links import Links
 from app.node.metadata.logs import MetadataLogs, Unsupported
 from app.node.metadata.service import MetadataService, controller_log
 from app.node.network.append_carrier import AppendCarrier
@@ -78,32 +79,9 @@ class Broker:
         # The token of a client is checked once, by the node that it called: the leader must know that node.
         trusts_peers = settings.security.tokens_file is None or links.peer.proves_all
         self.takes_appends = trusts_peers and settings.tracing.endpoint is None
-        self.transport = PeerTransport(
-            PeerIdentity.of(settings),
-            peers=[(peer.id, peer.peer_address) for peer in settings.nodes if peer.id != self.node.id],
-            host=self,
-            chance=random.SystemRandom(),
-            retry=RetryConfig.of(settings.raft),
-            links=links.peer,
-            takes_appends=self.takes_appends,
-        )
+        self.transport = self._peer_transport(links.peer)
         self.carrier = AppendCarrier(self.transport, random.SystemRandom())
-        services = NodeServices(
-            node_id=self.node.id,
-            version=VERSION,
-            data_folder=self._data.path,
-            files=self._data.files,
-            storage=settings.storage,
-            limits=settings.limits,
-            clock=self.clock,
-            disk=self._disk,
-            transport=self.transport,
-            scheduler=LoopScheduler(self._loop, self._fail),
-            random=random.SystemRandom(),
-            fail=self._fail,
-            reserve=self.reserve,
-            workers=self._workers,
-        )
+        services = self._services()
         journals = LogJournals(services, settings.journal.segment_max_bytes)
         self.metadata = MetadataService(
             settings,
@@ -144,6 +122,37 @@ class Broker:
             self.nodes,
             self.transport,
             self._fail,
+        )
+
+    def _peer_transport(self, links: Links) -> PeerTransport:
+        settings = self.settings
+        return PeerTransport(
+            PeerIdentity.of(settings),
+            peers=[(peer.id, peer.peer_address) for peer in settings.nodes if peer.id != self.node.id],
+            host=self,
+            chance=random.SystemRandom(),
+            retry=RetryConfig.of(settings.raft),
+            links=links,
+            takes_appends=self.takes_appends,
+        )
+
+    def _services(self) -> NodeServices:
+        """Return what the parts of this node share."""
+        return NodeServices(
+            node_id=self.node.id,
+            version=VERSION,
+            data_folder=self._data.path,
+            files=self._data.files,
+            storage=self.settings.storage,
+            limits=self.settings.limits,
+            clock=self.clock,
+            disk=self._disk,
+            transport=self.transport,
+            scheduler=LoopScheduler(self._loop, self._fail),
+            random=random.SystemRandom(),
+            fail=self._fail,
+            reserve=self.reserve,
+            workers=self._workers,
         )
 
     # --- start and stop ---------------------------------------------------------------------------------

@@ -7,7 +7,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from spark_jobs.analytics.plots import CANCELLED, INK, MUTED, PEER_COLORS, bare, spaced, without_plot
+from spark_jobs.analytics.plots import (
+    CANCELLED,
+    INK,
+    MUTED,
+    PEER_COLORS,
+    bare,
+    seconds_after,
+    spaced,
+    without_plot,
+)
 from spark_jobs.analytics.terms import Rows, fail_overs_sentence, pauses_of
 from storage.units import KIB
 
@@ -25,13 +34,13 @@ def story_figure(reigns: Rows, memberships: Rows, confirmed: Rows, pauses: Rows)
         return without_plot("The controllers have not elected a master yet")
     begin = reigns[0]["from"]
     happened = [row["from"] for row in (*reigns, *memberships)] + [row["timestamp"] for row in pauses]
-    width = _seconds(max(happened), begin) + QUIET_S
-    labelled = spaced([_seconds(row["from"], begin) for row in reigns], width, EPOCH_SHARE)
+    width = seconds_after(begin, max(happened)) + QUIET_S
+    labelled = spaced([seconds_after(begin, row["from"]) for row in reigns], width, EPOCH_SHARE)
     nodes = sorted({row["master"] for row in reigns} | {row["node"] for row in memberships})
     figure = Figure(figsize=(9, 7.6), layout="constrained")
     masters, members, offsets = figure.subplots(3, 1, sharex=True, height_ratios=(1, 1, 1.4))
     for number, row in enumerate(reigns):
-        start, end = _seconds(row["from"], begin), _seconds(row["until"], begin)
+        start, end = seconds_after(begin, row["from"]), seconds_after(begin, row["until"])
         place = nodes.index(row["master"])
         masters.barh(place, end - start, left=start, color=_color(nodes, row["master"]), height=0.62)
         if number in labelled:
@@ -44,11 +53,11 @@ def story_figure(reigns: Rows, memberships: Rows, confirmed: Rows, pauses: Rows)
                 fontsize="small",
             )
     for row in memberships:
-        start, end = _seconds(row["from"], begin), _seconds(row["until"], begin)
+        start, end = seconds_after(begin, row["from"]), seconds_after(begin, row["until"])
         members.barh(
             nodes.index(row["node"]), end - start, left=start, color=_color(nodes, row["node"]), height=0.62
         )
-    times = [_seconds(row["timestamp"], begin) for row in confirmed]
+    times = [seconds_after(begin, row["timestamp"]) for row in confirmed]
     offsets_kib = [row["confirm_offset"] / KIB for row in confirmed]
     offsets.step(times, offsets_kib, where="post", color=INK, linewidth=1.8)
     offsets.set_ylabel("confirm offset (KiB)")
@@ -83,10 +92,10 @@ def pauses_figure(pauses: Rows, reigns: Rows, terms: Rows) -> Figure:
     begin = min(reigns[0]["from"], pauses[0]["timestamp"])
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
-    times = [_seconds(row["timestamp"], begin) for row in pauses]
+    times = [seconds_after(begin, row["timestamp"]) for row in pauses]
     waits = [1_000 * row["pause_s"] for row in pauses]
     axes.vlines(times, 1, [max(1.0, wait) for wait in waits], color=MUTED, linewidth=0.8)
-    elected = [_seconds(row["from"], begin) for row in reigns[1:]]
+    elected = [seconds_after(begin, row["from"]) for row in reigns[1:]]
     labelled = spaced(elected, max([*times, *elected]), MASTER_SHARE)
     for number, (start, row) in enumerate(zip(elected, reigns[1:], strict=True)):
         axes.axvline(start, color=CANCELLED, linewidth=1.2, linestyle=(0, (4, 3)))
@@ -116,13 +125,9 @@ def pauses_figure(pauses: Rows, reigns: Rows, terms: Rows) -> Figure:
 def _mark_pauses(axes: Axes, pauses: Rows, begin: Any) -> None:
     for row in pauses:
         if row["pause_s"] >= LONG_PAUSE_S:
-            end = _seconds(row["timestamp"], begin)
+            end = seconds_after(begin, row["timestamp"])
             axes.axvspan(end - row["pause_s"], end, color=CANCELLED, alpha=0.2, linewidth=0)
 
 
 def _color(nodes: list[str], node: str) -> str:
     return PEER_COLORS[nodes.index(node) % len(PEER_COLORS)]
-
-
-def _seconds(moment: Any, begin: Any) -> float:
-    return float((moment - begin).total_seconds())

@@ -82,54 +82,23 @@ def watermarks_figure(watermarks: Rows, terms: Rows) -> Figure:
     if not watermarks:
         return without_plot("No leader has recorded watermarks yet")
     shown = _while_moving(watermarks)
-    begin, last = shown[0]["timestamp"], shown[-1]["timestamp"]
-
-    def seconds(moment: Any) -> float:
-        return float((moment - begin).total_seconds())
-
+    begin = shown[0]["timestamp"]
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
-    numbers = sorted({row["term"] for row in shown})
-    opened = {term["term"]: max(0.0, seconds(term["opened"])) for term in terms}
-    width = max(seconds(last), LEAST_SPAN_S)
-    bounds = [opened.get(term, 0.0) for term in numbers] + [width]
-    for number, (term, (start, end)) in enumerate(zip(numbers, pairwise(bounds), strict=True)):
-        axes.axvspan(start, end, color=TERM_SHADES[number % 2], linewidth=0)
-        if end - start >= LABEL_SHARE * width:
-            top_note(axes, (start + end) / 2, f"term {term}: {_leader(shown, term)} leads")
+    width = max(seconds_after(begin, shown[-1]["timestamp"]), LEAST_SPAN_S)
+    _draw_terms(axes, shown, terms, width)
     peers = sorted({row["peer"] for row in shown})
     for number, peer in enumerate(peers):
-        of_peer = [row for row in shown if row["peer"] == peer]
-        color = PEER_COLORS[number % len(PEER_COLORS)]
-        axes.plot(
-            [seconds(row["timestamp"]) for row in of_peer],
-            [row["watermark"] if row["watermark"] >= 0 else float("nan") for row in of_peer],
-            color=color,
-            linewidth=2 + 2.5 * (len(peers) - 1 - number),  # so that overlapping lines are visible
-            solid_capstyle="butt",
-            label=f"{peer} has acknowledged",
+        _draw_peer(
+            axes,
+            begin,
+            [row for row in shown if row["peer"] == peer],
+            color=PEER_COLORS[number % len(PEER_COLORS)],
+            line_width=2 + 2.5 * (len(peers) - 1 - number),  # so that overlapping lines are visible
         )
-        for gone, back in _absences(of_peer):
-            y = max(0, gone["watermark"])
-            axes.plot(
-                [seconds(gone["timestamp"]), seconds(back["timestamp"])],
-                [y, y],
-                color=color,
-                linewidth=1.2,
-                linestyle=":",
-            )
-            middle = (seconds(gone["timestamp"]) + seconds(back["timestamp"])) / 2
-            axes.annotate(
-                f"{peer} is away",
-                (middle, y),
-                xytext=(0, -13),
-                textcoords="offset points",
-                ha="center",
-                color=MUTED,
-            )
     committed = _committed(shown, terms)
     axes.plot(
-        [seconds(row["timestamp"]) for row in committed],
+        [seconds_after(begin, row["timestamp"]) for row in committed],
         [row["committed_index"] for row in committed],
         color=INK,
         linewidth=1,
@@ -146,6 +115,48 @@ def watermarks_figure(watermarks: Rows, terms: Rows) -> Figure:
     axes.set_title(fail_overs_sentence(terms), loc="left", fontweight="bold", color=INK)
     bare(axes)
     return figure
+
+
+def _draw_terms(axes: Axes, shown: Rows, terms: Rows, width: float) -> None:
+    """Shade the background by term, and name the leader of each term that is wide enough for a label."""
+    begin = shown[0]["timestamp"]
+    numbers = sorted({row["term"] for row in shown})
+    opened = {term["term"]: max(0.0, seconds_after(begin, term["opened"])) for term in terms}
+    bounds = [opened.get(term, 0.0) for term in numbers] + [width]
+    for number, (term, (start, end)) in enumerate(zip(numbers, pairwise(bounds), strict=True)):
+        axes.axvspan(start, end, color=TERM_SHADES[number % 2], linewidth=0)
+        if end - start >= LABEL_SHARE * width:
+            top_note(axes, (start + end) / 2, f"term {term}: {_leader(shown, term)} leads")
+
+
+def _draw_peer(axes: Axes, begin: Any, of_peer: Rows, *, color: str, line_width: float) -> None:
+    """Draw the watermark of one peer, and a dotted line for each of its absences."""
+    peer = of_peer[0]["peer"]
+    axes.plot(
+        [seconds_after(begin, row["timestamp"]) for row in of_peer],
+        [row["watermark"] if row["watermark"] >= 0 else float("nan") for row in of_peer],
+        color=color,
+        linewidth=line_width,
+        solid_capstyle="butt",
+        label=f"{peer} has acknowledged",
+    )
+    for gone, back in _absences(of_peer):
+        start, end = (seconds_after(begin, row["timestamp"]) for row in (gone, back))
+        y = max(0, gone["watermark"])
+        axes.plot([start, end], [y, y], color=color, linewidth=1.2, linestyle=":")
+        axes.annotate(
+            f"{peer} is away",
+            ((start + end) / 2, y),
+            xytext=(0, -13),
+            textcoords="offset points",
+            ha="center",
+            color=MUTED,
+        )
+
+
+def seconds_after(begin: Any, moment: Any) -> float:
+    """Return the seconds from one timestamp to another; negative if `moment` is earlier."""
+    return float((moment - begin).total_seconds())
 
 
 def _committed(watermarks: Rows, terms: Rows) -> Rows:

@@ -1,7 +1,5 @@
 """Figures of the service of a log and its tables: each answers one question; its title states the answer."""
 
-from typing import Any
-
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
@@ -17,6 +15,7 @@ from spark_jobs.analytics.plots import (
     PEER_COLORS,
     TERM_SHADES,
     bare,
+    seconds_after,
     top_note,
     without_plot,
 )
@@ -37,12 +36,12 @@ def lag_figure(lags: Rows, levels: Rows) -> Figure:
     if not lags:
         return without_plot("The log has no follower, or no leader has recorded watermarks yet")
     begin = lags[0]["timestamp"]
-    width = max(_seconds(lags[-1]["timestamp"], begin), LEAST_SPAN_S)
+    width = max(seconds_after(begin, lags[-1]["timestamp"]), LEAST_SPAN_S)
     figure = Figure(figsize=(9, 4.6), layout="constrained")
     axes = figure.subplots()
     terms = sorted({row["term"] for row in lags})
     for number, term in enumerate(terms):
-        times = [_seconds(row["timestamp"], begin) for row in lags if row["term"] == term]
+        times = [seconds_after(begin, row["timestamp"]) for row in lags if row["term"] == term]
         axes.axvspan(min(times), max(times), color=TERM_SHADES[number % 2], linewidth=0)
         if max(times) - min(times) >= LABEL_SHARE * width:
             top_note(axes, (min(times) + max(times)) / 2, f"term {term}")
@@ -52,7 +51,7 @@ def lag_figure(lags: Rows, levels: Rows) -> Figure:
         for part, term in enumerate(terms):
             of_peer = [row for row in lags if row["peer"] == peer and row["term"] == term]
             axes.plot(
-                [_seconds(row["timestamp"], begin) for row in of_peer],
+                [seconds_after(begin, row["timestamp"]) for row in of_peer],
                 [row["lag"] for row in of_peer],
                 color=color,
                 linewidth=1.4 + 1.6 * (len(peers) - 1 - number),  # so that overlapping lines are visible
@@ -62,7 +61,7 @@ def lag_figure(lags: Rows, levels: Rows) -> Figure:
             )
             silent = [row for row in of_peer if not row["heard"]]
             axes.plot(
-                [_seconds(row["timestamp"], begin) for row in silent],
+                [seconds_after(begin, row["timestamp"]) for row in silent],
                 [row["lag"] for row in silent],
                 color=CANCELLED,
                 linewidth=0,
@@ -109,12 +108,14 @@ def service_figure(terms: Rows) -> Figure:
         place = leaders.index(term["leader"])
         color = PEER_COLORS[place % len(PEER_COLORS)]
         if term["leaderless_s"]:
-            back = _seconds(term["led_from"], begin)
+            back = seconds_after(begin, term["led_from"])
             axes.axvspan(back - term["leaderless_s"], back, color=CANCELLED, alpha=0.25, linewidth=0)
-        start, end = (min(total, max(0.0, _seconds(term[name], begin))) for name in ("led_from", "led_until"))
+        start, end = (
+            min(total, max(0.0, seconds_after(begin, term[name]))) for name in ("led_from", "led_until")
+        )
         axes.barh(place, end - start, left=start, color=color, alpha=0.3, height=0.55, linewidth=0)
         if term["records"]:
-            first, last = (_seconds(term[name], begin) for name in ("first", "last"))
+            first, last = (seconds_after(begin, term[name]) for name in ("first", "last"))
             axes.barh(place, last - first, left=first, color=color, height=0.55)
         if end - start >= LABEL_SHARE * total:
             axes.annotate(
@@ -148,7 +149,7 @@ def rates_figure(bins: Rows, width_s: float) -> Figure:
     begin = bins[0]["start"]
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     axes = figure.subplots()
-    times = [_seconds(row["start"], begin) for row in bins]
+    times = [seconds_after(begin, row["start"]) for row in bins]
     axes.bar(times, [row["records"] / width_s for row in bins], width=width_s, align="edge", color=LATE)
     axes.set_xlabel(f"timestamp of the records: seconds since {begin:%Y-%m-%d %H:%M:%S}")
     axes.set_ylabel("records a second")
@@ -176,7 +177,7 @@ def commits_figure(commits: Rows) -> Figure:
     figure = Figure(figsize=(9, 4.6), layout="constrained")
     axes = figure.subplots()
     for number, row in enumerate(commits):
-        at = _seconds(row["timestamp"], begin)
+        at = seconds_after(begin, row["timestamp"])
         axes.vlines(
             at,
             row["first_index"],
@@ -186,7 +187,7 @@ def commits_figure(commits: Rows) -> Figure:
             alpha=0.9,
         )
     axes.step(
-        [_seconds(row["timestamp"], begin) for row in commits],
+        [seconds_after(begin, row["timestamp"]) for row in commits],
         [row["until_index"] for row in commits],
         where="post",
         color=MUTED,
@@ -312,10 +313,6 @@ def late_figure(late: Rows, on_time: int) -> Figure:
     axes.set_title(title, loc="left", fontweight="bold", color=INK)
     bare(axes)
     return figure
-
-
-def _seconds(moment: Any, begin: Any) -> float:
-    return float((moment - begin).total_seconds())
 
 
 def _labels(axes: Axes) -> list[str]:

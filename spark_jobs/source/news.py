@@ -13,7 +13,7 @@ from spark_jobs.source.log_reads import LogEnds, LogReads
 ASK_EACH_S = 0.2
 ASK_EACH_IDLE_S = 0.5  # when nothing has changed for IDLE_AFTER_S
 IDLE_AFTER_S = 5.0
-SHARE, LONGEST_PAUSE_S = 20, 1.0  # a call that takes long is followed by a pause of SHARE times as much
+PAUSE_FACTOR, LONGEST_PAUSE_S = 20, 1.0  # the pause after a slow call is this many times as long as the call
 
 
 class LogNews:
@@ -75,5 +75,5 @@ class LogNews:
             idle = answered_at_s - changed_at_s > IDLE_AFTER_S
             pause_s = ASK_EACH_IDLE_S if idle else ASK_EACH_S
             took_s = answered_at_s - asked_at_s
-            self._stopping.wait(max(pause_s, min(LONGEST_PAUSE_S, SHARE * took_s)))
+            self._stopping.wait(max(pause_s, min(LONGEST_PAUSE_S, PAUSE_FACTOR * took_s)))
         client.close()

@@ -39,7 +39,7 @@ NO_TABLE = ("DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND", "DELTA_PATH_DO
 # Py4JError: a Java class without an equivalent in PySpark, such as Delta's error of conflicting commits.
 SPARK_ERRORS = (PySparkException, Py4JJavaError)
 MADE_WITHIN_S = 5.0  # the table exists, once its folder exists
-LOOK_EACH_S = 0.2
+CREATE_POLL_S = 0.2
 MAX_REFUSALS = 3  # retries of one claim that the table still gives
 
 STATISTICS_PROPERTY = "delta.dataSkippingStatsColumns"
@@ -335,7 +335,7 @@ def create_table(
         # A folder for its log without a commit: Spark refuses to create the table, since it exists, and to
         # read it.
         if time.monotonic() < clear_at_s:  # its creator may be running
-            time.sleep(LOOK_EACH_S)
+            time.sleep(CREATE_POLL_S)
             continue
         if refusal.getCondition() == NOT_EMPTY:
             raise refusal

@@ -44,8 +44,10 @@ CHANGED_MEANWHILE = ("DELTA_METADATA_CHANGED", "DELTA_CONCURRENT", "DELTA_PROTOC
 
 
 class ClaimedTable:
-    """position: the column with the index. last_index: of the table's rows, NO_INDEX for none. rows: their
-    number."""
+    """Table of one log at a path, and its progress.
+
+    position: column with the index. last_index: of the table's rows, NO_INDEX for none. rows: their number.
+    """
 
     def __init__(
         self, spark: SparkSession, path: str, table: Table, position: str, *, follows: bool = False

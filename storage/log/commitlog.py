@@ -247,7 +247,7 @@ class Commitlog(LogView):
         if ticket.no_room:
             for segment in self._segments:
                 if not segment.mapped:
-                    segment.flush_anew()
+                    segment.restart_flush()
         elif ticket.mark is not None:
             self._marked_offset = max(self._marked_offset, ticket.mark[1])
             for segment in reversed(self._segments[:-1]):
@@ -374,7 +374,7 @@ class Commitlog(LogView):
             if segment.end_offset > offset:
                 segment.cut(offset)
             elif not segment.mapped:
-                segment.flush_anew()  # a flush in progress is discarded
+                segment.restart_flush()  # a flush in progress is discarded
         self._segments = kept
         self._last = last
         self._tail.drop_from(last.next_index)

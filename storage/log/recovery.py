@@ -70,9 +70,11 @@ class Recovery:
         end_index = saved.base_index - 1 if self._last is None else self._last.last_index
         end_offset = saved.base_offset if self._last is None else self._last.next_offset
         epochs = epochs_from(self._epochs, saved.base_offset)
-        room = self._keep(replace(self._manifest, durable_index=end_index, durable_offset=end_offset), epochs)
+        is_saved = self._keep(
+            replace(self._manifest, durable_index=end_index, durable_offset=end_offset), epochs
+        )
         folder = LogFolder(self._files, self._folder, self._manifest_file, self._manifest)
-        folder.epochs = epochs if room else None
+        folder.epochs = epochs if is_saved else None
         return Recovered(folder, self._manifest, self._segments, epochs, self._last)
 
     def has_torn_tail(self) -> bool:
@@ -270,7 +272,7 @@ class Recovery:
                 self._manifest = manifest
         except StorageFull:  # the log is durable without them; a later sync writes them when there is space
             for segment in dirty:
-                segment.flush_anew()
+                segment.restart_flush()
             return False
         return True
 

@@ -107,11 +107,11 @@ class Segment:
             self._index = SegmentIndex(self.index.encoded(0, rows))
             self.mapped = False
         self.index.cut(rows)
-        self.flush_anew()  # a flush may have been in progress
+        self.restart_flush()  # a flush may have been in progress
         self.end_offset = end_offset
 
-    def flush_anew(self) -> None:
-        """Let the next flush write the whole index file."""
+    def restart_flush(self) -> None:
+        """Make the next flush write the whole index file."""
         self.flushed = self.skipped = 0
 
     def begin_at(self, start_offset: int) -> None:
@@ -122,7 +122,7 @@ class Segment:
         if dropped <= self.flushed:
             self.skipped, self.flushed = self.skipped + dropped, self.flushed - dropped
         else:
-            self.flush_anew()
+            self.restart_flush()
 
     def sync(self) -> None:
         """Make written bytes durable; no effect if the segment was closed, because it left the log."""

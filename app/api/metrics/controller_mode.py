@@ -7,10 +7,16 @@ from prometheus_client.core import Metric
 from app import telemetry
 from app.log.contract import Role
 from app.node.broker import Broker
+from app.node.metadata.service import MetadataService
 
 
 def controller_mode_metrics(broker: Broker) -> Iterator[Metric]:
-    """Read everything at the moment of the call."""
+    """Yield the metrics of the logs and of the controller at this node, read at the moment of the call."""
+    yield from _master_metrics(broker)
+    yield from _controller_metrics(broker.metadata)
+
+
+def _master_metrics(broker: Broker) -> Iterator[Metric]:
     now_ms = broker.clock.monotonic_ms()
     cores = [(log.name, log.ha) for log in broker.logs.values() if log.ha is not None]
     masters = [(name, core) for name, core in cores if core.status().role is Role.MASTER]
@@ -42,7 +48,9 @@ def controller_mode_metrics(broker: Broker) -> Iterator[Metric]:
             for peer in core.status().peers
         ],
     )
-    metadata = broker.metadata
+
+
+def _controller_metrics(metadata: MetadataService) -> Iterator[Metric]:
     yield telemetry.counter(
         telemetry.HEARTBEATS_MISSED,
         "Heartbeats of this node, which renew its leases, without an answer of a controller",

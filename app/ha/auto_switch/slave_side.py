@@ -92,7 +92,7 @@ class SlaveSide:
         self._reported_ms = now_ms
         self._reported_offset = 0
         self._next_offset: int | None = None  # of this connection's stream, once it has begun
-        self._starts_anew = False  # the first batch of this connection may replace the whole log
+        self._may_replace = False  # the first batch of this connection may replace the whole log
         self._must_search = True  # for the confirmed index, once a connection
         self._assembler = Assembler()
         self._confirmable = Boundaries()  # ends of batches after the committed index
@@ -153,7 +153,7 @@ class SlaveSide:
         self._retry_ms = now_ms + pauses * self._config.ha_reconnect_interval_ms
         self._assembler.clear()
         self._confirmable.clear()
-        self._next_offset, self._starts_anew, self._must_search = None, False, True
+        self._next_offset, self._may_replace, self._must_search = None, False, True
 
     def received(self, key: str, frame: Frame, now_ms: int) -> None:
         if key != self._key:
@@ -180,11 +180,11 @@ class SlaveSide:
             return
         self.step = Step.TRUNCATING
         if is_empty(log):
-            self._starts_anew = True
+            self._may_replace = True
         else:
             point = truncation_point(epoch_spans(log), spans(answer.epochs, answer.max_offset))
             if point is None or point <= log.begin_offset:
-                self._starts_anew = True
+                self._may_replace = True
                 if not is_empty(log) and self._loses_confirmed(NO_INDEX):
                     self._roll_back(NO_INDEX, now_ms)
                     return
@@ -260,7 +260,7 @@ class SlaveSide:
     @property
     def _held_offset(self) -> int:
         log = self._log
-        if self._starts_anew or is_empty(log):  # nothing that counts
+        if self._may_replace or is_empty(log):  # nothing that counts
             return 0
         return offset_after(log, held_index(log, self._member.durability))
 
@@ -301,7 +301,7 @@ class SlaveSide:
 
     def _replaces_confirmed(self, batch: Batch) -> bool:
         """Return whether the first batch of this connection would replace confirmed records."""
-        if is_empty(self._log) or not self._starts_anew:
+        if is_empty(self._log) or not self._may_replace:
             return False
         return batch.base_index <= self._member.committed_index
 
@@ -317,10 +317,10 @@ class SlaveSide:
             return None
         if self._next_offset is None:
             end_offset = self._log.end_offset
-            if not self._starts_anew and frame.offset < end_offset:
+            if not self._may_replace and frame.offset < end_offset:
                 return f"a frame at {frame.offset}, not at {end_offset}"
             # Beyond our end: the master has trimmed the records between, which all had confirmed.
-            self._starts_anew = self._starts_anew or frame.offset > end_offset
+            self._may_replace = self._may_replace or frame.offset > end_offset
             self._next_offset = frame.offset
         if frame.offset != self._next_offset:
             return f"a frame at {frame.offset}, not at {self._next_offset}"
@@ -329,8 +329,8 @@ class SlaveSide:
 
     def _admit(self, batch: Batch, frame: TransferFrame, end: LogEnd) -> str | None:
         """Accept a batch for the log's end; return why it cannot be accepted, None when it can."""
-        if self._starts_anew:
-            self._starts_anew = False
+        if self._may_replace:
+            self._may_replace = False
             if not self._follows(batch, end):
                 if is_empty(self._log):  # what precedes it may be arriving again
                     committed_index = min(self._member.committed_index, batch.base_index - 1)
@@ -351,7 +351,7 @@ class SlaveSide:
 
     def not_written(self, now_ms: int) -> None:
         """The disk is full: the received bytes are dropped, and requested again later."""
-        self._leave("no room on the disk", now_ms)
+        self._leave("the disk is full", now_ms)
 
     def _learn_confirmed(self, confirm_offset: int) -> None:
         """Adopt the master's confirm offset as far as we hold its log (A-10). It never falls.
@@ -359,7 +359,7 @@ class SlaveSide:
         A log that is about to be replaced is not the master's: its bytes at those offsets are different.
         """
         member, log = self._member, self._log
-        if self._starts_anew:
+        if self._may_replace:
             return
         if self._must_search:  # batches that were stored before this connection
             self._must_search = False

@@ -319,7 +319,7 @@ class ClassicSlaveCore(StaticGroup):
             self._moved(now_ms)
 
     def abandon(self, ready: Ready, now_ms: int) -> None:
-        self._leave("no room on the disk", now_ms)
+        self._leave("the disk is full", now_ms)
 
     def stop(self, now_ms: int) -> None:
         if self._connected or self._connecting:

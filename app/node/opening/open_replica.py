@@ -135,10 +135,30 @@ def open_replica(
     journal: the node's journal of the log if it is open already; None opens it. Raises CorruptLog,
     CorruptFile (this node must not take part in the log), DiskError, StorageFull.
     """
-    files, folder = services.files, services.log_folder(log.name)
-    files.make_folders(folder)
+    files = services.files
+    files.make_folders(services.log_folder(log.name))
     if journal is None:
         journal = open_journal(files, services.data_folder, services.node_id, log.name, services.storage)
+    recovered = _recover(services, log, mode, journal)
+    group = mode.group(recovered)
+    core = mode.core(recovered, group)
+    driver = LogDriver(
+        services,
+        recovered.files,
+        core,
+        recovered.state,
+        group=group,
+        durability=log.durability,
+        events=events,
+    )
+    return OpenReplica(driver, core)
+
+
+def _recover(
+    services: NodeServices, log: LogIdentity, mode: ReplicationMode[Core], journal: Journal
+) -> RecoveredReplica:
+    """Judge the replica's folder, recover its files, and load its state. Raises as `open_replica`."""
+    files, folder = services.files, services.log_folder(log.name)
     clean_stop = CleanStop(files, folder)
     hard_state_file = HardStateFile(files, f"{folder}/vote")
     found = FoundFolder(
@@ -164,7 +184,7 @@ def open_replica(
         files, folder, log_id=log.log_id, config=services.storage, committed_index=committed_index
     )
     clean_stop.opened(acks_unsynced=log.durability is Durability.REPLICATED)
-    recovered = RecoveredReplica(
+    return RecoveredReplica(
         services=services,
         log=log,
         files=ReplicaFiles(
@@ -187,15 +207,3 @@ def open_replica(
         committed_index=committed_index,
         trust=trust,
     )
-    group = mode.group(recovered)
-    core = mode.core(recovered, group)
-    driver = LogDriver(
-        services,
-        recovered.files,
-        core,
-        recovered.state,
-        group=group,
-        durability=log.durability,
-        events=events,
-    )
-    return OpenReplica(driver, core)

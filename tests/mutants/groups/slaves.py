@@ -47,9 +47,9 @@ def a_reconnected_slave_never_confirms_what_it_stored_before(patch: pytest.Monke
 def a_log_that_gives_way_is_taken_for_the_masters(patch: pytest.MonkeyPatch) -> None:
     @planted(patch, SlaveSide, "_learn_confirmed")
     def _learn_confirmed(original: Any, self: SlaveSide, confirm_offset: int) -> None:
-        starts_anew, self._starts_anew = self._starts_anew, False
+        may_replace, self._may_replace = self._may_replace, False
         original(self, confirm_offset)
-        self._starts_anew = starts_anew
+        self._may_replace = may_replace
 
 
 @group_mutant(
