@@ -147,8 +147,9 @@ class TypedTables:
         """Claim the end of the tables that have no commit with it. All changes before it are applied."""
         for table in current:
             table.claim(until)
-        if self._ends.noted < until and self.decoder is not None:
-            newest = self.decoder.layout[-1].records()
+        decoder = self.decoder  # None after `open`, by another thread
+        if self._ends.noted < until and decoder is not None:
+            newest = decoder.layout[-1].records()
             writer = TableWriter(self.spark, self.path_of(newest), newest)  # of this thread alone
             writer.claim(f"commitlog-{newest.name}{THROUGH}", until)
         with self._noting:
