@@ -177,13 +177,14 @@ class LogGroup:
         return NO_ADDRESSES if self._membership is None else self._membership.nodes
 
     def refresh(self) -> None:
-        """Inform the core of the group, if the log names a new one. The group before it is adopted first:
-        until the newest one is committed, voters of that may campaign, and may be its witnesses."""
-        newest, replaced = self._state.membership, self._state.replaced_membership
+        """Inform the core of the group, if the log names a new one. After a start, the group before it is
+        adopted first: until the newest one is committed, voters of that may campaign, and may be its
+        witnesses."""
+        newest = self._state.membership
         if newest == self._membership:
             return
-        if replaced not in (newest, self._membership):
-            self._adopt(replaced)
+        if self._membership is None:
+            self._adopt(self._state.replaced_membership)
         self._adopt(newest)
 
     def _adopt(self, membership: Membership | None) -> None:
