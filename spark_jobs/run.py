@@ -27,9 +27,9 @@ from spark_jobs.materialize.config import MAX_DELAY, MIN_RECORDS, TRIGGER, Mater
 from spark_jobs.materialize.entries import BACKLOG_TAG
 from spark_jobs.materialize.groups import FAILURES as GROUP_FAILURES
 from spark_jobs.materialize.groups import Groups
+from spark_jobs.materialize.journal_poller import JournalPoller
 from spark_jobs.materialize.lease import MOVE_EACH_S
 from spark_jobs.materialize.log_materializer import LogMaterializer, SharedParts, query_options
-from spark_jobs.materialize.news import JournalNews
 from spark_jobs.materialize.progress import Progress, ProgressFile
 from spark_jobs.materialize.query import LogRows, RecordsQuery
 from spark_jobs.materialize.supervisor import MaterializeFailed
@@ -47,9 +47,9 @@ from spark_jobs.session.settings import (
 )
 from spark_jobs.session.spark_session import INTERPRETED, JavaNotFound, is_remote, open_session
 from spark_jobs.source import CommitlogDataSource
+from spark_jobs.source.ends_poller import LogEndsPoller
 from spark_jobs.source.log_names import split_names
 from spark_jobs.source.log_reads import GIVE_UP_S, LogReads, connect
-from spark_jobs.source.news import LogNews
 from spark_jobs.tables.catalog import CatalogTables, parse_catalog
 
 POLL_INTERVAL_S = 0.25  # without a change
@@ -103,20 +103,20 @@ def _follow(
         config=config,
         spark=spark,
         workers=Workers(lambda: spark.interruptTag(BACKLOG_TAG), wake),
-        news=LogNews(config.endpoints, config.token, wake),
+        ends_poller=LogEndsPoller(config.endpoints, config.token, wake),
         query=query,
-        journals=JournalNews(LogReads(config.endpoints, "", connection=quick), config.events_trigger_s),
+        journals=JournalPoller(LogReads(config.endpoints, "", connection=quick), config.events_trigger_s),
         patient=patient,
         quick=quick,
     )
-    workers, news = shared.workers, shared.news
+    workers, ends_poller = shared.workers, shared.ends_poller
     logs = Groups(config.logs, partial(LogMaterializer, shared), client.log_names, each=workers.each)
     named = None
     if config.catalog is not None:
         named = CatalogTables(spark, parse_catalog(config.catalog), config.tables_root)
     state = "failed"
     named_at_s = 0.0
-    news.start()
+    ends_poller.start()
     try:
         logs.start()
         while not stop.is_set():
@@ -139,7 +139,7 @@ def _follow(
             logs.finish()
         state = "stopped" if stop.is_set() else "done"
     finally:
-        news.stop()
+        ends_poller.stop()
         if query is not None:
             query.stop()
         workers.stop()

@@ -171,35 +171,45 @@ def _changed(log: Log, index: int, event: AnyEvent) -> Log | None:
         case ReplicaRegistered():
             return _registered(log, event)
         case MasterElected() if event.master_epoch > log.master_epoch and event.set_epoch > log.set_epoch:
-            return replace(
-                log,
-                master=event.master,
-                master_epoch=event.master_epoch,
-                sync_state_set=(event.master,),
-                set_epoch=event.set_epoch,
-                unclean_epoch=event.master_epoch if event.unclean else log.unclean_epoch,
-                former_set=event.former_set,
-                lease_ms=event.lease_ms,
-                set_acks=0,
-                former_acks=event.former_acks,
-                lost_history=False,
-            )
+            return _with_master(log, event)
         case MasterLost() if event.master_epoch == log.master_epoch:
             return replace(log, master=None)
         case SyncStateSetChanged() if _only_records(log, event):
             return replace(log, confirmed=_with_confirmed(log, event.confirmed))
         case SyncStateSetChanged() if _may_change_set(log, event):
-            return replace(
-                log,
-                sync_state_set=event.sync_state_set,
-                set_epoch=event.set_epoch,
-                set_acks=event.acks,
-                former_set=log.former_set if event.restored else (),
-                former_acks=log.former_acks if event.restored else 0,
-                opened_epoch=log.opened_epoch if event.restored else event.master_epoch,
-                confirmed=_with_confirmed(log, event.confirmed),
-            )
+            return _with_set(log, event)
     return log
+
+
+def _with_master(log: Log, event: MasterElected) -> Log:
+    """Return the log under its new master, who begins with a SyncStateSet of itself."""
+    return msgspec.structs.replace(
+        log,
+        master=event.master,
+        master_epoch=event.master_epoch,
+        sync_state_set=(event.master,),
+        set_epoch=event.set_epoch,
+        unclean_epoch=event.master_epoch if event.unclean else log.unclean_epoch,
+        former_set=event.former_set,
+        lease_ms=event.lease_ms,
+        set_acks=0,
+        former_acks=event.former_acks,
+        lost_history=False,
+    )
+
+
+def _with_set(log: Log, event: SyncStateSetChanged) -> Log:
+    """Return the log with the new SyncStateSet. The previous set ends unless the event restores it."""
+    return msgspec.structs.replace(
+        log,
+        sync_state_set=event.sync_state_set,
+        set_epoch=event.set_epoch,
+        set_acks=event.acks,
+        former_set=log.former_set if event.restored else (),
+        former_acks=log.former_acks if event.restored else 0,
+        opened_epoch=log.opened_epoch if event.restored else event.master_epoch,
+        confirmed=_with_confirmed(log, event.confirmed),
+    )
 
 
 def _without_gone(log: Log) -> Log:
@@ -241,9 +251,9 @@ def _rebuilt(log: Log, event: MetadataRebuilt) -> Log:
     )
 
 
-def _with_confirmed(log: Log, news: tuple[Confirmed, ...]) -> tuple[Confirmed, ...]:
+def _with_confirmed(log: Log, reported: tuple[Confirmed, ...]) -> tuple[Confirmed, ...]:
     """Return the recorded positions of the copies that are still known."""
-    found = {each.replica_id: each for each in (*log.confirmed, *news)}
+    found = {each.replica_id: each for each in (*log.confirmed, *reported)}
     return tuple(each for replica_id, each in sorted(found.items()) if log.replica(replica_id) is not None)
 
 

@@ -71,7 +71,7 @@ class Dispatcher:
         self._pending: dict[int, Push] = {}  # by base index
         self._pending_bytes = 0
         self._acked_offset = 0  # byte position after the watermark, to the push
-        self._told_committed = NO_INDEX
+        self._sent_committed = NO_INDEX
         self._last_push_ms = 0
         self._last_leak_check_ms = 0
         self._throttled = False
@@ -134,7 +134,7 @@ class Dispatcher:
             return False
         if self._term != member.term or self._leader_id != member.leader_id:
             self._term, self._leader_id = member.term, member.leader_id
-            self._told_committed = NO_INDEX
+            self._sent_committed = NO_INDEX
             self.peer_may_lead = False
             self._enter_compare()
         return True
@@ -231,9 +231,9 @@ class Dispatcher:
 
     def _commit(self, now_ms: int) -> None:
         """Everything is pushed: send the committed index, and check that the peer holds what it reported."""
-        news = self._told_committed < self._member.committed_index or not self._peer_is_sound
+        is_due = self._sent_committed < self._member.committed_index or not self._peer_is_sound
         config = self._config
-        interval_ms = config.commit_interval_ms if news else config.idle_commit_interval_ms
+        interval_ms = config.commit_interval_ms if is_due else config.idle_commit_interval_ms
         if now_ms - self._last_push_ms >= interval_ms:
             index, index_term = self._before(self._quorum.watermarks[self.peer] + 1)
             if index < self._log.begin_index:
@@ -365,7 +365,7 @@ class Dispatcher:
     ) -> None:
         member = self._member
         self._last_push_ms = now_ms
-        self._told_committed = member.committed_index
+        self._sent_committed = member.committed_index
         request = PushRequest(
             member.term,
             kind,

@@ -16,15 +16,15 @@ from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.entries import SMALL_BATCH_BYTES, SMALL_BATCH_RECORDS, EntriesJob
 from spark_jobs.materialize.epochs import EpochsJob
 from spark_jobs.materialize.events import EventsJob
+from spark_jobs.materialize.journal_poller import JournalPoller
 from spark_jobs.materialize.lease import LeasedEntries, MaterializerLease
-from spark_jobs.materialize.news import JournalNews
 from spark_jobs.materialize.progress import LogProgress
 from spark_jobs.materialize.query import LogRows, RecordsQuery
 from spark_jobs.materialize.supervisor import MAX_FAILURES, MaterializeFailed, Supervisor, reason_of
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.materialize.workers import Workers
+from spark_jobs.source.ends_poller import LogEndsPoller
 from spark_jobs.source.log_reads import LogReads
-from spark_jobs.source.news import LogNews
 from spark_jobs.source.planning import SmallBatchPace
 from spark_jobs.tables.table import ENTRIES, EPOCH_FILES, EPOCHS, SPARK_ERRORS, Table, table_path
 
@@ -50,8 +50,8 @@ class SharedParts:
     config: MaterializeConfig
     spark: SparkSession
     workers: Workers
-    news: LogNews
-    journals: JournalNews
+    ends_poller: LogEndsPoller
+    journals: JournalPoller
     query: RecordsQuery | None
     patient: ClusterConnection
     quick: ClusterConnection
@@ -71,7 +71,7 @@ class LogMaterializer:
         follows = not config.available_now
         self.log = log
         self.config = config
-        self._news, self._journals, self._workers = shared.news, shared.journals, shared.workers
+        self._ends_poller, self._journals, self._workers = shared.ends_poller, shared.journals, shared.workers
         self._query = shared.query
         self._waiting_since_s: float | None = None
         self._status = client(shared.quick)
@@ -128,7 +128,7 @@ class LogMaterializer:
         """Begin what is due. final: all records are in the tables; do what is left. logs: number of logs of
         the job. Raises MaterializeFailed, SourceError."""
         now_s = time.monotonic()
-        ends = self._news.ends(self.log, now_s - FORGET_S)
+        ends = self._ends_poller.ends(self.log, now_s - FORGET_S)
         self.committed_index = None if ends is None else max(ends.next_index - 1, self.entries.covered_index)
         self._records.ensure_running(due=self._records_are_due(now_s))
         journals = self._journals.of(self.log)
@@ -154,7 +154,7 @@ class LogMaterializer:
         query = self._query
         if query is not None and query.streamed.get(self.log, 0) > job.read_until:
             return True  # the query has passed records that the table lacks
-        ends = self._news.ends(self.log, supervisor.ended_at_s)
+        ends = self._ends_poller.ends(self.log, supervisor.ended_at_s)
         if ends is None:
             return now_s >= supervisor.ended_at_s + PROBE_EACH_S
         if ends.log_id != job.offset.log_id or ends.next_index < job.read_until:

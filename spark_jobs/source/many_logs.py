@@ -22,10 +22,10 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from spark_jobs.errors import LogClash, LogTrimmed, RequestRefused, SourceError, Unreachable
+from spark_jobs.source.ends_poller import LogEndsPoller
 from spark_jobs.source.log_names import selected
 from spark_jobs.source.log_reads import GIVE_UP_S, LogEnds, LogReads, connect
 from spark_jobs.source.logs_planning import LogRange, LogsOffset, Turns, packed
-from spark_jobs.source.news import LogNews
 from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.planning import LATEST, RecordsOffset, SmallBatchPace, admit_bytes
 from spark_jobs.source.read_limits import default_limit
@@ -54,7 +54,7 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self._target: dict[str, LogEnds] | None = None  # of Trigger.AvailableNow
-        self._news: LogNews | None = None
+        self._ends_poller: LogEndsPoller | None = None
         self._reads: dict[str, LogReads] = {}
         self._connection: Any = None
         self._paces: dict[str, SmallBatchPace] = {}
@@ -130,22 +130,22 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_ranges(self.options, partition.ranges)
 
     def stop(self) -> None:
-        if self._news is not None:
-            self._news.stop()
+        if self._ends_poller is not None:
+            self._ends_poller.stop()
         if self._connection is not None:
             self._connection.close()
 
     def _ends(self) -> dict[str, LogEnds]:
         """Return the ends of the selected logs; the first call waits for an answer. Raises Unreachable."""
-        if self._news is None:
-            self._news = LogNews(self.options.endpoints, self.options.token, threading.Event())
-            self._news.start()
+        if self._ends_poller is None:
+            self._ends_poller = LogEndsPoller(self.options.endpoints, self.options.token, threading.Event())
+            self._ends_poller.start()
             give_up_at_s = time.monotonic() + GIVE_UP_S
-            while not self._news.has_answer:
+            while not self._ends_poller.has_answer:
                 if time.monotonic() > give_up_at_s:
                     raise Unreachable(f"no endpoint of {', '.join(self.options.endpoints)} answers")
                 time.sleep(FIRST_LOOK_S)
-        known = self._news.known()
+        known = self._ends_poller.known()
         return {log: known[log] for log in selected(self.options.logs, known)}
 
     def _waiting(self, log: str, at: RecordsOffset, ends: LogEnds) -> int:

@@ -156,18 +156,6 @@ class LogView:
             return index
         return entry.base_index - 1 if entry.base_index > self.begin_index else NO_INDEX
 
-    def chain_at(self, index: int) -> bytes:
-        """Return the chain of the batch that holds `index`: it identifies the whole log up to that batch.
-
-        Only a header is read. Two replicas with the same chain at an index hold the same log up to it. Raises
-        IndexError when the index is not held, CorruptLog, DiskError.
-        """
-        self._check_range(index)
-        if self._tail.reaches(index):
-            return self._tail.batch_at(index).header.chain
-        segment = self._segment_of(index)
-        return segment.header_of_row(segment.entry_of(index)[0]).chain
-
     def stretch(self, from_index: int, max_bytes: int, until_index: int | None = None) -> Stretch | None:
         """Return the place of settled and durable batches, from the one that holds `from_index`.
 

@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
-from storage.errors import CorruptBatch, CorruptLog, PartialBatch, StorageFull
+from storage.errors import CorruptBatch, CorruptLog, StorageFull
 from storage.file_system import File, FileSystem, write_durably
-from storage.format.batch import FLAG_CONTROL, Batch, BatchHeader, decode_batch, decode_header
+from storage.format.batch import FLAG_CONTROL, Batch, decode_batch
 from storage.format.segment_format import (
     ENTRY_SIZE_BYTES,
     DamagedIndex,
@@ -16,8 +15,6 @@ from storage.format.segment_format import (
     segment_name,
 )
 from storage.log.scan import Scan
-
-_HEAD_BYTES: Final = 4096  # a header and the appends section of most batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,25 +195,6 @@ class Segment:
             rest = rest[batch.size_bytes :]
             offset, index = batch.next_offset, batch.next_index
         return batches
-
-    def header_of_row(self, row: int) -> BatchHeader:
-        """Return the header of the batch of a row, verified. Raises CorruptLog, DiskError."""
-        entry = self.entry(row)
-        size = min(_HEAD_BYTES, entry.size)
-        while True:
-            data = memoryview(self.file.read(entry.offset - self.base_offset, size))
-            try:
-                header = decode_header(data, log_id=self._log_id)
-            except PartialBatch as error:
-                if size == entry.size:
-                    raise CorruptLog(self.path, entry.offset, error.reason) from error
-                size = entry.size
-            except CorruptBatch as error:
-                raise CorruptLog(self.path, entry.offset, error.reason) from error
-            else:
-                if header.offset != entry.offset or header.base_index != entry.base_index:
-                    raise CorruptLog(self.path, entry.offset, "a batch of another place")
-                return header
 
     def batch_of_row(self, row: int, *, mapped: bool = False) -> Batch:
         return self.read_rows(row, row + 1, mapped=mapped)[0]

@@ -153,10 +153,10 @@ class ControllerClient:
 
     def _follow(self, source: str, active: str | None) -> bool:
         """Return whether an inactive controller names one that was not asked a moment ago."""
-        news = active not in (None, source, self._hint) and self._follows < _FOLLOWED_A_TICK
+        is_new = active not in (None, source, self._hint) and self._follows < _FOLLOWED_A_TICK
         self._follows += 1
         self._hint = active
-        return news
+        return is_new
 
     def _ask(self, id: int, asked: _Asked, now_ms: int) -> None:
         asked.due_ms = now_ms + self._config.retry_interval_ms

@@ -52,7 +52,7 @@ class AppendQueue:
     """Owned by one driver."""
 
     def __init__(self, parts: ReplicaParts, executor: ReadyExecutor, ask_turn: Callable[[], None]) -> None:
-        """ask_turn(): let a turn of the driver come soon."""
+        """ask_turn(): schedule the next turn of the driver."""
         services = parts.services
         self._executor = executor
         self._node_id = services.node_id
@@ -80,7 +80,10 @@ class AppendQueue:
         """Queue an append, or answer it at once with the refusal given. Raises ValueError (LogDriver)."""
         size_bytes, packed_bytes = request.records.size_bytes, request.records.packed_bytes
         if not request.records.count or packed_bytes > APPEND_MAX_BYTES:
-            raise ValueError(f"{request.records.count} records of {packed_bytes} bytes are no append")
+            raise ValueError(
+                f"An append needs at least one record and at most {APPEND_MAX_BYTES} bytes; "
+                f"got {request.records.count} records, {packed_bytes} bytes."
+            )
         append = self._open.add(request, done, self._clock.monotonic_ms())
         if refusal is not None:
             self._open.refuse(append, refusal)

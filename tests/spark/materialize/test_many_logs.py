@@ -12,11 +12,11 @@ import pytest
 from app.tables.delta_log import DeltaLog
 from spark_jobs.materialize import groups
 from spark_jobs.materialize.config import MaterializeConfig
-from spark_jobs.materialize.news import JournalNews
+from spark_jobs.materialize.journal_poller import JournalPoller
 from spark_jobs.materialize.progress import Progress
 from spark_jobs.run import materialize
+from spark_jobs.source.ends_poller import LogEndsPoller
 from spark_jobs.source.log_reads import LogReads
-from spark_jobs.source.news import LogNews
 from spark_jobs.tables.snapshot import read_snapshot
 from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica
@@ -116,17 +116,17 @@ def test_ends_are_those_of_the_newest_term_and_of_nodes_that_answer(
     first.committed_index = 40
     second.event("start", {})
     changed = threading.Event()
-    news = LogNews([replica.url for replica in replicas], None, changed)
-    news.start()
+    poller = LogEndsPoller([replica.url for replica in replicas], None, changed)
+    poller.start()
     try:
-        await_true(lambda: (ends := news.ends("default")) is not None and ends.next_index == 102)
+        await_true(lambda: (ends := poller.ends("default")) is not None and ends.next_index == 102)
         assert changed.is_set()
-        assert news.ends("elsewhere") is None
+        assert poller.ends("elsewhere") is None
         second.stop()
-        await_true(lambda: (ends := news.ends("default")) is not None and ends.next_index == 41)
+        await_true(lambda: (ends := poller.ends("default")) is not None and ends.next_index == 41)
     finally:
-        news.stop()
-    journals = JournalNews(LogReads([first.url], "", give_up_s=0.1), each_s=1.0)
+        poller.stop()
+    journals = JournalPoller(LogReads([first.url], "", give_up_s=0.1), each_s=1.0)
     journals.ask()
     assert journals.of("default") == {"n1": 0}
     second.start(second.port)

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from spark_jobs.errors import SourceError
 from spark_jobs.source.log_reads import LogEnds, LogReads
 
-ASK_EACH_S = 0.2
-ASK_EACH_IDLE_S = 0.5  # when nothing has changed for IDLE_AFTER_S
+POLL_INTERVAL_S = 0.2
+IDLE_POLL_INTERVAL_S = 0.5  # when nothing has changed for IDLE_AFTER_S
 IDLE_AFTER_S = 5.0
 PAUSE_FACTOR, LONGEST_PAUSE_S = 20, 1.0  # the pause after a slow call is this many times as long as the call
 
 
-class LogNews:
+class LogEndsPoller:
     """Ends of all logs as the endpoints report them, each asked by a thread of its own: one that hangs delays
     no other."""
 
@@ -65,7 +65,7 @@ class LogNews:
                 ends: Mapping[str, LogEnds] = client.ends(endpoint)
             except SourceError:
                 self._seen.pop(endpoint, None)
-                self._stopping.wait(ASK_EACH_IDLE_S)
+                self._stopping.wait(IDLE_POLL_INTERVAL_S)
                 continue
             answered_at_s = time.monotonic()
             self._seen[endpoint] = (asked_at_s, ends)
@@ -73,7 +73,7 @@ class LogNews:
                 last, changed_at_s = ends, answered_at_s
                 self._changed.set()
             idle = answered_at_s - changed_at_s > IDLE_AFTER_S
-            pause_s = ASK_EACH_IDLE_S if idle else ASK_EACH_S
+            pause_s = IDLE_POLL_INTERVAL_S if idle else POLL_INTERVAL_S
             took_s = answered_at_s - asked_at_s
             self._stopping.wait(max(pause_s, min(LONGEST_PAUSE_S, PAUSE_FACTOR * took_s)))
         client.close()

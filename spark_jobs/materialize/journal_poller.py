@@ -9,7 +9,7 @@ from spark_jobs.materialize.workers import Workers
 from spark_jobs.source.log_reads import LogReads
 
 
-class JournalNews:
+class JournalPoller:
     """Next seqs of all journals, by log and node, asked when a caller wants them."""
 
     def __init__(self, client: LogReads, each_s: float) -> None:
