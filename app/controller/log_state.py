@@ -20,7 +20,7 @@ from storage.file_system import Bytes
 from storage.format.batch import Batch
 from storage.format.records import read_columns
 
-NEWS_MAX: Final = 10_000
+RECENT_EVENTS_MAX: Final = 10_000
 
 
 class _StateSnapshot(msgspec.Struct, array_like=True):
@@ -36,19 +36,21 @@ class MetadataLogState(LogState):
         super().__init__(idempotency_ms=idempotency_ms)
         self._metadata = Metadata()
         self._waiting: deque[tuple[int, AnyEvent]] = deque()  # (index, event), not committed yet
-        self._news: deque[tuple[int, AnyEvent]] = deque(maxlen=NEWS_MAX)
+        self._recent_events: deque[tuple[int, AnyEvent]] = deque(maxlen=RECENT_EVENTS_MAX)
 
     @property
     def metadata(self) -> Metadata:
         """The committed metadata. Read it again each time: an adopted state is another object."""
         return self._metadata
 
-    def take_news(self) -> list[tuple[int, AnyEvent]]:
-        """Return the events applied since the last call, oldest first: for journals. At most NEWS_MAX are
-        kept."""
-        news = list(self._news)
-        self._news.clear()
-        return news
+    def take_recent_events(self) -> list[tuple[int, AnyEvent]]:
+        """Return the events applied since the last call, oldest first: for journals.
+
+        At most RECENT_EVENTS_MAX are kept.
+        """
+        taken = list(self._recent_events)
+        self._recent_events.clear()
+        return taken
 
     def apply(self, batch: Batch) -> None:
         """As LogState.apply. Raises CorruptBatch also for a record that is not an event."""
@@ -76,7 +78,7 @@ class MetadataLogState(LogState):
         while self._waiting and self._waiting[0][0] <= self.committed_index:
             index, event = self._waiting.popleft()
             self._metadata.apply(index, event)
-            self._news.append((index, event))
+            self._recent_events.append((index, event))
 
     def capture(self) -> Capture:
         """As LogState.capture, in one piece: the metadata is small, and changes in place."""

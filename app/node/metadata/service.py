@@ -13,7 +13,7 @@ from typing import Final
 
 from app.controller.commands import AnyCommand, Done, Refusal
 from app.controller.events import AnyEvent, MasterElected, MasterLost
-from app.controller.log_state import NEWS_MAX, MetadataLogState
+from app.controller.log_state import RECENT_EVENTS_MAX, MetadataLogState
 from app.controller.messages import (
     AnyControllerMessage,
     BrokerHeartbeat,
@@ -101,7 +101,7 @@ class MetadataService:
         self.is_current = False  # since the start it has known everything committed at least once
         self.elections: Counter[tuple[str, str, str]] = Counter()  # (log, clean, unclean or lost, reason)
         self._seen_index: tuple[int, int] | None = None
-        self._news: deque[tuple[int, AnyEvent]] = deque(maxlen=NEWS_MAX)
+        self._recent_events: deque[tuple[int, AnyEvent]] = deque(maxlen=RECENT_EVENTS_MAX)
         self.changed = asyncio.Event()  # the metadata may have changed: the waiting task clears it
         self.server = ControllerServer(
             setup=ControllerSetup(
@@ -229,9 +229,10 @@ class MetadataService:
         if seen != self._seen_index:
             self._seen_index = seen
             self.changed.set()
-        self._news.extend(state.take_news())
-        while self._news and self._news[0][0] <= self.followed_index:  # the logs are open by then
-            index, event = self._news.popleft()
+        self._recent_events.extend(state.take_recent_events())
+        # The logs are open by then.
+        while self._recent_events and self._recent_events[0][0] <= self.followed_index:
+            index, event = self._recent_events.popleft()
             if isinstance(event, MasterElected | MasterLost):
                 self._count_election(event)
                 self._record_election(state.metadata, index, event)

@@ -74,7 +74,7 @@ class FoundDamage:
     replica may have acknowledged when the damage was found; damage up to it is not a torn tail.
     """
 
-    trouble: Damaged
+    cause: Damaged
     found_by: str
     sound: bool
     held_index: int = NO_INDEX

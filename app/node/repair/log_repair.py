@@ -56,7 +56,7 @@ T = TypeVar("T")
 ANSWER_TIMEOUT_S: Final = 2.0
 PATIENCE_S: Final = 5  # wait for voters that do not report their term
 VOTE_GAP: Final = 1 << 20  # campaigns: a term takes at least an election timeout, so this is days of them
-SAME_TROUBLE_MAX: Final = 3  # repairs allowed per file before the log is set aside
+SAME_DAMAGE_MAX: Final = 3  # repairs allowed per file before the log is set aside
 _RETRY_FIRST_S: Final = 0.2
 _RETRY_LAST_S: Final = 5.0
 
@@ -93,7 +93,7 @@ class LogRepair:
     def __init__(
         self, host: RepairHost, copy: DamagedCopy, found: FoundDamage, *, calls: PeerCalls, clock: Clock
     ) -> None:
-        self.trouble = found.trouble
+        self.cause = found.cause
         self.found_by = found.found_by
         self.state = RepairState.SURVEYING
         self.result = RepairResult()
@@ -138,7 +138,7 @@ class LogRepair:
     async def _run(self) -> None:
         logger.error(
             "log damaged, repair begins",
-            extra={"log": self._log_name, "found_by": self.found_by, "damage": str(self.trouble)},
+            extra={"log": self._log_name, "found_by": self.found_by, "damage": str(self.cause)},
         )
         is_recorded = False
         while True:
@@ -163,11 +163,11 @@ class LogRepair:
                 await self._pause(_RETRY_LAST_S)
 
     def _corruption(self) -> Corruption:
-        trouble = self.trouble
+        cause = self.cause
         return Corruption(
-            file=trouble.path.removeprefix(self._folder).lstrip("/"),
-            offset=trouble.offset if isinstance(trouble, CorruptLog) else None,
-            reason=trouble.reason,
+            file=cause.path.removeprefix(self._folder).lstrip("/"),
+            offset=cause.offset if isinstance(cause, CorruptLog) else None,
+            reason=cause.reason,
             found_by=self.found_by,
         )
 
@@ -177,7 +177,7 @@ class LogRepair:
         since_ms = self._clock.now_ms()
         self._marker.save(
             Note(
-                str(self.trouble),
+                str(self.cause),
                 self.found_by,
                 since_ms,
                 self._keeps_promises,
@@ -272,28 +272,28 @@ class LogRepair:
 
     async def _open(self) -> LogDriver:
         """Open the log, and repair every damage that prevents it, until it opens."""
-        trouble: Damaged = self.trouble
+        cause: Damaged = self.cause
         while True:
             try:
-                await self._repair(trouble)
+                await self._repair(cause)
                 self.state = RepairState.OPENING
                 driver = await in_thread(partial(self._host.open_log, sound=self._keeps_promises))
                 await self._forget_held()  # from now on the leader may truncate what was not committed
                 return driver
             except (CorruptLog, CorruptFile) as error:
                 logger.warning("log %s: still damaged: %s", self._log_name, error)
-                trouble = error
+                cause = error
 
     async def _forget_held(self) -> None:
         self._held_index = NO_INDEX
         await in_thread(self._marker.forget_held)
 
-    async def _repair(self, trouble: Damaged) -> None:
+    async def _repair(self, cause: Damaged) -> None:
         """Repair one damage. If a file is damaged again and again, start with an empty log."""
-        self._seen[trouble.path] = self._seen.get(trouble.path, 0) + 1
-        name = trouble.path.rpartition("/")[2]
-        if self._seen[trouble.path] > SAME_TROUBLE_MAX:
-            await self._set_aside(f"damaged again and again: {trouble}")
+        self._seen[cause.path] = self._seen.get(cause.path, 0) + 1
+        name = cause.path.rpartition("/")[2]
+        if self._seen[cause.path] > SAME_DAMAGE_MAX:
+            await self._set_aside(f"damaged again and again: {cause}")
         elif name == "vote":
             await (self._restore_vote() if self._votes else self._restore_epoch())
         elif name == "checkpoint":

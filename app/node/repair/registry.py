@@ -94,7 +94,7 @@ class Repairs:
                     return True
         return False
 
-    def begin(self, hosted: HostedLog, trouble: Damaged, found_by: str) -> None:
+    def begin(self, hosted: HostedLog, cause: Damaged, found_by: str) -> None:
         """Take the log offline, if it is not already, and repair it in the background."""
         if hosted.repair is not None or hosted.journal is None:
             return
@@ -114,7 +114,7 @@ class Repairs:
                 votes=hosted.settings.replication is Replication.RAFT,
             ),
             FoundDamage(
-                trouble=trouble,
+                cause=cause,
                 found_by=found_by,
                 sound=not hosted.healing or marker.keeps_promises,
                 held_index=NO_INDEX if driver is None else driver.held_index,

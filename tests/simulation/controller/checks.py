@@ -69,7 +69,7 @@ class HaChecker:
 
     def _learn(self, node: HaSimNode) -> None:
         state = node.state
-        for index, event in state.take_news():
+        for index, event in state.take_recent_events():
             encoded = encode_event(event)
             known = self._events.setdefault(index, encoded)
             if known != encoded:

@@ -242,7 +242,7 @@ class SimulatedNode:
                 marker=self._marker,
             ),
             FoundDamage(
-                trouble=error,
+                cause=error,
                 found_by=found_by,
                 sound=not self._marker.exists or self._marker.keeps_promises,
                 held_index=NO_INDEX if ended is None else ended.held_index,

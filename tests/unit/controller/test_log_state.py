@@ -49,7 +49,7 @@ def test_only_what_is_committed_is_in_the_metadata() -> None:
     assert names(state) == []
     state.committed(2)
     assert names(state) == ["a", "b"]
-    assert [index for index, _ in state.take_news()] == [1, 2]
+    assert [index for index, _ in state.take_recent_events()] == [1, 2]
     state.truncate_after(2)
     state.apply(batch_of(3, created("d"), term=2))
     state.committed(3)

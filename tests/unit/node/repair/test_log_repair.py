@@ -100,7 +100,7 @@ class Scene:
         self.votes = True
 
     def repair(
-        self, peers: Peers, trouble: CorruptLog | CorruptFile, voters: tuple[str, ...], sound: bool
+        self, peers: Peers, cause: CorruptLog | CorruptFile, voters: tuple[str, ...], sound: bool
     ) -> LogRepair:
         return LogRepair(
             self.host,
@@ -116,7 +116,7 @@ class Scene:
                 votes=self.votes,
             ),
             FoundDamage(
-                trouble=trouble,
+                cause=cause,
                 found_by="start",
                 sound=sound,
             ),
@@ -127,14 +127,14 @@ class Scene:
     def run(
         self,
         peers: Peers,
-        trouble: CorruptLog | CorruptFile,
+        cause: CorruptLog | CorruptFile,
         voters: tuple[str, ...] = ("n1", "n2", "n3"),
         meanwhile: Callable[[LogRepair], Awaitable[None]] | None = None,
         sound: bool = True,
     ) -> LogRepair:
         async def bounded() -> LogRepair:
             async with asyncio.timeout(20):
-                repair = self.repair(peers, trouble, voters, sound)
+                repair = self.repair(peers, cause, voters, sound)
                 task = asyncio.create_task(repair.run())
                 if meanwhile is not None:
                     await meanwhile(repair)
@@ -290,10 +290,10 @@ def test_what_was_durable_while_the_log_ran_is_mended_not_cut() -> None:
     manifest = manifest_file.load()
     assert manifest is not None
     manifest_file.save(replace(manifest, durable_index=9, durable_offset=BATCHES[5].offset))
-    trouble = scene.damage(20)
+    cause = scene.damage(20)
     marker = RepairMarker(scene.files, "data", "log")
     marker.save(Note("noise", "read", 1, keeps_promises=True, lacks_records=False, held_index=79))
-    scene.run(Peers(gives_all), trouble)
+    scene.run(Peers(gives_all), cause)
     assert scene.host.log is not None
     assert [scene.host.log.batch_at(index) for index in range(0, 80, 2)] == BATCHES
     assert scene.host.sound
