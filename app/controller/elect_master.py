@@ -98,7 +98,7 @@ def elect(
             candidates = living
         candidates = [each for each in candidates if each.node == wanted]
     if not candidates:
-        raise Refused(Reason.NO_ELIGIBLE_REPLICA, _why_nobody(log, liveness, living))
+        raise Refused(Reason.NO_ELIGIBLE_REPLICA, _why_none(log, liveness, living))
     chosen = _preferred(log, liveness, candidates, avoided)
     unclean = chosen not in clean
     if command is not None:
@@ -210,7 +210,7 @@ def _what_is_lost(log: Log, liveness: Liveness, chosen: Replica) -> dict[str, An
     return lost
 
 
-def _why_nobody(log: Log, liveness: Liveness, living: list[Replica]) -> str:
+def _why_none(log: Log, liveness: Liveness, living: list[Replica]) -> str:
     members = ", ".join(log.nodes_of(log.holders)) or "none"
     alive = ", ".join(each.node for each in living) or "none"
     detail = f"in sync: {members}; alive and able to lead: {alive}"

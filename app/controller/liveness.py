@@ -169,7 +169,7 @@ class Liveness:
         recorded = log.confirmed_by(replica_id)
         return heard if heard is not None and heard.exceeds(recorded) else recorded
 
-    def news_of_confirmed(self, log: Log) -> tuple[Confirmed, ...]:
+    def changes_of_confirmed(self, log: Log) -> tuple[Confirmed, ...]:
         """Return the confirmed positions that copies of a log have reported and its metadata do not
         record."""
         found = (self.confirmed(log, replica.id) for replica in log.replicas)

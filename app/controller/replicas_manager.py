@@ -106,13 +106,13 @@ class ReplicasManager:
         self._current_version: int | None = None  # of the metadata here that had this very copy last
         self._open: AnyCommand | None = None
         self._pause_until_ms = 0
-        self._told: MasterRole | SlaveRole | None = None  # without the set
-        self._told_set_epoch = 0
+        self._sent_role: MasterRole | SlaveRole | None = None  # without the set
+        self._sent_set_epoch = 0
         self._lease: tuple[int, int] | None = None  # (master epoch, until_ms), not passed on yet
         self._withheld_epoch = 0  # the controller asks to give this mastership up
         self._given_up_epoch = 0  # this copy is master by the metadata, but does not act
         self._alive: tuple[str, ...] | None = None  # as last reported by the active controller
-        self._has_news = False  # for the next heartbeat
+        self._has_changes = False  # for the next heartbeat
         self._leaving = False
         self._has_left = False
         self._silent_since_ms: int | None = None  # a member prevents the core's wish from being requested
@@ -160,7 +160,7 @@ class ReplicasManager:
             self._identity = CopyIdentity(command.check_code, answer.value)
             self._saving = True  # `step` requests it
         elif isinstance(command, RegisterReplica):
-            self._registered = self._has_news = True
+            self._registered = self._has_changes = True
         elif isinstance(command, (StepDown, AlterSyncStateSet)):  # until its outcome is in the metadata here
             if isinstance(command, StepDown):
                 self._has_left = command.leaving
@@ -185,8 +185,8 @@ class ReplicasManager:
         for place, log in enumerate(withheld):
             if log == self.log and place < len(withheld_epochs):
                 self._withheld_epoch = withheld_epochs[place]
-            elif log == self.log and isinstance(self._told, MasterRole):
-                self._withheld_epoch = self._told.master_epoch
+            elif log == self.log and isinstance(self._sent_role, MasterRole):
+                self._withheld_epoch = self._sent_role.master_epoch
 
     def leave(self) -> None:
         """The node stops: give the mastership up."""
@@ -205,8 +205,8 @@ class ReplicasManager:
         if view.role is Role.MASTER:
             self._acted_epoch = view.epoch
         actions: list[Action] = self._register(view, now_ms)
-        if self._has_news:
-            self._has_news = False
+        if self._has_changes:
+            self._has_changes = False
             actions.append(HeartbeatNow())
         if self._registered:
             self._tell_role(log, actions)
@@ -258,7 +258,7 @@ class ReplicasManager:
         """The id belongs to another copy: this one is new to the controller, whatever it holds."""
         self._identity = None
         self._registered = False
-        self._told = self._current_version = None
+        self._sent_role = self._current_version = None
 
     def _ask(self, command: AnyCommand) -> ControllerRequest:
         self._open = command
@@ -293,15 +293,15 @@ class ReplicasManager:
         if self._is_master(log) and (self._leaving or log.master_epoch == self._withheld_epoch):
             self._given_up_epoch = log.master_epoch
         role = self._role_of(log)
-        if _without_set(role) != self._told:
-            if isinstance(role, MasterRole) and not isinstance(self._told, MasterRole):
+        if _without_set(role) != self._sent_role:
+            if isinstance(role, MasterRole) and not isinstance(self._sent_role, MasterRole):
                 actions.append(HeartbeatNow())
             actions.append(Tell(role))
-            self._told, self._told_set_epoch = _without_set(role), log.set_epoch
-        elif isinstance(role, MasterRole) and log.set_epoch > self._told_set_epoch:
+            self._sent_role, self._sent_set_epoch = _without_set(role), log.set_epoch
+        elif isinstance(role, MasterRole) and log.set_epoch > self._sent_set_epoch:
             changed = SyncStateSetUpdate(log.master_epoch, log.set_epoch, log.sync_state_set, log.set_acks)
             actions.append(Tell(changed))
-            self._told_set_epoch = log.set_epoch
+            self._sent_set_epoch = log.set_epoch
 
     def _tell_lease(self, log: Log, actions: list[Action]) -> None:
         """Pass on a lease for the epoch in the metadata here; one for a newer epoch waits for them."""
@@ -311,14 +311,14 @@ class ReplicasManager:
         if master_epoch > log.master_epoch:
             return
         self._lease = None
-        role = self._told
+        role = self._sent_role
         if isinstance(role, MasterRole) and role.master_epoch == master_epoch:
             actions.append(Tell(Lease(until_ms, master_epoch)))
 
     def _report_opening(self, log: Log, view: HaView, actions: list[Action]) -> None:
         """Speed up a new master: the controller learns that its epoch is open here, and grants no lease
         before that is in the metadata."""
-        role = self._told
+        role = self._sent_role
         if not isinstance(role, MasterRole) or role.master_epoch != log.master_epoch:
             return
         epoch = role.master_epoch

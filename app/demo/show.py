@@ -18,7 +18,7 @@ class Bar:
         self._show, self._what, self._total = show, what, total
         self._progress = progress
         self._task = None if progress is None else progress.add_task(what, total=total)
-        self._told_at = time.monotonic()
+        self._printed_at = time.monotonic()
 
     def to(self, done: int, note: str = "") -> None:
         """Set the progress to `done`. note: a remark shown beside it."""
@@ -27,8 +27,8 @@ class Bar:
             self._progress.update(
                 self._task, completed=done, description=f"{self._what} {escape(note)}".rstrip()
             )
-        elif time.monotonic() - self._told_at >= PLAIN_LINE_EACH_S:
-            self._told_at = time.monotonic()
+        elif time.monotonic() - self._printed_at >= PLAIN_LINE_EACH_S:
+            self._printed_at = time.monotonic()
             self._show.line(f"  {self._what}: {done:,} of {self._total:,} {note}".rstrip())
 
 

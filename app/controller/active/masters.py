@@ -200,7 +200,7 @@ class Masters:
         """True if the copies of an open log have confirmed more than its metadata record, for long enough."""
         since_ms = now_ms - self._recorded_ms.get(log.name, self._began_ms)
         is_due = since_ms >= self._liveness.config.confirmed_interval_ms
-        return is_due and bool(self._liveness.news_of_confirmed(log))
+        return is_due and bool(self._liveness.changes_of_confirmed(log))
 
     def with_confirmed(self, state: Metadata, event: SyncStateSetChanged, now_ms: int) -> SyncStateSetChanged:
         """The event with what copies have confirmed: the next active controller must refuse copies that hold
@@ -209,7 +209,7 @@ class Masters:
         if log is None:
             return event
         self._recorded_ms[log.name] = now_ms
-        return msgspec.structs.replace(event, confirmed=self._liveness.news_of_confirmed(log))
+        return msgspec.structs.replace(event, confirmed=self._liveness.changes_of_confirmed(log))
 
     def _opens_too_slowly(self, log: Log, now_ms: int) -> bool:
         """Return whether the master lives but cannot write its first record to its disk. Each attempt of a

@@ -89,7 +89,7 @@ class ClassicSlaveCore(StaticGroup):
         self._heard_frame = False  # on this connection
         self._fruitless = 0  # consecutive connections that ended before a frame
         self._left: str | None = None  # why the last connection ended
-        self._told: str | None = None  # the kind of refusal that the journal has
+        self._recorded_refusal: str | None = None  # the kind of refusal that the journal has
         self._now_ms = 0
         self._flow = Flow(None, 0)
 
@@ -258,14 +258,14 @@ class ClassicSlaveCore(StaticGroup):
         self._heard_frame = True
         if batches:
             self._restarts = False
-            self._told = None
+            self._recorded_refusal = None
         self._outbox.batches += batches
 
     def _refuse(self, kind: str, reason: str, now_ms: int) -> None:
         """Leave a master whose bytes do not fit; the journal gets one event for each cause."""
         self._outbox.truncate = None
-        if self._told != kind:
-            self._told = kind
+        if self._recorded_refusal != kind:
+            self._recorded_refusal = kind
             found = Corruption(reason=reason, master=self._member.leader_id)
             self._outbox.record(self._member.term, found)
         self._leave(reason, now_ms, refused=True)

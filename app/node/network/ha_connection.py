@@ -93,7 +93,7 @@ class ConnectionTable:
         self.unidentified = 0  # connections that others opened and that have not introduced themselves
         self.refused: Counter[str] = Counter()  # connections closed because of a limit, by limit
         self._count = 0
-        self._strangers = 0
+        self._unidentified_count = 0
 
     def find(self, log_id: int) -> AttachedLog | None:
         return self.logs.get(log_id)
@@ -144,13 +144,13 @@ class ConnectionTable:
     def log_closed(self, connection: "HaConnection", reason: str, level: int) -> None:
         """Log why a connection ended; rate-limited for unidentified peers, so that probes do not fill the
         log."""
-        if not connection.is_stranger:
+        if not connection.is_unidentified:
             logger.log(level, "HA connection closed", extra={"connection": connection.key, "reason": reason})
             return
-        self._strangers += 1
-        if self._strangers & (self._strangers - 1) == 0:
+        self._unidentified_count += 1
+        if self._unidentified_count & (self._unidentified_count - 1) == 0:
             logger.warning(
-                "unidentified peers at the HA port", extra={"count": self._strangers, "last": reason}
+                "unidentified peers at the HA port", extra={"count": self._unidentified_count, "last": reason}
             )
 
     def left(self, connection: "HaConnection") -> None:
@@ -178,7 +178,7 @@ class HaConnection(LinkedProtocol):
         """log_id: of a listener for one log, or of our own connection; key, history: of our own."""
         self.owner: AttachedLog | None = None
         self.key = ""
-        self.is_stranger = key is None  # until it names its replica; a slave of 8-byte reports never does
+        self.is_unidentified = key is None  # until it names its replica; a slave of 8-byte reports never does
         self._connections = connections
         self._log_id = log_id
         self._dialled = key
@@ -294,7 +294,7 @@ class HaConnection(LinkedProtocol):
             self.close()
             return b""
         self.place = place
-        self.is_stranger = place == 0
+        self.is_unidentified = place == 0
         self._belongs_to(owner, reader, Opened(place, preface.history, self.proven_id), None)
         return first
 
