@@ -188,12 +188,13 @@ class SimulatedCluster:
         return node.alive
 
     def is_whole(self) -> bool:
-        """Return True if every disk holds what its node has acknowledged, and no voter is in doubt.
+        """Return True if every disk holds what its node has acknowledged and the state before its begin,
+        and no voter is in doubt.
 
         At the first start all are in doubt, and with one damaged disk more they could not elect a leader."""
         voters, _ = self.group()
         in_doubt = any(self.nodes[name].is_in_doubt for name in voters)
-        return not (in_doubt or any(node.files.flips or node.may_lack for node in self.members))
+        return not (in_doubt or any(map(_may_lack, self.members)))
 
     def may_lose_power(self) -> bool:
         """Return True if a node may lose what it never synced, with `replicated`: one at a time."""
@@ -322,3 +323,9 @@ class SimulatedCluster:
             if self.checker.committed.get(batch.base_index) != batch:
                 raise Violation(f"{node.name}: {batch} is not what was committed there")
             index = batch.next_index
+
+
+def _may_lack(node: SimulatedNode) -> bool:
+    """True if the node may lack records that it acknowledged, or lacks the state of the trimmed ones."""
+    lacks_state = node.driver.state.applied_index < node.log.first_index - 1
+    return bool(node.files.flips) or node.may_lack or lacks_state
