@@ -33,7 +33,7 @@ from app.errors import ConfigError
 from spark_jobs.session.jars import JarsUnavailable
 from spark_jobs.session.settings import given_options, settings_of, spark_options
 from spark_jobs.session.spark_session import JavaNotFound, open_session
-from spark_jobs.tables.table import SPARK_ERRORS
+from spark_jobs.tables.conflicts import SPARK_ERRORS
 
 HEADER = "# Databricks notebook source"
 SEPARATOR = re.compile(r"^# COMMAND -+[ \t]*$", re.MULTILINE)

@@ -35,7 +35,8 @@ from spark_jobs.session.settings import (
 from spark_jobs.session.spark_session import JavaNotFound, open_session
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.options import parse_endpoints
-from spark_jobs.tables.table import SPARK_ERRORS, table_path
+from spark_jobs.tables.conflicts import SPARK_ERRORS
+from spark_jobs.tables.table import table_path
 from spark_jobs.verify import log_names
 
 FAILURES = (

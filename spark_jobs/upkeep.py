@@ -30,11 +30,11 @@ from spark_jobs.session.locations import is_url, location
 from spark_jobs.session.settings import given_options, logs_option, settings_of, spark_options, tables_option
 from spark_jobs.session.spark_session import SETTINGS as SESSION_SETTINGS
 from spark_jobs.session.spark_session import JavaNotFound, open_session
-from spark_jobs.tables.table import SPARK_ERRORS, TABLES, TYPED_TABLES, identifier, is_table, table_path
+from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, SPARK_ERRORS
+from spark_jobs.tables.table import TABLES, TYPED_TABLES, identifier, is_table, table_path
 
 _ATTEMPTS = 5
 FIRST_PAUSE_S = 0.5
-CONFLICT = "DELTA_CONCURRENT"
 LISTING = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 SETTINGS = {
     "spark.databricks.delta.vacuum.parallelDelete.enabled": "true",
@@ -96,7 +96,7 @@ def _retried(act: Callable[[], Row]) -> tuple[Row, int]:
         try:
             return act(), conflicts
         except SPARK_ERRORS as error:
-            if CONFLICT not in str(error) or conflicts == _ATTEMPTS - 1:
+            if CONCURRENT_CHANGE not in str(error) or conflicts == _ATTEMPTS - 1:
                 raise
             time.sleep(FIRST_PAUSE_S * 2**conflicts)
     raise AssertionError("the last attempt returns or raises")

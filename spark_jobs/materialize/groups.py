@@ -15,7 +15,8 @@ from spark_jobs.materialize.progress import LogProgress
 from spark_jobs.materialize.query import LogRows
 from spark_jobs.materialize.supervisor import MaterializeFailed
 from spark_jobs.source.log_names import is_pattern, matching, split_names
-from spark_jobs.tables.table import SPARK_ERRORS, TableClash
+from spark_jobs.tables.conflicts import SPARK_ERRORS
+from spark_jobs.tables.table import TableClash
 
 NAMES_EACH_S = 5.0
 STOP_THREADS = 4

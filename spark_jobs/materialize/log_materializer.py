@@ -26,7 +26,8 @@ from spark_jobs.materialize.workers import Workers
 from spark_jobs.source.ends_poller import LogEndsPoller
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.planning import SmallBatchPace
-from spark_jobs.tables.table import ENTRIES, EPOCH_FILES, EPOCHS, SPARK_ERRORS, Table, table_path
+from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, SPARK_ERRORS
+from spark_jobs.tables.table import ENTRIES, EPOCH_FILES, EPOCHS, Table, table_path
 
 EPOCHS_EACH_S = 1.0  # least time between two looks at the epochs of a log while they change
 EPOCHS_SHARE_S = 0.05  # that time grows by this for each log of the job
@@ -203,7 +204,7 @@ class LogMaterializer:
             return
         if not isinstance(error, (*SPARK_ERRORS, OSError)):
             raise error
-        if "DELTA_CONCURRENT" in str(error):
+        if CONCURRENT_CHANGE in str(error):
             return  # another driver wrote the same: the next look finds it there
         self._epochs_failures += 1
         reason = reason_of(error)

@@ -16,9 +16,10 @@ from pyspark.sql import functions as F
 from spark_jobs.errors import OptionError
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
-from spark_jobs.tables.table import ENTRIES, SPARK_ERRORS, Table, identifier, read_table
+from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, repeated
+from spark_jobs.tables.table import ENTRIES, Table, identifier, read_table
 from spark_jobs.typed.claimed_table import ClaimedTable
-from spark_jobs.typed.current import ATTEMPTS, CONCURRENT_CHANGE
+from spark_jobs.typed.current import ATTEMPTS
 
 PIECE_LETTERS: Final = 20_000
 
@@ -134,10 +135,4 @@ class DeadLetterReplay:
 
     def _repeated(self, statement: str) -> None:
         """Run a statement; after a conflict with another writer, again."""
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                self.spark.sql(statement).collect()
-                return
-            except SPARK_ERRORS as error:
-                if CONCURRENT_CHANGE not in str(error) or attempt == ATTEMPTS:
-                    raise
+        repeated(lambda: self.spark.sql(statement).collect(), (CONCURRENT_CHANGE,), ATTEMPTS)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from spark_jobs.errors import SourceError, Unreachable, own_error
 from spark_jobs.materialize.workers import Workers
-from spark_jobs.tables.table import SPARK_ERRORS
+from spark_jobs.tables.conflicts import SPARK_ERRORS
 
 MAX_FAILURES = 5  # of one job, without a step in between
 FAILURE_PAUSE_S = 1.0

@@ -22,7 +22,8 @@ from app.schemas import LogSchema
 from app.tables.names import THROUGH
 from spark_jobs.materialize.supervisor import MAX_FAILURES
 from spark_jobs.source.log_reads import LogReads
-from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, SPARK_ERRORS, Table
+from spark_jobs.tables.conflicts import SPARK_ERRORS
+from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, Table
 from spark_jobs.tables.table_writer import TableWriter
 from spark_jobs.typed.ahead import ahead
 from spark_jobs.typed.claimed_table import ClaimedTable

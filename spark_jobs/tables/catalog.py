@@ -17,7 +17,8 @@ from pyspark.sql import SparkSession
 from app.errors import ConfigError
 from app.tables.delta_log import table_folders
 from spark_jobs.session.locations import is_url
-from spark_jobs.tables.table import SPARK_ERRORS, TABLES, is_table
+from spark_jobs.tables.conflicts import SPARK_ERRORS
+from spark_jobs.tables.table import TABLES, is_table
 
 _PART = re.compile(r"[^`./\s]+")
 NAME_OF_FILE = "file:"

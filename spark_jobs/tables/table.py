@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
@@ -29,15 +28,13 @@ from spark_jobs.errors import SourceError
 from spark_jobs.session.locations import is_url, location
 from spark_jobs.session.spark_session import is_remote
 from spark_jobs.tables import schemas
+from spark_jobs.tables.conflicts import CONCURRENT_CLAIM, PROTOCOL_CHANGED, SPARK_ERRORS, repeated
 from spark_jobs.tables.snapshot import read_plain
 
 OBSERVED_WITHIN_S = 0.5
 TABLE_IS_THERE = "TABLE_OR_VIEW_ALREADY_EXISTS"
 NOT_EMPTY = "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION"  # in an object store, while its creator is running
-MADE_MEANWHILE = "DELTA_PROTOCOL_CHANGED"  # of two that create a table, one has made the first commit
 NO_TABLE = ("DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST")
-# Py4JError: a Java class without an equivalent in PySpark, such as Delta's error of conflicting commits.
-SPARK_ERRORS = (PySparkException, Py4JJavaError)
 MADE_WITHIN_S = 5.0  # the table exists, once its folder exists
 CREATE_POLL_S = 0.2
 MAX_REFUSALS = 3  # retries of one claim that the table still gives
@@ -323,7 +320,7 @@ def create_table(
             )
             return True
         except SPARK_ERRORS as error:
-            if MADE_MEANWHILE in str(error):
+            if PROTOCOL_CHANGED in str(error):
                 return False
             if not isinstance(error, AnalysisException):
                 raise
@@ -412,7 +409,7 @@ def append_once(
     try:
         writer.option("txnAppId", application).option("txnVersion", str(claim)).save(path)
     except SPARK_ERRORS as error:
-        if "DELTA_CONCURRENT_TRANSACTION" in str(error):
+        if CONCURRENT_CLAIM in str(error):
             return None
         raise
     if not _was_observed(metrics, remote=is_remote(rows.sparkSession)):
@@ -427,13 +424,7 @@ def claim_alone(spark: SparkSession, path: str, table: Table, *, application: st
     """
     writer = spark.createDataFrame([], table.schema).write.format("delta").mode("append")
     writer = writer.option("txnAppId", application).option("txnVersion", str(claim))
-    for attempt in range(1, MAX_REFUSALS + 1):
-        try:
-            writer.save(path)
-            return
-        except SPARK_ERRORS as error:
-            if "DELTA_CONCURRENT_TRANSACTION" not in str(error) or attempt == MAX_REFUSALS:
-                raise
+    repeated(lambda: writer.save(path), (CONCURRENT_CLAIM,), MAX_REFUSALS)
 
 
 def look_ahead(spark: SparkSession, path: str, *, application: str, claimed: int) -> None:

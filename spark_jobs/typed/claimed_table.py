@@ -19,9 +19,9 @@ from app.tables.delta_log import DeltaLog, DeltaLogError, DeltaSnapshot
 from app.tables.names import CLUSTERING_PROPERTY, LOG_ID_PROPERTY
 from spark_jobs.errors import LogClash
 from spark_jobs.session.locations import is_url
+from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, PROTOCOL_CHANGED, repeated
 from spark_jobs.tables.table import (
     MAX_REFUSALS,
-    SPARK_ERRORS,
     STATISTICS_PROPERTY,
     Table,
     TableClash,
@@ -40,7 +40,7 @@ from spark_jobs.typed.layout import ColumnChange, changes, is_part
 from storage.units import NO_INDEX
 
 WIDENING = {"delta.enableTypeWidening": "true"}
-CHANGED_MEANWHILE = ("DELTA_METADATA_CHANGED", "DELTA_CONCURRENT", "DELTA_PROTOCOL_CHANGED", "ALREADY_EXISTS")
+CHANGED_MEANWHILE = ("DELTA_METADATA_CHANGED", CONCURRENT_CHANGE, PROTOCOL_CHANGED, "ALREADY_EXISTS")
 
 
 class ClaimedTable:
@@ -137,13 +137,7 @@ class ClaimedTable:
 
     def _repeated(self, change: Callable[[], None]) -> None:
         """Change the table; after a conflict, which may be another driver's same change, again."""
-        for attempt in range(1, MAX_REFUSALS + 1):
-            try:
-                change()
-                return
-            except SPARK_ERRORS as error:
-                if attempt == MAX_REFUSALS or not any(text in str(error) for text in CHANGED_MEANWHILE):
-                    raise
+        repeated(change, CHANGED_MEANWHILE, MAX_REFUSALS)
 
     def _clause(self, change: ColumnChange) -> str:
         path, kind = ".".join(map(quoted_name, change.path)), sql_type(change.type)

@@ -16,10 +16,10 @@ from pyspark.sql import functions as F
 from app.tables.delta_log import DeltaLog, DeltaLogError
 from app.tables.names import KEYS_PROPERTY
 from spark_jobs.session.locations import is_url
+from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, repeated
 from spark_jobs.tables.local_commits import NeedsCheckpoint, NeedsSpark
 from spark_jobs.tables.table import (
     ENTRIES,
-    SPARK_ERRORS,
     identifier,
     quoted_name,
     read_table,
@@ -34,7 +34,6 @@ from spark_jobs.typed.local_current import LocalCurrent
 
 TXN_SETTINGS: Final = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 CHANGE_DATA_FEED: Final = {"delta.enableChangeDataFeed": "true"}
-CONCURRENT_CHANGE: Final = "DELTA_CONCURRENT"
 ATTEMPTS: Final = 5
 ONE_AT_A_TIME = threading.Lock()  # of all logs of the process: each takes all cores
 
@@ -158,7 +157,8 @@ class CurrentTable:
             "WHEN MATCHED AND NOT s._is_gone AND t._index < s._index THEN UPDATE SET * "
             "WHEN NOT MATCHED AND NOT s._is_gone THEN INSERT *"
         )
-        for attempt in range(1, ATTEMPTS + 1):
+
+        def merge() -> None:
             session = self.session
             for name, value in zip(TXN_SETTINGS, (self._application, str(until)), strict=True):
                 if until is None:
@@ -168,13 +168,11 @@ class CurrentTable:
             try:
                 with ONE_AT_A_TIME:
                     session.sql(statement).collect()
-                return
-            except SPARK_ERRORS as error:
-                if CONCURRENT_CHANGE not in str(error) or attempt == ATTEMPTS:
-                    raise
             finally:
                 for name in TXN_SETTINGS:
                     session.conf.unset(name)
+
+        repeated(merge, (CONCURRENT_CHANGE,), ATTEMPTS)
 
     @property
     def session(self) -> SparkSession:

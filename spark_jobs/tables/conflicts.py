@@ -1,0 +1,27 @@
+"""The errors of Spark and Delta, and the repetition of a change when another writer was first."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+
+# Py4JError: a Java class without an equivalent in PySpark, such as Delta's error of conflicting commits.
+SPARK_ERRORS = (PySparkException, Py4JJavaError)
+CONCURRENT_CHANGE: Final = "DELTA_CONCURRENT"  # begin of the codes of all conflicts with another commit
+CONCURRENT_CLAIM: Final = "DELTA_CONCURRENT_TRANSACTION"  # the other commit has a claim of this application
+PROTOCOL_CHANGED: Final = "DELTA_PROTOCOL_CHANGED"  # also: of two that create a table, one has
+
+
+def repeated(change: Callable[[], object], causes: Sequence[str], attempts: int) -> None:
+    """Run `change`, and again after an error that contains one of `causes`, at most `attempts` times.
+
+    Raises the error of the last attempt, and every other error.
+    """
+    for attempt in range(1, attempts + 1):
+        try:
+            change()
+            return
+        except SPARK_ERRORS as error:
+            if attempt == attempts or not any(cause in str(error) for cause in causes):
+                raise
