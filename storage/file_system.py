@@ -7,7 +7,7 @@
 `storage.files.OsFileSystem` is the implementation; tests and the simulator use one that loses unsynced data.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 Bytes = bytes | bytearray | memoryview
@@ -112,11 +112,19 @@ class FileSystem(Protocol):
 
 def write_durably(files: FileSystem, path: str, data: Bytes | Sequence[Bytes]) -> None:
     """Replace the file's content: after a crash the file is complete, with the old or the new content."""
+    write_pieces_durably(files, path, ((0, data),))
+
+
+def write_pieces_durably(
+    files: FileSystem, path: str, pieces: Iterable[tuple[int, Bytes | Sequence[Bytes]]]
+) -> None:
+    """As `write_durably`, of content in pieces: (offset, data) each."""
     temporary = path + ".tmp"
     file = files.open(temporary, create=True)
     try:
         file.truncate(0)
-        file.pwrite(data, 0)
+        for offset, data in pieces:
+            file.pwrite(data, offset)
         file.sync()
     finally:
         file.close()

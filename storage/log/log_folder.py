@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from storage.errors import DiskError, StorageFull, SyncFailed
-from storage.file_system import FileSystem, write_durably
+from storage.file_system import FileSystem, write_durably, write_pieces_durably
 from storage.format.epoch_file import Epoch, encode_epochs
 from storage.format.segment_format import index_name, index_offset, segment_name, segment_offset
 from storage.log.manifest import Intent, Manifest, ManifestFile
@@ -86,17 +86,12 @@ def replace_by_copy(files: FileSystem, folder: str, offset: int) -> None:
     """
     base_offset = max(each for each in segment_offsets(files, folder) if each <= offset)
     path = f"{folder}/{segment_name(base_offset)}"
-    source, copy = files.open(path), files.open(f"{path}.tmp", create=True)
+    source = files.open(path)
     try:
-        copy.truncate(0)
-        for position in range(0, source.size(), _COPY_BYTES):
-            copy.pwrite(source.read(position, _COPY_BYTES), position)
-        copy.sync()
+        positions = range(0, source.size(), _COPY_BYTES)
+        write_pieces_durably(files, path, ((each, source.read(each, _COPY_BYTES)) for each in positions))
     finally:
-        copy.close()
         source.close()
-    files.rename(f"{path}.tmp", path)
-    files.sync_folder(folder)
 
 
 class LogFolder:
