@@ -21,7 +21,8 @@ from app.tables.names import (
     JOURNALS,
     LOG_ID_PROPERTY,
     RECORDS,
-    THROUGH,
+    application_of,
+    end_application_of,
 )
 
 KEY: Final = "index"
@@ -130,7 +131,7 @@ class LogTables:
         a transaction version of `records`; that of `current` is the transaction version of its last range.
         """
         if is_typed(name, CURRENT):
-            return snapshot.transactions.get(f"commitlog-{name}", 0) - 1
+            return snapshot.transactions.get(application_of(name), 0) - 1
         found = [each for each in table_folders(self._folder) if is_typed(each, RECORDS, DEAD_LETTERS)]
         return max((self._noted(each) for each in found), default=NONE)
 
@@ -141,7 +142,7 @@ class LogTables:
             return NONE
         known = self._ends.get(name)
         if known is None or known[0] != snapshot.version:
-            claimed = snapshot.transactions.get(f"commitlog-{name}{THROUGH}", 0) - 1
+            claimed = snapshot.transactions.get(end_application_of(name), 0) - 1
             held = max(claimed, _held(log, 0, snapshot.version))
             self._ends[name] = known = (snapshot.version, held)
         return known[1]

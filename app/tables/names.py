@@ -10,7 +10,6 @@ RECORDS: Final = (
 )
 DEAD_LETTERS: Final = "dead_letters"  # the records that do not match the schema
 CURRENT: Final = "current"  # the newest record of each key; a new one is `current_v{n}`
-THROUGH: Final = "-through"  # end of an application that claims an end of `records` without rows
 KEYS_PROPERTY: Final = "commitlog.keys"  # of `current`: JSON array of the columns that identify a row
 CLUSTERING_PROPERTY: Final = "commitlog.clusterBy"  # of typed tables: JSON array, as the job set it
 JOURNALS: Final = "events"  # the table of the nodes' journals
@@ -18,3 +17,13 @@ JOURNAL_TABLES: Final = (JOURNALS, "watermarks", "sync_state_sets", "quarantine_
 EPOCH_TABLES: Final = ("epochs", "epoch_files")
 COVERED_INDEX: Final = "covered_index"  # note of a commit of `events`: the newest committed index in them
 BEGIN_PROPERTY: Final = "commitlog.beginIndex"  # of `entries`: every data record from this index on is a row
+
+
+def application_of(table: str) -> str:
+    """Return the application under which commits of rows claim a place in a table (Delta's `txnAppId`)."""
+    return f"commitlog-{table}"
+
+
+def end_application_of(table: str) -> str:
+    """Return the application under which commits without rows claim the end of a table `records`."""
+    return f"{application_of(table)}-through"

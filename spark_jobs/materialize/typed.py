@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from app.schemas import LogSchema
-from app.tables.names import THROUGH
+from app.tables.names import end_application_of
 from spark_jobs.materialize.supervisor import MAX_FAILURES
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.conflicts import SPARK_ERRORS
@@ -152,7 +152,7 @@ class TypedTables:
         if self._ends.noted < until and decoder is not None:
             newest = decoder.layout[-1].records()
             writer = TableWriter(self.spark, self.path_of(newest), newest)  # of this thread alone
-            writer.claim(f"commitlog-{newest.name}{THROUGH}", until)
+            writer.claim(end_application_of(newest.name), until)
         with self._noting:
             self._ends.claimed(until, time.monotonic())
 

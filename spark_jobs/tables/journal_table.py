@@ -7,6 +7,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from app.tables.names import application_of
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import MAX_REFUSALS, Table, TableClash, read_table
 from spark_jobs.tables.table_writer import TableWriter
@@ -38,7 +39,7 @@ class JournalTable:
             claim = sum(self.positions.values())
             written = self._writer.append(
                 rows,
-                application=f"commitlog-{self.table.name}",
+                application=application_of(self.table.name),
                 claim=claim,
                 position="seq",
                 note={"positions": self.positions, **(note or {})},

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType, TimestampNTZType
 
 from app.tables.delta_log import DeltaLog, DeltaLogError, DeltaSnapshot
-from app.tables.names import CLUSTERING_PROPERTY, LOG_ID_PROPERTY
+from app.tables.names import CLUSTERING_PROPERTY, LOG_ID_PROPERTY, application_of
 from spark_jobs.errors import LogClash
 from spark_jobs.session.locations import is_url
 from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, PROTOCOL_CHANGED, repeated
@@ -168,7 +168,7 @@ class ClaimedTable:
         refusals = 0
         while (due := rows.filter(pc.greater(rows[self.position], self.last_index))).num_rows:
             claim = due[self.position][0].as_py()
-            application = f"commitlog-{self.table.name}"
+            application = application_of(self.table.name)
             last = self._writer.append(
                 due, application=application, claim=claim, position=self.position, note=dict(note)
             )

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from app.tables.delta_log import DeltaLog, DeltaLogError
-from app.tables.names import KEYS_PROPERTY
+from app.tables.names import KEYS_PROPERTY, application_of
 from spark_jobs.session.locations import is_url
 from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, repeated
 from spark_jobs.tables.local_commits import NeedsCheckpoint, NeedsSpark
@@ -88,7 +88,7 @@ class CurrentTable:
     @property
     def _application(self) -> str:
         assert self.generation is not None
-        return f"commitlog-{self.generation.current().name}"
+        return application_of(self.generation.current().name)
 
     def extend(self, until: int) -> None:
         """Apply the records before `until`, which are in `records` and `entries`."""
