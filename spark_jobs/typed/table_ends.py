@@ -1,7 +1,7 @@
 """When the typed tables of a log get commits without rows, which claim their ends. PURE.
 
-The end of a table is that of its last commit, so a table that gets no row of the last records would look
-behind for ever: `current` after a dead letter, `records` after a tombstone. A claim with each batch would
+The end of a table is that of its last commit. So a table that gets no row of the last records would seem to
+lag without end: `current` after a dead letter, `records` after a tombstone. A claim with each batch would
 double the commits. So it waits for a pause of the log; while records go on, for CLAIM_EACH_S.
 """
 

@@ -10,7 +10,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -86,26 +87,36 @@ class Driver:
         return lines
 
 
-def test_two_drivers_of_which_one_is_killed_add_each_index_once(settings: str) -> None:
-    def started(name: str) -> Driver:
-        return Driver("s3_driver", name, f"s3a://{BUCKET}/log/entries", str(ROWS), settings)
-
+@contextmanager
+def two_of_which_one_is_killed(
+    started: Callable[[str], Driver],
+) -> Iterator[tuple[dict[str, object], list[Driver]]]:
+    """Let two drivers race, kill one after its first line, and start a third. Give that line, and the drivers
+    that go on. started(name): a new driver."""
     drivers = [started(name) for name in ("one", "two")]
     try:
         for driver in drivers:
             assert "ready" in driver.line()
         for driver in drivers:
             driver.begin()
-        drivers[0].line()  # it has added rows, or has seen all of them
+        line = drivers[0].line()
         drivers[0].kill()
         drivers.append(started("three"))
         assert "ready" in drivers[2].line()
         drivers[2].begin()
-        for driver in drivers[1:]:
-            assert driver.end()[-1] == {"indexes": list(range(ROWS))}
+        yield line, drivers[1:]
     finally:
         for driver in drivers:
             driver.kill()
+
+
+def test_two_drivers_of_which_one_is_killed_add_each_index_once(settings: str) -> None:
+    def started(name: str) -> Driver:
+        return Driver("s3_driver", name, f"s3a://{BUCKET}/log/entries", str(ROWS), settings)
+
+    with two_of_which_one_is_killed(started) as (_, drivers):  # the first one has added rows, or has seen all
+        for driver in drivers:
+            assert driver.end()[-1] == {"indexes": list(range(ROWS))}
 
 
 @pytest.fixture
@@ -129,24 +140,12 @@ def test_two_drivers_fill_typed_tables_and_one_is_killed(
         until = str(log.next_index)
         return Driver("s3_typed_driver", name, f"s3a://{BUCKET}/typed", endpoints(replicas), until, settings)
 
-    drivers = [started(name) for name in ("one", "two")]
-    try:
-        for driver in drivers:
-            assert "ready" in driver.line()
-        for driver in drivers:
-            driver.begin()
-        assert "step" in drivers[0].line()
-        drivers[0].kill()
-        drivers.append(started("three"))
-        assert "ready" in drivers[2].line()
-        drivers[2].begin()
+    with two_of_which_one_is_killed(started) as (line, drivers):
+        assert "step" in line
         data = [each for each in log.records if each["type"] == "data"]
         typed = [each["index"] for each in data if (each["value"] or b"").startswith(b"{")]
         letters = [each["index"] for each in data if each["value"] == b"no JSON"]
         newest = {"0": typed[3], "1": typed[1]}  # the tombstone is of the key 2
-        for driver in drivers[1:]:
+        for driver in drivers:
             found = {"records": typed, "letters": letters, "current": newest, "breaches": []}
             assert driver.end()[-1] == found
-    finally:
-        for driver in drivers:
-            driver.kill()
