@@ -26,6 +26,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_jobs.materialize.supervisor import reason_of
 from spark_jobs.materialize.workers import STOP_WITHIN_S, THREADS
 from spark_jobs.source.logs_planning import LogsOffset
+from spark_jobs.tables.conflicts import SPARK_ERRORS
 
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # after a failure of the query
 NAME = "commitlog-logs"
@@ -151,7 +152,12 @@ class RecordsQuery:
             [(log, (first, until))] = ranges.items()
             self._deliver(LogRows(log, first, until, None, batch, began_s))
         else:
-            rows = batch.toArrow()
+            try:
+                rows = batch.toArrow()
+            except SPARK_ERRORS:
+                if self._stopping.is_set():
+                    return  # interrupted by `stop`; Spark would look for that in the text of this error
+                raise
             work: list[Future[Any]] = []
             for log, (first, until) in ranges.items():
                 own = rows.filter(pc.equal(rows["log"], log))

@@ -14,6 +14,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from socketserver import BaseServer
+from typing import Any
 from urllib.parse import urlsplit
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -175,6 +177,7 @@ def build_session(
         raise ConfigError(f"Spark does not start at {master}: {_reason(error)}") from error
     if not is_local:
         session.sparkContext.addPyFile(str(make_zip(_scratch_folder())))
+    _expect_closed_connections(session.sparkContext._accumulatorServer)
     return _quiet(session)
 
 
@@ -270,6 +273,21 @@ def _quiet(session: SparkSession) -> SparkSession:
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):  # these log each exception again
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     return session
+
+
+def _expect_closed_connections(counters: BaseServer) -> None:
+    """Let no traceback be printed for a connection that Spark has closed.
+
+    counters: PySpark's server to which Spark reports counters. A query that is stopped may be interrupted in
+    such a report, which closes the connection; Spark opens another one for the next report.
+    """
+    report = counters.handle_error
+
+    def handle_error(request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), (EOFError, ConnectionError)):
+            report(request, client_address)
+
+    counters.handle_error = handle_error  # type: ignore[method-assign]
 
 
 def _let_workers_import_us() -> None:

@@ -52,6 +52,7 @@ from spark_jobs.source.planning import (
 from spark_jobs.source.pushdown import Bounds, bounds_of, narrow
 from spark_jobs.source.read_limits import default_limit
 from spark_jobs.source.reading import RecordsPartition, plan_partitions, read_records
+from spark_jobs.source.stopping import end_quietly
 from spark_jobs.tables import schemas
 
 NO_TERM = -1
@@ -280,6 +281,7 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from read_records(self.options, partition, self.client)
 
     def stop(self) -> None:
+        end_quietly()
         if self._client is not None:
             self._client.close()
 

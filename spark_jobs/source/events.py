@@ -22,6 +22,7 @@ from spark_jobs.source.log_reads import LogReads, Node
 from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.planning import EARLIEST, EventsOffset, JournalPosition, check_same_log
 from spark_jobs.source.read_limits import default_limit
+from spark_jobs.source.stopping import end_quietly
 from spark_jobs.tables import schemas
 
 EVENTS_ARROW = schemas.arrow_schema(schemas.EVENTS)
@@ -98,6 +99,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_events(self.options, partition)
 
     def stop(self) -> None:
+        end_quietly()
         if self._client is not None:
             self._client.close()
 

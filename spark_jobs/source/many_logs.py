@@ -30,6 +30,7 @@ from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.planning import LATEST, RecordsOffset, SmallBatchPace, admit_bytes
 from spark_jobs.source.read_limits import default_limit
 from spark_jobs.source.reading import RecordsPartition, read_records
+from spark_jobs.source.stopping import end_quietly
 
 FEW_RECORDS = 256  # of a log: their size is not looked up
 READ_THREADS = 4  # of one partition with several logs
@@ -130,6 +131,7 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_ranges(self.options, partition.ranges)
 
     def stop(self) -> None:
+        end_quietly()
         if self._ends_poller is not None:
             self._ends_poller.stop()
         if self._connection is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_jobs.errors import LogClash
@@ -142,4 +143,21 @@ def test_a_stop_ends_a_micro_batch_whose_logs_wait_for_a_thread(tmp_path: Path) 
     writing.join(30)
     assert not writing.is_alive()
     assert len(delivered) == THREADS
+    assert query.streamed == {}
+
+
+def test_a_micro_batch_that_a_stop_interrupts_is_no_error_of_the_query(tmp_path: Path) -> None:
+    def interrupted() -> pa.Table:
+        raise PySparkException("Exception thrown in awaitResult")
+
+    query = RecordsQuery(no_spark(), {"backlogRecords": "100"}, tmp_path, 1.0, lambda rows: None)
+    (tmp_path / "offsets").mkdir()
+    ranges = LogsOffset.from_json({"logs": {}, "batch": {"default": [0, 1]}})
+    (tmp_path / "offsets" / "0").write_text("v1\n{}\n" + json.dumps(ranges.to_json()))
+    query._folder = tmp_path
+    batch: Any = SimpleNamespace(toArrow=interrupted)
+    with pytest.raises(PySparkException):
+        query._write(batch, 0)
+    query._stopping.set()
+    query._write(batch, 0)
     assert query.streamed == {}
