@@ -86,19 +86,6 @@ def a_restart_believes_the_checkpoint_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(core_module, "committed_at_open", lambda log, index: min(index, log.end_index))
 
 
-@mutant("C-09")
-def a_trim_outruns_the_snapshot_of_the_state(patch: pytest.MonkeyPatch) -> None:
-    def trim(self: Trimmer) -> None:
-        until_index = self._state.trim_index
-        if until_index > self._trimmed_index:
-            self._trimmed_index = until_index
-            self._ticket = self._log.start_trim(until_index)
-            if self._ticket is not None:
-                self._disk.submit(self._ticket.move_begin, self._moved)
-
-    patch.setattr(Trimmer, "trim", trim)
-
-
 @mutant(
     "D-28", test_driver_commands.test_a_log_that_begins_after_the_past_gets_its_state_and_does_not_lead_before
 )
@@ -147,6 +134,12 @@ def _without_gap(test: Callable[[], None]) -> Killer:
     return kill
 
 
+plant(
+    "a_trim_outruns_the_snapshot_of_the_state",
+    "C-09",
+    (Trimmer, "trim", "if self._checkpointer.safe_index < until_index - 1:", "if False:"),
+    test_driver_commands.test_nothing_is_trimmed_before_the_state_is_safe,
+)
 plant(
     "a_key_twice_in_a_turn_is_two_appends",
     "D-28",

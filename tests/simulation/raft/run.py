@@ -70,7 +70,9 @@ def run_seed(
     except Violation as violation:
         return cluster, violation
     except Exception as error:
-        return cluster, Violation(f"{error!r} at {_place(error)}")
+        violation = Violation(f"{error!r} at {_place(error)}")
+        violation.__cause__ = error
+        return cluster, violation
     finally:
         cluster.close()
     return cluster, None
