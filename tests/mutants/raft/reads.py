@@ -30,7 +30,7 @@ from tests.unit.raft import (
 
 @mutant("R-08")
 def a_read_index_without_a_quorum(patch: pytest.MonkeyPatch) -> None:
-    def ask(self: LeaderReads, reader: Any) -> None:
+    def ask(self: LeaderReads, reader: Any, now_ms: int) -> None:
         self._give(reader, self._member.committed_index)
 
     patch.setattr(LeaderReads, "ask", ask)
