@@ -1,6 +1,5 @@
 """Planted bugs in a node's replica managers: between the controllers and the core of a log."""
 
-from copy import copy
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from app.controller.metadata import Log
 from app.controller.replicas_manager import Action, ControllerRequest, ReplicasManager, Tell
 from app.ha.roles import HaView, KnownReplica, Lease, MasterRole, SlaveRole
 from app.node.metadata.replica_identity import IdentityFile
-from tests.mutants.planting import group_mutant, planted
+from tests.mutants.planting import edited, group_mutant, planted
 from tests.simulation.controller.cases import test_power_failure
 from tests.unit.controller import (
     test_replicas_manager,
@@ -56,14 +55,13 @@ def a_mastership_is_given_up_after_the_controller_has_heard(patch: pytest.Monkey
     mode="controller",
 )
 def a_need_of_the_epoch_before_gives_the_new_one_up(patch: pytest.MonkeyPatch) -> None:
-    @planted(patch, ReplicasManager, "_ask_for_more")
-    def ask(
-        original: Any, self: ReplicasManager, log: Log, view: HaView, actions: list[Action], now_ms: int
-    ) -> None:
-        if view.needs_election and view.epoch < log.master_epoch:
-            view = copy(view)
-            view.epoch = log.master_epoch  # type: ignore[misc]
-        original(self, log, view, actions, now_ms)
+    edited(
+        patch,
+        ReplicasManager,
+        "_ask_for_more",
+        "cannot = view.needs_election and view.epoch == log.master_epoch",
+        "cannot = view.needs_election",
+    )
 
 
 @group_mutant(
@@ -98,11 +96,13 @@ def a_copy_keeps_its_identity_over_a_power_failure(patch: pytest.MonkeyPatch) ->
     mode="controller",
 )
 def a_mastership_is_given_up_while_the_core_still_acts(patch: pytest.MonkeyPatch) -> None:
-    @planted(patch, ReplicasManager, "_step_down")
-    def _step_down(original: Any, self: ReplicasManager, log: Log, view: Any, actions: list[Action]) -> None:
-        role, view.role = view.role, None
-        original(self, log, view, actions)
-        view.role = role
+    edited(
+        patch,
+        ReplicasManager,
+        "_step_down",
+        "if view.role is Role.MASTER and view.epoch == log.master_epoch:",
+        "if False:",
+    )
 
 
 @group_mutant(
