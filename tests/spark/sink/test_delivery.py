@@ -183,6 +183,24 @@ def test_an_append_that_is_lost_with_its_leader_is_sent_again(tmp_path: Path, ap
     assert log.values == rows_of("before") + rows_of("first")
 
 
+def test_a_kill_before_a_batch_is_noted_as_done_leaves_what_a_repeat_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows are in the log, but the list does not show that yet: the repeat reads its files once more."""
+
+    def end(_path: Path, _target: Path) -> Path:
+        raise Killed
+
+    log = ProducerLog()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", end)
+        with pytest.raises(Killed):
+            deliver(tmp_path, log, 0, "first", Life())
+    assert log.values == rows_of("first")
+    deliver(tmp_path, log, 0, "second", Life())
+    assert log.values == rows_of("first")
+
+
 def test_what_is_finished_is_cleaned_up(tmp_path: Path) -> None:
     log = ProducerLog()
     staging = Staging(tmp_path)
