@@ -7,10 +7,11 @@ import pytest
 
 from storage.errors import CorruptFile, CorruptLog
 from storage.format.batch import Batch
-from storage.format.segment_format import ENTRY_SIZE_BYTES
+from storage.format.segment_format import ENTRY_SIZE_BYTES, segment_name
 from storage.log.checkpoint import Checkpoint, CheckpointFile, SnapshotFile
 from storage.log.commitlog import NO_INDEX, Commitlog
 from storage.log.hard_state import HardState, HardStateFile
+from storage.log.log_folder import segment_offsets
 from tests.support.memory_files import MemoryFiles, PowerCut
 from tests.unit.storage.support import (
     FOLDER,
@@ -268,6 +269,39 @@ def test_a_roll_or_a_moved_mark_loses_nothing_that_was_durable() -> None:
         assert log.end_index >= (synced[-1] if synced else NO_INDEX)
 
     assert crash_everywhere(three_terms, work, check) > 20
+
+
+@pytest.mark.rule("A-01")
+def test_a_moved_mark_never_leaves_an_epoch_behind() -> None:
+    """Recovery reads the epochs before the durable point from their file alone."""
+
+    def work(log: Commitlog) -> None:
+        open_term(log, 9, "n3")
+        grow(log, 20, sync=False)
+        sync_log(log)
+
+    def check(files: MemoryFiles, done: bool) -> None:
+        held = content(open_log(files))
+        assert [term for term, _, _ in epochs_on_disk(files)] == sorted({batch.term for batch in held})
+        assert held[-1].term == 9 or not done
+
+    assert crash_everywhere(three_terms, work, check) > 5
+
+
+@pytest.mark.rule("R-06")
+def test_a_segment_behind_a_gap_is_removed() -> None:
+    """The end of the segment before it was lost at the limit of a batch: nothing there looks torn."""
+    files = MemoryFiles()
+    log = open_log(files)
+    batches = grow(log, 60, sync=False)
+    before, last = segment_offsets(files, FOLDER)[-2:]
+    kept = [batch for batch in batches if batch.next_offset < last]
+    end = kept[-1].next_offset
+    file = files.open(f"{FOLDER}/{segment_name(before)}")
+    file.truncate(end - before)
+    file.close()
+    check_whole(open_log(files), kept)
+    assert segment_offsets(files, FOLDER)[-1] == before
 
 
 def test_recovery_itself_may_crash_anywhere() -> None:
