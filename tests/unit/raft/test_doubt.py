@@ -1,10 +1,15 @@
 """Members that may have lost what they acknowledged or voted: what counts of them, and how the doubt ends."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from app.log.contract import NO_INDEX, ChangeKind, Durability, GroupConfig, Role
 from app.raft.ballot import Ballot
+from app.raft.doubt import Doubt
 from app.raft.messages import HeartbeatAnswer, TimeoutNow, VoteAnswer, VoteRequest
+from app.raft.reads import Confirmation
 from app.raft.state import MemberState, Outbox
 from storage.log.hard_state import HardState
 from tests.unit.raft.support import Group, Member, MemoryLog, log_of
@@ -196,6 +201,39 @@ def test_a_ballot_is_won_by_sound_votes_or_by_all() -> None:
     ballot.open(1)
     ballot.count("n2", VoteAnswer(1, True))
     assert ballot.is_won
+
+
+@pytest.mark.rule("R-01", "R-03")
+def test_a_late_answer_to_the_pre_vote_is_no_vote() -> None:
+    """Both are about the same term, but a granted pre-vote is not stored as a vote."""
+    group = Group(3)
+    member = MemberState("n1", group.config, Durability.FSYNC, Role.CANDIDATE, 1, None, NO_INDEX)
+    ballot = Ballot(member, MemoryLog(), Outbox())
+    ballot.open(1, pre_vote=True)
+    ballot.open(1)
+    ballot.count("n2", VoteAnswer(1, True, pre_vote=True))
+    assert not ballot.is_won
+    ballot.count("n2", VoteAnswer(1, True))
+    assert ballot.is_won
+
+
+@pytest.mark.rule("R-02")
+def test_a_confirmation_of_an_older_term_does_not_end_the_doubt() -> None:
+    """The member may have helped to elect a leader between the two terms."""
+    reads: list[Confirmation] = []
+    group = Group(3)
+    member = MemberState("n2", group.config, Durability.FSYNC, Role.FOLLOWER, 5, None, NO_INDEX, "n1")
+    handler: Any = SimpleNamespace(holds_all_committed=True)
+    asking: Any = SimpleNamespace(ask=lambda reader, _now_ms: reads.append(reader))
+    doubt = Doubt(member, handler, asking, knows_vote=False)
+    doubt.tick(0)
+    reads[0].give(3)
+    assert doubt.is_over
+    member.term = 7
+    assert not doubt.is_over
+    doubt.tick(1)
+    reads[1].give(4)
+    assert doubt.is_over
 
 
 @pytest.mark.rule("R-04")

@@ -106,6 +106,18 @@ def test_control_requests_do_not_wait_behind_early_appends() -> None:
     assert leader.follower.core.committed_index == 0
 
 
+@pytest.mark.rule("D-19")
+def test_after_a_cut_the_same_indexes_are_acknowledged_again() -> None:
+    """They are other records: their acknowledgement must not wait for the next COMMIT."""
+    leader = Leader(log_of(1, 1, 1), log_of(1))
+    leader.compare(0)
+    assert codes(leader.append(1, 2)) == [(PushCode.SUCCESS, 2)]
+    leader.log = log_of(1, 5, 5)
+    leader.session += 1
+    leader.truncate(0)
+    assert codes(leader.append(1)) == [(PushCode.SUCCESS, 1)]
+
+
 # --- D-16 to D-18: order ---
 
 

@@ -14,11 +14,13 @@ def watermark_events(member: Member) -> list[CoreEvent]:
     return [event for event in member.events if event.kind == "watermarks"]
 
 
-def ack(group: Group, peer: str, index: int) -> None:
+def ack(group: Group, peer: str, index: int, *, sound: bool = True) -> None:
     """`peer` acknowledges everything up to `index` in the session of now."""
     core = group["n1"].core
     session = core._peers.dispatchers[peer].session
-    answer = PushAnswer(core.term, PushType.APPEND, PushCode.SUCCESS, session, 1, index, 0, index)
+    answer = PushAnswer(
+        core.term, PushType.APPEND, PushCode.SUCCESS, session, 1, index, 0, index, sound=sound
+    )
     group["n1"].step(peer, answer)
 
 
@@ -142,6 +144,18 @@ def test_acks_leader_all_and_quorum_wait_for_what_they_say() -> None:
     assert [token for token, _ in leader.answers] == ["leader", "quorum"]
     ack(group, "n3", 3)
     assert [token for token, _ in leader.answers] == ["leader", "quorum", "all"]
+
+
+@pytest.mark.rule("D-25", "R-11")
+def test_an_unsound_voter_does_not_count_for_acks_of_all() -> None:
+    group, leader = ready_group(3)
+    leader.append(token="all", acks=Acks.ALL)
+    ack(group, "n2", 1)
+    ack(group, "n3", 1, sound=False)
+    assert leader.core.committed_index == 1
+    assert leader.answers == []
+    ack(group, "n3", 1)
+    assert leader.answers == [("all", AppendFate.ACKNOWLEDGED)]
 
 
 @pytest.mark.rule("D-23")

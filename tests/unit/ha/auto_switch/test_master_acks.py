@@ -7,8 +7,9 @@ import pytest
 from app.errors import NotEnoughInSync
 from app.ha.auto_switch.sync_state_set import SyncStateSet
 from app.ha.messages import Closed
+from app.ha.pending import PendingAppends
 from app.ha.roles import MANAGER, MasterRole, SyncStateSetUpdate
-from app.log.contract import Acks, Durability, LogOptions
+from app.log.contract import Acks, AppendFate, Durability, LogOptions, PendingAppend
 from tests.unit.ha.lab import NAMES, REPLICAS, Replicated
 from tests.unit.ha.masters import ack_all, grant, in_sync_with_n2, join
 
@@ -120,6 +121,16 @@ def test_who_is_asked_to_join_does_not_count_for_the_floor_yet() -> None:
 
 
 @pytest.mark.rule("C-12")
+def test_a_set_that_was_only_prepared_ends_with_the_next_one_of_the_controller() -> None:
+    prepared = SyncStateSet(1, (1, 2), 1)
+    prepared.want((1, 2, 3), ready=False)
+    assert prepared.confirmed({1: 5, 2: 5, 3: 2}) == 2
+    prepared.changed(2, (1, 2))
+    assert prepared.counted == (1, 2)
+    assert prepared.confirmed({1: 5, 2: 5, 3: 2}) == 5
+
+
+@pytest.mark.rule("C-12")
 def test_two_replicas_are_enough() -> None:
     master = Replicated()
     pair = REPLICAS[:2]
@@ -133,6 +144,15 @@ def test_two_replicas_are_enough() -> None:
     master.tick(1_600)
     grant(master, (1,))
     assert master.fates() == [(both.last_index, "acknowledged"), (alone.last_index, "acknowledged")]
+
+
+@pytest.mark.rule("D-26")
+def test_an_append_that_joins_has_a_deadline_too() -> None:
+    waiting = PendingAppends()
+    append = PendingAppend(0, 0, Acks.QUORUM, 500, "repeat")
+    waiting.join(append)
+    assert waiting.time_out(499, AppendFate.TIMED_OUT) == []
+    assert waiting.time_out(500, AppendFate.TIMED_OUT) == [(append, AppendFate.TIMED_OUT)]
 
 
 def test_an_append_that_waits_too_long_is_told_so() -> None:

@@ -257,6 +257,15 @@ def test_never_fewer_than_the_floor_and_then_refused() -> None:
 
 
 @pytest.mark.rule("H-07")
+def test_a_replica_without_a_proven_history_is_not_in_sync() -> None:
+    """It reports as many bytes as the master holds, which may be other ones."""
+    master = degrading(floor=2)
+    master.deliver(master.connected(1, 2), ClassicReport(master.log.end_offset))
+    assert [peer.in_sync for peer in master.core.status().peers] == [False, False]
+    assert isinstance(master.core.refusal, NotEnoughInSync)
+
+
+@pytest.mark.rule("H-07")
 def test_the_floor_can_be_changed_while_the_log_runs() -> None:
     master = Master(log_of(b"a", opened_by="n1"), hard_state=HardState(1, "n1"), sync_slaves=1)
     connect(master, master.log, place=2)
