@@ -7,10 +7,11 @@ import pytest
 from app.ha.auto_switch.core import AutoSwitchCore
 from app.ha.auto_switch.master_side import MasterSide
 from app.ha.auto_switch.sync_state_set import SyncStateSet
+from app.ha.pending import PendingAppends
 from app.ha.roles import KnownReplica, MasterRole, SlaveRole
 from app.ha.sending import _Cutter
 from app.log.contract import NO_INDEX
-from tests.mutants.planting import group_mutant, planted
+from tests.mutants.planting import edited, group_mutant, planted
 from tests.unit.ha.auto_switch import (
     test_electable,
     test_master,
@@ -225,4 +226,26 @@ def a_frame_spans_two_epochs(patch: pytest.MonkeyPatch) -> None:
     original = _Cutter.add
     patch.setattr(
         _Cutter, "add", lambda self, epoch, data: original(self, self._epoch if self._parts else epoch, data)
+    )
+
+
+@group_mutant(
+    "C-12",
+    lambda _: test_master_acks.test_a_set_that_was_only_prepared_ends_with_the_next_one_of_the_controller(),
+    mode="controller",
+)
+def a_prepared_set_outlives_the_next_one_of_the_controller(patch: pytest.MonkeyPatch) -> None:
+    edited(patch, SyncStateSet, "changed", "self._prepared = ()", "pass")
+
+
+@group_mutant(
+    "D-26", lambda _: test_master_acks.test_an_append_that_joins_has_a_deadline_too(), mode="controller"
+)
+def an_append_that_joins_has_no_deadline(patch: pytest.MonkeyPatch) -> None:
+    edited(
+        patch,
+        PendingAppends,
+        "join",
+        "self._next_deadline_ms = min(self._next_deadline_ms, append.deadline_ms)",
+        "pass",
     )

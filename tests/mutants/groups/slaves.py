@@ -9,13 +9,14 @@ from app.ha.auto_switch.slave_side import SlaveSide
 from app.ha.classic import slave as classic_slave
 from app.ha.classic.master import ClassicMasterCore
 from app.ha.classic.slave import ClassicSlaveCore
+from app.ha.classic.slaves import Slave
 from app.ha.epochs import EpochSpan
-from tests.mutants.planting import group_mutant, planted
+from tests.mutants.planting import edited, group_mutant, planted
 from tests.unit.ha.auto_switch import (
     test_electable,
     test_slave,
 )
-from tests.unit.ha.classic import test_classic
+from tests.unit.ha.classic import test_classic, test_opening
 
 
 @group_mutant(
@@ -126,3 +127,12 @@ def a_synchronous_append_waits_for_no_slave(patch: pytest.MonkeyPatch) -> None:
 @group_mutant("H-02", lambda _: test_classic.test_what_is_reported_is_durable(), mode="classic")
 def a_slave_reports_before_the_sync(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(classic_slave, "held_index", lambda log, durability: log.end_index)
+
+
+@group_mutant(
+    "H-07",
+    lambda _: test_opening.test_a_replica_without_a_proven_history_is_not_in_sync(),
+    mode="classic",
+)
+def a_replica_without_a_proven_history_is_in_sync(patch: pytest.MonkeyPatch) -> None:
+    edited(patch, Slave, "in_sync", " or (self.is_replica and not self.verified)", "")

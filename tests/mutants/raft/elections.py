@@ -135,3 +135,15 @@ plant(
     (core, "grants", " and member.leader_id is None", ""),
     lambda _: test_planted_bugs.test_a_member_that_follows_a_leader_gives_no_vote_in_its_term(),
 )
+plant(
+    "answers_to_the_pre_vote_count_in_the_election",
+    "R-03",
+    (Ballot, "count", "answer.pre_vote is self.pre_vote and ", ""),
+    lambda _: test_doubt.test_a_late_answer_to_the_pre_vote_is_no_vote(),
+)
+plant(
+    "a_confirmation_of_an_older_term_ends_the_doubt",
+    "R-02",
+    (Doubt, "_leader_is_confirmed", "self._asked_term == member.term and ", ""),
+    lambda _: test_doubt.test_a_confirmation_of_an_older_term_does_not_end_the_doubt(),
+)

@@ -24,6 +24,7 @@ from app.node.replica.trimming import Trimmer
 from app.raft import core as core_module
 from storage.errors import SyncFailed
 from storage.log.commitlog import Commitlog, SyncTicket
+from storage.log.log_folder import LogFolder
 from storage.log.recovery import Recovery
 from tests.mutants.planting import Killer, mutant, plant, planted
 from tests.unit.log import test_state as test_log_state
@@ -223,4 +224,27 @@ plant(
     "R-07",
     (LogState, "capture", "schemas=list(self._schemas.versions)", "schemas=[]"),
     lambda _: test_log_state.test_a_schema_goes_with_its_record_and_readers_get_what_they_may_see(),
+)
+plant(
+    "the_durable_point_moves_before_the_epochs",
+    "A-01",
+    (
+        LogFolder,
+        "sync",
+        """self.write_epochs(epochs)
+            if mark is not None:
+                self._save(replace(self._manifest, durable_index=mark[0], durable_offset=mark[1]))
+""",
+        """if mark is not None:
+                self._save(replace(self._manifest, durable_index=mark[0], durable_offset=mark[1]))
+            self.write_epochs(epochs)
+""",
+    ),
+    lambda _: test_recovery.test_a_moved_mark_never_leaves_an_epoch_behind(),
+)
+plant(
+    "recovery_leaves_segments_behind_a_gap",
+    "R-06",
+    (Recovery, "_walk_tail", "torn or bool(later)", "torn"),
+    lambda _: test_recovery.test_a_segment_behind_a_gap_is_removed(),
 )

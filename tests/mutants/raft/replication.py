@@ -303,3 +303,15 @@ plant(
     (EntryHandler, "handle", "if request.type in (PushType.APPEND, PushType.COMMIT):", "if True:"),
     lambda _: test_planted_bugs.test_what_was_committed_before_the_comparison_vouches_for_nothing(),
 )
+plant(
+    "unsound_voters_count_for_acks_of_all",
+    "D-25",
+    (QuorumChecker, "_release", "self._counted(voter)", "marks[voter]"),
+    lambda _: test_quorum.test_an_unsound_voter_does_not_count_for_acks_of_all(),
+)
+plant(
+    "the_last_acknowledged_index_outlives_a_cut",
+    "D-19",
+    (EntryHandler, "handle", "self._acked_index = NO_INDEX", "pass"),
+    lambda _: test_entry_handler.test_after_a_cut_the_same_indexes_are_acknowledged_again(),
+)
