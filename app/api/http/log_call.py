@@ -41,7 +41,12 @@ from app.settings.model import NodeSettings
 BODY_MAX_BYTES: Final = 64 * 1024
 CALL_TIMEOUT_S: Final = 10.0  # time limit of a call that another node carries out
 _LONG_SILENCE_S: Final = 75.0  # a long poll may take a minute
+_OF_FORMS: Final = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
 Shape = TypeVar("Shape", bound=msgspec.Struct)
+
+
+def _not_json(given: str) -> UnsupportedMediaType:
+    return UnsupportedMediaType(f"Content-Type must be {JSON_TYPE.decode()}, got {given!r}")
 
 
 class AnsweredElsewhere(Exception):
@@ -91,8 +96,16 @@ class LogCall:
         return hosted
 
     def wants_json(self) -> None:
-        """Refuse a client that does not accept JSON. Raises NotAcceptable."""
+        """Refuse a client that does not accept JSON, and the form of a web page, also an empty one.
+
+        Raises NotAcceptable, UnsupportedMediaType.
+        """
         negotiate(self.request.headers.get("accept"), (JSON,))
+        if self.request.method == "POST" and self._content_type() in _OF_FORMS:
+            raise _not_json(self._content_type())
+
+    def _content_type(self) -> str:
+        return self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     async def asked(self, kind: type[Shape], max_bytes: int = BODY_MAX_BYTES) -> Shape:
         """Return the body as JSON of that shape; an absent one is an empty object.
@@ -105,9 +118,9 @@ class LogCall:
             if size > max_bytes:
                 raise TooLarge(f"the body may have at most {max_bytes} bytes, got more", max_bytes)
             parts.append(part)
-        given = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        given = self._content_type()
         if size and given != JSON_TYPE.decode():
-            raise UnsupportedMediaType(f"Content-Type must be {JSON_TYPE.decode()}, got {given!r}")
+            raise _not_json(given)
         self._body = b"".join(parts)
         return decode_as(kind, self._body or b"{}")
 

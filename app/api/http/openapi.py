@@ -350,6 +350,8 @@ def complete(document: dict[str, Any], is_open: Callable[[str], bool]) -> None:
                 add_problems(operation["responses"], *_OF_TOKENS)
             if method != "get":
                 add_problems(operation["responses"], *_OF_WRITES)
+            if method == "post":
+                add_problems(operation["responses"], "unsupported-media-type")
 
 
 def json_request(kind: type[msgspec.Struct], example: Any) -> dict[str, Any]:

@@ -121,6 +121,13 @@ def test_a_page_of_another_website_may_only_read(filled: Cluster) -> None:
     assert filled.call("POST", "n1", path, headers=own).status_code != 403
 
 
+@pytest.mark.parametrize("path", ["/v1/cluster/leader:transfer", "/v1/cluster/members/n1:promote"])
+@pytest.mark.parametrize("form", ["application/x-www-form-urlencoded", "multipart/form-data; boundary=b"])
+def test_an_empty_form_changes_nothing(filled: Cluster, path: str, form: str) -> None:
+    answer = filled.call("POST", "n1", path, headers={"Content-Type": form})
+    refused(answer, 415, "unsupported-media-type")
+
+
 def test_bounds(filled: Cluster) -> None:
     page = read(filled, from_index=10, limit=3)
     assert (indexes(page), page["next_index"], page["has_more"]) == ([10, 11, 12], 13, True)
