@@ -1,8 +1,9 @@
 """Durable note that distinguishes a log's folder from a copy of it.
 
-FOLDER/origin is one line: CRC32C in hexadecimal, a space, JSON. It contains the creation of its own file as
-the file system records it (FileSystem.created_at). A copy of the file is another file, created later. The
-note is replaced at each opening, so a copy that is restored over the files of a later run is detected too.
+FOLDER/origin has two equal lines: CRC32C in hexadecimal, a space, JSON. Each contains the creation of this
+file as the file system records it (FileSystem.created_at). A copy of the file is another file, created later.
+The note is replaced at each opening, so a copy that is restored over the files of a later run is detected
+too. One damaged line leaves the other. Without an intact line the folder counts as a copy.
 
 Not detected: a volume that is rolled back to a snapshot of its blocks, a folder whose note was not written by
 a version with this check, and any copy on a file system that does not record the creation of a file.
@@ -22,6 +23,7 @@ from storage.format.checksum import crc32c
 
 ORIGIN_NAME: Final = "origin"
 UNKNOWN: Final = ""
+LINES: Final = 2
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -33,6 +35,19 @@ class Origin(msgspec.Struct, frozen=True):
 def is_copy(noted: str, created: str) -> bool:
     """Return whether the note belongs to another file; False if that is UNKNOWN. PURE."""
     return UNKNOWN not in (noted, created) and noted != created
+
+
+def created_in(note: bytes) -> str | None:
+    """Return what an intact line of the note contains, None if every line is damaged. PURE.
+
+    A note of one line was written by an older version.
+    """
+    half = len(note) // LINES
+    for line in (note[:half], note[half:], note):
+        checksum, _, text = line[:-1].partition(b" ")
+        if text and checksum == b"%08x" % crc32c(text):
+            return msgspec.json.decode(text, type=Origin).created
+    return None
 
 
 @dataclass(frozen=True)
@@ -50,10 +65,8 @@ class FolderOrigin:
         """Return whether the folder is a copy of the one that the last opening used."""
         if not self.files.exists(self._path):
             return False
-        checksum, _, text = self.files.read(self._path).strip().partition(b" ")
-        if checksum != b"%08x" % crc32c(text):
-            return False  # damaged, not copied
-        return is_copy(msgspec.json.decode(text, type=Origin).created, self.files.created_at(self._path))
+        noted = created_in(self.files.read(self._path))
+        return noted is None or is_copy(noted, self.files.created_at(self._path))
 
     def opened(self) -> None:
         """Replace the note; durable on return.
@@ -68,7 +81,7 @@ class FolderOrigin:
             file = self.files.open(temporary, create=True)
             try:
                 text = msgspec.json.encode(Origin(self.files.created_at(temporary)))
-                file.pwrite(b"%08x %s\n" % (crc32c(text), text), 0)
+                file.pwrite(b"%08x %s\n" % (crc32c(text), text) * LINES, 0)
                 file.sync()
             finally:
                 file.close()
