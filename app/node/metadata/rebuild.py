@@ -5,7 +5,7 @@ Every node keeps a replica of that log, so what a majority of the controllers ha
 still on the disks of the others. No node may run meanwhile. The newest copy is used: it holds everything that
 any of them knows to be committed. One event is appended in a term of its own: the master epochs continue far
 beyond those that the lost controllers may have assigned (C-04). Then each controller without that history
-gets the log.
+gets the log. Ends that were never committed may differ, and are no other history.
 
 Events that no copy holds are lost: the last committed elections and changes of SyncStateSets and logs. A node
 that knows a newer master epoch than the metadata proves that there were some.
@@ -52,7 +52,7 @@ class Rebuilt:
     """Result of a rebuild, and its doubts.
 
     source: the node whose copy was used. events: number of its records, its end index + 1. copied: the
-    controllers that got the log. logs: as in the metadata now. doubts: log -> the newest master epoch that a
+    nodes that got the log. logs: as in the metadata now. doubts: log -> the newest master epoch that a
     node knows and the metadata do not: its last master and set are unknown.
     """
 
@@ -70,9 +70,9 @@ class _Copy:
         files, folder = node.files, node.folder
         self.node = node
         self.term = HardStateFile(files, f"{folder}/vote").load().term
-        committed_index = CheckpointFile(files, f"{folder}/checkpoint").load().committed_index
+        self.committed_index = CheckpointFile(files, f"{folder}/checkpoint").load().committed_index
         self.log = Commitlog.open(
-            files, folder, log_id=log_id, config=storage, committed_index=committed_index
+            files, folder, log_id=log_id, config=storage, committed_index=self.committed_index
         )
         snapshot = SnapshotFile(files, f"{folder}/state")
         state = load_state(self.log, snapshot, idempotency_ms=DAY_MS, state_type=MetadataLogState)
@@ -85,12 +85,21 @@ class _Copy:
         return self.log.last_term, self.log.end_index
 
     def agrees_with(self, other: "_Copy") -> bool:
-        """Return whether one log is the beginning of the other, as far as both still hold it."""
-        index = min(self.log.end_index, other.log.end_index)
-        if index < max(self.log.begin_index, other.log.begin_index, 0):
-            return index < 0 or self.log.end_index < 0 or other.log.end_index < 0
-        one, two = self.log.batch_at(index), other.log.batch_at(index)
-        return one.header.chain == two.header.chain
+        """Return whether the other log holds what is committed here, as far as both still hold it.
+
+        The end of a log may differ: what a leader had added without a majority is replaced later (R-06).
+        """
+        begin = max(self.log.begin_index, other.log.begin_index, 0)
+        end = min(self.log.end_index, other.log.end_index)
+        if end < begin:
+            return end < 0
+        return self._is_same(other, end) or (
+            self.committed_index <= end and self._is_same(other, max(begin, self.committed_index))
+        )
+
+    def _is_same(self, other: "_Copy", index: int) -> bool:
+        """Compare chain values: equal ones prove that all before the index is equal too."""
+        return self.log.batch_at(index).header.chain == other.log.batch_at(index).header.chain
 
 
 def rebuild(
@@ -107,7 +116,8 @@ def rebuild(
 
     nodes: those whose folders are available here, including the controllers. now_ms: wall clock. replace:
     also replace copies with another history: of controllers that were started with empty disks. source: the
-    node whose copy is used, None for the newest. Raises ConfigError if nothing may be done, StorageError.
+    node whose copy is used, and replaces every other history; None for the newest copy. Raises ConfigError
+    if nothing may be done, StorageError.
     """
     log_id = log_id_of(cluster_id, CONTROLLER_LOG)
     copies = {node.node: _Copy(node, log_id, storage) for node in nodes if node.has_copy}
@@ -116,8 +126,7 @@ def rebuild(
         targets = [
             node
             for node in nodes
-            if node.node in controllers
-            and (node.node not in copies or not copies[node.node].agrees_with(best))
+            if (not copies[node.node].agrees_with(best) if node.node in copies else node.node in controllers)
         ]
         keeping = [name for name in controllers if name not in {node.node for node in targets}]
         kept = [name for name in keeping if name in copies and copies[name].log.end_index >= 0]
@@ -150,7 +159,7 @@ def _best_of(
     trusted = others if replace and others else held
     best = held[source] if source is not None else max(trusted.values(), key=lambda copy: copy.rank)
     strange = [name for name, copy in held.items() if not copy.agrees_with(best)]
-    if strange and not (replace and all(name in controllers for name in strange)):
+    if strange and source is None and not (replace and all(name in controllers for name in strange)):
         raise ConfigError(
             f"{', '.join(strange)} and {best.node.node} hold different histories: controllers that were "
             "started with empty disks are replaced with --replace, otherwise name the copy by --source"

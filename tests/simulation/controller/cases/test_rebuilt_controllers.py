@@ -1,16 +1,23 @@
 """The controllers lose their disks: they decide nothing, and are rebuilt from the brokers' copies."""
 
+from dataclasses import replace as replace_fields
 from random import Random
 
 import pytest
 
-from app.controller.metadata import Log
+from app.controller.events import MetadataRebuilt, encode_event
+from app.controller.metadata import CONTROLLER_LOG, Log
 from app.errors import ConfigError
 from app.log.contract import AppendResult
 from app.node.metadata.rebuild import NodeFolder, Rebuilt, rebuild
+from storage.format.batch import stamp
+from storage.format.records import RecordColumns, encode_body
+from storage.log.checkpoint import CheckpointFile
+from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState, HardStateFile
 from tests.simulation.controller.cases.operations import append_at, master_of, request, truth
 from tests.simulation.controller.cluster import HaCluster
+from tests.simulation.controller.node import CONTROLLER_LOG_ID, HaSimNode
 from tests.simulation.controller.plan import STORAGE, HaPlan
 from tests.simulation.world.network import LinkFaults
 from tests.support.memory_files import MemoryFiles
@@ -35,9 +42,48 @@ def stop(cluster: HaCluster, *names: str, wipe: bool = False) -> None:
             cluster.nodes[name].files = MemoryFiles(Random(3))
 
 
-def rebuilt(cluster: HaCluster, *, replace: bool = False) -> Rebuilt:
+def rebuilt(cluster: HaCluster, *, replace: bool = False, source: str | None = None) -> Rebuilt:
     nodes = [NodeFolder(name, node.files, "data") for name, node in cluster.nodes.items()]
-    return rebuild(nodes, CONTROLLERS, cluster_id="ha", storage=STORAGE, now_ms=1, replace=replace)
+    return rebuild(
+        nodes, CONTROLLERS, cluster_id="ha", storage=STORAGE, now_ms=1, replace=replace, source=source
+    )
+
+
+def add_event(node: HaSimNode, *, terms: int, committed: bool = False) -> None:
+    """Add to the copy of a node that is down what a leader of a later term would have added."""
+    folder = f"data/logs/{CONTROLLER_LOG}"
+    vote = HardStateFile(node.files, f"{folder}/vote")
+    checkpoints = CheckpointFile(node.files, f"{folder}/checkpoint")
+    known = checkpoints.load()
+    log = Commitlog.open(
+        node.files, folder, log_id=CONTROLLER_LOG_ID, config=STORAGE, committed_index=known.committed_index
+    )
+    term = vote.load().term + terms
+    vote.save(HardState(term))
+    records = RecordColumns()
+    records.add(encode_event(MetadataRebuilt(log=CONTROLLER_LOG, time_ms=1)))
+    log.append(
+        (
+            stamp(
+                encode_body(records),
+                log_id=CONTROLLER_LOG_ID,
+                base_index=log.next_index,
+                term=term,
+                timestamp_ms=1,
+                offset=log.end_offset,
+                previous_chain=log.last_chain,
+            ),
+        )
+    )
+    if committed:
+        checkpoints.save(replace_fields(known, committed_index=log.end_index))
+    log.close()
+
+
+def both_act(cluster: HaCluster) -> bool:
+    """Return whether the copies of both brokers are the same, and a broker leads its log."""
+    one, two = log_at(cluster, "n1"), log_at(cluster, "n2")
+    return one == two and any(each.acknowledges for each in cluster.brokers)
 
 
 def log_at(cluster: HaCluster, name: str) -> Log:
@@ -104,3 +150,33 @@ def test_a_majority_that_has_its_copy_is_not_rebuilt() -> None:
     stop(cluster, "c2", "c3", "n1", "n2")
     with pytest.raises(ConfigError, match="a majority"):
         rebuilt(cluster)
+
+
+@pytest.mark.rule("C-09", "R-06")
+def test_an_end_that_was_never_committed_is_no_other_history() -> None:
+    cluster = group_in_sync()
+    stop(cluster, *CONTROLLERS, wipe=True)
+    stop(cluster, "n1", "n2")
+    add_event(cluster.nodes["n1"], terms=2)
+    add_event(cluster.nodes["n2"], terms=1)
+    found = rebuilt(cluster)
+    assert (found.source, found.copied) == ("n1", list(CONTROLLERS))
+    for node in cluster.nodes.values():
+        node.start()
+    assert cluster.run_until(lambda: both_act(cluster), 10)
+
+
+@pytest.mark.rule("C-09")
+def test_a_named_copy_replaces_every_other_history() -> None:
+    cluster = group_in_sync()
+    stop(cluster, *CONTROLLERS, wipe=True)
+    stop(cluster, "n1", "n2")
+    for name, terms in (("n1", 2), ("n2", 1)):
+        add_event(cluster.nodes[name], terms=terms, committed=True)
+    with pytest.raises(ConfigError, match="different histories"):
+        rebuilt(cluster)
+    found = rebuilt(cluster, source="n2")
+    assert (found.source, found.copied) == ("n2", ["n1", *CONTROLLERS])
+    for node in cluster.nodes.values():
+        node.start()
+    assert cluster.run_until(lambda: both_act(cluster), 10)
