@@ -33,7 +33,7 @@ from tests.simulation.controller.plan import DRIVER, LOG_NAME, STORAGE
 from tests.simulation.raft.plans import SimulatedLimits
 from tests.simulation.world.disk import DiskThread
 from tests.simulation.world.process import SimulatedProcess
-from tests.simulation.world.promises import Violation
+from tests.simulation.world.promises import Violation, unexpected
 from tests.simulation.world.world import STANDSTILLS_END_S, Life, NothingDue, World, WorldScheduler
 from tests.support.committed import values_of
 from tests.support.memory_files import MemoryFiles
@@ -276,6 +276,8 @@ def run_seed(seed: int, seconds: float) -> tuple[ClassicGroup, Violation | None]
             group.settle()
     except Violation as violation:
         return group, violation
+    except Exception as error:
+        return group, unexpected(error)
     return group, None
 
 

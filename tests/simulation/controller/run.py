@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tests.simulation.controller.cluster import HaCluster
 from tests.simulation.controller.nemesis import EVENTS
 from tests.simulation.controller.plan import long_plan_of, plan_of
-from tests.simulation.world.promises import Violation
+from tests.simulation.world.promises import Violation, unexpected
 
 SECONDS = 40.0  # simulated, of one seed
 FULL_SEEDS = 1_000
@@ -30,6 +30,8 @@ def run_seed(
         cluster.settle()
     except Violation as violation:
         return cluster, violation
+    except Exception as error:
+        return cluster, unexpected(error)
     return cluster, None
 
 

@@ -12,7 +12,6 @@ import logging
 import os
 import sys
 import time
-import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -27,10 +26,9 @@ from tests.simulation.raft.many_logs import run_many_logs
 from tests.simulation.raft.plans import plan_of
 from tests.simulation.raft.shrink import shrink
 from tests.simulation.raft.sometimes import POINTS
-from tests.simulation.world.promises import Violation
+from tests.simulation.world.promises import Violation, unexpected
 
 CHUNK = 4  # seeds a process takes at a time
-PLACE_FRAMES = 8  # of an unexpected error
 # What `--full` must reach: cluster-hours, faults, elections, seeds.
 FULL = {"cluster_hours": 200, "faults": 30_000, "elections": 5_000, "seeds": 2_000}
 OPERATIONS_MIN = 500  # of each kind in a full run
@@ -70,18 +68,10 @@ def run_seed(
     except Violation as violation:
         return cluster, violation
     except Exception as error:
-        violation = Violation(f"{error!r} at {_place(error)}")
-        violation.__cause__ = error
-        return cluster, violation
+        return cluster, unexpected(error)
     finally:
         cluster.close()
     return cluster, None
-
-
-def _place(error: BaseException) -> str:
-    """The places of an unexpected error, innermost first."""
-    frames = traceback.extract_tb(error.__traceback__)[:-PLACE_FRAMES:-1]
-    return " < ".join(f"{frame.name}:{frame.lineno}" for frame in frames)
 
 
 def outcome_of(seed: int, seconds: float) -> Outcome:

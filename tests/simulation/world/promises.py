@@ -1,11 +1,25 @@
 """Promises to clients, and everything that was ever committed in one log: what answers are compared with."""
 
+import traceback
+
 from app.log.contract import NO_INDEX, AppendResult
 from storage.format.batch import Batch, marks_of
 
 
 class Violation(AssertionError):
     """The cluster broke a promise; the message names it, and the seed replays it."""
+
+
+PLACE_FRAMES = 8  # of an unexpected error
+
+
+def unexpected(error: Exception) -> Violation:
+    """Return an error that a run did not expect as a violation, with its places, innermost first."""
+    frames = traceback.extract_tb(error.__traceback__)[:-PLACE_FRAMES:-1]
+    places = " < ".join(f"{frame.name}:{frame.lineno}" for frame in frames)
+    violation = Violation(f"{error!r} at {places}")
+    violation.__cause__ = error
+    return violation
 
 
 def value_of(append: str, number: int) -> str:
