@@ -205,6 +205,7 @@ _NULLABLE: Final = frozenset(
         "end_offset",
         "epoch",
         "first_difference",
+        "gap_bytes",
         "in_sync",
         "key",
         "lag_bytes",

@@ -31,9 +31,9 @@ EXAMPLE: Final = {
         "lease_ms": 1500,
         "scan_interval_ms": 50,
         "trim_after_records": 10_000,
-        "elect_unclean": False,
+        "elect_unclean": True,
     },
-    "changed": {"broker_timeout_ms": 4000},
+    "changed": {"broker_timeout_ms": 4000, "elect_unclean": True},
 }
 
 
