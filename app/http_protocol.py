@@ -25,6 +25,7 @@ SWEEP_S: Final = 1.0
 STREAM_SUFFIX: Final = ":stream"
 HEAD_END: Final = b"\r\n\r\n"
 UPGRADE: Final = re.compile(rb"\r\nupgrade(?=[ \t]*:)", re.IGNORECASE)
+VERSIONS: Final = ("1.1", "1.0")
 BODY_HEADERS: Final = (b"content-length", b"transfer-encoding")
 BLANKS: Final = b" \t"  # around a header's value, not part of it (RFC 9110, section 5.5)
 _BODY_GRACE_S: Final = 5.0  # the append route has a body timeout of its own, and a better answer
@@ -168,12 +169,19 @@ class Connection(HttpToolsProtocol):
             self.expect_100_continue = True
         elif name == b"host":
             self._hosts += 1
+        elif name == b"transfer-encoding" and value.lower() != b"chunked":
+            raise BadRequest("the only transfer coding is chunked; a compressed body has a Content-Encoding")
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade() and any(name in BODY_HEADERS for name, _ in self.headers):
             raise BadRequest("a request with a body may not ask for another protocol")
-        if self._hosts != 1 and (self._hosts or self.parser.get_http_version() != "1.0"):
+        version = self.parser.get_http_version()
+        if version not in VERSIONS:
+            raise BadRequest(f"the version of HTTP must be 1.1 or 1.0, got {version}")
+        if version == "1.0" and any(name == b"transfer-encoding" for name, _ in self.headers):
+            raise BadRequest("HTTP/1.0 has no transfer codings")
+        if self._hosts != 1 and (self._hosts or version != "1.0"):
             raise BadRequest(f"a request needs exactly one Host header, got {self._hosts}")
         self._in_head = False
         if self.transport.is_closing():  # after an answer with `connection: close`

@@ -42,6 +42,12 @@ AMBIGUOUS = {  # what another server or a proxy may read in another way is refus
     "folded length": post(b"content-length:\r\n 2"),
     "unknown coding": post(b"transfer-encoding: xchunked", b"0\r\n\r\n" + SMUGGLED),
     "identity": post(b"transfer-encoding: identity", SMUGGLED),
+    "compressed chunks": post(b"transfer-encoding: gzip, chunked", b"0\r\n\r\n" + SMUGGLED),
+    "compression before chunks": post(
+        b"transfer-encoding: gzip\r\ntransfer-encoding: chunked", b"0\r\n\r\n" + SMUGGLED
+    ),
+    "chunks in HTTP/1.0": b"POST /echo HTTP/1.0\r\nhost: x\r\nconnection: keep-alive\r\n"
+    b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
     "chunks not last": post(b"transfer-encoding: chunked, identity", b"0\r\n\r\n" + SMUGGLED),
     "two codings": post(
         b"transfer-encoding: chunked\r\ntransfer-encoding: identity", b"0\r\n\r\n" + SMUGGLED
@@ -59,6 +65,8 @@ AMBIGUOUS = {  # what another server or a proxy may read in another way is refus
     "NUL in the path": b"GET /e\0cho HTTP/1.1\r\nhost: x\r\n\r\n",
     "blank in the path": b"GET /e cho HTTP/1.1\r\nhost: x\r\n\r\n",
     "other version": b"GET /echo HTTP/3.7\r\nhost: x\r\n\r\n",
+    "version 2.0 of a request": b"GET /echo HTTP/2.0\r\nhost: x\r\n\r\n",
+    "version 0.9 of a request": b"GET /echo HTTP/0.9\r\nhost: x\r\n\r\n",
     "start of HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "no host": b"GET /echo HTTP/1.1\r\n\r\n",
     "two hosts": b"GET /echo HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n",
