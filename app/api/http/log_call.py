@@ -5,6 +5,7 @@ AnsweredElsewhere, which the application turns into that answer.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from app.api.http.messages import JSON_TYPE
 from app.api.http.messages import Response as Answer
 from app.api.http.negotiation import negotiate
 from app.errors import (
+    InvalidRequest,
     NoLeader,
     NotLeader,
     Repairing,
@@ -83,6 +85,11 @@ class LogCall:
     """One call. A route asks in this order: the log, the type of answer, the request, the answering node."""
 
     def __init__(self, request: Request, broker: Node) -> None:
+        """Raises InvalidRequest for a parameter that is given twice: each is one value, as in an append."""
+        given = Counter(name for name, _ in request.query_params.multi_items())
+        twice = [(f"/query/{name}", "given twice") for name, times in given.items() if times > 1]
+        if twice:
+            raise InvalidRequest(*twice)
         self.request = request
         self.broker = broker
         self._body = b""

@@ -128,6 +128,14 @@ def test_an_empty_form_changes_nothing(filled: Cluster, path: str, form: str) ->
     refused(answer, 415, "unsupported-media-type")
 
 
+@pytest.mark.parametrize(
+    "path", [f"{RECORDS}?limit=1&limit=2", f"{LOG}/tail?consistency=local&consistency=local"]
+)
+def test_a_parameter_given_twice_is_refused(filled: Cluster, path: str) -> None:
+    problem = refused(filled.get("n1", path), 422, "invalid-request")
+    assert [error["detail"] for error in problem["errors"]] == ["given twice"]
+
+
 def test_bounds(filled: Cluster) -> None:
     page = read(filled, from_index=10, limit=3)
     assert (indexes(page), page["next_index"], page["has_more"]) == ([10, 11, 12], 13, True)
