@@ -12,7 +12,7 @@ from app.cli.context import CommandFailed, person_watches, print_json
 from app.cli.groups import not_installed
 from app.client import contexts
 from app.local.cluster import HA_PORT_DISTANCE, PEER_PORT_DISTANCE, ClusterError, LocalCluster
-from app.local.processes import StopRequested, describe_exit, ending_on_signals
+from app.local.processes import StopRequested, ending_on_signals
 from app.local.spark_job import SparkJob
 from app.setup.checks import port_is_free
 
@@ -146,6 +146,6 @@ def _watch(cluster: LocalCluster, job: SparkJob | None) -> None:
         time.sleep(WATCH_INTERVAL_S)
         for node_id, words in cluster.fallen():
             again = f"commitlog serve --config {cluster.config} --node {node_id}"
-            click.echo(f"commitlog: {node_id} {words}; `{again}` starts it again", err=True)
-        if job is not None and (code := job.fallen()) is not None:
-            click.echo(f"commitlog: the Spark job {describe_exit(code)}; its log: {job.log}", err=True)
+            click.echo(f"commitlog: {node_id} {words}\ncommitlog: `{again}` starts it again", err=True)
+        if job is not None and (ending := job.fallen()) is not None:
+            click.echo(f"commitlog: the Spark job {ending}", err=True)

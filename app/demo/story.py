@@ -25,8 +25,8 @@ from app.demo.proofs import (
 from app.demo.sender import AppendThread, gap_ms
 from app.demo.show import Show
 from app.local.cluster import ClusterError, LocalCluster
-from app.local.processes import ChildProcess, describe_exit
-from app.local.spark_job import SparkJob
+from app.local.processes import ChildProcess
+from app.local.spark_job import ENDING_LINES, SparkJob
 from app.tables.names import CURSOR
 
 LOOK_EACH_S = 0.05
@@ -270,18 +270,14 @@ class Demo:
                 )
             self._check_children()
             time.sleep(LOOK_EACH_S)
-        code = self._spark_side.exit_code
-        if code:
-            last = self._spark_side.last_lines()
-            raise DemoFailed(f"{what} {describe_exit(code)}; log: {self._spark_side.log}\n{last}")
+        if self._spark_side.exit_code:
+            raise DemoFailed(f"{what} {self._spark_side.ending(ENDING_LINES)}")
 
     def _check_children(self) -> None:
         for node_id, words in self.cluster.fallen():
             raise DemoFailed(f"{node_id} {words}")
-        if self._job is not None and (code := self._job.fallen()) is not None:
-            raise DemoFailed(
-                f"the Spark job {describe_exit(code)}; log: {self._job.log}\n{self._job.last_lines}"
-            )
+        if self._job is not None and (ending := self._job.fallen()) is not None:
+            raise DemoFailed(f"the Spark job {ending}")
 
     def _client(self) -> CommitlogClient:
         return CommitlogClient(self.cluster.urls)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from app.client import ClientError, CommitlogClient
-from app.local.processes import ChildProcess, describe_exit
+from app.local.processes import ChildProcess
 
 PEER_PORT_DISTANCE = 1_000
 HA_PORT_DISTANCE = 2_000  # where n1 accepts the slaves of a classic log
@@ -91,10 +91,15 @@ class LocalCluster:
 
         Raises ClusterError when the folder cannot be used, or is in use.
         """
-        self._take_folder()
-        self._write_config()
-        for node in self.nodes:
-            self.start_node(node.id)
+        try:
+            self._take_folder()
+            self._write_config()
+            for node in self.nodes:
+                self.start_node(node.id)
+        except BlockingIOError as error:
+            raise ClusterError(f"a cluster runs in {self.folder}: stop it, or use another folder") from error
+        except OSError as error:
+            raise ClusterError(f"{self.folder} cannot be used: {error.strerror}") from error
 
     def start_node(self, node_id: str) -> None:
         """Start one node, which must not be running."""
@@ -123,23 +128,18 @@ class LocalCluster:
             self._lock.close()
 
     def _take_folder(self) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.folder / LOCK).open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ClusterError(f"a cluster runs in {self.folder}: stop it, or use another folder") from error
-        except OSError as error:
-            raise ClusterError(f"{self.folder} cannot be used: {error.strerror}") from error
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.folder / LOCK).open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def fallen(self) -> list[tuple[str, str]]:
-        """Return the nodes that ended by themselves since the last call: (id, description)."""
+        """Return the nodes that ended by themselves since the last call: (id, ChildProcess.ending)."""
         fallen = []
         for node_id, child in self._children.items():
             if child.exit_code is not None and child.pid not in self._reported:
                 self._reported.add(child.pid)
                 child.wait(0)
-                fallen.append((node_id, f"{describe_exit(child.exit_code)}; its log: {child.log}"))
+                fallen.append((node_id, child.ending()))
         return fallen
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
@@ -168,8 +168,7 @@ class LocalCluster:
 
     def _check_alive(self) -> None:
         for node_id, words in self.fallen():
-            last = self._children[node_id].last_lines()
-            raise ClusterError(f"{node_id} {words}\n{last}")
+            raise ClusterError(f"{node_id} {words}")
 
     # --- its configuration ---
 

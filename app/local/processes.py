@@ -1,12 +1,15 @@
 """A child process with a pid file and a log file, which never outlives its parent."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+FULL_BYTES = 1024 * 1024  # with less free, a process may be unable to write even its log
 
 
 class ChildProcess:
@@ -81,12 +84,15 @@ class ChildProcess:
             os.killpg(self.pid, signal.SIGKILL)
             self.wait(10)
 
-    def last_lines(self, count: int = 5) -> str:
-        """Return the end of its log, for an error message."""
-        try:
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
-        except OSError:
-            return ""
+    def ending(self, lines: int = 1) -> str:
+        """Return how it ended, and the last lines of its log or why there may be none. It must have ended."""
+        assert self.exit_code is not None
+        what = f"{describe_exit(self.exit_code)}; its log: {self.log}"
+        free = shutil.disk_usage(self.log.parent).free
+        if free < FULL_BYTES:
+            what += f"; its disk is full ({free // 1024} KiB are free): remove files there"
+        last = self.log.read_text(errors="replace").splitlines()[-lines:] if self.log.exists() else []
+        return "\n".join([what, *(f"  {line}" for line in last)])
 
 
 def describe_exit(code: int) -> str:

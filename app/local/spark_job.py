@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from app.local.cluster import LocalCluster
+from app.local.cluster import ClusterError, LocalCluster
 from app.local.processes import ChildProcess
 
+ENDING_LINES = 5  # of the log of a job that has ended by itself
 STOP_GRACE_S = 5.0  # a kill does no harm: the tables stay correct (spark_jobs/README.md)
 
 
@@ -58,7 +59,7 @@ class SparkJob:
     ) -> None:
         """environment: variables for the job beside those of this process. options: further arguments."""
         folder = cluster.folder / "spark"
-        folder.mkdir(exist_ok=True)
+        _make(folder)
         self.tables = cluster.tables
         self.log = folder / "log"
         self._progress = folder / "progress.json"
@@ -82,17 +83,12 @@ class SparkJob:
     def pid(self) -> int:
         return self._process.pid
 
-    @property
-    def last_lines(self) -> str:
-        return self._process.last_lines()
-
-    def fallen(self) -> int | None:
-        """Return its exit code, once, when it has ended by itself."""
-        code = self._process.exit_code
-        if code is None or self._reported:
+    def fallen(self) -> str | None:
+        """Return ChildProcess.ending, once, when it has ended by itself."""
+        if self._process.running or self._reported:
             return None
         self._reported = True
-        return code
+        return self._process.ending(ENDING_LINES)
 
     def progress(self) -> dict[str, Any]:
         """Return the job's last report; empty before the first."""
@@ -106,3 +102,10 @@ class SparkJob:
         """End it, cleanly if that is quick."""
         self._reported = True
         self._process.end(STOP_GRACE_S)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ClusterError(f"{folder} cannot be used: {error.strerror}") from error
