@@ -23,6 +23,7 @@ from storage.units import NO_INDEX as NO_INDEX
 
 DISK_PART: Final = 16  # largest part of a disk for one segment
 SEGMENT_MIN_BYTES: Final = 64 * 1024  # minimum on small disks
+UNDO: Final = "undo a failed append in"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +140,8 @@ class Commitlog(LogView):
     def append(self, batches: Sequence[Batch]) -> None:
         """Write the batches at the end, all or none; durable only after a sync.
 
-        Raises StorageFull or DiskError: nothing was stored. Raises InvariantError if a batch does not follow.
+        Raises StorageFull or DiskError: nothing was stored, unless DiskError has the operation UNDO, after
+        which the log must not be used. Raises InvariantError if a batch does not follow.
         """
         epochs = self._check_follow(batches)
         last = self._last
@@ -155,7 +157,7 @@ class Commitlog(LogView):
             try:
                 self._cut_to(last)
             except DiskError as again:
-                raise InvariantError(f"a failed append could not be undone: {again}") from error
+                raise DiskError(self._folder, UNDO, f"{again}, after {error}") from error
             raise
         if epochs:
             self._epochs = epochs_from((*self._epochs, *epochs), self._base_offset)

@@ -41,7 +41,7 @@ from app.node.replica.checkpoints import load_state
 from app.node.replica.driver import LogDriver
 from storage.care.patch import patch
 from storage.care.survey import NO_OFFSET, Damage, Survey, survey
-from storage.errors import CorruptFile, CorruptLog, DiskError, PatchRefused, StorageFull
+from storage.errors import CorruptFile, CorruptLog, DiskError, InvariantError, PatchRefused, StorageFull
 from storage.format.batch import Batch
 from storage.log.aside import set_aside
 from storage.log.checkpoint import CheckpointFile, SnapshotFile
@@ -152,7 +152,7 @@ class LogRepair:
             except StorageFull as error:
                 self._wait(f"no room: {error}")
                 await self._pause(_RETRY_LAST_S)
-            except DiskError as error:
+            except (DiskError, InvariantError) as error:
                 self._host.fail(f"repair of log {self._log_name}", error)
                 return
             except GivenUp:

@@ -14,7 +14,7 @@ import pytest
 from storage.care.patch import patch
 from storage.care.scrub import Scrub
 from storage.care.survey import survey
-from storage.errors import DiskError, InvariantError, StorageError, StorageFull, SyncFailed
+from storage.errors import DiskError, StorageError, StorageFull, SyncFailed
 from storage.files import OsFileSystem
 from storage.format.batch import Batch
 from storage.format.epoch_file import decode_epochs
@@ -141,14 +141,14 @@ def input_output_errors(seed: int, first: int, stride: int) -> int:
         files = MemoryFiles(Random(seed))
         refusal = files.refuse = Refusal(place)
         life = Life(files)
-        caught: StorageError | InvariantError | None = None
+        caught: StorageError | None = None
         step = life.open
         try:
             for step in life.steps():
                 step()
                 assert not refusal.met or (refusal.met, step) == ("read", life.scrub)  # of a file it heals
                 refusal.met = ""
-        except (DiskError, InvariantError) as error:
+        except DiskError as error:
             caught = error
         files.refuse = None
         assert (caught is None) == (not refusal.met)
@@ -168,6 +168,23 @@ def input_output_errors(seed: int, first: int, stride: int) -> int:
 @pytest.mark.rule("R-11")
 def test_an_input_output_error_anywhere_is_named_and_nothing_is_acknowledged_after_it() -> None:
     assert input_output_errors(1, 0, 9) > 20
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_an_append_that_cannot_be_undone_is_an_error_of_the_disk_that_no_room_ends(full: bool) -> None:
+    files = MemoryFiles()
+    log = open_log(files)
+    open_term(log, 1)
+    sync_log(log)
+
+    def refuse(operation: str, path: str) -> None:
+        if operation in ("write", "extend", "truncate", "create"):
+            raise (StorageFull if full else DiskError)(path, operation, "refused")
+
+    files.refuse = refuse
+    with pytest.raises(DiskError, match=r"undo a failed append in .*refused.*after .*refused") as caught:
+        grow(log, 1, sync=False)
+    assert not isinstance(caught.value, StorageFull)
 
 
 def full_disks(first: int, stride: int) -> int:
@@ -267,7 +284,7 @@ def test_after_a_failed_sync_nothing_is_synced_again() -> None:
         before = log.durable_index
         if act == "append":
             files.space_bytes = 0
-        with pytest.raises((SyncFailed, InvariantError)):
+        with pytest.raises(DiskError, match="after a failure"):
             acts[act](log)
         assert log.durable_index <= before or act in ("append", "cut")
         files.space_bytes = None

@@ -16,7 +16,7 @@ from app.node.repair.interfaces import DamagedCopy, FoundDamage, RepairState
 from app.node.repair.log_repair import LogRepair
 from app.node.repair.marker import Note, RepairMarker
 from app.node.replica.driver import LogDriver
-from storage.errors import CorruptFile, CorruptLog
+from storage.errors import CorruptFile, CorruptLog, DiskError, InvariantError
 from storage.format.batch import stamp
 from storage.format.records import encode_control
 from storage.format.segment_format import segment_name
@@ -376,3 +376,18 @@ def test_a_lost_epoch_of_a_log_that_does_not_vote_needs_no_peer_and_another_iden
     scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
     assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(BATCHES[-1].term, "n1")
     assert scene.host.sound is False
+
+
+@pytest.mark.parametrize("error", [DiskError(FOLDER, "write", "refused"), InvariantError("not its log")])
+def test_what_stops_a_node_also_stops_it_during_a_repair(error: Exception) -> None:
+    scene = Scene()
+    failures: list[BaseException] = []
+
+    def record(_event: JournalEvent) -> None:
+        raise error
+
+    scene.host.record = record  # type: ignore[method-assign]
+    scene.host.fail = lambda _what, error: failures.append(error)  # type: ignore[method-assign]
+    scene.run(Peers(gives_all), scene.damage(3))
+    assert failures == [error]
+    assert scene.host.log is None
