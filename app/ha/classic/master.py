@@ -91,6 +91,8 @@ class ClassicMasterCore(StaticGroup):
                 leader_id=start.node_id,
             )
         )
+        found = start.hard_state
+        self._opened_term = found.term if found.voted_for == start.node_id else NO_INDEX
         self._pending = PendingAppends()
         self._slaves: dict[str, Slave] = {}
         self._proven = {
@@ -248,9 +250,13 @@ class ClassicMasterCore(StaticGroup):
 
     @property
     def _is_mine(self) -> bool:
-        """Return whether this node has opened the newest epoch of the log."""
+        """Return whether this copy has opened the newest epoch of the log (A-01).
+
+        The name of its leader is no proof: a disk that was replaced may have received the log from another.
+        """
         epochs, member = self._log.epochs, self._member
-        return bool(epochs) and (epochs[-1].leader, epochs[-1].term) == (member.node_id, member.term)
+        newest = bool(epochs) and (epochs[-1].leader, epochs[-1].term) == (member.node_id, member.term)
+        return newest and self._opened_term == member.term
 
     def _proceed(self) -> None:
         """Continue this node's epoch; or begin the next one, whose number is durable before its record."""
@@ -260,6 +266,7 @@ class ClassicMasterCore(StaticGroup):
             self._open_index = self._log.end_index
         else:
             member.term += 1
+            self._opened_term = member.term
             self._outbox.hard_state = HardState(member.term, member.node_id)
             self._opening = TermRecord(leader=member.node_id)
         self._outbox.record(member.term, TermKnown(term=member.term, leader=member.node_id))

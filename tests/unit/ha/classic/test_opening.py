@@ -167,6 +167,21 @@ def test_the_master_of_the_last_epoch_goes_on_with_it() -> None:
     assert is_open(alone)
 
 
+@pytest.mark.rule("A-01")
+def test_a_copy_on_another_disk_does_not_go_on_with_the_epoch_that_its_node_had_opened() -> None:
+    """A slave that received it back may lack records of that epoch, and the state before its begin."""
+    log = log_of(b"a", opened_by="n1")
+    master = Master(log, hard_state=HardState(1), waits=True)
+    master.core.electable = False
+    connect(master, log, place=2)
+    connect(master, log, place=3, number=2)
+    master.tick(WAIT_MS)
+    assert not is_open(master)
+    master.core.electable = True
+    master.tick()
+    assert (is_open(master), master.core.term) == (True, 2)
+
+
 def test_a_former_master_does_not_go_on_when_another_has_taken_over_since() -> None:
     log = log_of(b"a", opened_by="n1")
     newer = copy(log)
