@@ -24,6 +24,7 @@ from app.node.repair.marker import RepairMarker
 from app.raft.config import RaftConfig
 from app.raft.core import RaftCore
 from storage.errors import CorruptFile
+from storage.log.hard_state import HardState, HardStateFile
 from storage.log.origin import FolderOrigin
 
 logger = logging.getLogger(__name__)
@@ -162,7 +163,16 @@ class ClassicMode(_HaMode):
     unclean: bool = False
 
     def judge(self, found: FoundFolder) -> Trust:
-        return self._judge(found, sound=True)
+        """Return the trust; a copy whose end may be lost has opened no epoch from now on: durable on return.
+
+        As the master it opens the next epoch, once it has heard those that may hold what it has lost.
+        """
+        trust = self._judge(found, sound=True)
+        if found.has_vote and found.clean_stop.may_have_lost():
+            services = found.services
+            vote = HardStateFile(services.files, f"{services.log_folder(found.log.name)}/vote")
+            vote.save(HardState(vote.load().term))
+        return trust
 
     def core(self, replica: RecoveredReplica, group: GroupConfig) -> ClassicMasterCore | ClassicSlaveCore:
         start, log = _start_of(replica, group), replica.files.log

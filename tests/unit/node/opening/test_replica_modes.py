@@ -1,10 +1,20 @@
-"""Opening a copy in controller mode: which one keeps its identity, which is another replica (C-03)."""
+"""Opening a copy in controller and classic mode: which keeps its identity, and the epoch that it opened."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from app.controller.replicas_manager import CopyIdentity
+from app.ha.config import HaConfig
+from app.log.contract import Durability
 from app.node.metadata.replica_identity import IdentityFile
+from app.node.opening.open_replica import FoundFolder, LogIdentity
+from app.node.opening.replica_modes import ClassicMode
 from storage.errors import CorruptLog
+from storage.log.clean_stop import CleanStop
+from storage.log.hard_state import HardState, HardStateFile
+from tests.support.memory_files import MemoryFiles
 from tests.unit.ha.group import LOG_NAME, Group
 
 FOLDER = f"data/logs/{LOG_NAME}"
@@ -63,3 +73,36 @@ def test_an_identity_is_forgotten_durably_and_forgetting_none_changes_nothing() 
     file.forget()
     files.crash()
     assert file.load() is None
+
+
+@pytest.mark.rule("A-01")
+@pytest.mark.parametrize(
+    ("acks_unsynced", "power_fails", "kept"),
+    [(True, False, "n1"), (False, True, "n1"), (True, True, None)],
+)
+def test_a_master_whose_last_acknowledged_records_may_be_lost_has_opened_no_epoch(
+    acks_unsynced: bool, power_fails: bool, kept: str | None
+) -> None:
+    files = MemoryFiles()
+    files.make_folders(FOLDER)
+    vote = HardStateFile(files, f"{FOLDER}/vote")
+    vote.save(HardState(3, "n1"))
+    stop = CleanStop(files, FOLDER)
+    stop.opened(acks_unsynced=acks_unsynced)
+    if power_fails:
+        files.crash()
+    services: Any = SimpleNamespace(files=files, data_folder="data", log_folder=lambda _name: FOLDER)
+    found = FoundFolder(
+        services=services,
+        log=LogIdentity(name=LOG_NAME, log_id=7, durability=Durability.REPLICATED),
+        clean_stop=stop,
+        has_vote=True,
+        has_log=True,
+        has_journal=True,
+    )
+    mode = ClassicMode(
+        replicas=("n1", "n2"), config=HaConfig(), master_id="n1", master_address="", sync_slaves=1
+    )
+    mode.judge(found)
+    files.crash()  # whatever happens next
+    assert vote.load() == HardState(3, kept)
