@@ -36,8 +36,11 @@ def held_index(log: HaLog, durability: Durability) -> int:
 
 
 def offset_after(log: HaLog, index: int) -> int:
-    """Return the byte after the batch that ends at `index`; of NO_INDEX the log's begin."""
-    if index == log.end_index:
+    """Return the byte after the batch that ends at `index`; of NO_INDEX the log's begin.
+
+    An empty log may begin anywhere, and what precedes it may be committed: then that is its only place.
+    """
+    if is_empty(log) or index == log.end_index:
         return log.end_offset
     if index == NO_INDEX or index < log.begin_index:
         return log.begin_offset
