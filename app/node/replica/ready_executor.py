@@ -94,8 +94,7 @@ class ReadyExecutor:
                 control = core.wants_control
                 if control is None:
                     break
-                if not core.electable:
-                    self._state.accept_loss(self._journal)
+                self._state.begin_to_lead(self._journal)
                 self._proposer.open_term(control)
             elif ready.hard_state is None and ready.truncate is None:
                 self._finish(ready)

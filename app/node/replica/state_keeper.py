@@ -126,7 +126,19 @@ class StateKeeper:
         has_records = self.transfer.holds_untrimmed or not self._core.needs_all_records
         self._core.electable = self.transfer.is_whole and has_records
 
-    def accept_loss(self, journal: JournalWriter) -> None:
+    def begin_to_lead(self, journal: JournalWriter) -> None:
+        """Leave nothing in the state that the log lacks: a received one may know records that never came.
+
+        Those that were not committed are undone. Committed ones are lost by an unclean election, and a retry
+        must not be answered with their places.
+        """
+        last_index = self._log.next_index - 1
+        if last_index < self.state.committed_index or not self._core.electable:
+            self._accept_loss(journal)
+        elif last_index < self.state.applied_index:
+            self.truncated(TruncateAfter(last_index))
+
+    def _accept_loss(self, journal: JournalWriter) -> None:
         """Lead although this copy lacks state or records. Only an unclean election makes it lead (C-05)."""
         first_index = self._log.next_index if self._log.end_index == NO_INDEX else self._log.begin_index
         logger.warning("log %s: the state before index %d is lost", self._log_name, first_index)

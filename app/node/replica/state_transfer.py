@@ -107,7 +107,12 @@ class StateTransfer:
         return self._log.first_index <= self._state.logged_trim_index
 
     def accept_loss(self) -> None:
-        """Continue without the records before the log: an operator has accepted their loss (C-05)."""
+        """Continue without the records before the log: an operator has accepted their loss (C-05).
+
+        A state that knows records after the log is of no use: it is forgotten.
+        """
+        if self._state.applied_index >= self._log.next_index:
+            self._state.become(type(self._state)(idempotency_ms=self._state.idempotency_ms))
         self._state.pass_over(self._log.first_index)
         self._asked_ms = self._restoring = self._taken = None
         while not self._apply_next(self._state):
