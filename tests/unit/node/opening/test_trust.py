@@ -1,6 +1,7 @@
 """Trust of a Raft replica in its own files at an opening: empty folders, copies, power failures."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,81 @@ def test_a_power_failure_that_no_other_voter_could_notice_takes_no_vote(
 def birth_of(files: MemoryFiles) -> tuple[FolderBirth, RepairMarker]:
     marker = RepairMarker(files, "data", "__controller")
     return FolderBirth(files, "data", marker), marker
+
+
+@pytest.mark.parametrize("spoil", [lambda data: b"x" + data[1:], lambda data: b""])
+def test_logs_that_are_older_than_the_folder_may_have_been_here_before(
+    spoil: Callable[[bytes], bytes],
+) -> None:
+    files = MemoryFiles()
+    birth, marker = birth_of(files)
+    assert birth.index == -1  # a folder of an earlier version
+    marker.save(Note("empty", "start", 1, intact=True, lost_vote=True))
+    assert birth.index > 10**9  # nothing is known of the metadata yet
+    birth.save(41)
+    marker.remove()
+    birth.save(99)
+    assert birth.index == 41
+    path = "data/born"
+    spoiled = spoil(files.read(path))
+    file = files.open(path)
+    file.truncate(0)
+    file.pwrite(spoiled, 0)
+    assert birth.index > 10**9
+
+
+def put_back(copy: Path, folder: Path, *, over: bool = False) -> None:
+    """Restore a folder from a copy; over: its files are overwritten, others stay."""
+    if not over:
+        shutil.rmtree(folder)
+    shutil.copytree(copy, folder, dirs_exist_ok=True)
+
+
+@pytest.mark.rule("R-01", "R-02")
+@pytest.mark.parametrize("over", [False, True])
+def test_a_restored_copy_of_a_folder_opens_without_a_vote_and_stays_so(tmp_path: Path, over: bool) -> None:
+    node = Node(tmp_path / "data", "n1", "n2", "n3")
+    node.restart()
+    assert node.driver.sound
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    node.restart()  # it goes on, and promises more
+    node.seams.work.clear()
+    put_back(tmp_path / "copy", tmp_path / "data", over=over)
+    reopen(node)
+    assert not node.driver.sound
+    assert not node.driver.knows_vote
+    assert marker_in(tmp_path / "data").intact
+    reopen(node)  # no copy any more: the note stays
+    assert not node.driver.sound
+    node.driver.start()
+    node.driver.deliver("n2", VoteRequest(5, 9, 4))
+    node.seams.run()
+    assert [m.granted for _, m in node.seams.sent if isinstance(m, VoteAnswer)] == [False]
+
+
+def test_a_copy_of_the_only_voter_is_as_good_as_the_folder(tmp_path: Path) -> None:
+    node = Node(tmp_path / "data", "n1")
+    node.append(b"v")
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    put_back(tmp_path / "copy", tmp_path / "data")
+    node.restart()
+    assert node.driver.role is Role.LEADER
+    assert node.driver.sound
+
+
+def test_restored_copies_of_all_voters_elect_a_leader_together(tmp_path: Path) -> None:
+    node = Node(tmp_path / "data", "n1", "n2", "n3")
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    put_back(tmp_path / "copy", tmp_path / "data")
+    node.restart()
+    node.tick(2_000)
+    for pre_vote in (True, False):
+        for voter in ("n2", "n3"):
+            node.driver.deliver(voter, VoteAnswer(1, True, pre_vote, sound=False))
+            node.seams.run()
+            assert (node.driver.role is Role.LEADER) is (not pre_vote and voter == "n3")
+    assert node.driver.sound
+    assert not marker_in(tmp_path / "data").exists
 
 
 def test_a_missing_note_of_the_origin_is_no_copy_and_a_destroyed_one_is(tmp_path: Path) -> None:
