@@ -54,6 +54,7 @@ RULES: Final = {
     ("GET", "/"): Rule(ALL_SCOPES, Reach.CHECKED_LATER),
     ("GET", "/metrics"): Rule(ALL_SCOPES, Reach.ALL),
     ("GET", "/ui/overview.json"): Rule(ALL_SCOPES, Reach.CHECKED_LATER),
+    ("GET", "/ui/led.json"): Rule(ALL_SCOPES, Reach.CHECKED_LATER),
     ("GET", "/ui/log.json"): Rule(_READ, Reach.QUERY),
     ("GET", "/v1/cluster"): Rule(ALL_SCOPES, Reach.CHECKED_LATER),
     ("GET", "/v1/cluster/members"): Rule(ALL_SCOPES, Reach.CHECKED_LATER),

@@ -34,6 +34,10 @@ def page(path: str, folder: Path = FOLDER) -> Response:
     return body_answer(found.read_bytes(), kind, headers=_HEADERS)
 
 
+def is_built(folder: Path = FOLDER) -> bool:
+    return bool(_files(folder))
+
+
 @cache
 def _files(folder: Path) -> dict[str, Path]:
     return {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}

@@ -1,10 +1,11 @@
 """`/ui`: a page that shows the cluster and its logs live, and operates them.
 
-The page is static files; it calls the REST routes like any client, and two routes here that collect for one
+The page is static files; it calls the REST routes like any client, and routes here that collect for one
 screen what would take a call to each node. The files need no token, the data does.
 """
 
 import asyncio
+from collections.abc import Mapping
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
@@ -15,12 +16,13 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from app.api.access.caller import Caller
+from app.api.access.caller import ANYONE, Caller
 from app.api.access.rules import caller_of
 from app.api.http.dependencies import Node, Nothing, body_answer, json_answer, request_id_of
 from app.api.http.log_call import Served
 from app.api.http.query import Query as StrictQuery
 from app.api.read.epochs import epoch_object
+from app.api.routes import documentation
 from app.api.routes.cluster import event_object, status_object
 from app.api.routes.members import member_objects
 from app.errors import NotFound
@@ -28,11 +30,16 @@ from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
 from app.node.network.http_forwarder import Lost, NotSent
 from app.telemetry import BUCKETS_S
+from storage.units import NO_INDEX
 
 router = APIRouter(include_in_schema=False)
 
 _FOLDER: Final = Path(__file__).with_name("live")
-_MEDIA_TYPES: Final = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
+_MEDIA_TYPES: Final = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
 _ASSETS: Final = {
     path.name: _MEDIA_TYPES[path.suffix] for path in _FOLDER.iterdir() if path.suffix in _MEDIA_TYPES
 }
@@ -70,7 +77,19 @@ async def page() -> Response:
 
 @router.get("/ui/overview.json")
 async def overview(request: Request, broker: Node, query: Nothing) -> Response:
-    return json_answer(_overview(broker, caller_of(request)))
+    caller = caller_of(request)
+    others = [node["id"] for node in member_objects(broker) if node["alive"] and node["id"] != broker.node.id]
+    found = await asyncio.gather(*(_ask(request, broker, node, "/ui/led.json") for node in others))
+    led = {row["name"]: row for answer in found if answer is not None for row in answer["logs"]}
+    return json_answer(_overview(broker, caller, led))
+
+
+@router.get("/ui/led.json")
+async def led(request: Request, broker: Node, query: Nothing) -> Response:
+    """The logs that this node leads, for the overview at another node."""
+    caller = caller_of(request)
+    hosted = [each for each in broker.logs.values() if each.leads and caller.sees(each.name)]
+    return json_answer({"logs": [_log_row(broker, each) for each in hosted]})
 
 
 @router.get("/ui/log.json")
@@ -99,21 +118,33 @@ def _file(name: str) -> bytes:
     return (_FOLDER / name).read_bytes()
 
 
-def _overview(broker: Broker, caller: Caller) -> dict[str, Any]:
-    """Return the nodes, and all logs that the caller may see, as this node knows them."""
+def _overview(broker: Broker, caller: Caller, led: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the nodes, and all logs that the caller may see.
+
+    led: what other nodes report of the logs that they lead. Of each other log: what this node knows.
+    """
+    visible = [hosted for hosted in broker.logs.values() if caller.sees(hosted.name)]
     return {
         "cluster": broker.settings.cluster_id,
         "node": broker.node.id,
         "now_ms": broker.clock.now_ms(),
         "nodes": member_objects(broker),
-        "logs": [_log_row(broker, hosted) for hosted in broker.logs.values() if caller.sees(hosted.name)],
+        "login": caller.grant is not ANYONE,
+        "has_docs": documentation.is_built(),
+        "logs": [
+            led[hosted.name]
+            if hosted.leader_id != broker.node.id and hosted.name in led
+            else _log_row(broker, hosted)
+            for hosted in visible
+        ],
         "append_bounds_s": BUCKETS_S,
         "append_counts": broker.meter.append_counts,
     }
 
 
 def _log_row(broker: Broker, hosted: HostedLog) -> dict[str, Any]:
-    """Return one log; values that only a replica knows are null at a node that keeps none."""
+    """Return one log; values that only a replica knows are null at a node that keeps none, and the lag at one
+    that does not lead."""
     row: dict[str, Any] = {
         "name": hosted.name,
         "replication": hosted.settings.replication,
@@ -121,7 +152,7 @@ def _log_row(broker: Broker, hosted: HostedLog) -> dict[str, Any]:
         "leader": hosted.leader_id,
         "term": None,
         "committed_index": None,
-        "records": None,
+        "begin_index": None,
         "size_bytes": None,
         "lag_records": None,
         "repairing": hosted.repairing,
@@ -133,12 +164,13 @@ def _log_row(broker: Broker, hosted: HostedLog) -> dict[str, Any]:
     row |= {
         "term": driver.term,
         "committed_index": driver.committed_index,
-        "records": max(0, driver.committed_index + 1 - max(0, held.begin_index)),
+        "begin_index": held.begin_index,
         "size_bytes": held.end_offset - held.begin_offset,
     }
     if hosted.leads:
-        slowest = min((peer.watermark for peer in core.peers), default=held.end_index)
-        row["lag_records"] = max(0, held.end_index - slowest)
+        watermarks = [peer.watermark for peer in core.peers]
+        if NO_INDEX not in watermarks:  # a peer that has not answered this leader yet: its lag is not known
+            row["lag_records"] = max(0, held.end_index - min(watermarks, default=held.end_index))
     return row
 
 
@@ -183,13 +215,17 @@ async def _view(request: Request, broker: Broker, hosted: HostedLog, node_id: st
     """Return a node's status of the log; None when it does not answer, or its copy is under repair."""
     if node_id == broker.node.id:
         return None if hosted.driver is None else status_object(Served(broker, hosted, hosted.driver))
+    return await _ask(request, broker, node_id, f"/v1/logs/{hosted.name}/status")
+
+
+async def _ask(request: Request, broker: Broker, node_id: str, path: str) -> dict[str, Any] | None:
+    """Return what another node answers to this caller; None when it does not answer, or refuses."""
     node = broker.nodes.find(node_id)
     if node is None:
         return None
-    path = f"/v1/logs/{hosted.name}/status".encode()
     try:
         answer = await broker.forwarder.send(
-            node, "GET", path, request.headers.raw, b"", request_id_of(request), _PEER_TIMEOUT_S
+            node, "GET", path.encode(), request.headers.raw, b"", request_id_of(request), _PEER_TIMEOUT_S
         )
     except (NotSent, Lost):
         return None

@@ -60,7 +60,18 @@ def test_the_screens_show_every_node_and_what_has_happened(cluster: Cluster) -> 
     overview = cluster.get(follower, "/ui/overview.json").json()
     assert [node["id"] for node in overview["nodes"]] == cluster.ids
     (row,) = [each for each in overview["logs"] if each["name"] == "default"]
-    assert (row["leader"], row["replicas"], row["lag_records"]) == (leader, cluster.ids, None)
+    assert (row["leader"], row["replicas"]) == (leader, cluster.ids)
+    assert (overview["login"], row["begin_index"]) == (False, 0)
+    tail = cluster.get(leader, "/v1/logs/default/tail").json()
+    assert row["committed_index"] == tail["committed_index"]
+    assert cluster.get(follower, "/ui/led.json").json() == {"logs": []}
+
+    def caught_up() -> bool:
+        """The leader alone knows the lag, and another node shows it too."""
+        logs = cluster.get(follower, "/ui/overview.json").json()["logs"]
+        return [each["lag_records"] for each in logs if each["name"] == "default"] == [0]
+
+    eventually(caught_up, what="the lag is known at a follower")
     log = cluster.get(follower, "/ui/log.json").json()
     roles = {node["id"]: node["status"]["role"] for node in log["nodes"]}
     assert [node for node, role in roles.items() if role == "leader"] == [leader]

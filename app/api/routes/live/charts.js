@@ -3,6 +3,8 @@
 import { clock, colorOf, time } from "./dom.js";
 
 const KEPT = 300; // points: five minutes
+const SHOWN_S = 60; // at least
+const GAP_S = 5; // without a point: the line is interrupted
 
 // Values by name over time. `add` takes {name: value}; names may come and go.
 export class Series {
@@ -15,12 +17,26 @@ export class Series {
     for (const name of Object.keys(values)) {
       if (!this.values.has(name)) this.values.set(name, this.times.map(() => null));
     }
-    this.times.push(atMs / 1000);
-    for (const [name, list] of this.values) list.push(name in values ? values[name] : null);
-    if (this.times.length > KEPT) {
-      this.times.shift();
-      for (const list of this.values.values()) list.shift();
+    const last = this.times[this.times.length - 1];
+    if (atMs / 1000 - last > GAP_S) this.push(last + 1, {});
+    this.push(atMs / 1000, values);
+  }
+
+  push(at, values) {
+    this.times.push(at);
+    if (this.times.length > KEPT) this.times.shift();
+    for (const [name, list] of this.values) {
+      list.push(values[name] ?? null);
+      if (list.length > KEPT) list.shift();
+      if (!(name in values) && list.every((value) => value === null)) this.values.delete(name);
     }
+  }
+
+  // The names with the largest sums, in the order of their names.
+  largest(most) {
+    const sum = (name) => this.values.get(name).reduce((total, value) => total + (value ?? 0), 0);
+    const sums = new Map([...this.values.keys()].map((name) => [name, sum(name)]));
+    return [...sums.keys()].sort((one, other) => sums.get(other) - sums.get(one)).slice(0, most).sort();
   }
 }
 
@@ -42,13 +58,14 @@ export class LineChart {
     return { width: Math.max(240, this.element.clientWidth), height: 210 };
   }
 
-  show(series) {
-    const names = [...series.values.keys()];
-    const data = [series.times, ...series.values.values()];
-    if (this.plot && names.join() === this.names) {
-      this.plot.setData(data);
-      return;
-    }
+  show(series, names = [...series.values.keys()]) {
+    const data = [series.times, ...names.map((name) => series.values.get(name))];
+    if (this.plot && names.join() === this.names) this.plot.setData(data);
+    else this.draw(names, data);
+    if (!(this.plot.cursor.left >= 0)) this.plot.setLegend({ idx: series.times.length - 1 }); // no pointer: the newest values
+  }
+
+  draw(names, data) {
     if (this.plot) this.plot.destroy();
     this.names = names.join();
     const style = getComputedStyle(document.body);
@@ -56,8 +73,7 @@ export class LineChart {
     this.plot = new uPlot(
       {
         ...this.size(),
-
-        scales: { x: { range: (_, low, high) => [Math.min(low, high - KEPT), high] }, y: { range: (_, low, high) => [0, Math.max(5, high) * 1.1] } },
+        scales: { x: { range: (_, low, high) => [Math.min(low, high - SHOWN_S), high] }, y: { range: (_, low, high) => [0, Math.max(5, high) * 1.1] } },
         axes: [{ ...axis, space: 80, values: (_, ticks) => ticks.map((at) => clock(at * 1000)) }, { ...axis, size: 70, values: (_, ticks) => ticks.map(this.format) }],
         series: [
           { value: (_, at) => (at === null ? "–" : time(at * 1000)) },

@@ -1,7 +1,7 @@
 // Elements, texts, tables, dialogs: what every view is made of. Texts never become markup.
 
 const whole = new Intl.NumberFormat("en");
-const COLORS = ["#2f6fd0", "#1f9d57", "#d07a16", "#9a4fc9", "#1899a8", "#cf3a33", "#7a8f28", "#cc4f90"];
+export const COLORS = ["#2f6fd0", "#1f9d57", "#d07a16", "#9a4fc9", "#1899a8", "#cf3a33", "#7a8f28", "#cc4f90"];
 
 export const byId = (id) => document.getElementById(id);
 
@@ -17,6 +17,12 @@ export function h(name, attributes = {}, ...children) {
   return made;
 }
 
+// The first and the last index of a range, inclusive; the last one is -1 when there is none.
+export function indexes(first, last) {
+  if (last === null || last === undefined) return "–";
+  return last < 0 ? "none" : `${count(Math.max(0, first))} to ${count(last)}`;
+}
+
 export const count = (value) => (value === null || value === undefined ? "–" : whole.format(value));
 
 export function bytes(size) {
@@ -25,6 +31,13 @@ export function bytes(size) {
   let place = 0;
   while (size >= 1024 && place < units.length - 1) { size /= 1024; place += 1; }
   return `${size.toFixed(place && size < 100 ? 1 : 0)} ${units[place]}`;
+}
+
+export function duration(ms) {
+  if (ms === null || ms === undefined) return "–";
+  if (ms < 1000) return `${count(Math.round(ms))} ms`;
+  if (ms < 120_000) return `${(ms / 1000).toFixed(1)} s`;
+  return ms < 7_200_000 ? `${count(Math.round(ms / 60_000))} min` : `${count(Math.round(ms / 3_600_000))} h`;
 }
 
 const pad = (value, digits = 2) => String(value).padStart(digits, "0");
@@ -65,11 +78,43 @@ export function roleBadge(role) {
   return badge(role, kind);
 }
 
-// columns: [title, cell(row), class?]
-export function table(columns, rows, { caption, empty = "Nothing yet" } = {}) {
+// Shows `fresh` as the content of `holder`. Elements that are there already stay, with the focus, the selection
+// and the scroll position. A row with a key stays with its key, so that its buttons act on what it shows.
+export function update(holder, ...fresh) {
+  const wanted = new Set(fresh.map((child) => child.dataset?.key).filter(Boolean));
+  const keyed = new Map();
+  for (const child of [...holder.children].filter((each) => each.dataset.key)) {
+    if (wanted.has(child.dataset.key)) keyed.set(child.dataset.key, child);
+    else child.remove(); // first, or the others would have to move, and a moved element loses the focus
+  }
+  fresh.forEach((child, place) => {
+    const there = holder.childNodes[place] ?? null;
+    const same = child.dataset?.key ? keyed.get(child.dataset.key) : there;
+    if (!same || same.nodeName !== child.nodeName || same.dataset?.key !== child.dataset?.key) holder.insertBefore(child, there);
+    else {
+      if (same !== there) holder.insertBefore(same, there);
+      patch(same, child);
+    }
+  });
+  while (holder.childNodes.length > fresh.length) holder.lastChild.remove();
+}
+
+function patch(old, fresh) {
+  if (old.nodeType === Node.TEXT_NODE) {
+    if (old.data !== fresh.data) old.data = fresh.data;
+    return;
+  }
+  if (old.hasAttribute("data-fixed")) return;
+  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
+  for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  update(old, ...fresh.childNodes);
+}
+
+// columns: [title, cell(row), class?]. key(row): what identifies a row; fixed: a row with a key never changes.
+export function table(columns, rows, { caption, empty = "Nothing yet", key, fixed = false } = {}) {
   if (!rows.length) return h("p", { class: "empty" }, empty);
   const head = h("tr", {}, columns.map(([title, , kind]) => h("th", { scope: "col", class: kind }, title)));
-  const body = rows.map((row) => h("tr", {}, columns.map(([, cell, kind]) => h("td", { class: kind }, cell(row)))));
+  const body = rows.map((row) => h("tr", { "data-key": key?.(row), "data-fixed": fixed }, columns.map(([, cell, kind]) => h("td", { class: kind }, cell(row)))));
   return h(
     "div",
     { class: "scroll", tabindex: "0", role: "region", "aria-label": caption || columns[0][0] },

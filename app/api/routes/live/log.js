@@ -1,7 +1,7 @@
 // One log: who holds how much, its records, schema, epochs, events, tables, cursors and settings.
 
 import { drawEpochs, LineChart, Series } from "./charts.js";
-import { badge, bytes, count, figure, h, named, roleBadge, swatch, table, time } from "./dom.js";
+import { badge, bytes, count, duration, figure, h, named, roleBadge, swatch, table, time, update } from "./dom.js";
 import { recordsTab } from "./records.js";
 import { call, pathOf } from "./service.js";
 import { settingsTab } from "./settings.js";
@@ -56,7 +56,8 @@ function overviewTab(log) {
       before = { at: state.now_ms, committed };
       lags.add(state.now_ms, Object.fromEntries(state.nodes.map((node) => [node.id, node.status ? end - node.status.next_index : null])));
       lag.show(lags);
-      figures.replaceChildren(
+      update(
+        figures,
         figure(leading ? named(leading.node) : "none", leading ? leading.role : "leader"),
         figure(leading ? count(leading.term) : "–", "term"),
         figure(count(committed), "committed index"),
@@ -65,7 +66,7 @@ function overviewTab(log) {
         figure(state.replication, "mode"),
       );
       const peers = new Map((leading ? leading.peers : []).map((peer) => [peer.id, peer]));
-      nodes.replaceChildren(table(
+      update(nodes, table(
         [
           ["Node", (node) => named(node.id)],
           ["Role", (node) => roleBadge(node.status ? node.status.role : "down")],
@@ -74,16 +75,19 @@ function overviewTab(log) {
           ["Begin", (node) => count(node.status?.begin_index), "number"],
           ["End", (node) => count(node.status?.end_index), "number"],
           ["Committed", (node) => count(node.status?.committed_index), "number"],
-          ["Watermark", (node) => count(peers.get(node.id)?.watermark), "number"],
+          ["Watermark", (node) => known(peers.get(node.id)?.watermark), "number"],
           ["Behind", (node) => (node.status ? count(end - node.status.next_index) : "unknown"), "number"],
           ["Lag", (node) => bytes(peers.get(node.id)?.lag_bytes), "number"],
         ],
         state.nodes,
-        { caption: "State, watermark and lag as the leader sees them" },
+        { caption: "State, watermark and lag as the leader sees them", key: (node) => node.id },
       ));
     },
   };
 }
+
+// A new leader has no watermark of a peer that has not answered it yet.
+const known = (watermark) => (watermark === -1 ? "unknown" : count(watermark));
 
 function epochsTab(log) {
   const canvas = h("canvas", { class: "strip", role: "img", "aria-label": "Epochs of the log, one stretch for each, in the leader's colour" });
@@ -104,17 +108,17 @@ function epochsTab(log) {
       leader.replaceChildren(...options.map((each) => h("option", { value: each, selected: each === chosen }, each || "all")));
     }
     const rows = state.epochs.filter((epoch) => !leader.value || epoch.leader === leader.value).reverse();
-    list.replaceChildren(table(
+    update(list, table(
       [
         ["Epoch", (epoch) => count(epoch.epoch), "number"],
         ["Leader", (epoch) => named(epoch.leader)],
         ["Start index", (epoch) => count(epoch.start_index), "number"],
         ["End index", (epoch) => (epoch.end_index === null ? "open" : count(epoch.end_index)), "number"],
-        ["Records", (epoch) => count((epoch.end_index === null ? end : epoch.end_index + 1) - epoch.start_index), "number"],
+        ["Indexes", (epoch) => count((epoch.end_index === null ? end : epoch.end_index + 1) - epoch.start_index), "number"],
         ["Started", (epoch) => time(epoch.started_ms)],
       ],
       rows.slice(0, Number(limit.value)),
-      { caption: `${count(Math.min(rows.length, Number(limit.value)))} of ${count(rows.length)} epochs, newest first` },
+      { caption: `${count(Math.min(rows.length, Number(limit.value)))} of ${count(rows.length)} epochs, newest first`, key: (epoch) => epoch.epoch },
     ));
   }
 
@@ -150,7 +154,7 @@ function eventsTab(log) {
     }
     const wanted = text.value.toLowerCase();
     const rows = state.events.filter((event) => (!kind.value || event.kind === kind.value) && details(event).toLowerCase().includes(wanted));
-    list.replaceChildren(table(
+    update(list, table(
       [
         ["Time", (event) => time(event.timestamp)],
         ["Kind", (event) => badge(event.kind, event.kind === "corruption" || event.data.refused ? "bad" : "")],
@@ -158,7 +162,7 @@ function eventsTab(log) {
         ["Details", details, "value"],
       ],
       rows,
-      { caption: `Journal of ${state.node}, newest first, without watermarks`, empty: "No such event" },
+      { caption: `Journal of ${state.node}, newest first, without watermarks`, empty: "No such event", key: (event) => event.seq, fixed: true },
     ));
   }
 
@@ -177,13 +181,13 @@ function tablesTab(log) {
     element: h("section", {}, h("h2", {}, "Delta tables"), list),
     async refresh() {
       const { tables } = await call(`${pathOf(log)}/tables`);
-      list.replaceChildren(table(
+      update(list, table(
         [
           ["Table", (each) => each.name],
           ["Version", (each) => count(each.version), "number"],
           ["Materialized index", (each) => count(each.materialized_index), "number"],
           ["Records behind", (each) => count(each.lag_records), "number"],
-          ["Oldest waits", (each) => (each.lag_ms === null ? "–" : `${count(each.lag_ms)} ms`), "number"],
+          ["Oldest waits", (each) => duration(each.lag_ms), "number"],
           ["Path", (each) => each.path, "value"],
         ],
         tables,
@@ -245,7 +249,7 @@ function cursorsTab(log) {
     async refresh() {
       const state = await stateOf(log, "cursors");
       const end = Math.max(-1, ...state.nodes.map((node) => node.status?.committed_index ?? -1));
-      list.replaceChildren(table(
+      update(list, table(
         [
           ["Cursor", (cursor) => cursor.name],
           ["Next index", (cursor) => count(cursor.index), "number"],

@@ -1,18 +1,21 @@
 // All logs of the cluster, and the creation of one.
 
 import { LineChart, quantile, Series } from "./charts.js";
-import { ask, badge, byId, bytes, count, figure, h, named, table, toast } from "./dom.js";
+import { ask, badge, byId, bytes, COLORS, count, figure, h, indexes, named, table, toast, update } from "./dom.js";
 import { call } from "./service.js";
+
+const LINES = 8; // as many as there are colours that can be told apart
 
 export function logsView() {
   const figures = h("div", { class: "figures" });
   const list = h("div");
   const rateChart = new LineChart({
-    label: "Committed records per second, by log",
+    label: "Committed records per second, of the busiest logs",
     format: (value) => count(Math.round(value)),
     colors: colorOfLog,
   });
   const system = h("input", { type: "checkbox", onchange: () => shown && show(shown) });
+  const search = h("input", { type: "search", placeholder: "contains", oninput: () => shown && show(shown) });
   const element = h(
     "div",
     { style: "display:contents" },
@@ -21,11 +24,12 @@ export function logsView() {
       "section",
       {},
       h("div", { class: "bar" }, h("h1", {}, "Logs"),
+        h("label", {}, "Name", search),
         h("label", { style: "display:flex;align-items:center" }, system, "System logs"),
         h("button", { class: "primary", type: "button", onclick: create }, "Create log")),
       list,
     ),
-    h("section", {}, h("h2", {}, "Committed records per second ", h("small", {}, "last five minutes, by log")), rateChart.element),
+    h("section", {}, h("h2", {}, "Committed records per second ", h("small", {}, `of the ${LINES} busiest logs`)), rateChart.element),
   );
   const series = new Series();
   let before = null;
@@ -33,21 +37,29 @@ export function logsView() {
   const rates = new Map();
 
   function show(overview) {
-    const rows = overview.logs.filter((log) => system.checked || !log.name.startsWith("__"));
-    list.replaceChildren(table(
+    const alive = new Set(overview.nodes.filter((node) => node.alive).map((node) => node.id));
+    const wanted = search.value.toLowerCase();
+    const rows = overview.logs
+      .filter((log) => (system.checked || !log.name.startsWith("__")) && log.name.includes(wanted))
+      .sort((one, other) => (one.name < other.name ? -1 : 1));
+    update(list, table(
       [
         ["Log", (log) => h("a", { href: `#/logs/${encodeURIComponent(log.name)}` }, log.name)],
         ["Mode", (log) => log.replication],
-        ["Leader", (log) => named(log.leader)],
+        ["Leader", (log) => named(alive.has(log.leader) ? log.leader : null)],
         ["Replicas", (log) => log.replicas.join(" ")],
-        ["Records", (log) => count(log.records), "number"],
+        ["Indexes", (log) => indexes(log.begin_index, log.committed_index), "number"],
         ["Size", (log) => bytes(log.size_bytes), "number"],
         ["Records/s", (log) => count(rates.get(log.name) ?? null), "number"],
-        ["Behind", (log) => count(log.lag_records), "number"],
-        ["State", (log) => (log.repairing ? badge("repairing", "warn") : log.leader ? badge("serving", "good") : badge("no leader", "bad"))],
+        ["Slowest behind", (log) => count(log.lag_records), "number"],
+        ["State", (log) => stateOf(log, alive)],
       ],
       rows,
-      { caption: `As ${overview.node} knows them; “behind” is known at the leader`, empty: "No log yet" },
+      {
+        caption: "Committed indexes that the log still has, control records included; size, rate and the slowest replica as the leader reports them",
+        empty: wanted ? "No such log" : "No log yet",
+        key: (log) => log.name,
+      },
     ));
   }
 
@@ -67,14 +79,15 @@ export function logsView() {
           if (!name.startsWith("__")) points[name] = rate;
         }
         series.add(overview.now_ms, points);
-        rateChart.show(series);
+        rateChart.show(series, series.largest(LINES));
       }
       const after = overview.append_counts;
       const p50 = before && quantile(overview.append_bounds_s, before.counts, after, 0.5);
       const p99 = before && quantile(overview.append_bounds_s, before.counts, after, 0.99);
       const ms = (seconds) => (seconds === null ? "–" : `${(seconds * 1000).toFixed(1)} ms`);
       const alive = overview.nodes.filter((node) => node.alive).length;
-      figures.replaceChildren(
+      update(
+        figures,
         figure(`${alive} of ${overview.nodes.length}`, "nodes connected"),
         figure(count(overview.logs.filter((log) => !log.name.startsWith("__")).length), "logs"),
         figure(count([...rates.values()].reduce((sum, rate) => sum + rate, 0)), "records per second"),
@@ -87,10 +100,19 @@ export function logsView() {
   };
 }
 
+// A leader without a connection is not one: the log waits for another.
+function stateOf(log, alive) {
+  const missing = log.replicas.filter((node) => !alive.has(node));
+  if (!alive.has(log.leader)) return badge("no leader", "bad");
+  if (log.repairing) return badge("repairing", "warn");
+  return missing.length ? badge(`without ${missing.join(" ")}`, "warn") : badge("serving", "good");
+}
+
+const placeOf = new Map(); // a log keeps the colour that it got first
+
 function colorOfLog(name) {
-  let place = 7;
-  for (const letter of name) place = (place * 31 + letter.charCodeAt(0)) % 360;
-  return `hsl(${place} 55% 48%)`;
+  if (!placeOf.has(name)) placeOf.set(name, placeOf.size);
+  return COLORS[placeOf.get(name) % COLORS.length];
 }
 
 async function create() {

@@ -56,6 +56,8 @@ function answered(overview) {
   silentSince = null;
   remember(overview.nodes);
   byId("cluster").textContent = overview.cluster;
+  byId("token").hidden = !overview.login; // without tokens there is nothing to log in to
+  byId("docs").hidden = !overview.has_docs;
   byId("pulse").textContent = `live from ${overview.node}`;
   byId("pulse").className = "";
   byId("stale").hidden = true;
@@ -84,6 +86,7 @@ async function poll() {
       await view.refresh(overview);
     } catch (error) {
       if (error instanceof Problem && error.status === 401) {
+        byId("token").hidden = false;
         byId("pulse").textContent = "login required";
         byId("pulse").className = "lost";
         await logIn(token() ? "The node does not accept this token." : "This cluster requires a token.");

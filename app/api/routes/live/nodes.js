@@ -1,6 +1,6 @@
 // The nodes of the cluster: who is there, and how one joins and leaves.
 
-import { ask, badge, h, named, table, toast } from "./dom.js";
+import { ask, badge, h, named, table, toast, update } from "./dom.js";
 import { call } from "./service.js";
 
 export function nodesView() {
@@ -49,21 +49,20 @@ export function nodesView() {
     element: h("section", {}, h("div", { class: "bar" }, h("h1", {}, "Nodes"), h("button", { class: "primary", type: "button", onclick: add }, "Add node")), list),
     close() {},
     refresh(overview) {
-      if (list.contains(document.activeElement)) return; // a button that is about to be used stays where it is
-      list.replaceChildren(table(
+      update(list, table(
         [
           ["Node", (node) => named(node.id)],
           ["State", (node) => (node.alive ? badge("connected", "good") : badge("no connection", "bad"))],
           ["Vote", (node) => (node.voter ? "voter" : "no vote")],
           ["Version", (node) => node.version ?? "–"],
-          ["Leads", (node) => overview.logs.filter((log) => log.leader === node.id).map((log) => log.name).join(" ") || "–", "value"],
+          ["Leads", (node) => overview.logs.filter((log) => node.alive && log.leader === node.id).map((log) => log.name).join(" ") || "–", "value"],
           ["URL", (node) => h("a", { href: `${node.url}/ui` }, node.url)],
           ["Actions", (node) => h("div", { class: "actions" },
-            node.voter ? null : h("button", { type: "button", onclick: () => promote(node) }, "Promote"),
-            h("button", { type: "button", class: "danger", onclick: () => remove(node), "aria-label": `Remove ${node.id}` }, "Remove"))],
+            node.voter ? null : h("button", { "data-key": "promote", type: "button", onclick: () => promote(node), "aria-label": `Promote ${node.id}` }, "Promote"),
+            h("button", { "data-key": "remove", type: "button", class: "danger", onclick: () => remove(node), "aria-label": `Remove ${node.id}` }, "Remove"))],
         ],
         overview.nodes,
-        { caption: `As ${overview.node} sees them` },
+        { caption: `As ${overview.node} sees them`, key: (node) => node.id },
       ));
     },
   };

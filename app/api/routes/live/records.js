@@ -1,11 +1,12 @@
 // The records of a log: pages by index, time or key, a live tail, a download, and a form that appends.
 
-import { ask, badge, count, h, save, table, time, toast } from "./dom.js";
+import { ask, badge, count, h, indexes, save, table, time, toast, update } from "./dom.js";
 import { call, fetchRaw, pathOf } from "./service.js";
 
 const PAGE = 50;
 const TAIL_KEPT = 500;
 const DOWNLOAD_RECORDS = 100_000;
+const SEARCHED_MOST = 100_000; // indexes in one call
 
 export function recordsTab(log) {
   const path = `${pathOf(log)}/records`;
@@ -15,12 +16,14 @@ export function recordsTab(log) {
   const at = h("input", { type: "text", inputmode: "numeric", placeholder: "index" });
   const key = h("input", { type: "search", placeholder: "any" });
   const tail = h("input", { type: "checkbox", onchange: follow });
-  const earlier = h("button", { type: "button", onclick: () => turn(-1) }, "Earlier");
-  const later = h("button", { type: "button", onclick: () => turn(1) }, "Later");
+  const earlier = h("button", { type: "button", onclick: () => before(first) }, "Earlier");
+  const later = h("button", { type: "button", onclick: () => read({ from_index: next ?? 0 }) }, "Later");
   let records = [];
   let next = null;
-  let first = null;
-  let following = 0; // the number of the tail that runs; another number ends it
+  let first = 0;
+  let newestFirst = true;
+  let calls = 0; // a later call ends an earlier one
+  let tails = 0; // a later tail ends an earlier one
 
   start.addEventListener("change", () => {
     at.type = start.value === "time" ? "datetime-local" : "text";
@@ -29,32 +32,83 @@ export function recordsTab(log) {
   });
   at.disabled = true;
 
-  const filters = () => (key.value ? { key: key.value } : {});
+  let consistency = {}; // as the route has it by default: what a majority confirms
+  const filters = () => ({ ...consistency, ...(key.value ? { key: key.value } : {}) });
 
-  async function read(query) {
+  const get = (query) => call(`${path}?${new URLSearchParams({ ...filters(), ...query })}`, { timeoutMs: 20_000 });
+
+  async function attempt(work) {
+    calls += 1;
+    const mine = calls;
     try {
-      const page = await call(`${path}?${new URLSearchParams({ limit: PAGE, ...filters(), ...query })}`, { timeoutMs: 20_000 });
-      records = page.records;
-      next = page.next_index;
-      first = records.length ? records[0].index : page.next_index;
-      show(page.has_more ? "" : "end of the log");
+      await work(() => mine === calls);
     } catch (error) {
-      status.textContent = error.message;
+      if (mine === calls) refused(error);
     }
   }
 
+  function refused(error) {
+    const local = () => { consistency = { consistency: "committed" }; open(); };
+    status.textContent = "";
+    list.replaceChildren(
+      h("p", { role: "alert" }, error.message),
+      error.code === "read-index-unavailable" ? h("button", { type: "button", onclick: local }, "Show the committed records of this node") : "",
+    );
+  }
+
+  const read = (query) => attempt(async (current) => {
+    const page = await get({ limit: PAGE, ...query });
+    if (!current()) return;
+    records = page.records;
+    next = page.next_index;
+    first = records.length ? records[0].index : page.next_index;
+    show(page.has_more ? "" : "end of the log");
+  });
+
+  // The newest records before an index; without an index, of the log. With a key, larger and larger parts are searched.
+  const before = (end) => attempt(async (current) => {
+    records = [];
+    show("searching");
+    const edge = await get({ last: 1 });
+    const stop = Math.min(end ?? edge.next_index, edge.next_index);
+    const begin = Math.max(0, edge.begin_index);
+    let found = [];
+    let from = Math.max(begin, stop);
+    for (let size = PAGE; from > begin && found.length < PAGE; size = Math.min(4 * size, SEARCHED_MOST)) {
+      const until = from - 1;
+      from = Math.max(begin, from - size);
+      const part = [];
+      let page = { next_index: from, has_more: true };
+      while (page.has_more && page.next_index <= until) {
+        page = await get({ from_index: page.next_index, until_index: until, limit: size });
+        if (!current()) return;
+        part.push(...page.records);
+      }
+      found = [...part, ...found];
+      records = found.slice(-PAGE);
+      show(`searched back to index ${count(from)}`);
+    }
+    records = found.slice(-PAGE);
+    next = stop;
+    first = found.length > PAGE ? records[0].index : from;
+    const notes = [first <= begin && "begin of the log", next >= edge.next_index && "end of the log"];
+    show(notes.filter(Boolean).join(", "));
+  });
+
   async function open() {
+    tail.checked = false;
+    tails += 1;
+    newestFirst = start.value === "last";
     if (start.value === "earliest") await read({ from: "earliest" });
     else if (start.value === "index") await read({ from_index: at.value || 0 });
     else if (start.value === "time") await read({ from_timestamp: new Date(at.value).getTime() || 0 });
-    else await read({ last: PAGE });
+    else await before();
   }
 
-  const turn = (way) => (way > 0 ? read({ from_index: next ?? 0 }) : read({ from_index: Math.max(0, (first ?? 0) - PAGE) }));
-
   function show(note) {
-    const rows = following ? [...records].reverse() : records;
-    list.replaceChildren(table(
+    const reversed = tail.checked || newestFirst;
+    const rows = reversed ? [...records].reverse() : records;
+    update(list, table(
       [
         ["Index", (record) => count(record.index), "number"],
         ["Time", (record) => time(record.timestamp)],
@@ -62,22 +116,27 @@ export function recordsTab(log) {
         ["Value", valueCell, "value"],
       ],
       rows,
-      { caption: following ? "Live, newest first" : "By index", empty: "No record here" },
+      {
+        caption: `${tail.checked ? "Live, " : ""}${reversed ? "newest first" : "by index"}, without control records${consistency.consistency ? "; this node may lack the newest" : ""}`,
+        empty: "No record here",
+        key: (record) => record.index,
+        fixed: true,
+      },
     ));
-    const held = records.length ? `records ${count(records[0].index)} to ${count(records[records.length - 1].index)}` : "no records";
+    const held = records.length ? `records ${indexes(records[0].index, records[records.length - 1].index)}` : "no records";
     status.textContent = note ? `${held}, ${note}` : held;
   }
 
   async function follow() {
-    following = tail.checked ? following + 1 : 0;
-    if (!following) { show(""); return; }
-    const mine = following;
-    await read({ last: PAGE });
-    while (following === mine) {
+    tails += 1;
+    const mine = tails;
+    if (!tail.checked) { show(""); return; }
+    await before();
+    while (tails === mine) {
       try {
         const query = new URLSearchParams({ from_index: next ?? 0, limit: 200, wait_ms: 5000, ...filters() });
         const page = await call(`${path}?${query}`, { timeoutMs: 15_000 });
-        if (following !== mine) return;
+        if (tails !== mine) return;
         next = page.next_index;
         if (page.records.length) {
           records = [...records, ...page.records].slice(-TAIL_KEPT);
@@ -117,13 +176,13 @@ export function recordsTab(log) {
         h("label", {}, "Key", key),
         h("button", { class: "primary" }, "Read"),
         h("label", { style: "display:flex;align-items:center" }, tail, "Live tail"),
-        h("button", { type: "button", onclick: download }, "Download"),
-        h("button", { type: "button", onclick: () => produce(log).then((done) => done && !following && open()) }, "Append"),
+        h("button", { type: "button", onclick: download, title: "From the first record of this page on, as NDJSON" }, "Download"),
+        h("button", { type: "button", onclick: () => produce(log).then((done) => done && !tail.checked && open()) }, "Append"),
       ),
       list,
       h("div", { class: "bar" }, status, h("span", { style: "margin-left:auto" }), earlier, later),
     ),
-    close: () => { following = 0; },
+    close: () => { tails += 1; calls += 1; },
     refresh: async () => {},
   };
 }

@@ -1,9 +1,27 @@
-// What an operator changes of one log: settings, leadership, trim, deletion.
+// What an operator changes of one log: settings, leadership, election, trim, deletion.
 
-import { ask, count, h, table, toast } from "./dom.js";
+import { ask, bytes, count, h, table, toast } from "./dom.js";
 import { call, fetchRaw, pathOf } from "./service.js";
 
 const DAY_MS = 86_400_000;
+const NOT_IN_RAFT = ["min_in_sync_replicas", "unclean"]; // without effect there
+const DEFAULT = "default of the cluster ([retention])";
+
+function text(name, value) {
+  if (name === "retention") {
+    const { ms, bytes: size } = value ?? {};
+    return [ms && `${ms / DAY_MS} days`, size && bytes(size)].filter(Boolean).join(", ") || DEFAULT;
+  }
+  if (Array.isArray(value)) return value.join(" ");
+  return typeof value === "object" ? JSON.stringify(value) : String(value);
+}
+
+// Settings without a value, and those that the mode does not use, only distract.
+function isShown([name, value], mode) {
+  if (name === "retention") return true;
+  if (value === null || (mode === "raft" && NOT_IN_RAFT.includes(name))) return false;
+  return typeof value !== "object" || Object.keys(value).length > 0;
+}
 
 export function settingsTab(log) {
   const list = h("div");
@@ -14,9 +32,11 @@ export function settingsTab(log) {
     const answer = await fetchRaw(pathOf(log));
     etag = answer.headers.get("etag");
     config = await answer.json();
+    transferButton.hidden = config.replication === "classic"; // its master is configured
+    electButton.hidden = config.replication !== "controller";
     list.replaceChildren(table(
-      [["Setting", ([name]) => name], ["Value", ([, value]) => (value === null ? "–" : typeof value === "object" ? JSON.stringify(value) : String(value)), "value"]],
-      Object.entries(config),
+      [["Setting", ([name]) => name], ["Value", ([name, value]) => text(name, value), "value"]],
+      Object.entries(config).filter((setting) => isShown(setting, config.replication)),
     ));
   }
 
@@ -32,8 +52,8 @@ export function settingsTab(log) {
 
   async function change() {
     const durability = h("select", {}, ["fsync", "replicated"].map((each) => h("option", { selected: each === config.durability }, each)));
-    const days = h("input", { type: "number", min: "0", step: "any", value: config.retention?.ms ? config.retention.ms / DAY_MS : "", placeholder: "unlimited" });
-    const mib = h("input", { type: "number", min: "1", value: config.retention?.bytes ? config.retention.bytes / 1_048_576 : "", placeholder: "unlimited" });
+    const days = h("input", { type: "number", min: "0", step: "any", value: config.retention?.ms ? config.retention.ms / DAY_MS : "", placeholder: "default" });
+    const mib = h("input", { type: "number", min: "0", step: "any", value: config.retention?.bytes ? config.retention.bytes / 1_048_576 : "", placeholder: "default" });
     const answer = await ask({
       title: `Change ${log}`,
       fields: [["durability", "Durability", durability], ["days", "Keep for days", days], ["mib", "Keep at most MiB", mib]],
@@ -41,15 +61,33 @@ export function settingsTab(log) {
     });
     if (!answer) return;
     const ms = answer.days ? Math.round(Number(answer.days) * DAY_MS) : null;
-    const bytes = answer.mib ? Math.round(Number(answer.mib) * 1_048_576) : null;
-    const body = { durability: answer.durability, retention: ms === null && bytes === null ? null : { ms, bytes } };
+    const size = answer.mib ? Math.round(Number(answer.mib) * 1_048_576) : null;
+    const body = { durability: answer.durability, retention: ms === null && size === null ? null : { ms, bytes: size } };
     await done("Settings changed", () => call(pathOf(log), { method: "PATCH", body, headers: etag ? { "if-match": etag } : {} }));
   }
 
   async function transfer() {
-    const to = h("select", {}, config.replicas.map((each) => h("option", {}, each)));
+    const { leader } = await call(`${pathOf(log)}/tail?consistency=committed`);
+    const others = config.replicas.filter((each) => each !== leader);
+    if (!others.length) { toast(`No other node keeps ${log}`, true); return; }
+    const to = h("select", {}, others.map((each) => h("option", {}, each)));
     const answer = await ask({ title: `Transfer the leadership of ${log}`, fields: [["to", "New leader", to]], confirm: "Transfer" });
     if (answer) await done(`${answer.to} leads ${log}`, () => call("/v1/cluster/leader:transfer", { method: "POST", body: { to: answer.to, log }, timeoutMs: 20_000 }));
+  }
+
+  async function elect() {
+    const candidate = h("select", {}, h("option", { value: "" }, "any in sync"), config.replicas.map((each) => h("option", {}, each)));
+    const unclean = h("select", {}, h("option", { value: "" }, "no"), h("option", { value: "yes" }, "yes: acknowledged records may be lost"));
+    const answer = await ask({
+      title: `Elect a master of ${log}`,
+      text: "A live master stays, unless another node is named. A node that is not in sync is elected only if that is allowed here.",
+      fields: [["candidate", "Master", candidate], ["unclean", "Allow a node that is not in sync", unclean]],
+      confirm: "Elect",
+      danger: true,
+      match: log,
+    });
+    const body = answer && { candidate: answer.candidate || null, unclean: answer.unclean === "yes" };
+    if (answer) await done("The controllers have decided", () => call(`${pathOf(log)}:elect`, { method: "POST", body, timeoutMs: 20_000 }));
   }
 
   async function trim() {
@@ -76,7 +114,9 @@ export function settingsTab(log) {
     }
   }
 
-  const guarded = (work) => () => { if (config) work(); };
+  const guarded = (work) => () => { if (config) work().catch((error) => toast(error.message, true)); };
+  const transferButton = h("button", { type: "button", onclick: guarded(transfer) }, "Transfer leadership");
+  const electButton = h("button", { type: "button", class: "danger", hidden: true, onclick: guarded(elect) }, "Elect");
   load().catch((error) => toast(error.message, true));
   return {
     element: h(
@@ -84,7 +124,7 @@ export function settingsTab(log) {
       {},
       h("div", { class: "bar" }, h("h2", {}, "Settings"),
         h("button", { type: "button", onclick: guarded(change) }, "Change"),
-        h("button", { type: "button", onclick: guarded(transfer) }, "Transfer leadership"),
+        transferButton, electButton,
         h("button", { type: "button", class: "danger", onclick: guarded(trim) }, "Trim"),
         h("button", { type: "button", class: "danger", onclick: guarded(remove) }, "Delete")),
       list,

@@ -1,0 +1,127 @@
+"""The scripts of the live page in a browser, without a node: a refresh keeps what a person has begun."""
+
+import json
+import re
+import shutil
+import subprocess
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from app.api.routes import live_page
+
+SCRIPTS = Path(live_page.__file__).with_name("live")
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PAGE = """<!doctype html><div id="holder"></div><pre id="result"></pre><script src="uplot.js"></script>
+<script type="module">
+import { byId, h, table, update } from "./dom.js";
+import { Series } from "./charts.js";
+const holder = byId("holder");
+const result = {};
+%s
+byId("result").textContent = JSON.stringify(result);
+</script>"""
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder with the scripts of the live page."""
+    shutil.copytree(SCRIPTS, tmp_path / "site")
+    return tmp_path / "site"
+
+
+def result_of(site: Path, script: str) -> dict[str, object]:
+    """Return what the script has put into `result`."""
+    if BROWSER is None:
+        pytest.skip("needs Chromium")
+    (site / "test.html").write_text(PAGE % script, encoding="utf-8")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(site))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/test.html"
+        options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={site / 'profile'}"]
+        command = [BROWSER, *options, "--virtual-time-budget=1000", "--dump-dom", address]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        server.shutdown()
+    found = re.search(r'<pre id="result">(.*?)</pre>', shown, re.DOTALL)
+    assert found is not None, shown
+    answer: dict[str, object] = json.loads(found[1].replace("&gt;", ">").replace("&lt;", "<"))
+    return answer
+
+
+def test_a_refresh_keeps_the_focus_and_the_scroll_position(site: Path) -> None:
+    script = """
+      const columns = [["Log", (log) => h("a", { href: `#/${log}` }, log)]];
+      const show = (logs) => update(holder, table(columns, logs, { key: (log) => log }));
+      show(["b", "c"]);
+      holder.querySelector('a[href="#/c"]').focus();
+      const scroll = holder.querySelector(".scroll");
+      show(["a", "b", "c", "d"]);
+      result.focus = document.activeElement.textContent;
+      result.same = scroll === holder.querySelector(".scroll");
+      result.rows = [...holder.querySelectorAll("a")].map((each) => each.textContent);
+      show(["c"]);
+      result.left = [...holder.querySelectorAll("a")].map((each) => each.textContent);
+      result.focus_after = document.activeElement.textContent;
+    """
+    shown = result_of(site, script)
+    assert (shown["focus"], shown["same"]) == ("c", True)
+    assert shown["rows"] == ["a", "b", "c", "d"]
+    assert (shown["left"], shown["focus_after"]) == (["c"], "c")
+
+
+def test_a_button_acts_on_the_row_that_it_stands_in(site: Path) -> None:
+    script = """
+      const pressed = [];
+      const button = (name, node) => h(
+        "button", { "data-key": name, onclick: () => pressed.push(`${name} ${node.id}`) }, name);
+      const buttons = (node) => h(
+        "div", {}, node.voter ? null : button("promote", node), button("remove", node));
+      const columns = [["Node", (node) => node.id], ["Actions", buttons]];
+      const show = (nodes) => update(holder, table(columns, nodes, { key: (node) => node.id }));
+      show([{ id: "n1", voter: true }, { id: "n2", voter: true }]);
+      show([{ id: "n2", voter: false }]);
+      for (const each of holder.querySelectorAll("button")) each.click();
+      show([{ id: "n0", voter: true }, { id: "n2", voter: true }]);
+      for (const each of holder.querySelectorAll("button")) each.click();
+      result.pressed = pressed;
+    """
+    assert result_of(site, script)["pressed"] == ["promote n2", "remove n2", "remove n0", "remove n2"]
+
+
+def test_an_opened_record_stays_open_while_others_arrive(site: Path) -> None:
+    script = """
+      const columns = [["Value", (index) => h("details", {}, h("summary", {}, index))]];
+      const options = { key: (index) => index, fixed: true };
+      const show = (records) => update(holder, table(columns, records, options));
+      show([2, 1]);
+      holder.querySelectorAll("details")[1].open = true;
+      show([4, 3, 2, 1]);
+      result.open = [...holder.querySelectorAll("details[open]")].map((each) => each.textContent);
+    """
+    assert result_of(site, script)["open"] == ["1"]
+
+
+def test_a_chart_names_the_busiest_and_shows_a_gap(site: Path) -> None:
+    script = """
+      const series = new Series();
+      series.add(1_000, { a: 1, b: 5, gone: null });
+      series.add(2_000, { a: 1, b: 5, c: 3 });
+      series.add(60_000, { a: 1, b: 5, c: 3 });
+      result.busiest = series.largest(2);
+      result.times = series.times;
+      result.names = [...series.values.keys()];
+      result.c = series.values.get("c");
+    """
+    shown = result_of(site, script)
+    assert shown["busiest"] == ["b", "c"]
+    assert shown["times"] == [1, 2, 3, 60]  # no line over the time in which the page was hidden
+    assert shown["names"] == ["a", "b", "c"]
+    assert shown["c"] == [None, 3, None, 3]
