@@ -31,7 +31,7 @@ def story_figure(reigns: Rows, memberships: Rows, confirmed: Rows, pauses: Rows)
     In: rows of failovers.reigns, .memberships, .confirmed and .pauses.
     """
     if not reigns:
-        return without_plot("The controllers have not elected a master yet")
+        return without_plot("No election by controllers is recorded for this log")
     begin = reigns[0]["from"]
     happened = [row["from"] for row in (*reigns, *memberships)] + [row["timestamp"] for row in pauses]
     width = seconds_after(begin, max(happened)) + QUIET_S

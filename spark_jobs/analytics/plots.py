@@ -54,8 +54,7 @@ def delays_by_hour_figure(rows: Rows) -> Figure:
     delays.set_ylabel("departure delay (minutes)")
     delays.legend(loc="upper left", frameon=False)
     delays.set_title(
-        f"Delays build up: at {worst['hour']} h one flight in ten leaves {worst['late']:.0f} min late or "
-        "more",
+        f"Latest at {worst['hour']} h: one flight in ten leaves {worst['late']:.0f} min late or more",
         loc="left",
         fontweight="bold",
         color=INK,
@@ -132,9 +131,10 @@ def _draw_terms(axes: Axes, shown: Rows, terms: Rows, width: float) -> None:
 def _draw_peer(axes: Axes, begin: Any, of_peer: Rows, *, color: str, line_width: float) -> None:
     """Draw the watermark of one peer, and a dotted line for each of its absences."""
     peer = of_peer[0]["peer"]
+    times, indexes = _line_of(begin, of_peer)
     axes.plot(
-        [seconds_after(begin, row["timestamp"]) for row in of_peer],
-        [row["watermark"] if row["watermark"] >= 0 else float("nan") for row in of_peer],
+        times,
+        indexes,
         color=color,
         linewidth=line_width,
         solid_capstyle="butt",
@@ -151,7 +151,25 @@ def _draw_peer(axes: Axes, begin: Any, of_peer: Rows, *, color: str, line_width:
             textcoords="offset points",
             ha="center",
             color=MUTED,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 1},  # readable on a line
         )
+
+
+def _line_of(begin: Any, of_peer: Rows) -> tuple[list[float], list[float]]:
+    """Return the points of a peer's line. It is interrupted where the peer has not been heard of, and between
+    two terms where no leader reported anything for some time."""
+    times: list[float] = []
+    indexes: list[float] = []
+    before: Mapping[str, Any] | None = None
+    for row in of_peer:
+        at = seconds_after(begin, row["timestamp"])
+        if before and before["term"] != row["term"] and at - times[-1] > AWAY_S:
+            times.append(at)
+            indexes.append(float("nan"))
+        times.append(at)
+        indexes.append(row["watermark"] if row["watermark"] >= 0 else float("nan"))
+        before = row
+    return times, indexes
 
 
 def seconds_after(begin: Any, moment: Any) -> float:

@@ -24,6 +24,7 @@ from spark_jobs.analytics.terms import Rows, fail_overs_sentence, served
 MAX_CARRIERS = 12
 MAX_LABELLED_BARS = 24
 HOURS_SHOWN = 24  # each as a bar
+NOTHING = "#d8dce3"
 SILENT = "not heard of in this term"
 THOUSANDS = FuncFormatter(lambda value, _: f"{value:,.0f}")
 
@@ -264,7 +265,8 @@ def carriers_figure(delays: Rows) -> Figure:
         [f"{carrier} ({counts[carrier]:,})" for carrier in carriers],
     )
     axes.invert_yaxis()
-    axes.set_xlabel("hour of departure (New York time, 24 h)")
+    axes.set_facecolor(NOTHING)  # white is a delay of 0
+    axes.set_xlabel("hour in which the flights left (New York time, 24 h); grey: no flight")
     axes.set_ylabel("carrier (flights)")
     figure.colorbar(image, label="mean departure delay (minutes)", extend="both")
     shown = [row for row in delays if row["carrier"] in carriers and row["mean"] is not None]
@@ -290,13 +292,13 @@ def late_figure(late: Rows, on_time: int) -> Figure:
     day is one bar.
     """
     if not late:
-        return without_plot(f"None of {on_time:,} flights was late")
+        return without_plot(f"None of {on_time:,} records is late")
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     axes = figure.subplots()
     hours = sorted({min(row["hours_behind"], HOURS_SHOWN) for row in late})
     for name, color, label in (
-        ("flights", LATE, "late flights"),
-        ("cancelled", CANCELLED, "of them cancelled"),
+        ("flights", LATE, "late records"),
+        ("cancelled", CANCELLED, "of them of cancelled flights"),
     ):
         counts = [
             sum(row[name] for row in late if min(row["hours_behind"], HOURS_SHOWN) == hour) for hour in hours
@@ -306,10 +308,10 @@ def late_figure(late: Rows, on_time: int) -> Figure:
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))  # flights are counted: no label appears twice
     axes.yaxis.set_major_formatter(THOUSANDS)
     axes.set_xlabel("hours before the watermark (whole hours)")
-    axes.set_ylabel("flights")
+    axes.set_ylabel("records")
     axes.legend(loc="upper right", frameon=False)
     count, cancelled = (sum(row[name] for row in late) for name in ("flights", "cancelled"))
-    title = f"{count:,} of {count + on_time:,} flights were late; {cancelled:,} of them were cancelled"
+    title = f"{count:,} of {count + on_time:,} records are late; cancelled flights: {cancelled:,} of them"
     axes.set_title(title, loc="left", fontweight="bold", color=INK)
     bare(axes)
     return figure

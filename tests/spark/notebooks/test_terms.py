@@ -124,12 +124,12 @@ FIGURES: dict[str, tuple[Figure, str]] = {
         carriers_figure([{"carrier": "UA", "hour_of_day": 3, "flights": 1, "mean": None}]),
         "No flight has left",
     ),
-    "none late": (late_figure([], 7), "None of 7 flights was late"),
+    "none late": (late_figure([], 7), "None of 7 records is late"),
     "days late": (
         late_figure([{"hours_behind": k, "flights": 2, "cancelled": 1} for k in range(2, 300)], 4),
-        "596 of 600 flights were late; 298 of them were cancelled",
+        "596 of 600 records are late; cancelled flights: 298 of them",
     ),
-    "no masters": (story_figure([], [], [], []), "not elected"),
+    "no masters": (story_figure([], [], [], []), "No election by controllers"),
     "no pauses": (pauses_figure([], [], []), "no two records"),
     "many masters": (story_figure(REIGNS, [], [], PAUSES), "Masters: 60"),
     "many pauses": (pauses_figure(PAUSES, REIGNS, TERMS), "99 changes of the leader"),
@@ -162,6 +162,27 @@ def test_the_committed_index_is_not_that_of_a_leader_that_does_not_know_it_yet()
     lines = watermarks_figure(rows, terms).axes[0].get_lines()
     (committed,) = (line for line in lines if line.get_label() == "committed")
     assert list(committed.get_ydata()) == [5, 5, 6, 6, 7, 7]
+
+
+def test_a_line_is_interrupted_while_no_leader_reports() -> None:
+    """The cluster is stopped after term 1 for 100 s. The leader of term 2 knows its own watermark at once."""
+    rows = [
+        *reported(0, 1, "n1", n1=5, n2=5),
+        *reported(1, 1, "n1", n1=6, n2=6),
+        *reported(2, 2, "n2", n1=7, n2=7),
+        *reported(102, 3, "n2", n1=8, n2=8),
+    ]
+    lines = watermarks_figure(rows, TERMS[:2]).axes[0].get_lines()
+    (of_n2,) = (line for line in lines if line.get_label() == "n2 has acknowledged")
+    assert [str(index) for index in of_n2.get_ydata()] == ["5.0", "6.0", "7.0", "nan", "8.0"]
+
+
+def test_the_title_of_the_delays_claims_no_trend() -> None:
+    row = {"median": 0.0, "flights": 5, "cancelled": 0}
+    figure = delays_by_hour_figure([{"hour": 6, "late": 90.0, **row}, {"hour": 20, "late": 10.0, **row}])
+    assert figure.axes[0].get_title(loc="left") == (
+        "Latest at 6 h: one flight in ten leaves 90 min late or more"
+    )
 
 
 def test_a_peer_is_away_while_leaders_miss_it_and_not_because_nothing_was_appended() -> None:
