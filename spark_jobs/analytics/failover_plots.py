@@ -10,6 +10,7 @@ from matplotlib.ticker import FuncFormatter
 from spark_jobs.analytics.plots import (
     CANCELLED,
     INK,
+    LATE,
     MUTED,
     PEER_COLORS,
     bare,
@@ -57,13 +58,26 @@ def story_figure(reigns: Rows, memberships: Rows, confirmed: Rows, pauses: Rows)
         members.barh(
             nodes.index(row["node"]), end - start, left=start, color=_color(nodes, row["node"]), height=0.62
         )
-    times = [seconds_after(begin, row["timestamp"]) for row in confirmed]
-    offsets_kib = [row["confirm_offset"] / KIB for row in confirmed]
-    offsets.step(times, offsets_kib, where="post", color=INK, linewidth=1.8)
+    by_kind = {
+        of_set: [row for row in confirmed if row["of_set"] is of_set and row["confirm_offset"] is not None]
+        for of_set in (False, True)
+    }
+    for of_set, rows in by_kind.items():
+        offsets.step(
+            [seconds_after(begin, row["timestamp"]) for row in rows],
+            [row["confirm_offset"] / KIB for row in rows],
+            where="post",
+            color=LATE if of_set else INK,
+            linewidth=0 if of_set else 1.8,
+            marker="o" if of_set else None,
+            markersize=4,
+            label="with a change of the set" if of_set else "begin of the last confirmed batch",
+        )
+    offsets.legend(loc="lower right", frameon=False)
     offsets.set_ylabel("confirm offset (KiB)")
     offsets.set_ylim(bottom=0)
     offsets.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    offsets.set_xlabel(f"time (seconds); red: producers waited longer than {LONG_PAUSE_S} s")
+    offsets.set_xlabel(f"time (seconds); red: no record for longer than {LONG_PAUSE_S} s")
     for axes, what in ((masters, "master"), (members, "in the set")):
         axes.set_yticks(range(len(nodes)), nodes)
         axes.set_ylim(len(nodes) - 0.5, -0.75)
@@ -72,9 +86,10 @@ def story_figure(reigns: Rows, memberships: Rows, confirmed: Rows, pauses: Rows)
         _mark_pauses(axes, pauses, begin)
     offsets.set_xlim(0, width)
     changes = len(reigns) - 1
-    title = f"Masters: {len(reigns)}, one after the other; the confirm offset never decreased"
-    if any(after < before for before, after in pairwise(offsets_kib)):
-        title = f"Masters: {len(reigns)}; the confirm offset was lower than before at least once"
+    title = f"Epochs: {len(reigns)}, each with one master; the confirm offset never decreased"
+    known = ([row["confirm_offset"] for row in rows] for rows in by_kind.values())
+    if any(after < before for of_kind in known for before, after in pairwise(of_kind)):
+        title = f"Epochs: {len(reigns)}; the confirm offset was lower than before at least once"
     if not changes:
         title = f"{reigns[0]['master']} was the master all the time"
     masters.set_title(title, loc="left", fontweight="bold", color=INK)

@@ -54,16 +54,20 @@ def memberships(sync_state_sets: DataFrame, events: DataFrame) -> DataFrame:
 def confirmed(watermarks: DataFrame, entries: DataFrame, sync_state_sets: DataFrame) -> DataFrame:
     """Return the confirm offset as recorded: by masters with their watermarks, and with each set.
 
-    A watermark names the last confirmed record; the result is the offset of the batch that holds it. In
-    WATERMARKS, ENTRIES, SYNC_STATE_SETS. Out timestamp, epoch, confirm_offset (bytes), in order.
+    A watermark names the last confirmed record; the result is the offset of the batch that holds it, which is
+    below the confirm offset that a set has. So rows of the two kinds are not to be compared. In WATERMARKS,
+    ENTRIES, SYNC_STATE_SETS. Out timestamp, epoch, confirm_offset (bytes), of_set (the kind), in order.
     """
     news = watermarks.groupBy("term", "node", "seq").agg(
         F.first("timestamp").alias("timestamp"), F.first("committed_index").alias("index")
     )
     by_news = news.join(entries.select("index", "offset"), "index").select(
-        "timestamp", F.col("term").alias("epoch"), F.col("offset").alias("confirm_offset")
+        "timestamp",
+        F.col("term").alias("epoch"),
+        F.col("offset").alias("confirm_offset"),
+        F.lit(False).alias("of_set"),
     )
-    by_sets = sync_state_sets.select("timestamp", "epoch", "confirm_offset")
+    by_sets = sync_state_sets.select("timestamp", "epoch", "confirm_offset", F.lit(True).alias("of_set"))
     return by_news.unionByName(by_sets).orderBy("timestamp", "epoch")
 
 

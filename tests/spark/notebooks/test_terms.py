@@ -131,7 +131,7 @@ FIGURES: dict[str, tuple[Figure, str]] = {
     ),
     "no masters": (story_figure([], [], [], []), "No election by controllers"),
     "no pauses": (pauses_figure([], [], []), "no two records"),
-    "many masters": (story_figure(REIGNS, [], [], PAUSES), "Masters: 60"),
+    "many masters": (story_figure(REIGNS, [], [], PAUSES), "Epochs: 60"),
     "many pauses": (pauses_figure(PAUSES, REIGNS, TERMS), "99 changes of the leader"),
 }
 
@@ -175,6 +175,22 @@ def test_a_line_is_interrupted_while_no_leader_reports() -> None:
     lines = watermarks_figure(rows, TERMS[:2]).axes[0].get_lines()
     (of_n2,) = (line for line in lines if line.get_label() == "n2 has acknowledged")
     assert [str(index) for index in of_n2.get_ydata()] == ["5.0", "6.0", "7.0", "nan", "8.0"]
+
+
+@pytest.mark.parametrize(("last", "words"), [(900, "never decreased"), (700, "was lower than before")])
+def test_a_confirm_offset_is_compared_with_others_of_its_kind(last: int, words: str) -> None:
+    """A watermark has the begin of a batch, a set its end: the first is lower without any decrease."""
+    rows = [
+        {"timestamp": at(second), "epoch": 1, "confirm_offset": offset, "of_set": of_set}
+        for second, offset, of_set in [
+            (0, 712, True),
+            (1, 500, False),
+            (2, 800, True),
+            (3, last - 100, False),
+        ]
+    ]
+    figure = story_figure(REIGNS[:2], [], [*rows, {**rows[-1], "confirm_offset": last, "of_set": True}], [])
+    assert words in figure.axes[0].get_title(loc="left")
 
 
 def test_the_title_of_the_delays_claims_no_trend() -> None:
