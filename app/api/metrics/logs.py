@@ -23,8 +23,8 @@ def replica_metrics(drivers: Sequence[LogDriver], seen: Seen) -> Iterator[Metric
         (telemetry.TERM, "Current term", lambda status: status.core.term),
         (
             telemetry.LEADING,
-            "1 if this node is the leader",
-            lambda status: int(status.core.role is Role.LEADER),
+            "1 if this node is the leader or master",
+            lambda status: int(status.core.role in (Role.LEADER, Role.MASTER)),
         ),
         (
             telemetry.BEGIN_INDEX,
@@ -37,6 +37,12 @@ def replica_metrics(drivers: Sequence[LogDriver], seen: Seen) -> Iterator[Metric
     )
     for name, text, value in per_log:
         yield telemetry.gauge(name, text, ("log",), [((log,), value(status)) for log, status in seen])
+    yield telemetry.gauge(
+        telemetry.STORED_BYTES,
+        "Bytes of the log that this replica keeps",
+        ("log",),
+        [((driver.log_name,), float(driver.log.end_offset - driver.log.begin_offset)) for driver in drivers],
+    )
     state = (
         (telemetry.IDEMPOTENCY_KEYS, "Idempotency keys remembered", lambda state: state.key_count),
         (telemetry.PRODUCERS, "Producers remembered", lambda state: state.producer_count),

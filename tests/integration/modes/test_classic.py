@@ -64,6 +64,8 @@ def test_a_classic_log_by_rest(tmp_path: Path) -> None:
         assert (link["state"], link["reported_offset"]) == ("TRANSFER", seen["end_offset"])
         metrics = cluster.get("n2", "/metrics").text
         assert 'commitlog_ha_gap_bytes{log="default",peer="n1"} 0.0' in metrics
+        assert 'commitlog_leading{log="default"} 1.0' in metrics  # or every such log would alert
+        assert 'commitlog_leading{log="default"} 0.0' in cluster.get("n1", "/metrics").text
         assert 'commitlog_ha_connections_refused_total{limit="replica"} 0.0' in metrics
 
         cluster.kill("n1")

@@ -142,6 +142,7 @@ def test_health_and_metrics(cluster: Cluster) -> None:
     cluster.append(leader, "measured")
     lines = cluster.get(leader, "/metrics").text
     assert 'commitlog_leading{log="default"} 1.0' in lines
+    assert re.search(r'commitlog_stored_bytes\{log="default"\} [1-9]', lines)
     assert re.search(r'commitlog_http_requests_total\{method="POST",route="[^"]+",status="200"\} \d', lines)
     assert re.search(r"commitlog_append_seconds_count [1-9]", lines)
     assert re.search(r'commitlog_watermark\{log="default",peer="n2"\} \d', lines)
@@ -160,7 +161,7 @@ def test_the_page_of_the_api_needs_no_network(cluster: Cluster) -> None:
     assert "http://" not in page.text
     assert "https://" not in page.text
     refused(cluster.get("n1", "/docs/../etc/passwd"), 404, "not-found")
-    refused(cluster.get("n1", "/docs/index.html"), 404, "not-found")
+    refused(cluster.get("n1", "/docs/no-such-page.html"), 404, "not-found")
     root = cluster.get("n1", "/")
     assert (root.status_code, root.headers["location"]) == (307, "/docs")
 
