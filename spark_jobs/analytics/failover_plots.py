@@ -12,8 +12,8 @@ from spark_jobs.analytics.plots import (
     INK,
     LATE,
     MUTED,
-    PEER_COLORS,
     bare,
+    colors_of,
     seconds_after,
     spaced,
     without_plot,
@@ -38,12 +38,13 @@ def story_figure(reigns: Rows, memberships: Rows, confirmed: Rows, pauses: Rows)
     width = seconds_after(begin, max(happened)) + QUIET_S
     labelled = spaced([seconds_after(begin, row["from"]) for row in reigns], width, EPOCH_SHARE)
     nodes = sorted({row["master"] for row in reigns} | {row["node"] for row in memberships})
+    colors = colors_of(nodes)
     figure = Figure(figsize=(9, 7.6), layout="constrained")
     masters, members, offsets = figure.subplots(3, 1, sharex=True, height_ratios=(1, 1, 1.4))
     for number, row in enumerate(reigns):
         start, end = seconds_after(begin, row["from"]), seconds_after(begin, row["until"])
         place = nodes.index(row["master"])
-        masters.barh(place, end - start, left=start, color=_color(nodes, row["master"]), height=0.62)
+        masters.barh(place, end - start, left=start, color=colors[row["master"]], height=0.62)
         if number in labelled:
             masters.annotate(
                 f"epoch {row['master_epoch']}",
@@ -55,9 +56,8 @@ def story_figure(reigns: Rows, memberships: Rows, confirmed: Rows, pauses: Rows)
             )
     for row in memberships:
         start, end = seconds_after(begin, row["from"]), seconds_after(begin, row["until"])
-        members.barh(
-            nodes.index(row["node"]), end - start, left=start, color=_color(nodes, row["node"]), height=0.62
-        )
+        place = nodes.index(row["node"])
+        members.barh(place, end - start, left=start, color=colors[row["node"]], height=0.62)
     by_kind = {
         of_set: [row for row in confirmed if row["of_set"] is of_set and row["confirm_offset"] is not None]
         for of_set in (False, True)
@@ -142,7 +142,3 @@ def _mark_pauses(axes: Axes, pauses: Rows, begin: Any) -> None:
         if row["pause_s"] >= LONG_PAUSE_S:
             end = seconds_after(begin, row["timestamp"])
             axes.axvspan(end - row["pause_s"], end, color=CANCELLED, alpha=0.2, linewidth=0)
-
-
-def _color(nodes: list[str], node: str) -> str:
-    return PEER_COLORS[nodes.index(node) % len(PEER_COLORS)]

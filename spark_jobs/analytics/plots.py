@@ -1,6 +1,7 @@
 """Figures of the notebooks: each answers one question, and its title states the answer."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -87,12 +88,13 @@ def watermarks_figure(watermarks: Rows, terms: Rows) -> Figure:
     width = max(seconds_after(begin, shown[-1]["timestamp"]), LEAST_SPAN_S)
     _draw_terms(axes, shown, terms, width)
     peers = sorted({row["peer"] for row in shown})
+    colors = colors_of(peers)
     for number, peer in enumerate(peers):
         _draw_peer(
             axes,
             begin,
             [row for row in shown if row["peer"] == peer],
-            color=PEER_COLORS[number % len(PEER_COLORS)],
+            color=colors[peer],
             line_width=2 + 2.5 * (len(peers) - 1 - number),  # so that overlapping lines are visible
         )
     committed = _committed(shown, terms)
@@ -170,6 +172,18 @@ def _line_of(begin: Any, of_peer: Rows) -> tuple[list[float], list[float]]:
         indexes.append(row["watermark"] if row["watermark"] >= 0 else float("nan"))
         before = row
     return times, indexes
+
+
+def colors_of(nodes: Iterable[str]) -> dict[str, str]:
+    """Return the colour of each node, the same in every figure: it follows from the number at the end of the
+    name. If not all names end with different numbers, it follows from the order of the names."""
+    names = sorted(set(nodes))
+    ends = [re.search(r"\d+$", name) for name in names]
+    places = [int(end[0]) - 1 if end else -1 for end in ends]
+    places = [place % len(PEER_COLORS) for place in places]
+    if None in ends or len(set(places)) < len(names):
+        places = [place % len(PEER_COLORS) for place in range(len(names))]
+    return {name: PEER_COLORS[place] for name, place in zip(names, places, strict=True)}
 
 
 def seconds_after(begin: Any, moment: Any) -> float:

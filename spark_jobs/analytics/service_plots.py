@@ -15,6 +15,7 @@ from spark_jobs.analytics.plots import (
     PEER_COLORS,
     TERM_SHADES,
     bare,
+    colors_of,
     seconds_after,
     top_note,
     without_plot,
@@ -26,6 +27,8 @@ MAX_LABELLED_BARS = 24
 HOURS_SHOWN = 24  # each as a bar
 NOTHING = "#d8dce3"
 SILENT = "not heard of in this term"
+TIME_UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
+MIN_UNITS = 20  # that an axis of time has
 THOUSANDS = FuncFormatter(lambda value, _: f"{value:,.0f}")
 
 
@@ -47,14 +50,14 @@ def lag_figure(lags: Rows, levels: Rows) -> Figure:
         if max(times) - min(times) >= LABEL_SHARE * width:
             top_note(axes, (min(times) + max(times)) / 2, f"term {term}")
     peers = sorted({row["peer"] for row in lags})
+    colors = colors_of(peers)
     for number, peer in enumerate(peers):
-        color = PEER_COLORS[number % len(PEER_COLORS)]
         for part, term in enumerate(terms):
             of_peer = [row for row in lags if row["peer"] == peer and row["term"] == term]
             axes.plot(
                 [seconds_after(begin, row["timestamp"]) for row in of_peer],
                 [row["lag"] for row in of_peer],
-                color=color,
+                color=colors[peer],
                 linewidth=1.4 + 1.6 * (len(peers) - 1 - number),  # so that overlapping lines are visible
                 marker="o",
                 markersize=3,
@@ -105,9 +108,9 @@ def service_figure(terms: Rows) -> Figure:
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     axes = figure.subplots()
     leaders = sorted({term["leader"] for term in shown})
+    colors = colors_of(leaders)
     for term in shown:
-        place = leaders.index(term["leader"])
-        color = PEER_COLORS[place % len(PEER_COLORS)]
+        place, color = leaders.index(term["leader"]), colors[term["leader"]]
         if term["leaderless_s"]:
             back = seconds_after(begin, term["led_from"])
             axes.axvspan(back - term["leaderless_s"], back, color=CANCELLED, alpha=0.25, linewidth=0)
@@ -150,13 +153,17 @@ def rates_figure(bins: Rows, width_s: float) -> Figure:
     begin = bins[0]["start"]
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     axes = figure.subplots()
-    times = [seconds_after(begin, row["start"]) for row in bins]
-    axes.bar(times, [row["records"] / width_s for row in bins], width=width_s, align="edge", color=LATE)
-    axes.set_xlabel(f"timestamp of the records: seconds since {begin:%Y-%m-%d %H:%M:%S}")
-    axes.set_ylabel("records a second")
+    span_s = seconds_after(begin, bins[-1]["start"]) + width_s
+    unit, unit_s = next(each for each in TIME_UNITS if span_s >= MIN_UNITS * each[1] or each[1] == 1)
+    width = width_s / unit_s
+    times = [seconds_after(begin, row["start"]) / unit_s for row in bins]
+    axes.bar(times, [row["records"] / width for row in bins], width=width, align="edge", color=LATE)
+    axes.set_xlabel(f"timestamp of the records: {unit}s since {begin:%Y-%m-%d %H:%M:%S}")
+    axes.set_ylabel(f"records per {unit}")
+    axes.xaxis.set_major_formatter(THOUSANDS)
     axes.yaxis.set_major_formatter(THOUSANDS)
     count, size = (sum(row[name] for row in bins) for name in ("records", "size_bytes"))
-    title = f"{count:,} records in {times[-1] + width_s:,.0f} s; {size / count:,.0f} bytes each on average"
+    title = f"{count:,} records in {span_s / unit_s:,.0f} {unit}s; {size / count:,.0f} bytes each on average"
     axes.set_title(title, loc="left", fontweight="bold", color=INK)
     bare(axes)
     return figure

@@ -98,9 +98,18 @@ def fail_overs_sentence(terms: Rows) -> str:
     else:
         what = f"{changes_of_leader(terms)} changes of the leader"
     if not pauses:
-        return f"{what}; the time without records is not known"
+        return f"{what}; {_why_unknown(terms)}"
     longest = f"{max(pauses):.2f} s"
     return f"{what}: no record for {'at most ' if len(pauses) > 1 else ''}{longest}"
+
+
+def _why_unknown(terms: Rows) -> str:
+    held = [term["term"] for term in terms if term["records"]]
+    if not held:
+        return "the log has no records"
+    if len(held) == 1:
+        return f"all records are of term {held[0]}"
+    return "the time without records is not known, as the timestamps do not follow the terms"
 
 
 def served(terms: Rows) -> tuple[float, float] | None:

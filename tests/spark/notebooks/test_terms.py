@@ -7,7 +7,13 @@ import pytest
 from matplotlib.figure import Figure
 
 from spark_jobs.analytics.failover_plots import pauses_figure, story_figure
-from spark_jobs.analytics.plots import delays_by_hour_figure, spaced, watermarks_figure
+from spark_jobs.analytics.plots import (
+    PEER_COLORS,
+    colors_of,
+    delays_by_hour_figure,
+    spaced,
+    watermarks_figure,
+)
 from spark_jobs.analytics.service_plots import (
     carriers_figure,
     commits_figure,
@@ -82,7 +88,31 @@ def test_timestamps_of_clients_give_no_pause(last: float) -> None:
     terms = terms_of(EPOCHS[:2], [held(1, last - 5, last), held(2, 9, 11)])
     assert pauses_of(terms) == []
     assert served(terms) is None
-    assert fail_overs_sentence(terms) == "n2 took over from n1; the time without records is not known"
+    reason = "the time without records is not known, as the timestamps do not follow the terms"
+    assert fail_overs_sentence(terms) == f"n2 took over from n1; {reason}"
+
+
+def test_without_records_in_two_terms_no_time_is_unknown() -> None:
+    assert fail_overs_sentence(terms_of(EPOCHS[:2], [])) == "n2 took over from n1; the log has no records"
+    one = terms_of(EPOCHS[:2], [held(1, 0, 5)])
+    assert fail_overs_sentence(one) == "n2 took over from n1; all records are of term 1"
+
+
+def test_a_node_has_one_colour_in_every_figure() -> None:
+    assert colors_of(["n3", "n1"])["n3"] == colors_of(["n1", "n2", "n3"])["n3"] == PEER_COLORS[2]
+    assert len(set(colors_of(["n1", "n8", "n2"]).values())) == 3  # 1 and 8 would be the same of seven
+    assert colors_of(["east", "west"]) == {"east": PEER_COLORS[0], "west": PEER_COLORS[1]}
+
+
+@pytest.mark.parametrize(
+    ("width_s", "words"),
+    [(1, "20 records in 20 seconds"), (60, "20 minutes"), (3_600, "20 hours"), (2_160_000, "500 days")],
+)
+def test_a_rate_has_a_unit_in_which_it_can_be_read(width_s: int, words: str) -> None:
+    bins = [{"start": at(k * width_s), "records": 1, "size_bytes": 8} for k in range(20)]
+    (axes,) = rates_figure(bins, width_s).axes
+    assert words in axes.get_title(loc="left")
+    assert axes.get_ylabel() == f"records per {words.split()[-1].removesuffix('s')}"
 
 
 def test_labels_are_thinned_where_they_would_overprint() -> None:
