@@ -161,7 +161,9 @@ def rates_figure(bins: Rows, width_s: float) -> Figure:
     axes.set_xlabel(f"timestamp of the records: {unit}s since {begin:%Y-%m-%d %H:%M:%S}")
     axes.set_ylabel(f"records per {unit}")
     axes.xaxis.set_major_formatter(THOUSANDS)
-    axes.yaxis.set_major_formatter(THOUSANDS)
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}")
+    )
     count, size = (sum(row[name] for row in bins) for name in ("records", "size_bytes"))
     title = f"{count:,} records in {span_s / unit_s:,.0f} {unit}s; {size / count:,.0f} bytes each on average"
     axes.set_title(title, loc="left", fontweight="bold", color=INK)

@@ -23,6 +23,7 @@ NAMED_FILE = re.compile(r"(?<![\w./*{}$<>-])((?:[\w-]+/)*[\w-]+\.(?:py|md|java))
 SECTION = re.compile(r"([\w./-]+\.md) §(\d+)")
 HEADING = re.compile(r"^## (\d+)\. ", re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+DIAGRAM_WIDTH = 140  # characters; docs/site.css has room for as many
 BY_NAME = re.compile(r"pip install ['\"]?commitlog\b")
 RULE = re.compile(r"\b([DCAHR]-\d\d)\b")
 
@@ -162,6 +163,23 @@ def test_relative_links_resolve() -> None:
         if not re.match(r"[a-z]+:|#", found[1]) and not (path.parent / found[1].partition("#")[0]).exists()
     }
     assert not dead, "\n".join(sorted(dead))
+
+
+def test_the_diagrams_fit_the_pages_of_the_site() -> None:
+    """A diagram that is cut off at the right is not one."""
+    pages = [
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / path for path in ("app/README.md", "spark_jobs/README.md")),
+    ]
+    diagrams = [
+        (page.name, line)
+        for page in pages
+        for block in page.read_text("utf-8").split("```")[1::2]
+        for line in block.splitlines()
+        if "──" in block
+    ]
+    assert diagrams
+    assert [place for place in diagrams if len(place[1]) > DIAGRAM_WIDTH] == []
 
 
 def test_no_page_installs_from_an_index_where_the_name_belongs_to_another_project() -> None:
