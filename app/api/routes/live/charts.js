@@ -59,6 +59,7 @@ export class LineChart {
   }
 
   show(series, names = [...series.values.keys()]) {
+    if (series.times.length < 2) return; // uPlot has no range for one point
     const data = [series.times, ...names.map((name) => series.values.get(name))];
     if (this.plot && names.join() === this.names) this.plot.setData(data);
     else this.draw(names, data);

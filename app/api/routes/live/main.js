@@ -102,7 +102,7 @@ async function poll() {
 }
 
 byId("token").addEventListener("click", () => {
-  if (token()) { setToken(null); showToken(); } else logIn();
+  if (token()) { setToken(null); showToken(); show(); } else logIn(); // nothing of before stays on the screen
 });
 window.addEventListener("hashchange", () => { if (location.hash !== shownFor) { show(); byId("view").focus(); } });
 const named = new URLSearchParams(location.search).get("log"); // an address of earlier versions

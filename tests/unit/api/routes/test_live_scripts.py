@@ -18,7 +18,7 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 PAGE = """<!doctype html><div id="holder"></div><pre id="result"></pre><script src="uplot.js"></script>
 <script type="module">
 import { byId, h, table, update } from "./dom.js";
-import { Series } from "./charts.js";
+import { LineChart, Series } from "./charts.js";
 const holder = byId("holder");
 const result = {};
 %s
@@ -125,3 +125,22 @@ def test_a_chart_names_the_busiest_and_shows_a_gap(site: Path) -> None:
     assert shown["times"] == [1, 2, 3, 60]  # no line over the time in which the page was hidden
     assert shown["names"] == ["a", "b", "c"]
     assert shown["c"] == [None, 3, None, 3]
+
+
+def test_a_chart_begins_with_a_minute(site: Path) -> None:
+    """uPlot draws a thousand days for one point alone."""
+    script = """
+      const chart = new LineChart({ label: "rate", format: (value) => `${value}` });
+      holder.append(chart.element);
+      const series = new Series();
+      for (const second of [0, 1, 2]) {
+        series.add(1_700_000_000_000 + 1_000 * second, { a: second });
+        chart.show(series, series.largest(8));
+        await Promise.resolve();
+      }
+      result.range = [chart.plot.scales.x.min, chart.plot.scales.x.max].map((at) => at - 1_700_000_000);
+      result.legend = chart.element.querySelector(".u-legend").textContent;
+    """
+    shown = result_of(site, script)
+    assert shown["range"] == [-58, 2]
+    assert str(shown["legend"]).endswith("a2")  # the newest value, while no pointer chooses another
