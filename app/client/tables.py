@@ -4,7 +4,7 @@ the log?"""
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import quote
 
@@ -20,10 +20,11 @@ PAUSE_S = 0.2  # before the nodes are asked again
 
 @dataclass(frozen=True)
 class MaterializedTable:
-    """State of one table. The last three are None for tables that hold no records.
+    """State of one table. The index and the lag are None for tables that hold no records.
 
     materialized_index: every committed record up to it is a row or a control record. lag_ms: age of the
-    oldest record that is not in the table yet, 0 for none.
+    oldest record that is not in the table yet, 0 for none. committed_ms: time of the newest commit; None if
+    it is not known.
     """
 
     name: str
@@ -32,6 +33,13 @@ class MaterializedTable:
     materialized_index: int | None
     lag_records: int | None
     lag_ms: int | None
+    committed_ms: int | None = None
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> "MaterializedTable":
+        """Return the table of an answer. Newer nodes may send fields that this client does not know."""
+        known = {each.name for each in fields(cls)}
+        return cls(**{name: value for name, value in document.items() if name in known})
 
 
 @dataclass(frozen=True)
@@ -61,11 +69,11 @@ class Tables:
 
     def all(self) -> list[MaterializedTable]:
         """Return the tables by name."""
-        return [MaterializedTable(**table) for table in self._get("/tables")["tables"]]
+        return [MaterializedTable.of(table) for table in self._get("/tables")["tables"]]
 
     def find(self, name: str) -> MaterializedTable:
         """Raises NotFound."""
-        return MaterializedTable(**self._get(f"/tables/{quote(name, safe='')}"))
+        return MaterializedTable.of(self._get(f"/tables/{quote(name, safe='')}"))
 
     def wait(self, index: int, *, table: str = ENTRIES, timeout_ms: int = 5_000) -> MaterializedTable:
         """Return the table once it holds the record. Raises Unavailable (not-yet-materialized) after the
@@ -87,7 +95,7 @@ class Tables:
                 except (NoAnswer, Unavailable) as error:
                     failed.append(error)
                     continue
-                return MaterializedTable(**_json(answer))
+                return MaterializedTable.of(_json(answer))
             left_s = deadline - time.monotonic()
             unavailable = [error for error in failed if isinstance(error, Unavailable)]
             if not unavailable or left_s <= 0:

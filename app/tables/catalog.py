@@ -39,6 +39,7 @@ class TableState:
     read with the schema; of the tables of the journals, the newest
     committed index that their events report; inclusive, None if it is not recorded. last_epoch: of the tables
     of epochs, the newest one. log_id: the log of the records of `entries`, None if it is not recorded.
+    committed_ms: time of the commit of the version, None if its file was removed.
     """
 
     name: str
@@ -47,6 +48,7 @@ class TableState:
     held_index: int | None
     log_id: str | None
     last_epoch: int | None = None
+    committed_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class LogTables:
         self._held = (NONE, NONE)  # the newest checked version of `entries`, and what it holds
         self._ends: dict[str, tuple[int, int]] = {}  # of `records` and `dead_letters`: version, last index
         self._covered: tuple[int, int | None] = (NONE, None)  # the same of `events`
+        self._committed: dict[str, tuple[int, int | None]] = {}  # of each table: version, time of its commit
 
     def all(self) -> list[TableState]:
         """Return the tables by name. Raises DeltaLogError."""
@@ -117,12 +120,21 @@ class LogTables:
             last_epoch = largest(snapshot, EPOCH) if name in EPOCH_TABLES else None
             if is_typed(name):
                 covered = self._typed_index(name, snapshot)
-            return TableState(name, log.path, snapshot.version, covered, log_id, last_epoch)
+            committed_ms = self._committed_ms(name, snapshot.version)
+            return TableState(name, log.path, snapshot.version, covered, log_id, last_epoch, committed_ms)
         if self._held[0] != snapshot.version:
             held = max(largest(snapshot, KEY), _held(log, 0, snapshot.version))
             self._held = (snapshot.version, held)
         log_id = snapshot.properties.get(LOG_ID_PROPERTY)
-        return TableState(name, log.path, snapshot.version, self._held[1], log_id)
+        committed_ms = self._committed_ms(name, snapshot.version)
+        held_index = self._held[1]
+        return TableState(name, log.path, snapshot.version, held_index, log_id, committed_ms=committed_ms)
+
+    def _committed_ms(self, name: str, version: int) -> int | None:
+        if self._committed.get(name, (NONE, None))[0] != version:
+            commit = self._log(name).commit(version)
+            self._committed[name] = (version, None if commit is None else commit.timestamp_ms)
+        return self._committed[name][1]
 
     def _typed_index(self, name: str, snapshot: DeltaSnapshot) -> int:
         """Return the index up to which typed tables hold every record, NONE for none.

@@ -42,6 +42,7 @@ TABLE_EXAMPLE: Final[dict[str, Any]] = {
     "materialized_index": 44,
     "lag_records": 0,
     "lag_ms": 0,
+    "committed_ms": 1730000000000,
 }
 CUT_EXAMPLE: Final[dict[str, Any]] = {
     "index": 42,
@@ -108,7 +109,8 @@ def known_tables(call: Call) -> KnownTables:
     description="`materialized_index`: all committed data records up to this index are in `entries`; the "
     "other tables describe the log up to the commit of this index. `lag_records`: number of committed data "
     "records after it; `lag_ms`: age of the oldest of them. All three are null for tables of other jobs, and "
-    "for tables of the journals until a leader's watermarks are in them.",
+    "for tables of the journals until a leader's watermarks are in them. `committed_ms`: time of the newest "
+    "commit; null if its file was removed.",
     responses=answers(example={"tables": [TABLE_EXAMPLE]}),
     response_class=Response,
 )
@@ -240,6 +242,7 @@ async def _table_object(
         "materialized_index": held_index,
         "lag_records": lag_records,
         "lag_ms": lag_ms,
+        "committed_ms": state.committed_ms,
     }
 
 

@@ -84,6 +84,7 @@ def test_tables_are_listed_with_their_lag(cluster: Cluster, entries: DeltaFiles)
                 "materialized_index": end,
                 "lag_records": 0,
                 "lag_ms": 0,
+                "committed_ms": 3_000,
             },
             {
                 "name": "events",
@@ -92,6 +93,7 @@ def test_tables_are_listed_with_their_lag(cluster: Cluster, entries: DeltaFiles)
                 "materialized_index": None,
                 "lag_records": None,
                 "lag_ms": None,
+                "committed_ms": 3_500,
             },
         ]
     assert get(cluster, "tables/entries").json() == found[0]

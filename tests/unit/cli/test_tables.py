@@ -18,7 +18,8 @@ TABLE |= {"materialized_index": 7_890}
 def test_tables_show_version_and_lag() -> None:
     others = dict.fromkeys(("materialized_index", "lag_records", "lag_ms"))
     events = {"name": "events", "path": "/t/events", "version": 9, **others}
-    with answering(Scripted(200, {"tables": [TABLE, events]})) as node:
+    newer = {**TABLE, "committed_ms": 1, "of_a_newer_node": True}  # fields may be added
+    with answering(Scripted(200, {"tables": [newer, events]})) as node:
         shown = run("tables", url=node.url).output
         for text in ("entries", "7,890", "1,234", "56", "events", "9"):
             assert text in shown

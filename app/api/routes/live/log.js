@@ -188,6 +188,7 @@ function tablesTab(log) {
           ["Materialized index", (each) => count(each.materialized_index), "number"],
           ["Records behind", (each) => count(each.lag_records), "number"],
           ["Oldest waits", (each) => duration(each.lag_ms), "number"],
+          ["Last commit", (each) => (each.committed_ms === null ? "–" : time(each.committed_ms))],
           ["Path", (each) => each.path, "value"],
         ],
         tables,
