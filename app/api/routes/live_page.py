@@ -99,6 +99,7 @@ async def log(request: Request, broker: Node, query: Annotated[LogQuery, Query()
     match query.part:
         case Part.EPOCHS:
             answer["epochs"] = _epochs(hosted)
+            answer["epoch_count"] = 0 if hosted.driver is None else len(hosted.driver.log.epochs)
         case Part.EVENTS:
             answer["events"] = _events(hosted)
         case Part.CURSORS:

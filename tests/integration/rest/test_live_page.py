@@ -76,7 +76,9 @@ def test_the_screens_show_every_node_and_what_has_happened(cluster: Cluster) -> 
     roles = {node["id"]: node["status"]["role"] for node in log["nodes"]}
     assert [node for node, role in roles.items() if role == "leader"] == [leader]
     assert log["size_bytes"] > 0
-    epochs = cluster.get(follower, "/ui/log.json?part=epochs").json()["epochs"]
+    answer = cluster.get(follower, "/ui/log.json?part=epochs").json()
+    epochs = answer["epochs"]
+    assert answer["epoch_count"] == len(epochs)
     assert epochs[-1]["leader"] == leader
     events = cluster.get(follower, "/ui/log.json?part=events").json()["events"]
     assert events[-1]["kind"] == "start"

@@ -107,6 +107,8 @@ function epochsTab(log) {
       const chosen = leader.value;
       leader.replaceChildren(...options.map((each) => h("option", { value: each, selected: each === chosen }, each || "all")));
     }
+    const left = state.epoch_count - state.epochs.length;
+    const older = left ? `; ${count(left)} older ones are not shown` : "";
     const rows = state.epochs.filter((epoch) => !leader.value || epoch.leader === leader.value).reverse();
     update(list, table(
       [
@@ -118,7 +120,7 @@ function epochsTab(log) {
         ["Started", (epoch) => time(epoch.started_ms)],
       ],
       rows.slice(0, Number(limit.value)),
-      { caption: `${count(Math.min(rows.length, Number(limit.value)))} of ${count(rows.length)} epochs, newest first`, key: (epoch) => epoch.epoch },
+      { caption: `${count(Math.min(rows.length, Number(limit.value)))} of ${count(rows.length)} epochs, newest first${older}`, key: (epoch) => epoch.epoch },
     ));
   }
 
@@ -254,7 +256,7 @@ function cursorsTab(log) {
         [
           ["Cursor", (cursor) => cursor.name],
           ["Next index", (cursor) => count(cursor.index), "number"],
-          ["Behind", (cursor) => count(Math.max(0, end + 1 - cursor.index)), "number"],
+          ["Indexes behind", (cursor) => count(Math.max(0, end + 1 - cursor.index)), "number"],
           ["Holds retention back", (cursor) => (cursor.fence ? badge("yes", "warn") : "no")],
         ],
         state.cursors,
