@@ -5,7 +5,7 @@ screen what would take a call to each node. The files need no token, the data do
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
@@ -77,19 +77,22 @@ async def page() -> Response:
 
 @router.get("/ui/overview.json")
 async def overview(request: Request, broker: Node, query: Nothing) -> Response:
-    caller = caller_of(request)
     others = [node["id"] for node in member_objects(broker) if node["alive"] and node["id"] != broker.node.id]
-    found = await asyncio.gather(*(_ask(request, broker, node, "/ui/led.json") for node in others))
-    led = {row["name"]: row for answer in found if answer is not None for row in answer["logs"]}
-    return json_answer(_overview(broker, caller, led))
+    answers = await asyncio.gather(*(_ask(request, broker, node, "/ui/led.json") for node in others))
+    return json_answer(_overview(broker, caller_of(request), [each for each in answers if each is not None]))
 
 
 @router.get("/ui/led.json")
 async def led(request: Request, broker: Node, query: Nothing) -> Response:
-    """The logs that this node leads, for the overview at another node."""
+    """The logs that this node leads and their appends, for the overview at another node."""
     caller = caller_of(request)
     hosted = [each for each in broker.logs.values() if each.leads and caller.sees(each.name)]
-    return json_answer({"logs": [_log_row(broker, each) for each in hosted]})
+    return json_answer(
+        {
+            "logs": [_log_row(broker, each) for each in hosted],
+            "append_counts": broker.meter.append_counts,
+        }
+    )
 
 
 @router.get("/ui/log.json")
@@ -119,11 +122,16 @@ def _file(name: str) -> bytes:
     return (_FOLDER / name).read_bytes()
 
 
-def _overview(broker: Broker, caller: Caller, led: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+def _overview(broker: Broker, caller: Caller, others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the nodes, and all logs that the caller may see.
 
-    led: what other nodes report of the logs that they lead. Of each other log: what this node knows.
+    others: what other nodes report of the logs that they lead. Of each other log: what this node knows. An
+    append is counted by the leader that serves it, so the counts of all nodes are added.
     """
+    led = {row["name"]: row for answer in others for row in answer["logs"]}
+    own = broker.meter.append_counts
+    named = (each.get("append_counts", ()) for each in others)  # another version may count otherwise
+    counts = [own, *(each for each in named if len(each) == len(own))]
     visible = [hosted for hosted in broker.logs.values() if caller.sees(hosted.name)]
     return {
         "cluster": broker.settings.cluster_id,
@@ -139,7 +147,7 @@ def _overview(broker: Broker, caller: Caller, led: Mapping[str, dict[str, Any]])
             for hosted in visible
         ],
         "append_bounds_s": BUCKETS_S,
-        "append_counts": broker.meter.append_counts,
+        "append_counts": [sum(each) for each in zip(*counts, strict=True)],
     }
 
 

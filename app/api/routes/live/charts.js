@@ -120,11 +120,11 @@ export function drawEpochs(canvas, epochs, endIndex) {
   });
 }
 
-// The quantile of what was counted between two histograms, in seconds; null when nothing was.
+// The quantile of what was counted between two histograms, in seconds; null when nothing was, or a node is missing.
 export function quantile(bounds, before, after, share) {
   const counts = after.map((value, place) => value - (before ? before[place] : 0));
   const total = counts.reduce((sum, value) => sum + value, 0);
-  if (total <= 0) return null;
+  if (total <= 0 || counts.some((value) => value < 0)) return null;
   let seen = 0;
   for (let place = 0; place < counts.length; place += 1) {
     if (seen + counts[place] >= share * total) {

@@ -91,8 +91,8 @@ export function logsView() {
         figure(`${alive} of ${overview.nodes.length}`, "nodes connected"),
         figure(count(overview.logs.filter((log) => !log.name.startsWith("__")).length), "logs"),
         figure(count([...rates.values()].reduce((sum, rate) => sum + rate, 0)), "records per second"),
-        figure(ms(p50), `append p50 at ${overview.node}`),
-        figure(ms(p99), `append p99 at ${overview.node}`),
+        figure(ms(p50), "append p50 at the leaders"),
+        figure(ms(p99), "append p99 at the leaders"),
       );
       before = { at: overview.now_ms, committed: now, counts: after };
       show(overview);
