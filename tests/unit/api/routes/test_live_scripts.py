@@ -144,3 +144,30 @@ def test_a_chart_begins_with_a_minute(site: Path) -> None:
     shown = result_of(site, script)
     assert shown["range"] == [-58, 2]
     assert str(shown["legend"]).endswith("a2")  # the newest value, while no pointer chooses another
+
+
+def test_a_leader_without_a_connection_is_not_shown_as_leader(site: Path) -> None:
+    script = """
+      const { logsView } = await import("./logs.js");
+      const view = logsView();
+      holder.append(view.element);
+      const alive = { n1: false, n2: true, n3: true };
+      const log = { replication: "controller", begin_index: 0, committed_index: 9, size_bytes: 1 };
+      view.refresh({
+        node: "n2",
+        nodes: Object.entries(alive).map(([id, each]) => ({ id, alive: each })),
+        logs: [
+          { ...log, name: "lost", leader: "n1", replicas: ["n1", "n2"], lag_records: null },
+          { ...log, name: "less", leader: "n2", replicas: ["n1", "n2"], lag_records: null },
+          { ...log, name: "full", leader: "n3", replicas: ["n2", "n3"], lag_records: 0 },
+        ],
+        append_bounds_s: [1], append_counts: [0, 0], now_ms: 1,
+      });
+      result.rows = [...holder.querySelectorAll("tbody tr[data-key]")]
+        .map((row) => [0, 2, 4, 7, 8].map((place) => row.cells[place].textContent));
+    """
+    assert result_of(site, script)["rows"] == [
+        ["full", "n3", "0 to 9", "0", "serving"],
+        ["less", "n2", "0 to 9", "\u2013", "without n1"],
+        ["lost", "none", "0 to 9", "\u2013", "no leader"],
+    ]
