@@ -70,6 +70,7 @@ export function recordsTab(log) {
     records = [];
     show("searching");
     const edge = await get({ last: 1 });
+    if (!current()) return;
     const stop = Math.min(end ?? edge.next_index, edge.next_index);
     const begin = Math.max(0, edge.begin_index);
     let found = [];
