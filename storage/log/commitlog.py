@@ -325,7 +325,9 @@ class Commitlog(LogView):
         removed, self._segments = self._segments[:position], self._segments[position:]
         self._base_index, self._base_offset = entry.base_index, entry.offset
         self._marked_offset = max(self._marked_offset, entry.offset)
-        self._epochs = epochs_from(self._epochs, entry.offset)
+        epochs = epochs_from(self._epochs, entry.offset)
+        self._disk.hold_epochs(self._epochs[: len(self._epochs) - len(epochs)])
+        self._epochs = epochs
         self._tail.drop_before(entry.base_index)
         epoch = self._epochs[0] if self._epochs and self._epochs[0].start_offset < entry.offset else None
         return TrimTicket(self, entry.base_index, entry.offset, epoch, segment, removed)

@@ -12,7 +12,7 @@ from typing import Final
 
 from storage.errors import DiskError, StorageFull, SyncFailed
 from storage.file_system import FileSystem, write_durably, write_pieces_durably
-from storage.format.epoch_file import Epoch, encode_epochs
+from storage.format.epoch_file import Epoch, encode_epochs, epochs_from
 from storage.format.segment_format import index_name, index_offset, segment_name, segment_offset
 from storage.log.manifest import Intent, Manifest, ManifestFile
 from storage.log.segment import IndexWrite, Segment
@@ -96,8 +96,8 @@ def replace_by_copy(files: FileSystem, folder: str, offset: int) -> None:
 
 class LogFolder:
     """Invariants: nothing at or after the manifest's truncation offset remains when the intent is cleared;
-    the epoch file holds all epochs up to the durable point when that moves; no begin is recorded before it is
-    durable."""
+    the epoch file holds all epochs from the recorded begin to the durable point when either moves; no begin
+    is recorded before it is durable."""
 
     def __init__(self, files: FileSystem, path: str, manifest_file: ManifestFile, manifest: Manifest) -> None:
         """manifest: as `manifest_file` holds it."""
@@ -107,6 +107,7 @@ class LogFolder:
         self.epochs: tuple[Epoch, ...] | None = None  # content of the epoch file, None: unknown
         self._manifest_file = manifest_file
         self._manifest = manifest
+        self._held: tuple[Epoch, ...] = ()  # trimmed in memory; their end may be after the recorded begin
         self._lock = threading.Lock()
         self._failed: DiskError | None = None
 
@@ -127,8 +128,20 @@ class LogFolder:
         self._manifest_file.save(manifest)
         self._manifest = manifest
 
+    def hold_epochs(self, trimmed: Sequence[Epoch]) -> None:
+        """Keep epochs in the file until the begin that a trim moves after them is recorded: after a crash
+        the log begins at the recorded one."""
+        self._held = epochs_from((*self._held, *trimmed), self._manifest.base_offset)
+
+    def _with_held(self, epochs: tuple[Epoch, ...]) -> tuple[Epoch, ...]:
+        """Return the epochs of the log from the recorded begin on. epochs: from the begin in memory on."""
+        held = [epoch for epoch in self._held if not epochs or epoch.start_offset < epochs[0].start_offset]
+        recorded = epochs_from((*held, *epochs), self._manifest.base_offset)
+        return recorded if len(recorded) > len(epochs) else epochs
+
     def write_epochs(self, epochs: tuple[Epoch, ...]) -> None:
         """Bring the epoch file up to date. Raises StorageFull."""
+        epochs = self._with_held(epochs)
         if epochs is not self.epochs:
             write_durably(self.files, f"{self.path}/{EPOCHS_NAME}", encode_epochs(epochs))
             self.epochs = epochs
@@ -229,6 +242,7 @@ class LogFolder:
         )
         with self._change():
             self._save(replace(manifest, intent=Intent.RESET))
+            self._held = ()
             for segment in removed:
                 segment.close()
             remove_segments(self.files, self.path, 0)

@@ -178,6 +178,31 @@ def test_a_sync_on_its_way_neither_loses_a_trim_nor_undoes_it() -> None:
         )
 
 
+@pytest.mark.parametrize("change", ["sync", "earlier trim", "cut"])
+def test_the_file_keeps_epochs_until_the_begin_after_them_is_recorded(change: str) -> None:
+    """A power cut before that leaves the earlier begin, and with it records of those epochs."""
+    files = MemoryFiles()
+    log = three_terms(files)
+    whole = content(log)
+    log.settle(log.end_index)
+    earlier = log.start_trim(whole[4].base_index)
+    assert log.start_trim(whole[-1].base_index) is not None  # it does not run
+    assert len(log.epochs) == 1
+    if change == "sync":
+        whole += [open_term(log, 4)]
+    elif change == "earlier trim":
+        assert earlier is not None
+        earlier.run()
+    else:
+        whole += grow(log, 3)
+        log.truncate_after(whole[-2].last_index)
+        whole = whole[:-1]
+    sync_log(log)
+    files.crash()
+    log = open_log(files)
+    check_trimmed(log, whole, 4 if change == "earlier trim" else 0)
+
+
 def test_trims_cuts_and_resets_may_follow_each_other_before_they_ran() -> None:
     whole = expected_content()
     files = MemoryFiles()
