@@ -214,8 +214,10 @@ def find_target(
             named = contexts.find(context)
             if named is not None and token is None:
                 token = named.token()
-        except contexts.ContextError as error:
+        except contexts.UnknownContext as error:
             raise click.UsageError(str(error)) from None
+        except contexts.ContextError as error:
+            raise CommandFailed(str(error)) from None
         if named is not None:
             endpoint, log = named.endpoints, log or named.log
     return Target(split_endpoints(endpoint), log or "default", token, as_json, give_up_s)

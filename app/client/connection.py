@@ -189,6 +189,9 @@ class ClusterConnection:
                 raise Untrusted(
                     f"the certificate of {endpoint} is not trusted ({_reason(error)}); {advice}"
                 ) from error
+            if getattr(error.__context__, "reason", None) == "WRONG_VERSION_NUMBER":
+                plain = endpoint.replace("https://", "http://", 1)
+                raise NoAnswer(f"{endpoint} does not use TLS; its URL is {plain}", sent=False) from error
             if isinstance(error, urllib3.exceptions.ReadTimeoutError):
                 raise NoAnswer(
                     f"{endpoint} did not answer within {wait_s + SLACK_S:g} s", sent=True

@@ -18,6 +18,10 @@ class ContextError(Exception):
     """A context cannot be used. The message names it and the remedy."""
 
 
+class UnknownContext(ContextError):
+    """No context has the given name."""
+
+
 class NamedCluster(msgspec.Struct, frozen=True, omit_defaults=True):
     """One context. endpoints: base URLs; log: default of --log; token_file: its first line is the token; pid:
     the `commitlog up` that added it, None for a context of the user."""
@@ -145,5 +149,5 @@ def find(name: str | None) -> NamedCluster | None:
         return None
     if wanted not in known.contexts:
         names = ", ".join(known.contexts) or "none"
-        raise ContextError(f"the context {wanted!r} does not exist; known contexts: {names}")
+        raise UnknownContext(f"the context {wanted!r} does not exist; known contexts: {names}")
     return known.contexts[wanted]

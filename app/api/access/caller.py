@@ -41,6 +41,11 @@ class Grant:
     requests_per_s: float | None = None
     in_flight: int | None = None
 
+    def __str__(self) -> str:
+        """Return what the token permits, as the end of a sentence about it."""
+        scopes = " and ".join(f"`{scope}`" for scope in sorted(self.scopes)) or "no scope"
+        return f"it has {scopes} for the logs {', '.join(self.logs)}"
+
     def covers(self, log: str) -> bool:
         """Return whether the grant is for that log."""
         for pattern in self.logs:
@@ -95,12 +100,14 @@ class Caller:
         if log == AUDIT_LOG:
             scopes = frozenset((Scope.ADMIN,))
         place = "for all logs" if log is None else f"for log {log}"
-        raise Forbidden(f"the token {self.name} does not have the scope {_listed(scopes)} {place}")
+        raise Forbidden(
+            f"the token {self.name} does not have the scope {_listed(scopes)} {place}; {self.grant}"
+        )
 
     def require_any(self, scopes: frozenset[Scope]) -> None:
         """Raises Forbidden if the caller has none of the scopes, for any log."""
         if scopes.isdisjoint(self.grant.scopes):
-            raise Forbidden(f"the token {self.name} does not have the scope {_listed(scopes)}")
+            raise Forbidden(f"the token {self.name} does not have the scope {_listed(scopes)}; {self.grant}")
 
     def sees(self, log: str) -> bool:
         """Return whether lists of logs contain that log for this caller."""

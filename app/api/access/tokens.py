@@ -59,11 +59,17 @@ class Tokens:
     def _identified(self, authorization: bytes | None) -> Caller:
         scheme, _, token = (authorization or b"").partition(b" ")
         if scheme.lower() != b"bearer":
-            raise Unauthenticated()
+            raise Unauthenticated(
+                "the request has no header `Authorization: Bearer TOKEN`; "
+                "the command line takes the token from --token or COMMITLOG_TOKEN"
+            )
         # The digest is compared, not the token: the time it takes reveals nothing that helps to find a token.
         caller = self._callers.get(digest_of(token.strip()))
         if caller is None:
-            raise Unauthenticated("the token is not in the service's tokens file")
+            raise Unauthenticated(
+                "the token is not in the service's tokens file; `commitlog token new` makes one, "
+                "and prints the line for that file"
+            )
         return caller
 
     # --- changes of the file ------------------------------------------------------------------------------

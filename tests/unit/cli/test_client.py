@@ -29,6 +29,16 @@ def closed_url() -> str:
         return f"http://127.0.0.1:{probe.getsockname()[1]}"
 
 
+def test_https_for_a_node_without_tls_sends_nothing_and_names_the_url() -> None:
+    with (
+        fake_service(lambda _: Scripted(200, committed())) as node,
+        CommitlogClient(node.url.replace("http:", "https:"), give_up_s=0) as client,
+        pytest.raises(NoAnswer, match=f"does not use TLS; its URL is {node.url}") as refused,
+    ):
+        client.append(["a"])
+    assert refused.value.outcome == "not_applied"
+
+
 def test_a_repeat_carries_the_same_key_and_body() -> None:
     answers = itertools.chain([Scripted(0), problem("quorum-timeout", 504, "unknown", retryable=True)])
     with (

@@ -102,6 +102,8 @@ def test_a_damaged_file_is_one_sentence_and_does_not_disturb_completion(file: Pa
     changed = CliRunner().invoke(cli, ["context", "use", "--none"])
     assert (changed.exit_code, changed.stderr) == (1, found.stderr)
     assert file.read_text() == "{"
+    status = CliRunner().invoke(cli, ["status"])
+    assert (status.exit_code, status.stderr) == (1, found.stderr)
     command = click.Command("any")
     assert complete_contexts(click.Context(command), click.Argument(["name"]), "") == []
 

@@ -99,6 +99,18 @@ def test_a_token_is_limited_to_its_logs() -> None:
         caller.require(ADMIN, "invoices")
 
 
+def test_a_refusal_names_the_remedy(tmp_path: Path) -> None:
+    caller = Caller(grant_of("t read append logs=orders.*,invoices name=shop"))
+    with pytest.raises(Forbidden) as refusal:
+        caller.require(ADMIN, "invoices")
+    assert str(refusal.value).endswith("it has `append` and `read` for the logs orders.*, invoices")
+    tokens = tokens_of(tmp_path, "secret")
+    with pytest.raises(Unauthenticated, match="--token or COMMITLOG_TOKEN"):
+        tokens.caller("/v1/logs", None)
+    with pytest.raises(Unauthenticated, match="`commitlog token new`"):
+        tokens.caller("/v1/logs", b"Bearer other")
+
+
 def test_the_audit_log_requires_admin() -> None:
     reader, admin = Caller(grant_of("t read append cursors")), Caller(grant_of("u admin"))
     assert not reader.may(READ, "__audit")
