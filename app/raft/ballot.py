@@ -54,11 +54,15 @@ def grants(
 ) -> bool:
     """Return whether the member's vote may go to the candidate; the term of a real request is adopted before.
 
-    An unsound member grants nothing to a candidate that would count it as sound (R-01, R-02).
+    An unsound member grants nothing to a candidate that would count it as sound (R-01, R-02). No candidate
+    may lack what this member knows to be committed: a crash during a reset leaves an empty log, which would
+    compare as older than any candidate's.
     """
     if not (member.sound or request.weighs):
         return False
     if (request.last_term, request.last_index) < (log.last_term, log.end_index):  # R-02
+        return False
+    if request.last_index < member.committed_index:
         return False
     if request.pre_vote:
         return request.term > member.term and not hears_leader

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.log.contract import NO_INDEX, Role
+from app.log.contract import NO_INDEX, Reset, Role
 from app.raft.messages import Heartbeat, HeartbeatAnswer, PushRequest, VoteAnswer, VoteRequest
 from storage.log.hard_state import HardState
 from tests.unit.raft.support import Group, MemoryLog, log_of
@@ -80,6 +80,20 @@ def test_only_a_log_at_least_as_up_to_date_gets_the_vote(
     """candidate: (last index, last term); the voter's is (5, 3)."""
     group = Group({"n1": MemoryLog(), "n2": log_of(1, 1, 2, 2, 3, 3), "n3": MemoryLog()})
     group["n2"].step("n1", VoteRequest(7, *candidate, pre_vote))
+    assert [answer.granted for answer in vote_answers(group, "n2")] == [granted]
+
+
+@pytest.mark.rule("R-02")
+@pytest.mark.parametrize("pre_vote", [True, False])
+@pytest.mark.parametrize(("last_index", "granted"), [(8, False), (9, True)])
+def test_a_log_that_a_reset_has_left_empty_refuses_who_lacks_what_was_before_it(
+    last_index: int, granted: bool, pre_vote: bool
+) -> None:
+    """The node died between the reset and the first record: everything before the begin was committed."""
+    log = MemoryLog()
+    log.cut(Reset(10, 4_096))
+    group = Group({"n1": MemoryLog(), "n2": log, "n3": MemoryLog()})
+    group["n2"].step("n1", VoteRequest(4, last_index, 2, pre_vote=pre_vote))
     assert [answer.granted for answer in vote_answers(group, "n2")] == [granted]
 
 
