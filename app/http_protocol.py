@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.api.append.lane import AppendLane, LaneAppend
 from app.api.http.messages import Response, new_request_id, problem_response
+from app.api.http.single_headers import repeated_header
 from app.errors import BadRequest, CommitlogError, HeadTooLarge, RateLimited, RequestTimeout
 from app.settings.model import HttpSettings
 from app.telemetry import Meter
@@ -226,6 +227,8 @@ class Connection(HttpToolsProtocol):
         parser = self.parser
         raw, self._raw_head = self._raw_head, None
         if self._lane_is_busy or parser.get_method() != b"POST" or parser.get_http_version() != "1.1":
+            return None
+        if repeated_header(self.headers) is not None:  # refused by HttpMiddleware
             return None
         return self._lane.take(
             raw, self.url, self.headers, keep_alive=parser.should_keep_alive(), now_s=self._received_s

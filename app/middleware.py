@@ -20,6 +20,7 @@ from app.api.append.plain_route import append_log_of
 from app.api.http.dependencies import RESERVATION
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.messages import REQUEST_ID, RawHeaders, Response, problem_response, request_id_of
+from app.api.http.single_headers import check_single_headers
 from app.controller.metadata import AUDIT_LOG
 from app.errors import (
     CommitlogError,
@@ -81,6 +82,7 @@ class HttpMiddleware:
             if log is None:  # appends are refused by their handler, an unknown log before that
                 _check_not_ours(method, path)
             _check_origin(method, headers)
+            check_single_headers(scope["headers"])
             caller.enter()
         except CommitlogError as error:
             if log is None:

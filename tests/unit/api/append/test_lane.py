@@ -461,3 +461,20 @@ def test_the_heads_that_a_lane_remembers_are_bounded() -> None:
     lane = lane_of(InFlightLimit(len(heads), 7 * len(heads)))
     assert {take(lane, head) for head in heads} == {(True, True)}
     assert [head for head in heads if lane.known(head) is not None] == heads[-1:]
+
+
+@pytest.mark.parametrize("lane", [True, False])
+@pytest.mark.parametrize(
+    "line",
+    [OCTETS, b"Idempotency-Key: k", b"Commitlog-Key: k", b"Commitlog-No-Forward: 1", b"Authorization: a"],
+)
+def test_an_append_that_gives_a_header_twice_is_refused(lane: bool, line: bytes) -> None:
+    async def run() -> None:
+        node = Node(lane=lane)
+        lines = [OCTETS, line] if line == OCTETS else [OCTETS, line, line]
+        answer = await node.exchange([append(b"v", *lines), append(b"w", OCTETS)])
+        assert answer.startswith(b"HTTP/1.1 422 "), answer
+        assert b'"detail":"given twice"' in answer, answer
+        assert node.driver.stored == [[b"w"]]  # the connection continues
+
+    asyncio.run(run())
