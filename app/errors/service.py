@@ -149,6 +149,16 @@ class NotYetReplicated(CommitlogError):
 
 
 class StorageFull(CommitlogError):
-    """The leader's disk is full; nothing was stored."""
+    """The disk of the leader, or the disks of so many replicas that no majority has space, are full; nothing
+    was stored. Make space on the nodes that `detail` names: trim logs, shorten their retention, or enlarge
+    the disk. Appends continue without a restart."""
 
     code, title, http_status = "storage-full", "The leader's disk is full", 507
+
+    def __init__(self, *nodes: str) -> None:
+        """nodes: those without space, as far as the leader knows."""
+        disks = "the disk of node" if len(nodes) == 1 else "the disks of nodes"
+        super().__init__(
+            f"{disks} {', '.join(nodes)}: no space for more records. Nothing was stored. Make space by "
+            "`commitlog trim`, a shorter retention or a larger disk; appends continue without a restart"
+        )

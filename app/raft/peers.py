@@ -100,8 +100,9 @@ class Peers:
         """Refuse records for which no majority of the voters has space; the driver checks its own disk."""
         if False not in self.has_room.values():  # the usual case, asked for each append
             return None
-        rooms = [self.has_room.get(voter, True) for voter in self._member.group.voters]
-        return None if sum(rooms) >= self._member.majority else StorageFull()
+        voters = self._member.group.voters
+        full = [voter for voter in voters if not self.has_room.get(voter, True)]
+        return None if len(voters) - len(full) >= self._member.majority else StorageFull(*full)
 
     def step(self, now_ms: int, batches: Sequence[Batch] = ()) -> None:
         for dispatcher in self.dispatchers.values():

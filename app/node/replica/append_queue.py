@@ -302,7 +302,7 @@ class AppendQueue:
             if core.term != each.term:
                 each.fail(NoLeader("the term changed: nothing was applied"))
             elif self._log.end_index < each.end_index:  # the batch of this turn was refused
-                each.fail(StorageFull())
+                each.fail(StorageFull(self._node_id))
             elif core.may_truncate:
                 pending = each.pending() if each.end_index > core.committed_index else None
                 core.read_index(each.reader(), now_ms)

@@ -84,7 +84,7 @@ class LogDriver:
         self._version = services.version
         self._hand_over_timeout_ms = config.hand_over_timeout_ms
         self._state = StateKeeper(services, files, core, state, group, self._fail)
-        self._space = LogSpace(log_name, services.reserve)
+        self._space = LogSpace(log_name, services.node_id, services.reserve)
         self._journal_writer = JournalWriter(
             log_name, files.log, files.journal, disk, services.clock, self._space
         )

@@ -19,8 +19,9 @@ TRIES_MAX: Final = 10  # ... this many consecutive ones were refused
 class LogSpace:
     """Owned by the log's driver. Times are monotonic milliseconds."""
 
-    def __init__(self, log_name: str, reserve: SpaceReserve | None) -> None:
+    def __init__(self, log_name: str, node_id: str, reserve: SpaceReserve | None) -> None:
         self._log_name = log_name
+        self._node_id = node_id
         self._reserve = reserve
         self._full_ms: int | None = None  # of the last write without space
         self._tries = 0  # consecutive writes without space
@@ -37,7 +38,7 @@ class LogSpace:
     def refusal(self, now_ms: int) -> CommitlogError | None:
         """Return why clients' records are refused without an attempt; None when they are not."""
         waits = self._full_ms is not None and now_ms - self._full_ms < RETRY_MS and self._tries >= TRIES_MAX
-        return StorageFull() if self.in_use or waits else None
+        return StorageFull(self._node_id) if self.in_use or waits else None
 
     def write(
         self, append: Callable[[Sequence[Batch]], None], batches: Sequence[Batch], *, leads: bool, now_ms: int

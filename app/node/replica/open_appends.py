@@ -63,13 +63,13 @@ class OpenCommand:
         """Return the part that the core keeps while it waits for the acks."""
         return PendingAppend(first_index, last_index, Acks.QUORUM, self.deadline_ms, self)
 
-    def settle(self, pending: PendingAppend, fate: AppendFate, term: int) -> None:
+    def settle(self, pending: PendingAppend, fate: AppendFate, term: int, node_id: str) -> None:
         if fate is AppendFate.ACKNOWLEDGED:
             answer(self.done, CommandResult(pending.last_index, term, True))
         elif fate is AppendFate.TERM_CHANGED:
             answer(self.done, TermChanged())
         elif fate is AppendFate.REFUSED:
-            answer(self.done, StorageFull())
+            answer(self.done, StorageFull(node_id))
         else:
             answer(self.done, QuorumTimeout(pending.first_index))
 
@@ -113,13 +113,13 @@ class OpenAppends:
         if isinstance(append, ConfirmedAnswer):
             append.settle(fate)
         elif isinstance(append, OpenCommand):
-            append.settle(pending, fate, self._log.last_term)
+            append.settle(pending, fate, self._log.last_term, self._node_id)
         elif fate is AppendFate.ACKNOWLEDGED:
             self._answer(append, self._result(append, pending, committed_index, next_index))
         elif fate is AppendFate.TERM_CHANGED:
             self._answer(append, TermChanged())
         elif fate is AppendFate.REFUSED:
-            self._answer(append, StorageFull())
+            self._answer(append, StorageFull(self._node_id))
         elif fate is AppendFate.TOO_FEW_SLAVES:
             self._answer(append, FlushSlaveTimeout(pending.first_index))
         elif append.claim is not None:

@@ -85,7 +85,9 @@ def test_a_full_disk_can_be_trimmed_and_takes_records_again() -> None:
     trimmed = node.command(Trim(15))
     assert isinstance(trimmed, CommandResult)
     assert node.reserve.in_use
-    assert code(node.append(b"v" * KIB)) == "storage-full"  # what is left is for the service
+    refused = node.append(b"v" * KIB)  # what is left is for the service
+    assert isinstance(refused, CommitlogError)
+    assert (refused.code, refused.detail[:24]) == ("storage-full", "the disk of node n1: no ")
     assert code(node.append(b"v" * KIB, match_index=3)) == "index-mismatch"  # the conditions come first
     for _ in range(3):
         node.tick(1_000)

@@ -188,7 +188,9 @@ def test_records_are_refused_while_no_majority_has_room_for_them() -> None:
     assert leader.core.refusal is None
     group["n3"].core.has_room = False
     group.pass_time(300)
-    assert isinstance(leader.core.refusal, StorageFull)
+    refusal = leader.core.refusal
+    assert isinstance(refusal, StorageFull)
+    assert refusal.detail.startswith("the disks of nodes n2, n3: no space"), refusal.detail
     group["n2"].core.has_room = True
     group.pass_time(300)
     assert leader.core.refusal is None

@@ -67,7 +67,7 @@ class Bench:
     def append(self, _request: AppendRequest, done: Any) -> None:
         """The disk is full."""
         self.rounds += 1
-        done(StorageFull())
+        done(StorageFull("n1"))
 
     def ask(self, source: str, id: int, command: AnyCommand) -> None:
         self.server.take(source, CommandRequest(id, command, -1))

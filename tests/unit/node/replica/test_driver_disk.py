@@ -64,6 +64,7 @@ def test_a_full_disk_is_a_refusal_and_nothing_of_the_append_stays(
     ]
     node.seams.run()
     assert [code(each[0]) for each in answers] == ["storage-full"] * 3
+    assert "the disk of node n1: no space" in answers[0][0].detail
     assert node.driver.log.end_index == 0
     monkeypatch.undo()
     again = result(node.append(idempotency_key="k"))
