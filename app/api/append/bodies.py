@@ -107,7 +107,8 @@ def parse_key(heads: Heads) -> bytes | None:
         try:
             key.decode()
         except UnicodeDecodeError as error:
-            raise InvalidRequest(("/headers/Commitlog-Key", "is not UTF-8")) from error
+            got = repr(key[:40].decode("latin-1"))
+            raise InvalidRequest(("/headers/Commitlog-Key", f"must be UTF-8, got {got}")) from error
     return key
 
 
@@ -118,7 +119,8 @@ def _timestamp(raw: bytes) -> int:
     raise InvalidRequest(
         (
             "/headers/Commitlog-Timestamp",
-            "must be a whole number of milliseconds since 1970 UTC, within the years 1 to 9999",
+            "must be a whole number of milliseconds since 1970 UTC, within the years 1 to 9999, "
+            f"got {raw[:40].decode('latin-1')!r}",
         )
     )
 

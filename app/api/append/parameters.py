@@ -130,4 +130,7 @@ def parse_idempotency_key(raw: bytes | None) -> str | None:
         return None
     if 1 <= len(raw) <= 255 and all(0x21 <= byte <= 0x7E for byte in raw):
         return raw.decode("ascii")
-    raise InvalidRequest(("/headers/Idempotency-Key", "must have 1 to 255 visible ASCII characters"))
+    got = f"{len(raw)} bytes" if len(raw) > 255 else repr(raw[:40].decode("latin-1"))
+    raise InvalidRequest(
+        ("/headers/Idempotency-Key", f"must have 1 to 255 visible ASCII characters, got {got}")
+    )

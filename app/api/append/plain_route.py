@@ -137,7 +137,8 @@ class PlainRoute:
             return 0
         limit = self._limits.max_request_bytes
         if not length.isdigit():
-            raise InvalidRequest(("/headers/Content-Length", "must be a whole number"))
+            got = repr(length[:40].decode("latin-1"))
+            raise InvalidRequest(("/headers/Content-Length", f"must be a whole number, got {got}"))
         announced = int(length)
         if announced > limit:
             raise TooLarge(f"the body may have at most {limit} bytes, got {announced}", limit)

@@ -390,3 +390,23 @@ def test_records_taken_at_once_give_what_they_give_one_by_one(seed: int) -> None
 
     at_once = outcome(lambda: records_of(decode_append(json.dumps({"records": records}).encode()), limits))
     assert at_once == outcome(one_by_one)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "detail"),
+    [
+        ("Idempotency-Key", b"two words", "must have 1 to 255 visible ASCII characters, got 'two words'"),
+        ("Idempotency-Key", b"k" * 256, "must have 1 to 255 visible ASCII characters, got 256 bytes"),
+        ("Commitlog-Key", b"a\xff", "must be UTF-8, got 'a\xff'"),
+        (
+            "Commitlog-Timestamp",
+            b"yesterday",
+            "must be a whole number of milliseconds since 1970 UTC, within the years 1 to 9999, "
+            "got 'yesterday'",
+        ),
+    ],
+)
+def test_the_refusal_of_a_header_shows_its_value(name: str, value: bytes, detail: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read(b"v", b"application/octet-stream", headers={name.lower().encode(): value})
+    assert refused.value.errors == [{"pointer": f"/headers/{name}", "detail": detail}]
