@@ -3,6 +3,7 @@ end."""
 
 import math
 import random
+import re
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -243,7 +244,7 @@ def _reason(error: Exception) -> str:
     """Return the last clause of a chain of network errors: the part that a person needs."""
     while error.args and isinstance(error.args[-1], Exception):
         error = error.args[-1]
-    text = str(error)
+    text = re.sub(r"\[SSL: \w+\] ", "", str(error))  # the name that OpenSSL repeats in words
     text = text.rsplit(": ", 1)[-1].strip("'\" ")
     while text.endswith(")") and text.count(")") > text.count("("):  # of the clauses before it
         text = text[:-1].rstrip("'\" ")

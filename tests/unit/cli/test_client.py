@@ -227,6 +227,10 @@ def test_batches_keep_order_and_obey_both_limits() -> None:
     ("error", "reason"),
     [
         (Exception("a: unable to get local issuer certificate (_ssl.c:1006)"), "(_ssl.c:1006)"),
+        (
+            Exception("a", OSError(1, "[SSL: SSLV3_ALERT_BAD] sslv3 alert bad (_ssl.c:25)")),
+            "[Errno 1] sslv3 alert bad (_ssl.c:25)",
+        ),
         (Exception("a: Read timed out. (read timeout=5.0)"), "Read timed out. (read timeout=5.0)"),
         (Exception("('x', OSError(1, 'y: refused'))"), "refused"),
         (Exception("x", ConnectionResetError(104, "reset by peer")), "[Errno 104] reset by peer"),
