@@ -126,8 +126,12 @@ class Meter:
         histogram = HistogramMetricFamily(APPEND_SECONDS, "From the append's arrival to its acknowledgement")
         histogram.add_metric((), buckets, self._append_sum_s)
         yield histogram
-        yield CounterMetricFamily(APPENDED_RECORDS, "Records acknowledged", self.appended_records)
-        yield CounterMetricFamily(APPENDED_BYTES, "Bytes of records acknowledged", self.appended_bytes)
+        yield CounterMetricFamily(
+            APPENDED_RECORDS, "Records acknowledged as the leader", self.appended_records
+        )
+        yield CounterMetricFamily(
+            APPENDED_BYTES, "Bytes of records acknowledged as the leader", self.appended_bytes
+        )
         yield GaugeMetricFamily(CONNECTIONS, "Open connections of clients", self.connections)
         yield CounterMetricFamily(
             CONNECTIONS_REFUSED, "Connections of clients refused", self.refused_connections
