@@ -51,6 +51,7 @@ class RootGroup(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
         except click.ClickException as error:
+            _add_advice(error)
             _report(error, as_json=as_json)
             sys.exit(error.exit_code)
         except ModuleNotFoundError as error:
@@ -75,6 +76,15 @@ def not_installed(error: ModuleNotFoundError) -> click.ClickException | None:
                 f"this command needs {module}, which is not installed: pip install 'commitlog[{extra}]'"
             )
     return None
+
+
+def _add_advice(error: click.ClickException) -> None:
+    """Name --log to a person who gave a command the name of a log as an argument."""
+    ctx = error.ctx if isinstance(error, click.UsageError) else None
+    if ctx is None or not error.message.startswith("Got unexpected extra argument"):
+        return
+    if any(option.name == "log" for option in ctx.command.params if isinstance(option, click.Option)):
+        error.message += ". The option --log names the log."
 
 
 def _report(error: click.ClickException, *, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from rich.table import Table as View
 
 from app.cli.context import CommandFailed, ExitCode, Target, print_json, print_table, target_options
 from app.cli.delta.job_options import spark_conf_option, tables_option
-from app.cli.times import Time
+from app.cli.times import Time, format_time
 from app.client.tables import Cut, MaterializedTable, Tables
 from app.local.spark_job import DEFAULT_TABLES, JOB, become_job, job_arguments
 from app.tables.names import ENTRIES
@@ -84,9 +84,11 @@ def _show_tables(tables: Sequence[MaterializedTable], target: Target) -> None:
     view = View("table", title=f"Delta tables of {target.log}", title_justify="left", box=SIMPLE_HEAD)
     for name in ("version", "through index", "lag (records)", "lag (ms)"):
         view.add_column(name, justify="right")
+    view.add_column("last commit")
     for table in tables:
         numbers = (table.materialized_index, table.lag_records, table.lag_ms)
-        view.add_row(table.name, str(table.version), *(_number(number) for number in numbers))
+        committed = "" if table.committed_ms is None else format_time(table.committed_ms)
+        view.add_row(table.name, str(table.version), *(_number(number) for number in numbers), committed)
     print_table(view)
 
 
@@ -147,8 +149,8 @@ def _show_folder(root: Path, as_json: bool) -> None:
 @tables_option
 @click.option(
     "--checkpoints",
-    help="Folder for scratch files of the streaming query; the tables alone record the progress. "
-    f" [default: {DEFAULT_CHECKPOINTS}]",
+    help="Folder for scratch files of the streaming query, of which --once has none; the tables alone record "
+    f"the progress.  [default: {DEFAULT_CHECKPOINTS}]",
 )
 @spark_conf_option
 @click.option("--once", is_flag=True, help="Stop when all records committed so far are in the tables.")
@@ -157,6 +159,9 @@ def materialize_command(
     target: Target, tables: str | None, checkpoints: str | None, spark_conf: Path | None, once: bool
 ) -> None:
     """Run the Spark job that writes a log to Delta tables, in the foreground, until SIGTERM.
+
+    --give-up-s applies while no node answers. A job at its start, and one with --once, then ends with an
+    error; a running job tries again until a node answers.
 
     \b
     Examples:

@@ -228,7 +228,7 @@ def _append_all(
     if not target.as_json:
         noun = "record" if count == 1 else "records"
         words = f"{count:,} {noun} from index {first.first_index:,} to {appended.last_index:,}"
-        click.echo(f"appended {words}, term {appended.term}")
+        click.echo(f"appended {words} of log {target.log}, term {appended.term}")
 
 
 def _rest(count: int, skipped: int, separator: str = "") -> str:
@@ -267,7 +267,7 @@ def _tell(target: Target, appended: "Appended") -> None:
         str(appended.first_index) if appended.count == 1 else f"{appended.first_index}-{appended.last_index}"
     )
     replayed = ", already stored under this key" if appended.replayed else ""
-    click.echo(f"index {span}, term {appended.term}, leader {appended.leader}{replayed}")
+    click.echo(f"log {target.log}, index {span}, term {appended.term}, leader {appended.leader}{replayed}")
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -74,7 +74,7 @@ def test_append_sends_key_headers_and_conditions() -> None:
     with answering(Scripted(200, committed(7, 2))) as node:
         options = ["-k", "k", "-H", "a=b", "--match-index", "7", "--idempotency-key", "mine"]
         result = run("append", "x", "y", *options, url=node.url)
-    assert result.output == "index 7-8, term 1, leader n1\n"
+    assert result.output == "log default, index 7-8, term 1, leader n1\n"
     asked = node.appends()[0]
     assert asked.headers["idempotency-key"] == "mine"
     assert asked.query["match_index"] == "7"
@@ -87,7 +87,7 @@ def test_append_cuts_standard_input_into_appends() -> None:
     with fake_service(lambda asked: Scripted(200, committed(0, asked.body.count(b"\n")))) as node:
         result = run("append", "--batch", "2", url=node.url, stdin="a\nb\nc\n")
     assert [asked.body.count(b"\n") for asked in node.appends()] == [2, 1]
-    assert result.output == "appended 3 records from index 0 to 0, term 1\n"
+    assert result.output == "appended 3 records from index 0 to 0 of log default, term 1\n"
 
 
 def test_append_takes_record_objects_by_line() -> None:

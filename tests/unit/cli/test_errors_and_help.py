@@ -59,6 +59,11 @@ def test_a_misspelled_command_gets_a_suggestion() -> None:
     assert "create" in CliRunner().invoke(cli, ["logs", "craete"]).stderr
 
 
+def test_the_name_of_a_log_as_an_argument_gets_advice() -> None:
+    assert "--log names the log" in CliRunner().invoke(cli, ["read", "orders"]).stderr
+    assert "--log" not in CliRunner().invoke(cli, ["doctor", "orders"]).stderr
+
+
 def test_help_and_version_import_neither_client_nor_arrow_nor_rich() -> None:
     heavy = ["urllib3", "pyarrow", "numpy", "rich", "msgspec"]
     program = (

@@ -18,10 +18,10 @@ TABLE |= {"materialized_index": 7_890}
 def test_tables_show_version_and_lag() -> None:
     others = dict.fromkeys(("materialized_index", "lag_records", "lag_ms"))
     events = {"name": "events", "path": "/t/events", "version": 9, **others}
-    newer = {**TABLE, "committed_ms": 1, "of_a_newer_node": True}  # fields may be added
+    newer = {**TABLE, "committed_ms": 1_730_000_000_001, "of_a_newer_node": True}  # fields may be added
     with answering(Scripted(200, {"tables": [newer, events]})) as node:
         shown = run("tables", url=node.url).output
-        for text in ("entries", "7,890", "1,234", "56", "events", "9"):
+        for text in ("entries", "7,890", "1,234", "56", "events", "9", "2024-10-27T03:33:20.001Z"):
             assert text in shown
         assert node.asked[-1].path == "/v1/logs/default/tables"
 
