@@ -98,6 +98,12 @@ class ReplicaLog(Protocol):
         """The term of the record at end_index, 0 of an empty log."""
         ...
 
+    @property
+    def last_position(self) -> tuple[int, int]:
+        """Term and index of the last record; of an empty log those of its begin: everything before it was
+        committed, and the record at the begin has that term (0: unknown)."""
+        ...
+
     def term_at(self, index: int) -> int:
         """The term that wrote the record at `index`, which the log holds; NO_INDEX's term is 0."""
         ...
@@ -227,10 +233,14 @@ class TruncateAfter:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Empty the log; its next record has `base_index` and is at byte `base_offset` (D-12 3, 4, 7)."""
+    """Empty the log; its next record has `base_index` and is at byte `base_offset` (D-12 3, 4, 7).
+
+    base_term: of that record if it is known to be committed, otherwise 0.
+    """
 
     base_index: int
     base_offset: int
+    base_term: int = 0
 
 
 @dataclass(frozen=True, slots=True)

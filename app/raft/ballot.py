@@ -22,7 +22,8 @@ class Ballot:
         member, log = self._member, self._log
         self._term, self.pre_vote = term, pre_vote
         self._votes = {member.node_id: VoteAnswer(term, True, pre_vote, sound=member.sound)}
-        request = VoteRequest(term, log.end_index, log.last_term, pre_vote, transfer, weighs=True)
+        last_term, last_index = log.last_position
+        request = VoteRequest(term, last_index, last_term, pre_vote, transfer, weighs=True)
         for voter in member.group.voters:
             if voter != member.node_id:
                 self._outbox.send(voter, request)
@@ -55,12 +56,12 @@ def grants(
     """Return whether the member's vote may go to the candidate; the term of a real request is adopted before.
 
     An unsound member grants nothing to a candidate that would count it as sound (R-01, R-02). No candidate
-    may lack what this member knows to be committed: a crash during a reset leaves an empty log, which would
-    compare as older than any candidate's.
+    may lack what this member knows to be committed: a crash during a reset leaves an empty log, which
+    compares by its begin.
     """
     if not (member.sound or request.weighs):
         return False
-    if (request.last_term, request.last_index) < (log.last_term, log.end_index):  # R-02
+    if (request.last_term, request.last_index) < log.last_position:  # R-02
         return False
     if request.last_index < member.committed_index:
         return False

@@ -249,7 +249,9 @@ class EntryHandler:
             self._answer(request, PushCode.REFUSED, request.truncate_index)
             return
         if resets:
-            self._outbox.truncate = Reset(batch.base_index, batch.offset)
+            # A leader's begin is committed: trims end before what is not. A log may begin at 0 before that.
+            base_term = batch.term if batch.base_index > 0 else 0
+            self._outbox.truncate = Reset(batch.base_index, batch.offset, base_term)
         elif keep_index < log.end_index:
             self._outbox.truncate = TruncateAfter(keep_index)
         if carried:

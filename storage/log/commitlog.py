@@ -80,6 +80,7 @@ class TrimTicket:
     log: "Commitlog"
     base_index: int
     base_offset: int
+    base_term: int
     epoch: Epoch | None
     holder: Segment
     removed: list[Segment]
@@ -302,9 +303,13 @@ class Commitlog(LogView):
             raise InvariantError(f"{self._folder}: cut after {index}, within {last!r}")
         self._cut_to(last)
 
-    def reset(self, base_index: int, base_offset: int) -> None:
-        """Empty the log; its next record has `base_index` at byte `base_offset`. Durable on return (D-12)."""
+    def reset(self, base_index: int, base_offset: int, base_term: int = 0) -> None:
+        """Empty the log; its next record has `base_index` at byte `base_offset`. Durable on return (D-12).
+
+        base_term: of the next record if that is committed, 0 if unknown.
+        """
         self._settled_index = NO_INDEX
+        self._base_term = base_term
         self._empty(base_index, base_offset, ())
 
     def start_trim(self, index: int) -> TrimTicket | None:
@@ -323,14 +328,14 @@ class Commitlog(LogView):
         segment.begin_at(entry.offset)
         position = self._segments.index(segment)
         removed, self._segments = self._segments[:position], self._segments[position:]
-        self._base_index, self._base_offset = entry.base_index, entry.offset
+        self._base_index, self._base_offset, self._base_term = entry.base_index, entry.offset, entry.term
         self._marked_offset = max(self._marked_offset, entry.offset)
         epochs = epochs_from(self._epochs, entry.offset)
         self._disk.hold_epochs(self._epochs[: len(self._epochs) - len(epochs)])
         self._epochs = epochs
         self._tail.drop_before(entry.base_index)
         epoch = self._epochs[0] if self._epochs and self._epochs[0].start_offset < entry.offset else None
-        return TrimTicket(self, entry.base_index, entry.offset, epoch, segment, removed)
+        return TrimTicket(self, entry.base_index, entry.offset, entry.term, epoch, segment, removed)
 
     def adopt_begin_epoch(self, epoch: Epoch) -> TrimTicket | None:
         """Record the epoch of the begin after a reset: it began before the begin, in another replica's log.
@@ -343,7 +348,7 @@ class Commitlog(LogView):
         if not epoch.epoch == epoch.term == self.term_at(self._base_index):
             return None
         self._epochs = (epoch, *self._epochs)
-        return TrimTicket(self, self._base_index, self._base_offset, epoch, self._segments[0], [])
+        return TrimTicket(self, self._base_index, self._base_offset, epoch.term, epoch, self._segments[0], [])
 
     def carry_out_trim(self, ticket: TrimTicket) -> None:
         """Implement TrimTicket.run."""
@@ -354,7 +359,13 @@ class Commitlog(LogView):
     def move_begin(self, ticket: TrimTicket) -> None:
         """Implement TrimTicket.move_begin."""
         self._disk.trim(
-            ticket.base_index, ticket.base_offset, ticket.epoch, ticket.holder, ticket.removed, self._epochs
+            ticket.base_index,
+            ticket.base_offset,
+            ticket.base_term,
+            ticket.epoch,
+            ticket.holder,
+            ticket.removed,
+            self._epochs,
         )
 
     def remove_oldest(self) -> bool:
@@ -399,4 +410,4 @@ class Commitlog(LogView):
         self._folder_changed = False
         self._marked_offset = base_offset
         self._durable_index = NO_INDEX
-        self._disk.reset(base_index, base_offset, removed, epochs)
+        self._disk.reset(base_index, base_offset, self._base_term, removed, epochs)

@@ -230,15 +230,25 @@ class LogFolder:
             self._save(manifest)
 
     def reset(
-        self, base_index: int, base_offset: int, removed: Sequence[Segment], epochs: tuple[Epoch, ...]
+        self,
+        base_index: int,
+        base_offset: int,
+        base_term: int,
+        removed: Sequence[Segment],
+        epochs: tuple[Epoch, ...],
     ) -> None:
         """Set the intent, remove, clear: the log is empty and begins at `base_index`.
 
-        epochs: none, or the one that began before the base.
+        base_term: as `Manifest.base_term`. epochs: none, or the one that began before the base.
         """
-        epoch = epochs[0] if epochs else None
         manifest = Manifest(
-            self._manifest.log_id, base_index, base_offset, base_index - 1, base_offset, epoch=epoch
+            self._manifest.log_id,
+            base_index,
+            base_offset,
+            base_index - 1,
+            base_offset,
+            epoch=epochs[0] if epochs else None,
+            base_term=base_term,
         )
         with self._change():
             self._save(replace(manifest, intent=Intent.RESET))
@@ -253,6 +263,7 @@ class LogFolder:
         self,
         base_index: int,
         base_offset: int,
+        base_term: int,
         epoch: Epoch | None,
         holder: Segment,
         removed: Sequence[Segment],
@@ -260,7 +271,7 @@ class LogFolder:
     ) -> None:
         """Make a new begin durable; may be repeated. `remove_oldest` removes what is before it.
 
-        epoch: as `Manifest.epoch`. holder: the segment that contains the begin.
+        base_term, epoch: as in `Manifest`. holder: the segment that contains the begin.
         """
         with self._change(may_wait=True):
             for segment in removed:
@@ -272,7 +283,15 @@ class LogFolder:
                 holder.sync()
                 self.files.sync_folder(self.path)
                 manifest = replace(manifest, durable_index=base_index - 1, durable_offset=base_offset)
-            self._save(replace(manifest, base_index=base_index, base_offset=base_offset, epoch=epoch))
+            self._save(
+                replace(
+                    manifest,
+                    base_index=base_index,
+                    base_offset=base_offset,
+                    base_term=base_term,
+                    epoch=epoch,
+                )
+            )
             self._try_epochs(epochs)
 
     def remove_oldest(self) -> bool:

@@ -46,6 +46,7 @@ class LogView:
         self._disk = recovered.folder
         self._base_index = recovered.manifest.base_index  # of the first batch held, or of the next one
         self._base_offset = recovered.manifest.base_offset
+        self._base_term = recovered.manifest.base_term
         self._segments = recovered.segments
         self._epochs = recovered.epochs
         self._last = recovered.last_batch
@@ -101,6 +102,14 @@ class LogView:
     @property
     def last_term(self) -> int:
         return 0 if self._last is None else self._last.term
+
+    @property
+    def last_position(self) -> tuple[int, int]:
+        """Term and index of the last record; of an empty log those of its begin: everything before it was
+        committed, and the record at the begin has that term."""
+        if self._last is None:
+            return self._base_term, self._base_index - 1
+        return self._last.term, self._last.last_index
 
     @property
     def last_chain(self) -> bytes:

@@ -2,8 +2,8 @@
 
 Payload of the slots (storage/log/slots.py), magic `CLMF`, little-endian:
     log_id u64 | base_index i64 | base_offset i64 | durable_index i64 | durable_offset i64 | intent u8
-    cut_offset i64 | an epoch file (storage/format/epoch_file.py) of the one epoch `Manifest.epoch`, or
-    nothing
+    cut_offset i64 | an epoch file (storage/format/epoch_file.py) of the one epoch `Manifest.epoch`; without
+    one base_term i64, unless it is 0
 """
 
 import struct
@@ -18,6 +18,7 @@ from storage.log.slots import SlotFile
 
 MAGIC: Final = b"CLMF"
 _PAYLOAD = struct.Struct("<QqqqqBq")
+_TERM = struct.Struct("<q")
 
 
 class Intent(IntEnum):
@@ -34,7 +35,8 @@ class Manifest:
 
     durable_index, durable_offset: last index and exclusive end of a synced prefix: damage in it is
     corruption, and recovery scans only what is after it. Never before the base. epoch: the epoch of the base,
-    if it began before the base; after a trim the log no longer contains its start.
+    if it began before the base; after a trim the log no longer contains its start. base_term: of the batch
+    at the base, which a crash may take; that of `epoch` if there is one, 0 if unknown.
     """
 
     log_id: int
@@ -45,6 +47,7 @@ class Manifest:
     intent: Intent = Intent.NONE
     cut_offset: int = 0
     epoch: Epoch | None = None
+    base_term: int = 0
 
 
 class ManifestFile:
@@ -78,7 +81,9 @@ def _encode(manifest: Manifest) -> bytes:
         manifest.intent,
         manifest.cut_offset,
     )
-    return fixed if manifest.epoch is None else fixed + encode_epochs((manifest.epoch,))
+    if manifest.epoch is not None:
+        return fixed + encode_epochs((manifest.epoch,))
+    return fixed + _TERM.pack(manifest.base_term) if manifest.base_term else fixed
 
 
 def _decode(payload: bytes) -> Manifest:
@@ -88,11 +93,9 @@ def _decode(payload: bytes) -> Manifest:
     log_id, base_index, base_offset, durable_index, durable_offset, intent, cut_offset = _PAYLOAD.unpack_from(
         payload
     )
-    epochs = decode_epochs(payload[_PAYLOAD.size :]) if len(payload) > _PAYLOAD.size else []
+    epoch, base_term = _decode_base(payload[_PAYLOAD.size :])
     if intent not in tuple(Intent):
         raise ValueError("unknown intent")
-    if len(epochs) > 1:
-        raise ValueError("more than one epoch")
     return Manifest(
         log_id,
         base_index,
@@ -101,5 +104,16 @@ def _decode(payload: bytes) -> Manifest:
         durable_offset,
         Intent(intent),
         cut_offset,
-        epochs[0] if epochs else None,
+        epoch,
+        base_term,
     )
+
+
+def _decode_base(rest: bytes) -> tuple[Epoch | None, int]:
+    """Return the epoch and the term of the base. Raises ValueError."""
+    if not rest:
+        return None, 0
+    if len(rest) == _TERM.size:
+        return None, _TERM.unpack(rest)[0]
+    (epoch,) = decode_epochs(rest)
+    return epoch, epoch.term

@@ -137,7 +137,8 @@ class ReadyExecutor:
             if ready.hard_state is not None:
                 self._hard_state_file.save(ready.hard_state)
             if isinstance(ready.truncate, Reset):
-                self._log.reset(ready.truncate.base_index, ready.truncate.base_offset)
+                reset = ready.truncate
+                self._log.reset(reset.base_index, reset.base_offset, reset.base_term)
             elif ready.truncate is not None:
                 self._log.truncate_after(ready.truncate.index)
 

@@ -46,6 +46,7 @@ class MemoryLog:
         self.batches: list[Batch] = list(batches)
         self.base_index = 0
         self.base_offset = 0
+        self.base_term = 0
         self.durable_index = self.end_index
         self.truncations: list[TruncateAfter | Reset] = []
 
@@ -68,6 +69,11 @@ class MemoryLog:
     @property
     def last_term(self) -> int:
         return self.batches[-1].term if self.batches else 0
+
+    @property
+    def last_position(self) -> tuple[int, int]:
+        last = self.batches[-1] if self.batches else None
+        return (self.base_term, self.base_index - 1) if last is None else (last.term, last.last_index)
 
     @property
     def last_chain(self) -> bytes:
@@ -114,6 +120,7 @@ class MemoryLog:
         if isinstance(change, Reset):
             self.batches = []
             self.base_index, self.base_offset = change.base_index, change.base_offset
+            self.base_term = change.base_term
         else:
             assert change.index in (NO_INDEX, self.floor_batch_end(change.index))
             self.batches = [batch for batch in self.batches if batch.last_index <= change.index]

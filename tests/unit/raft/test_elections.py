@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.log.contract import NO_INDEX, Reset, Role
+from app.log.contract import NO_INDEX, Durability, Reset, Role
 from app.raft.messages import Heartbeat, HeartbeatAnswer, PushRequest, VoteAnswer, VoteRequest
 from storage.log.hard_state import HardState
 from tests.unit.raft.support import Group, MemoryLog, log_of
@@ -85,16 +85,33 @@ def test_only_a_log_at_least_as_up_to_date_gets_the_vote(
 
 @pytest.mark.rule("R-02")
 @pytest.mark.parametrize("pre_vote", [True, False])
-@pytest.mark.parametrize(("last_index", "granted"), [(8, False), (9, True)])
+@pytest.mark.parametrize(
+    ("last_term", "last_index", "granted"), [(2, 99, False), (3, 8, False), (3, 9, True), (4, 8, False)]
+)
 def test_a_log_that_a_reset_has_left_empty_refuses_who_lacks_what_was_before_it(
-    last_index: int, granted: bool, pre_vote: bool
+    last_term: int, last_index: int, granted: bool, pre_vote: bool
 ) -> None:
     """The node died between the reset and the first record: everything before the begin was committed."""
     log = MemoryLog()
-    log.cut(Reset(10, 4_096))
+    log.cut(Reset(10, 4_096, 3))
     group = Group({"n1": MemoryLog(), "n2": log, "n3": MemoryLog()})
-    group["n2"].step("n1", VoteRequest(4, last_index, 2, pre_vote=pre_vote))
+    group["n2"].step("n1", VoteRequest(5, last_index, last_term, pre_vote=pre_vote))
     assert [answer.granted for answer in vote_answers(group, "n2")] == [granted]
+
+
+@pytest.mark.rule("R-02")
+@pytest.mark.parametrize("rest", [MemoryLog(), log_of(1, 2, 2)], ids=["empty", "behind"])
+def test_logs_that_a_power_failure_has_emptied_after_a_trim_elect_one_of_them(rest: MemoryLog) -> None:
+    """With `replicated` the record at the begin may be lost everywhere; what was before it was committed."""
+    logs = {"n1": MemoryLog(), "n2": MemoryLog(), "n3": rest}
+    for name in ("n1", "n2"):
+        logs[name].cut(Reset(10, 4_096, 3))
+    group = Group(logs, durability=Durability.REPLICATED, hard_states=dict.fromkeys(logs, HardState(3)))
+    for member in group.members.values():
+        member.restart(sound=False)
+    group.pass_time(10_000)
+    assert group.leader.name in ("n1", "n2")
+    assert [member.log.begin_index for member in group.members.values()] == [10, 10, 10]
 
 
 @pytest.mark.rule("R-03")

@@ -333,7 +333,7 @@ def test_a_reset_makes_the_carried_batch_the_first_of_an_emptied_log() -> None:
     log = leader.follower.log
     assert (answer.code, answer.end_index) == (PushCode.SUCCESS, 2)
     assert (log.begin_index, log.batches) == (2, ours.batches[:1])
-    assert log.truncations == [Reset(2, ours.batches[0].offset)]
+    assert log.truncations == [Reset(2, ours.batches[0].offset, 3)]
 
 
 @pytest.mark.rule("R-07")

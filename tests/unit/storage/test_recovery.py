@@ -239,12 +239,18 @@ def test_a_reset_is_whole_or_has_not_begun() -> None:
         assert held in ([], whole)
         if not held:
             assert (log.next_index, log.end_offset, log.epochs) == (900, 80_000, ())
-            new = grow(log, 2)
+            assert log.last_position == (7, 899)
+            grow(log, 1, sync=False)
+            files.crash()
+            log = open_log(files)
+            new = content(log)
+            assert new or log.last_position == (7, 899)
+            new += grow(log, 2)
             files.crash()
             check_whole(open_log(files), new)
         assert held == [] or not done
 
-    assert crash_everywhere(three_terms, lambda log: log.reset(900, 80_000), check) > 5
+    assert crash_everywhere(three_terms, lambda log: log.reset(900, 80_000, 7), check) > 5
 
 
 def test_a_roll_or_a_moved_mark_loses_nothing_that_was_durable() -> None:

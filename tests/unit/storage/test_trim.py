@@ -230,14 +230,17 @@ def test_trims_cuts_and_resets_may_follow_each_other_before_they_ran() -> None:
     check_whole(open_log(files), new)
 
 
-def test_a_trimmed_log_may_be_cut_to_nothing() -> None:
+@pytest.mark.parametrize("first", [20, 15])
+def test_a_trimmed_log_may_be_cut_to_nothing(first: int) -> None:
     """After a restart with an older checkpoint more may be cut than was settled before."""
     whole = expected_content()
+    begin = whole[first]
+    assert begin.term == 2
     for place in range(40):
         files = MemoryFiles(Random(place))
         log = three_terms(files)
         log.settle(log.end_index)
-        trim(log, whole[20].base_index)
+        trim(log, begin.base_index)
         log = open_log(files)
         files.power_cut_at = files.operations + place
         try:
@@ -248,14 +251,15 @@ def test_a_trimmed_log_may_be_cut_to_nothing() -> None:
         files.crash()
         log = open_log(files)
         held = content(log)
-        assert held == [] or (held == whole[20:] and not done)
+        assert held == [] or (held == whole[first:] and not done)
         if not held:
-            assert (log.next_index, log.end_offset) == (whole[20].base_index, whole[20].offset)
-            assert [epoch.term for epoch in log.epochs] == [2]
-            log.append([whole[20]])
+            assert (log.next_index, log.end_offset) == (begin.base_index, begin.offset)
+            assert log.last_position == (2, begin.base_index - 1)
+            assert [epoch.term for epoch in log.epochs] == ([2] if first == 20 else [])
+            log.append([begin])
             assert [epoch.term for epoch in log.epochs] == [2]
             with pytest.raises(InvariantError):
-                log.append([whole[20]])
+                log.append([begin])
 
 
 def test_times_are_found_in_what_is_left() -> None:
