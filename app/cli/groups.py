@@ -51,8 +51,7 @@ class RootGroup(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
         except click.ClickException as error:
-            _add_advice(error)
-            _report(error, as_json=as_json)
+            _report(_with_advice(error), as_json=as_json)
             sys.exit(error.exit_code)
         except ModuleNotFoundError as error:
             failure = not_installed(error)
@@ -78,13 +77,14 @@ def not_installed(error: ModuleNotFoundError) -> click.ClickException | None:
     return None
 
 
-def _add_advice(error: click.ClickException) -> None:
-    """Name --log to a person who gave a command the name of a log as an argument."""
+def _with_advice(error: click.ClickException) -> click.ClickException:
+    """Return the error; it names --log to a person who gave a command the name of a log as an argument."""
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     if ctx is None or not error.message.startswith("Got unexpected extra argument"):
-        return
+        return error
     if any(option.name == "log" for option in ctx.command.params if isinstance(option, click.Option)):
-        error.message += ". The option --log names the log."
+        return click.UsageError(f"{error.message}. The option --log names the log.", ctx)
+    return error
 
 
 def _report(error: click.ClickException, *, as_json: bool) -> None:
