@@ -58,6 +58,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
 def _complaint(item: Any) -> tuple[str, str]:
     place, *rest = (str(part) for part in item["loc"])
     detail = "unknown parameter" if item["type"] == "extra_forbidden" else str(item["msg"])
+    if isinstance(item["input"], str) and item["type"] != "extra_forbidden":
+        detail += f", got {item['input'][:40]!r}"
     place = {"header": "headers"}.get(place, place)
     return "/" + "/".join(escape_pointer(part) for part in (place, *rest)), detail
 

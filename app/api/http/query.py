@@ -1,6 +1,22 @@
 """Query parameters that all routes share."""
 
-from pydantic import BaseModel, ConfigDict
+import re
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic_core import PydanticCustomError
+
+_WHOLE: Final = re.compile(r"-?[0-9]{1,20}")
+
+
+def _whole(value: Any) -> Any:
+    """Refuse the other spellings of a number that pydantic accepts, such as `+1`, `1.0` and `1_000`."""
+    if isinstance(value, str) and not _WHOLE.fullmatch(value):
+        raise PydanticCustomError("whole_number", "Input should be a whole number")
+    return value
+
+
+WholeNumber = Annotated[int, BeforeValidator(_whole)]
 
 
 class Query(BaseModel):

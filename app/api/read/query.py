@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from app.api.http.json_decoding import MAX_ORDINAL
-from app.api.http.query import Query
+from app.api.http.query import Query, WholeNumber
 from app.api.read.selection import Consistency, Encoding, Selection
 from app.errors import InvalidRequest
 from storage.format.records import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from storage.units import MIB
 
-Index = Annotated[int, Field(ge=0, le=MAX_ORDINAL)]
-TimestampMs = Annotated[int, Field(ge=MIN_TIMESTAMP_MS, le=MAX_TIMESTAMP_MS)]
+Index = Annotated[WholeNumber, Field(ge=0, le=MAX_ORDINAL)]
+TimestampMs = Annotated[WholeNumber, Field(ge=MIN_TIMESTAMP_MS, le=MAX_TIMESTAMP_MS)]
 
 
 class StartPosition(StrEnum):
@@ -43,13 +43,15 @@ class ReadQuery(RecordQuery):
     from_timestamp: TimestampMs | None = Field(
         None, description="Start at the first record with this timestamp or a later one; ms since 1970 UTC"
     )
-    last: Annotated[int, Field(ge=1, le=100_000)] | None = Field(None, description="The last N data records")
+    last: Annotated[WholeNumber, Field(ge=1, le=100_000)] | None = Field(
+        None, description="The last N data records"
+    )
     from_: StartPosition | None = Field(
         None, alias="from", description="Start at earliest (the default) or latest (committed_index + 1)"
     )
-    cursor: str | None = Field(None, description="StartPosition at the cursor with this name")
-    limit: int = Field(1_000, ge=1, le=100_000, description="Maximum number of records")
-    max_bytes: int = Field(
+    cursor: str | None = Field(None, description="Start at the cursor with this name")
+    limit: WholeNumber = Field(1_000, ge=1, le=100_000, description="Maximum number of records")
+    max_bytes: WholeNumber = Field(
         4 * MIB,
         ge=1,
         le=64 * MIB,
@@ -59,7 +61,7 @@ class ReadQuery(RecordQuery):
     until_timestamp: TimestampMs | None = Field(
         None, description="End before the first record with this timestamp or a later one; ms since 1970 UTC"
     )
-    wait_ms: int = Field(0, ge=0, le=60_000, description="Long poll: time to wait for a record, ms")
+    wait_ms: WholeNumber = Field(0, ge=0, le=60_000, description="Long poll: time to wait for a record, ms")
     include: Literal["control"] | None = Field(None, description="Include control records")
     key: str | None = Field(None, description="Only records with this key (text)")
     term: Index | None = Field(None, description="Only records of this term")
@@ -85,8 +87,8 @@ class ReadQuery(RecordQuery):
 
 class EventsQuery(Query):
     from_seq: Index = Field(0, description="Sequence of the first event")
-    limit: int = Field(1_000, ge=1, le=100_000, description="Maximum number of events")
-    wait_ms: int = Field(0, ge=0, le=60_000, description="Long poll: time to wait for an event, ms")
+    limit: WholeNumber = Field(1_000, ge=1, le=100_000, description="Maximum number of events")
+    wait_ms: WholeNumber = Field(0, ge=0, le=60_000, description="Long poll: time to wait for an event, ms")
 
 
 class WatermarksQuery(Query):

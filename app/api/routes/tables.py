@@ -22,6 +22,7 @@ from app.api.http.dependencies import LogName
 from app.api.http.log_call import Call, Served
 from app.api.http.openapi import answers
 from app.api.http.query import Query as Parameters
+from app.api.http.query import WholeNumber
 from app.api.read.query import Index, TimestampMs
 from app.errors import InvalidRequest, NoSuchCut, NotYetMaterialized, TableNotFound
 from app.node.replica.driver import LogDriver
@@ -76,13 +77,13 @@ class KnownTables:
 
 class WaitQuery(Parameters):
     index: Index = Field(description="Index of the record to wait for")
-    timeout_ms: int = Field(
+    timeout_ms: WholeNumber = Field(
         5_000, ge=0, le=60_000, description="Time to wait, ms; after it the response is 504"
     )
 
 
 class LookQuery(Parameters):
-    timeout_ms: int | None = Field(
+    timeout_ms: WholeNumber | None = Field(
         None, ge=0, le=60_000, description="Accepted and ignored; this call does not wait"
     )
 
@@ -95,7 +96,7 @@ class AtQuery(Parameters):
         None, description="All records before the first later one; ms since 1970 UTC"
     )
     epoch: Index | None = Field(None, description="All records up to the end of this epoch")
-    timeout_ms: int = Field(0, ge=0, le=60_000, description="Time to wait for the tables, ms")
+    timeout_ms: WholeNumber = Field(0, ge=0, le=60_000, description="Time to wait for the tables, ms")
 
 
 def known_tables(call: Call) -> KnownTables:
