@@ -225,14 +225,14 @@ def bind(address: str) -> list[socket.socket]:
     family, kind, protocol, _, place = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    door = socket.socket(family, kind, protocol)
+    listening = socket.socket(family, kind, protocol)
     try:
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        door.bind(place)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(place)
     except OSError:
-        door.close()
+        listening.close()
         raise
-    return [door, *(door.dup() for _ in range(ACCEPTED_IN_A_TURN - 1))]
+    return [listening, *(listening.dup() for _ in range(ACCEPTED_IN_A_TURN - 1))]
 
 
 def _front_config(settings: Settings, application: Application, listener: Listener) -> uvicorn.Config:

@@ -42,7 +42,7 @@ from storage.units import NO_INDEX
 SUMS = "first bigint, count bigint, high bigint, low bigint"
 HALF = 1 << 32
 TRIMMED = "index-trimmed"
-TOLD = 10  # differences of one table that are reported
+REPORTED_MAX = 10  # differences of one table that are reported
 _ATTEMPTS = 5  # to compare before retention removes a part of it
 
 
@@ -133,7 +133,7 @@ def _typed_problems(
     ends = [tables[name].materialized_index for name in (RECORDS, DEAD_LETTERS)]
     until = min(entries.materialized_index, max(NO_INDEX if end is None else end for end in ends)) + 1
     records = [rows(each.records().name) for each in layout]
-    wrong = misplaced(rows(ENTRIES), records, rows(DEAD_LETTERS), until).orderBy("index").limit(TOLD)
+    wrong = misplaced(rows(ENTRIES), records, rows(DEAD_LETTERS), until).orderBy("index").limit(REPORTED_MAX)
     for row in wrong.collect():
         yield f"typed tables, index {row['index']:,}: {row['problem']}"
     for each in layout:
@@ -141,7 +141,7 @@ def _typed_problems(
         if table is not None and table.materialized_index is not None:
             held = rows(each.records().name), rows(table.name)
             late = outdated(rows(ENTRIES), *held, each.keys, table.materialized_index + 1)
-            for row in late.orderBy("problem").limit(TOLD).collect():
+            for row in late.orderBy("problem").limit(REPORTED_MAX).collect():
                 yield f"{table.name}, {row['problem']}"
 
 

@@ -31,9 +31,9 @@ def serve_command(config: Path, node: str, as_json: bool) -> None:
     from app.serve import serve  # the whole service: loaded only here
     from app.settings.model import Settings
 
-    def tell(settings: Settings) -> None:
+    def report_ready(settings: Settings) -> None:
         if as_json:
             here = settings.node
             print_json({"ready": True, "node": here.id, "url": here.url, "pid": os.getpid()})
 
-    sys.exit(serve(config, node, tell))
+    sys.exit(serve(config, node, report_ready))

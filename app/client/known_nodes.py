@@ -56,7 +56,7 @@ def _load() -> _Known:
 def _save(known: _Known) -> None:
     file = path()
     whole = file.with_name(f"{file.name}.{os.getpid()}")
-    with contextlib.suppress(OSError):  # a cache: a read-only home is no error
+    with contextlib.suppress(OSError):  # a cache: a home folder that is read-only is not an error
         file.parent.mkdir(parents=True, exist_ok=True)
         whole.write_bytes(msgspec.json.encode(known))
         whole.replace(file)

@@ -1,4 +1,4 @@
-"""Which replicas hold everything that was acknowledged, as far as the controllers can prove it (C-05, C-12).
+"""Replicas that provably hold everything that was acknowledged (C-05, C-12).
 
 A set counts all of its members, or `acks` of them: then each acknowledged record is on at least so many of
 them, and a single member may lack it. PURE.

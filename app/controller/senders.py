@@ -1,7 +1,7 @@
-"""Which node may send a command to the controllers.
+"""The node that may send a command to the controllers.
 
-The connections prove the sender. A node speaks for its own copies alone: otherwise one node that is confused,
-or whose secret was stolen, could register, remove or retire the copy of another one.
+The connections prove the sender. A node may send commands about its own copies only: otherwise one node that
+is confused, or whose secret was stolen, could register, remove or retire the copy of another one.
 """
 
 from app.controller.commands import (

@@ -36,21 +36,21 @@ def complaints_about(spec: LogSpec, brokers: Collection[str]) -> list[tuple[str,
         complaints.append(("/replicas", "a log needs a replica"))
     if len(set(spec.replicas)) != len(spec.replicas):
         complaints.append(("/replicas", "a replica is named twice"))
-    strangers = [node for node in spec.replicas if node not in brokers]
-    if strangers:
-        complaints.append(("/replicas", f"no such nodes: {', '.join(strangers)}"))
+    unknown = [node for node in spec.replicas if node not in brokers]
+    if unknown:
+        complaints.append(("/replicas", f"no such nodes: {', '.join(unknown)}"))
     if any(node not in spec.replicas for node in spec.learners):
         complaints.append(("/learners", "learners are replicas of the log"))
     voters = len(spec.replicas) - len(spec.learners)
     if spec.replicas and voters < 1:
-        complaints.append(("/learners", "somebody must be more than a learner"))
+        complaints.append(("/learners", "at least one replica must not be a learner"))
     if not 1 <= spec.min_in_sync_replicas <= max(1, voters):
-        detail = "min_in_sync_replicas is from 1 to the number of replicas that are no learners"
+        detail = "min_in_sync_replicas is from 1 to the number of replicas that are not learners"
         complaints.append(("/min_in_sync_replicas", detail))
     if spec.preferred is not None and (
         spec.preferred not in spec.replicas or spec.preferred in spec.learners
     ):
-        complaints.append(("/preferred", "preferred is a replica that is no learner"))
+        complaints.append(("/preferred", "preferred is a replica that is not a learner"))
     complaints += _about_priorities(spec)
     complaints += _about_acks(spec, voters)
     if spec.replication == "raft" and spec.min_in_sync_replicas > 1:

@@ -59,7 +59,7 @@ class HaConfig:
 
     @property
     def opening_wait_ms(self) -> int:
-        """How long a classic master that takes a log over waits for replicas that it does not hear."""
+        """Time that a classic master which takes a log over waits for replicas that it does not hear."""
         if self.ha_opening_wait_ms is not None:
             return self.ha_opening_wait_ms
         return self.ha_housekeeping_interval_ms + self.ha_reconnect_interval_ms + CONNECT_MS

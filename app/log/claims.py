@@ -212,7 +212,7 @@ class KeyTable:
             raise ValueError("not a snapshot: a partition of keys is cut off") from error
         hashes_end = _COUNTS.size + count * HASH_BYTES
         if number >= PARTITIONS or self._partitions[number] is not None:
-            raise ValueError("not a snapshot: a partition of keys comes twice, or is unknown")
+            raise ValueError("not a snapshot: a partition of keys is repeated or unknown")
         if len(dumped) != hashes_end + count * CLAIM_BYTES:
             raise ValueError("not a snapshot: a partition of keys has the wrong size")
         if count:

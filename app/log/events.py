@@ -92,7 +92,7 @@ class EpochAdded(JournalEvent, frozen=True, kw_only=True, tag="epoch"):
     end_offset: int | None
     """Null: the epoch is open."""
     started_ms: int
-    """When it began."""
+    """Begin of the epoch, milliseconds since 1970."""
 
 
 class Truncated(JournalEvent, frozen=True, kw_only=True, tag="truncate"):
@@ -212,7 +212,7 @@ class Repair(JournalEvent, frozen=True, kw_only=True, tag="repair"):
     state: str
     """`waiting` or `healed`."""
     reason: str | UnsetType = UNSET
-    """Why it waits."""
+    """Reason for the wait."""
     stretches: list[dict[str, int]] | UnsetType = UNSET
     """Repaired ranges: `first_index`, `last_index`."""
     batches: int | UnsetType = UNSET

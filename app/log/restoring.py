@@ -66,7 +66,7 @@ class Restoring(Generic[State]):
 
     def _take(self, kind: int, payload: bytes) -> None:
         if self._ended:
-            raise ValueError("not a snapshot: it goes on after its end")
+            raise ValueError("not a snapshot: data after its end")
         if kind == HEAD:
             head = _HEAD_DECODER.decode(payload)
             self._state.take_head(head)

@@ -53,7 +53,7 @@ class SystemClock:
 
     @property
     def offset_ms(self) -> int:
-        """How far the wall clock is ahead of `now_ms`; negative: how far it is behind it."""
+        """Milliseconds that the wall clock is ahead of `now_ms`; negative: behind it."""
         return self._wall_ns() // _MS - self.now_ms()
 
     def _report(self, ahead_ns: int) -> None:

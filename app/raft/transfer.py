@@ -92,7 +92,7 @@ class Transfer:
             and self._peers.is_awake(voter, now_ms)
         ]
         if to is not None and to not in member.group.voters:
-            raise TransferFailed(f"{to} is no voter of this log")
+            raise TransferFailed(f"{to} is not a voter of this log")
         if not awake or (to is not None and to not in awake):
             raise TransferFailed(f"{to or 'no other voter'} could not lead at present, or does not answer")
         target = to or max(awake, key=self._quorum.watermarks.__getitem__)

@@ -140,7 +140,7 @@ def _part(texts: "pa.Array", start: int, stop: int = _BYTES_MAX) -> "pa.Array":
 
 
 def block_reader(kind: StructType, document: object) -> BlockReader | None:
-    """Return a reader for the columns `kind`, None where some are no plain values. document: the JSON Schema
+    """Return a reader for the columns `kind`, None where some are not plain values. document: the JSON Schema
     whose keywords must be checked, None without any."""
     names = {_name_of(field) for field in kind.fields}
     if not names or not names <= {"boolean", *INTEGERS, "float", "double", "string", *_FORMS}:
@@ -222,7 +222,7 @@ def _strings(texts: "pa.Array") -> "pa.Array":
 
 
 def _require(condition: "pa.Array") -> None:
-    """Raise Unproved unless a condition holds for all values; null is no value."""
+    """Raise Unproved unless a condition holds for all values; null does not count as a value."""
     import pyarrow.compute as pc
 
     if not pc.all(condition, min_count=0).as_py():

@@ -28,7 +28,7 @@ def check(holds: bool, complaint: str) -> None:
 
 
 class Replication(StrEnum):
-    """How a log is replicated (docs/api.md §5)."""
+    """Replication mode of a log (docs/api.md §5)."""
 
     RAFT = "raft"
     CONTROLLER = "controller"  # a master elected by the controllers, and its SyncStateSet

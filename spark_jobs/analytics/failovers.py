@@ -58,17 +58,17 @@ def confirmed(watermarks: DataFrame, entries: DataFrame, sync_state_sets: DataFr
     below the confirm offset that a set has. So rows of the two kinds are not to be compared. In WATERMARKS,
     ENTRIES, SYNC_STATE_SETS. Out timestamp, epoch, confirm_offset (bytes), of_set (the kind), in order.
     """
-    news = watermarks.groupBy("term", "node", "seq").agg(
+    updates = watermarks.groupBy("term", "node", "seq").agg(
         F.first("timestamp").alias("timestamp"), F.first("committed_index").alias("index")
     )
-    by_news = news.join(entries.select("index", "offset"), "index").select(
+    by_update = updates.join(entries.select("index", "offset"), "index").select(
         "timestamp",
         F.col("term").alias("epoch"),
         F.col("offset").alias("confirm_offset"),
         F.lit(False).alias("of_set"),
     )
     by_sets = sync_state_sets.select("timestamp", "epoch", "confirm_offset", F.lit(True).alias("of_set"))
-    return by_news.unionByName(by_sets).orderBy("timestamp", "epoch")
+    return by_update.unionByName(by_sets).orderBy("timestamp", "epoch")
 
 
 def pauses(entries: DataFrame) -> DataFrame:

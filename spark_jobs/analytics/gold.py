@@ -86,12 +86,12 @@ def uncovered_commits(watermarks: DataFrame, epochs: DataFrame, events: DataFram
     counted = grouped.withColumn("acknowledged", F.max("watermark").over(so_far)).where(
         "(voters IS NULL OR array_contains(voters, peer)) AND committed_index >= since"
     )
-    news = counted.groupBy("term", "node", "seq").agg(
+    updates = counted.groupBy("term", "node", "seq").agg(
         F.first("committed_index").alias("committed_index"),
         F.sort_array(F.collect_list("acknowledged"), asc=False).alias("marks"),
     )
     majority = F.element_at("marks", (F.floor(F.size("marks") / 2) + 1).cast("int"))
-    rows = news.select("term", "node", "seq", "committed_index", majority.alias("majority_index"))
+    rows = updates.select("term", "node", "seq", "committed_index", majority.alias("majority_index"))
     return rows.where(F.col("committed_index") > F.col("majority_index"))
 
 
@@ -111,7 +111,9 @@ def backward_steps(watermarks: DataFrame) -> DataFrame:
 
     In WATERMARKS. Out term, node, seq, committed_index, before.
     """
-    news = watermarks.groupBy("term", "node", "seq").agg(F.first("committed_index").alias("committed_index"))
+    updates = watermarks.groupBy("term", "node", "seq").agg(
+        F.first("committed_index").alias("committed_index")
+    )
     order = Window.partitionBy("term", "node").orderBy("seq")
-    steps = news.withColumn("before", F.lag("committed_index").over(order))
+    steps = updates.withColumn("before", F.lag("committed_index").over(order))
     return steps.where(F.col("committed_index") < F.col("before"))

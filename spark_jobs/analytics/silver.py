@@ -95,7 +95,7 @@ LATE = Table(
         "origin": "airport",
         "hour": "hour of departure, scheduled if there was none, New York time; before the watermark",
         "dep_delay": "minutes, null for a cancelled flight",
-        "watermark": "where it stood when the record came",
+        "watermark": "the watermark before the record arrived",
         "until_index": "the part that brought it ends before this index",
     },
 )
@@ -127,10 +127,10 @@ class DelaysJob:
         else:
             writer.trigger(processingTime=trigger).start()
 
-    def write(self, news: DataFrame, batch_id: int) -> None:
+    def write(self, arrived: DataFrame, batch_id: int) -> None:
         """Extend both tables to the last index of the micro-batch; late flights first, so none is skipped."""
-        self.spark = news.sparkSession
-        last = news.agg(F.max("_index")).collect()[0][0]
+        self.spark = arrived.sparkSession
+        last = arrived.agg(F.max("_index")).collect()[0][0]
         position = self._end(self.delays_path, "until_index")
         if last is None or last < position:
             return
@@ -184,7 +184,7 @@ class DelaysJob:
 
 
 def flights_in(spark: SparkSession, tables: Path | str, log: str = "default") -> DataFrame | None:
-    """Return `flights_of` the typed records of a log, None if they are no flights or it has none."""
+    """Return `flights_of` the typed records of a log, None if they are not flights or it has none."""
     path = table_path(tables, log, RECORDS)
     if not is_table(spark, path):
         return None

@@ -81,7 +81,7 @@ class EpochsJob:
                 continue
             files[node.id] = file
             committed.append(committed_epochs(file, committed_index))
-        self._tell(agree(self.client.log, committed))
+        self._publish(agree(self.client.log, committed))
         lengths = {len(file) for file in files.values()} | {len(epochs) for epochs in committed}
         changed = {node_id: file for node_id, file in files.items() if file != self.files.get(node_id)}
         if changed or gone:
@@ -96,7 +96,7 @@ class EpochsJob:
         rows = collect_table(self.spark, path, table, table.schema.names)
         return list(rows.sort_by("epoch").to_pylist())
 
-    def _tell(self, agreed: Sequence[Epoch]) -> None:
+    def _publish(self, agreed: Sequence[Epoch]) -> None:
         """Write the changes to `epochs`. Raises TableClash if it refuses without another writer."""
         refusals = 0
         while news := news_of(agreed, self.committed):

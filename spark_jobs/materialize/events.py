@@ -71,7 +71,7 @@ class EventsJob:
             self._target = scan(self.client, self.options, self.offset, limit=None)
 
     def has_news(self, next_seqs: Mapping[str, int]) -> bool:
-        """Return whether a journal goes on after what was read. next_seqs: by node."""
+        """Return whether a journal has events after those that were read. next_seqs: by node."""
         return any(seq > self.offset.at(node).next_seq for node, seq in next_seqs.items())
 
     def step(self) -> bool:

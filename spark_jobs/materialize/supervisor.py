@@ -48,10 +48,10 @@ class Job(Protocol):
 
 
 class Supervisor:
-    """Keeps one job going: opens it again after a failure, gives up when that does not help."""
+    """Keeps one job running: opens it again after a failure; ends when that fails repeatedly."""
 
     def __init__(self, job: Job, workers: Workers, *, follows: bool) -> None:
-        """follows: goes on without end; else it ends once the job is done."""
+        """follows: run until stopped; otherwise end once the job is done."""
         self.job = job
         self.follows = follows
         self.starts = 0

@@ -88,7 +88,7 @@ def ensure_jars(cache: Path = DEFAULT_JARS_FOLDER) -> list[Path]:
                     )
                 if not _is_right(fetched, jar):
                     raise JarsUnavailable(
-                        f"{jar.file_name} came with sha1 {_sha1(fetched)}, not {jar.sha1}, and was not kept: "
+                        f"{jar.file_name} has sha1 {_sha1(fetched)} instead of {jar.sha1} and was not kept: "
                         "something between this machine and the central repository changed it."
                     )
                 fetched.replace(cache / jar.file_name)

@@ -99,8 +99,8 @@ class SessionSettings:
 
     def spark_settings(self) -> dict[str, str]:
         """Return the same under Spark's names; without those that are None."""
-        said = {spark_name: getattr(self, name) for name, spark_name in SPARK_NAMES.items()}
-        return {name: str(value) for name, value in said.items() if value is not None}
+        settings = {spark_name: getattr(self, name) for name, spark_name in SPARK_NAMES.items()}
+        return {name: str(value) for name, value in settings.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,13 +124,13 @@ class SparkSettings:
     __pydantic_config__: ClassVar = FILE
 
     def __post_init__(self) -> None:
-        said = {*SPARK_NAMES.values(), "spark.master", "spark.jars"}
+        in_session = {*SPARK_NAMES.values(), "spark.master", "spark.jars"}
         for name in self.conf:
             check(
                 name.startswith("spark."),
                 f"conf: {name!r} is not a setting of Spark; names start with 'spark.'",
             )
-            check(name not in said, f"conf: {name} is set by [session]; remove it from [conf]")
+            check(name not in in_session, f"conf: {name} is set by [session]; remove it from [conf]")
 
 
 def load(path: Path) -> SparkSettings:
@@ -223,8 +223,8 @@ def settings_of(given: SimpleNamespace, *, master: str = "local[2]") -> SparkSet
     """Return the settings of these arguments. master: the default. Raises ConfigError."""
     settings = SparkSettings() if given.conf is None else load(given.conf)
     check(not (given.master and given.remote), "--master and --remote cannot be used together")
-    said: dict[str, Any] = {field.name: getattr(given, field.name, None) for field in fields(SessionSettings)}
-    changes = {name: value for name, value in said.items() if value is not None}
+    options = {field.name: getattr(given, field.name, None) for field in fields(SessionSettings)}
+    changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if given.master:
         changes["remote"] = None
     if given.conf is None:

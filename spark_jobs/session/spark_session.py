@@ -46,10 +46,10 @@ appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
-# Said outright, or the shell that hosts Python's gateway announces a level of its own.
+# Set explicitly: otherwise the shell that hosts Python's gateway logs the level that it chose.
 logger.shell.name = org.apache.spark.api.python
 logger.shell.level = error
-# Tells each stopped query a second time: `run` reports it once, with the reason.
+# It would log each stopped query a second time: `run` reports it once, with the reason.
 logger.stream.name = org.apache.spark.sql.execution.streaming
 logger.stream.level = off
 """

@@ -113,7 +113,7 @@ def _batch_identity(values: Mapping[str, str]) -> tuple[str, str, bool]:
             raise OptionError("producerId needs a stagingLocation: a repeat must find there what was staged")
         if "batchId" not in values:
             raise OptionError(
-                "producerId needs a batchId, which rises from write to write: what comes under one of before "
+                "producerId needs a batchId, which rises from write to write: a write under an earlier one "
                 "is taken for its repeat"
             )
         return values["producerId"], values["stagingLocation"], True

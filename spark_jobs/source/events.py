@@ -235,9 +235,9 @@ def read_events(options: SourceOptions, partition: EventsPartition) -> Iterator[
                 seq = _skip(options, partition, seq, int(page.events[0]["seq"]))
             events = [event for event in page.events if event["seq"] < partition.until_seq]
             if [event["seq"] for event in events] != list(range(seq, seq + len(events))):
-                raise ShortRead(f"node {partition.node.id}: events from {seq} on are missing or twice")
+                raise ShortRead(f"node {partition.node.id}: events from {seq} on are missing or repeated")
             if not page.events:
-                raise ShortRead(f"node {partition.node.id}: no events from {seq} on came")
+                raise ShortRead(f"node {partition.node.id}: received no events from {seq} on")
             seq += len(events)
             if seq == partition.until_seq:  # after the last read, so that it holds for all of them
                 check_same_log(options.log, partition.log_id, client.log_id())

@@ -128,7 +128,7 @@ class SmallBatchPace:
 
     A batch of `least` records is taken at once. Of smaller ones `burst` are taken at once, then one each
     `each_s`, and one more at once for each `each_s` without any: a single append is seen soon, and a trickle
-    that goes on costs few commits. No record waits longer than `each_s`.
+    that lasts costs few commits. No record waits longer than `each_s`.
     """
 
     def __init__(self, least: int, each_s: float, burst: int = SMALL_BATCHES_AT_ONCE) -> None:
@@ -175,10 +175,12 @@ def check_joined(log: str, ranges: Sequence[tuple[int, int]], first: int) -> Non
     """
     begin, end = ranges[0]
     if not begin <= first < end:
-        raise ShortRead(f"log {log!r}: index {first} was asked for, and [{begin}, {end}) came")
+        raise ShortRead(f"log {log!r}: received [{begin}, {end}) instead of index {first}")
     for (_, due), (begin, _) in pairwise(ranges):
         if begin != due:
-            raise ShortRead(f"log {log!r}: {begin} came where {due} was due: some are missing or twice")
+            raise ShortRead(
+                f"log {log!r}: received index {begin} instead of {due}: some are missing or repeated"
+            )
 
 
 def rotate(endpoints: Sequence[str], by: int) -> list[str]:

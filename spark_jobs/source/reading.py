@@ -117,7 +117,7 @@ def read_records(
 def _checked_end(options: SourceOptions, partition: RecordsPartition, records: pa.Table, first: int) -> int:
     """Return the index after the last of `records`, which begin at `first`. Raises ShortRead, LogClash."""
     if records["index"][0].as_py() != first:
-        raise ShortRead(f"log {options.log!r}: {records['index'][0]} came where {first} was due")
+        raise ShortRead(f"log {options.log!r}: received index {records['index'][0]} instead of {first}")
     end = first + int(records.num_rows)
     if end == partition.until and partition.last_term is not None:
         term = records["term"][-1].as_py()
@@ -142,9 +142,7 @@ def _local_pages(options: SourceOptions, client: LogReads, partition: RecordsPar
     try:
         last = decode_batch(client.stored_batch(until - 1), log_id=log_id)
     except CorruptBatch as error:
-        raise ShortRead(
-            f"log {options.log!r}: the batch of index {until - 1} came damaged: {error}"
-        ) from error
+        raise ShortRead(f"log {options.log!r}: the batch of index {until - 1} is damaged: {error}") from error
     reasons = []
     for folder in options.data_folders:
         log = LocalLog(OsFileSystem(), folder, options.log, log_id)

@@ -151,7 +151,7 @@ EPOCH_FILES = Table(
     schemas.EPOCH_FILES,
     cluster_by=("node", "epoch"),
     statistics=("node", "epoch", "start_index", "end_index"),
-    columns={**EPOCHS.columns, "node": "whose file this is, as it stood when last asked; key, with epoch"},
+    columns={**EPOCHS.columns, "node": "node whose file this is, as last read; key, with epoch"},
 )
 """Epoch file of each node, committed or not, as last read. Key: `node`, `epoch`.
 
@@ -188,7 +188,7 @@ QUARANTINE_TRUNCATED = Table(
     statistics=("node", "seq", "epoch", "index", "term", "timestamp"),
     columns={
         **ENTRIES.columns,
-        "index": "where the record stood in that node's copy; key, with node and seq",
+        "index": "the record's index in that node's copy; key, with node and seq",
         "type": "data or control",
         "node": "whose copy lost the record",
         "seq": "position in that node's journal of the event that records the loss",

@@ -1,4 +1,4 @@
-"""When the typed tables of a log get commits without rows, which claim their ends. PURE.
+"""Commits without rows, which claim the ends of a log's typed tables. PURE.
 
 The end of a table is that of its last commit. So a table that gets no row of the last records would seem to
 lag without end: `current` after a dead letter, `records` after a tombstone. A claim with each batch would

@@ -60,7 +60,7 @@ def _verified(
             damage, first_index=index, first_offset=offset, previous_chain=chain, previous_term=term
         )
     if index != damage.last_index + 1:
-        raise PatchRefused(f"{batches[-1]!r} goes past index {damage.last_index}")
+        raise PatchRefused(f"{batches[-1]!r} goes beyond index {damage.last_index}")
     if damage.next_offset != NO_OFFSET:
         behind = _batch_at(files, folder, log_id, damage.next_offset)
         fits = behind is not None and offset == behind.offset and index == behind.base_index

@@ -108,7 +108,7 @@ def _check_schema(schema: pa.Schema) -> None:
         if name not in known:
             raise InvalidRecords(f"unknown column {name!r}; known are {', '.join(known)}")
         if names.count(name) > 1:
-            raise InvalidRecords(f"column {name!r} stands twice")
+            raise InvalidRecords(f"column {name!r} occurs twice")
     if "value" not in names:
         raise InvalidRecords("no column 'value'")
     for field in schema:

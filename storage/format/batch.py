@@ -239,7 +239,7 @@ def decode_batch(data: Bytes, *, log_id: int | None = None) -> Batch:
     view = memoryview(data)
     header = decode_header(view, log_id=log_id)
     if header.size > len(view):
-        raise PartialBatch("shorter than its header says")
+        raise PartialBatch("shorter than the size in its header")
     if crc32c(view[HEADER_SIZE_BYTES + _padded(header.appends_size) : header.size]) != header.body_crc:
         raise CorruptBatch("checksum of the body")
     return Batch(header, view[: header.size])
@@ -263,7 +263,7 @@ def decode_header(view: memoryview, *, log_id: int | None = None) -> BatchHeader
     if size > BATCH_MAX_BYTES or size < body_start or size & 7:
         raise CorruptBatch("impossible size")
     if body_start > len(view):
-        raise PartialBatch("shorter than its header says")
+        raise PartialBatch("shorter than the size in its header")
     _check_header(header, view, body_start)
     if log_id is not None and header.log_id != log_id:
         raise CorruptBatch("a batch of another log")

@@ -244,7 +244,7 @@ def decode_body(header: BatchHeader, body: Bytes, *, untrusted: bool = False) ->
     except (pa.ArrowException, OSError, EOFError, ValueError) as error:
         raise CorruptBatch(f"body: {error}") from error
     if rows.num_rows != header.count:
-        raise CorruptBatch("body: another number of records than the header says")
+        raise CorruptBatch("body: its number of records differs from the header")
     return rows
 
 

@@ -2,9 +2,9 @@
 
 The folder's layout and the steps of recovery, truncation and trim: storage/README.md. Owned by one thread;
 only `SyncTicket.run`, `TrimTicket.run`, `truncate_after` and `reset` wait for the disk and may run in the
-disk thread, the latter two while the owner changes nothing. Guarantees after a crash: nothing up to
-`durable_index` is lost, nothing that was truncated returns, and the rest, from the begin on, is a prefix of
-the appended batches.
+disk thread, `truncate_after` and `reset` only while the owner changes nothing. Guarantees after a crash:
+nothing up to `durable_index` is lost, nothing that was truncated returns, and the rest, from the begin on, is
+a prefix of the appended batches.
 """
 
 from collections.abc import Sequence

@@ -54,7 +54,7 @@ class LogView:
         self._settled_index = NO_INDEX
         self._tail = BatchTail(tail_cache_bytes)
 
-    # --- where it stands
+    # --- begin and end
 
     @property
     def begin_index(self) -> int:

@@ -89,7 +89,8 @@ def _grant(digest: bytes, words: list[str], plain: bool) -> Grant:
         if separator:
             if name not in ("logs", "name", "rate", "in_flight") or name in options:
                 raise ConfigError(
-                    "each of `logs=`, `name=`, `rate=` and `in_flight=` may stand once, nothing else with `=`"
+                    f"`{name}=` is unknown or repeated; each of `logs=`, `name=`, `rate=` and `in_flight=` "
+                    "is allowed once"
                 )
             options[name] = value
         elif word == "write":

@@ -30,7 +30,7 @@ class AppendsOfPeers:
 
     def serve(self, append: CarriedAppend, done: Callable[[CarriedAnswer], None]) -> None:
         """Begin an append; done(its answer), once. It is declined where an HTTP call would be refused before
-        its body: then it comes again as such a call."""
+        its body: then the peer sends it again as such a call."""
         reserved_bytes = len(append.body)
         try:
             head = self._head(append.head)

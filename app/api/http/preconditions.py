@@ -9,8 +9,8 @@ _DIGITS_MAX: Final = 18
 def wanted_version(if_match: str, current: int | None) -> int | None:
     """Return the version that the resource must have, NEVER when none matches; None: any.
 
-    current: the version known here, None when there is no such resource. Of several tags the one that matches
-    counts; foreign tags match nothing.
+    current: the version known here, None when there is no such resource. One of several tags suffices; a tag
+    that is not a version matches nothing.
     """
     tags = [tag.strip() for tag in if_match.split(",")]
     if "*" in tags:

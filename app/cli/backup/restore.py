@@ -213,7 +213,7 @@ def _known_appends(client: "CommitlogClient", manifest: "BackupManifest", first:
 def _append(
     client: "CommitlogClient", manifest: "BackupManifest", number: int, batch: "pa.Table", restored: Restored
 ) -> "Appended":
-    """Append one batch where the one before it ended: no other record may stand after that."""
+    """Append one batch where the one before it ended: no other record may be after that."""
     from app.client.errors import ConditionFailed
 
     try:

@@ -244,7 +244,9 @@ class ActiveController:
             raise Refused(Reason.OTHER_GENERATION, "meant for an earlier log of this name")
         of_a_copy = isinstance(command, ApplyForReplicaId | RegisterReplica | AlterSyncStateSet | StepDown)
         if of_a_copy and not log.elects:
-            raise Refused(Reason.WRONG_MODE, f"log {log.name} has no replicas to look after")
+            raise Refused(
+                Reason.WRONG_MODE, f"log {log.name} is not in controller mode: it has no SyncStateSet"
+            )
         match command:
             case ApplyForReplicaId():
                 replica_id, applied = registration.apply_for_id(log, command)

@@ -316,7 +316,7 @@ class MasterSide:
             limited = not self._is_counted(connection)
             pieces = connection.take(self._config, self._log.end_index, now_ms, limited=limited)
         except Trimmed:
-            self._drop(connection.key, "what comes next is trimmed")
+            self._drop(connection.key, "what the slave needs next is trimmed")
             return
         for piece in pieces:
             self._transfer(connection, piece.epoch, piece.offset, piece.body)

@@ -252,7 +252,7 @@ class ClassicMasterCore(StaticGroup):
     def _is_mine(self) -> bool:
         """Return whether this copy has opened the newest epoch of the log (A-01).
 
-        The name of its leader is no proof: a disk that was replaced may have received the log from another.
+        The name of its leader proves nothing: a replaced disk may have received the log from another replica.
         """
         epochs, member = self._log.epochs, self._member
         newest = bool(epochs) and (epochs[-1].leader, epochs[-1].term) == (member.node_id, member.term)
@@ -465,7 +465,7 @@ class ClassicMasterCore(StaticGroup):
         try:
             pieces = slave.take(self._config, self._held_index, now_ms)
         except Trimmed:
-            self._drop(slave, "what comes next is trimmed")
+            self._drop(slave, "what the slave needs next is trimmed")
             return
         for piece in pieces:
             self._outbox.send(slave.key, ClassicFrame(piece.offset, piece.body))

@@ -1,1 +1,1 @@
-"""Which logs a node hosts: opened, served, looked up and closed."""
+"""The logs that a node hosts: opened, served, found and closed."""

@@ -1,4 +1,4 @@
-"""How the connections of a node prove themselves, at its peer port and its HA port."""
+"""Proofs of identity for the connections at a node's peer port and HA port."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

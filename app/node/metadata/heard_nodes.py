@@ -1,4 +1,4 @@
-"""Which nodes the active controller hears: a frozen process keeps its connections open, and sends nothing."""
+"""Nodes that the active controller hears: a frozen process keeps its connections open, and sends nothing."""
 
 from collections.abc import Iterable
 

@@ -5,7 +5,7 @@ Every node keeps a replica of that log, so what a majority of the controllers ha
 still on the disks of the others. No node may run meanwhile. The newest copy is used: it holds everything that
 any of them knows to be committed. One event is appended in a term of its own: the master epochs continue far
 beyond those that the lost controllers may have assigned (C-04). Then each controller without that history
-gets the log. Ends that were never committed may differ, and are no other history.
+gets the log. Ends that were never committed may differ, and do not make another history.
 
 Events that no copy holds are lost: the last committed elections and changes of SyncStateSets and logs. A node
 that knows a newer master epoch than the metadata proves that there were some.

@@ -307,7 +307,7 @@ class HaConnection(LinkedProtocol):
 
     def _is_late(self) -> None:
         self._timer = None
-        self._give_up("it said nothing that makes sense in time")
+        self._give_up(f"no valid introduction within {PREFACE_TIMEOUT_S} s")
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

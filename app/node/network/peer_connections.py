@@ -383,7 +383,7 @@ def _bound_silence(transport: asyncio.Transport) -> None:
 
     Otherwise a connection that survived a long partition continues only after TCP's doubled timers.
     """
-    door = transport.get_extra_info("socket")
+    connected = transport.get_extra_info("socket")
     option = getattr(socket, "TCP_USER_TIMEOUT", None)
-    if door is not None and option is not None:
-        door.setsockopt(socket.IPPROTO_TCP, option, UNACKNOWLEDGED_TIMEOUT_MS)
+    if connected is not None and option is not None:
+        connected.setsockopt(socket.IPPROTO_TCP, option, UNACKNOWLEDGED_TIMEOUT_MS)

@@ -26,7 +26,7 @@ _POWER = "the power failed before the last acknowledged records were synced"
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """How far a replica is to be trusted when it opens.
+    """Trust in a replica when it opens.
 
     sound: nothing that was acknowledged or voted may be missing. sound_if_alone: it is sound if the log
     names no other voter. knows_vote: term and vote are the last that were given. may_lack_vote: a missing

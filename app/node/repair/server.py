@@ -182,7 +182,7 @@ class RepairServer:
                 digest = await digest_of(driver, request.first_index, request.last_index)
             except StorageError as error:
                 if driver.has_ended:
-                    return nothing  # its files were cut or moved meanwhile, which is no damage
+                    return nothing  # its files were cut or moved meanwhile, which is not damage
                 if not self._report(error, "verify"):
                     raise
                 return DigestAnswer(request.id, begin, settled, NO_INDEX, b"", b"", damaged=True)

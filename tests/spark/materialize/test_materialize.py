@@ -79,13 +79,13 @@ def test_all_tables_of_a_log_and_a_second_run_adds_only_what_is_new(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    whole = EpochsJob._tell
+    whole = EpochsJob._publish
 
     def fails_once(job: EpochsJob, agreed: Sequence[Epoch]) -> None:
-        monkeypatch.setattr(EpochsJob, "_tell", whole)
+        monkeypatch.setattr(EpochsJob, "_publish", whole)
         raise PySparkException("the disk was away")
 
-    monkeypatch.setattr(EpochsJob, "_tell", fails_once)
+    monkeypatch.setattr(EpochsJob, "_publish", fails_once)
     first, second = replicas
     first.event("start", {"version": "1"})
     watermarks_event(second, 90, {"n1": 90, "n2": 95})

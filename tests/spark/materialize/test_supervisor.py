@@ -132,7 +132,10 @@ def test_a_backlog_leaves_the_other_threads_alone_and_a_stop_waits_for_it_not_fo
 
 
 def test_of_a_chain_of_errors_in_a_traceback_the_last_one_counts() -> None:
-    first, last = ShortRead("61 came where 60 was due"), Unreachable(f"no replica: {ShortRead('twice')}")
+    first, last = (
+        ShortRead("received index 61 instead of 60"),
+        Unreachable(f"no replica: {ShortRead('twice')}"),
+    )
     text = f"Traceback\nx.ShortRead: {first}\nThe above exception was the direct cause\nx.Y: {last}\n at java"
     assert own_error(RuntimeError(text)) == (Unreachable, last.message)
     assert own_error(RuntimeError("[STREAM_FAILED] other")) is None

@@ -45,7 +45,7 @@ def test_a_short_read_is_never_passed_on(replicas: list[FakeReplica]) -> None:
     replicas[0].drop_record = 60
     assert indexes(client_of(replicas), 0, 102) == [*range(102)]
     replicas[1].drop_record = 60
-    with pytest.raises(ShortRead, match="61 came where 60 was due"):
+    with pytest.raises(ShortRead, match="received index 61 instead of 60"):
         indexes(client_of(replicas), 0, 102)
 
 

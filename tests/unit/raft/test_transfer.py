@@ -119,7 +119,7 @@ def test_impossible_targets_are_refused() -> None:
     group.settle()
     with pytest.raises(AlreadyLeader):
         leader.core.transfer("n1", group.now_ms)
-    with pytest.raises(TransferFailed, match="no voter"):
+    with pytest.raises(TransferFailed, match="not a voter"):
         leader.core.transfer("n9", group.now_ms)
     with pytest.raises(TransferFailed, match="does not lead"):
         group["n2"].core.transfer("n3", group.now_ms)
