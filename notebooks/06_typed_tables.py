@@ -253,7 +253,7 @@ display(states)
 
 customer = {**proposal["properties"]["customer"], "type": ["string", "null"]}
 with_null = {**with_coupon, "properties": {**with_coupon["properties"], "customer": customer}}
-third = client.put_schema(with_null, key_columns=["order"])
+client.put_schema(with_null, key_columns=["order"])
 reads = LogReads(tuple(endpoint.split(",")), log, token)
 replayed = DeadLetterReplay(spark, reads, lambda table: table_path(tables, log, table)).run()
 print(f"{replayed.moved} dead letters are rows of version {replayed.version} now, {replayed.left} are left")

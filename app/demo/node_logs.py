@@ -4,7 +4,6 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +34,6 @@ class NodeLog:
     committed_index: int
     records: int
     records_hash: str
-    epoch_file: Path
     epoch_file_hash: str
 
 
@@ -81,7 +79,6 @@ def read_node_log(client: CommitlogClient, node: LocalNode) -> NodeLog:
         )
         digest.add(page)
     epoch_file = node.data / EPOCH_FILE.format(log=client.log)
-    content = epoch_file.read_bytes()
     return NodeLog(
         node=node.id,
         role=str(status["role"]),
@@ -89,8 +86,7 @@ def read_node_log(client: CommitlogClient, node: LocalNode) -> NodeLog:
         committed_index=int(status["committed_index"]),
         records=digest.count,
         records_hash=digest.hex,
-        epoch_file=epoch_file,
-        epoch_file_hash=hashlib.blake2b(content, digest_size=16).hexdigest(),
+        epoch_file_hash=hashlib.blake2b(epoch_file.read_bytes(), digest_size=16).hexdigest(),
     )
 
 

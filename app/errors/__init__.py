@@ -1,6 +1,6 @@
 """Refusals to a caller: one tree, each class one problem of docs/api.md §2 (RFC 9457).
 
-base.py        the base class; ConfigError
+base.py        the base class; ConfigError, and `check`, which raises it
 client.py      errors in the request: 4xx
 logs.py        creating, changing and deleting logs; elections
 operations.py  members, leadership, trims, cursors
@@ -19,6 +19,7 @@ from app.errors.base import (
     CommitlogError,
     ConfigError,
     Outcome,
+    check,
 )
 from app.errors.client import (
     BadRequest,
@@ -155,6 +156,7 @@ __all__ = [
     "Unauthenticated",
     "UnsupportedMediaType",
     "WouldLoseQuorum",
+    "check",
 ]
 
 

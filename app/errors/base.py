@@ -12,6 +12,12 @@ class ConfigError(Exception):
     """A configuration that cannot work; raised before anything starts (exit code 2)."""
 
 
+def check(holds: bool, complaint: str) -> None:
+    """Raise ConfigError(complaint) unless `holds`."""
+    if not holds:
+        raise ConfigError(complaint)
+
+
 class Outcome(StrEnum):
     """Outcome of an append. NOT_APPLIED only when that is certain."""
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from app.controller.commands import Refused
 from app.controller.config import ControllerConfig
 from app.controller.settings_of_logs import check_spec
-from app.errors import ConfigError
+from app.errors import ConfigError, check
 from app.ha.config import HaConfig
 from app.ha.roles import ADDRESS_MAX_BYTES
 from app.log.contract import Durability
@@ -37,7 +37,6 @@ from app.settings.model import (
     TablesSettings,
     TracingSettings,
     brokers_of,
-    check,
 )
 from app.settings.toml import load_toml, validated
 from storage.log.commitlog import CommitlogConfig

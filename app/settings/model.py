@@ -9,7 +9,7 @@ from typing import Any
 
 from app.controller.config import ControllerConfig
 from app.controller.metadata import LogSpec
-from app.errors import ConfigError
+from app.errors import check
 from app.ha.config import HaConfig
 from app.log.contract import Durability, LogOptions
 from app.raft.config import RaftConfig
@@ -19,12 +19,6 @@ from storage.units import MIB
 DEFAULT_LOG = "default"
 _KEYS_MAX, _PRODUCERS_MAX = 40_000_000, 1_000_000  # the snapshot of a log's state stays below 4 GiB
 LOG_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
-
-
-def check(holds: bool, complaint: str) -> None:
-    """Raise ConfigError(complaint) unless `holds`."""
-    if not holds:
-        raise ConfigError(complaint)
 
 
 class Replication(StrEnum):

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 import click
 from pydantic import ConfigDict
 
-from app.errors import ConfigError
+from app.errors import ConfigError, check
 from app.settings.toml import load_toml, validated
 from spark_jobs.session.jars import DEFAULT_JARS_FOLDER
 from spark_jobs.session.locations import location
@@ -40,12 +40,6 @@ SPARK_NAMES = {
     "cores": "spark.cores.max",
     "shuffle_partitions": "spark.sql.shuffle.partitions",
 }
-
-
-def check(holds: bool, complaint: str) -> None:
-    """Raise ConfigError(complaint) unless `holds`."""
-    if not holds:
-        raise ConfigError(complaint)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,20 +17,15 @@ from storage.format.batch import FIRST_CHAIN, Batch, follows_chain
 from storage.format.segment_format import (
     SegmentIndex,
     index_name,
-    index_offset,
     segment_name,
     segment_offset,
 )
-from storage.log.clean_stop import OPENED_NAME
-from storage.log.log_folder import EPOCHS_NAME, MANIFEST_NAME
+from storage.log.log_folder import EPOCHS_NAME
 from storage.log.manifest import Manifest
 from storage.log.recovery import Recovery
 from storage.log.scan import Scan
 
 NO_OFFSET: Final = -1
-OWN_NAMES: Final = frozenset(
-    {MANIFEST_NAME, EPOCHS_NAME, "vote", "checkpoint", "state", "group", "repairing", "aside", OPENED_NAME}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +49,11 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """structural: the reason why the log cannot be patched, empty if it can. strangers: files and folders
-    that are not part of a log; they are left alone."""
+    """structural: the reason why the log cannot be patched, empty if it can. Files and folders that are not
+    part of a log are left alone."""
 
     damages: tuple[Damage, ...] = ()
     structural: str = ""
-    strangers: tuple[str, ...] = ()
     healed: tuple[str, ...] = ()  # repaired by the survey, for the operator
 
 
@@ -70,11 +64,10 @@ def survey(files: FileSystem, folder: str, log_id: int, committed_index: int = -
     completed first. Raises DiskError when the disk refuses more than single blocks.
     """
     files.make_folders(folder)
-    strangers = _strangers(files, folder)
     try:
         manifest = Recovery(files, folder, log_id, committed_index).prepare()
     except (CorruptLog, CorruptFile) as error:
-        return Survey(structural=str(error), strangers=strangers)
+        return Survey(structural=str(error))
     names = files.list(folder)
     sizes = files.sizes(folder)
     offsets = []
@@ -82,7 +75,7 @@ def survey(files: FileSystem, folder: str, log_id: int, committed_index: int = -
         offset = segment_offset(name)
         if offset is not None:
             if name not in sizes:
-                return Survey(structural=f"{folder}/{name} is no file", strangers=strangers)
+                return Survey(structural=f"{folder}/{name} is not a file")
             offsets.append(offset)
     walk = _Walk(manifest, max(committed_index, manifest.durable_index))
     healed = []
@@ -101,17 +94,7 @@ def survey(files: FileSystem, folder: str, log_id: int, committed_index: int = -
     if files.exists(f"{folder}/{EPOCHS_NAME}"):
         files.remove(f"{folder}/{EPOCHS_NAME}")  # rebuilt from the log
         files.sync_folder(folder)
-    return Survey(tuple(walk.damages), strangers=strangers, healed=tuple(healed))
-
-
-def _strangers(files: FileSystem, folder: str) -> tuple[str, ...]:
-    """Return the names that are not part of any log; leftovers of interrupted writes are part of it."""
-    strangers = []
-    for name in files.list(folder):
-        whole = name.removesuffix(".tmp")
-        if segment_offset(whole) is None and index_offset(whole) is None and whole not in OWN_NAMES:
-            strangers.append(name)
-    return tuple(strangers)
+    return Survey(tuple(walk.damages), healed=tuple(healed))
 
 
 @dataclass(slots=True)

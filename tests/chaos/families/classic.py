@@ -17,7 +17,6 @@ TIMEOUT_MS = 1_000  # of synchronous appends
 APPENDS_BETWEEN = 60
 LATE_APPENDS = 16  # answered flush-slave-timeout, before the slaves come back
 WAIT_S = 30.0
-GOAL_BACK_MS = 3_000
 JUNK = 10_000
 WARM_UP = 2_000  # connections before the first measurement: memory that an allocator keeps is not a leak
 AT_ONCE = 100

@@ -39,7 +39,6 @@ class Driver:
     def __init__(self, tables: Path, process: subprocess.Popen[bytes]) -> None:
         self.tables = tables
         self.process = process
-        self.started_at = time.monotonic()
         self.first_version = DeltaLog(str(tables / LOG / "entries")).versions().stop
 
     @property

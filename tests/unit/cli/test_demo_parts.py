@@ -28,7 +28,7 @@ from tests.unit.cli.fake_service import Asked, Scripted, fake_service
 
 SENT = Sent(records=100, content_hash="aa", last_index=101)
 FOUND = {"rows": 100, "indexes": 100, "doubles": 0, "first": 1, "last": 101, "content_hash": "aa"}
-NODE = NodeLog("n1", "leader", 101, 101, 102, "bb", Path("epochs"), "cc")
+NODE = NodeLog("n1", "leader", 101, 101, 102, "bb", "cc")
 EPOCHS: list[dict[str, Any]] = [
     {
         "epoch": 1,
