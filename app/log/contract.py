@@ -170,7 +170,8 @@ class AppendRequest(msgspec.Struct):
 
     records: rows to be packed with those of other appends, or a table that stays a batch of its own. digest:
     of the decoded records and conditions, 16 bytes; only with a key or a producer. timeout_ms: 1 to 60 000;
-    after it the outcome is unknown (D-26).
+    after it the outcome is unknown (D-26). appends: number of clients' appends in it, for the limits: a group
+    of them grows while it is queued (LogDriver.grow).
     """
 
     records: RecordColumns | RecordTable
@@ -183,6 +184,7 @@ class AppendRequest(msgspec.Struct):
     producer: Producer | None = None
     digest: bytes = b""
     stream: AppendStream | None = None
+    appends: int = 1
 
 
 class AppendResult(msgspec.Struct, frozen=True):
@@ -431,11 +433,6 @@ class ReplicationCore(Protocol):
     @property
     def waiting_reads(self) -> int:
         """Number of reads that wait for a confirmation (R-08)."""
-        ...
-
-    @property
-    def pending_appends(self) -> int:
-        """Number of appends that wait for their acks (D-29)."""
         ...
 
     def read_index(self, token: Any, now_ms: int) -> None:

@@ -142,10 +142,6 @@ class RaftCore(MemberCore):
         return self._opening
 
     @property
-    def pending_appends(self) -> int:
-        return self._quorum.pending_count
-
-    @property
     def waiting_reads(self) -> int:
         return self._leader_reads.waiting_count + self._follower_reads.waiting_count
 

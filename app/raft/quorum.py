@@ -46,10 +46,6 @@ class QuorumChecker:
         self.needs_check = False
 
     @property
-    def pending_count(self) -> int:
-        return sum(map(len, self._pending.values()))
-
-    @property
     def watermarks(self) -> Mapping[str, int]:
         """peer -> last acknowledged index of the current term; empty unless this member leads."""
         return self._watermarks

@@ -121,10 +121,6 @@ class AutoSwitchCore(StaticGroup):
     def wants_control(self) -> TermRecord | None:
         return self._opening
 
-    @property
-    def pending_appends(self) -> int:
-        return 0 if self._master is None else len(self._master.pending)
-
     def status(self) -> CoreStatus:
         member, master = self._member, self._master
         return CoreStatus(

@@ -164,10 +164,6 @@ class ClassicMasterCore(StaticGroup):
     def wants_control(self) -> TermRecord | None:
         return self._opening
 
-    @property
-    def pending_appends(self) -> int:
-        return len(self._pending)
-
     def status(self) -> CoreStatus:
         member = self._member
         return CoreStatus(

@@ -44,7 +44,6 @@ class ClassicSlaveCore(StaticGroup):
     accepts_appends = False
     runs_ahead = True
     needs_all_records = True
-    pending_appends = 0
     wants_control: TermRecord | None = None
 
     def __init__(

@@ -157,11 +157,13 @@ def check_conditions(
 def check_quota(limits: AppendLimits, waiting: int, waiting_bytes: int, request: AppendRequest) -> None:
     """Check the limits of waiting appends at the leader (D-29). Raises LeaderPendingFull.
 
-    waiting, waiting_bytes: all appends that are not answered yet.
+    waiting, waiting_bytes: all appends that are not answered yet. A group is refused if one of its members
+    would be.
     """
-    if waiting >= limits.max_pending_requests:
+    if waiting + request.appends > limits.max_pending_requests:
         raise LeaderPendingFull
-    if waiting and waiting_bytes + request.records.size_bytes > limits.max_pending_bytes:
+    is_alone = not waiting and request.appends == 1
+    if not is_alone and waiting_bytes + request.records.size_bytes > limits.max_pending_bytes:
         raise LeaderPendingFull
 
 

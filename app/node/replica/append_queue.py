@@ -66,7 +66,8 @@ class AppendQueue:
         self._space = parts.space
         self._syncer = parts.syncer
         self._appends: deque[OpenAppend] = deque()
-        self._queued_bytes = 0  # of self._appends
+        self._queued_count = 0  # of self._appends, the members of groups
+        self._queued_bytes = 0
         self._commands: deque[OpenCommand] = deque()
         self._batch = Coalescing(services.driver.coalesce_max_bytes)
         self._gate = SchemaGate(services.clock.monotonic_ms, services.workers, ask_turn)
@@ -76,7 +77,7 @@ class AppendQueue:
 
     # --- the queue --------------------------------------------------------------------------------------
 
-    def append(self, request: AppendRequest, done: Done, refusal: CommitlogError | None) -> None:
+    def append(self, request: AppendRequest, done: Done, refusal: CommitlogError | None) -> OpenAppend:
         """Queue an append, or answer it at once with the refusal given. Raises ValueError (LogDriver)."""
         size_bytes, packed_bytes = request.records.size_bytes, request.records.packed_bytes
         if not request.records.count or packed_bytes > APPEND_MAX_BYTES:
@@ -87,14 +88,30 @@ class AppendQueue:
         append = self._open.add(request, done, self._clock.monotonic_ms())
         if refusal is not None:
             self._open.refuse(append, refusal)
-        elif self._appends and (
-            len(self._appends) >= self._limits.max_pending_requests
-            or self._queued_bytes + size_bytes > self._limits.max_pending_bytes
-        ):
+        elif self._appends and self._is_full(size_bytes):
             self._open.refuse(append, LeaderPendingFull())
         else:
             self._appends.append(append)
+            self._queued_count += request.appends
             self._queued_bytes += size_bytes
+        return append
+
+    def grow(self, append: OpenAppend, size_bytes: int, now_ms: int) -> bool:
+        """As LogDriver.grow."""
+        is_open = append.is_queued and append.check is None and now_ms < append.arrived_ms + GATHER_MAX_MS
+        if not is_open or self._is_full(size_bytes):
+            return False
+        self._open.grow(append, size_bytes, now_ms)
+        self._queued_count += 1
+        self._queued_bytes += size_bytes
+        return True
+
+    def _is_full(self, size_bytes: int) -> bool:
+        limits = self._limits
+        return (
+            self._queued_count >= limits.max_pending_requests
+            or self._queued_bytes + size_bytes > limits.max_pending_bytes
+        )
 
     def command(self, command: Command, done: CommandDone, refusal: CommitlogError | None) -> None:
         if refusal is None and len(self._commands) >= COMMANDS_MAX:
@@ -135,7 +152,7 @@ class AppendQueue:
         self._batch.start()
         self._appends.clear()
         self._commands.clear()
-        self._queued_bytes = 0
+        self._queued_count = self._queued_bytes = 0
 
     def tick(self, now_ms: int) -> None:
         """Refuse what has waited until its deadline: for the next leader, for the disk that writes a term,
@@ -156,7 +173,7 @@ class AppendQueue:
         self._commands = deque(command for command in commands if command.deadline_ms > now_ms)
         for append in appends:
             if append.deadline_ms <= now_ms:
-                self._queued_bytes -= append.request.records.size_bytes
+                self._uncount(append)
                 if append.check is not None:
                     append.check.is_dropped = True
                 self._open.refuse(append, refusal())
@@ -183,7 +200,8 @@ class AppendQueue:
                 self._flush()  # its outcome may affect the next append: all checks run again
                 continue
             append = self._appends.popleft()
-            self._queued_bytes -= append.request.records.size_bytes
+            append.is_queued = False
+            self._uncount(append)
             try:
                 self._admit(append, now_ms)
             except CommitlogError as refusal:
@@ -191,6 +209,7 @@ class AppendQueue:
             except Exception:
                 if append.claim is None:  # the core does not have it: it waits again, until refuse_all
                     self._appends.appendleft(append)
+                    self._queued_count += append.request.appends
                     self._queued_bytes += append.request.records.size_bytes
                 raise
         if not self._executor.is_busy:
@@ -198,25 +217,28 @@ class AppendQueue:
         if not self._executor.is_busy:
             self._confirm_decided(now_ms)
 
+    def _uncount(self, append: OpenAppend) -> None:
+        """The append has left the queue."""
+        self._queued_count -= append.request.appends
+        self._queued_bytes -= append.request.records.size_bytes
+
     def _gathers(self, now_ms: int) -> bool:
         """Return whether the appends wait for others until the sync in progress ends, or a short time.
 
         A batch written now would be synced after that one anyway, and a batch costs each node far more than
         another append in it. Once as many wait as are unanswered, the followers should not be idle.
         """
-        appends, limits = self._appends, self._limits
-        if not appends or not self._syncer.delays_answers:
+        limits, opened = self._limits, self._open
+        if not self._appends or not self._syncer.delays_answers:
             return False
         if self._commands or self._decided or self._is_checking:
             return False
-        first, pending = appends[0], self._core.pending_appends
         return (
-            len(appends) < pending
+            self._queued_count < opened.count - self._queued_count
             and self._queued_bytes < GATHER_MAX_BYTES
-            and now_ms < first.deadline_ms - first.request.timeout_ms + GATHER_MAX_MS
-            and pending + len(appends)
-            <= limits.max_pending_requests  # beyond, they are refused at once: D-29
-            and self._open.size_bytes <= limits.max_pending_bytes
+            and now_ms < self._appends[0].arrived_ms + GATHER_MAX_MS
+            and opened.count <= limits.max_pending_requests  # beyond, they are refused at once: D-29
+            and opened.size_bytes <= limits.max_pending_bytes
         )
 
     def _check_next(self) -> bool:
@@ -263,7 +285,7 @@ class AppendQueue:
         if no_room is not None:
             raise no_room
         check_memory(self._limits, self._state, batch, request)
-        waiting = core.pending_appends + len(batch.appends)
+        waiting = self._open.count - self._queued_count - request.appends
         waiting_bytes = self._open.size_bytes - self._queued_bytes - request.records.size_bytes
         check_quota(self._limits, waiting, waiting_bytes, request)
         batch.add(append)

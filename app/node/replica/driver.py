@@ -34,7 +34,7 @@ from app.node.replica.commit_waiters import CommitWaiters, Waiter, answer
 from app.node.replica.inbox import Inbox
 from app.node.replica.log_space import LogSpace
 from app.node.replica.loosening import Loosening
-from app.node.replica.open_appends import CommandDone, Done, OpenAppends
+from app.node.replica.open_appends import CommandDone, Done, OpenAppend, OpenAppends
 from app.node.replica.proposer import Proposer
 from app.node.replica.read_index_queue import ReadDone, ReadGate
 from app.node.replica.ready_executor import MAX_INDEX, ReadyExecutor, ReplicaParts
@@ -222,13 +222,22 @@ class LogDriver:
         self._tick_due = True
         self._guarded(self._turn)
 
-    def append(self, request: AppendRequest, done: Done) -> None:
+    def append(self, request: AppendRequest, done: Done) -> OpenAppend:
         """Append at the leader; elsewhere NotLeader or NoLeader. done(result or refusal), exactly once.
 
         Raises ValueError for no records, or for more than APPEND_MAX_BYTES: the routes refuse both.
         """
-        self._queue.append(request, done, NoLeader() if self._ended else None)
+        append = self._queue.append(request, done, NoLeader() if self._ended else None)
         self._ask_turn()
+        return append
+
+    def grow(self, append: OpenAppend, size_bytes: int, now_ms: int) -> bool:
+        """Let another client's append join one that waits for its turn: the caller adds its records, of
+        `size_bytes`, to the request of that one. False: it has to be an append of its own.
+
+        All members have the same acks and timeout_ms, and no conditions, key, producer or stream.
+        """
+        return self._queue.grow(append, size_bytes, now_ms)
 
     def command(self, command: Command, done: CommandDone) -> None:
         """Decide and commit a command at the leader; elsewhere NotLeader or NoLeader. done exactly once."""

@@ -25,15 +25,17 @@ CommandDone = Callable[[CommandResult | CommitlogError], None]
 
 
 class OpenAppend:
-    """An append without an answer yet. claim: of the first one, if this is a retry. check: against the
-    schema of the log, if that rejects records."""
+    """An append, or a group of them, without an answer yet. claim: of the first one, if this is a retry.
+    check: against the schema of the log, if that rejects records. is_queued: it has not entered the log."""
 
-    __slots__ = ("check", "claim", "deadline_ms", "done", "request", "stamped")
+    __slots__ = ("arrived_ms", "check", "claim", "deadline_ms", "done", "is_queued", "request", "stamped")
 
-    def __init__(self, request: AppendRequest, done: Done, deadline_ms: int) -> None:
+    def __init__(self, request: AppendRequest, done: Done, now_ms: int) -> None:
         self.request = request
         self.done = done
-        self.deadline_ms = deadline_ms  # monotonic
+        self.arrived_ms = now_ms  # monotonic
+        self.deadline_ms = now_ms + request.timeout_ms
+        self.is_queued = True
         self.check: RecordCheck | None = None
         self.claim: Claim | None = None
         self.stamped: Stamped | None = None
@@ -88,9 +90,10 @@ class Stamped:
 
 
 class OpenAppends:
-    """Counts the bytes of all unanswered appends, and answers them."""
+    """Counts all unanswered appends and their bytes, and answers them."""
 
     def __init__(self, node_id: str, durability: Durability, log: Commitlog) -> None:
+        self.count = 0  # a group counts as many as it has
         self.size_bytes = 0
         self._node_id = node_id
         self._durability = durability
@@ -101,8 +104,16 @@ class OpenAppends:
         self._durability = durability
 
     def add(self, request: AppendRequest, done: Done, now_ms: int) -> OpenAppend:
+        self.count += request.appends
         self.size_bytes += request.records.size_bytes
-        return OpenAppend(request, done, now_ms + request.timeout_ms)
+        return OpenAppend(request, done, now_ms)
+
+    def grow(self, append: OpenAppend, size_bytes: int, now_ms: int) -> None:
+        """Another append joins a group. The deadline becomes its own: no member may time out early."""
+        self.count += 1
+        self.size_bytes += size_bytes
+        append.request.appends += 1
+        append.deadline_ms = now_ms + append.request.timeout_ms
 
     def refuse(self, append: OpenAppend, refusal: CommitlogError) -> None:
         self._answer(append, refusal)
@@ -133,6 +144,8 @@ class OpenAppends:
         stream = append.request.stream
         if stream is not None and isinstance(result, CommitlogError):
             stream.broken = True
+        append.is_queued = False
+        self.count -= append.request.appends
         self.size_bytes -= append.request.records.size_bytes
         answer(append.done, result)
 

@@ -9,9 +9,11 @@ import pytest
 
 from app.errors import CommitlogError
 from app.log.commands import SetFence
-from app.log.contract import AppendResult, AppendStream, Durability, Producer
+from app.log.contract import AppendRequest, AppendResult, AppendStream, Durability, Producer
 from app.log.driver_interfaces import DriverConfig
 from app.node.replica.append_queue import GATHER_MAX_BYTES, GATHER_MAX_MS
+from app.node.replica.open_appends import OpenAppend
+from storage.format.records import RecordColumns
 from tests.unit.node.replica.driver_support import Limits, Node, leading_node
 
 STREAMS = 2
@@ -167,3 +169,105 @@ def test_a_replicated_log_gathers_nothing(tmp_path: Path) -> None:
     node.ask()
     node.seams.turn()
     assert node.driver.log.end_index == 3
+
+
+def group_of(node: Node, members: int, **options: Any) -> tuple[OpenAppend, list[Any]]:
+    """Queue a group whose members have joined one by one; all have to be admitted to it."""
+    records, answers = RecordColumns(), list[Any]()
+    records.add(b"v")
+    append = node.driver.append(AppendRequest(records, **options), answers.append)
+    for _ in range(members - 1):
+        assert join(node, append)
+    return append, answers
+
+
+def join(node: Node, append: OpenAppend) -> bool:
+    joins = node.driver.grow(append, 1, node.seams.now)
+    if joins:
+        append.request.records.add(b"v")  # type: ignore[union-attr]
+    return joins
+
+
+def test_a_group_grows_until_it_enters_the_log(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    append, answers = group_of(node, 3)
+    node.seams.turn()
+    assert not join(node, append)
+    node.seams.run()
+    assert outcome(answers[0]) == (1, 3, 1, False)
+    assert (node.driver._appends.count, node.driver._appends.size_bytes) == (0, 0)
+
+
+@pytest.mark.rule("D-29")
+def test_limits_count_every_member_of_a_group(tmp_path: Path) -> None:
+    node = Node(tmp_path, "n1", limits=Limits(max_pending_requests=5))
+    append, _ = group_of(node, 5)
+    assert not join(node, append)
+    [refusal] = node.ask()
+    assert outcome(refusal)[0] == "leader-pending-full"
+    node.seams.turn()
+    assert node.driver.log.end_index == 5  # they wait for the disk
+    _, answers = group_of(node, 2)
+    node.seams.turn()
+    assert outcome(answers[0])[0] == "leader-pending-full"
+    node.seams.run()
+    _, answers = group_of(node, 2)
+    node.seams.run()
+    assert outcome(answers[0]) == (6, 7, 1, False)
+    assert node.driver._appends.count == 0
+
+
+@pytest.mark.rule("D-29")
+def test_a_group_that_does_not_fit_as_a_whole_is_refused_as_a_whole(tmp_path: Path) -> None:
+    node = Node(tmp_path, limits=Limits(max_pending_requests=5, max_pending_bytes=4))
+    first = node.ask(b"vv")
+    node.seams.turn()
+    _, answers = group_of(node, 3)
+    node.seams.turn()
+    assert outcome(answers[0])[0] == "leader-pending-full"
+    assert node.driver.log.end_index == 1
+    node.seams.run()
+    assert outcome(first[0])[0] == 1
+
+
+@pytest.mark.rule("D-26")
+def test_no_member_of_a_group_times_out_early(tmp_path: Path) -> None:
+    """The deadline is that of the last one; after GATHER_MAX_MS none can join, so it is hardly later."""
+    node = Node(tmp_path)
+    append, answers = group_of(node, 1, timeout_ms=100)
+    node.seams.now += GATHER_MAX_MS - 1
+    assert join(node, append)
+    assert append.deadline_ms == node.seams.now + 100
+    node.seams.now += 1
+    assert not join(node, append)
+    node.seams.turn()
+    node.seams.now = append.deadline_ms - 1
+    node.driver.tick()
+    assert answers == []
+    node.seams.now += 1
+    node.driver.tick()
+    assert outcome(answers[0])[0] == "quorum-timeout"
+    assert answers[0].first_index == 1
+    assert node.driver._appends.count == 0
+
+
+def test_appends_gather_for_a_group_that_waits_for_its_sync(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    group_of(node, 3)
+    node.seams.turn()
+    later, _ = group_of(node, 2)
+    node.seams.turn()
+    assert node.driver.log.end_index == 3
+    assert join(node, later)
+    node.seams.turn()
+    node.driver.tick()
+    assert node.driver.log.end_index == 6
+
+
+def test_a_group_whose_node_stops_is_refused_and_takes_no_more(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    append, answers = group_of(node, 2)
+    node.driver.stop()
+    assert outcome(answers[0])[0] == "no-leader"
+    assert not join(node, append)
+    assert node.driver._appends.count == 0
