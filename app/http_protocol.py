@@ -8,12 +8,14 @@ is limited: a client without a token must not exhaust the node's memory or descr
 
 import asyncio
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 import httptools
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from app.api.append.group_answers import GroupAnswers
 from app.api.append.lane import AppendLane, LaneAppend
 from app.api.http.messages import Response, new_request_id, problem_response
 from app.api.http.single_headers import repeated_header
@@ -44,6 +46,17 @@ class Listener:
         self.max_connections = max_connections
         self._meter = meter
         self._connections: set[Connection] = set()
+        self._default_headers: list[tuple[bytes, bytes]] = []
+        self._starts: dict[int, bytes] = {}  # of answers with these headers, by status
+
+    def start_of_answer(self, status: int, default_headers: list[tuple[bytes, bytes]]) -> bytes:
+        """Return the status line and the server's own headers, of which uvicorn makes a list each second."""
+        if default_headers is not self._default_headers:
+            self._default_headers, self._starts = default_headers, {}
+        start = self._starts.get(status)
+        if start is None:
+            start = self._starts[status] = STATUS_LINE[status] + _lines(default_headers)
+        return start
 
     def opened(self, connection: "Connection") -> bool:
         """Register a connection; return whether it may stay."""
@@ -106,7 +119,7 @@ class Connection(HttpToolsProtocol):
         if isinstance(self._running, LaneAppend) and self._running.more_body:
             self._lane.abandon(self._running)
         if isinstance(self.cycle, LaneAppend):
-            self.cycle = None  # type: ignore[assignment]  # as uvicorn leaves it before the first request
+            self.cycle = None  # as uvicorn leaves it before the first request
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -280,19 +293,32 @@ class Connection(HttpToolsProtocol):
     def _body_has_arrived(self, append: LaneAppend) -> None:
         if append.more_body:  # otherwise it was refused because the body was late
             append.more_body = False
-            self._lane.handle(append, self._answer_append)
+            self._lane.handle(append, self)
 
-    def _answer_append(self, append: LaneAppend, answer: Response) -> None:
+    def answer(self, append: LaneAppend, answer: Response) -> None:
+        """As AppendSource.answer."""
+        append.caller.leave()
+        self._write_response(append, answer)
+
+    def answer_in_group(
+        self, append: LaneAppend, answers: GroupAnswers, first_index: int, count: int
+    ) -> None:
+        """As AppendSource.answer_in_group."""
+        append.caller.leave()
+        body = answers.body(first_index, count)
+        self._write(append, answers.status, answers.lines(len(body), append.request_id), body)
+
+    def _write_response(self, append: LaneAppend, answer: Response) -> None:
+        self._write(append, answer.status, _lines(answer.headers), answer.body)
+
+    def _write(self, append: LaneAppend, status: int, lines: bytes, body: bytes) -> None:
         """Write an answer as uvicorn writes it. The client may have disconnected meanwhile."""
         append.response_complete = True
         if self.transport.is_closing():
             return
-        head = [STATUS_LINE[answer.status]]
-        for name, value in (*self.server_state.default_headers, *answer.headers):
-            head += (name, b": ", value, b"\r\n")
-        head.append(b"\r\n" if append.keep_alive else b"connection: close\r\n\r\n")
-        head.append(answer.body)
-        self.transport.write(b"".join(head))
+        end = b"\r\n" if append.keep_alive else b"connection: close\r\n\r\n"
+        start = self._listener.start_of_answer(status, self.server_state.default_headers)
+        self.transport.write(b"".join((start, lines, end, body)))
         if not append.keep_alive:
             self.transport.close()
         if self.pipeline or self.flow.read_paused:
@@ -309,7 +335,7 @@ class Connection(HttpToolsProtocol):
         running = self._running
         late = self._lane.late(running, now_s) if isinstance(running, LaneAppend) else None
         if isinstance(running, LaneAppend) and late is not None:
-            self._answer_append(running, late)
+            self._write_response(running, late)
         if self._unread_since(now_s) > settings.write_timeout_ms / 1000:
             self.transport.abort()
         elif self.transport.is_closing():
@@ -375,8 +401,10 @@ class Connection(HttpToolsProtocol):
 
     def _answer_and_close(self, error: CommitlogError) -> None:
         answer = problem_response(error, instance="/", request_id=new_request_id())
-        head = [STATUS_LINE[answer.status]]
-        for name, value in (*answer.headers, (b"connection", b"close")):
-            head += [name, b": ", value, b"\r\n"]
-        self.transport.write(b"".join((*head, b"\r\n", answer.body)))
+        lines = _lines((*answer.headers, (b"connection", b"close")))
+        self.transport.write(b"".join((STATUS_LINE[answer.status], lines, b"\r\n", answer.body)))
         self.transport.close()
+
+
+def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    return b"".join([b"%b: %b\r\n" % header for header in headers])

@@ -13,6 +13,7 @@ from app.api.access.rules import authorize
 from app.api.access.tokens import Tokens, is_open
 from app.api.append import stream as append_stream
 from app.api.append.appends_of_peers import AppendsOfPeers
+from app.api.append.groups import AppendGroups
 from app.api.append.handler import AppendHandler
 from app.api.append.lane import AppendLane
 from app.api.append.plain_route import PlainRoute
@@ -83,8 +84,9 @@ def build_app(settings: Settings, broker: Broker) -> Application:
         broker.tasks.keep("tokens-file", partial(tokens.watch, broker.meter))
     tracer = None if settings.tracing.endpoint is None else Tracer(settings.tracing, broker.node.id)
     handler = AppendHandler(broker, tracer)
+    groups = AppendGroups(handler)
     if broker.takes_appends:
-        broker.carrier.serve = AppendsOfPeers(handler).serve
+        broker.carrier.serve = AppendsOfPeers(groups).serve
     appends = PlainRoute(handler, settings.limits, settings.http.body_timeout_ms)
     broker.tasks.keep("late-bodies", appends.sweep)
     app = FastAPI(
@@ -108,7 +110,7 @@ def build_app(settings: Settings, broker: Broker) -> Application:
     in_flight = InFlightLimit(settings.http.max_open_reads, settings.http.max_open_bytes)
     lane = None
     if settings.http.append_front is AppendFront.LANE and tracer is None:
-        lane = AppendLane(handler, tokens, settings.limits, settings.http.body_timeout_ms)
+        lane = AppendLane(groups, tokens, settings.limits, settings.http.body_timeout_ms)
     actions = _actions_of(app.state.routes)
     asgi = HttpMiddleware(app, tokens, broker.meter, in_flight, actions, broker.audit.write)
     if tracer is None:

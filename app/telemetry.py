@@ -102,14 +102,17 @@ class Meter:
         """Acknowledged appends by latency: within each of BUCKETS_S, and beyond."""
         return list(self._append_buckets)
 
-    def answered(self, method: str, route: str, status: int) -> None:
+    def answered(self, method: str, route: str, status: int, count: int = 1) -> None:
         key = (method, route, status)
-        self.answers[key] = self.answers.get(key, 0) + 1
+        self.answers[key] = self.answers.get(key, 0) + count
 
-    def appended(self, seconds: float, records: int, size_bytes: int) -> None:
-        """Count an append that was acknowledged `seconds` after it arrived."""
-        self._append_buckets[bisect_left(BUCKETS_S, seconds)] += 1
-        self._append_sum_s += seconds
+    def acknowledged(self, seconds: float, appends: int = 1) -> None:
+        """Count appends that were acknowledged `seconds` after they arrived."""
+        self._append_buckets[bisect_left(BUCKETS_S, seconds)] += appends
+        self._append_sum_s += seconds * appends
+
+    def appended(self, records: int, size_bytes: int) -> None:
+        """Count records of acknowledged appends."""
         self.appended_records += records
         self.appended_bytes += size_bytes
 

@@ -12,7 +12,8 @@ import msgspec
 
 from app.api.append.call import AppendCall, AppendHead
 from app.api.append.carried_head import decode_head
-from app.api.append.handler import AppendHandler
+from app.api.append.group_answers import GroupAnswers
+from app.api.append.groups import AppendGroups
 from app.api.http.messages import Response, request_id_of
 from app.errors import CommitlogError
 from app.node.network.append_messages import DECLINED, CarriedAnswer, CarriedAppend
@@ -24,8 +25,9 @@ HEADS_MAX: Final = 512  # remembered; beyond it all are forgotten
 class AppendsOfPeers:
     """The appends that this node takes from others. Owned by the event loop."""
 
-    def __init__(self, handler: AppendHandler) -> None:
-        self._handler = handler
+    def __init__(self, groups: AppendGroups) -> None:
+        self._groups = groups
+        self._handler = groups.handler
         self._heads: dict[bytes, AppendHead] = {}
 
     def serve(self, append: CarriedAppend, done: Callable[[CarriedAnswer], None]) -> None:
@@ -42,7 +44,7 @@ class AppendsOfPeers:
             return
         request_id = request_id_of(append.request_id)
         call = AppendCall(head, append.body, request_id, reserved_bytes, parameters)
-        self._handler.handle(call, lambda answer: done(_carried(append.id, answer)))
+        self._groups.begin(call, _Sender(append.id, done))
 
     def _head(self, raw: bytes) -> AppendHead:
         head = self._heads.get(raw)
@@ -55,6 +57,18 @@ class AppendsOfPeers:
         return head
 
 
-def _carried(append_id: int, answer: Response) -> CarriedAnswer:
-    headers = tuple(each for each in answer.headers if each[0] not in OF_THE_CONNECTION)
-    return CarriedAnswer(append_id, answer.status, headers, answer.body)
+class _Sender:
+    """The source of one append: the node that has carried it."""
+
+    __slots__ = ("_done", "_id")
+
+    def __init__(self, append_id: int, done: Callable[[CarriedAnswer], None]) -> None:
+        self._id = append_id
+        self._done = done
+
+    def answer(self, _call: AppendCall, answer: Response) -> None:
+        headers = tuple(each for each in answer.headers if each[0] not in OF_THE_CONNECTION)
+        self._done(CarriedAnswer(self._id, answer.status, headers, answer.body))
+
+    def answer_in_group(self, _call: AppendCall, answers: GroupAnswers, first_index: int, count: int) -> None:
+        self._done(CarriedAnswer(self._id, answers.status, answers.headers, answers.body(first_index, count)))

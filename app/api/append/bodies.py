@@ -9,7 +9,7 @@ from app.api.append.call import AppendCall
 from app.api.append.json_bodies import AppendIn, check_record_size, decode_append, decode_lines, records_of
 from app.api.append.parameters import parse_idempotency_key
 from app.api.http.compression import too_large, unpack
-from app.errors import InvalidBody, InvalidRequest, TooLarge
+from app.errors import CommitlogError, InvalidBody, InvalidRequest, TooLarge
 from app.log.contract import AppendRequest, Producer
 from app.media_types import ARROW_STREAM, JSON, NDJSON, OCTETS
 from app.settings.model import Limits
@@ -88,6 +88,18 @@ def read_append(call: AppendCall, limits: Limits) -> AppendRequest:
     if key is not None or request.producer is not None:
         request.digest = append_digest(request)
     return request
+
+
+def read_plain(call: AppendCall, limits: Limits) -> RecordColumns | None:
+    """Return the records of a plain JSON or NDJSON append (AppendHead.is_plain); None if it states a
+    condition, or is not valid: `read_append` finds out why."""
+    try:
+        if call.head.media_type == NDJSON:
+            return decode_lines(call.body, limits)
+        stated = decode_append(call.body)
+        return None if stated.has_conditions else records_of(stated, limits)
+    except CommitlogError:
+        return None
 
 
 def _one_record(body: bytes, heads: Heads, limits: Limits) -> RecordColumns:

@@ -5,13 +5,16 @@ from typing import Final
 
 from app.api.append.parameters import AppendParameters, parse_append_query
 from app.api.http.messages import RawHeaders
-from app.errors import UnsupportedMediaType
+from app.errors import CommitlogError, UnsupportedMediaType
 from app.log.contract import AppendStream
 from app.media_types import ARROW_STREAM, BATCHES, JSON, NDJSON, OCTETS
 from storage.format.records import RecordColumns
 
 MEDIA_TYPES: Final = (JSON, NDJSON, OCTETS, ARROW_STREAM, BATCHES)
 _AS_SENT: Final = {media_type.encode(): media_type for media_type in MEDIA_TYPES}
+_OF_ONE_APPEND: Final = frozenset(  # headers
+    (b"idempotency-key", b"content-encoding", b"commitlog-key", b"commitlog-timestamp")
+)
 
 
 class AppendHead:
@@ -21,7 +24,17 @@ class AppendHead:
     node (carried_head.py), None before that.
     """
 
-    __slots__ = ("_media_type", "_parameters", "carried", "fields", "headers", "log", "path", "query")
+    __slots__ = (
+        "_is_plain",
+        "_media_type",
+        "_parameters",
+        "carried",
+        "fields",
+        "headers",
+        "log",
+        "path",
+        "query",
+    )
 
     def __init__(self, log: str, path: str, query: bytes, headers: RawHeaders) -> None:
         self.log = log
@@ -32,6 +45,21 @@ class AppendHead:
         self.carried: bytes | None = None
         self._media_type: str | None = None
         self._parameters: AppendParameters | None = None
+        self._is_plain: bool | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the head is valid and nothing in it applies to this append alone: no key, no condition."""
+        if self._is_plain is None:
+            self._is_plain = self._judge_plain()
+        return self._is_plain
+
+    def _judge_plain(self) -> bool:
+        try:
+            is_plain = self.media_type in (OCTETS, JSON, NDJSON) and self.parameters.is_plain
+        except CommitlogError:
+            return False
+        return is_plain and _OF_ONE_APPEND.isdisjoint(self.fields)
 
     @property
     def media_type(self) -> str:
@@ -67,7 +95,7 @@ class AppendCall:
 
     body: as sent, not yet unpacked. reserved_bytes: reserved in the in-flight limit for it. parameters:
     instead of those in the query. stream: the stream it belongs to. records: decoded already, instead of the
-    body.
+    body. arrived_ms: when it joined a group, monotonic; 0: it has been in none.
     """
 
     head: AppendHead
@@ -77,3 +105,4 @@ class AppendCall:
     parameters: AppendParameters | None = None
     stream: AppendStream | None = None
     records: RecordColumns | None = None
+    arrived_ms: int = 0

@@ -6,7 +6,7 @@ leader. The answer comes by callback: nothing waits in here, so a client that di
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 from urllib.parse import quote
@@ -27,13 +27,16 @@ from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
 from app.node.network.append_carrier import Outcome
 from app.node.network.http_forwarder import NO_FORWARD, Lost, NotSent, Relayed
+from app.node.replica.commit_waiters import answer
 from app.node.replica.driver import LogDriver
 from app.settings.model import NodeSettings
+from storage.format.records import RecordColumns, RecordTable
 
 logger = logging.getLogger(__name__)
 
 Done = Callable[[Response], None]
 
+ROUTE: Final = "/v1/logs/{log}/records"
 _GRACE_MS: Final = 1_000  # the leader's own timeout comes first, with the more precise answer
 
 
@@ -60,13 +63,14 @@ _ENCODE = msgspec.json.Encoder().encode
 
 
 class AppendHandler:
-    """Takes appends from any front. `handle` calls `done` exactly once, at once or later, never raises.
+    """Takes appends from any front. `handle` and `refused` call `done` exactly once, at once or later, and
+    never raise, also if `done` does.
 
     A front adds a request to `in_flight` before it reads the body; the answer removes it.
     """
 
     def __init__(self, broker: Broker, tracer: Tracer | None = None) -> None:
-        self._broker = broker
+        self.broker = broker
         self.tracer = tracer
         self.url = broker.node.url.encode("latin-1")
         http = broker.settings.http
@@ -74,13 +78,67 @@ class AppendHandler:
 
     def check_log(self, name: str) -> None:
         """Raises LogNotFound, InvalidRequest or Forbidden, before a body is read."""
-        self._broker.find(name)
+        self.broker.find(name)
         if name.startswith("__"):
             raise Forbidden("clients may not append to a system log")
 
     def handle(self, call: AppendCall, done: Done) -> None:
         """Check a call and begin it; done(answer) when it ends. Order of checks: docs/api.md §3."""
-        _OneAppend(self, self._broker, call, done).begin()
+        _OneAppend(self, self.broker, call, done).begin()
+
+    def refused(self, call: AppendCall, hosted: HostedLog, failure: CommitlogError, done: Done) -> None:
+        """Continue a valid append of a group that the driver of `hosted` has refused, or whose outcome is
+        unknown: forward it or answer it, as one that was refused alone."""
+        _OneAppend(self, self.broker, call, done).continue_after(hosted, failure)
+
+    # --- answers, of single appends and of groups ---------------------------------------------------------
+
+    def acknowledged(self, arrivals: Mapping[int, int], records: RecordColumns | RecordTable) -> None:
+        """Count appends that were acknowledged. arrivals: number of appends by the time of their arrival, in
+        monotonic ms."""
+        now_ms, meter = self.broker.clock.monotonic_ms(), self.broker.meter
+        for arrived_ms, appends in arrivals.items():
+            meter.acknowledged((now_ms - arrived_ms) / 1000, appends)
+        meter.appended(records.count, records.size_bytes)
+
+    def answered(self, status: int, reserved_bytes: int, count: int = 1) -> None:
+        """Count appends that are answered now."""
+        self.in_flight.leave(reserved_bytes, count)
+        self.broker.meter.answered("POST", ROUTE, status, count)
+
+    def response(self, hosted: HostedLog, result: AppendResult, request_id: bytes) -> Response:
+        """Return the answer to an append that was acknowledged."""
+        body = _ENCODE(
+            AppendAnswer(
+                hosted.name,
+                result.first_index,
+                result.last_index,
+                result.count,
+                result.term,
+                result.first_offset,
+                result.next_offset,
+                result.timestamp_ms,
+                result.committed_index,
+                result.next_index,
+                result.leader,
+                result.acks,
+                result.durability,
+                result.replayed,
+            )
+        )
+        return Response(
+            202 if result.acks is Acks.LEADER else 200,
+            [
+                (b"content-type", JSON_TYPE),
+                (b"content-length", b"%d" % len(body)),
+                (b"commitlog-leader", self.url),
+                (b"commitlog-term", b"%d" % result.term),
+                (b"commitlog-committed-index", b"%d" % result.committed_index),
+                (b"commitlog-next-index", b"%d" % result.next_index),
+                (REQUEST_ID, request_id),
+            ],
+            body,
+        )
 
 
 class _OneAppend:
@@ -96,17 +154,32 @@ class _OneAppend:
         self._broker = broker
         self._call = call
         self._done = done
-        self._started_ms = broker.clock.monotonic_ms()
+        self._started_ms = call.arrived_ms or broker.clock.monotonic_ms()
         self._stays = False  # whether the client wants this node's own answer
 
     def begin(self) -> None:
-        """Begin the append. An exception becomes its answer."""
+        """Begin the append."""
+        self._guarded(self._begin)
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        """Run `action`. An exception in it becomes the answer."""
         try:
-            self._begin()
+            action()
         except CommitlogError as error:
             self._finish(self._problem(error))
         except Exception:
             self._finish(self._failed("append failed"))
+
+    def continue_after(self, hosted: HostedLog, failure: CommitlogError) -> None:
+        """Continue as if the driver had answered this append."""
+        self._hosted = hosted
+        self._stays = self._call.head.fields.get(NO_FORWARD) == b"1"
+
+        def end() -> None:
+            self._request = read_append(self._call, self._broker.settings.limits)
+            self._ended(failure)
+
+        self._guarded(end)
 
     def _begin(self) -> None:
         """Decode the body, here or, if that may take long, in a thread; then append or forward it."""
@@ -140,14 +213,17 @@ class _OneAppend:
     def _enter(self) -> None:
         """Pass a checked append to this node's driver, or to the leader."""
         hosted = self._hosted
-        driver = hosted.driver
+        driver, request = hosted.driver, self._request
         if driver is not None and hosted.leads:
             tracer = self._handler.tracer
+            if self._call.arrived_ms:  # it was in a group that was refused
+                left_ms = self._started_ms + request.timeout_ms - self._broker.clock.monotonic_ms()
+                request = msgspec.structs.replace(request, timeout_ms=max(1, left_ms))
             if tracer is None:
-                driver.append(self._request, self._ended)
+                driver.append(request, self._ended)
             else:
                 parent = self._call.head.fields.get(TRACEPARENT)
-                driver.append(self._request, tracer.timed("replicate", parent, self._ended))
+                driver.append(request, tracer.timed("replicate", parent, self._ended))
         elif self._stays:
             self._finish(self._problem(not_leader(self._broker, hosted), hosted))
         else:
@@ -161,9 +237,8 @@ class _OneAppend:
             self._finish(self._response(self._request, self._started_ms, result))
 
     def _finish(self, response: Response) -> None:
-        self._handler.in_flight.leave(self._call.reserved_bytes)
-        self._broker.meter.answered("POST", "/v1/logs/{log}/records", response.status)
-        self._done(response)
+        self._handler.answered(response.status, self._call.reserved_bytes)
+        answer(self._done, response)
 
     # --- answers ------------------------------------------------------------------------------------------
 
@@ -174,42 +249,8 @@ class _OneAppend:
             result = not_leader(self._broker, self._hosted)
         if isinstance(result, CommitlogError):
             return self._problem(result, self._hosted)
-        seconds = (self._broker.clock.monotonic_ms() - started_ms) / 1000
-        self._broker.meter.appended(seconds, result.count, request.records.size_bytes)
-        return self._answer(result)
-
-    def _answer(self, result: AppendResult) -> Response:
-        body = _ENCODE(
-            AppendAnswer(
-                self._hosted.name,
-                result.first_index,
-                result.last_index,
-                result.count,
-                result.term,
-                result.first_offset,
-                result.next_offset,
-                result.timestamp_ms,
-                result.committed_index,
-                result.next_index,
-                result.leader,
-                result.acks,
-                result.durability,
-                result.replayed,
-            )
-        )
-        return Response(
-            202 if result.acks is Acks.LEADER else 200,
-            [
-                (b"content-type", JSON_TYPE),
-                (b"content-length", b"%d" % len(body)),
-                (b"commitlog-leader", self._handler.url),
-                (b"commitlog-term", b"%d" % result.term),
-                (b"commitlog-committed-index", b"%d" % result.committed_index),
-                (b"commitlog-next-index", b"%d" % result.next_index),
-                (REQUEST_ID, self._call.request_id),
-            ],
-            body,
-        )
+        self._handler.acknowledged({started_ms: 1}, request.records)
+        return self._handler.response(self._hosted, result, self._call.request_id)
 
     # --- elsewhere ----------------------------------------------------------------------------------------
 

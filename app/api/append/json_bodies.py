@@ -62,6 +62,10 @@ class AppendIn(RecordIn, forbid_unknown_fields=True):
     fencing_token: Name | None = None
     producer: ProducerIn | None = None
 
+    @property
+    def has_conditions(self) -> bool:
+        return any(getattr(self, name) is not None for name in _CONDITIONS)
+
 
 _APPEND = msgspec.json.Decoder(AppendIn)
 _RECORD = msgspec.json.Decoder(RecordIn)

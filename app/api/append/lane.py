@@ -8,14 +8,13 @@ connection whose next request begins with such a head needs no parser for it.
 """
 
 import re
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
-from app.api.access.caller import Caller, Scope
+from app.api.access.caller import Caller, Grant, Scope
 from app.api.access.tokens import Tokens
 from app.api.append.call import AppendCall, AppendHead
-from app.api.append.handler import AppendHandler
+from app.api.append.groups import AppendGroups, AppendSource
 from app.api.append.plain_route import append_log_of, late_body
 from app.api.http.messages import REQUEST_ID, RawHeaders, Response, problem_response, request_id_of
 from app.errors import CommitlogError
@@ -40,9 +39,10 @@ def _target_of(url: bytes) -> tuple[str, str, bytes] | None:
 
 
 class KnownHead:
-    """The part of a head that the lane itself reads. size_bytes: of the body."""
+    """The part of a head that the lane itself reads. size_bytes: of the body. permitted: the grant that
+    permitted an append with this head last."""
 
-    __slots__ = ("authorization", "given_id", "head", "size_bytes")
+    __slots__ = ("authorization", "given_id", "head", "permitted", "size_bytes")
 
     def __init__(
         self, head: AppendHead, size_bytes: int, given_id: bytes | None, authorization: bytes | None
@@ -51,17 +51,18 @@ class KnownHead:
         self.size_bytes = size_bytes
         self.given_id = given_id
         self.authorization = authorization
+        self.permitted: Grant | None = None
 
 
-class LaneAppend:
+class LaneAppend(AppendCall):
     """One append in the lane. It takes the place of uvicorn's cycle of a request: uvicorn reads
     `response_complete` and sets `keep_alive`. Its answer is written at once."""
 
     response_started = False
-    __slots__ = ("call", "caller", "keep_alive", "more_body", "parts", "response_complete", "since_s")
+    __slots__ = ("caller", "keep_alive", "more_body", "parts", "response_complete", "since_s")
 
-    def __init__(self, call: AppendCall, caller: Caller, *, keep_alive: bool, since_s: float) -> None:
-        self.call = call
+    def __init__(self, known: KnownHead, caller: Caller, *, keep_alive: bool, since_s: float) -> None:
+        super().__init__(known.head, b"", request_id_of(known.given_id), known.size_bytes)
         self.caller = caller
         self.keep_alive = keep_alive
         self.since_s = since_s  # when the head was complete, in the loop's time
@@ -73,8 +74,9 @@ class LaneAppend:
 class AppendLane:
     """The lane of all connections of a node."""
 
-    def __init__(self, handler: AppendHandler, tokens: Tokens, limits: Limits, body_timeout_ms: int) -> None:
-        self._handler = handler
+    def __init__(self, groups: AppendGroups, tokens: Tokens, limits: Limits, body_timeout_ms: int) -> None:
+        self._groups = groups
+        self._handler = groups.handler
         self._tokens = tokens
         self._max_bytes = limits.max_request_bytes
         self._body_timeout_ms = body_timeout_ms
@@ -128,56 +130,44 @@ class AppendLane:
 
     def begin(self, known: KnownHead, *, keep_alive: bool, now_s: float) -> LaneAppend | None:
         """Count an append with that head as in flight, and return it; None: the plain route refuses it."""
-        head, size_bytes = known.head, known.size_bytes
-        caller = self._admitted(head.log, head.path, known.authorization, size_bytes)
-        if caller is None:
-            return None
-        call = AppendCall(head, b"", request_id_of(known.given_id), size_bytes)
-        return LaneAppend(call, caller, keep_alive=keep_alive, since_s=now_s)
-
-    def _admitted(self, log: str, path: str, authorization: bytes | None, size_bytes: int) -> Caller | None:
-        """Count the append as in flight, and return its caller; None: the plain route refuses it."""
-        in_flight = self._handler.in_flight
+        head, in_flight = known.head, self._handler.in_flight
         try:
-            caller = self._tokens.caller(path, authorization)
-            caller.require(_APPEND, log)
-            self._handler.check_log(log)
-            in_flight.enter(size_bytes)
+            caller = self._tokens.caller(head.path, known.authorization)
+            if caller.grant is not known.permitted:
+                caller.require(_APPEND, head.log)
+                known.permitted = caller.grant
+            self._handler.check_log(head.log)
+            in_flight.enter(known.size_bytes)
         except CommitlogError:
             return None
         try:
             caller.enter()
         except CommitlogError:
-            in_flight.leave(size_bytes)
+            in_flight.leave(known.size_bytes)
             return None
-        return caller
+        return LaneAppend(known, caller, keep_alive=keep_alive, since_s=now_s)
 
-    def handle(self, append: LaneAppend, done: Callable[[LaneAppend, Response], None]) -> None:
-        """Begin an append whose body has arrived; done(append, answer), now or later."""
+    def handle(self, append: LaneAppend, source: AppendSource["LaneAppend"]) -> None:
+        """Begin an append whose body has arrived. The source gets its answer, now or later; then the caller
+        leaves."""
         parts = append.parts
-        append.call.body = parts[0] if len(parts) == 1 else b"".join(parts)
+        append.body = parts[0] if len(parts) == 1 else b"".join(parts)
         append.parts = []
-
-        def ended(answer: Response) -> None:
-            append.caller.leave()
-            done(append, answer)
-
-        self._handler.handle(append.call, ended)
+        self._groups.begin(append, source)
 
     def abandon(self, append: LaneAppend) -> None:
         """The client has disconnected before the body was complete, or the body is late."""
         append.more_body = False
         append.caller.leave()
-        self._handler.in_flight.leave(append.call.reserved_bytes)
+        self._handler.in_flight.leave(append.reserved_bytes)
 
     def late(self, append: LaneAppend, now_s: float) -> Response | None:
         """Return the refusal of an append whose body did not arrive in time, which ends it."""
         if not append.more_body or now_s - append.since_s <= self._body_timeout_ms / 1000:
             return None
         self.abandon(append)
-        call = append.call
         return problem_response(
-            late_body(self._body_timeout_ms), instance=call.head.path, request_id=call.request_id
+            late_body(self._body_timeout_ms), instance=append.head.path, request_id=append.request_id
         )
 
 

@@ -34,6 +34,12 @@ class AppendParameters:
     fencing_token: str | None = None
     producer: Producer | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """True if there is no condition and no producer."""
+        conditions = (self.match_index, self.match_term, self.fencing_token, self.producer)
+        return conditions == (None, None, None, None)
+
 
 _DEFAULTS: Final = AppendParameters()
 

@@ -21,10 +21,11 @@ from starlette.types import Receive, Scope, Send
 from app.api.access.rules import caller_of
 from app.api.append.bodies import decodes_in_place
 from app.api.append.call import AppendCall, AppendHead, media_type_of
+from app.api.append.groups import judges_records
 from app.api.append.handler import AppendHandler
 from app.api.append.openapi import STREAM_EXTRA, STREAM_RESPONSES
 from app.api.append.parameters import AppendParameters, parse_append_query
-from app.api.append.stream_groups import answers_of_group, records_of_group, take_group
+from app.api.append.stream_groups import lines_of_answers, records_of_group, take_group
 from app.api.append.stream_pieces import pieces_of
 from app.api.http.dependencies import LogName, Node, request_id_of, target_of
 from app.api.http.leader_headers import log_headers
@@ -33,7 +34,6 @@ from app.api.http.messages import Response as Answer
 from app.api.http.messages import problem_response
 from app.errors import CommitlogError, InvalidRequest, NoLeader, NotLeader, Unauthenticated
 from app.log.contract import AppendStream
-from app.log.set_schema import REJECT
 from app.media_types import JSON, NDJSON
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
@@ -259,9 +259,7 @@ class _AppendStream:
         """Return whether the next lines may be one append: what could refuse one of them would refuse all."""
         if not self._count and self._later != self._parameters:
             return False
-        driver = self._hosted.driver
-        newest = None if driver is None else driver.state.schemas.newest
-        return newest is None or newest.record.on_invalid != REJECT
+        return not judges_records(self._hosted.driver)
 
     def _begin(self, data: bytes, size: int | None = None, records: RecordColumns | None = None) -> None:
         """Let the next append, or the next group of lines, enter the log after the one before. size: None:
@@ -313,7 +311,7 @@ class _AppendStream:
             self._open_count -= append.count
             if answer.status >= 300:
                 return b"".join((*lines, answer.body, b"\n")), True
-            lines += (answer.body, b"\n") if append.count == 1 else (answers_of_group(answer.body),)
+            lines += (answer.body, b"\n") if append.count == 1 else (lines_of_answers(answer, append.count),)
         return b"".join(lines), False
 
     def _problem(self, error: CommitlogError) -> Answer:

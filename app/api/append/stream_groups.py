@@ -8,23 +8,13 @@ the answers are those of single appends that share a batch.
 from collections import deque
 from typing import Final
 
-import msgspec
-
+from app.api.append.group_answers import GroupAnswers
 from app.api.append.json_bodies import plain_lines
+from app.api.http.messages import Response
 from app.settings.model import Limits
 from storage.format.records import RecordColumns
 
 GROUP_BYTES: Final = 128 * 1024  # decoded on the event loop: heartbeats wait meanwhile
-
-
-class _Range(msgspec.Struct):
-    """The part of an append's answer that differs between the records of a group."""
-
-    first_index: int
-    last_index: int
-
-
-_RANGE = msgspec.json.Decoder(_Range)
 
 
 def take_group(arrived: deque[bytes], most: int, limits: Limits) -> list[bytes]:
@@ -42,15 +32,8 @@ def records_of_group(group: list[bytes], limits: Limits) -> RecordColumns | None
     return plain_lines(b"\n".join(group), limits)
 
 
-def answers_of_group(answer: bytes) -> bytes:
-    """Return the answer of an append as one line for each of its records, as if each was an append."""
-    found = _RANGE.decode(answer)
-    before, name, _ = answer.partition(b'"first_index":')
-    _, behind, after = answer.partition(b',"term":')
-    head, tail = before + name, b',"count":1' + behind + after + b"\n"
-    return b"".join(
-        [
-            b'%s%d,"last_index":%d%s' % (head, index, index, tail)
-            for index in range(found.first_index, found.last_index + 1)
-        ]
-    )
+def lines_of_answers(answer: Response, count: int) -> bytes:
+    """Return the answer to a group as one line for each of its `count` lines, as if each was an append."""
+    answers = GroupAnswers(answer)
+    first = answers.first_index
+    return b"".join([answers.body(index, 1) + b"\n" for index in range(first, first + count)])

@@ -30,9 +30,9 @@ class InFlightLimit:
         self._check(size_bytes)
         self.bytes += size_bytes
 
-    def leave(self, size_bytes: int) -> None:
-        """A request has been answered; size_bytes: all that it entered and grew by."""
-        self.requests -= 1
+    def leave(self, size_bytes: int, requests: int = 1) -> None:
+        """Requests have been answered; size_bytes: all that they entered and grew by."""
+        self.requests -= requests
         self.bytes -= size_bytes
 
     def reservation(self) -> "Reservation":

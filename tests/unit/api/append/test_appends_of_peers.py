@@ -19,7 +19,7 @@ def head(query: bytes = b"", *headers: tuple[bytes, bytes]) -> AppendHead:
 
 
 class Handler:
-    """The part of AppendHandler that is used."""
+    """The parts of AppendGroups and AppendHandler that are used."""
 
     def __init__(self) -> None:
         self.calls: list[AppendCall] = []
@@ -36,10 +36,14 @@ class Handler:
             raise self.refusal
         self.entered.append(size_bytes)
 
-    def handle(self, call: AppendCall, done: Any) -> None:
+    @property
+    def handler(self) -> "Handler":
+        return self
+
+    def begin(self, call: AppendCall, front: Any) -> None:
         self.calls.append(call)
         headers = [(b"content-length", b"2"), (b"commitlog-term", b"3"), (b"x-request-id", call.request_id)]
-        done(Response(200, headers, b"{}"))
+        front.answer(call, Response(200, headers, b"{}"))
 
 
 def serve(handler: Handler, raw: bytes, appends: int = 1) -> list[CarriedAnswer]:

@@ -4,6 +4,7 @@ import asyncio
 import random
 import re
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from uvicorn.server import ServerState
 
 from app.api.access.rules import authorize
 from app.api.access.tokens import Tokens
+from app.api.append.groups import AppendGroups
 from app.api.append.handler import AppendHandler
 from app.api.append.lane import KNOWN_HEADS_MAX, AppendLane
 from app.api.append.plain_route import PlainRoute
@@ -24,6 +26,7 @@ from app.errors import IndexMismatch, LogNotFound, QuorumTimeout, RateLimited
 from app.http_protocol import Listener
 from app.log.contract import AppendRequest, AppendResult, Durability
 from app.middleware import HttpMiddleware
+from app.node.replica.open_appends import OpenAppend
 from app.node.tasks import TaskSupervisor
 from app.settings.model import HttpSettings, Limits
 from app.telemetry import Meter
@@ -38,23 +41,39 @@ class FakeDriver:
     """A leader's driver that answers in the next turns of the loop, some appends with a refusal."""
 
     term, committed_index, leader_id = 3, 41, "n1"
+    state = SimpleNamespace(schemas=SimpleNamespace(newest=None))
 
     def __init__(self) -> None:
         self.stored: list[list[bytes | None]] = []
+        self.counts: list[int] = []  # of clients' appends in each that has entered
+        self.next_index = 10
 
-    def append(self, request: AppendRequest, done: Callable[[Any], None]) -> None:
+    def append(self, request: AppendRequest, done: Callable[[Any], None]) -> OpenAppend:
+        append = OpenAppend(request, done, 0)
+        asyncio.get_running_loop().call_soon(self.enter, append)
+        return append
+
+    def grow(self, append: OpenAppend, _size_bytes: int, _now_ms: int) -> bool:
+        append.request.appends += append.is_queued
+        return append.is_queued
+
+    def enter(self, append: OpenAppend) -> None:
+        append.is_queued = False
+        request = append.request
         values = list(request.records.values)  # type: ignore[union-attr]
-        self.stored.append(values)
-        first = len(self.stored) * 10
+        first, last = self.next_index, self.next_index + len(values) - 1
         result: Any = AppendResult(
-            first, first, len(values), 3, 0, 100, 7, 41, 42, "n1", request.acks, Durability.FSYNC
+            first, last, len(values), 3, 0, 100, 7, 41, 42, "n1", request.acks, Durability.FSYNC
         )
-        if values[0] == b"refused":
+        if b"refused" in values:
             result = IndexMismatch(1, 2)
-        elif values[0] == b"unknown":
+        else:
+            self.stored.append(values)
+            self.counts.append(request.appends)
+            self.next_index = last + 1
+        if b"unknown" in values:
             result = QuorumTimeout(first)
-        loop = asyncio.get_running_loop()
-        loop.call_soon(loop.call_soon, done, result)
+        asyncio.get_running_loop().call_soon(append.done, result)
 
 
 class FakeTransport(asyncio.Transport):
@@ -112,7 +131,10 @@ class Node:
             find=find,
             tasks=TaskSupervisor(lambda what, error: None),
         )
+        self.broker = broker
+        self.hosted = hosted
         self.handler = AppendHandler(broker)
+        self.groups = AppendGroups(self.handler)
         self.tokens = known = Tokens(
             Path("tokens") if tokens else None, "writer write\nreader read\n" if tokens else ""
         )
@@ -123,7 +145,7 @@ class Node:
         app.state.routes = router.routes
         problems.install(app)
         asgi = HttpMiddleware(app, known, broker.meter, InFlightLimit(100, 1 << 20), {}, lambda _: None)
-        self.lane = AppendLane(self.handler, known, LIMITS, HTTP.body_timeout_ms) if lane else None
+        self.lane = AppendLane(self.groups, known, LIMITS, HTTP.body_timeout_ms) if lane else None
         self.listener = Listener(HTTP, 100, broker.meter, self.lane)
         self.config = uvicorn.Config(
             asgi,
@@ -306,6 +328,55 @@ def test_repeated_heads_change_no_answer(tokens: bool) -> None:
     asyncio.run(run())
 
 
+IN_A_GROUP = (b"v", b"", b"x" * 1024, b"x" * 1025, b"x" * 2048, b"refused", b"%d%b")
+JSON_IN_A_GROUP = (
+    b'{"value":"a"}', b'{"records":[{"value":"a"},{"value":"b","key":"k"}]}', b"{", b'{"value":"a","x":1}',
+    b'{"records":[{"value":"a"}],"match_index":4}', b'{"value_json":{"a": 1}}', b'{"records":[]}',
+)  # fmt: skip
+
+
+def test_a_group_gives_each_member_the_answer_that_it_gets_alone() -> None:
+    """Several connections in one turn, with good and bad bodies, other acks and other request ids."""
+
+    def request(chance: random.Random) -> bytes:
+        lines = [OCTETS] if chance.random() < 0.7 else [JSON]
+        body = chance.choice(IN_A_GROUP if lines == [OCTETS] else JSON_IN_A_GROUP)
+        query = chance.choice((b"", b"", b"", b"?acks=leader", b"?timeout_ms=9", b"?match_index=1"))
+        sent = append(body, *lines, url=APPENDS + query)
+        return sent.replace(b"same", b"id-%d" % chance.randrange(1_000_000))
+
+    async def run() -> None:
+        nodes = [Node(lane=True), Node(lane=False)]
+        for seed in range(60):
+            chance = random.Random(seed)
+            requests = [request(chance) for _ in range(12)]
+            answers = []
+            for node in nodes:
+                clients = [node.connect() for _ in requests]
+                for (connection, _), sent in zip(clients, requests, strict=True):
+                    connection.data_received(sent)
+                for _ in range(30):
+                    await asyncio.sleep(0)
+                answers.append([without_indexes(bytes(transport.sent)) for _, transport in clients])
+            assert answers[0] == answers[1], seed
+        members = [sorted(chain.from_iterable(node.driver.stored)) for node in nodes]  # type: ignore[type-var]
+        assert members[0] == members[1]
+        assert max(nodes[0].driver.counts) >= 5
+        assert set(nodes[1].driver.counts) == {1}
+        assert nodes[0].broker.meter.answers == nodes[1].broker.meter.answers
+        assert nodes[0].broker.meter.append_counts == nodes[1].broker.meter.append_counts
+        assert nodes[0].broker.meter.appended_bytes == nodes[1].broker.meter.appended_bytes
+        assert (nodes[0].handler.in_flight.requests, nodes[0].handler.in_flight.bytes) == (0, 0)
+        assert nodes[0].tokens._anyone.in_flight == 0
+
+    asyncio.run(run())
+
+
+def without_indexes(answer: bytes) -> bytes:
+    """Appends of one turn may enter the log in any order: without their indexes, and what depends on them."""
+    return re.sub(rb'(date|content-length): [^\r]+\r\n|"(first|last)_index":\d+', b"", answer)
+
+
 def test_a_known_head_is_refused_once_its_token_is_gone_or_the_node_is_full() -> None:
     async def run() -> None:
         node = Node(lane=True, tokens=True)
@@ -333,7 +404,7 @@ def test_pipelined_requests_are_answered_in_their_order() -> None:
         ]
         answer = await node.exchange([b"".join(requests) + append(b"never", OCTETS)])
         assert node.driver.stored == [[b"a"], [b"b"], [b"c"], [b"d"]]
-        assert re.findall(rb'"first_index":(\d+)', answer) == [b"10", b"20", b"30", b"40"]
+        assert re.findall(rb'"first_index":(\d+)', answer) == [b"10", b"11", b"12", b"13"]
         assert answer.count(b"connection: close") == 1
 
     asyncio.run(run())
@@ -431,10 +502,15 @@ def lane_of(in_flight: InFlightLimit, *, refused: bool = False) -> AppendLane:
         if refused:
             raise RateLimited("the token has too many appends in flight")
 
-    caller = SimpleNamespace(require=lambda *_: None, enter=enter)
+    caller = SimpleNamespace(require=lambda *_: None, enter=enter, grant=None)
     handler: Any = SimpleNamespace(check_log=lambda log: None, in_flight=in_flight)
     tokens: Any = SimpleNamespace(caller=lambda path, authorization: caller)
-    return AppendLane(handler, tokens, LIMITS, HTTP.body_timeout_ms)
+    return AppendLane(
+        SimpleNamespace(handler=handler),
+        tokens,  # type: ignore[arg-type]
+        LIMITS,
+        HTTP.body_timeout_ms,
+    )
 
 
 def take(lane: AppendLane, raw: bytes, url: bytes = APPENDS) -> tuple[bool, bool]:

@@ -16,7 +16,7 @@ from app.api.append import stream as module
 from app.api.append.call import AppendCall
 from app.api.append.handler import AppendAnswer
 from app.api.append.parameters import AppendParameters
-from app.api.append.stream_groups import GROUP_BYTES, answers_of_group, records_of_group, take_group
+from app.api.append.stream_groups import GROUP_BYTES, lines_of_answers, records_of_group, take_group
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.messages import Response
 from app.log.contract import Producer
@@ -92,7 +92,7 @@ def lines(*values: str) -> list[bytes]:
 
 
 def test_a_group_has_the_answers_of_single_appends() -> None:
-    whole = answers_of_group(answer(20, 3)).splitlines()
+    whole = lines_of_answers(Response(200, [], answer(20, 3)), 3).splitlines()
     singles = [json.loads(answer(index, 1)) for index in (20, 21, 22)]
     assert [json.loads(line) for line in whole] == singles
     assert whole[0] == answer(20, 1)
