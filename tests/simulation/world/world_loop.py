@@ -107,10 +107,10 @@ class WorldLoop(asyncio.AbstractEventLoop):
         return not self._life.alive
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """An error in a callback ends the run. What is left of a dead node is no error, such as an
-        answer without a reader."""
+        """An error in a callback ends the run. An answer whose reader never ran is not an error: the node
+        has died, or the run has ended."""
         error = context.get("exception")
-        if error is not None and self._life.alive:
+        if error is not None and "handle" in context:
             raise error
 
 
