@@ -23,6 +23,7 @@ from storage.log.clean_stop import CleanStop
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from storage.log.hard_state import HardStateFile
 from storage.log.journal import Journal
+from storage.log.origin import FolderOrigin
 
 
 class LogLimits(AppendLimits, Protocol):
@@ -70,7 +71,7 @@ class ReplicaFiles:
     """The files of one replica, owned by its driver while that runs.
 
     DATA/logs/NAME/     log (segments, manifest, epochs), vote (hard_state), checkpoint, state (snapshot),
-                        opened (clean_stop)
+                        opened (clean_stop), origin
     DATA/journal/NAME/  journal: the events that this node has observed of the log
     """
 
@@ -82,6 +83,7 @@ class ReplicaFiles:
     checkpoint: CheckpointFile
     snapshot: SnapshotFile
     clean_stop: CleanStop
+    origin: FolderOrigin
 
 
 @dataclass(frozen=True, kw_only=True)

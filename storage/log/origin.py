@@ -2,13 +2,15 @@
 
 FOLDER/origin has two equal lines: CRC32C in hexadecimal, a space, JSON. Each contains the creation of this
 file as the file system records it (FileSystem.created_at). A copy of the file is another file, created later.
-The note is replaced at each opening, so a copy that is restored over the files of a later run is detected
-too. One damaged line leaves the other. Without an intact line the folder counts as a copy.
+The note is replaced at each opening and each clean stop, so a copy that is restored over the files of a later
+run, or of the run in which it was made, is detected too. One damaged line leaves the other. Without an intact
+line the folder counts as a copy.
 
-Not detected: a volume that is rolled back to a snapshot of its blocks, a folder whose note was not written by
-a version with this check, and any copy on a file system that does not record the creation of a file.
+Not detected: a volume that is rolled back to a snapshot of its blocks, a copy that is restored over the files
+of the run in which it was made when that was killed, a folder whose note was not written by a version with
+this check, and any copy on a file system that does not record the creation of a file.
 
-    is_copy -> the caller makes its doubt durable -> opened -> the log is used
+    is_copy -> the caller makes its doubt durable -> opened -> the log is used and closed -> stopped
 """
 
 import contextlib
@@ -87,6 +89,11 @@ class FolderOrigin:
                 file.close()
             self.files.rename(temporary, self._path)
             self.files.sync_folder(self.folder)
+
+    def stopped(self) -> None:
+        """Replace the note after a clean stop, if there is one; durable on return."""
+        if self.files.exists(self._path):
+            self.opened()
 
     def forget(self) -> None:
         """Make the folder pass as the original at its next opening; durable on return."""

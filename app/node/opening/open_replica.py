@@ -24,6 +24,7 @@ from storage.log.commitlog import Commitlog, CommitlogConfig
 from storage.log.hard_state import HardState, HardStateFile
 from storage.log.journal import Journal, replace_journal
 from storage.log.log_folder import MANIFEST_NAME
+from storage.log.origin import FolderOrigin
 
 logger = logging.getLogger(__name__)
 
@@ -196,6 +197,7 @@ def _recover(
             checkpoint=checkpoint_file,
             snapshot=snapshot_file,
             clean_stop=clean_stop,
+            origin=FolderOrigin(files, folder),
         ),
         state=load_state(
             commitlog,

@@ -81,6 +81,7 @@ class LogDriver:
         self._fail_node = services.fail
         self._damaged = events.damaged
         self._clean_stop = files.clean_stop
+        self._origin = files.origin
         self._version = services.version
         self._hand_over_timeout_ms = config.hand_over_timeout_ms
         self._state = StateKeeper(services, files, core, state, group, self._fail)
@@ -166,9 +167,14 @@ class LogDriver:
 
         def synced() -> None:
             self._state.save_all()
-            self._disk.submit(self._clean_stop.stopped, lambda _result, _error: done())
+            self._disk.submit(self._note_stop, lambda _result, _error: done())
 
         self._disk.request_sync(self._syncer, synced)
+
+    def _note_stop(self) -> None:
+        """Record the clean stop. Blocks: in the disk thread."""
+        self._clean_stop.stopped()
+        self._origin.stopped()
 
     def _leave(self) -> None:
         self._queue.refuse_all(NoLeader())

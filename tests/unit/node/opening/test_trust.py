@@ -181,6 +181,28 @@ def test_a_restored_copy_of_a_folder_opens_without_a_vote_and_stays_so(tmp_path:
     assert [m.granted for _, m in node.seams.sent if isinstance(m, VoteAnswer)] == [False]
 
 
+@pytest.mark.rule("R-01", "R-02")
+def test_a_copy_of_a_running_node_written_over_it_after_its_stop_opens_without_a_vote(tmp_path: Path) -> None:
+    node = Node(tmp_path / "data", "n1", "n2", "n3")
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    stopped: list[bool] = []
+    node.driver.stop(lambda: stopped.append(True))
+    node.seams.run()
+    assert stopped == [True]
+    put_back(tmp_path / "copy", tmp_path / "data", over=True)
+    reopen(node)
+    assert not node.driver.sound
+    assert not node.driver.knows_vote
+
+
+def test_a_stopped_node_opens_with_its_vote(tmp_path: Path) -> None:
+    node = Node(tmp_path, "n1", "n2", "n3")
+    node.driver.stop()
+    node.seams.run()
+    reopen(node)
+    assert node.driver.sound
+
+
 def test_a_copy_of_the_only_voter_is_as_good_as_the_folder(tmp_path: Path) -> None:
     node = Node(tmp_path / "data", "n1")
     node.append(b"v")
