@@ -82,6 +82,12 @@ class SnapshotFile:
             raise CorruptFile(self.path, "checksum")
         return data[_SNAPSHOT_HEAD.size : end]
 
+    def remove(self) -> None:
+        """Remove the snapshot, if there is one; durable on return."""
+        if self._files.exists(self.path):
+            self._files.remove(self.path)
+            self._files.sync_folder(self.path.rpartition("/")[0])
+
     def save(self, *pieces: Bytes) -> None:
         """Replace the snapshot by the pieces, one after the other; durable on return."""
         head = _SNAPSHOT_HEAD.pack(SNAPSHOT_MAGIC, _VERSION, 0, sum(map(len, pieces)))

@@ -83,6 +83,11 @@ class ReplicationMode(Protocol[MadeCore]):
         """The log's records and the state that they define."""
         ...
 
+    @property
+    def may_lose_committed(self) -> bool:
+        """True if an unclean election may lose committed records (C-05)."""
+        ...
+
     def judge(self, found: FoundFolder) -> Trust:
         """Return how far the replica is to be trusted; a doubt is durable on return. Raises DiskError."""
         ...
@@ -204,6 +209,7 @@ def _recover(
             snapshot_file,
             idempotency_ms=services.limits.idempotency_ms,
             state_type=mode.state_type,
+            may_lose_committed=mode.may_lose_committed,
         ),
         hard_state=hard_state,
         committed_index=committed_index,

@@ -49,6 +49,10 @@ class RaftMode:
     begins: bool = False
     state_type: type[LogState] = LogState
 
+    @property
+    def may_lose_committed(self) -> bool:
+        return False
+
     def judge(self, found: FoundFolder) -> Trust:
         services, name = found.services, found.log.name
         alone = self.configured.voters == (services.node_id,)
@@ -103,6 +107,10 @@ class _HaMode:
     @property
     def state_type(self) -> type[LogState]:
         return LogState
+
+    @property
+    def may_lose_committed(self) -> bool:
+        return True
 
     def group(self, _replica: RecoveredReplica) -> GroupConfig:
         return GroupConfig(voters=self.replicas)

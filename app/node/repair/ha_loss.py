@@ -16,7 +16,7 @@ from app.ha.auto_switch.slave_side import Rollback
 from app.log.contract import NO_INDEX
 from app.node.repair.receipts import ReceiptWriter
 from storage.file_system import FileSystem
-from storage.log.checkpoint import Checkpoint, CheckpointFile
+from storage.log.checkpoint import Checkpoint, CheckpointFile, SnapshotFile
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from storage.log.log_folder import replace_by_copy
 
@@ -52,9 +52,7 @@ def roll_back(
         checkpoint_file = CheckpointFile(files, f"{folder}/checkpoint")
         committed_index = min(checkpoint_file.load().committed_index, rollback.index)
         checkpoint_file.save(Checkpoint(committed_index))
-        if files.exists(f"{folder}/state"):
-            files.remove(f"{folder}/state")
-            files.sync_folder(folder)
+        SnapshotFile(files, f"{folder}/state").remove()
         if rollback.index == NO_INDEX or rollback.index < log.begin_index:
             log.reset(0, 0)  # nothing is left that the next master's log could continue
             kept_offset = None

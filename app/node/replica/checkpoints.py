@@ -198,11 +198,14 @@ def load_state(
     *,
     idempotency_ms: int,
     state_type: type[LogState] = LogState,
+    may_lose_committed: bool = False,
 ) -> LogState:
     """Return the state of the log at its end: the snapshot and the batches after it.
 
     If the last batch of the snapshot was truncated since, the state is rolled back to what was committed
-    then. Raises CorruptFile for a damaged snapshot.
+    then. may_lose_committed: an unclean election may have lost committed records since. Then a snapshot that
+    is still beyond the log's end is removed: other records may come to those places. Raises CorruptFile for a
+    damaged snapshot.
     """
     state = state_type(idempotency_ms=idempotency_ms)
     payload = snapshot_file.load()
@@ -219,6 +222,9 @@ def load_state(
         held = log.begin_index <= index <= log.end_index != NO_INDEX
         if not held or log.batch_at(index).header.chain != saved.chain:
             state.truncate_after(state.committed_index)
+            if may_lose_committed and state.applied_index >= log.next_index:
+                snapshot_file.remove()
+                state = state_type(idempotency_ms=idempotency_ms)
     index = max(state.applied_index + 1, log.begin_index, 0)
     while index <= log.end_index:
         for batch in log.read_batches(index, REPLAY_BYTES):
