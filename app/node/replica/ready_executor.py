@@ -165,6 +165,8 @@ class ReadyExecutor:
         """Do everything except the work of the disk thread."""
         now_ms = self._clock.monotonic_ms()
         self._unanswered = ready
+        if ready.hard_state is not None:
+            self._state.epoch_began(self._log.next_index)
         stored = not ready.batches or self._store(ready.batches)
         if ready.truncate is not None:
             self._state.judge_electable()
@@ -191,6 +193,8 @@ class ReadyExecutor:
         if not self._space.write(self._log.append, batches, leads=leads, now_ms=now_ms):
             return False
         for batch in batches:
+            if batch.term > self._core.term:  # in classic mode a slave learns of an epoch by its records
+                self._state.epoch_began(batch.base_index)
             self._state.state.apply(batch)
             if batch.is_control:
                 self._journal.control(batch)

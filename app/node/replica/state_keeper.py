@@ -80,10 +80,14 @@ class StateKeeper:
         self.state.expire()
 
     def serve(self, source: str, request: StateRequest) -> None:
-        """Answer another replica that lacks the state, or the epoch of its begin."""
+        """Answer another replica that lacks the state, or the epoch of its begin.
+
+        In the modes with a master, a state that is ahead of this log is sent to nobody: another node may ask
+        the next master before this has learned that it is the one.
+        """
         if request.begin_term:
             self._begin_epoch.serve(source, request)
-        else:
+        elif self.state.applied_index < self._log.next_index or not self._core.needs_all_records:
             self.transfer.serve(source, request)
 
     def take(self, source: str, chunk: StateChunk, now_ms: int) -> None:
@@ -126,6 +130,20 @@ class StateKeeper:
         has_records = self.transfer.holds_untrimmed or not self._core.needs_all_records
         self._core.electable = self.transfer.is_whole and has_records
 
+    def epoch_began(self, first_index: int) -> None:
+        """Forget what was received in an earlier epoch and is ahead of the log, in the modes with a master.
+
+        An unclean election may have lost it: the records that come to its places are others, and would be
+        passed over. first_index: where the records of the new epoch begin, as far as this replica knows.
+        """
+        if not self._core.needs_all_records:
+            return
+        if self.transfer.epoch_began(first_index):
+            self.checkpointer.cut()
+            self.state.committed(self._core.committed_index)
+            self.judge_electable()
+            self.group.refresh()
+
     def begin_to_lead(self, journal: JournalWriter) -> None:
         """Leave nothing in the state that the log lacks: a received one may know records that never came.
 
@@ -144,6 +162,7 @@ class StateKeeper:
         logger.warning("log %s: the state before index %d is lost", self._log_name, first_index)
         reason = "an unclean election: the state before the log is lost"
         journal.record(CoreEvent(self._core.term, Corruption(reason=reason, first_index=first_index)))
+        self.checkpointer.cut()
         self.transfer.accept_loss()
         self._become_whole()
 

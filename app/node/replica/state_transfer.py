@@ -112,11 +112,30 @@ class StateTransfer:
         A state that knows records after the log is of no use: it is forgotten.
         """
         if self._state.applied_index >= self._log.next_index:
-            self._state.become(type(self._state)(idempotency_ms=self._state.idempotency_ms))
+            self._forget()
         self._state.pass_over(self._log.first_index)
         self._asked_ms = self._restoring = self._taken = None
         while not self._apply_next(self._state):
             continue
+
+    def epoch_began(self, first_index: int) -> bool:
+        """The next master may lack what the last one had committed: keep no state that knows committed
+        records from `first_index` on, where the records of the epoch begin. Return whether it was forgotten.
+
+        What the log cannot restore comes from the next master, also what the last one was asked for. No
+        snapshot is sent on that was taken before.
+        """
+        self._asked_ms = self._restoring = self._taken = None
+        self._served.clear()
+        if self._state.committed_index < first_index:
+            return False
+        self._forget()
+        while self.is_whole and not self._apply_next(self._state):
+            continue
+        return True
+
+    def _forget(self) -> None:
+        self._state.become(type(self._state)(idempotency_ms=self._state.idempotency_ms))
 
     def tick(self, leader_id: str | None, now_ms: int, peers: Sequence[str] = ()) -> None:
         """Ask the leader, if need be; a lost question or answer is asked for again from the beginning.

@@ -136,7 +136,7 @@ class Node:
             reserve=self.options.get("reserve"),
             workers=self.options.get("workers") or InPlace(),
         )
-        mode = RaftMode(
+        mode = self.options.get("mode") or RaftMode(
             configured=GroupConfig(voters=self.voters),
             config=RaftConfig(),
             sound=sound,
