@@ -12,7 +12,7 @@ first:
   since, or this copy has lost its end.
 - An empty copy is that of a new log, or of a replaced disk. Only the other replicas can decide which.
 - A master that restarts in its own epoch does not need their reports, but considers those that connect in
-  time.
+  time. An epoch is no longer its own once it was a slave: another master may have taken appends since.
 
 The others have `grace_ms` to connect, so that an objection arrives before the epoch is open.
 """

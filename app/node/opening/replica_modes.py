@@ -171,13 +171,15 @@ class ClassicMode(_HaMode):
     unclean: bool = False
 
     def judge(self, found: FoundFolder) -> Trust:
-        """Return the trust; a copy whose end may be lost has opened no epoch from now on: durable on return.
+        """Return the trust; a slave's copy, and one whose end may be lost, have opened no epoch from now on:
+        durable on return.
 
-        As the master it opens the next epoch, once it has heard those that may hold what it has lost.
+        As the master each opens the next epoch, once it has heard those that may hold what it lacks.
         """
         trust = self._judge(found, sound=True)
-        if found.has_vote and found.clean_stop.may_have_lost():
-            services = found.services
+        services = found.services
+        is_slave = self.master_id != services.node_id
+        if found.has_vote and (is_slave or found.clean_stop.may_have_lost()):
             vote = HardStateFile(services.files, f"{services.log_folder(found.log.name)}/vote")
             vote.save(HardState(vote.load().term))
         return trust

@@ -77,12 +77,18 @@ def test_an_identity_is_forgotten_durably_and_forgetting_none_changes_nothing() 
 
 @pytest.mark.rule("A-01")
 @pytest.mark.parametrize(
-    ("acks_unsynced", "power_fails", "kept"),
-    [(True, False, "n1"), (False, True, "n1"), (True, True, None)],
+    ("master", "acks_unsynced", "power_fails", "kept"),
+    [
+        ("n1", True, False, "n1"),
+        ("n1", False, True, "n1"),
+        ("n1", True, True, None),
+        ("n2", False, False, None),
+    ],
 )
-def test_a_master_whose_last_acknowledged_records_may_be_lost_has_opened_no_epoch(
-    acks_unsynced: bool, power_fails: bool, kept: str | None
+def test_a_slave_and_a_master_that_may_lack_acknowledged_records_have_opened_no_epoch(
+    master: str, acks_unsynced: bool, power_fails: bool, kept: str | None
 ) -> None:
+    """As the master again, it must hear those that hold what the other master has acknowledged."""
     files = MemoryFiles()
     files.make_folders(FOLDER)
     vote = HardStateFile(files, f"{FOLDER}/vote")
@@ -91,7 +97,9 @@ def test_a_master_whose_last_acknowledged_records_may_be_lost_has_opened_no_epoc
     stop.opened(acks_unsynced=acks_unsynced)
     if power_fails:
         files.crash()
-    services: Any = SimpleNamespace(files=files, data_folder="data", log_folder=lambda _name: FOLDER)
+    services: Any = SimpleNamespace(
+        node_id="n1", files=files, data_folder="data", log_folder=lambda _name: FOLDER
+    )
     found = FoundFolder(
         services=services,
         log=LogIdentity(name=LOG_NAME, log_id=7, durability=Durability.REPLICATED),
@@ -101,7 +109,7 @@ def test_a_master_whose_last_acknowledged_records_may_be_lost_has_opened_no_epoc
         has_journal=True,
     )
     mode = ClassicMode(
-        replicas=("n1", "n2"), config=HaConfig(), master_id="n1", master_address="", sync_slaves=1
+        replicas=("n1", "n2"), config=HaConfig(), master_id=master, master_address="", sync_slaves=1
     )
     mode.judge(found)
     files.crash()  # whatever happens next
