@@ -3,8 +3,8 @@ PURE."""
 
 from collections.abc import Mapping
 
-from app.errors import CommitlogError, InvalidRequest, TransferFailed
-from app.log.contract import ChangeKind, GroupConfig, LogOptions
+from app.errors import AlreadyLeader, CommitlogError, InvalidRequest, TransferFailed
+from app.log.contract import ChangeKind, GroupConfig, LogOptions, Role
 from app.raft.member_core import MemberCore
 
 
@@ -23,6 +23,8 @@ class StaticGroup(MemberCore):
         return None
 
     def transfer(self, to: str | None, now_ms: int) -> str:
+        if to == self._member.node_id and self._member.role is Role.MASTER:
+            raise AlreadyLeader(to)
         raise TransferFailed(f"who leads this log is decided by {self.who_decides}")
 
     def change(self, kind: ChangeKind, node_id: str, now_ms: int) -> GroupConfig | None:

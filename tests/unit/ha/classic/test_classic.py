@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.errors import InvariantError, TransferFailed
+from app.errors import AlreadyLeader, InvariantError, TransferFailed
 from app.ha.classic.master import ClassicMasterCore
 from app.ha.classic.slave import ClassicSlaveCore
 from app.ha.config import HaConfig
@@ -325,6 +325,8 @@ def test_what_others_ask_a_classic_master() -> None:
     assert master.reads == [("reader", 0)]
     with pytest.raises(TransferFailed):
         master.core.transfer("n2", master.now_ms)
+    with pytest.raises(AlreadyLeader):
+        master.core.transfer("n1", master.now_ms)
     status = master.core.status()
     assert (status.master, status.sync_state_set) == ("n1", ("n1", "n2"))
     assert [(peer.id, peer.state, peer.watermark) for peer in status.peers] == [
