@@ -115,7 +115,8 @@ class Broker:
         self._lookup = LogLookup(self._hosted, self.metadata, self._metadata_logs, self.waits)
         rollbacks = RollBacks(self._node_logs, services, journals.record, self.tasks)
         self._timer = NodeTimer(
-            TickInterval(settings.raft.tick_interval_ms / 1000, settings.raft.heartbeat_interval_ms / 2000),
+            TickInterval(settings.raft.tick_interval_ms / 1000, settings.raft.heartbeat_interval_ms / 1000),
+            self.clock,
             self._hosted,
             self.metadata,
             rollbacks,

@@ -1,9 +1,11 @@
 """The one timer of a node: lets time pass for all its logs, and for its part in the metadata."""
 
 import asyncio
-from collections.abc import Callable, Hashable, Mapping
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Final
 
+from app.log.driver_interfaces import Clock
 from app.log.state import Address
 from app.node.hosted_logs import HostedLogs
 from app.node.metadata.service import MetadataService
@@ -16,7 +18,8 @@ QUIET_AFTER_S: Final = 1.0  # without a change, after which the timer ticks less
 
 
 class TickInterval:
-    """Seconds until the next tick: `active_s` while the logs of a node change, otherwise `quiet_s`.
+    """Time of the next tick: after `active_s` while the logs of a node change, otherwise after `quiet_s`, and
+    earlier if a log is due. `due` is checked again after `active_s` at the earliest.
 
     A wake-up costs a node that does nothing more than the work of its tick.
     """
@@ -27,19 +30,28 @@ class TickInterval:
         self._seen: Hashable = None
         self._changed_s = 0.0
 
-    def after(self, seen: Hashable, now_s: float) -> float:
-        """Return the interval after a tick at now_s that found the logs as `seen`."""
+    def next_s(self, seen: Hashable, planned_s: float, now_s: float, due_s: float) -> float:
+        """Return the time of the tick after one planned for planned_s that ran at now_s and left the logs
+        as `seen`. due_s: time at which a log is due, math.inf: none. Late ticks are not repeated."""
         if seen != self._seen:
             self._seen, self._changed_s = seen, now_s
-        return self._active_s if now_s - self._changed_s < QUIET_AFTER_S else self._quiet_s
+        if now_s - self._changed_s < QUIET_AFTER_S:
+            next_s = planned_s + self._active_s
+        else:
+            next_s = min(planned_s + self._quiet_s, max(due_s, now_s + self._active_s))
+        return max(next_s, now_s)
 
 
 class NodeTimer:
-    """Owned by the event loop. Late ticks are not repeated. An error in a tick fails the node."""
+    """Owned by the event loop. An error in a tick fails the node.
+
+    A quiet node also ticks when one of its logs is due (LogDriver.due_ms): no election or heartbeat is late.
+    """
 
     def __init__(
         self,
         interval: TickInterval,
+        clock: Clock,
         hosted: HostedLogs,
         metadata: MetadataService,
         rollbacks: RollBacks,
@@ -47,8 +59,9 @@ class NodeTimer:
         transport: PeerTransport,
         fail: Callable[[str, BaseException], None],
     ) -> None:
-        """nodes, transport: take up the members that logs name (R-10)."""
+        """clock: of the logs. nodes, transport: take up the members that logs name (R-10)."""
         self._interval = interval
+        self._clock = clock
         self._hosted = hosted
         self._metadata = metadata
         self._rollbacks = rollbacks
@@ -56,13 +69,13 @@ class NodeTimer:
         self._transport = transport
         self._fail = fail
         self._loop = asyncio.get_running_loop()
-        self._due_s = 0.0
+        self._planned_s = 0.0
         self._handle: asyncio.TimerHandle | None = None
         self._learned: dict[int, Mapping[str, Address]] = {}  # by log: addresses that were taken from it
 
     def start(self) -> None:
         """Tick for the first time, now."""
-        self._due_s = self._loop.time()
+        self._planned_s = self._loop.time()
         self._tick()
 
     def stop(self) -> None:
@@ -72,9 +85,7 @@ class NodeTimer:
 
     def _tick(self) -> None:
         try:
-            now_s = self._loop.time()
-            self._due_s = max(self._due_s + self._interval.after(self._seen(), now_s), now_s)
-            self._handle = self._loop.call_at(self._due_s, self._tick)
+            now_s, now_ms = self._loop.time(), self._clock.monotonic_ms()
             for hosted in list(self._hosted):
                 if hosted.driver is not None:
                     hosted.driver.tick()
@@ -82,13 +93,23 @@ class NodeTimer:
                     self._learn_nodes(hosted.driver)
                     self._rollbacks.begin_wanted(hosted)
             self._metadata.tick()
+            due_s = now_s + (self._logs_due_ms() + 1 - now_ms) / 1000  # both clocks have rounded to ms
+            self._planned_s = self._interval.next_s(self._seen(), self._planned_s, now_s, due_s)
+            self._handle = self._loop.call_at(self._planned_s, self._tick)
         except Exception as error:
             self._fail("timer", error)
 
     def _seen(self) -> Hashable:
         """Return the state of the logs, which each append, commit and election changes."""
-        drivers = [hosted.driver for hosted in self._hosted if hosted.driver is not None]
-        return tuple((each.log.end_index, each.committed_index, each.term, each.role) for each in drivers)
+        return tuple(
+            (each.log.end_index, each.committed_index, each.term, each.role) for each in self._drivers()
+        )
+
+    def _logs_due_ms(self) -> float:
+        return min((driver.due_ms for driver in self._drivers()), default=math.inf)
+
+    def _drivers(self) -> Iterator[LogDriver]:
+        return (hosted.driver for hosted in self._hosted if hosted.driver is not None)
 
     def _learn_nodes(self, driver: LogDriver) -> None:
         """Connect to the members whose addresses the log holds (R-10)."""

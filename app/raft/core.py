@@ -103,7 +103,7 @@ class RaftCore(MemberCore):
         self._opening: TermRecord | None = None
         self._leader_heard_ms = -config.election_timeout_ms[1]
         self._timer = ElectionTimer(config, random)
-        self._heartbeat_ms = 0
+        self._heartbeat_due_ms = 0
 
     # --- what the driver asks ------------------------------------------------------------------------------
 
@@ -140,6 +140,11 @@ class RaftCore(MemberCore):
     @property
     def wants_control(self) -> TermRecord | None:
         return self._opening
+
+    @property
+    def due_ms(self) -> float:
+        """The next round of heartbeats, or the election timer."""
+        return self._heartbeat_due_ms if self._member.leads else self._timer.due_ms
 
     @property
     def waiting_reads(self) -> int:
@@ -230,7 +235,7 @@ class RaftCore(MemberCore):
             if now_ms - self._peers.majority_heard_ms(now_ms) > config.election_timeout_ms[1]:
                 self._stand_down(now_ms)  # R-04
             else:
-                if now_ms - self._heartbeat_ms >= config.heartbeat_interval_ms:
+                if now_ms >= self._heartbeat_due_ms:
                     self._broadcast(now_ms)
                 self._peers.step(now_ms)
                 self._quorum.tick(now_ms)
@@ -467,9 +472,10 @@ class RaftCore(MemberCore):
     # --- leading and following -----------------------------------------------------------------------------
 
     def _broadcast(self, now_ms: int) -> None:
-        """One round of heartbeats."""
-        member = self._member
-        self._heartbeat_ms = now_ms
+        """One round of heartbeats. The next one is due at a multiple of the interval, within an interval from
+        now: the heartbeats of all logs that a node leads leave together."""
+        member, interval_ms = self._member, self._config.heartbeat_interval_ms
+        self._heartbeat_due_ms = now_ms - now_ms % interval_ms + interval_ms
         number = self._leader_reads.begin_round()
         heartbeat = Heartbeat(member.term, member.node_id, member.committed_index, number)
         for peer in self._peers.dispatchers:

@@ -1,5 +1,7 @@
 """Shared part of every core, whatever the replication mode. PURE."""
 
+import math
+
 from app.log.contract import GroupConfig, Ready, Role
 from app.log.events import RoleChanged, TermKnown
 from app.raft.state import MemberState, Outbox
@@ -18,6 +20,11 @@ class MemberCore:
         self._member = member
         self._outbox = Outbox()
         self._announced: tuple[Role, str | None, int] = (member.role, member.leader_id, member.term)
+
+    @property
+    def due_ms(self) -> float:
+        """The times of HA are seconds: the ticks of a quiet node are enough."""
+        return math.inf
 
     @property
     def role(self) -> Role:

@@ -298,6 +298,11 @@ class LogDriver:
         return self._core.committed_index
 
     @property
+    def due_ms(self) -> float:
+        """Time of the next `tick` that must not wait for the long interval of a quiet node; inf: none."""
+        return self._core.due_ms
+
+    @property
     def runs_ahead(self) -> bool:
         """True if the committed index here may exceed the leader's (a slave of classic HA)."""
         return self._core.runs_ahead

@@ -1,24 +1,44 @@
 """The node's timer: the interval of its ticks, and an error in one."""
 
 import asyncio
+import math
 from types import SimpleNamespace
 from typing import Any
 
+from app.node.clock import SystemClock
 from app.node.timer import QUIET_AFTER_S, NodeTimer, TickInterval
 
 
 def test_a_node_whose_logs_are_quiet_ticks_less_often_until_one_changes() -> None:
     interval = TickInterval(active_s=0.02, quiet_s=0.05)
-    assert interval.after((4, 3), now_s=100.0) == 0.02
-    assert interval.after((4, 3), now_s=100.0 + QUIET_AFTER_S / 2) == 0.02
-    assert interval.after((4, 3), now_s=100.0 + QUIET_AFTER_S) == 0.05
-    assert interval.after((4, 4), now_s=100.1 + QUIET_AFTER_S) == 0.02
-    assert interval.after((4, 4), now_s=100.0 + 3 * QUIET_AFTER_S) == 0.05
+
+    def after(seen: tuple[int, int], now_s: float) -> float:
+        return round(interval.next_s(seen, now_s, now_s, math.inf) - now_s, 6)
+
+    assert after((4, 3), 100.0) == 0.02
+    assert after((4, 3), 100.0 + QUIET_AFTER_S / 2) == 0.02
+    assert after((4, 3), 100.0 + QUIET_AFTER_S) == 0.05
+    assert after((4, 4), 100.1 + QUIET_AFTER_S) == 0.02
+    assert after((4, 4), 100.0 + 3 * QUIET_AFTER_S) == 0.05
 
 
 def test_quiet_ticks_are_never_more_frequent() -> None:
     interval = TickInterval(active_s=0.1, quiet_s=0.05)
-    assert [interval.after("same", now_s) for now_s in (0.0, 60.0)] == [0.1, 0.1]
+    assert [interval.next_s("same", now_s, now_s, math.inf) for now_s in (0.0, 60.0)] == [0.1, 60.1]
+
+
+def test_a_quiet_node_ticks_when_a_log_is_due() -> None:
+    interval = TickInterval(active_s=0.02, quiet_s=0.1)
+    interval.next_s("same", 0.0, 0.0, math.inf)
+    assert interval.next_s("same", 100.0, 100.0, due_s=100.07) == 100.07
+    assert interval.next_s("same", 100.0, 100.0, due_s=100.3) == 100.1
+    assert interval.next_s("same", 100.0, 100.0, due_s=99.0) == 100.02  # its disk is busy: not at once
+
+
+def test_late_ticks_are_not_repeated() -> None:
+    interval = TickInterval(active_s=0.02, quiet_s=0.1)
+    assert interval.next_s("same", planned_s=5.0, now_s=5.015, due_s=math.inf) == 5.02
+    assert interval.next_s("same", planned_s=5.0, now_s=5.4, due_s=math.inf) == 5.4
 
 
 def test_an_error_at_the_state_of_a_log_fails_the_node() -> None:
@@ -29,7 +49,7 @@ def test_an_error_at_the_state_of_a_log_fails_the_node() -> None:
         hosted: Any = [SimpleNamespace(driver=SimpleNamespace())]  # its state cannot be read
         interval = TickInterval(active_s=60.0, quiet_s=60.0)
         timer = NodeTimer(
-            interval, hosted, nothing, nothing, nothing, nothing,
+            interval, SystemClock(), hosted, nothing, nothing, nothing, nothing,
             lambda what, error: failures.append((what, type(error))),
         )  # fmt: skip
         timer.start()

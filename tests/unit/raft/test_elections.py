@@ -255,3 +255,32 @@ def test_no_election_begins_while_term_and_vote_wait_for_the_disk(disk_ms: int, 
     asking = core.ready()
     assert asking is not None
     assert all(isinstance(message, VoteRequest) and message.pre_vote for _, message in asking.messages)
+
+
+def test_heartbeats_of_all_logs_of_a_node_leave_at_the_same_time() -> None:
+    """Two groups whose leaders were elected at different times, on one clock."""
+    due_ms = set()
+    for wait_ms in (0, 37):
+        group = Group(3)
+        group.wait(wait_ms)
+        leader = group.elect("n1")
+        group.pass_time(1_000)
+        core = leader.core
+        assert group.now_ms < core.due_ms <= group.now_ms + 100
+        group.take()
+        core.tick(int(core.due_ms) - 1)
+        leader.run()
+        assert group.take(source="n1", kind=Heartbeat) == []
+        core.tick(int(core.due_ms))
+        leader.run()
+        assert len(group.take(source="n1", kind=Heartbeat)) == 2
+        due_ms.add(core.due_ms % 100)
+    assert due_ms == {0}
+
+
+def test_a_follower_is_due_when_it_would_ask_for_votes() -> None:
+    core = Group(3)["n2"].core
+    core.tick(int(core.due_ms) - 1)
+    assert core.ready() is None
+    core.tick(int(core.due_ms))
+    assert core.role is Role.CANDIDATE
