@@ -5,17 +5,19 @@ TABLE/_delta_log/00000000000000000100.checkpoint.parquet  the actions that are v
 
 Source: the Delta transaction log protocol, sections Actions and Checkpoints; classic checkpoints, as this
 project writes them (spark_jobs/tables/table.py). A table is a folder or a URL that pyarrow can open. Blocks
-on I/O.
+on I/O. `pyarrow.fs` is imported with the first table: it loads clients of object stores, 4 MiB.
 """
 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pyarrow as pa
-from pyarrow import fs
+
+if TYPE_CHECKING:
+    from pyarrow import fs
 
 LOG_FOLDER = "_delta_log"
 CHECKPOINT = ".checkpoint.parquet"
@@ -236,15 +238,14 @@ class DeltaLog:
     # --- files
 
     def _listed(self) -> list[str]:
-        selector = fs.FileSelector(self._folder, allow_not_found=True)
-        return [info.base_name for info in self._files.get_file_info(selector)]
+        return [info.base_name for info in _entries(self._files, self._folder)]
 
     def _name(self, version: int) -> str:
         return f"{self._folder}/{version:020d}.json"
 
     def _stamp_of(self, version: int) -> tuple[Any, ...] | None:
         info = self._files.get_file_info(self._name(version))
-        return None if info.type == fs.FileType.NotFound else (info.size, info.mtime_ns)
+        return (info.size, info.mtime_ns) if info.is_file else None
 
     def _read_commit(self, version: int, *, files: bool = True) -> list[Mapping[str, Any]]:
         """Return the actions of a commit. files: False: without those of data files."""
@@ -253,19 +254,32 @@ class DeltaLog:
         return [json.loads(line) for line in lines if files or not line.startswith(_OF_FILES)]
 
 
-def file_system_of(path: str) -> tuple[fs.FileSystem, str]:
+def file_system_of(path: str) -> "tuple[fs.FileSystem, str]":
     """Return the file system of a path or URL, and the path there."""
+    from pyarrow import fs
+
     if "://" in path:
         files, name = fs.FileSystem.from_uri(path)
         return files, str(name)
     return fs.LocalFileSystem(), path.removeprefix("file:")
 
 
+def _entries(files: "fs.FileSystem", folder: str) -> "list[fs.FileInfo]":
+    """Return the entries of a folder; none if it does not exist."""
+    from pyarrow import fs
+
+    found: list[fs.FileInfo] = files.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+    return found
+
+
+def _is_folder(info: "fs.FileInfo") -> bool:
+    return bool(info.type.name == "Directory")
+
+
 def folders(root: str) -> list[str]:
     """Return the names of the folders directly below a folder or URL, in order; none if it does not exist."""
     files, name = file_system_of(root)
-    found = files.get_file_info(fs.FileSelector(name, allow_not_found=True))
-    return sorted(info.base_name for info in found if info.type == fs.FileType.Directory)
+    return sorted(info.base_name for info in _entries(files, name) if _is_folder(info))
 
 
 def table_folders(root: str) -> Iterator[str]:
@@ -273,7 +287,7 @@ def table_folders(root: str) -> Iterator[str]:
     files, name = file_system_of(root)
     for folder in folders(root):
         inner = files.get_file_info(f"{name.rstrip('/')}/{folder}/{LOG_FOLDER}")
-        if inner.type == fs.FileType.Directory:
+        if _is_folder(inner):
             yield folder
 
 

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from storage.errors import BodyTooLarge, CorruptBatch, EmptyBody, InvalidRecords
 from storage.file_system import Bytes
@@ -26,7 +25,6 @@ from storage.format.records import (
 )
 
 _BINARY: Final = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
-_SHORT_OFFSETS: Final = (pa.binary(), pa.string())  # 32 bits each
 _ERRORS: Final = (pa.ArrowException, OSError, EOFError, ValueError, TypeError, OverflowError)
 
 
@@ -146,6 +144,8 @@ def _cast(rows: pa.RecordBatch) -> pa.RecordBatch:
         else:
             column = rows.column(place)
             if pa.types.is_integer(column.type):  # only a timestamp may be one: milliseconds since 1970
+                import pyarrow.compute as pc  # 8 MiB of memory, which other columns do not need
+
                 column = pc.multiply_checked(column.cast(pa.int64()), 1_000)
             if column.type != field.type:
                 column = column.cast(field.type)
@@ -182,21 +182,27 @@ def _table(
 def _check_timestamps(times: pa.Array) -> None:
     if times.null_count == len(times):
         return
-    bounds = pc.min_max(times.view(pa.int64()))
-    least, most = bounds["min"].as_py(), bounds["max"].as_py()
-    if least is not None and (least < MIN_TIMESTAMP_MS * 1000 or most // 1000 > MAX_TIMESTAMP_MS):
+    stored = np.frombuffer(times.buffers()[1], np.int64)[times.offset : times.offset + len(times)]
+    known = stored[_are_valid(times)] if times.null_count else stored
+    if known.min() < MIN_TIMESTAMP_MS * 1000 or known.max() // 1000 > MAX_TIMESTAMP_MS:
         raise InvalidRecords("column 'timestamp': outside the years 1 to 9999")
 
 
+def _are_valid(values: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return for each value of an array with nulls whether it is not null."""
+    bits = np.unpackbits(np.frombuffer(values.buffers()[0], np.uint8), bitorder="little")
+    return bits[values.offset : values.offset + len(values)].astype(np.bool_)
+
+
 def _lengths(values: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the length of each string, byte string or list, 0 for null. Of the types of BODY_SCHEMA: their
+    offsets have 32 bits."""
     count = len(values)
     if values.null_count == count:
         return np.zeros(count, np.int64)
-    if not values.null_count and values.type in _SHORT_OFFSETS:
-        ends = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + count + 1]
-        return np.diff(ends).astype(np.int64)
-    lengths = pc.fill_null(pc.binary_length(values), 0)
-    return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
+    ends = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + count + 1]
+    lengths = np.diff(ends).astype(np.int64)
+    return lengths * _are_valid(values) if values.null_count else lengths
 
 
 def _record_sizes(rows: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -210,8 +216,5 @@ def _record_sizes(rows: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
     if pairs.null_count or names.null_count or values.null_count:
         raise InvalidRecords("column 'headers': a header without name or value")
     ends = np.concatenate(([0], np.cumsum(_lengths(names) + _lengths(values))))
-    counts = np.asarray(
-        pc.fill_null(pc.list_value_length(headers), 0).to_numpy(zero_copy_only=False), np.int64
-    )
-    places = np.concatenate(([0], np.cumsum(counts)))
+    places = np.concatenate(([0], np.cumsum(_lengths(headers))))
     return sizes + ends[places[1:]] - ends[places[:-1]]
