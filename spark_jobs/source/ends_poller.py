@@ -20,10 +20,21 @@ class LogEndsPoller:
     """Ends of all logs as the endpoints report them, each asked by a thread of its own: one that hangs delays
     no other."""
 
-    def __init__(self, endpoints: Sequence[str], token: str | None, changed: threading.Event) -> None:
-        """changed: set whenever an end has changed."""
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        token: str | None,
+        changed: threading.Event,
+        *,
+        on_demand: bool = False,
+    ) -> None:
+        """changed: set whenever an end has changed. on_demand: only the first call and those of `ask` are
+        made."""
         self._endpoints = endpoints
         self._token = token
+        self._on_demand = on_demand
+        self._due = {endpoint: threading.Event() for endpoint in endpoints}
+        self._has_ended = threading.Condition()  # a call
         self._seen: dict[str, tuple[float, Mapping[str, LogEnds]]] = {}  # by endpoint, with the time
         self._changed = changed
         self._stopping = threading.Event()
@@ -34,6 +45,18 @@ class LogEndsPoller:
 
     def stop(self) -> None:
         self._stopping.set()
+        for due in self._due.values():
+            due.set()
+
+    def ask(self, within_s: float) -> None:
+        """Ask now, and wait for the endpoints that have answered their last call, `within_s` at most."""
+        now_s = time.monotonic()
+        for due in self._due.values():
+            due.set()
+        with self._has_ended:
+            self._has_ended.wait_for(
+                lambda: all(asked_at_s >= now_s for asked_at_s, _ in list(self._seen.values())), within_s
+            )
 
     @property
     def has_answer(self) -> bool:
@@ -56,24 +79,31 @@ class LogEndsPoller:
         return max(found, key=lambda ends: (ends.term, ends.next_index), default=None)
 
     def _ask(self, endpoint: str) -> None:
-        client = LogReads([endpoint], "", self._token)
+        client, due = LogReads([endpoint], "", self._token), self._due[endpoint]
         changed_at_s = time.monotonic()
         last: Mapping[str, LogEnds] = {}
         while not self._stopping.is_set():
+            due.clear()
             asked_at_s = time.monotonic()
             try:
-                ends: Mapping[str, LogEnds] = client.ends(endpoint)
+                ends: Mapping[str, LogEnds] | None = client.ends(endpoint)
             except SourceError:
-                self._seen.pop(endpoint, None)
-                self._stopping.wait(IDLE_POLL_INTERVAL_S)
-                continue
+                ends = None
             answered_at_s = time.monotonic()
-            self._seen[endpoint] = (asked_at_s, ends)
-            if ends != last:
+            with self._has_ended:
+                if ends is None:
+                    self._seen.pop(endpoint, None)
+                else:
+                    self._seen[endpoint] = (asked_at_s, ends)
+                self._has_ended.notify_all()
+            if ends is not None and ends != last:
                 last, changed_at_s = ends, answered_at_s
                 self._changed.set()
-            idle = answered_at_s - changed_at_s > IDLE_AFTER_S
+            if self._stopping.is_set():
+                break
+            idle = ends is None or answered_at_s - changed_at_s > IDLE_AFTER_S
             pause_s = IDLE_POLL_INTERVAL_S if idle else POLL_INTERVAL_S
             took_s = answered_at_s - asked_at_s
-            self._stopping.wait(max(pause_s, min(LONGEST_PAUSE_S, PAUSE_FACTOR * took_s)))
+            pause_s = max(pause_s, min(LONGEST_PAUSE_S, PAUSE_FACTOR * took_s))
+            due.wait(None if self._on_demand and ends is not None else pause_s)
         client.close()

@@ -37,6 +37,7 @@ READ_THREADS = 4  # of one partition with several logs
 LEAVE_OUT_AFTER_S = 2.0  # a log that does not answer when a micro-batch is planned
 ASK_AGAIN_S = 5.0  # one that is left out
 FIRST_LOOK_S = 0.05
+ASK_WITHIN_S = 0.2  # an endpoint that answers later counts with its answer before
 
 logger = logging.getLogger(__name__)
 
@@ -140,13 +141,17 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ends(self) -> dict[str, LogEnds]:
         """Return the ends of the selected logs; the first call waits for an answer. Raises Unreachable."""
         if self._ends_poller is None:
-            self._ends_poller = LogEndsPoller(self.options.endpoints, self.options.token, threading.Event())
+            self._ends_poller = LogEndsPoller(
+                self.options.endpoints, self.options.token, threading.Event(), on_demand=True
+            )
             self._ends_poller.start()
             give_up_at_s = time.monotonic() + GIVE_UP_S
             while not self._ends_poller.has_answer:
                 if time.monotonic() > give_up_at_s:
                     raise Unreachable(f"no endpoint of {', '.join(self.options.endpoints)} answers")
                 time.sleep(FIRST_LOOK_S)
+        else:
+            self._ends_poller.ask(ASK_WITHIN_S)
         known = self._ends_poller.known()
         return {log: known[log] for log in selected(self.options.logs, known)}
 

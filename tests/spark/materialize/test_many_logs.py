@@ -109,6 +109,21 @@ def test_a_batch_of_too_many_bytes_is_cut_and_the_rest_follows_at_once(
     assert all(before[1] < after[0] for before, after in itertools.pairwise(ranges))
 
 
+def test_ends_are_asked_for_when_they_are_wanted(replicas: list[FakeReplica], log: FakeLog) -> None:
+    poller = LogEndsPoller([replica.url for replica in replicas], None, threading.Event(), on_demand=True)
+    poller.start()
+    try:
+        await_true(lambda: poller.ends("default") is not None)
+        for _ in range(3):
+            log.append_many(5)
+            poller.ask(60.0)
+            assert {ends.next_index for _, at in poller._seen.values() for ends in at.values()} == {
+                log.next_index
+            }
+    finally:
+        poller.stop()
+
+
 def test_ends_are_those_of_the_newest_term_and_of_nodes_that_answer(
     replicas: list[FakeReplica], log: FakeLog
 ) -> None:
