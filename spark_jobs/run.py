@@ -33,7 +33,7 @@ from spark_jobs.materialize.log_materializer import LogMaterializer, SharedParts
 from spark_jobs.materialize.progress import Progress, ProgressFile
 from spark_jobs.materialize.query import LogRows, RecordsQuery
 from spark_jobs.materialize.supervisor import MaterializeFailed
-from spark_jobs.materialize.workers import Workers
+from spark_jobs.materialize.workers import Kind, Workers
 from spark_jobs.session.exclusive import check_exclusive
 from spark_jobs.session.jars import JarsUnavailable
 from spark_jobs.session.settings import (
@@ -110,7 +110,13 @@ def _follow(
         quick=quick,
     )
     workers, ends_poller = shared.workers, shared.ends_poller
-    logs = Groups(config.logs, partial(LogMaterializer, shared), client.log_names, each=workers.each)
+    logs = Groups(
+        config.logs,
+        partial(LogMaterializer, shared),
+        client.log_names,
+        lambda opening: workers.submit(opening, Kind.BACKGROUND),
+        ends_poller.ends,
+    )
     named = None
     if config.catalog is not None:
         named = CatalogTables(spark, parse_catalog(config.catalog), config.tables_root)

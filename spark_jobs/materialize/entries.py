@@ -115,10 +115,8 @@ class EntriesJob:
         if self._commits is not None:
             self._looked_at = self._commits.versions().stop
         snapshot = None
-        properties: Mapping[str, str] = {
-            LOG_ID_PROPERTY: log_id,
-            BEGIN_PROPERTY: str(self.client.tail(confirmed=True).begin_index),
-        }
+        tail = self.client.tail(confirmed=True)
+        properties: Mapping[str, str] = {LOG_ID_PROPERTY: log_id, BEGIN_PROPERTY: str(tail.begin_index)}
         if self._writer.create(properties):
             self.rows = 0
         else:
@@ -126,7 +124,7 @@ class EntriesJob:
             properties = self._properties(snapshot)
             check_same_log(self.client.log, properties.get(LOG_ID_PROPERTY, log_id), log_id)
             self._take(snapshot)
-        tail = self.client.tail(confirmed=True)  # read after the table: the table's end is never beyond it
+            tail = self.client.tail(confirmed=True)  # read after the table, whose end is never beyond it
         if self.rows == 0:
             self._begin(tail.begin_index)
             if properties.get(BEGIN_PROPERTY) != str(tail.begin_index):
@@ -153,7 +151,8 @@ class EntriesJob:
         self._reader.target = self.target
         for follower in self.followers:
             follower.open()
-            follower.extend(self.next_index)  # what was left when the driver before this one ended
+            if self.rows > 0:
+                follower.extend(self.next_index)  # what was left when the driver before this one ended
 
     @property
     def read_until(self) -> int:

@@ -52,21 +52,26 @@ class EpochsJob:
         self._files = TableWriter(spark, files_path, EPOCH_FILES, is_small=True)
         self.committed: list[Epoch] = []
         self.files: dict[str, list[Epoch]] = {}
+        self._is_open = False
 
     def open(self) -> None:
         """Create the tables if needed, and read their content."""
+        self.files = {}
         if not self._epochs.create():
             self.committed = [_epoch(row) for row in self._held(self.epochs_path, EPOCHS)]
         if not self._files.create():
             for row in self._held(self.files_path, EPOCH_FILES):
                 self.files.setdefault(row["node"], []).append(_epoch(row))
+        self._is_open = True
 
     def refresh(self) -> bool:
         """Read the files of every node, and write the changes. A node that does not answer keeps its rows;
-        one that has left the cluster loses them.
+        one that has left the cluster loses them. The first call opens the job.
 
         Return whether all nodes answered, and know the last epoch of their files to be committed.
         """
+        if not self._is_open:
+            self.open()
         files: dict[str, list[Epoch]] = {}
         committed: list[list[Epoch]] = []
         nodes = self.client.nodes()

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from typing import Protocol
 
@@ -15,10 +16,13 @@ from spark_jobs.materialize.progress import LogProgress
 from spark_jobs.materialize.query import LogRows
 from spark_jobs.materialize.supervisor import MaterializeFailed
 from spark_jobs.source.log_names import is_pattern, matching, split_names
+from spark_jobs.source.log_reads import LogEnds
 from spark_jobs.tables.conflicts import SPARK_ERRORS
 from spark_jobs.tables.table import TableClash
 
 NAMES_EACH_S = 5.0
+OPEN_AT_ONCE = 2  # logs that open side by side
+OPEN_WITHIN_S = 3.0  # at the start; those that are left open while the others are followed
 STOP_THREADS = 4
 STOP_WITHIN_S = 3.0
 FAILURES = (MaterializeFailed, SourceError, TableClash, *SPARK_ERRORS)
@@ -58,50 +62,62 @@ def named(given: Iterable[str], logs: Callable[[], list[str]]) -> list[str]:
     return list(wanted)
 
 
-def in_order(act: Callable[[str], None], logs: list[str]) -> None:
-    for log in logs:
-        act(log)
-
-
 class Groups:
-    """The running groups, by log. A group that fails ends alone; the job fails when none is left."""
+    """The running groups, by log. A group that fails ends alone; the job fails when none is left.
+
+    Logs open a few at a time: first those that grow, then the long ones. Those that are open are followed
+    meanwhile.
+    """
 
     def __init__(
         self,
         names: Sequence[str],
         make: Callable[[str], Group],
         logs: Callable[[], list[str]],
+        submit: Callable[[Callable[[], None]], Future[None]],
+        reported: Callable[[str], LogEnds | None],
         clock: Callable[[], float] = time.monotonic,
-        each: Callable[[Callable[[str], None], list[str]], None] = in_order,
     ) -> None:
         """names: of logs, and patterns. logs: gets the list of logs from the service; may raise
-        Unreachable. each: calls a function with every log of a list, perhaps in threads."""
+        Unreachable. submit: runs a unit of work, which opens a log. reported: returns the ends of a log, as
+        last reported, None for unknown."""
         self.named = [name for name in names if not is_pattern(name)]
         self.patterns = [name for name in names if is_pattern(name)]
         self.groups: dict[str, Group] = {}
         self.failed: dict[str, Exception] = {}
         self._make = make
         self._logs = logs
+        self._submit = submit
+        self._reported = reported
         self._clock = clock
-        self._each = each
         self._asked_at_s = 0.0
+        self._waiting: list[str] = []  # logs that have not begun to open
+        self._opening: dict[Future[None], tuple[str, Group]] = {}
+        self._open: set[str] = set()
+        self._first_ends: dict[str, int] = {}  # of logs that wait, as first reported
 
     def start(self) -> None:
-        """Start the groups of all selected logs.
+        """Open the groups of all selected logs; after OPEN_WITHIN_S `poll` opens those that are left.
 
         Raises OptionError when there is none, Unreachable, and the error of a group that is the only one.
         """
         found = named([*self.named, *self.patterns], self._logs)
         self._asked_at_s = self._clock()
         self._add(found)
+        give_up_at_s = self._clock() + OPEN_WITHIN_S
+        self._open_next()
+        while self._opening and (left_s := give_up_at_s - self._clock()) > 0:
+            wait(self._opening, left_s, FIRST_COMPLETED)
+            self._open_next()
         self._raise_when_all_failed()
 
     def poll(self, *, final: bool = False) -> None:
         """Do what is due in every group, and add or drop groups of new and deleted logs."""
         if self.patterns and not final and self._clock() >= self._asked_at_s + NAMES_EACH_S:
             self._ask()
+        self._open_next()
         for log, group in list(self.groups.items()):
-            if log not in self.failed:
+            if log in self._open and log not in self.failed:
                 try:
                     group.poll(final=final, logs=len(self.groups))
                 except FAILURES as error:
@@ -115,8 +131,15 @@ class Groups:
             group.take(delivery)
 
     def ends(self) -> dict[str, int]:
-        """Return the first index that was not read yet, by log."""
-        return {log: group.read_until for log, group in list(self.groups.items())}
+        """Return by log where a query begins that brings new records: after what was read, and at the
+        reported end of a log that is not open: its group reads the records before it."""
+        found = {}
+        for log, group in self.groups.items():
+            if log in self._open and log not in self.failed:
+                found[log] = group.read_until
+            elif (ends := self._reported(log)) is not None:
+                found[log] = ends.next_index
+        return found
 
     def finish(self) -> None:
         """Raise the error of the first group that failed, once the others are done."""
@@ -126,7 +149,7 @@ class Groups:
     def stop(self) -> None:
         """Stop every group, in several threads; after STOP_WITHIN_S those that are left are not waited
         for."""
-        left = list(self.groups.values())
+        left = [self.groups[log] for log in self._open]
 
         def stop_some() -> None:
             while left:
@@ -142,10 +165,13 @@ class Groups:
 
     @property
     def done(self) -> bool:
-        return all(log in self.failed or group.done for log, group in self.groups.items())
+        return all(
+            log in self.failed or (log in self._open and group.done) for log, group in self.groups.items()
+        )
 
     def progress(self) -> dict[str, LogProgress]:
-        return {log: group.progress() for log, group in self.groups.items()}
+        """Return the progress of every log that was opened."""
+        return {log: group.progress() for log, group in self.groups.items() if log in self._open}
 
     def _ask(self) -> None:
         self._asked_at_s = self._clock()
@@ -155,18 +181,46 @@ class Groups:
             return  # the groups report it themselves, and the next check asks again
         self._add([log for log in found if log not in self.groups])
         for log in set(self.groups).difference(found, self.named):
-            self.groups.pop(log).stop()
-            self.failed.pop(log, None)
+            self._drop(log)
 
     def _add(self, logs: list[str]) -> None:
         self.groups.update({log: self._make(log) for log in logs})
-        self._each(self._start, logs)
+        self._waiting += logs
 
-    def _start(self, log: str) -> None:
-        try:
-            self.groups[log].start()
-        except FAILURES as error:
-            self._end(log, error)
+    def _drop(self, log: str) -> None:
+        group = self.groups.pop(log)
+        self.failed.pop(log, None)
+        self._first_ends.pop(log, None)
+        if log in self._waiting:
+            self._waiting.remove(log)
+        if log in self._open:
+            self._open.remove(log)
+            group.stop()
+
+    def _open_next(self) -> None:
+        """Note which groups are open, and open the next ones."""
+        for opening in [each for each in self._opening if each.done()]:
+            log, group = self._opening.pop(opening)
+            if self.groups.get(log) is not group or opening.cancelled():
+                continue  # deleted meanwhile, or the job ends
+            self._open.add(log)
+            self._first_ends.pop(log, None)
+            error = opening.exception()
+            if isinstance(error, FAILURES):
+                self._end(log, error)
+            elif error is not None:
+                raise error
+        while self._waiting and len(self._opening) < OPEN_AT_ONCE:
+            log = max(self._waiting, key=self._urgency)
+            self._waiting.remove(log)
+            self._opening[self._submit(self.groups[log].start)] = (log, self.groups[log])
+
+    def _urgency(self, log: str) -> tuple[int, int]:
+        """Return by how much a log has grown since its end was first reported, and its length."""
+        ends = self._reported(log)
+        if ends is None:
+            return 0, 0
+        return ends.next_index - self._first_ends.setdefault(log, ends.next_index), ends.next_index
 
     def _end(self, log: str, error: Exception) -> None:
         self.failed[log] = error

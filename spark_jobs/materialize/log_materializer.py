@@ -22,7 +22,7 @@ from spark_jobs.materialize.progress import LogProgress
 from spark_jobs.materialize.query import LogRows, RecordsQuery
 from spark_jobs.materialize.supervisor import MAX_FAILURES, MaterializeFailed, Supervisor, reason_of
 from spark_jobs.materialize.typed import TypedTables
-from spark_jobs.materialize.workers import Workers
+from spark_jobs.materialize.workers import Kind, Workers
 from spark_jobs.source.ends_poller import LogEndsPoller
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.planning import SmallBatchPace
@@ -99,7 +99,7 @@ class LogMaterializer:
         lease = MaterializerLease(CommitlogClient(config.endpoints, log=log, token=config.token))
         self.leased = LeasedEntries(self.entries, lease, config.cursor_each_s if follows else 0.0)
         self._records = Supervisor(self.leased, shared.workers, follows=follows)
-        self._journal = Supervisor(self.events, shared.workers, follows=follows)
+        self._journal = Supervisor(self.events, shared.workers, follows=follows, kind=Kind.BACKGROUND)
         self._pace = SmallBatchPace(config.min_records_per_trigger, config.max_delay_s)
         self.committed_index: int | None = None
         self.through_index = -1  # only control records are between the table's end and this index
@@ -111,10 +111,9 @@ class LogMaterializer:
         self._epochs_failures = 0
 
     def start(self) -> None:
-        """Open the jobs; nothing is created for a log that does not exist. Raises SourceError."""
-        for supervisor in (self._records, self._journal):
-            supervisor.open()
-        self.epochs.open()
+        """Open the job of the records; nothing is created for a log that does not exist. The others open in
+        the background. Raises SourceError."""
+        self._records.open()
 
     def take(self, delivery: LogRows) -> None:
         """Write the rows of a micro-batch of the query, in the thread of the caller. Raises nothing."""
@@ -153,8 +152,8 @@ class LogMaterializer:
         if self.leased.move_is_due:
             return True
         query = self._query
-        if query is not None and query.streamed.get(self.log, 0) > job.read_until:
-            return True  # the query has passed records that the table lacks
+        if query is not None and query.passed(self.log) > job.read_until:
+            return True  # the table lacks records that the query has passed
         ends = self._ends_poller.ends(self.log, supervisor.ended_at_s)
         if ends is None:
             return now_s >= supervisor.ended_at_s + PROBE_EACH_S
@@ -192,7 +191,7 @@ class LogMaterializer:
             each_s = max(1, logs // 50) * EPOCHS_IDLE_S
         if now_s >= self._looked_at_s + each_s and not self._workers.stopping.is_set():
             self._looked_at_s, self._looked_for = now_s, reported
-            self._look = self._workers.submit(self.epochs.refresh)
+            self._look = self._workers.submit(self.epochs.refresh, Kind.BACKGROUND)
 
     def _note_look(self, error: BaseException | None) -> None:
         """The next look repeats a failed one. Raises MaterializeFailed when that does not help, and every

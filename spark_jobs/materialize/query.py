@@ -49,6 +49,7 @@ class RecordsQuery:
     """Runs the query, and starts it again after a failure.
 
     streamed: by log, the end of what the query has delivered since it began.
+    begins: by log, where it began, none while it does not run: it brings no record before.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class RecordsQuery:
         called in several threads; raises nothing."""
         self.spark = spark
         self.streamed: dict[str, int] = {}
+        self.begins: Mapping[str, int] = {}
         self._options = {**options, "includeControl": "true"}
         self._checkpoints = checkpoints
         self._trigger_s = trigger_s
@@ -82,9 +84,13 @@ class RecordsQuery:
         """True once the query has brought a micro-batch since its start."""
         return self._query is not None and bool(self.streamed)
 
+    def passed(self, log: str) -> int:
+        """Return the index before which the query brings no more records of a log; 0 if it is unknown."""
+        return max(self.begins.get(log, 0), self.streamed.get(log, 0))
+
     def ensure_running(self, positions: Callable[[], Mapping[str, int]]) -> None:
-        """Start the query, also after a failure, in a thread. positions: returns where the tables end, by
-        log."""
+        """Start the query, also after a failure, in a thread. positions: returns by log where the query
+        begins; it begins at the begin of any other log."""
         if self._starting is not None:
             if not self._starting.done():
                 return
@@ -121,13 +127,14 @@ class RecordsQuery:
         writer = writer.foreachBatch(self._write).option("checkpointLocation", self._folder.as_uri())
         writer = writer.trigger(processingTime=f"{round(1_000 * self._trigger_s)} milliseconds")
         query = writer.queryName(f"{NAME}-{self._folder.name}").start()
-        self._query = query
+        self.begins, self._query = positions, query
         if self._stopping.is_set():  # meanwhile: `stop` has not waited for this
             query.stop()
 
     def _ended(self, query: StreamingQuery) -> None:
         self._query = None
         self._ends += 1
+        self.begins = {}
         self.streamed.clear()
         error = query.exception()
         if error is not None:

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from spark_jobs.errors import SourceError, Unreachable, own_error
-from spark_jobs.materialize.workers import Workers
+from spark_jobs.materialize.workers import Kind, Workers
 from spark_jobs.tables.conflicts import SPARK_ERRORS
 
 MAX_FAILURES = 5  # of one job, without a step in between
@@ -50,8 +50,9 @@ class Job(Protocol):
 class Supervisor:
     """Keeps one job running: opens it again after a failure; ends when that fails repeatedly."""
 
-    def __init__(self, job: Job, workers: Workers, *, follows: bool) -> None:
-        """follows: run until stopped; otherwise end once the job is done."""
+    def __init__(self, job: Job, workers: Workers, *, follows: bool, kind: Kind = Kind.SMALL) -> None:
+        """follows: run until stopped; otherwise end once the job is done. kind: of its steps, unless they are
+        large."""
         self.job = job
         self.follows = follows
         self.starts = 0
@@ -62,6 +63,7 @@ class Supervisor:
         self.had_batch = False  # the last step
         self.start_at_s = 0.0
         self._workers = workers
+        self._kind = kind
         self._step: Future[Any] | None = None
         self._using = threading.Lock()  # held while a thread uses the job
         self._failure: Exception | None = None  # of `deliver`
@@ -97,7 +99,8 @@ class Supervisor:
             return
         if due or not self.is_open:
             self.begun_at_s = time.monotonic()
-            self._step = self._workers.submit(self._run, is_large=self.is_open and self.job.is_large)
+            kind = Kind.LARGE if self.is_open and self.job.is_large else self._kind
+            self._step = self._workers.submit(self._run, kind)
 
     @property
     def is_running(self) -> bool:

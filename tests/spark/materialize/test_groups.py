@@ -1,16 +1,20 @@
 """Many logs in one job: who is in, who leaves, and that one log's trouble is its own."""
 
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import pytest
 from pyspark.errors import AnalysisException
 
 from spark_jobs.errors import OptionError, Unreachable
-from spark_jobs.materialize.groups import NAMES_EACH_S, Groups, named
+from spark_jobs.materialize import groups as groups_module
+from spark_jobs.materialize.groups import NAMES_EACH_S, OPEN_AT_ONCE, Groups, named
 from spark_jobs.materialize.progress import LogProgress
 from spark_jobs.materialize.query import LogRows
 from spark_jobs.materialize.supervisor import MaterializeFailed
 from spark_jobs.source.log_names import matching, split_names
+from spark_jobs.source.log_reads import LogEnds
 
 PROGRESS = LogProgress(0, -1, None, 0, 0, 0, 0)
 CLASH = MaterializeFailed("entries: it clashes")
@@ -23,11 +27,14 @@ class FakeGroup:
     done: bool = False
     read_until: int = 0
     taken: int = 0
+    start_error: Exception | None = None
 
     def take(self, delivery: LogRows) -> None:
         self.taken += 1
 
     def start(self) -> None:
+        if self.start_error is not None:
+            raise self.start_error
         self.state = "started"
 
     def poll(self, *, final: bool = False, logs: int = 1) -> None:
@@ -50,9 +57,31 @@ class World:
         self.made: dict[str, FakeGroup] = {}
         self.now_s = 100.0
         self.unreachable = False
+        self.next_indexes: dict[str, int] = {}  # as reported, by log
+        self.opens_at_once = True
+        self.openings: list[tuple[Future[None], Callable[[], None]]] = []  # that have not ended
 
     def groups(self, *names: str) -> Groups:
-        return Groups(names, self.make, self.names, clock=lambda: self.now_s)
+        return Groups(names, self.make, self.names, self.submit, self.reported, clock=lambda: self.now_s)
+
+    def submit(self, opening: Callable[[], None]) -> Future[None]:
+        future: Future[None] = Future()
+        self.openings.append((future, opening))
+        if self.opens_at_once:
+            self.open_next()
+        return future
+
+    def open_next(self) -> None:
+        """End the opening that has begun first."""
+        future, opening = self.openings.pop(0)
+        try:
+            future.set_result(opening())
+        except Exception as error:
+            future.set_exception(error)
+
+    def reported(self, log: str) -> LogEnds | None:
+        end = self.next_indexes.get(log)
+        return None if end is None else LogEnds("id", 0, end, 1, 0)
 
     def make(self, log: str) -> FakeGroup:
         return self.made.setdefault(log, FakeGroup())
@@ -95,6 +124,7 @@ def test_logs_that_match_later_join_and_deleted_ones_leave() -> None:
     world.now_s += NAMES_EACH_S
     world.unreachable = False
     groups.poll()
+    groups.poll()  # the new one is open
     assert list(groups.progress()) == ["default", "orders-us"]
     assert world.made["orders-eu"].state == "stopped"
     assert world.made["orders-us"].state == "looked at"
@@ -134,6 +164,56 @@ def test_a_deleted_log_is_no_failure_once_it_is_known_to_be_gone() -> None:
     groups.poll()
     groups.finish()
     assert list(groups.groups) == ["orders-us"]
+
+
+def test_open_logs_are_followed_while_others_open_those_that_grow_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(groups_module, "OPEN_WITHIN_S", 0.0)
+    world = World("a", "b", "c", "grows", "long", "unknown")
+    world.opens_at_once = False
+    world.next_indexes = {"a": 2, "b": 2, "c": 2, "grows": 2, "long": 900}
+    groups = world.groups("*")
+    groups.start()
+    assert len(world.openings) == OPEN_AT_ONCE
+    assert not groups.done
+    assert groups.ends() == world.next_indexes  # what is not open reads everything before its end itself
+
+    def opened() -> list[str]:
+        world.open_next()
+        groups.poll()
+        return sorted(log for log, group in world.made.items() if group.state == "looked at")
+
+    world.next_indexes["grows"] = 12
+    assert opened() == ["long"]
+    world.made["long"].read_until = 700
+    assert groups.ends() == {**world.next_indexes, "long": 700}
+    assert list(groups.progress()) == ["long"]
+    assert opened() == ["a", "long"]
+    assert opened() == ["a", "grows", "long"]
+    world.logs = ["a", "grows", "long", "unknown"]  # "b" and "c" are opening
+    world.now_s += NAMES_EACH_S
+    assert opened() == opened() == ["a", "grows", "long"]
+    assert opened() == ["a", "grows", "long", "unknown"]
+    assert not world.openings
+    groups.stop()
+    assert [world.made[log].state for log in ("a", "b", "c")] == ["stopped", "started", "started"]
+
+
+def test_a_log_that_does_not_open_fails_alone_unless_it_is_the_only_one() -> None:
+    world = World()
+    world.made = {"a": FakeGroup(start_error=CLASH), "b": FakeGroup(done=True)}
+    world.next_indexes = {"a": 5}
+    groups = world.groups("a", "b")
+    groups.start()
+    groups.poll()
+    assert world.made["b"].state == "looked at"
+    assert groups.done
+    assert groups.ends() == {"a": 5, "b": 0}
+    with pytest.raises(MaterializeFailed, match="it clashes"):
+        groups.finish()
+    with pytest.raises(MaterializeFailed, match="it clashes"):
+        world.groups("a").start()
 
 
 def test_a_pattern_that_matches_nothing_at_the_start_is_refused() -> None:

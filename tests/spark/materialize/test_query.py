@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +15,13 @@ from pyspark.sql import SparkSession
 from spark_jobs.errors import LogClash
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.entries import EntriesJob
+from spark_jobs.materialize.journal_poller import JournalPoller
+from spark_jobs.materialize.log_materializer import LogMaterializer, SharedParts
 from spark_jobs.materialize.query import LogRows, RecordsQuery, is_large
-from spark_jobs.materialize.workers import THREADS
+from spark_jobs.materialize.workers import THREADS, Workers
 from spark_jobs.run import materialize
-from spark_jobs.source.log_reads import LogReads
+from spark_jobs.source.ends_poller import LogEndsPoller
+from spark_jobs.source.log_reads import LogReads, connect
 from spark_jobs.source.logs_planning import LogRange, LogsOffset
 from spark_jobs.source.many_logs import read_ranges
 from spark_jobs.source.options import parse_options
@@ -107,6 +111,40 @@ def test_only_rows_that_go_on_where_the_table_ends_are_taken(
     with pytest.raises(LogClash, match="index 59 is of term 7, it was of 2"):
         job.take(later.set_column(later.schema.get_field_index("term"), "term", terms), 0.0)
     assert (job.next_index, job.rows) == (60, 58)
+
+
+def test_a_log_reads_what_is_before_the_begin_of_the_query_itself(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
+) -> None:
+    config = MaterializeConfig(endpoint=endpoints(replicas), tables=tmp_path)
+    connection = connect(config.endpoints, None, 5.0)
+    query: Any = RecordsQuery(no_spark(), {}, tmp_path, 1.0, lambda rows: None)
+    query._query, query.streamed = object(), {"other": 7}  # it runs, and delivers
+    shared = SharedParts(
+        config=config,
+        spark=no_spark(),
+        workers=Workers(),
+        ends_poller=LogEndsPoller(config.endpoints, None, threading.Event()),
+        journals=JournalPoller(LogReads(config.endpoints, "", connection=connection), 10.0),
+        query=query,
+        patient=connection,
+        quick=connection,
+    )
+    shared.ends_poller.start()
+    try:
+        await_true(lambda: shared.ends_poller.ends("default") is not None)
+        group = LogMaterializer(shared, "default")
+        group.start()
+        assert not group._records_are_due(time.monotonic())  # the query brings the records
+        query.begins = {"default": log.next_index}
+        assert group._records_are_due(time.monotonic())
+        group.poll()
+        await_true(lambda: group.read_until >= log.next_index)
+        assert not group._records_are_due(time.monotonic())
+    finally:
+        shared.ends_poller.stop()
+        shared.workers.stop()
+        connection.close()
 
 
 def test_the_backlog_of_one_log_is_a_large_batch() -> None:

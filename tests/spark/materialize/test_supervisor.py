@@ -20,7 +20,7 @@ from spark_jobs.errors import (
 from spark_jobs.materialize import workers as workers_module
 from spark_jobs.materialize.lease import LeaseLost
 from spark_jobs.materialize.supervisor import MAX_FAILURES, MaterializeFailed, Supervisor, reason_of
-from spark_jobs.materialize.workers import Workers
+from spark_jobs.materialize.workers import Kind, Workers
 from spark_jobs.run import exit_code
 
 
@@ -43,7 +43,7 @@ class Failing:
 class SameThread(Workers):
     """Work is done when it is submitted."""
 
-    def submit(self, work: Callable[[], Any], *, is_large: bool = False) -> Future[Any]:
+    def submit(self, work: Callable[[], Any], kind: Kind = Kind.SMALL) -> Future[Any]:
         future: Future[Any] = Future()
         try:
             future.set_result(work())
@@ -123,8 +123,8 @@ def test_a_backlog_leaves_the_other_threads_alone_and_a_stop_waits_for_it_not_fo
     monkeypatch.setattr(workers_module, "STOP_WITHIN_S", 0.2)
     interrupted = threading.Event()
     workers = Workers(interrupted.set, threads=1)
-    backlog = workers.submit(lambda: interrupted.wait(60), is_large=True)
-    waiting = workers.submit(lambda: None, is_large=True)
+    backlog = workers.submit(lambda: interrupted.wait(60), Kind.LARGE)
+    waiting = workers.submit(lambda: None, Kind.LARGE)
     assert workers.submit(lambda: 7).result(60) == 7
     workers.stop()
     assert backlog.result(60)
