@@ -3,8 +3,10 @@
 `python -m tests.bench.spark.many_tables [--logs 50 --busy 50 --rate 20 --seconds 60]`: one node on this
 machine, the real job as a process of its own. Each busy log gets `rate` records of 200 bytes a second. One
 JSON line: seconds until every busy log has rows, the time between two commits of a log, from an append's
-answer to the commit that has it, processes and memory of the job, the share of a processor that it uses,
-and the seconds from SIGTERM to its end.
+answer to the commit that has it, processes and memory of the job, the share of a processor that it uses, the
+number of logs that it reports at the end, and the seconds from SIGTERM to its end.
+
+An idle job: `--logs 1 --busy 0 --settle 60`.
 """
 
 import argparse
@@ -111,12 +113,15 @@ def measure(cluster: Cluster, folder: Path, names: Sequence[str], options: argpa
             if time.monotonic() > began_s + LIMIT_S or job.poll() is not None:
                 raise TimeoutError(f"no rows of {sorted(waiting)}: {report(folder)}")
             time.sleep(0.1)
-        start_s, from_s = time.monotonic() - began_s, time.time()
+        start_s = time.monotonic() - began_s
+        time.sleep(options.settle)
+        from_s = time.time()
         used_s = processor_s(tree(process))
         time.sleep(options.seconds)
         members = tree(process)
         used_s = processor_s(members) - used_s
         figures = {"processes": len(members), "memory_mib": memory_mib(members)}
+        figures["reported_logs"] = len(reported(tables))
         producer.ending.set()
         producer.join()
         stop_s = time.monotonic()
@@ -143,8 +148,9 @@ def main() -> None:
     parser.add_argument("--busy", type=int, help="logs that get records; default: all")
     parser.add_argument("--rate", type=int, default=20, help="records a second of each busy log")
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--settle", type=float, default=0.0, help="seconds before the measurement begins")
     options = parser.parse_args()
-    options.busy = options.busy or options.logs
+    options.busy = options.logs if options.busy is None else options.busy
     names = [f"orders-{number:04d}" for number in range(options.logs)]
     with tempfile.TemporaryDirectory(prefix="commitlog-bench-") as folder:
         logs = tuple({"name": name, "replicas": ["n1"]} for name in names)
