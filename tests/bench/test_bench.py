@@ -15,7 +15,7 @@ from tests.bench.spark.backlog import MIB, Memory, MicroBatch, micro_batches, ve
 from tests.bench.spark.log_to_delta import letters
 
 
-def test_micro_batches_are_told_by_a_tables_commits(tmp_path: Path) -> None:
+def test_micro_batches_are_counted_by_a_tables_commits(tmp_path: Path) -> None:
     log = tmp_path / "_delta_log"
     log.mkdir()
     for version, (at_ms, rows) in enumerate([(1_000, None), (3_000, "100"), (3_500, None), (4_000, "50")]):
@@ -65,7 +65,7 @@ def test_the_ratios_are_to_the_best_of_kafkas_ways(capsys: pytest.CaptureFixture
     ] == [*[("cold", 12, 0.5, 0.25)] * 4, *[("warm", 22, 1.5, 0.75)] * 4]
 
 
-def test_without_maven_the_comparison_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_maven_the_comparison_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(maven.MavenFailed, match="no `mvn` on PATH"):
         maven.jars_of(Path("brokers.xml"))

@@ -37,7 +37,7 @@ def cmdline(process: psutil.Process) -> list[str]:
     return process.info["cmdline"] or []
 
 
-def test_a_family_that_cannot_run_says_why_and_has_not_passed() -> None:
+def test_a_family_that_cannot_run_reports_the_reason_and_has_not_passed() -> None:
     (line,) = run_chaos("--no-namespaces", "--family", "full-disk")
     assert line["cannot_run"]
     assert not line["passed"]

@@ -69,7 +69,7 @@ def test_nodes_end_with_their_parent_however_it_ends(tmp_path: Path) -> None:
         )
 
 
-def test_a_folder_goes_on_with_its_cluster(tmp_path: Path) -> None:
+def test_a_folder_continues_with_its_cluster(tmp_path: Path) -> None:
     with up(tmp_path, nodes=1) as cluster:
         assert commitlog("append", "kept", "-e", cluster.endpoint).returncode == 0
         identity = tomllib.loads((tmp_path / "cluster.toml").read_text())["cluster"]["id"]
@@ -97,7 +97,7 @@ def test_a_log_that_is_created_later_becomes_tables_too(tmp_path: Path) -> None:
         assert Path(cluster.ready["tables"], "orders", "records", "_delta_log").is_dir()
 
 
-def test_taken_ports_and_wrong_configurations_are_said_in_one_line(tmp_path: Path) -> None:
+def test_taken_ports_and_wrong_configurations_are_reported_in_one_line(tmp_path: Path) -> None:
     with up(tmp_path / "one", nodes=1) as cluster:
         port = cluster.ready["endpoints"][0].rsplit(":", 1)[1]
         second = commitlog(

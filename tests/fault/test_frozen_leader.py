@@ -16,7 +16,7 @@ AT_MOST_S = 12.0  # election, grace, a second attempt, on a busy machine
 
 
 @pytest.mark.rule("R-04", "D-28")
-def test_appends_through_followers_go_on_while_the_old_leader_is_frozen(tmp_path: Path) -> None:
+def test_appends_through_followers_continue_while_the_old_leader_is_frozen(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with relayed(tmp_path) as cluster:
             leader = await asyncio.to_thread(cluster.leader)

@@ -48,7 +48,7 @@ def test_a_displayed_lag_is_held_against_what_was_missing_then() -> None:
     assert (reported["looks"], reported["true"]) == (6, 3)
 
 
-def test_versions_are_told_by_the_statistics_of_their_files(tmp_path: Path) -> None:
+def test_versions_are_found_by_the_statistics_of_their_files(tmp_path: Path) -> None:
     log = tmp_path / "_delta_log"
     log.mkdir()
 

@@ -12,7 +12,7 @@ from tests.chaos.disk.power_cut import cut_power, tear
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_was_synced_stays_and_all_else_may_go(tmp_path: Path, seed: int) -> None:
+def test_synced_bytes_stay_and_all_others_may_be_lost(tmp_path: Path, seed: int) -> None:
     chance = Random(seed)
     data = tmp_path / "n1"
     files = FaultyFileSystem(data)

@@ -262,7 +262,7 @@ def test_acks_by_a_part_of_the_set_and_settings_of_the_controllers_change_at_run
 
 
 @pytest.mark.rule("C-05", "A-04")
-def test_what_an_unclean_election_loses_is_in_a_receipt_and_an_event_says_where(
+def test_records_lost_by_an_unclean_election_are_in_a_receipt_that_an_event_names(
     cluster: Cluster, name: str
 ) -> None:
     create(cluster, name, replicas=["n1", "n2"])

@@ -32,7 +32,7 @@ def own(breakable: Cluster) -> Cluster:
 
 
 @pytest.mark.rule("R-07", "D-28")
-def test_the_leader_is_killed_and_everything_goes_on(own: Cluster) -> None:
+def test_the_leader_is_killed_and_everything_continues(own: Cluster) -> None:
     log, records = "killed", "/v1/logs/killed/records"
     leader = own.leader(log)
     kept = [f"before-{number}" for number in range(20)]
@@ -226,7 +226,7 @@ def test_many_clients_at_once(cluster: Cluster) -> None:
         assert mine == [f"{number}-{count}" for count in range(25)]
 
 
-def test_clients_that_disconnect_disturb_nobody(cluster: Cluster) -> None:
+def test_clients_that_disconnect_disturb_no_other(cluster: Cluster) -> None:
     """docs/design.md: an answer to a client that has gone must never reach replication."""
     leader = cluster.leader()
     term = cluster.status(leader)["term"]
@@ -277,7 +277,7 @@ def test_pipelined_and_awkward_requests(cluster: Cluster) -> None:
     assert data.startswith(b"HTTP/1.1 200 OK")
 
 
-def test_a_stranger_cannot_join(cluster: Cluster) -> None:
+def test_an_unidentified_node_cannot_join(cluster: Cluster) -> None:
     """A node of another cluster at a peer's address is refused, and the cluster goes on."""
     with socket.create_connection(("127.0.0.1", cluster.peer_ports["n1"])) as door:
         door.settimeout(10)
@@ -317,7 +317,7 @@ def test_a_folder_of_another_node_is_refused(tmp_path: Path) -> None:
         cluster.close()
 
 
-def test_the_refusals_of_overload_say_when_to_come_again(tmp_path: Path) -> None:
+def test_the_refusals_of_overload_have_a_retry_after(tmp_path: Path) -> None:
     sections = {"limits": {"max_pending_requests": 1}, "http": {"max_open_appends": 8}}
     with running(tmp_path, 1, sections=sections) as cluster:
         with concurrent.futures.ThreadPoolExecutor(32) as pool:

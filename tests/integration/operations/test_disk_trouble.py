@@ -64,7 +64,7 @@ def test_a_full_disk_refuses_appends_and_takes_them_again_when_there_is_room(tro
     assert cluster.values(leader, log=log) == [*acknowledged, "room again"]
 
 
-def test_a_full_disk_of_a_follower_stops_nobody(troubled: Cluster) -> None:
+def test_a_full_disk_of_a_follower_stops_no_client(troubled: Cluster) -> None:
     cluster, log = troubled, "full"
     follower, leader = cluster.follower(log), cluster.leader(log)
     size = segments(log_folder(cluster.folder / follower, log))[-1].stat().st_size

@@ -48,7 +48,7 @@ def test_a_new_log_is_known_everywhere_and_created_once(cluster: Cluster, replic
     refused(create(cluster, "n3", **{**log, "replicas": 3}), 409, "log-exists")
 
 
-def test_what_cannot_be_created(cluster: Cluster) -> None:
+def test_invalid_logs_are_refused(cluster: Cluster) -> None:
     refused(create(cluster, "n1", name="Upper"), 422, "invalid-request")
     refused(create(cluster, "n1", name="__mine"), 422, "invalid-request")
     refused(create(cluster, "n1", name="a", replicas=9), 422, "invalid-request")
@@ -131,7 +131,7 @@ def test_a_log_of_the_configuration_file_is_changed_and_stays_so_over_a_restart(
 
 
 @pytest.mark.parametrize("replication", ["raft", "controller", "classic"])
-def test_a_deleted_log_goes_everywhere_and_a_new_one_of_its_name_starts_empty(
+def test_a_deleted_log_is_removed_everywhere_and_a_new_one_of_its_name_starts_empty(
     cluster: Cluster, replication: str
 ) -> None:
     name = f"gone-{replication}"

@@ -114,7 +114,9 @@ def test_a_planned_stop_hands_over_first(tmp_path: Path) -> None:
 
 @pytest.mark.rule("R-10")
 @pytest.mark.parametrize("named", [False, True], ids=["all replicas", "replicas named"])
-def test_a_node_joins_is_promoted_and_another_leaves_while_appends_go_on(tmp_path: Path, named: bool) -> None:
+def test_a_node_joins_is_promoted_and_another_leaves_while_appends_continue(
+    tmp_path: Path, named: bool
+) -> None:
     """Return True if the node's own configuration counts it among the log's replicas."""
     logs = ({"name": "default", "replicas": ["n1", "n2", "n3"]},) if named else ()
     cluster = Cluster(tmp_path, 4, joining=1, logs=logs)
@@ -192,7 +194,7 @@ def test_the_command_line_moves_the_lead_and_lists_members(cluster: Cluster) -> 
     assert nobody.exit_code == 4
 
 
-def test_bench_says_how_fast_it_went(cluster: Cluster) -> None:
+def test_bench_reports_its_rate(cluster: Cluster) -> None:
     arguments = ["bench", "--seconds", "0.3", "--in-flight", "4", "--records", "2", "--size", "100"]
     result = CliRunner().invoke(cli, [*arguments, "--endpoint", cluster.url("n2"), "--json"])
     assert result.exit_code == 0, result.output
@@ -277,7 +279,7 @@ def test_a_read_starts_at_a_cursor(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/logs/default:fence", "/v1/logs", "/v1/cluster/leader:transfer"])
-def test_a_body_that_is_not_said_to_be_json_is_refused(cluster: Cluster, path: str) -> None:
+def test_a_body_without_the_content_type_of_json_is_refused(cluster: Cluster, path: str) -> None:
     for headers in ({"Content-Type": "text/plain"}, {}):
         answer = cluster.call("POST", "n1", path, content=b'{"token": null}', headers=headers)
         assert (answer.status_code, answer.json()["code"]) == (415, "unsupported-media-type")

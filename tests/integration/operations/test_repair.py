@@ -98,7 +98,7 @@ def healed(cluster: Cluster, node: str, log: str) -> bool:
 
 
 @pytest.mark.rule("R-01", "R-07")
-def test_every_damage_of_a_stopped_follower_is_mended(damaged: Cluster) -> None:
+def test_every_damage_of_a_stopped_follower_is_repaired(damaged: Cluster) -> None:
     cluster, node = damaged, "n3"
     for log in DAMAGES:
         for number in range(RECORDS):
@@ -127,7 +127,7 @@ def test_every_damage_of_a_stopped_follower_is_mended(damaged: Cluster) -> None:
 
 
 @pytest.mark.rule("R-01")
-def test_a_leader_damaged_while_it_leads_stands_down_and_is_mended(damaged: Cluster) -> None:
+def test_a_leader_damaged_while_it_leads_stands_down_and_is_repaired(damaged: Cluster) -> None:
     cluster, log = damaged, "leading"
     for number in range(RECORDS):
         assert cluster.append("n1", f"{number}-{VALUE}", log=log).status_code == 200

@@ -85,7 +85,7 @@ def test_a_trim_reaches_every_replica_and_never_passes_a_fence(kept: Cluster) ->
     assert status["begin_index"] <= status["end_index"]
 
 
-def test_a_trim_that_is_no_trim_is_refused(kept: Cluster) -> None:
+def test_an_invalid_trim_is_refused(kept: Cluster) -> None:
     refused(trim(kept, "n1"), 422, "invalid-request")
     refused(trim(kept, "n1", until_index=-1), 422, "invalid-request")
     refused(trim(kept, "n1", until_index=1, other=2), 422, "invalid-request")

@@ -111,7 +111,7 @@ def test_a_carried_append_has_the_answer_of_a_forwarded_one(cluster: Cluster) ->
     assert other.status_code == 404
 
 
-def test_no_forward_says_who_leads(cluster: Cluster) -> None:
+def test_no_forward_names_the_leader(cluster: Cluster) -> None:
     leader, follower = cluster.leader(), cluster.follower()
     answer = cluster.append(follower, "x", headers={"Commitlog-No-Forward": "1"})
     problem = refused(answer, 421, "not-leader")
@@ -247,7 +247,7 @@ def test_packed_bodies(cluster: Cluster, encoding: str) -> None:
         ("a", "", 415, "unsupported-media-type"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_refused_and_nothing_is_stored(
+def test_an_invalid_append_is_refused_and_nothing_is_stored(
     cluster: Cluster, body: str | bytes, content_type: str | None, status: int, code: str
 ) -> None:
     leader = cluster.leader()
@@ -270,7 +270,7 @@ def test_what_is_wrong_is_refused_and_nothing_is_stored(
         ('{"records": [{"value": "a"}], "match_index": -1}', "/match_index"),
     ],
 )
-def test_pointers_say_where(cluster: Cluster, body: str, pointer: str) -> None:
+def test_pointers_name_the_place(cluster: Cluster, body: str, pointer: str) -> None:
     problem = refused(post(cluster, body, "application/json"), 422, "invalid-request")
     assert [error["pointer"] for error in problem["errors"]] == [pointer]
 
@@ -303,7 +303,7 @@ def test_headers_are_checked(cluster: Cluster) -> None:
         assert problem["errors"][0]["pointer"] == f"/headers/{name}"
 
 
-def test_a_condition_stands_in_one_place(cluster: Cluster) -> None:
+def test_a_condition_is_given_in_one_place(cluster: Cluster) -> None:
     body = '{"records": [{"value": "a"}], "match_term": 1}'
     problem = refused(
         post(cluster, body, "application/json", params={"match_term": "1"}), 422, "invalid-request"
@@ -469,7 +469,7 @@ def test_producers_count_their_appends(cluster: Cluster) -> None:
     refused(send(11), 409, "producer-fenced")
 
 
-def test_acks_leader_answers_202_and_all_waits_for_everybody(cluster: Cluster) -> None:
+def test_acks_leader_answers_202_and_all_waits_for_every_voter(cluster: Cluster) -> None:
     early = cluster.append(cluster.leader(), "early", params={"acks": "leader"})
     assert (early.status_code, early.json()["acks"]) == (202, "leader")
     everybody = cluster.append(cluster.leader(), "everybody", params={"acks": "all"})

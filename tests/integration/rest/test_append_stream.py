@@ -54,7 +54,7 @@ def test_every_line_is_an_append_in_the_order_of_the_stream(cluster: Cluster, wh
 
 
 @pytest.mark.parametrize("where", ["leader", "follower"])
-def test_answers_leave_while_the_stream_goes_on(cluster: Cluster, where: str) -> None:
+def test_answers_leave_while_the_stream_continues(cluster: Cluster, where: str) -> None:
     """The next line is sent only after the one before was answered."""
     node = cluster.leader() if where == "leader" else cluster.follower()
     with socket.create_connection(("127.0.0.1", cluster.rest_ports[node]), timeout=20) as door:
@@ -120,7 +120,7 @@ def test_a_producers_sequence_counts_on_and_a_repeat_is_replayed(cluster: Cluste
     assert {answer["replayed"] for answer in again} == {True}
 
 
-def test_what_a_stream_cannot_be(cluster: Cluster) -> None:
+def test_invalid_streams_are_refused(cluster: Cluster) -> None:
     def code(**headers: str) -> str:
         answer = cluster.call("POST", "n1", "/v1/logs/default/records:stream", content=b"", headers=headers)
         return str(answer.json()["code"])

@@ -64,7 +64,7 @@ def test_watermarks_come_from_the_leader(cluster: Cluster) -> None:
 
 
 @pytest.mark.rule("D-22")
-def test_events_tell_of_start_roles_and_watermarks(cluster: Cluster) -> None:
+def test_events_record_start_roles_and_watermarks(cluster: Cluster) -> None:
     leader = cluster.leader()
     cluster.append(leader, "move")
 

@@ -379,7 +379,7 @@ def test_a_record_that_comes_while_a_read_waits_may_end_it_by_its_time(cluster: 
     assert answer.json()["records"] == []
 
 
-def test_a_cursor_that_nobody_made_is_not_found(filled: Cluster) -> None:
+def test_a_cursor_that_was_never_made_is_not_found(filled: Cluster) -> None:
     refused(filled.get("n1", RECORDS, params={"cursor": "mine"}), 404, "cursor-not-found")
     answer = filled.get("n1", RECORDS, params={"cursor": "mine", "last": 1})
     assert refused(answer, 422, "invalid-request")["errors"][0]["pointer"] == "/query/cursor"

@@ -100,7 +100,7 @@ def test_tables_are_listed_with_their_lag(cluster: Cluster, entries: DeltaFiles)
     assert get(cluster, "tables", "n3", log="pair").json() == {"tables": []}
 
 
-def test_what_is_not_there_is_refused(cluster: Cluster, entries: DeltaFiles) -> None:
+def test_missing_tables_and_points_are_refused(cluster: Cluster, entries: DeltaFiles) -> None:
     for path, status, code in (
         ("tables/none", 404, "table-not-found"),
         ("tables/no..such", 404, "table-not-found"),
@@ -162,7 +162,7 @@ def test_waiting_for_a_record_ends_when_it_is_in_the_table(cluster: Cluster, ent
     assert (table.version, table.materialized_index, table.lag_records) == (version, last, 0)
 
 
-def test_what_was_trimmed_before_a_table_held_it_is_not_held(cluster: Cluster, folder: Path) -> None:
+def test_records_trimmed_before_a_table_held_them_are_not_held(cluster: Cluster, folder: Path) -> None:
     def append(count: int) -> int:
         records = [{"value": "x" * 100} for _ in range(count)]
         return int(
@@ -233,7 +233,7 @@ def test_a_point_that_is_not_in_the_tables_yet_is_waited_for(cluster: Cluster, e
     assert answer.json()["tables"]["entries"] == version
 
 
-def test_a_node_without_a_copy_tells_nothing_of_its_own(cluster: Cluster) -> None:
+def test_a_node_without_a_copy_reports_nothing_of_its_own(cluster: Cluster) -> None:
     client = LogReads([cluster.url("n3")], "pair")
     try:
         nodes = {node.id: node for node in client.nodes()}

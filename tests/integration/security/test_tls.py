@@ -101,7 +101,7 @@ def test_one_node_records_what_another_forwarded(guarded: GuardedCluster) -> Non
     assert {entry["outcome"] for entry in found} == {"done"}
 
 
-def test_the_client_trusts_a_private_authority_only_when_told(
+def test_the_client_trusts_a_private_authority_only_when_configured(
     guarded: GuardedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     urls = [guarded.url(node) for node in guarded.ids]

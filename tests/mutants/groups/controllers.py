@@ -34,7 +34,7 @@ from tests.unit.controller import (
 
 @group_mutant(
     "C-05",
-    lambda _: test_elections.test_nobody_outside_the_set_is_elected_and_the_log_waits_without_a_master(),
+    lambda _: test_elections.test_no_replica_outside_the_set_is_elected_and_the_log_waits_without_a_master(),
     mode="controller",
 )
 def a_copy_outside_the_set_is_elected(patch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def a_lease_is_granted_while_an_election_is_on_its_way(patch: pytest.MonkeyPatch
 
 @group_mutant(
     "A-11",
-    lambda _: test_elections.test_a_master_that_is_elected_again_goes_on_with_its_lease(),
+    lambda _: test_elections.test_a_master_that_is_elected_again_continues_with_its_lease(),
     mode="controller",
 )
 def what_was_given_up_once_is_given_up_for_ever(patch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def what_was_given_up_once_is_given_up_for_ever(patch: pytest.MonkeyPatch) -> No
 
 @group_mutant(
     "C-06",
-    lambda _: test_sync_state_set.test_what_is_refused_says_why_and_changes_nothing(
+    lambda _: test_sync_state_set.test_a_refusal_names_its_reason_and_changes_nothing(
         {"set_epoch": 0}, Reason.STALE_SET_EPOCH
     ),
     mode="controller",
@@ -101,7 +101,7 @@ def a_stale_set_epoch_is_accepted(patch: pytest.MonkeyPatch) -> None:
 
 @group_mutant(
     "C-06",
-    lambda _: test_sync_state_set.test_what_is_refused_says_why_and_changes_nothing(
+    lambda _: test_sync_state_set.test_a_refusal_names_its_reason_and_changes_nothing(
         {"master_epoch": 0}, Reason.STALE_MASTER_EPOCH
     ),
     mode="controller",
@@ -115,7 +115,7 @@ def a_stale_master_changes_the_set(patch: pytest.MonkeyPatch) -> None:
 
 @group_mutant(
     "C-06",
-    lambda _: test_sync_state_set.test_who_is_dead_unregistered_or_a_learner_does_not_join(),
+    lambda _: test_sync_state_set.test_a_dead_or_unregistered_replica_or_a_learner_does_not_join(),
     mode="controller",
 )
 def every_copy_may_join_the_set(patch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def every_copy_may_join_the_set(patch: pytest.MonkeyPatch) -> None:
 @group_mutant(
     "C-02",
     lambda _: (
-        test_logs.test_a_round_that_was_not_stored_is_decided_anew_and_its_answers_wait_for_the_commit()
+        test_logs.test_a_round_that_was_not_stored_is_decided_again_and_its_answers_wait_for_the_commit()
     ),
     mode="controller",
 )
@@ -364,7 +364,7 @@ def the_set_before_forgets_its_acks(patch: pytest.MonkeyPatch) -> None:
 
 @group_mutant(
     "C-05",
-    lambda _: test_elections_by_part.test_what_a_master_hands_over_counts_in_its_epoch_only(),
+    lambda _: test_elections_by_part.test_the_end_that_a_master_hands_over_counts_in_its_epoch_only(),
     mode="controller",
 )
 def what_a_master_hands_over_counts_in_every_epoch(patch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,9 @@ def a_need_of_the_epoch_before_gives_the_new_one_up(patch: pytest.MonkeyPatch) -
 
 @group_mutant(
     "C-03",
-    lambda _: test_replicas_manager.test_a_copy_follows_nobody_while_the_metadata_here_name_an_earlier_one(),
+    lambda _: (
+        test_replicas_manager.test_a_copy_follows_no_master_while_the_metadata_here_name_an_earlier_one()
+    ),
     mode="controller",
 )
 def a_copy_follows_under_the_name_of_an_earlier_one(patch: pytest.MonkeyPatch) -> None:
@@ -108,7 +110,7 @@ def a_mastership_is_given_up_while_the_core_still_acts(patch: pytest.MonkeyPatch
 @group_mutant(
     "C-12",
     lambda _: (
-        test_replicas_manager.test_a_process_that_was_not_master_in_the_epoch_does_not_say_what_was_acknowledged()
+        test_replicas_manager.test_a_process_that_was_not_master_in_the_epoch_does_not_report_what_was_acknowledged()
     ),
     mode="controller",
 )

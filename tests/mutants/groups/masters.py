@@ -99,7 +99,9 @@ def the_floor_of_the_set_is_ignored(patch: pytest.MonkeyPatch) -> None:
 
 @group_mutant(
     "C-03",
-    lambda _: test_replaced_copy.test_the_half_open_connection_of_a_lost_copy_brings_nobody_into_the_set(),
+    lambda _: (
+        test_replaced_copy.test_the_half_open_connection_of_a_lost_copy_brings_no_replica_into_the_set()
+    ),
     mode="controller",
 )
 def a_lost_copy_keeps_its_connection(patch: pytest.MonkeyPatch) -> None:
@@ -198,7 +200,7 @@ def every_copy_that_connects_joins_the_set(patch: pytest.MonkeyPatch) -> None:
 
 @group_mutant(
     "C-08",
-    lambda _: test_master_set.test_nobody_joins_before_the_epochs_first_record_is_confirmed(),
+    lambda _: test_master_set.test_no_replica_joins_before_the_epochs_first_record_is_confirmed(),
     mode="controller",
 )
 def a_slave_joins_before_the_epoch_is_confirmed(patch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,9 @@ def a_log_that_gives_way_is_taken_for_the_masters(patch: pytest.MonkeyPatch) -> 
 
 
 @group_mutant(
-    "A-04", lambda _: test_slave.test_what_the_master_does_not_have_is_cut_epochs_and_all(), mode="controller"
+    "A-04",
+    lambda _: test_slave.test_records_and_epochs_that_the_master_lacks_are_truncated(),
+    mode="controller",
 )
 def a_slave_keeps_what_its_master_does_not_have(patch: pytest.MonkeyPatch) -> None:
     def keep(slave: tuple[EpochSpan, ...], master: tuple[EpochSpan, ...]) -> int:
@@ -66,7 +68,7 @@ def a_slave_keeps_what_its_master_does_not_have(patch: pytest.MonkeyPatch) -> No
 @group_mutant(
     "A-04",
     lambda _: (
-        test_slave.test_what_may_have_been_confirmed_goes_by_receipt_only_even_if_this_replica_has_not_heard(
+        test_slave.test_records_that_may_be_confirmed_are_removed_by_receipt_only_even_if_this_replica_has_not_heard(
             True
         )
     ),
@@ -78,7 +80,7 @@ def what_an_unclean_election_loses_leaves_no_receipt(patch: pytest.MonkeyPatch) 
 
 @group_mutant(
     "A-06",
-    lambda _: test_slave.test_an_epoch_that_does_not_open_as_its_header_says_is_refused("not opened"),
+    lambda _: test_slave.test_an_epoch_that_does_not_open_as_in_its_header_is_refused("not opened"),
     mode="controller",
 )
 def any_record_opens_an_epoch(patch: pytest.MonkeyPatch) -> None:
@@ -124,7 +126,7 @@ def a_synchronous_append_waits_for_no_slave(patch: pytest.MonkeyPatch) -> None:
         original(self, now_ms)
 
 
-@group_mutant("H-02", lambda _: test_classic.test_what_is_reported_is_durable(), mode="classic")
+@group_mutant("H-02", lambda _: test_classic.test_reported_records_are_durable(), mode="classic")
 def a_slave_reports_before_the_sync(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(classic_slave, "held_index", lambda log, durability: log.end_index)
 

@@ -88,7 +88,7 @@ def the_successor_gets_votes_whatever_it_lacks(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(Transfer, "go_on", go_on)
 
 
-@mutant("R-10", lambda _: test_membership.test_a_damaged_member_is_no_witness_in_an_election())
+@mutant("R-10", lambda _: test_membership.test_a_damaged_member_does_not_count_in_an_election())
 def a_damaged_member_votes(patch: pytest.MonkeyPatch) -> None:
     @planted(patch, core_module, "grants")
     def grants(
@@ -139,7 +139,7 @@ plant(
     "answers_to_the_pre_vote_count_in_the_election",
     "R-03",
     (Ballot, "count", "answer.pre_vote is self.pre_vote and ", ""),
-    lambda _: test_doubt.test_a_late_answer_to_the_pre_vote_is_no_vote(),
+    lambda _: test_doubt.test_a_late_answer_to_the_pre_vote_is_not_a_vote(),
 )
 plant(
     "a_confirmation_of_an_older_term_ends_the_doubt",

@@ -45,7 +45,7 @@ def the_key_table_is_lost_at_a_restart(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(open_replica, "load_state", lambda log, snapshot_file, **_options: LogState())
 
 
-@mutant("D-28", test_driver.test_a_truncation_takes_back_the_keys_of_what_is_gone)
+@mutant("D-28", test_driver.test_a_truncation_takes_back_the_keys_of_removed_records)
 def the_key_table_keeps_what_was_truncated(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LogState, "truncate_after", lambda self, index: None)
 
@@ -170,7 +170,7 @@ plant(
     "a_new_epoch_of_a_producer_keeps_the_old_sequences",
     "D-28",
     (ProducerTable, "add", "if before is not None and _epoch_of(before) == epoch:", "if before is not None:"),
-    _without_gap(test_log_state.test_a_newer_epoch_fences_the_older_and_counts_anew),
+    _without_gap(test_log_state.test_a_newer_epoch_fences_the_older_and_counts_again),
 )
 plant(
     "a_truncation_leaves_the_durable_index",

@@ -212,7 +212,7 @@ def acknowledgements_of_unsound_voters_count(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(QuorumChecker, "set_sound", lambda _self, _peer, _sound: None)
 
 
-@mutant("D-12", lambda _: test_dispatcher.test_what_was_trimmed_while_the_peer_was_asked_is_compared_anew())
+@mutant("D-12", lambda _: test_dispatcher.test_records_trimmed_while_the_peer_was_asked_are_compared_again())
 def a_peer_is_appended_to_from_what_is_trimmed(patch: pytest.MonkeyPatch) -> None:
     def enter(self: Dispatcher, index: int) -> None:
         self._change(DispatcherState.APPEND)
@@ -247,13 +247,13 @@ plant(
     "a_comparison_goes_into_a_batch",
     "D-13",
     (Dispatcher, "_further_back", "self._log.floor_batch_end(index)", "index"),
-    lambda _: test_dispatcher.test_case_5_within_a_batch_of_the_leader_goes_on_at_the_batch_before(),
+    lambda _: test_dispatcher.test_case_5_within_a_batch_of_the_leader_continues_at_the_batch_before(),
 )
 plant(
     "held_batches_are_not_compared",
     "D-17",
     (EntryHandler, "_append", "fits = all(log.holds(batch) for batch in held)", "fits = True"),
-    lambda _: test_entry_handler.test_what_is_held_already_succeeds_when_equal_and_is_inconsistent_when_not(),
+    lambda _: test_entry_handler.test_records_held_already_succeed_when_equal_and_are_inconsistent_when_not(),
 )
 plant(
     "pushes_to_an_earlier_incarnation_are_taken",
@@ -301,7 +301,7 @@ plant(
     "a_damaged_member_believes_an_index_from_before_the_comparison",
     "R-12",
     (EntryHandler, "handle", "if request.type in (PushType.APPEND, PushType.COMMIT):", "if True:"),
-    lambda _: test_planted_bugs.test_what_was_committed_before_the_comparison_vouches_for_nothing(),
+    lambda _: test_planted_bugs.test_the_committed_index_before_the_comparison_proves_nothing(),
 )
 plant(
     "unsound_voters_count_for_acks_of_all",

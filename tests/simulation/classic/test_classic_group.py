@@ -98,7 +98,7 @@ def test_a_slave_that_does_not_connect_again_is_found(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.rule("H-06", "H-07")
-def test_the_group_goes_on_after_an_append_that_a_replaced_slave_never_holds() -> None:
+def test_the_group_continues_after_an_append_that_a_replaced_slave_never_holds() -> None:
     """The slave gets the newest segment alone, so no repeat of an older append is acknowledged. The status
     states it, and what is appended from then on is acknowledged."""
     group = quiet_group()

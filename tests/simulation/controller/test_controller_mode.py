@@ -107,7 +107,7 @@ def test_a_controller_that_was_overtaken_grants_no_lease() -> None:
 
 
 @pytest.mark.rule("C-05", "C-07", "C-12", "A-11")
-def test_what_a_part_of_the_set_acknowledged_survives_every_clean_election() -> None:
+def test_records_acknowledged_by_part_of_the_set_survive_every_clean_election() -> None:
     counts: Counter[str] = Counter()
     for seed in range(4):
         cluster = HaCluster(seed, plan_with_acks(seed))

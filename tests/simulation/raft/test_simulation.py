@@ -57,7 +57,7 @@ def test_a_calm_cluster_elects_once_and_serves() -> None:
 
 @pytest.mark.rule("R-11")
 @pytest.mark.parametrize("nodes", [1, 3, 5])
-def test_what_was_acknowledged_survives_the_power_failure_of_all(nodes: int) -> None:
+def test_acknowledged_records_survive_the_power_failure_of_all(nodes: int) -> None:
     cluster = SimulatedCluster(7, ClusterPlan(nodes=nodes, faults=None))
     for _ in range(5):
         cluster.run(4)

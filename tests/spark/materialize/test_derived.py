@@ -67,7 +67,7 @@ def test_sets_and_lost_records_come_from_the_journals_once(
     assert len(table("quarantine_truncated")) == len(lost)
 
 
-def test_epoch_files_that_contradict_the_epochs_are_told(spark: SparkSession) -> None:
+def test_epoch_files_that_contradict_the_epochs_are_reported(spark: SparkSession) -> None:
     def epoch(number: int, start: int, end: int | None, leader: str = "n1") -> tuple[object, ...]:
         return ("default", number, number, leader, start, start * 100, end, None, AT)
 

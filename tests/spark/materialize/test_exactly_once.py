@@ -70,7 +70,7 @@ def test_a_range_of_control_records_claims_nothing(
     assert read_table(spark, one.path).count() == 100
 
 
-def test_of_two_appends_that_race_for_a_claim_one_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_one_of_two_appends_that_race_for_a_claim_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path / "raced")
     create_table(spark, path, ENTRIES)
     for claim in (0, 10, 20):

@@ -131,7 +131,7 @@ def test_logs_that_match_later_join_and_deleted_ones_leave() -> None:
 
 
 @pytest.mark.parametrize("error", [CLASH, AnalysisException("it clashes")], ids=["ours", "Spark's"])
-def test_one_log_fails_alone_and_is_told_in_the_end(
+def test_one_log_fails_alone_and_is_reported_in_the_end(
     error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world = World()
@@ -153,7 +153,7 @@ def test_one_log_fails_alone_and_is_told_in_the_end(
         groups.poll()
 
 
-def test_a_deleted_log_is_no_failure_once_it_is_known_to_be_gone() -> None:
+def test_a_deleted_log_is_not_a_failure_once_it_is_known_to_be_gone() -> None:
     world = World("orders-eu", "orders-us")
     groups = world.groups("orders-*")
     groups.start()

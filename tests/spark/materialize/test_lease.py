@@ -70,7 +70,7 @@ def test_a_move_that_was_made_after_all_is_known_later(replicas: list[FakeReplic
         held.move(80)
 
 
-def test_a_cursor_that_cannot_be_moved_is_told_of(replicas: list[FakeReplica]) -> None:
+def test_a_cursor_that_cannot_be_moved_is_reported(replicas: list[FakeReplica]) -> None:
     held = lease(replicas)
     held.take(0)
     for replica in replicas:
@@ -193,7 +193,7 @@ def test_the_cursor_follows_the_table(
     assert read_table(spark, f"{tables}/default/entries").count() in (105, 110)
 
 
-def test_a_cursor_that_went_with_the_logs_end_is_no_other_job(
+def test_a_cursor_lost_with_the_logs_end_does_not_mean_another_job(
     spark: SparkSession,
     replicas: list[FakeReplica],
     log: FakeLog,

@@ -146,7 +146,7 @@ def test_all_tables_of_a_log_and_a_second_run_adds_only_what_is_new(
     assert round(started.timestamp() * 1_000) == FIRST_TIMESTAMP_MS + 51
 
 
-def test_tables_that_spark_alone_can_read_are_gone_on_with(
+def test_tables_that_spark_alone_can_read_are_continued(
     spark: SparkSession, config: MaterializeConfig, replicas: list[FakeReplica], log: FakeLog
 ) -> None:
     """A job looks into plain tables itself: to ask Spark, just started, takes it seconds."""

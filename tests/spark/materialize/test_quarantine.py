@@ -38,7 +38,7 @@ def elect(cluster: Cluster, candidate: str) -> None:
 
 
 @pytest.mark.rule("C-05", "A-04")
-def test_what_an_unclean_election_loses_is_in_quarantine_once_and_entries_says_that_the_log_moved(
+def test_records_lost_by_an_unclean_election_are_in_quarantine_once_and_entries_reports_the_change(
     spark: SparkSession, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(cluster, LOG, replicas=["n1", "n2"])

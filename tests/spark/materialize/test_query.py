@@ -82,7 +82,7 @@ def test_the_query_writes_what_is_new_once_and_a_checkpoint_decides_nothing(
     assert [folder.name for folder in checkpoints.iterdir()] == ["stream-other"]
 
 
-def test_only_rows_that_go_on_where_the_table_ends_are_taken(
+def test_only_rows_that_continue_where_the_table_ends_are_taken(
     replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
 ) -> None:
     options = {"endpoint": endpoints(replicas)}
@@ -184,7 +184,7 @@ def test_a_stop_ends_a_micro_batch_whose_logs_wait_for_a_thread(tmp_path: Path) 
     assert query.streamed == {}
 
 
-def test_a_micro_batch_that_a_stop_interrupts_is_no_error_of_the_query(tmp_path: Path) -> None:
+def test_a_micro_batch_that_a_stop_interrupts_is_not_an_error_of_the_query(tmp_path: Path) -> None:
     def interrupted() -> pa.Table:
         raise PySparkException("Exception thrown in awaitResult")
 

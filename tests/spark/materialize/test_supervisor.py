@@ -60,7 +60,7 @@ def attempt(supervisor: Supervisor) -> None:
     supervisor.start_at_s = 0.0
 
 
-def test_who_follows_a_log_waits_out_an_outage_and_gives_up_on_all_else() -> None:
+def test_a_job_that_follows_a_log_waits_for_the_end_of_an_outage_and_ends_on_all_else() -> None:
     workers = SameThread()
     following = Supervisor(Failing(Unreachable("no replica")), workers, follows=True)
     for _ in range(4 * MAX_FAILURES):
@@ -117,7 +117,7 @@ def test_a_job_without_an_end_steps_when_it_is_due_and_another_one_until_it_is_d
     workers.stop()
 
 
-def test_a_backlog_leaves_the_other_threads_alone_and_a_stop_waits_for_it_not_for_ever(
+def test_a_backlog_leaves_the_other_threads_alone_and_a_stop_waits_for_it_a_limited_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(workers_module, "STOP_WITHIN_S", 0.2)
@@ -131,7 +131,7 @@ def test_a_backlog_leaves_the_other_threads_alone_and_a_stop_waits_for_it_not_fo
     assert waiting.cancelled()
 
 
-def test_of_a_chain_of_errors_in_a_traceback_the_last_one_counts() -> None:
+def test_the_last_one_of_a_chain_of_errors_in_a_traceback_counts() -> None:
     first, last = (
         ShortRead("received index 61 instead of 60"),
         Unreachable(f"no replica: {ShortRead('twice')}"),
@@ -141,7 +141,7 @@ def test_of_a_chain_of_errors_in_a_traceback_the_last_one_counts() -> None:
     assert own_error(RuntimeError("[STREAM_FAILED] other")) is None
 
 
-def test_the_exit_code_says_whose_fault_it_was() -> None:
+def test_the_exit_code_names_the_side_at_fault() -> None:
     def failed(cause: Exception) -> MaterializeFailed:
         error = MaterializeFailed("entries: …")
         error.__cause__ = cause
@@ -157,7 +157,7 @@ def test_the_exit_code_says_whose_fault_it_was() -> None:
 @pytest.mark.parametrize(
     "error", [RequestRefused(404, "log-not-found", "no such log"), LeaseLost("orders", 7)]
 )
-def test_a_person_is_told_the_own_error_in_sparks_text(error: SourceError) -> None:
+def test_the_sources_own_error_is_found_in_sparks_text(error: SourceError) -> None:
     kind = type(error)
     text = (
         f"[STREAM_FAILED] Query terminated.\nTraceback (most recent call last):\n  File worker.py\n"

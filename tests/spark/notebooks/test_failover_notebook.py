@@ -101,7 +101,7 @@ def replica_ids(decided: list[dict[str, Any]]) -> dict[int, str]:
 
 
 @pytest.mark.rule("C-05")
-def test_each_election_is_told_once_though_every_node_tells_of_it(spark: SparkSession, story: Story) -> None:
+def test_each_election_is_listed_once_though_every_node_records_it(spark: SparkSession, story: Story) -> None:
     events = read_table(spark, f"{story.tables}/default/events")
     reported = failovers.elections(events).collect()
     nodes = replica_ids(story.decided)
@@ -133,7 +133,7 @@ def test_the_table_of_sets_holds_each_set_that_the_controllers_decided(
     assert [(row["epoch"], row["set_epoch"], sorted(row["members"])) for row in rows] == decided
 
 
-def test_the_notebook_tells_the_story(spark: SparkSession, story: Story, tmp_path: Path) -> None:
+def test_the_notebook_shows_each_step(spark: SparkSession, story: Story, tmp_path: Path) -> None:
     pictures = run_notebook(NOTEBOOK, {"tables": str(story.tables)}, tmp_path / "page.html", spark)
     assert len(pictures) == 2
     page = (tmp_path / "page.html").read_text()

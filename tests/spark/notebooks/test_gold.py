@@ -96,7 +96,7 @@ def uncovered(watermarks: DataFrame, events: DataFrame) -> list[tuple[int, int, 
     return [(row["seq"], row["committed_index"], row["majority_index"]) for row in found.collect()]
 
 
-def test_what_no_leader_may_say_is_found(spark: SparkSession, watermarks: DataFrame) -> None:
+def test_reports_that_no_leader_may_make_are_found(spark: SparkSession, watermarks: DataFrame) -> None:
     nothing = membership(spark)
     assert uncovered(watermarks, nothing) == []
     assert gold.backward_steps(watermarks).isEmpty()

@@ -54,7 +54,7 @@ def test_cells_have_kinds_texts_and_lines() -> None:
         ("# Databricks notebook source\n# MAGIC %scala\n# MAGIC 1", "%scala is not"),
     ],
 )
-def test_what_the_runner_cannot_run_is_refused(source: str, complaint: str) -> None:
+def test_source_that_the_runner_cannot_run_is_refused(source: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         read_cells(source)
 
@@ -68,7 +68,7 @@ def test_what_the_runner_cannot_run_is_refused(source: str, complaint: str) -> N
         (["empty.py", "--master", "local[1]", "a=b", "c"], "'c' is not NAME=VALUE"),
     ],
 )
-def test_what_cannot_be_run_is_told_before_spark_starts(
+def test_a_notebook_that_cannot_run_is_reported_before_spark_starts(
     given: list[str],
     complaint: str,
     tmp_path: Path,

@@ -156,7 +156,7 @@ def test_the_table_holds_every_flight_once_in_the_order_of_the_log(spark: SparkS
 
 
 @pytest.mark.rule("D-22")
-def test_the_tables_tell_of_the_fail_over(spark: SparkSession, road: Road) -> None:
+def test_the_tables_record_the_fail_over(spark: SparkSession, road: Road) -> None:
     epochs = table(spark, road, "epochs").orderBy("epoch").collect()
     assert epochs[0]["leader"] == road.killed
     assert len(epochs) >= 2

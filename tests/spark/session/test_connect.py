@@ -72,7 +72,7 @@ def run(server: Server, *command: str) -> str:
     return ended.stdout + ended.stderr
 
 
-def test_job_source_sink_and_notebook_work_through_a_server_and_the_job_goes_on_where_it_was(
+def test_job_source_sink_and_notebook_work_through_a_server_and_the_job_continues_where_it_was(
     spark: SparkSession, service: Cluster, server: Server
 ) -> None:
     flights = list(read_flights(2 * RECORDS))

@@ -41,7 +41,7 @@ def test_properties_are_what_java_reads() -> None:
     assert properties({"spark.b": r"C:\x", "spark.a": "1,2"}) == "spark.a=1,2\nspark.b=C:\\\\x\n"
 
 
-def test_a_configuration_that_cannot_work_is_told_before_anything_is_written(
+def test_a_configuration_that_cannot_work_is_reported_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert package.main([str(tmp_path / "dist"), "--master", "nowhere"]) == 2
@@ -52,7 +52,7 @@ def test_a_configuration_that_cannot_work_is_told_before_anything_is_written(
     assert not (tmp_path / "dist").exists()
 
 
-def test_a_server_that_does_not_answer_is_told_at_once() -> None:
+def test_a_server_that_does_not_answer_is_reported_at_once() -> None:
     (port,) = free_ports(1)
     settings = SparkSettings(session=SessionSettings(remote=f"sc://127.0.0.1:{port}"))
     with pytest.raises(ConfigError, match=f"answers at sc://127.0.0.1:{port}"), open_session("x", settings):

@@ -36,7 +36,7 @@ def given(*arguments: str) -> SimpleNamespace:
     return found
 
 
-def test_the_file_of_the_repository_says_the_defaults_and_names_every_key(tmp_path: Path) -> None:
+def test_the_file_of_the_repository_has_the_defaults_and_names_every_key(tmp_path: Path) -> None:
     assert load(FILE) == SparkSettings()
     text = uncommented(FILE.read_text()).replace("remote =", "# remote =")
     path = tmp_path / "spark.toml"
@@ -83,7 +83,7 @@ def test_paths_are_relative_to_the_file_and_urls_are_left_alone() -> None:
         ("[session", "spark.toml: Expected"),
     ],
 )
-def test_what_cannot_be_is_refused_and_named(tmp_path: Path, text: str, complaint: str) -> None:
+def test_impossible_settings_are_refused_and_named(tmp_path: Path, text: str, complaint: str) -> None:
     path = tmp_path / "spark.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=complaint) as refused:
@@ -128,7 +128,7 @@ def test_the_command_hands_the_file_on_and_leaves_the_places_to_it(
     assert (config.tables_root, config.checkpoints, config.available_now) == (str(root), scratch, True)
 
 
-def test_jobs_say_what_they_lack_before_spark_is_started(
+def test_jobs_report_what_they_lack_before_spark_is_started(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(settings.VARIABLE, raising=False)

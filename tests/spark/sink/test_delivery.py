@@ -201,7 +201,7 @@ def test_a_kill_before_a_batch_is_noted_as_done_leaves_what_a_repeat_reads(
     assert log.values == rows_of("first")
 
 
-def test_what_is_finished_is_cleaned_up(tmp_path: Path) -> None:
+def test_files_of_finished_batches_are_cleaned_up(tmp_path: Path) -> None:
     log = ProducerLog()
     staging = Staging(tmp_path)
     for batch_id in range(4):
@@ -214,7 +214,7 @@ def test_what_is_finished_is_cleaned_up(tmp_path: Path) -> None:
     assert (tmp_path / "batch-5").is_dir()
 
 
-def test_of_two_drivers_with_one_batch_both_append_the_one_list(tmp_path: Path) -> None:
+def test_two_drivers_with_one_batch_append_the_same_list(tmp_path: Path) -> None:
     log, staging = ProducerLog(), Staging(tmp_path)
     first, second = stage(staging, 0, "a"), stage(staging, 0, "b")
     assert staging.publish(0, StagedList(tuple(first))) == (StagedList(tuple(first)), True)
@@ -266,7 +266,7 @@ def test_a_list_that_the_service_may_have_forgotten_is_not_repeated(tmp_path: Pa
     assert log.values == before
 
 
-def test_a_refusal_says_how_far_it_came_and_whether_to_repeat(tmp_path: Path) -> None:
+def test_a_refusal_reports_its_progress_and_whether_to_repeat(tmp_path: Path) -> None:
     class Failing(Client):
         def append_arrow(self, rows: pa.RecordBatch, **options: Any) -> SimpleNamespace:
             if options["producer_sequence"] == 2:

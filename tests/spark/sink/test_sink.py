@@ -64,7 +64,7 @@ def test_a_named_write_may_be_repeated(spark: SparkSession, service: Cluster, tm
     assert len(values(service, "named")) == 11
 
 
-def test_what_cannot_be_written_is_refused_before_any_task(
+def test_rows_that_cannot_be_written_are_refused_before_any_task(
     spark: SparkSession, service: Cluster, tmp_path: Path
 ) -> None:
     with pytest.raises(PySparkException, match="use mode\\('append'\\)"):

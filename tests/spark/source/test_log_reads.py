@@ -24,7 +24,7 @@ def test_reads_every_index_once_control_records_included(replicas: list[FakeRepl
     assert indexes(client_of(replicas), 5, 5) == []
 
 
-def test_goes_on_at_another_replica_when_one_is_gone(replicas: list[FakeReplica]) -> None:
+def test_continues_at_another_replica_when_one_is_down(replicas: list[FakeReplica]) -> None:
     replicas[0].stop()
     client = client_of(replicas)
     assert indexes(client, 0, 102) == [*range(102)]
@@ -71,7 +71,9 @@ def test_trimmed_names_the_begin_and_the_remedy(replicas: list[FakeReplica], log
     assert (place.term, place.offset) == (1, 2_000)
 
 
-def test_what_one_replica_has_trimmed_comes_from_another(replicas: list[FakeReplica], log: FakeLog) -> None:
+def test_records_that_one_replica_has_trimmed_are_read_from_another(
+    replicas: list[FakeReplica], log: FakeLog
+) -> None:
     replicas[0].log = replace(log, begin_index=20)
     assert indexes(client_of(replicas), 10, 30) == list(range(10, 30))
 

@@ -28,7 +28,7 @@ def test_a_log_that_has_little_leaves_the_rest_of_its_share_to_the_others(
     assert shared(waiting, limit) == granted
 
 
-def test_backlogs_have_batches_of_their_own_in_turn_with_the_news_of_all() -> None:
+def test_backlogs_have_batches_of_their_own_in_turn_with_the_new_records_of_all() -> None:
     turns = Turns(1_000, 100)
     waiting = {"a": 5_000, "b": 20, "c": 4_000, "d": 30}
     chosen = [turns.choose(waiting) for _ in range(4)]

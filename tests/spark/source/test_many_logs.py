@@ -114,7 +114,7 @@ def test_a_log_that_was_replaced_or_trimmed_is_left_out_with_a_warning(
 
 
 @pytest.mark.parametrize("created_again", [True, False])
-def test_a_log_that_was_deleted_after_planning_is_left_out_and_the_other_logs_go_on(
+def test_a_log_that_was_deleted_after_planning_is_left_out_and_the_other_logs_continue(
     replicas: list[FakeReplica], log: FakeLog, created_again: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     reader = reader_of(replicas[0].url, logs="default", startingIndex="earliest")
@@ -156,7 +156,7 @@ def test_a_loss_that_is_accepted_is_a_row_and_counted(replicas: list[FakeReplica
         reader.stop()
 
 
-def test_a_query_ends_with_what_was_there_and_goes_on_from_its_checkpoint(
+def test_a_query_ends_with_what_was_there_and_continues_from_its_checkpoint(
     stream: Stream, collected: Collected, log: FakeLog
 ) -> None:
     reader = stream(logs="def*, other", startingIndex="earliest", maxRecordsPerTrigger=60)

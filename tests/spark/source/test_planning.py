@@ -79,7 +79,7 @@ def test_a_read_with_a_gap_or_a_double_is_refused(ranges: list[tuple[int, int]])
     check_joined("default", [(3, 6), (6, 7), (7, 20)], 5)
 
 
-def test_a_clash_says_what_differs_and_what_to_do() -> None:
+def test_a_clash_reports_the_difference_and_the_remedy() -> None:
     offset = RecordsOffset(8, 3, "a1")
     check_same_log("default", "a1", "a1")
     check_same_term("default", offset, 3)
@@ -137,7 +137,7 @@ def test_an_option_that_cannot_be_is_refused(options: dict[str, str], complaint:
         parse_options(options)
 
 
-def test_what_only_streams_or_only_batches_take_is_refused_elsewhere() -> None:
+def test_options_that_only_streams_or_only_batches_take_are_refused_elsewhere() -> None:
     with pytest.raises(OptionError, match="for streams"):
         parse_options({**ENDPOINT, "maxRecordsPerTrigger": "5"}).for_batch()
     with pytest.raises(OptionError, match="for batch"):

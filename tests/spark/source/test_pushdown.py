@@ -87,7 +87,7 @@ def test_a_narrowed_range_holds_every_record_that_the_filters_let_through(
         assert not wanted or first <= row["index"] < until
 
 
-def test_what_bounds_nothing_is_left_to_spark() -> None:
+def test_filters_without_a_bound_are_left_to_spark() -> None:
     nothing = bounds_of([])
     others: Sequence[Filter] = [
         Not(EqualTo(("index",), 4)),

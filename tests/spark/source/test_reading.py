@@ -47,7 +47,7 @@ def indexes(batches: Iterator[pa.RecordBatch]) -> list[int]:
     return [index for batch in batches for index in batch.column("index").to_pylist()]
 
 
-def test_replicas_that_go_one_after_the_other_are_survived(replicas: list[FakeReplica]) -> None:
+def test_replicas_that_fail_one_after_the_other_are_survived(replicas: list[FakeReplica]) -> None:
     begun, rest = started(options_for(replicas))
     replicas[0].stop()
     then = next(rest).column("index").to_pylist()
@@ -84,7 +84,7 @@ def test_a_change_of_leader_and_a_replica_that_fell_behind_are_survived(
     assert begun + indexes(rest) == [*range(102)]
 
 
-def test_a_trim_in_the_middle_is_an_error_that_says_what_is_missing(
+def test_a_trim_in_the_middle_is_an_error_that_names_the_missing_range(
     replicas: list[FakeReplica], log: FakeLog
 ) -> None:
     _, rest = started(options_for(replicas))
@@ -95,7 +95,7 @@ def test_a_trim_in_the_middle_is_an_error_that_says_what_is_missing(
         indexes(rest)
 
 
-def test_a_trim_in_the_middle_that_the_user_accepts_is_told_in_the_log_and_as_a_row(
+def test_a_trim_in_the_middle_that_the_user_accepts_is_reported_in_the_log_and_as_a_row(
     replicas: list[FakeReplica], log: FakeLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun, rest = started(options_for(replicas, failOnDataLoss="false"))
@@ -107,7 +107,7 @@ def test_a_trim_in_the_middle_that_the_user_accepts_is_told_in_the_log_and_as_a_
     assert begun + indexes(rest) == [*range(10), *range(40, 102)]
 
 
-def test_a_range_that_is_gone_as_a_whole_ends_where_it_was_to_end(
+def test_a_range_that_is_trimmed_as_a_whole_ends_where_it_was_to_end(
     replicas: list[FakeReplica], log: FakeLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = options_for(replicas, failOnDataLoss="false", includeControl="false")
@@ -164,7 +164,7 @@ def test_a_worker_reads_without_pandas_whose_import_is_most_of_its_start(replica
     assert subprocess.run(command, capture_output=True, text=True).stderr.strip() == "100 rows, pandas: False"
 
 
-def test_a_journal_that_began_anew_is_read_on_behind_the_gap_or_is_an_error(
+def test_a_journal_that_began_again_is_read_on_after_the_gap_or_is_an_error(
     replicas: list[FakeReplica],
 ) -> None:
     replica = replicas[0]

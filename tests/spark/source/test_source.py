@@ -28,7 +28,7 @@ def test_a_batch_has_every_data_record_once_with_its_place(batch: Batch) -> None
     assert (last["key"], bytes(last["value"]), last["headers"]) == (None, b"value-101", None)
 
 
-def test_a_batch_reads_the_range_it_is_told_ends_included(batch: Batch) -> None:
+def test_a_batch_reads_the_range_of_its_options_ends_included(batch: Batch) -> None:
     def read(**options: object) -> list[int]:
         return [row["index"] for row in batch(**options).load().select("index").orderBy("index").collect()]
 
@@ -55,7 +55,7 @@ def test_a_batch_reads_the_range_it_is_told_ends_included(batch: Batch) -> None:
         ({"tail": "both"}, "tail must be 'union', got 'both'"),
     ],
 )
-def test_a_batch_that_cannot_be_read_says_why(
+def test_a_batch_that_cannot_be_read_reports_the_reason(
     batch: Batch, options: dict[str, object], complaint: str
 ) -> None:
     with pytest.raises(PySparkException, match=complaint):
@@ -80,7 +80,7 @@ def test_a_stream_takes_steps_by_bytes(stream: Stream, collected: Collected) -> 
     assert [len(step) for step in steps] == [58, 42]
 
 
-def test_a_stream_goes_on_from_its_checkpoint(stream: Stream, collected: Collected, log: FakeLog) -> None:
+def test_a_stream_continues_from_its_checkpoint(stream: Stream, collected: Collected, log: FakeLog) -> None:
     assert collected.run(stream(startingIndex=90)) == [[*range(90, 102)]]
     log.append_many(3)
     assert collected.run(stream(startingIndex=90)) == [[102, 103, 104]]

@@ -70,7 +70,7 @@ def test_a_schema_of_the_user_is_refused_in_a_sentence(batch: Batch) -> None:
     assert "Traceback" not in str(refused.value)
 
 
-def test_the_union_read_of_a_table_with_features_works_or_says_why_not(
+def test_the_union_read_of_a_table_with_features_works_or_reports_why_not(
     spark: SparkSession, batch: Batch, materialize: Materialize
 ) -> None:
     path = materialize(60)

@@ -71,7 +71,7 @@ def test_ranges_and_filters_hold_over_both_parts(batch: Batch, materialize: Mate
     assert read("timestamp >= timestamp'2023-11-14 22:13:20.058'") == [*range(58, 102)]
 
 
-def test_what_the_table_lacks_and_the_log_has_trimmed_is_reported(
+def test_records_that_the_table_lacks_and_the_log_has_trimmed_are_reported(
     batch: Batch, materialize: Materialize, log: FakeLog
 ) -> None:
     table = materialize(40)
@@ -84,7 +84,7 @@ def test_what_the_table_lacks_and_the_log_has_trimmed_is_reported(
     assert sorted(row[0] for row in rows) == [*range(1, 40), *range(60, 102)]
 
 
-def test_what_neither_the_table_nor_the_log_has_is_reported(
+def test_records_that_neither_table_nor_log_has_are_reported(
     batch: Batch, log: FakeLog, request: pytest.FixtureRequest
 ) -> None:
     log.begin_index = 53

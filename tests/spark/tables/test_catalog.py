@@ -18,7 +18,7 @@ def test_names_are_quoted_and_follow_the_number_of_parts() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a.b.c", "a.", "a b", "a`b", "a/b"])
-def test_what_is_no_name_of_a_catalog_is_refused(text: str) -> None:
+def test_an_invalid_name_of_a_catalog_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"catalog must be CATALOG or CATALOG\.SCHEMA"):
         parse_catalog(text)
 

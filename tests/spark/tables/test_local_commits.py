@@ -79,7 +79,7 @@ def indexes(table: LocalTable) -> list[int]:
     return sorted(held["index"].to_pylist())
 
 
-def test_a_claim_is_given_once_whoever_asks(made: Callable[[], LocalTable]) -> None:
+def test_a_claim_is_given_to_one_writer_only(made: Callable[[], LocalTable]) -> None:
     one, two = made(), made()
     assert not create(one)
     assert append(one, 0, 10)
@@ -94,7 +94,7 @@ def test_a_claim_is_given_once_whoever_asks(made: Callable[[], LocalTable]) -> N
     assert (snapshot.version, snapshot.rows, snapshot.transactions) == (3, 30, {"a": 20})
 
 
-def test_of_writers_that_race_one_has_the_claim_and_no_file_stays(made: Callable[[], LocalTable]) -> None:
+def test_one_of_the_writers_that_race_has_the_claim_and_no_file_stays(made: Callable[[], LocalTable]) -> None:
     for claim in range(0, 50, 10):
         done: list[bool] = []
         barrier = threading.Barrier(4)
@@ -130,7 +130,7 @@ def test_a_link_whose_answer_was_lost_is_the_own_commit(
     assert indexes(made()) == list(range(10))
 
 
-def test_what_the_plain_protocol_lacks_is_left_to_spark(
+def test_commits_that_the_plain_protocol_cannot_make_are_left_to_spark(
     made: Callable[[], LocalTable], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = made()

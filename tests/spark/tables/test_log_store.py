@@ -63,7 +63,7 @@ def test_a_commit_is_written_whole_and_never_over_another(store: Store, commit: 
         assert note.read_text() == lines.read_text()
 
 
-def test_who_was_stopped_in_mid_commit_finds_the_version_taken(
+def test_a_writer_stopped_in_mid_commit_finds_the_version_taken(
     store: Store, commit: Path, tmp_path: Path
 ) -> None:
     pipe, theirs = tmp_path / "pipe", tmp_path / "theirs"
@@ -83,7 +83,7 @@ def test_who_was_stopped_in_mid_commit_finds_the_version_taken(
     assert names(commit) == [commit.name]
 
 
-def test_of_writers_that_race_one_has_each_version(store: Store, commit: Path, tmp_path: Path) -> None:
+def test_one_of_the_writers_that_race_has_each_version(store: Store, commit: Path, tmp_path: Path) -> None:
     writers = [tmp_path / name for name in ("a", "b", "c")]
     for writer in writers:
         writer.write_text(f"{writer.name}\n")

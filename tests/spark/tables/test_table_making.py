@@ -42,7 +42,7 @@ def test_a_table_that_is_there_is_left_alone(spark: SparkSession, tmp_path: Path
 
 
 @pytest.mark.parametrize(("condition", "is_refused"), [("PROTOCOL_CHANGED", False), ("OTHER", True)])
-def test_of_two_that_create_a_table_at_the_same_time_the_second_finds_it(
+def test_the_second_of_two_drivers_that_create_a_table_at_once_finds_it(
     condition: str, is_refused: bool
 ) -> None:
     """In an object store Delta answers so."""
@@ -74,7 +74,7 @@ def test_a_relative_folder_of_tables_is_found_from_the_current_folder(
         assert table_path(url, "orders", EPOCHS) == f"{url}/orders/epochs"
 
 
-def test_a_table_whose_maker_was_killed_is_made_anew(
+def test_a_table_whose_maker_was_killed_is_made_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "MADE_WITHIN_S", 1.0)
@@ -93,7 +93,7 @@ def test_a_commit_that_came_meanwhile_stays(tmp_path: Path) -> None:
     assert [path for path in log.iterdir() if path.suffix == ".json"] == [commit]
 
 
-def test_where_only_spark_can_clear_up_a_person_is_told(
+def test_a_table_that_only_spark_can_clear_up_is_refused_with_the_remedy(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "MADE_WITHIN_S", 0.0)

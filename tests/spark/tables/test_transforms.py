@@ -9,7 +9,7 @@ from spark_jobs.tables import schemas, transforms
 AT = datetime(2024, 1, 2, tzinfo=UTC)
 
 
-def test_the_latest_watermark_is_the_newest_told(spark: SparkSession) -> None:
+def test_the_latest_watermark_is_the_newest_reported(spark: SparkSession) -> None:
     def row(peer: str, seq: int, watermark: int) -> tuple[object, ...]:
         return ("default", 3, peer, "n1", seq, AT, "leader", watermark, 0, 9, 8)
 

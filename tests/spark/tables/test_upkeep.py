@@ -27,7 +27,7 @@ def counted(spark: SparkSession, act: Callable[[], list[Kept]]) -> tuple[list[Ke
     return act(), int(tasks.newTaskId()) - first
 
 
-def test_tables_are_compacted_while_the_stream_goes_on(
+def test_tables_are_compacted_while_the_stream_continues(
     spark: SparkSession, replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
 ) -> None:
     config = MaterializeConfig(

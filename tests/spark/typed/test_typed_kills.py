@@ -159,7 +159,7 @@ def test_the_end_of_each_table_is_claimed_in_a_pause_and_not_with_each_batch(
     assert look()["current"] == after["current"]  # a driver that starts again claims nothing twice
 
 
-def test_ends_are_claimed_in_a_pause_and_seldom_while_records_go_on() -> None:
+def test_ends_are_claimed_in_a_pause_and_seldom_while_records_continue() -> None:
     ends = TableEnds()
     assert not ends.is_due(0.0)
     ends.until = 7

@@ -122,7 +122,7 @@ def test_a_doubtful_attempt_stays_doubtful_whatever_fails_after_it() -> None:
         ("too-large", 413, "not_applied", InvalidRequest),
     ],
 )
-def test_what_no_repeat_mends_is_raised_at_once(
+def test_an_error_that_no_repeat_can_fix_is_raised_at_once(
     code: str, status: int, outcome: str, expected: type[Exception]
 ) -> None:
     reported = problem(code, status, outcome, retryable=False)
@@ -139,7 +139,7 @@ def test_what_no_repeat_mends_is_raised_at_once(
     ("code", "outcome", "expected"),
     [("no-leader", "not_applied", Unavailable), ("term-changed", "unknown", OutcomeUnknown)],
 )
-def test_after_giving_up_the_error_says_what_became_of_the_append(
+def test_after_giving_up_the_error_reports_the_outcome_of_the_append(
     code: str, outcome: str, expected: type[Exception]
 ) -> None:
     reported = problem(code, 503, outcome, retryable=True)
@@ -152,7 +152,7 @@ def test_after_giving_up_the_error_says_what_became_of_the_append(
     assert len(node.asked) > 1
 
 
-def test_an_answer_that_is_no_problem_document_is_still_an_error_with_a_message() -> None:
+def test_an_answer_that_is_not_a_problem_document_is_still_an_error_with_a_message() -> None:
     with (
         fake_service(lambda _: Scripted(404, ["strange"])) as node,
         CommitlogClient(node.url) as client,
@@ -191,7 +191,7 @@ def test_arrow_appends_are_one_stream() -> None:
     assert pa.ipc.open_stream(asked.body).read_all().equals(table)
 
 
-def test_follow_goes_on_after_each_page_and_through_failures() -> None:
+def test_follow_continues_after_each_page_and_through_failures() -> None:
     def answer(asked: Asked) -> Scripted:
         index = int(asked.query["from_index"])
         if index == 2 and len(node.asked) == 2:

@@ -106,7 +106,7 @@ def test_the_folder_of_a_demo_that_runs_is_left_alone(tmp_path: Path) -> None:
         [Record("a", "k"), Record(None, "k")],
     ],
 )
-def test_the_content_hash_tells_every_other_sequence_apart(other: list[Record]) -> None:
+def test_the_content_hash_differs_for_every_other_sequence(other: list[Record]) -> None:
     first, second, same = ContentHash(), ContentHash(), ContentHash()
     first.add_all([Record("a", "k"), Record("b", "k")])
     same.add(b"k", b"a")
@@ -148,7 +148,7 @@ def test_a_nodes_hash_does_not_depend_on_the_pages() -> None:
         rows(b"a", b"b", None, headers=[{"name": "h", "value": b"v"}]),
     ],
 )
-def test_a_nodes_hash_tells_every_other_log_apart(other: pa.Table) -> None:
+def test_a_nodes_hash_differs_for_every_other_log(other: pa.Table) -> None:
     assert columns_hash(rows(b"a", b"b", None)) != columns_hash(other)
 
 

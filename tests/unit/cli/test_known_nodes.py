@@ -30,7 +30,7 @@ def asked(node: FakeService) -> int:
     return len(node.asked)
 
 
-def test_a_client_goes_on_at_a_node_that_it_has_learned() -> None:
+def test_a_client_continues_at_a_node_that_it_has_learned() -> None:
     with fake_service(answer) as second:
         with fake_service(answer, [second.url]) as first:
             client = CommitlogClient(first.url, give_up_s=5)
@@ -50,7 +50,7 @@ def test_a_command_finds_the_cluster_when_the_node_that_it_names_is_down() -> No
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"nodes": 7}', None])
-def test_a_file_that_cannot_be_used_is_no_error(state: Path, content: bytes | None) -> None:
+def test_a_file_that_cannot_be_used_is_not_an_error(state: Path, content: bytes | None) -> None:
     if content is None:
         state.mkdir(parents=True)
     else:
@@ -78,7 +78,7 @@ def test_a_refused_connection_is_reported_at_once_unless_the_caller_waits() -> N
     assert time.monotonic() - began < 15
 
 
-def test_a_lost_connection_is_told_in_one_clause() -> None:
+def test_a_lost_connection_is_described_in_one_clause() -> None:
     with fake_service(lambda _: Scripted(0)) as node, CommitlogClient(node.url, give_up_s=0) as client:
         with pytest.raises(NoAnswer) as lost:
             client.connection.call("GET", "/v1/logs")

@@ -69,7 +69,7 @@ def test_rows_without_a_value_column_become_objects(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
-def test_what_read_writes_append_reads(tmp_path: Path, suffix: str) -> None:
+def test_append_reads_the_files_that_read_writes(tmp_path: Path, suffix: str) -> None:
     header = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
     table = pa.table(
         {

@@ -34,7 +34,7 @@ def test_the_lock_has_all_that_requirements_in_wants() -> None:
     assert wanted <= set(lock_packages(LOCK))
 
 
-def test_an_old_python_can_read_the_entry_far_enough_to_say_so() -> None:
+def test_an_old_python_can_read_the_entry_far_enough_to_report_its_version() -> None:
     ast.parse((ROOT / "app" / "setup" / "__main__.py").read_text(), feature_version=(3, 6))
 
 
@@ -60,7 +60,7 @@ def test_a_finished_set_up_is_not_done_again_until_the_lock_changes(tmp_path: Pa
     assert not environment.is_ready()
 
 
-def test_a_python_without_ensurepip_is_told_how_to_get_it(
+def test_a_python_without_ensurepip_gets_the_command_that_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.setup.environment.find_spec", lambda _: None)

@@ -21,7 +21,7 @@ def test_a_member_that_lacks_the_logs_state_is_not_elected() -> None:
 
 
 @pytest.mark.rule("C-05")
-def test_no_copy_that_may_lead_is_no_master_until_one_may() -> None:
+def test_without_a_copy_that_may_lead_there_is_no_master() -> None:
     quorum = Quorum()
     quorum.with_master()
     quorum.join_all()

@@ -40,7 +40,7 @@ def test_the_first_master_is_the_one_named_first_once_it_is_registered() -> None
 
 
 @pytest.mark.rule("C-05")
-def test_the_first_election_does_not_wait_for_ever_for_the_one_named_first() -> None:
+def test_the_first_election_does_not_wait_without_end_for_the_one_named_first() -> None:
     quorum = Quorum()
     quorum.create()
     quorum.heartbeats()
@@ -148,7 +148,7 @@ def test_an_offset_that_fell_by_a_truncation_counts_as_reported() -> None:
 
 
 @pytest.mark.rule("C-05")
-def test_nobody_outside_the_set_is_elected_and_the_log_waits_without_a_master() -> None:
+def test_no_replica_outside_the_set_is_elected_and_the_log_waits_without_a_master() -> None:
     quorum = Quorum()
     quorum.with_master()  # the set is n1 alone
     let_die(quorum, "n1")
@@ -164,7 +164,7 @@ def test_nobody_outside_the_set_is_elected_and_the_log_waits_without_a_master() 
 
 @pytest.mark.rule("C-05")
 @pytest.mark.parametrize("by", ["operator", "settings"])
-def test_an_unclean_election_is_allowed_explicitly_and_says_what_is_lost(by: str) -> None:
+def test_an_unclean_election_is_allowed_explicitly_and_reports_the_loss(by: str) -> None:
     quorum = Quorum()
     quorum.with_master(unclean=by == "settings")
     quorum.offsets["n1", "a"] = (1, 900, 800)
@@ -265,7 +265,7 @@ def test_an_operator_moves_a_living_master_only_when_its_lease_is_over_or_given_
 
 
 @pytest.mark.rule("A-11")
-def test_a_master_that_is_elected_again_goes_on_with_its_lease() -> None:
+def test_a_master_that_is_elected_again_continues_with_its_lease() -> None:
     """It resigned the epoch before, not this one: an operator who moves it has to wait."""
     quorum = Quorum()
     log = quorum.with_master()

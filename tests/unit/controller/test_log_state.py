@@ -86,7 +86,7 @@ def test_a_state_that_comes_from_another_replica_brings_its_metadata() -> None:
     assert names(late) == ["a", "b"]
 
 
-def test_a_record_that_is_no_event_is_damage() -> None:
+def test_a_record_that_is_not_an_event_is_damage() -> None:
     records = RecordColumns()
     records.add(b'{"event":"no-such-event","log":"a"}')
     with pytest.raises(CorruptBatch, match="not an event"):

@@ -84,7 +84,9 @@ def test_the_refusal_of_a_version_names_the_current_one_and_no_internal_number()
         assert answer.detail == f"the settings are at version {current}; the change requires another version"
 
 
-def test_a_deleted_log_goes_when_every_living_node_has_given_it_up_and_its_name_is_another_log() -> None:
+def test_a_deleted_log_is_removed_when_every_living_node_has_given_it_up_and_its_name_is_another_log() -> (
+    None
+):
     quorum = Quorum()
     first = quorum.with_master()
     quorum.active.liveness.disconnected("n3")
@@ -120,7 +122,7 @@ def test_logs_of_the_configuration_file_exist_unasked_follow_it_and_are_not_dele
 
 
 @pytest.mark.rule("C-02")
-def test_a_round_that_was_not_stored_is_decided_anew_and_its_answers_wait_for_the_commit() -> None:
+def test_a_round_that_was_not_stored_is_decided_again_and_its_answers_wait_for_the_commit() -> None:
     quorum = Quorum()
     token = object()
     quorum.active.ask(token, CreateLog("a", spec(), "x"))

@@ -102,7 +102,7 @@ def test_a_member_without_the_record_that_opened_the_epoch_is_an_older_copy() ->
 
 
 @pytest.mark.rule("C-03", "A-04")
-def test_what_an_unclean_election_has_lost_is_no_loss_of_the_copy() -> None:
+def test_records_lost_by_an_unclean_election_are_not_a_loss_of_the_copy() -> None:
     quorum = Quorum()
     quorum.with_master(unclean=True)
     quorum.offsets["n1", "a"] = (1, 900, 700)

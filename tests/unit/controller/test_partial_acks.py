@@ -104,7 +104,7 @@ def test_a_heartbeat_that_was_overtaken_proves_nothing_about_what_it_reports() -
 
 
 @pytest.mark.rule("C-05", "C-12")
-def test_what_a_master_hands_over_makes_other_reports_unnecessary() -> None:
+def test_the_end_that_a_master_hands_over_makes_other_reports_unnecessary() -> None:
     for confirmed, winner in ((10, "n3"), (15, None)):
         quorum = by_two_of_three()
         quorum.active.liveness.disconnected("n2")
@@ -114,7 +114,7 @@ def test_what_a_master_hands_over_makes_other_reports_unnecessary() -> None:
 
 
 @pytest.mark.rule("C-05", "C-12")
-def test_what_a_master_hands_over_counts_in_its_epoch_only() -> None:
+def test_the_end_that_a_master_hands_over_counts_in_its_epoch_only() -> None:
     quorum = by_two_of_three()
     quorum.offsets["n3", "a"] = (0, 99, 10)  # of an earlier epoch: another history
     quorum.heartbeats()
@@ -244,7 +244,7 @@ def test_the_set_before_counts_by_its_acks_while_the_winner_has_not_opened_its_e
 
 
 @pytest.mark.rule("C-05")
-def test_an_unclean_election_needs_no_proof_and_says_so() -> None:
+def test_an_unclean_election_needs_no_proof_and_is_recorded_as_unclean() -> None:
     quorum = by_two_of_three(unclean=True)
     live(quorum, "n3")
     assert elected(quorum) == "n3"

@@ -158,7 +158,7 @@ def test_a_member_that_is_dead_does_not_count_when_another_leaves() -> None:
 
 
 @pytest.mark.rule("C-12")
-def test_where_a_part_of_the_set_acknowledges_nodes_leave_when_all_of_it_does() -> None:
+def test_nodes_leave_a_set_of_which_a_part_acknowledges_when_all_of_it_does() -> None:
     """A record may be on the leaving copy and the master alone; the master counts all while nodes leave."""
     quorum = in_sync(in_sync_replicas=2)
     assert isinstance(quorum.alter(*KEEPING, acks=2), Done)
@@ -243,7 +243,7 @@ def test_by_force_the_last_copy_goes_and_only_an_unclean_election_follows_after_
     assert quorum.log().unclean_epoch == quorum.log().master_epoch > log.master_epoch
 
 
-def test_metadata_of_nodes_that_are_gone_are_cleaned_of_the_living_and_the_last_by_force() -> None:
+def test_metadata_of_removed_nodes_are_cleaned_of_the_living_and_the_last_by_force() -> None:
     quorum = in_sync()
     assert quorum.refused(one(quorum, ReplicaChange.CLEAN, "n3")) is Reason.NODE_ALIVE
     assert quorum.refused(one(quorum, ReplicaChange.CLEAN, "n4")) is Reason.NOT_A_REPLICA

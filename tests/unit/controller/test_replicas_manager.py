@@ -165,7 +165,7 @@ def test_unanswered_requests_are_asked_again_and_late_answers_are_ignored() -> N
 
 
 @pytest.mark.rule("C-10", "C-04")
-def test_roles_follow_the_metadata_and_the_set_is_told_by_its_epoch() -> None:
+def test_roles_follow_the_metadata_and_the_set_is_recognised_by_its_epoch() -> None:
     bench = Bench()
     bench.register()
     assert [type(message) for message in bench.reported()] == [SlaveRole]  # there is no master yet
@@ -258,7 +258,7 @@ def test_a_member_that_is_not_alive_leaves_the_set_by_the_word_of_the_core_alone
 
 
 @pytest.mark.rule("C-10")
-def test_a_set_that_was_granted_is_not_asked_for_again_while_the_news_is_on_its_way() -> None:
+def test_a_set_that_was_granted_is_not_asked_for_again_while_the_change_is_on_its_way() -> None:
     bench = Bench()
     bench.become_master()
     bench.reported()
@@ -327,7 +327,7 @@ def test_the_report_is_what_the_core_shows() -> None:
 
 
 @pytest.mark.rule("C-03", "C-10")
-def test_a_copy_follows_nobody_while_the_metadata_here_name_an_earlier_one() -> None:
+def test_a_copy_follows_no_master_while_the_metadata_here_name_an_earlier_one() -> None:
     """Its node's name is that of another copy there: it would introduce itself as that one."""
     bench = Bench()
     bench.become_master()
@@ -466,7 +466,7 @@ def test_the_controllers_hear_of_a_mastership_given_up_when_the_core_acts_no_mor
 
 
 @pytest.mark.rule("C-12")
-def test_a_process_that_was_not_master_in_the_epoch_does_not_say_what_was_acknowledged() -> None:
+def test_a_process_that_was_not_master_in_the_epoch_does_not_report_what_was_acknowledged() -> None:
     bench = Bench()
     bench.become_master()
     bench.reported()

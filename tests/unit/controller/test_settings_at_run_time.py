@@ -59,7 +59,7 @@ def test_null_brings_the_value_of_the_file_back_and_a_repeat_changes_nothing() -
         {"nodes": None},
     ],
 )
-def test_what_contradicts_or_cannot_be_changed_is_refused(bad: dict[str, object]) -> None:
+def test_settings_that_contradict_or_cannot_be_changed_are_refused(bad: dict[str, object]) -> None:
     quorum = Quorum()
     assert quorum.refused(change(**bad)) is Reason.INVALID
     assert quorum.events == []

@@ -116,7 +116,7 @@ def id_of_birth(history: list[AnyEvent], until: int, log: Log) -> int:
     return len(deleted)
 
 
-def test_what_a_snapshot_holds_is_refused_when_it_is_damaged() -> None:
+def test_a_damaged_snapshot_is_refused() -> None:
     data = state_after([LogCreated(log="a", spec=spec(), log_id=1, generation=0)]).snapshot()
     assert Metadata.restore(data).log("a") is not None
     for position in (0, 1):

@@ -40,7 +40,7 @@ def test_the_master_grows_and_shrinks_the_set_by_the_newest_epochs() -> None:
         ({"log": "b"}, Reason.UNKNOWN_LOG),
     ],
 )
-def test_what_is_refused_says_why_and_changes_nothing(changes: dict[str, Any], reason: Reason) -> None:
+def test_a_refusal_names_its_reason_and_changes_nothing(changes: dict[str, Any], reason: Reason) -> None:
     quorum = Quorum()
     quorum.with_master()
     events = len(quorum.events)
@@ -49,7 +49,7 @@ def test_what_is_refused_says_why_and_changes_nothing(changes: dict[str, Any], r
 
 
 @pytest.mark.rule("C-06", "C-11")
-def test_who_is_dead_unregistered_or_a_learner_does_not_join() -> None:
+def test_a_dead_or_unregistered_replica_or_a_learner_does_not_join() -> None:
     quorum = Quorum(("n1", "n2", "n3", "n4"))
     quorum.create(learners=("n3",))
     quorum.heartbeats()
@@ -68,7 +68,7 @@ def test_who_is_dead_unregistered_or_a_learner_does_not_join() -> None:
 
 
 @pytest.mark.rule("C-06")
-def test_without_a_master_nobody_changes_the_set() -> None:
+def test_without_a_master_the_set_does_not_change() -> None:
     quorum = Quorum()
     quorum.create(preferred="n3")
     quorum.heartbeats()

@@ -100,7 +100,7 @@ def test_a_slave_of_auto_switch_learns_the_epoch_of_its_begin(monkeypatch: pytes
 
 
 @pytest.mark.rule("A-09")
-def test_a_master_of_the_version_before_is_asked_once_and_again_when_it_leads_anew(
+def test_a_master_of_the_version_before_is_asked_once_and_again_when_it_leads_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It answers with the log's state, which changes nothing; its successor may be the same node, renewed."""

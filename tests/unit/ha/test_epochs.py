@@ -89,7 +89,7 @@ def test_an_empty_epoch_hides_nothing() -> None:
 
 
 @pytest.mark.rule("A-03", "A-04")
-def test_an_epoch_that_holds_nothing_is_no_part_of_a_log() -> None:
+def test_an_epoch_that_holds_nothing_is_not_part_of_a_log() -> None:
     assert spans((EpochStart(1, 0), EpochStart(2, 100)), 100) == (EpochSpan(1, 0, 100),)
     assert spans((), 0) == ()
 

@@ -44,7 +44,7 @@ def test_learners_follow_and_are_never_master_nor_in_the_set(seed: int) -> None:
 
 
 @pytest.mark.rule("A-04")
-def test_what_unclean_elections_lose_is_in_a_receipt() -> None:
+def test_records_lost_by_unclean_elections_are_in_a_receipt() -> None:
     """Every acknowledged record is in the log, or was written down where it was held."""
     rollbacks = 0
     for seed in range(300, 340):

@@ -115,7 +115,7 @@ def test_no_timestamp_makes_a_key_expire() -> None:
     assert all(state.find_key(key) is not None for key in ("k", "ahead", "late"))
 
 
-def test_what_is_not_committed_does_not_expire() -> None:
+def test_uncommitted_state_does_not_expire() -> None:
     log, state = Log(), LogState(idempotency_ms=10)
     state.apply(log.add(AppendMark(0, 1, "k", digest=DIGEST)))
     for now_ms in (0, 1_000):
@@ -180,7 +180,7 @@ def test_sequences_of_a_producer() -> None:
     assert state.check_producer("q", 0, 5) is None
 
 
-def test_a_newer_epoch_fences_the_older_and_counts_anew() -> None:
+def test_a_newer_epoch_fences_the_older_and_counts_again() -> None:
     log, state = Log(), LogState()
     state.apply(log.add(producer_mark("p", 2, 50)))
     assert state.check_producer("p", 3, 0) is None
@@ -193,7 +193,7 @@ def test_a_newer_epoch_fences_the_older_and_counts_anew() -> None:
     assert state.check_producer("p", 3, 1) is None
 
 
-def test_the_fence_stands_until_it_is_lifted() -> None:
+def test_the_fence_holds_until_it_is_lifted() -> None:
     log, state = Log(), LogState()
     state.apply(log.add(control={"kind": "term", "leader": "n1"}))
     assert state.fencing_token is None
@@ -239,7 +239,7 @@ def test_the_membership_before_the_last_is_known_until_the_last_is_committed() -
 
 
 @pytest.mark.rule("R-07")
-def test_what_is_committed_is_not_taken_back() -> None:
+def test_committed_records_are_not_taken_back() -> None:
     log, state = Log(), LogState()
     for _ in range(3):
         state.apply(log.add())
@@ -335,7 +335,7 @@ def test_a_snapshot_is_the_same_bytes_for_the_same_log() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x90", b"\x93\x01\x02", b"noise", b"\xc0"])
-def test_noise_is_no_snapshot(data: bytes) -> None:
+def test_noise_is_not_a_snapshot(data: bytes) -> None:
     with pytest.raises(ValueError, match="snapshot"):
         LogState.restore(data)
 

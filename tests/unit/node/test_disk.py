@@ -206,7 +206,7 @@ def test_a_repair_begins_after_the_sync_that_was_requested_in_the_same_turn() ->
     run(test)
 
 
-def test_who_no_longer_waits_for_the_disk_does_not_end_the_node() -> None:
+def test_a_caller_that_no_longer_waits_for_the_disk_does_not_end_the_node() -> None:
     """A stop waits for the disk for a limited time."""
 
     async def test(disk: DiskLane, failures: list[str]) -> None:
@@ -271,7 +271,7 @@ def test_an_answer_that_raises_stops_the_node_once() -> None:
 
 @pytest.mark.rule("R-11")
 @pytest.mark.parametrize("moment", ["start_sync", "finish_sync"])
-def test_a_source_that_raises_stops_the_node_and_nobody_waits_for_ever(moment: str) -> None:
+def test_a_source_that_raises_stops_the_node_and_no_caller_waits_without_end(moment: str) -> None:
     class Broken(Source):
         def start_sync(self) -> Any:
             if moment == "start_sync":

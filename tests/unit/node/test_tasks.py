@@ -86,7 +86,7 @@ def test_pauses_double_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     supervised(test)
 
 
-def test_a_failed_piece_of_work_reaches_whoever_asked_and_is_counted_by_kind() -> None:
+def test_a_failed_piece_of_work_reaches_its_caller_and_is_counted_by_kind() -> None:
     async def test(supervisor: TaskSupervisor, failures: list[str]) -> None:
         reported: list[Exception] = []
         supervisor.once("forward a", failing(), reported.append)

@@ -78,7 +78,7 @@ def test_one_compare_at_a_time_and_again_after_its_timeout() -> None:
 
 
 @pytest.mark.rule("D-02")
-def test_a_new_term_starts_the_comparison_anew() -> None:
+def test_a_new_term_starts_the_comparison_again() -> None:
     group = Group(3)
     group.elect("n1")
     group.pass_time(200)
@@ -168,7 +168,7 @@ def test_bytes_in_flight_are_bounded_too() -> None:
 
 
 @pytest.mark.rule("D-05")
-def test_an_idle_leader_sends_commit_soon_with_news_and_rarely_without() -> None:
+def test_an_idle_leader_sends_commit_soon_after_a_change_and_rarely_without() -> None:
     config = RaftConfig(commit_interval_ms=40, idle_commit_interval_ms=400)
     group = Group(3, raft=config)
     leader = group.elect("n1")
@@ -289,7 +289,7 @@ def test_the_leak_check_runs_each_second_also_when_the_window_has_room() -> None
 
 
 @pytest.mark.rule("D-09")
-def test_a_peer_far_behind_gets_its_quota_and_nobody_else_notices() -> None:
+def test_a_peer_far_behind_gets_its_quota_and_no_other_peer_is_affected() -> None:
     config = RaftConfig(
         max_pending=4,
         push_max_bytes=700,
@@ -464,7 +464,7 @@ def test_cases_3_4_and_7_start_again_at_the_leaders_begin(
 
 
 @pytest.mark.rule("D-12")
-def test_what_was_trimmed_while_the_peer_was_asked_is_compared_anew() -> None:
+def test_records_trimmed_while_the_peer_was_asked_are_compared_again() -> None:
     group = Group({"n1": log_of(1, 1), "n2": log_of(1, 1), "n3": log_of(1, 1)})
     request = elect_with_silent_n2(group)
     leader = group["n1"]
@@ -488,7 +488,7 @@ def test_case_5_the_followers_end_is_compared_next() -> None:
 
 
 @pytest.mark.rule("D-12")
-def test_case_5_within_a_batch_of_the_leader_goes_on_at_the_batch_before() -> None:
+def test_case_5_within_a_batch_of_the_leader_continues_at_the_batch_before() -> None:
     group = Group({"n1": log_of(1, 1, 2, count=3), "n2": log_of(1), "n3": log_of(1, 1, 2, count=3)})
     request = elect_with_silent_n2(group)
     answer = answer_of(group, request, PushCode.INCONSISTENT_STATE, end_index=7, conflict=(2, 7))

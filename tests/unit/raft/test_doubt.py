@@ -204,7 +204,7 @@ def test_a_ballot_is_won_by_sound_votes_or_by_all() -> None:
 
 
 @pytest.mark.rule("R-01", "R-03")
-def test_a_late_answer_to_the_pre_vote_is_no_vote() -> None:
+def test_a_late_answer_to_the_pre_vote_is_not_a_vote() -> None:
     """Both are about the same term, but a granted pre-vote is not stored as a vote."""
     group = Group(3)
     member = MemberState("n1", group.config, Durability.FSYNC, Role.CANDIDATE, 1, None, NO_INDEX)

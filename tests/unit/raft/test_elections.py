@@ -140,7 +140,7 @@ def test_a_pre_vote_changes_nothing_at_the_voter() -> None:
 
 
 @pytest.mark.rule("R-03")
-def test_who_hears_a_leader_gives_neither_pre_vote_nor_vote() -> None:
+def test_a_member_that_hears_a_leader_gives_neither_pre_vote_nor_vote() -> None:
     group = Group(3)
     group.elect("n1")
     group.pass_time(200)
@@ -198,7 +198,7 @@ def test_a_stale_leader_learns_of_the_newer_term_and_follows() -> None:
 
 
 @pytest.mark.rule("R-10")
-def test_of_strangers_only_leaders_and_candidates_are_heard() -> None:
+def test_only_leaders_and_candidates_are_heard_among_non_members() -> None:
     """The group here may be older than theirs; an answer, though, must be one of our own members'."""
     group = Group(3)
     leader = group.elect("n1")

@@ -152,7 +152,7 @@ def test_what_waits_is_bounded() -> None:
 
 
 @pytest.mark.rule("D-17")
-def test_what_is_held_already_succeeds_when_equal_and_is_inconsistent_when_not() -> None:
+def test_records_held_already_succeed_when_equal_and_are_inconsistent_when_not() -> None:
     leader = Leader(log_of(1, 1, 2), log_of(1, 1, 1))
     leader.compare(1)
     assert codes(leader.append(1)) == [(PushCode.SUCCESS, 1)]

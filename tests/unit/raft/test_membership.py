@@ -66,7 +66,7 @@ def test_with_replicated_durability_a_change_of_the_group_is_committed_when_it_i
 
 
 @pytest.mark.rule("R-10")
-def test_a_member_tells_its_journal_who_counts_when_it_starts_and_with_each_change() -> None:
+def test_a_member_records_in_its_journal_who_counts_when_it_starts_and_with_each_change() -> None:
     group, leader = led_group()
     added(group, leader, "n4")
     leader.restart()
@@ -190,7 +190,7 @@ def test_a_leader_that_is_removed_commits_its_removal_and_leaves() -> None:
 
 
 @pytest.mark.rule("R-10")
-def test_a_removed_member_that_does_not_know_it_disturbs_nobody() -> None:
+def test_a_removed_member_that_does_not_know_it_disturbs_no_member() -> None:
     group, leader = led_group()
     group.pass_time(200)
     leader.change(ChangeKind.REMOVE, "n3")
@@ -239,7 +239,7 @@ def damaged_group() -> tuple[Group, Member, Member]:
 
 
 @pytest.mark.rule("R-02")
-def test_a_damaged_member_is_no_witness_in_an_election() -> None:
+def test_a_damaged_member_does_not_count_in_an_election() -> None:
     group, _, member = damaged_group()
     group.pass_time(5_000, "n2")
     assert member.core.term == 1  # it asks, and raises no term
@@ -260,7 +260,7 @@ def test_a_damaged_member_votes_again_once_it_holds_all_that_is_committed() -> N
 
 
 @pytest.mark.rule("R-02")
-def test_what_an_earlier_life_was_told_does_not_make_a_member_sound() -> None:
+def test_answers_to_an_earlier_incarnation_do_not_make_a_member_sound() -> None:
     group, leader, member = damaged_group()
     group.deliver(source="n1", kind=PushRequest)  # on their way since before
     leader.append()

@@ -19,7 +19,7 @@ def trimmed_log(begin_index: int, *terms: int) -> MemoryLog:
 
 
 @pytest.mark.rule("D-20")
-def test_what_was_trimmed_or_reset_away_is_committed() -> None:
+def test_records_trimmed_or_reset_away_are_committed() -> None:
     assert committed_at_open(MemoryLog(), NO_INDEX) == NO_INDEX
     assert committed_at_open(log_of(1, 1), NO_INDEX) == NO_INDEX
     assert committed_at_open(log_of(1, 1), 7) == 1

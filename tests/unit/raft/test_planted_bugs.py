@@ -36,7 +36,7 @@ from tests.unit.raft.test_entry_handler import Leader
 
 
 @pytest.mark.rule("R-12")
-def test_what_was_committed_before_the_comparison_vouches_for_nothing() -> None:
+def test_the_committed_index_before_the_comparison_proves_nothing() -> None:
     """The leader may commit by a copy whose loss it learns of only with the next comparison."""
     group = Group(3)
     n1 = group.elect("n1")

@@ -199,7 +199,7 @@ def test_an_append_that_waits_too_long_hears_so_and_may_still_commit() -> None:
 
 
 @pytest.mark.rule("D-27")
-def test_the_leak_check_leaves_nobody_behind() -> None:
+def test_the_leak_check_answers_every_append_left_behind() -> None:
     group, leader = ready_group(3)
     leader.append(token="a")
     leader.core._member.committed_index = 1  # moved without the answer, which no code path should do

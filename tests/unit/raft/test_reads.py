@@ -125,7 +125,7 @@ def test_an_answer_to_an_earlier_life_is_not_taken() -> None:
 
 
 @pytest.mark.rule("R-08")
-def test_readers_of_a_follower_hear_when_nobody_confirms() -> None:
+def test_readers_of_a_follower_hear_when_no_leader_confirms() -> None:
     group, _ = ready_group()
     follower = group["n2"]
     ask(follower, "a")

@@ -47,7 +47,7 @@ def test_the_target_is_asked_only_when_it_holds_everything_committed() -> None:
 
 
 @pytest.mark.rule("R-09")
-def test_appends_wait_only_while_the_target_takes_over_and_go_on_when_it_does_not() -> None:
+def test_appends_wait_only_while_the_target_takes_over_and_continue_when_it_does_not() -> None:
     group = Group(3)
     leader = group.elect("n1")
     group.settle()
@@ -59,7 +59,7 @@ def test_appends_wait_only_while_the_target_takes_over_and_go_on_when_it_does_no
 
 
 @pytest.mark.rule("R-09")
-def test_appends_go_on_while_the_target_catches_up_and_when_it_never_does() -> None:
+def test_appends_continue_while_the_target_catches_up_and_when_it_never_does() -> None:
     group = Group(3)
     leader = group.elect("n1")
     group.pass_time(200)

@@ -154,7 +154,7 @@ def record(*types: Any) -> dict[str, Any]:
         ({"type": "record", "name": "R", "fields": [{"name": "_key", "type": "int"}]}, "every typed table"),
     ],
 )
-def test_what_has_no_column_is_refused(document: Any, reason: str) -> None:
+def test_types_without_a_column_are_refused(document: Any, reason: str) -> None:
     with pytest.raises(SchemaInvalid, match=reason):
         columns_of(avro_of(document))
 

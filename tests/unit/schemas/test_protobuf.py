@@ -166,7 +166,7 @@ def test_a_changed_number_is_not_allowed() -> None:
         ({"definition": "AAAA"}, "FileDescriptorSet"),
     ],
 )
-def test_what_cannot_be_read_is_refused(settings: dict[str, Any], reason: str) -> None:
+def test_unreadable_descriptors_are_refused(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(SchemaInvalid, match=reason):
         columns_of(schema_of_file(file_of(), **settings))
 

@@ -97,7 +97,7 @@ def test_sections_reach_the_parts() -> None:
         ({"security": {"tls_key": "k"}}, "must be set together"),
     ],
 )
-def test_what_makes_no_sense_is_refused(sections: dict[str, Any], complaint: str) -> None:
+def test_invalid_settings_are_refused(sections: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         parse(document(**sections), "n1")
 

@@ -144,7 +144,7 @@ def test_a_bad_column_is_named(case: str) -> None:
         read(stream(columns))
 
 
-def test_a_column_that_stands_twice_is_refused() -> None:
+def test_a_column_that_occurs_twice_is_refused() -> None:
     rows = pa.RecordBatch.from_arrays([pa.array([b"v"]), pa.array([b"w"])], ["value", "value"])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:

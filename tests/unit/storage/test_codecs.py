@@ -181,7 +181,7 @@ def test_every_cut_of_a_batch_is_found() -> None:
 
 @settings(max_examples=300)
 @given(st.binary(max_size=400))
-def test_noise_is_no_batch(data: bytes) -> None:
+def test_noise_is_not_a_batch(data: bytes) -> None:
     with pytest.raises(CorruptBatch):
         decode_batch(b"CLB1\1\0\0\0" + data)
 
@@ -281,7 +281,7 @@ def test_a_hard_state_that_cannot_be_kept_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("payload", [b"", bytes(9), bytes(11), b"\xff" * 10, bytes(8) + b"\2\0\xff\xff"])
-def test_a_payload_that_is_no_hard_state_is_refused(payload: bytes) -> None:
+def test_a_payload_that_is_not_a_hard_state_is_refused(payload: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         decode_hard_state(payload)
 

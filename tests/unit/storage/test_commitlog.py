@@ -39,7 +39,7 @@ def test_a_new_log_is_empty() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_was_appended_is_read_and_found_again(seed: int) -> None:
+def test_appended_records_are_read_and_found_again(seed: int) -> None:
     files, chance = MemoryFiles(), Random(seed)
     log, expected = open_log(files), []
     for term in (1, 2, 5):
@@ -204,7 +204,7 @@ def test_a_sync_that_began_before_a_cut_proves_nothing() -> None:
 
 
 @pytest.mark.rule("R-07")
-def test_what_is_settled_is_never_cut() -> None:
+def test_settled_records_are_never_truncated() -> None:
     log = open_log(MemoryFiles())
     batches = grow(log, 5)
     log.settle(batches[2].last_index)
@@ -251,7 +251,7 @@ def test_a_cut_within_a_batch_or_before_the_begin_is_refused() -> None:
 
 
 @pytest.mark.rule("D-12")
-def test_a_reset_log_begins_where_it_is_told() -> None:
+def test_a_reset_log_begins_at_the_given_place() -> None:
     files = MemoryFiles()
     log = open_log(files)
     open_term(log, 1)
@@ -306,7 +306,7 @@ def test_records_are_found_by_time() -> None:
         assert each.first_index_at_or_after(9_001) is None
 
 
-def test_a_full_disk_stores_nothing_and_later_goes_on() -> None:
+def test_a_full_disk_stores_nothing_and_later_continues() -> None:
     files = MemoryFiles(Random(5))
     log = open_log(files)
     kept = grow(log, 3)

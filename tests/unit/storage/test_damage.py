@@ -103,7 +103,7 @@ def test_a_survey_names_each_damaged_stretch_between_its_neighbours(place: int, 
         check_whole(open_log(copy), batches)
 
 
-def test_an_old_block_behind_a_damage_is_no_neighbour() -> None:
+def test_an_old_block_after_a_damage_is_not_a_neighbour() -> None:
     """A lost write leaves a valid batch of a truncated history: its successor reveals it."""
     files = MemoryFiles()
     log = open_log(files)
@@ -141,7 +141,7 @@ def test_damage_between_durable_point_and_checkpoint_counts_and_a_torn_tail_does
     check_whole(open_log(files, committed_index=batches[2].last_index), batches)
 
 
-def test_strangers_are_named_and_left_alone() -> None:
+def test_unknown_files_are_left_alone() -> None:
     files = MemoryFiles()
     batches = closed_log(files)
     for name in ("notes.txt", "12.log", "vote", "manifest.tmp", "state", f"{0:020d}.index.tmp"):
@@ -152,7 +152,7 @@ def test_strangers_are_named_and_left_alone() -> None:
     assert files.read(f"{FOLDER}/notes.txt") == b"x"
 
 
-def test_what_cannot_be_patched_is_called_structural() -> None:
+def test_damage_that_cannot_be_patched_is_structural() -> None:
     for damage in ("manifest", "no manifest", "another log", "folder"):
         files = MemoryFiles()
         closed_log(files)
@@ -168,7 +168,7 @@ def test_what_cannot_be_patched_is_called_structural() -> None:
         assert survey(files, FOLDER, log_id).structural
 
 
-def test_an_index_that_tells_otherwise_of_a_whole_segment_is_made_anew() -> None:
+def test_an_index_that_contradicts_a_whole_segment_is_rebuilt() -> None:
     """Valid entries, of another log: neither their checksums nor their order betray them."""
     files, others = MemoryFiles(), MemoryFiles()
     batches = closed_log(files)

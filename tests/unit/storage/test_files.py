@@ -11,7 +11,7 @@ from storage.files import OsFileSystem, write_durably
 FILES = OsFileSystem()
 
 
-def test_what_is_written_is_read_copied_or_mapped(tmp_path: Path) -> None:
+def test_written_bytes_are_read_copied_or_mapped(tmp_path: Path) -> None:
     file = FILES.open(f"{tmp_path}/a", create=True)
     file.pwrite([b"one", bytearray(b"two"), memoryview(b"three")], 0)
     file.pwrite(b"TWO", 3)
@@ -55,7 +55,7 @@ def test_more_buffers_than_one_call_takes_are_all_written(tmp_path: Path) -> Non
     assert file.read(0, 1 << 20) == bytes(5) + b"".join(parts)
 
 
-def test_a_write_that_is_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_is_cut_short_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.pwritev
     monkeypatch.setattr(os, "pwritev", lambda fd, parts, at: real(fd, [b"".join(parts)[:3]], at))
     file = FILES.open(f"{tmp_path}/a", create=True)
@@ -92,7 +92,7 @@ def test_a_failed_sync_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         FILES.sync_folder(str(tmp_path))
 
 
-def test_what_is_not_there_is_a_disk_error(tmp_path: Path) -> None:
+def test_a_missing_file_is_a_disk_error(tmp_path: Path) -> None:
     missing = f"{tmp_path}/missing"
     for call in (FILES.open, FILES.read, FILES.remove, FILES.list, FILES.sync_folder):
         with pytest.raises(DiskError, match="missing"):

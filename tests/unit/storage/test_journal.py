@@ -56,7 +56,7 @@ def test_pages_follow_one_another() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_power_cut_leaves_a_prefix_and_the_numbers_go_on(seed: int) -> None:
+def test_a_power_cut_leaves_a_prefix_and_the_numbers_continue(seed: int) -> None:
     files = MemoryFiles(Random(seed))
     journal = open_journal(files)
     events = [journal.append("start", 0, {"version": "1"}, 1)]
@@ -74,7 +74,7 @@ def test_a_power_cut_leaves_a_prefix_and_the_numbers_go_on(seed: int) -> None:
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_damaged_journal_begins_anew_behind_its_last_event(kept: bool) -> None:
+def test_a_damaged_journal_begins_again_after_its_last_event(kept: bool) -> None:
     files = MemoryFiles()
     journal = Journal(files, "j", "n1", "default")
     for number in range(20):

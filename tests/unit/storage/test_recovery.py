@@ -357,7 +357,7 @@ def test_a_new_log_may_crash_while_it_is_made() -> None:
 
 
 @pytest.mark.rule("R-11", "D-28")
-def test_what_was_acknowledged_after_a_kill_within_a_cut_outlives_a_power_cut() -> None:
+def test_records_acknowledged_after_a_kill_within_a_truncation_outlive_a_power_cut() -> None:
     for seed in range(10):
         for step in range(20):
             files = MemoryFiles(Random(seed))

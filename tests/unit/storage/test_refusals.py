@@ -210,7 +210,7 @@ def full_disks(first: int, stride: int) -> int:
     raise AssertionError
 
 
-def test_a_full_disk_anywhere_leaves_a_log_that_goes_on_when_there_is_room() -> None:
+def test_a_full_disk_anywhere_leaves_a_log_that_continues_when_there_is_room() -> None:
     assert full_disks(0, 4) > 10
 
 
@@ -292,7 +292,7 @@ def test_after_a_failed_sync_nothing_is_synced_again() -> None:
 
 
 @pytest.mark.rule("R-11")
-def test_what_a_restart_found_in_the_page_cache_after_a_failed_sync_is_written_again() -> None:
+def test_pages_that_a_restart_found_in_the_cache_after_a_failed_sync_are_written_again() -> None:
     """Its pages pass for clean: a sync alone would keep nothing of them."""
     for seed in range(5):
         files = MemoryFiles(Random(seed))
@@ -351,7 +351,7 @@ def test_a_vote_that_met_an_error_is_the_old_or_the_new_one() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
-def test_a_refused_permission_says_what_to_do(
+def test_a_refused_permission_names_the_remedy(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> int:

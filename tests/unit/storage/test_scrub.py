@@ -135,7 +135,7 @@ def test_damage_of_an_index_or_of_the_epochs_is_put_right() -> None:
         check_whole(log, whole)
 
 
-def test_one_bad_slot_is_written_anew_and_two_are_damage() -> None:
+def test_one_bad_slot_is_written_again_and_two_are_damage() -> None:
     files = MemoryFiles()
     log = settled_log(files)
     vote, checkpoint = HardStateFile(files, f"{FOLDER}/vote"), CheckpointFile(files, f"{FOLDER}/checkpoint")
@@ -188,7 +188,7 @@ def chain_at(log: Commitlog, index: int) -> bytes:
     return log.batch_at(index).header.chain
 
 
-def test_the_chain_at_an_index_stands_for_all_before_it() -> None:
+def test_the_chain_at_an_index_proves_all_before_it() -> None:
     files = MemoryFiles()
     log = settled_log(files)
     batches = content(log)

@@ -56,7 +56,7 @@ def test_a_log_that_was_killed_reads_what_was_not_marked_and_no_more() -> None:
         assert opened < 15
 
 
-def test_what_start_up_passed_over_is_verified_when_it_is_read() -> None:
+def test_batches_that_start_up_passed_over_are_verified_when_read() -> None:
     files = MemoryFiles()
     log = open_log(files, CONFIG)
     batches = [open_term(log, 1), *grow(log, 80)]

@@ -85,7 +85,7 @@ def test_a_trim_stops_at_the_newest_settled_batch() -> None:
 
 
 @pytest.mark.parametrize("damage", ["epochs", "index", "both"])
-def test_what_a_trimmed_log_lost_of_its_small_files_is_made_anew(damage: str) -> None:
+def test_small_files_that_a_trimmed_log_lost_are_rebuilt(damage: str) -> None:
     whole = expected_content()
     for first in (4, 15, 20, 35):
         files = MemoryFiles()
@@ -103,7 +103,7 @@ def test_what_a_trimmed_log_lost_of_its_small_files_is_made_anew(damage: str) ->
         assert files.read(f"{FOLDER}/epochs") == epochs
 
 
-def test_damage_in_what_was_trimmed_is_nobodys_concern() -> None:
+def test_damage_in_trimmed_records_is_ignored() -> None:
     whole = expected_content()
     files = MemoryFiles()
     log = three_terms(files)

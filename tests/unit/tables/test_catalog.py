@@ -25,7 +25,7 @@ def tables(tmp_path: Path, entries: DeltaFiles) -> LogTables:
     return LogTables(str(tmp_path), "default")
 
 
-def test_a_commit_says_up_to_where_the_log_is_held(tables: LogTables, entries: DeltaFiles) -> None:
+def test_a_commit_records_the_end_of_the_log_in_the_table(tables: LogTables, entries: DeltaFiles) -> None:
     state = tables.find("entries")
     assert state is not None
     assert (state.version, state.held_index, state.path) == (4, 31, str(entries.folder))
@@ -49,7 +49,7 @@ def test_a_point_has_the_first_version_that_holds_it(
     assert (cut.versions, cut.exact) == ({"entries": version}, exact)
 
 
-def test_of_a_table_that_was_taken_back_its_rows_tell(tables: LogTables, entries: DeltaFiles) -> None:
+def test_the_rows_of_a_table_that_was_restored_show_its_end(tables: LogTables, entries: DeltaFiles) -> None:
     entries.restore(to=2)
     state = tables.find("entries")
     assert state is not None
@@ -64,7 +64,7 @@ def test_control_records_behind_the_table_need_no_version(tables: LogTables) -> 
     assert tables.cut(37, held_index=36) is None
 
 
-def test_other_tables_are_as_they_were_before_entries_went_on(tables: LogTables, tmp_path: Path) -> None:
+def test_other_tables_are_as_they_were_before_entries_continued(tables: LogTables, tmp_path: Path) -> None:
     events = DeltaFiles(tmp_path / "default" / "events")
     for timestamp_ms in (150, 250, 300, 390, 500):
         events.commit(timestamp_ms=timestamp_ms)

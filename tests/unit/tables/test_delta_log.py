@@ -29,7 +29,7 @@ def test_a_table_is_followed_commit_by_commit(tmp_path: Path) -> None:
     assert [file.path for file in snapshot.files.values()] == [f"{tmp_path}/entries/part-2.parquet"]
 
 
-def test_a_checkpoint_stands_for_the_commits_before_it(tmp_path: Path) -> None:
+def test_a_checkpoint_replaces_the_commits_before_it(tmp_path: Path) -> None:
     table = DeltaFiles(tmp_path / "entries")
     table.create(owner="me")
     for start in range(0, 50, 10):
@@ -53,7 +53,7 @@ def test_a_checkpoint_stands_for_the_commits_before_it(tmp_path: Path) -> None:
     )
 
 
-def test_a_table_made_anew_is_seen(tmp_path: Path) -> None:
+def test_a_table_made_again_is_seen(tmp_path: Path) -> None:
     table = DeltaFiles(tmp_path / "entries")
     table.create()
     table.bring(0, 10)
@@ -83,7 +83,7 @@ def test_broken_logs_are_named(tmp_path: Path) -> None:
         DeltaLog(str(table.folder)).commit(1)
 
 
-def test_a_reader_is_told_what_a_table_asks_of_it(tmp_path: Path) -> None:
+def test_a_reader_gets_the_features_that_a_table_requires(tmp_path: Path) -> None:
     table = DeltaFiles(tmp_path / "entries")
     table.commit({"protocol": {"minReaderVersion": 3, "readerFeatures": ["deletionVectors"]}})
     stats = '{"numRecords": 9}'

@@ -87,7 +87,7 @@ def test_a_key_is_known_to_every_master(lost: str) -> None:
 
 
 @pytest.mark.rule("C-05")
-def test_an_unclean_election_of_a_copy_without_state_goes_on_and_brings_others_into_the_set() -> None:
+def test_an_unclean_election_of_a_copy_without_state_continues_and_brings_others_into_the_set() -> None:
     cluster = quiet(3, 2, unclean=True)
     master = master_of(cluster)
     slave = next(node for node in cluster.brokers if node is not master)

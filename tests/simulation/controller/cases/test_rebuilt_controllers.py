@@ -153,7 +153,7 @@ def test_a_majority_that_has_its_copy_is_not_rebuilt() -> None:
 
 
 @pytest.mark.rule("C-09", "R-06")
-def test_an_end_that_was_never_committed_is_no_other_history() -> None:
+def test_an_end_that_was_never_committed_is_not_another_history() -> None:
     cluster = group_in_sync()
     stop(cluster, *CONTROLLERS, wipe=True)
     stop(cluster, "n1", "n2")

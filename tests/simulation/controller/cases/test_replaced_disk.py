@@ -19,7 +19,7 @@ def set_copy_aside(node: HaSimNode) -> None:
 @pytest.mark.rule("C-03", "C-08", "C-12")
 @pytest.mark.parametrize("brokers", [2, 3])
 @pytest.mark.parametrize("how", ["set aside", "whole disk"])
-def test_a_new_copy_is_no_member_by_the_acks_of_the_old_one(how: str, brokers: int) -> None:
+def test_a_new_copy_is_not_a_member_by_the_acks_of_the_old_one(how: str, brokers: int) -> None:
     """The line between master and slave is cut, so the old copy's connection is half-open at the master."""
     cluster = HaCluster(
         brokers, HaPlan(brokers=brokers, faults=False, clients=0, links=LinkFaults(), own_controllers=True)

@@ -47,7 +47,7 @@ def test_a_file_of_earlier_versions_keeps_its_meaning(
             reader.require(frozenset((scope,)), "default")
 
 
-def test_what_is_no_valid_token_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_token_is_refused(tmp_path: Path) -> None:
     token = new_token()
     line = hash_line(token, ["read"])
     tokens = tokens_of(tmp_path, line)

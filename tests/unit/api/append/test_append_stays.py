@@ -39,7 +39,7 @@ class LeadGoes:
 
 
 @pytest.mark.rule("D-29")
-def test_an_append_of_a_stream_is_never_carried_without_what_the_stream_says_of_it() -> None:
+def test_an_append_of_a_stream_is_never_carried_without_the_settings_of_the_stream() -> None:
     """Its producer and conditions are not in a query: the next leader would store it without them."""
     carried: list[bytes] = []
 

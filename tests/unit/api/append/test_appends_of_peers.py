@@ -79,7 +79,7 @@ def test_the_leader_reads_everything_except_the_token() -> None:
 
 
 @pytest.mark.parametrize("refusal", [LogNotFound("default"), RateLimited("too many")])
-def test_what_http_refuses_before_the_body_is_declined(refusal: Exception) -> None:
+def test_requests_that_http_refuses_before_the_body_are_declined(refusal: Exception) -> None:
     handler = Handler()
     handler.refusal = refusal
     assert serve(handler, carried_head(head())) == [CarriedAnswer(0, DECLINED)]

@@ -111,7 +111,9 @@ json_values: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(json_values, st.sampled_from([None, 2]), st.booleans())
-def test_compact_json_says_the_same_in_one_spelling(value: Any, indent: int | None, ascii_only: bool) -> None:
+def test_compact_json_has_the_same_content_in_one_spelling(
+    value: Any, indent: int | None, ascii_only: bool
+) -> None:
     compact = compact_json(json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode())
     assert json.loads(compact) == value
     assert compact == compact_json(compact)
@@ -258,7 +260,7 @@ def test_idempotency_keys() -> None:
             parse_idempotency_key(wrong)
 
 
-def test_a_digest_is_of_what_is_said_not_of_how() -> None:
+def test_a_digest_is_of_the_content_not_of_its_spelling() -> None:
     key = {b"idempotency-key": b"k"}
 
     def digest(body: bytes, content_type: bytes = b"application/json", **headers: bytes) -> bytes:

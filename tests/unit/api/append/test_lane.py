@@ -410,7 +410,7 @@ def test_pipelined_requests_are_answered_in_their_order() -> None:
     asyncio.run(run())
 
 
-def test_a_client_that_disconnects_harms_nobody() -> None:
+def test_a_client_that_disconnects_harms_no_other() -> None:
     """Before the body is complete nothing is stored; afterwards the append goes on without its client."""
 
     async def run() -> None:

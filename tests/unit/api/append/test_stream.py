@@ -86,7 +86,7 @@ def anyone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "request_id_of", lambda _: b"id")
 
 
-def test_what_arrives_together_begins_in_one_turn() -> None:
+def test_lines_that_arrive_together_begin_in_one_turn() -> None:
     records = [b"%d" % number for number in range(200)]
     lines, handler = run([records[:150], records[150:]])
     assert lines == records

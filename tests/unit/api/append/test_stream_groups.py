@@ -146,7 +146,7 @@ def test_the_problem_of_a_group_is_the_last_line() -> None:
     ]
 
 
-def test_what_could_refuse_one_line_alone_keeps_the_lines_apart() -> None:
+def test_conditions_of_single_lines_keep_the_lines_apart() -> None:
     """A schema that rejects, a rate limit, the sequence of a producer, a condition of the first append."""
     block = [lines("a", "b", "c")]
     assert run(block, on_invalid="reject")[1].counts == [1, 1, 1]

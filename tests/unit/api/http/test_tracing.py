@@ -67,7 +67,7 @@ def test_without_a_valid_parent_a_trace_begins(given: tuple[bytes, ...]) -> None
     assert tracer._ended[1].trace_id != "a" * 32
 
 
-def test_what_is_not_sampled_is_passed_on_and_not_kept() -> None:
+def test_a_trace_that_is_not_sampled_is_passed_on_and_not_kept() -> None:
     tracer = tracer_of(sample_percent=0)
     assert call(tracer).endswith(b"-00")
     assert call(tracer, PARENT[:-1] + b"0").endswith(b"-00")

@@ -59,7 +59,7 @@ async def _page(reader: Reader, start_index: int) -> RecordPage:
     return await reader.page(await reader.range_of(query), query.selection(), 0)
 
 
-def test_a_replica_that_was_reset_says_where_it_begins(tmp_path: Path) -> None:
+def test_a_replica_that_was_reset_reports_its_begin(tmp_path: Path) -> None:
     """Its leader has trimmed beyond all that it held: the log is empty, its committed index still the old."""
     node, reader = _reader_of_five_records(tmp_path)
     node.driver.log.reset(100, 10_000)

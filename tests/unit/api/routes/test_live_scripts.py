@@ -77,7 +77,7 @@ def test_a_refresh_keeps_the_focus_and_the_scroll_position(site: Path) -> None:
     assert (shown["left"], shown["focus_after"]) == (["c"], "c")
 
 
-def test_a_button_acts_on_the_row_that_it_stands_in(site: Path) -> None:
+def test_a_button_acts_on_its_own_row(site: Path) -> None:
     script = """
       const pressed = [];
       const button = (name, node) => h(

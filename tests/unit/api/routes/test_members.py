@@ -91,7 +91,7 @@ def test_a_base_url_has_a_host_a_port_and_perhaps_a_path() -> None:
         assert checked_address(MemberIn("n4", url + "/", "h:2")) == Address(url, "h:2")
 
 
-def test_addresses_of_a_node_that_is_no_member_yet_may_differ_from_the_configuration() -> None:
+def test_addresses_of_a_node_that_is_not_a_member_yet_may_differ_from_the_configuration() -> None:
     broker = broker_of({"a": Replication.RAFT})
     broker.nodes = [
         SimpleNamespace(id=f"n{k}", url=f"http://h{k}:8101", peer_address=f"h{k}:9101") for k in (1, 2, 3, 4)

@@ -56,7 +56,7 @@ def test_more_replicas_than_nodes_are_refused() -> None:
 
 
 @pytest.mark.rule("R-10")
-def test_of_two_changes_of_the_members_of_a_raft_log_the_second_is_refused() -> None:
+def test_the_second_of_two_changes_of_a_raft_logs_members_is_refused() -> None:
     """Otherwise each would undo the steps of the other until one gives up."""
 
     async def test() -> None:

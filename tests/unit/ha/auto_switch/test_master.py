@@ -128,7 +128,7 @@ def test_an_empty_slave_may_start_at_the_newest_segment() -> None:
     assert (first.epoch, first.epoch_start_offset) == (1, 0)
 
 
-def test_strangers_and_impossible_reports_are_sent_away() -> None:
+def test_unregistered_replicas_and_impossible_reports_are_sent_away() -> None:
     master = Replicated()
     master.lead()
     stranger = master.connected(1)
@@ -156,7 +156,7 @@ def test_an_ack_of_what_was_never_sent_counts_for_nothing() -> None:
     assert master.core.committed_index < pending.last_index
 
 
-def test_a_slave_that_connects_anew_has_one_connection() -> None:
+def test_a_slave_that_connects_again_has_one_connection() -> None:
     master, old = in_sync_with_n2()
     new = join(master, number=2)
     assert len(master.frames(old, Disconnect)) == 1
@@ -263,7 +263,7 @@ def test_a_master_that_hears_of_another_one_stops_at_once(master_id: int | None)
 
 
 @pytest.mark.rule("A-11")
-def test_a_master_told_to_give_its_epoch_up_never_takes_it_again() -> None:
+def test_a_master_that_has_given_its_epoch_up_never_takes_it_again() -> None:
     master, _ = in_sync_with_n2()
     master.deliver(MANAGER, SlaveRole(None, 1, REPLICAS))
     assert master.core.role is Role.SLAVE
@@ -295,7 +295,7 @@ def test_nothing_is_read_before_the_epochs_first_record_is_confirmed() -> None:
     assert master.reads == [("early", None), ("late", 0)]
 
 
-def test_reads_see_what_is_confirmed_and_slaves_are_told() -> None:
+def test_reads_see_what_is_confirmed_and_slaves_are_notified() -> None:
     master, key = in_sync_with_n2()
     master.append(b"a")
     ack_all(master, key)
@@ -309,7 +309,7 @@ def test_reads_see_what_is_confirmed_and_slaves_are_told() -> None:
     assert master.take() == [("n2", ReadIndexAnswer(1, 77, index)), ("n2", ReadIndexAnswer(1, 78, None))]
 
 
-def test_status_and_journal_tell_the_story() -> None:
+def test_status_and_journal_record_each_step() -> None:
     master, key = in_sync_with_n2()
     master.append(b"a")
     ack_all(master, key)
@@ -332,7 +332,7 @@ def test_status_and_journal_tell_the_story() -> None:
 
 
 @pytest.mark.rule("A-05", "A-08")
-def test_a_slave_that_ends_exactly_where_a_trimmed_log_begins_goes_on_there() -> None:
+def test_a_slave_that_ends_exactly_where_a_trimmed_log_begins_continues_there() -> None:
     master = Replicated()
     master.lead()
     for number in range(6):

@@ -80,7 +80,7 @@ def test_a_refused_request_stays_in_doubt_until_a_newer_set_is_known() -> None:
 
 
 @pytest.mark.rule("C-12")
-def test_older_news_of_the_set_change_nothing() -> None:
+def test_older_versions_of_the_set_change_nothing() -> None:
     master, _ = in_sync_with_n2()
     master.deliver(MANAGER, SyncStateSetUpdate(1, 1, (1,)))
     master.deliver(MANAGER, SyncStateSetUpdate(1, 2, (1,)))
@@ -110,7 +110,7 @@ def test_below_the_floor_appends_are_refused_and_nothing_is_acknowledged() -> No
 
 
 @pytest.mark.rule("C-12")
-def test_who_is_asked_to_join_does_not_count_for_the_floor_yet() -> None:
+def test_a_replica_that_is_asked_to_join_does_not_count_for_the_floor_yet() -> None:
     asked = SyncStateSet("n1", ("n1", "n2"), 1)
     asked.want(("n1", "n2", "n3"))
     assert (asked.counted, asked.certain_size) == (("n1", "n2", "n3"), 2)
@@ -155,7 +155,7 @@ def test_an_append_that_joins_has_a_deadline_too() -> None:
     assert waiting.time_out(500, AppendFate.TIMED_OUT) == [(append, AppendFate.TIMED_OUT)]
 
 
-def test_an_append_that_waits_too_long_is_told_so() -> None:
+def test_an_append_that_waits_too_long_is_refused() -> None:
     master, _ = in_sync_with_n2()
     first = master.append(b"a", timeout_ms=500)
     at_once = master.append(b"b", acks=Acks.LEADER, timeout_ms=500)
@@ -164,7 +164,7 @@ def test_an_append_that_waits_too_long_is_told_so() -> None:
     assert master.fates() == [(first.last_index, "quorum-timeout")]
 
 
-def test_what_finds_no_room_is_refused() -> None:
+def test_an_append_without_room_is_refused() -> None:
     master, _ = in_sync_with_n2()
     master.full = True
     pending = master.append(b"a")

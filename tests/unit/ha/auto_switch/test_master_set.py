@@ -27,7 +27,7 @@ def test_a_slave_joins_when_it_has_reached_the_confirm_offset() -> None:
 
 
 @pytest.mark.rule("C-08")
-def test_nobody_joins_before_the_epochs_first_record_is_confirmed() -> None:
+def test_no_replica_joins_before_the_epochs_first_record_is_confirmed() -> None:
     """A new master may not know how far the old one had confirmed: a slave that lacks some of it waits."""
     log = new_log()
     write(log, 1, opened_by="n3")

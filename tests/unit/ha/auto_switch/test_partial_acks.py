@@ -89,7 +89,7 @@ def test_a_smaller_set_is_asked_for_only_once_each_of_its_members_holds_what_is_
 
 
 @pytest.mark.rule("C-12")
-def test_what_a_member_to_be_kept_lacks_is_not_confirmed_while_the_change_is_prepared() -> None:
+def test_records_that_a_member_to_be_kept_lacks_are_not_confirmed_while_the_change_is_prepared() -> None:
     """Else a member that is always a little late would keep the set from changing under load."""
     master, keys = by_two_of_three()
     master.append(b"a")

@@ -18,7 +18,7 @@ def replace_n2(master: Replicated) -> None:
 
 
 @pytest.mark.rule("C-03", "C-08")
-def test_the_half_open_connection_of_a_lost_copy_brings_nobody_into_the_set() -> None:
+def test_the_half_open_connection_of_a_lost_copy_brings_no_replica_into_the_set() -> None:
     master, old = in_sync_with_n2()
     replace_n2(master)
     assert len(master.frames(old, Disconnect)) == 1
@@ -29,7 +29,7 @@ def test_the_half_open_connection_of_a_lost_copy_brings_nobody_into_the_set() ->
 
 
 @pytest.mark.rule("C-03", "C-12")
-def test_what_a_lost_copy_held_is_no_ack_of_the_new_one() -> None:
+def test_records_of_a_lost_copy_do_not_count_as_acks_of_the_new_one() -> None:
     master, old = in_sync_with_n2()
     pending = master.append(b"a")
     ack_all(master, old)

@@ -74,7 +74,7 @@ def test_a_slave_connects_introduces_itself_and_reports() -> None:
 
 
 @pytest.mark.rule("A-04")
-def test_what_the_master_does_not_have_is_cut_epochs_and_all() -> None:
+def test_records_and_epochs_that_the_master_lacks_are_truncated() -> None:
     theirs = master_log(1, 2)
     ours = copy(theirs)
     write(ours, 3, opened_by="n3")
@@ -149,7 +149,7 @@ def test_an_unclean_election_takes_the_confirmed_too_but_not_while_the_log_is_op
 
 @pytest.mark.rule("A-04")
 @pytest.mark.parametrize("common", [True, False])
-def test_what_may_have_been_confirmed_goes_by_receipt_only_even_if_this_replica_has_not_heard(
+def test_records_that_may_be_confirmed_are_removed_by_receipt_only_even_if_this_replica_has_not_heard(
     common: bool,
 ) -> None:
     theirs = master_log(1) if common else new_log()
@@ -186,7 +186,7 @@ def test_starting_again_never_replaces_what_is_confirmed() -> None:
     assert (slave.truncations, ours.end_index) == ([], 1)
 
 
-def test_a_master_that_trimmed_past_the_slave_starts_it_anew() -> None:
+def test_a_master_that_trimmed_past_the_slave_resets_it() -> None:
     theirs = master_log(1, 2, records=3)
     ours = copy(theirs, until=theirs.batch_at(1))
     slave, key = following(ours, theirs, 2, committed_index=1)
@@ -260,7 +260,7 @@ def test_a_new_epoch_is_recorded_before_anything_of_it_is_acknowledged() -> None
 
 @pytest.mark.rule("A-06")
 @pytest.mark.parametrize("wrong", ["not opened", "elsewhere"])
-def test_an_epoch_that_does_not_open_as_its_header_says_is_refused(wrong: str) -> None:
+def test_an_epoch_that_does_not_open_as_in_its_header_is_refused(wrong: str) -> None:
     theirs = master_log(1)
     ours = copy(theirs)
     batch = next_batch(ours, 2, b"x") if wrong == "not opened" else next_batch(ours, 2, opened_by="n1")
@@ -360,7 +360,7 @@ def test_no_room_on_the_disk_costs_the_connection_and_nothing_else() -> None:
 
 
 @pytest.mark.rule("H-01", "H-05")
-def test_a_lost_or_silent_connection_is_made_anew_after_a_pause() -> None:
+def test_a_lost_or_silent_connection_is_made_again_after_a_pause() -> None:
     theirs = master_log(1)
     slave, key = following(copy(theirs), theirs, 1)
     slave.take()
@@ -477,7 +477,7 @@ def test_an_address_without_room_in_the_handshake_is_replaced_by_the_number(
     assert slave.frames(key, Handshake) == [Handshake(address, number=number)]
 
 
-def test_a_stop_says_good_bye() -> None:
+def test_a_stop_sends_a_disconnect() -> None:
     theirs = master_log(1)
     slave, key = following(copy(theirs), theirs, 1)
     slave.take()

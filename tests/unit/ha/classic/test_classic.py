@@ -117,7 +117,7 @@ def bytes_of(log: Commitlog) -> bytes:
 # --- master ------------------------------------------------------------------------------------------
 
 
-def test_the_master_opens_an_epoch_once_and_goes_on_with_it() -> None:
+def test_the_master_opens_an_epoch_once_and_continues_with_it() -> None:
     master = Master()
     assert (master.core.role, master.core.term, master.core.accepts_appends) == (Role.MASTER, 1, True)
     master.append(b"a", acks=Acks.LEADER)
@@ -155,7 +155,7 @@ def test_a_slave_without_data_starts_at_the_newest_segment_any_other_where_it_re
 
 
 @pytest.mark.rule("H-06")
-def test_a_peer_that_stores_bytes_may_go_on_in_the_middle_of_a_batch() -> None:
+def test_a_peer_that_stores_bytes_may_continue_in_the_middle_of_a_batch() -> None:
     master = Master()
     master.append(b"x" * 1_000, acks=Acks.LEADER)
     key = master.slave(place=0, at=1_003)
@@ -201,14 +201,14 @@ def test_slaves_get_only_what_the_master_holds_durably() -> None:
 
 
 @pytest.mark.rule("H-04")
-def test_a_slave_that_is_past_the_master_is_sent_away_and_told_of() -> None:
+def test_a_slave_that_is_past_the_master_is_sent_away_and_recorded() -> None:
     master = Master()
     key = master.slave(at=master.log.end_offset + 8)
     assert [type(message) for message in master.frames(key)] == [Disconnect]
     assert master.reported("corruption")
 
 
-def test_a_stranger_that_is_past_the_master_leaves_nothing_in_the_journal() -> None:
+def test_an_unidentified_peer_past_the_master_leaves_nothing_in_the_journal() -> None:
     master = Master()
     key = master.slave(place=0, at=1 << 62)
     assert [type(message) for message in master.frames(key)] == [Disconnect]
@@ -231,7 +231,7 @@ def test_a_synchronous_append_waits_for_the_configured_number_of_slaves() -> Non
 
 
 @pytest.mark.rule("H-07")
-def test_past_the_timeout_the_answer_says_so_and_the_record_stays() -> None:
+def test_after_the_timeout_the_fate_is_a_timeout_and_the_record_stays() -> None:
     master = Master()
     pending = master.append(b"a", timeout_ms=300)
     master.tick(301)
@@ -314,7 +314,7 @@ def test_after_a_restart_readers_wait_for_what_may_have_been_acknowledged() -> N
     assert again.reads == [("reader", 1)]
 
 
-def test_what_others_ask_a_classic_master() -> None:
+def test_a_classic_master_answers_reads_transfers_and_status() -> None:
     master = Master()
     master.slave()
     master.take()
@@ -380,7 +380,7 @@ def test_a_slave_reports_at_every_heartbeat_and_whenever_it_has_grown() -> None:
 
 
 @pytest.mark.rule("H-02")
-def test_what_is_reported_is_durable() -> None:
+def test_reported_records_are_durable() -> None:
     log = master_log()
     slave = Slave(copy(log, until=log.batch_at(2)), auto_sync=False)
     key = slave.connect()

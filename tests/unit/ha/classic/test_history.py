@@ -130,7 +130,7 @@ def test_an_empty_slave_counts_from_where_it_began() -> None:
 
 
 @pytest.mark.rule("H-07")
-def test_what_was_acknowledged_stays_so_without_its_slave() -> None:
+def test_acknowledged_records_stay_so_without_their_slave() -> None:
     """A repeat by key of an acknowledged append is answered although no slave is connected."""
     master = master_of(log_of(b"a"))
     key = connect(master, master.log)
@@ -233,7 +233,7 @@ def test_a_slave_starts_again_only_where_its_own_log_has_ended() -> None:
 
 
 @pytest.mark.rule("H-04")
-def test_what_follows_a_restart_must_lie_beyond_the_slaves_log() -> None:
+def test_records_after_a_restart_must_lie_beyond_the_slaves_log() -> None:
     log = log_of(b"a", b"b")
     slave = Slave(copy(log, until=log.batch_at(1)))
     key = slave.connect()
@@ -306,7 +306,7 @@ def test_a_refusal_is_in_the_masters_journal_once_for_each_cause() -> None:
     assert len(master.reported("corruption")) == 3
 
 
-def test_an_empty_masters_log_is_no_history() -> None:
+def test_an_empty_masters_log_is_not_a_history() -> None:
     master = Master(waits=True)
     key = master.connected(1, 2, History(500, 3, 1, b"12345678"))
     master.deliver(key, ClassicReport(500))

@@ -124,7 +124,7 @@ def test_a_copy_without_the_logs_state_is_not_opened() -> None:
 # --- an empty log ------------------------------------------------------------------------------------
 
 
-def test_a_new_log_opens_when_all_replicas_are_empty_or_nobody_objects() -> None:
+def test_a_new_log_opens_when_all_replicas_are_empty_or_none_objects() -> None:
     master = Master(waits=True)
     assert not is_open(master)
     master.slave(1, place=2, at=0)
@@ -146,7 +146,7 @@ def test_a_master_whose_disk_was_replaced_does_not_begin_the_log_again() -> None
     assert "this master's log is empty" in (master.core.status().waits_for or "")
 
 
-def test_strangers_decide_nothing() -> None:
+def test_unidentified_replicas_decide_nothing() -> None:
     master = Master(waits=True)
     key = master.connected(1, 0)
     master.deliver(key, ClassicReport(1 << 40))
@@ -154,7 +154,7 @@ def test_strangers_decide_nothing() -> None:
     assert is_open(master)
 
 
-def test_the_master_of_the_last_epoch_goes_on_with_it() -> None:
+def test_the_master_of_the_last_epoch_continues_with_it() -> None:
     """It hears those that connect in time; it needs none of them."""
     log = log_of(b"a", opened_by="n1")
     master = Master(log, hard_state=HardState(1, "n1"), waits=True)
@@ -168,7 +168,7 @@ def test_the_master_of_the_last_epoch_goes_on_with_it() -> None:
 
 
 @pytest.mark.rule("A-01")
-def test_a_copy_on_another_disk_does_not_go_on_with_the_epoch_that_its_node_had_opened() -> None:
+def test_a_copy_on_another_disk_does_not_continue_with_the_epoch_that_its_node_had_opened() -> None:
     """A slave that received it back may lack records of that epoch, and the state before its begin."""
     log = log_of(b"a", opened_by="n1")
     master = Master(log, hard_state=HardState(1), waits=True)
@@ -182,7 +182,7 @@ def test_a_copy_on_another_disk_does_not_go_on_with_the_epoch_that_its_node_had_
     assert (is_open(master), master.core.term) == (True, 2)
 
 
-def test_a_former_master_does_not_go_on_when_another_has_taken_over_since() -> None:
+def test_a_former_master_does_not_continue_when_another_has_taken_over_since() -> None:
     log = log_of(b"a", opened_by="n1")
     newer = copy(log)
     write(newer, 2, opened_by="n2")
@@ -198,7 +198,7 @@ def test_a_former_master_does_not_go_on_when_another_has_taken_over_since() -> N
     assert isinstance(late.core.refusal, NoLeader)
 
 
-def test_an_older_history_is_refused_and_stops_nobody() -> None:
+def test_an_older_history_is_refused_and_stops_no_replica() -> None:
     """The tail of a former master, which no slave follows, must not close the log."""
     log = log_of(b"a", opened_by="n1")
     tail = copy(log)

@@ -29,7 +29,7 @@ def test_a_full_room_gives_up_a_connection_of_the_address_that_holds_most() -> N
     assert room.enter("n3", "10.0.0.3") == "flood 0"
 
 
-def test_who_leaves_makes_room_and_may_leave_twice() -> None:
+def test_a_connection_that_leaves_makes_room_and_may_leave_twice() -> None:
     room: HandshakeRoom[int] = HandshakeRoom(1)
     assert room.enter(1, "a") is None
     room.leave(1)

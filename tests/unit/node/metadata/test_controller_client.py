@@ -76,7 +76,7 @@ def test_an_inactive_controller_names_the_active_one_which_is_asked_under_the_sa
 
 
 @pytest.mark.rule("C-10")
-def test_what_is_not_answered_is_asked_again_at_whoever_leads_by_then_and_ends_as_unknown() -> None:
+def test_an_unanswered_request_is_sent_again_to_the_current_leader_and_ends_as_unknown() -> None:
     bench = Bench()
     request = bench.ask()
     bench.leader = "c2"

@@ -126,5 +126,5 @@ def test_a_node_cannot_register_a_copy_of_another_node() -> None:
         (DeleteLog("a"), None),  # an operator's, at any node
     ],
 )
-def test_who_may_send_what(command: AnyCommand, sender: str | None) -> None:
+def test_senders_may_send_their_own_commands_only(command: AnyCommand, sender: str | None) -> None:
     assert only_sender_of(cast(Any, Metadata()), command) == sender

@@ -40,7 +40,7 @@ def replace_generation(files: MemoryFiles) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_crash_while_a_log_is_replaced_leaves_the_old_one_or_goes_on_with_its_end(seed: int) -> None:
+def test_a_crash_while_a_log_is_replaced_leaves_the_old_one_or_continues_with_its_end(seed: int) -> None:
     def prepared() -> MemoryFiles:
         files = MemoryFiles(Random(seed))
         folders = LogFolders(files, "d")
@@ -66,7 +66,7 @@ def test_a_crash_while_a_log_is_replaced_leaves_the_old_one_or_goes_on_with_its_
         assert LogFolders(crashed, "d").kept() == {"a": 2}
 
 
-def test_what_nobody_knows_is_not_taken_for_a_log_nor_removed() -> None:
+def test_an_unknown_folder_is_not_taken_for_a_log_nor_removed() -> None:
     files = MemoryFiles()
     fill(files, "a", b"an operator's")
     with pytest.raises(CorruptFile, match="not of the controllers"):

@@ -128,7 +128,7 @@ def test_a_failure_of_one_log_is_tried_again_and_the_others_are_followed() -> No
     assert (sorted(host.open), service.followed_index) == (["a", "b"], 9)
 
 
-def test_what_was_changed_of_a_configured_log_is_taken_up_and_an_unknown_value_is_not() -> None:
+def test_changed_settings_of_a_configured_log_are_applied_and_unknown_values_are_not() -> None:
     configured = LogSpec(replication="raft", replicas=("n1",))
     changed = LogSpec(replication="raft", replicas=("n1",), durability="replicated", preferred="n1")
     metadata = Metadata([Log(name="default", log_id=1, generation=-1, spec=changed, version=3)])
@@ -143,7 +143,7 @@ def test_what_was_changed_of_a_configured_log_is_taken_up_and_an_unknown_value_i
 
 
 @pytest.mark.rule("C-12")
-def test_what_is_changed_while_a_log_is_opened_reaches_its_driver() -> None:
+def test_settings_changed_while_a_log_is_opened_reach_its_driver() -> None:
     before = LogSpec(replication="controller", replicas=("n1", "n2"))
     after = msgspec.structs.replace(before, min_in_sync_replicas=2)
     hosted = HostedLog(LogSettings.of_spec("a", before), 1, None)

@@ -373,7 +373,7 @@ def test_ten_thousand_port_probes_leave_nothing_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("H-02", "H-04")
-def test_strangers_with_impossible_reports_do_not_fill_the_log(
+def test_unidentified_peers_with_impossible_reports_do_not_fill_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Eight bytes make a report to any master's listener; the core refuses each, and few log lines result."""
@@ -393,7 +393,7 @@ def test_strangers_with_impossible_reports_do_not_fill_the_log(
     assert [record.message for record in logged] == ["unidentified peers at the HA port"] * 7  # 1, 2, 4, … 64
 
 
-def test_those_who_say_nothing_are_closed_and_bounded(tmp_path: Path) -> None:
+def test_silent_connections_are_closed_and_bounded(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with classic_master(tmp_path) as (master, _):
             lines = [await dial(master.ha.address) for _ in range(20)]
@@ -479,7 +479,7 @@ def test_a_master_that_closes_without_a_byte_is_dialled_with_growing_pauses() ->
     asyncio.run(scenario())
 
 
-def test_a_log_that_is_attached_anew_begins_with_no_connections(tmp_path: Path) -> None:
+def test_a_log_that_is_attached_again_begins_with_no_connections(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with classic_master(tmp_path) as (master, own), classic_slave(tmp_path, own) as slave:
             assert isinstance(await master.append(b"a"), AppendResult)

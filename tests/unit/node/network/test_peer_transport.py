@@ -308,7 +308,7 @@ def hello(**changes: Any) -> bytes:
         (b"GET / HTTP/1.1\r\n\r\n", b""),
     ],
 )
-def test_strangers_are_refused(frame: bytes, reason: bytes) -> None:
+def test_nodes_that_are_not_members_are_refused(frame: bytes, reason: bytes) -> None:
     async def test() -> None:
         pair = Pair()
         await pair.nodes[0].start()

@@ -228,7 +228,7 @@ def test_restored_copies_of_all_voters_elect_a_leader_together(tmp_path: Path) -
     assert not marker_in(tmp_path / "data").exists
 
 
-def test_a_missing_note_of_the_origin_is_no_copy_and_a_destroyed_one_is(tmp_path: Path) -> None:
+def test_a_destroyed_note_of_the_origin_means_a_copy_and_a_missing_one_does_not(tmp_path: Path) -> None:
     node = Node(tmp_path, "n1", "n2", "n3")
     (tmp_path / "logs" / "default" / ORIGIN_NAME).unlink()
     reopen(node)

@@ -85,7 +85,7 @@ def test_a_stretch_that_all_have_trimmed_or_never_had_is_hopeless() -> None:
 
 
 @pytest.mark.rule("R-07")
-def test_only_a_majority_that_answers_for_long_says_that_it_was_never_committed() -> None:
+def test_only_a_majority_that_answers_for_long_proves_that_it_was_never_committed() -> None:
     alone, both = Fetch(4, 11, ("n2", "n3"), 2), Fetch(4, 11, ("n2", "n3"), 2)
     for _ in range(NOT_SETTLED_ROUNDS):
         assert not both.hopeless

@@ -179,7 +179,7 @@ def test_a_log_that_may_still_lack_what_it_promised_is_opened_unsound(position: 
     assert not RepairMarker(scene.files, "data", "log").keeps_promises
 
 
-def test_what_a_note_promises_is_taken_back_and_never_given_again() -> None:
+def test_the_promise_of_a_note_is_withdrawn_and_never_made_again() -> None:
     files = MemoryFiles()
     marker = RepairMarker(files, "data", "log")
     marker.save(Note("noise", "read", 1, keeps_promises=True, lacks_records=False))
@@ -195,7 +195,7 @@ def test_what_a_note_promises_is_taken_back_and_never_given_again() -> None:
     assert not marker.keeps_promises
 
 
-def test_what_all_peers_have_trimmed_is_not_waited_for() -> None:
+def test_records_that_all_peers_have_trimmed_are_not_waited_for() -> None:
     def trimmed(_peer: str, message: PeerCall) -> PeerCall:
         return FetchAnswer(message.id, 60, 79)
 
@@ -283,7 +283,7 @@ def test_a_log_of_which_only_the_vote_is_left_may_lack_everything() -> None:
 
 
 @pytest.mark.rule("R-02")
-def test_what_was_durable_while_the_log_ran_is_mended_not_cut() -> None:
+def test_records_that_were_durable_while_the_log_ran_are_repaired_not_truncated() -> None:
     """The process found the damage and was killed before it could move the durable point up."""
     scene = Scene()
     manifest_file = ManifestFile(scene.files, f"{FOLDER}/manifest")
@@ -325,7 +325,7 @@ def test_a_lost_vote_also_asks_voters_that_only_the_log_knows() -> None:
     assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(9, "n1")
 
 
-def test_a_repair_that_waits_says_so_once_and_can_be_given_up() -> None:
+def test_a_repair_that_waits_is_logged_once_and_can_be_given_up() -> None:
     scene, peers = Scene(), Peers(lambda _peer, message: FetchAnswer(message.id, -1, -1))
 
     async def meanwhile(repair: LogRepair) -> None:
@@ -353,7 +353,7 @@ def test_without_peers_nothing_is_thrown_away() -> None:
     assert set(before) - set(scene.files.list(FOLDER)) <= {"epochs"}  # created again from the log
 
 
-def test_a_disk_that_rots_at_once_is_no_endless_loop() -> None:
+def test_a_disk_that_rots_at_once_does_not_cause_an_endless_loop() -> None:
     scene, peers = Scene(), Peers(gives_all)
     scene.host.always_damaged = True
 
@@ -379,7 +379,7 @@ def test_a_lost_epoch_of_a_log_that_does_not_vote_needs_no_peer_and_another_iden
 
 
 @pytest.mark.parametrize("error", [DiskError(FOLDER, "write", "refused"), InvariantError("not its log")])
-def test_what_stops_a_node_also_stops_it_during_a_repair(error: Exception) -> None:
+def test_an_error_that_stops_a_node_also_stops_it_during_a_repair(error: Exception) -> None:
     scene = Scene()
     failures: list[BaseException] = []
 

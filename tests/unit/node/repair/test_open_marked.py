@@ -52,7 +52,7 @@ def test_the_only_voter_is_sound_once_its_log_opens(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("R-10")
-def test_who_has_lost_records_may_have_lost_that_others_vote_too(tmp_path: Path) -> None:
+def test_a_replica_that_lost_records_may_not_know_all_voters(tmp_path: Path) -> None:
     """The configuration names n1 alone; the record by which others joined was in what is lost."""
     node, driver = opened(tmp_path, lacks_records=True)
     assert not driver.sound

@@ -102,7 +102,7 @@ def test_only_what_is_committed_and_durable_is_given() -> None:
     assert (response.id, response.begin_index, response.settled_index, response.busy) == (9, 0, 11, False)
 
 
-def test_a_node_that_is_offline_gives_nothing_and_tells_no_term() -> None:
+def test_a_node_that_is_offline_gives_no_batch_and_no_term() -> None:
     node = Node(committed=19)
     assert node.ask(FetchRequest(1, 0, 3), offline=True) == FetchAnswer(1, -1, -1)
     assert node.ask(TermRequest(1), offline=True) is None
@@ -135,7 +135,7 @@ def test_digests_differ_exactly_where_the_batches_do() -> None:
 @pytest.mark.parametrize(
     "request_", [FetchRequest(1, 8, 11), DigestRequest(1, 0, 19), DigestRequest(1, 0, 19, deep=True)]
 )
-def test_damage_that_a_question_comes_upon_is_told_and_never_given(request_: PeerCall) -> None:
+def test_damage_that_a_request_finds_is_reported_and_never_sent(request_: PeerCall) -> None:
     node = Node(committed=19)
     file = node.files.open("log/00000000000000000000.log")
     file.pwrite(b"noise", BATCHES[4].offset + 200)

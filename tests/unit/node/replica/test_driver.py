@@ -121,7 +121,7 @@ def test_tables_that_share_a_batch_are_capped_in_bytes(tmp_path: Path) -> None:
     assert [batch.count for batch in node.driver.log.read_batches(1, 1 << 20)] == [2, 2, 1]
 
 
-def test_what_is_no_append_is_the_callers_mistake(node: Node) -> None:
+def test_an_invalid_append_is_the_callers_error(node: Node) -> None:
     with pytest.raises(ValueError, match="0 records"):
         node.driver.append(AppendRequest(RecordColumns()), lambda _: None)
 
@@ -192,7 +192,7 @@ def test_bytes_that_wait_are_limited_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("D-29")
-def test_a_node_that_does_not_lead_says_who_does(tmp_path: Path) -> None:
+def test_a_node_that_does_not_lead_names_the_leader(tmp_path: Path) -> None:
     node = Node(tmp_path, "n1", "n2", "n3")
     assert code(node.append()) == "no-leader"
     node.driver.deliver("n2", Heartbeat(3, "n2", -1, 1))
@@ -231,7 +231,7 @@ def test_a_repeat_in_the_same_turn_waits_for_the_first(node: Node) -> None:
     assert result(first[0]).first_index == result(again[0]).first_index == 1
 
 
-def test_a_repeat_whose_first_is_in_flight_too_long_is_told_so(tmp_path: Path) -> None:
+def test_a_repeat_whose_first_is_in_flight_too_long_is_refused(tmp_path: Path) -> None:
     node = leading_node(tmp_path)
     first = node.ask(idempotency_key="k", timeout_ms=60_000)
     again = node.ask(idempotency_key="k", timeout_ms=100)
@@ -251,7 +251,7 @@ def test_keys_survive_a_restart(node: Node) -> None:
     assert (again.first_index, again.replayed) == (first.first_index, True)
 
 
-def test_a_truncation_takes_back_the_keys_of_what_is_gone(tmp_path: Path) -> None:
+def test_a_truncation_takes_back_the_keys_of_removed_records(tmp_path: Path) -> None:
     node, log = follower_of_n2(tmp_path)
     push_to(node, PushType.APPEND, 1, "n2", -1, *log.batches)
     node.seams.run()

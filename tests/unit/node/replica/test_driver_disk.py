@@ -215,7 +215,7 @@ def test_a_read_without_a_leader_is_unavailable(tmp_path: Path) -> None:
     ]
 
 
-def test_the_journal_tells_start_term_role_and_epoch(node: Node) -> None:
+def test_the_journal_records_start_term_role_and_epoch(node: Node) -> None:
     [start] = node.events("start")
     assert start["version"] == "1.2.3"
     assert node.events("term") == [{"term": 1, "leader": "n1"}]
@@ -308,7 +308,7 @@ def test_a_leader_that_is_replaced_answers_term_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("D-26")
-def test_an_append_without_a_quorum_times_out_and_says_where_it_stands(tmp_path: Path) -> None:
+def test_an_append_without_a_quorum_times_out_and_reports_its_index(tmp_path: Path) -> None:
     node = leading_node(tmp_path)
     answers = node.ask(timeout_ms=200)
     node.seams.run()
@@ -481,7 +481,7 @@ def test_no_append_waits_longer_than_its_timeout_for_a_disk_that_hangs(tmp_path:
 
 @pytest.mark.rule("R-11")
 @pytest.mark.parametrize("durability", list(Durability))
-def test_what_a_repair_may_not_lose_is_what_was_acknowledged(tmp_path: Path, durability: Durability) -> None:
+def test_a_repair_may_not_lose_acknowledged_records(tmp_path: Path, durability: Durability) -> None:
     """With `replicated` that is more than what is synced: a damage there is no torn tail."""
     node = Node(tmp_path, durability=durability)
     durable_index = node.driver.log.durable_index

@@ -61,7 +61,7 @@ def test_an_append_in_hand_is_answered_when_the_one_before_it_meets_damage(
 
 
 @pytest.mark.rule("R-09", "D-26")
-def test_what_waits_for_the_next_leader_is_told_at_its_deadline_that_it_was_not_applied(
+def test_requests_that_wait_for_the_next_leader_are_refused_at_their_deadline_as_not_applied(
     tmp_path: Path,
 ) -> None:
     node = leading_node(tmp_path)

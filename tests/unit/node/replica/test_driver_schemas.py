@@ -282,7 +282,7 @@ def asked(node: Node, *values: bytes | None, **options: Any) -> list[Any]:
     return answers
 
 
-def test_what_takes_long_is_checked_beside_the_loop_and_appends_keep_their_order(tmp_path: Path) -> None:
+def test_slow_checks_run_beside_the_loop_and_appends_keep_their_order(tmp_path: Path) -> None:
     """The loop neither builds a decoder nor checks a large record, and takes no turns meanwhile."""
     workers = SlowWorkers()
     node = Node(tmp_path, workers=workers)

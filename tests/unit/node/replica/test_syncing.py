@@ -44,7 +44,7 @@ def test_a_write_that_falls_due_during_a_sync_is_synced_after_it() -> None:
     assert len(disk.asked) == 1
 
 
-def test_nobody_asks_for_a_sync_while_a_cut_is_under_way() -> None:
+def test_no_sync_is_requested_while_a_truncation_is_under_way() -> None:
     log, disk = open_log(MemoryFiles()), OneRound()
     syncer = LogSyncer(log, disk, Durability.FSYNC, DriverConfig(), lambda: None)
     grow(log, 1, sync=False)

@@ -102,7 +102,7 @@ def test_no_fence_is_passed(log: Log) -> None:
     assert log.until(Retention(ms=HOUR_MS)) is None
 
 
-def test_nothing_uncommitted_goes_and_no_trim_is_asked_for_twice(log: Log) -> None:
+def test_nothing_uncommitted_is_trimmed_and_no_trim_is_requested_twice(log: Log) -> None:
     for _ in range(10):
         log.data(age_ms=9 * HOUR_MS)
     assert retained_from(log.log, log.state, 5, Retention(ms=HOUR_MS), NOW_MS) == 6
@@ -110,7 +110,7 @@ def test_nothing_uncommitted_goes_and_no_trim_is_asked_for_twice(log: Log) -> No
     assert log.until(Retention(ms=HOUR_MS)) is None  # on its way: only control records lie behind it
 
 
-def test_what_a_log_does_not_say_is_the_defaults() -> None:
+def test_a_log_without_its_own_retention_has_the_defaults() -> None:
     default = RetentionConfig(ms=5, bytes=7)
     assert Retention.of(None, default) == Retention(5, 7)
     assert Retention.of({"ms": 9}, default) == Retention(9, None)
@@ -122,7 +122,7 @@ def configured(**tables: Any) -> Any:
     return parse({"cluster": {"id": "c"}, "nodes": [node], **tables}, "n1")
 
 
-def test_the_configuration_says_how_long_and_how_gently() -> None:
+def test_the_configuration_sets_duration_and_rate() -> None:
     logs = [{"name": "own", "retention_ms": 5}, {"name": "other"}]
     settings = configured(logs=logs, retention={"bytes": 7}, scrub={"bytes_per_s": 1_000})
     kept = {log.name: Retention.of(log.retention, settings.retention) for log in settings.logs}
