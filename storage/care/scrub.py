@@ -108,7 +108,7 @@ class Scrub:
                 self._last, self.chain = batch, batch.header.chain
         finally:
             file.close()
-        if not self._index_tells(stretch, own):
+        if not self._index_matches(stretch, own):
             self._wrong_index = segment
 
     def _problem(self, batch: Batch, stretch: Stretch) -> str | None:
@@ -121,7 +121,7 @@ class Scrub:
             return "a batch of another index or term"
         return None if follows_chain(batch, last.header.chain) else "the hash chain is broken"
 
-    def _index_tells(self, stretch: Stretch, own: SegmentIndex) -> bool:
+    def _index_matches(self, stretch: Stretch, own: SegmentIndex) -> bool:
         """Return whether the index file matches these batches, except for the running maximum of times."""
         path = stretch.segment.index_path
         if stretch.index_position is None:
@@ -130,7 +130,7 @@ class Scrub:
             return False
         file = self._files.open(path)
         try:
-            return SegmentIndex(file.read(stretch.index_position, own.count * ENTRY_SIZE_BYTES)).tells(own)
+            return SegmentIndex(file.read(stretch.index_position, own.count * ENTRY_SIZE_BYTES)).matches(own)
         finally:
             file.close()
 

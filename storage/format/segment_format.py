@@ -160,7 +160,7 @@ class SegmentIndex:
         """Return the entries of rows first..end-1 as stored on disk."""
         return bytes(self._buffer[first * ENTRY_SIZE_BYTES : end * ENTRY_SIZE_BYTES])
 
-    def tells(self, own: "SegmentIndex") -> bool:
+    def matches(self, own: "SegmentIndex") -> bool:
         """Return whether these entries equal those of `own`, except for the running maximum, and are
         complete."""
         mine, its = self._columns[: self.count], own._columns[: own.count]

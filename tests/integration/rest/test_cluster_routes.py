@@ -376,7 +376,7 @@ def test_methods_that_a_route_does_not_have(cluster: Cluster, method: str, path:
         "/%00",
     ],
 )
-def test_what_does_not_exist(cluster: Cluster, path: str) -> None:
+def test_unknown_paths_are_not_found(cluster: Cluster, path: str) -> None:
     refused(cluster.get("n1", path), 404, "not-found")
     answer = cluster.call("POST", "n1", path, json={})
     refused(answer, 404, "not-found")

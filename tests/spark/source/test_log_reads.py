@@ -49,7 +49,7 @@ def test_a_short_read_is_never_passed_on(replicas: list[FakeReplica]) -> None:
         indexes(client_of(replicas), 0, 102)
 
 
-def test_tells_the_tail_without_a_leader_but_does_not_confirm_it(replicas: list[FakeReplica]) -> None:
+def test_the_tail_is_known_without_a_leader_but_not_confirmed(replicas: list[FakeReplica]) -> None:
     for replica, committed_index in zip(replicas, (80, 90), strict=True):
         replica.has_leader = False
         replica.committed_index = committed_index

@@ -280,7 +280,7 @@ def test_other_settings_leave_a_change_under_way_alone() -> None:
     assert (quorum.log().leaving, quorum.log().arriving) == (("n3",), ("n4",))
 
 
-def test_what_cannot_work_is_refused() -> None:
+def test_changes_that_cannot_work_are_refused() -> None:
     quorum = in_sync(preferred="n3")
     log = quorum.log()
     for bad in ((), ("n9",), ("n1", "n1")):

@@ -63,7 +63,7 @@ def state_after(history: list[AnyEvent]) -> Metadata:
 @pytest.mark.rule("C-01")
 @settings(max_examples=200, deadline=None)
 @given(st.lists(events(), max_size=30))
-def test_the_same_events_give_the_same_metadata_whatever_they_say(history: list[AnyEvent]) -> None:
+def test_the_same_events_give_the_same_metadata_for_any_content(history: list[AnyEvent]) -> None:
     one, other = state_after(history), Metadata()
     for index, event in enumerate(history):
         other.apply(index, decode_event(encode_event(event)))

@@ -60,7 +60,7 @@ class Requests:
         self._post(source, target, message)
 
 
-def began_anew(copy: Commitlog, master: Commitlog) -> bool:
+def began_again(copy: Commitlog, master: Commitlog) -> bool:
     return copy.begin_index > 0 and copy.end_index >= master.begin_index
 
 
@@ -94,7 +94,7 @@ def test_a_slave_of_auto_switch_learns_the_epoch_of_its_begin(monkeypatch: pytes
     requests = Requests(group.network, monkeypatch)
     group.nodes[slave].start()
     copy, source = group.nodes[slave], group.nodes[master]
-    assert group.run_until(lambda: began_anew(copy.log, source.log), 10)
+    assert group.run_until(lambda: began_again(copy.log, source.log), 10)
     assert group.run_until(lambda: copy.log.knows_begin_epoch, 5)
     assert (requests.count, copy.log.epochs) == (1, source.log.epochs)
 
@@ -109,7 +109,7 @@ def test_a_master_of_the_version_before_is_asked_once_and_again_when_it_leads_ag
     requests.is_before = True
     group.nodes[slave].start()
     copy, source = group.nodes[slave], group.nodes[master]
-    assert group.run_until(lambda: began_anew(copy.log, source.log) and requests.count > 0, 10)
+    assert group.run_until(lambda: began_again(copy.log, source.log) and requests.count > 0, 10)
     group.run(3)
     assert (requests.count, copy.log.knows_begin_epoch) == (1, False)
     assert copy.driver.committed_index > copy.log.begin_index  # it follows all the same
@@ -144,7 +144,7 @@ def test_a_classic_slave_learns_the_epoch_of_its_begin(
     requests = Requests(group.network, monkeypatch)
     requests.is_before = is_before
     slave.start()
-    assert group.run_until(lambda: began_anew(slave.driver.log, master.driver.log), 20)
+    assert group.run_until(lambda: began_again(slave.driver.log, master.driver.log), 20)
     assert group.run_until(lambda: requests.count > 0, 5)
     group.run(3)
     assert (requests.count, slave.driver.log.knows_begin_epoch) == (1, not is_before)

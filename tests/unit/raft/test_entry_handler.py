@@ -143,7 +143,7 @@ def test_a_second_push_of_a_waiting_index_is_repeated_and_takes_its_place() -> N
 
 
 @pytest.mark.rule("D-16")
-def test_what_waits_is_bounded() -> None:
+def test_waiting_pushes_are_bounded() -> None:
     leader = Leader(log_of(*[1] * 9), log_of(1))
     leader.compare(0)
     for index in (2, 3, 4, 5):

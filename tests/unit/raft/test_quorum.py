@@ -131,7 +131,7 @@ def test_appends_are_answered_in_the_order_of_their_indexes() -> None:
 
 
 @pytest.mark.rule("D-25")
-def test_acks_leader_all_and_quorum_wait_for_what_they_say() -> None:
+def test_acks_leader_all_and_quorum_wait_for_their_own_condition() -> None:
     group, leader = ready_group(3)
     leader.auto_sync = False
     leader.append(token="leader", acks=Acks.LEADER)

@@ -420,7 +420,7 @@ def test_the_bytes_on_disk_stay_what_they_are(name: str, data: bytes) -> None:
     assert (GOLDEN / name).read_bytes() == data
 
 
-def test_the_header_of_the_golden_batch_reads_as_the_page_says() -> None:
+def test_the_header_of_the_golden_batch_reads_as_on_the_page() -> None:
     data = (GOLDEN / "batch.bin").read_bytes()
     assert data[:8] == b"CLB1\1\0\0\0"
     assert int.from_bytes(data[24:32], "little") == 42  # base_index

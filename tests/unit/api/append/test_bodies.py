@@ -92,7 +92,7 @@ def record_objects(draw: st.DrawFn) -> tuple[dict[str, Any], tuple[Any, ...]]:
 
 
 @given(st.lists(record_objects(), min_size=1, max_size=5), st.booleans())
-def test_json_and_lines_store_what_they_say(
+def test_json_and_lines_store_the_same_records(
     records: list[tuple[dict[str, Any], tuple[Any, ...]]], ascii_only: bool
 ) -> None:
     objects = [record for record, _ in records]

@@ -18,7 +18,7 @@ def core(role: Role, *peers: PeerStatus) -> Any:
     )
 
 
-def test_what_an_operator_sees() -> None:
+def test_metrics_of_a_node_in_controller_mode() -> None:
     slaves = (PeerStatus("n2", "TRANSFER", 1, 0, 0), PeerStatus("n3", "DISCONNECTED", -1, 0, None))
     logs = {
         "a": SimpleNamespace(name="a", ha=core(Role.MASTER, *slaves)),

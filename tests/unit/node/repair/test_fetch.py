@@ -99,7 +99,7 @@ def test_only_a_majority_that_answers_for_long_proves_that_it_was_never_committe
     assert not alone.hopeless  # the other one may have it
 
 
-def test_a_peer_under_repair_has_nothing_to_say() -> None:
+def test_a_peer_under_repair_does_not_make_a_fetch_hopeless() -> None:
     fetch = Fetch(4, 11, ("n2", "n3"), 2)
     for _ in range(3 * NOT_SETTLED_ROUNDS):
         fetch.took("n2", OFFLINE)
