@@ -118,7 +118,7 @@ class HttpMiddleware:
         self._meter.answered(method, "refused", error.http_status)
 
     def _authorization(self, path: str, headers: RawHeaders) -> bytes | None:
-        """Raises Unauthenticated for more than one: two nodes must not find two identities in one call."""
+        """Raise Unauthenticated for more than one: two nodes must not find two identities in one call."""
         found = [value for name, value in headers if name == b"authorization"]
         if len(found) > 1 and self._tokens.needed and not is_open(path):
             raise Unauthenticated("the request has more than one Authorization header")

@@ -94,7 +94,7 @@ class Operations:
         return self._call("POST", f"{self._log}:elect", {"candidate": candidate, "unclean": unclean})[0]
 
     def set_fence(self, token: str | None, **match_token: str | None) -> dict[str, Any]:
-        """From now on every append needs `token` (None: none). match_token=...: only if that token is set
+        """Require `token` for every later append (None: no token). match_token=...: only if that token is set
         now."""
         return self._call("POST", f"{self._log}:fence", {"token": token, **match_token})[0]
 

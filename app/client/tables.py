@@ -72,7 +72,7 @@ class Tables:
         return [MaterializedTable.of(table) for table in self._get("/tables")["tables"]]
 
     def find(self, name: str) -> MaterializedTable:
-        """Raises NotFound."""
+        """Return one table. Raises NotFound."""
         return MaterializedTable.of(self._get(f"/tables/{quote(name, safe='')}"))
 
     def wait(self, index: int, *, table: str = ENTRIES, timeout_ms: int = 5_000) -> MaterializedTable:

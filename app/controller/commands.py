@@ -116,8 +116,11 @@ class ReplicaChange(StrEnum):
 
 
 class ChangeReplica(ControllerCommand, frozen=True, array_like=True, tag="change-replica"):
-    """By an operator, in controller mode. change_id, generation: as in CreateLog and ChangeLog. force: REMOVE
-    and CLEAN take the node out at once, also when it is alive or has the last copy in sync."""
+    """Change of one replica by an operator, in controller mode.
+
+    change_id, generation: as in CreateLog and ChangeLog. force: REMOVE and CLEAN take the node out at
+    once, also when it is alive or has the last copy in sync.
+    """
 
     node: str
     change: ReplicaChange

@@ -126,7 +126,7 @@ def _complete(
 
 
 def _reports(log: Log, members: Sequence[int], liveness: Liveness) -> dict[int, tuple[int, int]]:
-    """By member that was heard after the last lease had ended: epoch and end of its log."""
+    """Return epoch and end of the log by member, for those heard after the last lease had ended."""
     heard = {}
     for member in members:
         replica, report = log.replica(member), _report_of(log, member, liveness)

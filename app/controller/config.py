@@ -81,7 +81,7 @@ def changed_config(config: ControllerConfig, changes: Mapping[str, Any]) -> Cont
 
 
 def check_changes(config: ControllerConfig, changes: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a setting that cannot be changed at run time, or a value of another type."""
+    """Raise ConfigError for a setting that cannot be changed at run time, or a value of another type."""
     for name, value in changes.items():
         if name not in CHANGEABLE_AT_RUN_TIME:
             allowed = ", ".join(CHANGEABLE_AT_RUN_TIME)

@@ -76,8 +76,11 @@ def _about_priorities(spec: LogSpec) -> list[tuple[str, str]]:
 
 
 def _about_acks(spec: LogSpec, voters: int) -> list[tuple[str, str]]:
-    """With one holder of a record only its return, or an unclean election, could end a failure of the master:
-    who wants that appends with acks=leader."""
+    """Return the complaints about in_sync_replicas.
+
+    It is at least 2: with one holder of a record, only its return or an unclean election could end a failure
+    of the master. `acks=leader` is the setting for that.
+    """
     acks = spec.in_sync_replicas
     if acks is None:
         return []
@@ -120,7 +123,7 @@ def complaint_about_version(current: int, required: int | None) -> str | None:
 
 
 def check_version(current: int, required: int | None) -> None:
-    """Raises Refused with CONFIG_CHANGED, as `complaint_about_version`."""
+    """Raise Refused with CONFIG_CHANGED if `complaint_about_version` has a complaint."""
     complaint = complaint_about_version(current, required)
     if complaint is not None:
         raise Refused(Reason.CONFIG_CHANGED, complaint)
@@ -177,6 +180,6 @@ def configured_spec(log: Log, configured: LogSpec, brokers: Collection[str]) -> 
 
 
 def check_usable(log: Log) -> None:
-    """Raises Refused for a log that is being deleted."""
+    """Raise Refused for a log that is being deleted."""
     if log.state == LOG_DELETING:
         raise Refused(Reason.LOG_DELETING, f"log {log.name} is being deleted")

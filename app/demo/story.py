@@ -216,7 +216,7 @@ class Demo:
         self._stack.callback(self._spark_side.end, 2.0)
 
     def look_at_tables(self) -> None:
-        """Return the results of Spark's reading of the tables."""
+        """Wait for the results of Spark's queries, and keep them in the story."""
         self._await_spark(self._answer.exists, "Spark's look at the tables")
         self.story.found = json.loads(self._answer.read_text())
 
@@ -298,7 +298,7 @@ def java_environment() -> dict[str, str]:
 
 
 class Stalled:
-    """Raises DemoFailed when a count has not changed for STALLED_S."""
+    """Raise DemoFailed when a count has not changed for STALLED_S."""
 
     def __init__(self, what: str, job: SparkJob | None = None) -> None:
         self._what = what

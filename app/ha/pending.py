@@ -64,7 +64,7 @@ class PendingAppends:
         return _answers(done, AppendFate.ACKNOWLEDGED)
 
     def time_out(self, now_ms: int, fate: AppendFate) -> Answers:
-        """Those whose deadline has come."""
+        """Return the answers to appends whose deadline has passed."""
         if now_ms < self._next_deadline_ms:
             return []
         late: list[PendingAppend] = []

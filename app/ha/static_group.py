@@ -36,4 +36,4 @@ class StaticGroup(MemberCore):
     def configure(
         self, group: GroupConfig, index: int, now_ms: int, nodes: Mapping[str, tuple[str, str]] | None = None
     ) -> None:
-        """No record of such a log names its replicas."""
+        """Ignore a group of a record: the configuration alone names the replicas of such a log."""

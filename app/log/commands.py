@@ -76,7 +76,7 @@ class Trim:
 
 @dataclass(frozen=True, slots=True)
 class SetFence:
-    """From now on every append needs this token (None: none). match_token: the token that must be set
+    """Require a token for every later append (None: no token). match_token: the token that must be set
     before."""
 
     token: str | None

@@ -242,7 +242,7 @@ def _mismatch(part: _Part, decoders: Decoders) -> SchemaMismatch | None:
             continue
         try:
             found = decoder.check(values)
-        except Exception as error:  # as above
+        except Exception as error:  # of a reader: within a turn of the driver it would stop the node
             return SchemaMismatch(version, first, "", _fault(error))
         if found is not None:
             return SchemaMismatch(version, first + found.position, found.pointer, found.reason)

@@ -30,7 +30,7 @@ class DataFolder:
         self._lock: Lock | None = None
 
     def claim(self) -> None:
-        """Make the folder if need be, and take it for this node. Blocks.
+        """Make the folder if it does not exist, and take it for this node. Blocks.
 
         Raises ConfigError for the folder of another node or cluster, StorageError, OSError.
         """

@@ -71,7 +71,7 @@ class HostedLog:
 
     @property
     def repairing(self) -> bool:
-        """From the first sign of damage until the replica is sound."""
+        """True from the first sign of damage until the replica is sound."""
         return self.repair is not None or self.healing
 
     @property

@@ -126,10 +126,10 @@ class PushAnswer(Message, frozen=True, array_like=True, tag=6):
     """Cumulative: SUCCESS confirms that the follower holds the leader's log up to `index`, as durably as the
     log requires; so does `end_index` after a TRUNCATE (D-14).
 
-    index: with SUCCESS as above (COMPARE: the compare index); otherwise the index that the answer is about.
-    life: drawn at random when the follower started. conflict_term, conflict_index: with INCONSISTENT_STATE to
-    a COMPARE, the follower's last index at or below
-        the compare index whose term is at most the leader's there, and that record's term (D-13).
+    index: with SUCCESS the confirmed one (COMPARE: the compare index); otherwise that of the request. life:
+    drawn at random when the follower started. conflict_term, conflict_index: with INCONSISTENT_STATE to a
+    COMPARE, the follower's last index at or below the compare index whose term is at most the leader's there,
+    and that record's term (D-13).
     may_lead: false while the follower lacks the log's state, or something that it once acknowledged. sound:
     false while it may lack something that it once acknowledged or voted: its answers do not count.
     """

@@ -53,7 +53,7 @@ class BinaryReader:
         """Return None: there is no faster way for many records than `columns`."""
 
     def check(self, value: bytes) -> None:
-        """Return if a record matches. Raises ValueInvalid."""
+        """Raise ValueInvalid unless a record matches."""
         self.row(value)
 
     def row(self, value: bytes) -> tuple[Row, str | None]:

@@ -31,7 +31,7 @@ class RecordReader(Protocol):
     """Reads the records of one format with one schema."""
 
     def check(self, value: bytes) -> None:
-        """Return if a record matches. Raises ValueInvalid."""
+        """Raise ValueInvalid unless a record matches."""
 
     is_fast: bool
     """True if `accepts` takes a few ns a byte, whatever the records are."""

@@ -110,14 +110,14 @@ class FastReader:
         return columns
 
     def check(self, values: Sequence[bytes]) -> None:
-        """Return if all records match and have no unknown fields. Raises Unproved."""
+        """Raise Unproved unless all records match and have no unknown fields."""
         records, _ = self._records(values)
         if self._checked:
             for record in records:
                 self._check(record)
 
     def check_one(self, value: bytes) -> None:
-        """Return if the record matches; it may have unknown fields. Raises Unproved."""
+        """Raise Unproved unless the record matches; it may have unknown fields."""
         record, _ = self._record(value)
         if self._checked:
             self._check(record)
@@ -197,9 +197,9 @@ class FastReader:
         return pairs
 
     def _check_unknown(self, value: bytes, pairs: int, found: int) -> None:
-        """Return if the unknown fields of a record are all of the pairs that its text has more.
+        """Raise Unproved unless the unknown fields of a record account for all further pairs of its text.
 
-        pairs: in the known fields. found: `":` in the text. Raises Unproved.
+        pairs: in the known fields. found: `":` in the text.
         """
         if not self._is_open:
             raise Unproved

@@ -68,7 +68,7 @@ class JsonReader:
             return None
 
     def check(self, value: bytes) -> None:
-        """Return if a record matches. Raises ValueInvalid."""
+        """Raise ValueInvalid unless a record matches."""
         if self._fast is not None:
             try:
                 return self._fast.check_one(value)

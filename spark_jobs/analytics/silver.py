@@ -177,7 +177,7 @@ class DelaysJob:
         return 0 if last is None else int(last)
 
     def _newest_hour(self) -> Column:
-        """From all earlier records: a late one is never the newest, so the other table is sufficient."""
+        """Return the newest hour of all earlier records; no late one has it, so one table is sufficient."""
         newest = F.date_format(F.max("hour"), ISO)
         found = read_table(self.spark, self.delays_path).agg(newest).collect()[0][0]
         return F.lit(found).cast("timestamp")
@@ -227,7 +227,7 @@ def is_late() -> Column:
 
 
 def delay_parts(flights: DataFrame, until: int) -> DataFrame:
-    """In `with_watermark`, without late ones. Out DELAYS."""
+    """Return the delays by carrier and hour. In `with_watermark`, without late ones. Out DELAYS."""
     parts = flights.groupBy("carrier", "hour").agg(
         F.count("*").alias("flights"),
         F.count_if(F.col("dep_delay").isNull()).alias("cancelled"),

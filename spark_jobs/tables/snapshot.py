@@ -62,7 +62,7 @@ class EntriesSnapshot:
 
     @property
     def begin_index(self) -> int:
-        """From this index on, every committed data record before the table's end is a row."""
+        """Index from which on every committed data record before the table's end is a row."""
         first = min((file.first_index for file in self.files), default=0)
         return min(first, int(self.properties.get(BEGIN_PROPERTY, first)))
 

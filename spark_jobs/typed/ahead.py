@@ -10,8 +10,10 @@ Item = TypeVar("Item")
 
 @contextmanager
 def ahead(items: Iterator[Item]) -> Iterator[Iterator[Item]]:
-    """Give an iterator over the items, one of which is made before it is asked for. After the block no thread
-    uses `items`."""
+    """Yield an iterator over `items` that makes the next item in a thread while the caller uses the last one.
+
+    After the block no thread uses `items`.
+    """
     with ThreadPoolExecutor(1) as thread:
 
         def taken() -> Iterator[Item]:

@@ -1,4 +1,4 @@
-"""From rows of `entries` to rows of the typed tables. PURE.
+"""Decoding of rows of `entries` into rows of the typed tables. PURE.
 
 The version with which a record is read is a function of the record and of the schemas before it in the log:
 its rows do not depend on the driver or the time of the decoding.

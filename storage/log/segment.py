@@ -74,7 +74,7 @@ class Segment:
 
     @property
     def index(self) -> SegmentIndex:
-        """Raises CorruptLog if it has to be rebuilt and the segment is damaged, DiskError."""
+        """Index of the segment. Raises DiskError, CorruptLog if a rebuild finds the segment damaged."""
         if self._index is None:
             self._map_index()
         assert self._index is not None

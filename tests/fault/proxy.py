@@ -1,7 +1,7 @@
-"""A network between peers that can be cut and slowed without any privilege: a TCP relay an ordered pair.
+"""A network between peers that can be cut and slowed without privileges: a TCP relay for each ordered pair.
 
-What a relay cannot do is lose, double or overtake packets below TCP: a lost packet is played as the pause
-until TCP sends it again.
+A relay cannot lose, double or reorder packets below TCP: a lost packet is simulated as the pause until TCP
+sends it again.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class Relay:
         writer.transport.abort()
 
     def hold_s(self, link: Link, size_bytes: int) -> float:
-        """How long this chunk takes over the link."""
+        """Return the time that a chunk takes over the link."""
         seconds = (link.delay_ms + self.chance.random() * link.jitter_ms) / 1000
         if link.bytes_per_s:
             seconds += size_bytes / link.bytes_per_s

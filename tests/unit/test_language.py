@@ -201,6 +201,19 @@ def test_docstrings_and_comments_are_plain_technical_english(folder: str) -> Non
     assert not found, "\n".join(found)
 
 
+def test_a_docstring_promises_a_result_only_where_there_is_one() -> None:
+    found = [
+        f"{file.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for folder in PLAIN_CODE
+        for file in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (isinstance(node.returns, ast.Constant) and node.returns.value is None)
+        and re.match(r"(Return|Yield)\b(?! None)", ast.get_docstring(node) or "")
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_names_of_tests_are_plain_technical_english() -> None:
     found = [
         f"{file.relative_to(ROOT)}: {node.name}"

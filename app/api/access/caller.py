@@ -94,7 +94,7 @@ class Caller:
         return not self.revoked and now.scopes >= before.scopes and now.logs in (before.logs, ALL_LOGS)
 
     def require(self, scopes: frozenset[Scope], log: str | None) -> None:
-        """Raises Forbidden if `may` is false."""
+        """Raise Forbidden if `may` is false."""
         if self.may(scopes, log):
             return
         if log == AUDIT_LOG:
@@ -105,7 +105,7 @@ class Caller:
         )
 
     def require_any(self, scopes: frozenset[Scope]) -> None:
-        """Raises Forbidden if the caller has none of the scopes, for any log."""
+        """Raise Forbidden if the caller has none of the scopes, for any log."""
         if scopes.isdisjoint(self.grant.scopes):
             raise Forbidden(f"the token {self.name} does not have the scope {_listed(scopes)}; {self.grant}")
 

@@ -37,7 +37,7 @@ class Tokens:
 
     @classmethod
     def load(cls, path: Path | None) -> "Tokens":
-        """Raises ConfigError, also for a file without tokens, which would refuse every caller."""
+        """Read the file. Raises ConfigError, also if it has no tokens: every caller would be refused."""
         return cls(path, "" if path is None else _read(path))
 
     @property
@@ -93,7 +93,7 @@ class Tokens:
                 logger.info("tokens file read again", extra={"tokens": len(self._callers)})
         except ConfigError as error:
             if str(error) != self._failure:
-                logger.error("the tokens of before stay valid: %s", error)
+                logger.error("the tokens file is not used, the tokens read before it stay valid: %s", error)
             self._failure = str(error)
         else:
             self._failure = None
@@ -122,7 +122,7 @@ def _read(path: Path) -> str:
 
 
 def _parsed(path: Path, text: str) -> dict[bytes, TokenLine]:
-    """Raises ConfigError."""
+    """Return the lines by digest. Raises ConfigError."""
     try:
         lines = parse_lines(text)
     except ConfigError as error:

@@ -77,7 +77,7 @@ class AppendHandler:
         self.in_flight = InFlightLimit(http.max_open_appends, http.max_open_bytes)
 
     def check_log(self, name: str) -> None:
-        """Raises LogNotFound, InvalidRequest or Forbidden, before a body is read."""
+        """Raise LogNotFound, InvalidRequest or Forbidden before a body is read."""
         self.broker.find(name)
         if name.startswith("__"):
             raise Forbidden("clients may not append to a system log")

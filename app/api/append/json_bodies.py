@@ -125,7 +125,7 @@ def decode_lines(body: bytes, limits: Limits) -> RecordColumns:
 
 
 def plain_lines(body: bytes, limits: Limits) -> RecordColumns | None:
-    """Return the records if all are plain and within the limits; the other way finds what is not."""
+    """Return the records if all are plain and within the limits; None: `_lines_one_by_one` finds why."""
     if not body:
         return None
     text = np.frombuffer(body, np.uint8)

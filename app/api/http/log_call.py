@@ -217,7 +217,7 @@ class LogCall:
         return not stays_here(self.request)
 
     async def _pass_on(self, node: NodeSettings, silence_s: float) -> NoReturn:
-        """Raises AnsweredElsewhere with another node's answer to this read, streamed.
+        """Raise AnsweredElsewhere with another node's answer to this read, streamed.
 
         Raises NotSent when there is none: a read may be repeated, so a lost one counts as not sent; NotLeader
         when that node does not lead.

@@ -36,7 +36,7 @@ def repeated_header(headers: RawHeaders) -> str | None:
 
 
 def check_single_headers(headers: RawHeaders) -> None:
-    """Raises InvalidRequest for a single-value header that occurs twice."""
+    """Raise InvalidRequest for a single-value header that occurs twice."""
     name = repeated_header(headers)
     if name is not None:
         raise InvalidRequest((f"/headers/{name}", "given twice"))

@@ -67,7 +67,7 @@ class ReadQuery(RecordQuery):
     term: Index | None = Field(None, description="Only records of this term")
 
     def check_one_start(self) -> None:
-        """Raises InvalidRequest when two starts are given."""
+        """Raise InvalidRequest when two starts are given."""
         names = ("from_index", "from_timestamp", "last", "from_", "cursor")
         given = [name.rstrip("_") for name in names if getattr(self, name) is not None]
         if len(given) > 1:

@@ -98,7 +98,7 @@ class Reader:
         return self.visible_end >= index
 
     def check_served(self) -> None:
-        """Raises Repairing when the log was found damaged since this read began."""
+        """Raise Repairing when the log was found damaged since this read began."""
         if self.hosted.driver is not self.driver:
             raise Repairing()
 
@@ -150,14 +150,14 @@ class Reader:
                 range_.until_timestamp_ms = None
 
     def check_index(self, index: int) -> None:
-        """Return one record by its index. Raises IndexTrimmed, IndexOutOfRange."""
+        """Raise IndexTrimmed or IndexOutOfRange for an index that the request may not see."""
         end = self.visible_end
         if index > end:
             raise IndexOutOfRange(end + 1)
         self._check_begin(index)
 
     def _check_begin(self, index: int) -> None:
-        """Raises IndexTrimmed. A replica that was reset begins after indexes that it has committed."""
+        """Raise IndexTrimmed before the begin, which after a reset is beyond committed indexes."""
         if index < self.log.first_index:
             raise IndexTrimmed(self.log.first_index)
 

@@ -54,7 +54,7 @@ def _objects(rows: pa.RecordBatch, encoding: Encoding) -> Iterator[dict[str, Any
 
 
 def _put(record: dict[str, Any], name: str, data: bytes | None, encoding: Encoding) -> None:
-    """Return `name` where the bytes are text (or null), otherwise `name`_base64."""
+    """Set `name` where the bytes are text or null, otherwise `name`_base64."""
     text = None if data is None else _text(data, encoding)
     if isinstance(text, dict):
         record[f"{name}_base64"] = text["base64"]

@@ -241,7 +241,8 @@ async def delete_log(call: Call, log: LogName, query: Nothing) -> Response:
 
 
 def _deletable(call: Call, log: str) -> HostedLog:
-    """Raises what LogCall.find raises; InvalidRequest for a log that only the configuration file defines."""
+    """Return a log that may be deleted. Raises what LogCall.find raises; InvalidRequest for a log of the
+    configuration file."""
     hosted = call.broker.find(log)
     if hosted.generation == CONFIGURED:
         raise InvalidRequest(
@@ -350,10 +351,12 @@ def _unsupported_object(log: Log) -> dict[str, Any]:
 
 
 def _log_object(broker: Broker, hosted: HostedLog) -> dict[str, Any]:
-    """The log as this node knows it. master to set_epoch: of controller mode as the controllers have it; of
-    classic mode the master of the configuration, its epoch at a node that serves the log, and who is in sync
-    at the master alone. schema_version: of the committed records at a node that serves the log, if it has a
-    schema."""
+    """Return the log as this node knows it.
+
+    master to set_epoch: in controller mode as the controllers have it; in classic mode the master of the
+    configuration, its epoch at a node that serves the log, and the replicas in sync at the master alone.
+    schema_version: of the committed records at a node that serves the log, if it has a schema.
+    """
     settings, log = hosted.settings, _metadata_of(broker, hosted)
     found: dict[str, Any] = {
         "name": settings.name,

@@ -196,7 +196,7 @@ async def at(call: Call, log: LogName, query: Annotated[AtQuery, Query()]) -> Re
 
 
 async def _cut(call: Call, here: Served, log: str, query: AtQuery) -> dict[str, Any]:
-    """Raises NoSuchCut."""
+    """Return the versions of all tables at one point of the log. Raises NoSuchCut."""
     state = await known_tables(call).query(log, lambda found: found.find(ENTRIES))
     if state is None or not _is_ours(here, state):
         raise NoSuchCut(f"log {log!r} has no table {ENTRIES!r}", None)
@@ -214,7 +214,7 @@ async def _cut(call: Call, here: Served, log: str, query: AtQuery) -> dict[str, 
 
 
 async def _found(call: Call, log: str, table: str) -> TableState:
-    """Raises TableNotFound."""
+    """Return the state of a table. Raises TableNotFound."""
     state = await known_tables(call).query(log, lambda found: found.find(table))
     if state is None:
         raise TableNotFound(table, log)

@@ -138,7 +138,7 @@ async def verify(call: Call, log: LogName, query: Nothing) -> Response:
 
 
 def _range_of(driver: LogDriver, asked: VerifyIn) -> tuple[int, int]:
-    """Raises IndexTrimmed, InvalidRequest."""
+    """Return the first index and the exclusive end to verify. Raises IndexTrimmed, InvalidRequest."""
     begin, end = max(driver.log.begin_index, 0), settled_end(driver)
     first = begin if asked.from_index is None else asked.from_index
     until = end if asked.until_index is None else asked.until_index

@@ -273,7 +273,7 @@ class ActiveController:
             happen(event)
         return Done(state.applied_index, value=value)
 
-    # --- by itself --------------------------------------------------------------------------------------
+    # --- observed changes -------------------------------------------------------------------------------
 
     def _supervise_logs(self, state: Metadata, round_: Round, happen: Happen, now_ms: int) -> None:
         """Decide what no command asks for: configured logs, failed masters, logs that no node keeps any
@@ -301,7 +301,7 @@ class ActiveController:
             self.liveness.keep_only(state)
 
     def _configured_spec(self, log: Log, configured: LogSpec) -> LogSpec | None:
-        """As settings_of_logs.configured_spec; a change that cannot be is noted, and the settings hold."""
+        """Return settings_of_logs.configured_spec; an impossible change is noted and ignored."""
         self.configuration_errors.pop(log.name, None)
         try:
             return settings_of_logs.configured_spec(log, configured, self.liveness.nodes)

@@ -137,7 +137,7 @@ class AutoSwitchCore(StaticGroup):
         )
 
     def watermarks(self, term: int | None = None) -> dict[int, dict[str, int]]:
-        """By epoch and replica; only those of the current epoch are held, and only by its master."""
+        """Return the watermarks by epoch and replica; only the master has them, for its own epoch."""
         member = self._member
         if self._master is None or (term is not None and term != member.term):
             return {}

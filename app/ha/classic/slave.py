@@ -118,7 +118,7 @@ class ClassicSlaveCore(StaticGroup):
         return MasterLink(state, self._reported_offset, self._flow.bytes_per_s(self._now_ms), reason)
 
     def watermarks(self, term: int | None = None) -> dict[int, dict[str, int]]:
-        """Only the master has them."""
+        """Return nothing: only the master has watermarks."""
         return {}
 
     # --- connection ----------------------------------------------------------------------------------------

@@ -73,9 +73,9 @@ class DigestRequest(PeerCall, frozen=True, array_like=True, tag=24):
 
 
 class DigestAnswer(PeerCall, frozen=True, array_like=True, tag=25):
-    """digest: over the headers (which hold the body's checksum) of the batches up to `last_index`, the last
-        one's end; it may lie before what was asked for. Empty: nothing could be digested.
-    chain: of the last one. damaged: a batch could not be read; `last_index` is the end of the one before it.
+    """digest: over the headers (which hold the body's checksum) of the batches up to `last_index`, the end of
+    the last one, which may be before the requested index; empty: nothing could be digested. chain: of the
+    last batch. damaged: a batch could not be read; `last_index` is the end of the one before it.
     """
 
     begin_index: Index

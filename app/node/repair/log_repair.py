@@ -123,7 +123,7 @@ class LogRepair:
         self._given_up.set()
 
     async def _pause(self, seconds: float) -> None:
-        """Raises GivenUp."""
+        """Wait, unless the repair was given up meanwhile. Raises GivenUp."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._given_up.wait()
@@ -422,7 +422,7 @@ class LogRepair:
         raise GivenUp
 
     def _wait(self, reason: str) -> None:
-        """No peer can help yet: log it once; the metric continues to report it."""
+        """Log once that no peer can help yet; the metric continues to report it."""
         self.state = RepairState.WAITING
         if not self._reported_waiting:
             self._reported_waiting = True

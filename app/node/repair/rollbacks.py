@@ -85,7 +85,7 @@ class RollBacks:
             del self._under_way[hosted.log_id]
 
     async def _cut(self, hosted: HostedLog, rollback: Rollback) -> RemovedRecords | None:
-        """Without space for the receipt nothing is truncated: it waits."""
+        """Truncate the log with a receipt; wait while there is no space for the receipt."""
         while True:
             try:
                 return await asyncio.to_thread(

@@ -446,7 +446,7 @@ class LogDriver:
         self._core.synced(now_ms)
 
     def _loosened(self) -> None:
-        """From now on the log may acknowledge unsynced records, if the settings still permit it."""
+        """Let the log acknowledge unsynced records from now on, if the settings still permit it."""
         self._options = self._wanted
         self._ask_turn()
 

@@ -138,7 +138,7 @@ class StateTransfer:
         self._state.become(type(self._state)(idempotency_ms=self._state.idempotency_ms))
 
     def tick(self, leader_id: str | None, now_ms: int, peers: Sequence[str] = ()) -> None:
-        """Ask the leader, if need be; a lost question or answer is asked for again from the beginning.
+        """Request the state if it is missing; after a lost request or answer, again from the beginning.
 
         peers: that are asked in turn while there is no leader. The state is committed, whichever replica
         sends it; and this may be the one copy with records that the next leader must hold.

@@ -117,7 +117,7 @@ def test_a_planned_stop_hands_over_first(tmp_path: Path) -> None:
 def test_a_node_joins_is_promoted_and_another_leaves_while_appends_continue(
     tmp_path: Path, named: bool
 ) -> None:
-    """Return True if the node's own configuration counts it among the log's replicas."""
+    """named: the configuration of the joining node counts it among the replicas of the log."""
     logs = ({"name": "default", "replicas": ["n1", "n2", "n3"]},) if named else ()
     cluster = Cluster(tmp_path, 4, joining=1, logs=logs)
     try:
