@@ -86,6 +86,22 @@ def elect(
     else:
         complete = log.holders if provisional else complete_copies(log, liveness)
         clean = [each for each in able if each.id in complete]
+    candidates = _candidates(log, liveness, command, clean, living, now_ms)
+    if not candidates:
+        raise Refused(Reason.NO_ELIGIBLE_REPLICA, _why_none(log, liveness, living))
+    chosen = _preferred(log, liveness, candidates, avoided)
+    return _elected(log, liveness, chosen, unclean=chosen not in clean, by_operator=command is not None)
+
+
+def _candidates(
+    log: Log,
+    liveness: Liveness,
+    command: ElectMaster | None,
+    clean: Sequence[Replica],
+    living: Sequence[Replica],
+    now_ms: int,
+) -> Sequence[Replica]:
+    """Return the replicas that may be elected: those of `clean`, or of `living` for an unclean election."""
     candidates = clean
     unclean_asked = command is not None and command.unclean
     if not (clean or may_become_complete(log, liveness, now_ms)) and (
@@ -97,11 +113,14 @@ def elect(
         if unclean_asked and all(each.node != wanted for each in clean):
             candidates = living
         candidates = [each for each in candidates if each.node == wanted]
-    if not candidates:
-        raise Refused(Reason.NO_ELIGIBLE_REPLICA, _why_none(log, liveness, living))
-    chosen = _preferred(log, liveness, candidates, avoided)
-    unclean = chosen not in clean
-    if command is not None:
+    return candidates
+
+
+def _elected(
+    log: Log, liveness: Liveness, chosen: Replica, *, unclean: bool, by_operator: bool
+) -> MasterElected:
+    """Return the event of an election."""
+    if by_operator:
         reason = REASON_OPERATOR
     else:
         reason = REASON_FIRST if log.master_epoch == 0 or log.lost_history else REASON_MASTER_LOST
