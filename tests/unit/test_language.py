@@ -201,6 +201,21 @@ def test_docstrings_and_comments_are_plain_technical_english(folder: str) -> Non
     assert not found, "\n".join(found)
 
 
+def test_documents_are_plain_technical_english() -> None:
+    """Outside of code: fenced blocks and names in backquotes."""
+    found = []
+    for file in sorted(ROOT.glob("*.md")) + [
+        page for folder in ("docs", *PLAIN_CODE) for page in sorted((ROOT / folder).rglob("*.md"))
+    ]:
+        prose = re.sub(r"^ *```.*?^ *```|`[^`\n]*`", " ", file.read_text(encoding="utf-8"), flags=re.M | re.S)
+        for paragraph in re.split(r"\n\s*\n", prose):
+            if word := REFUSED_IN_CODE.search(paragraph):
+                found.append(
+                    f"{file.relative_to(ROOT)}: {word.group()!r} in {' '.join(paragraph.split())[:200]!r}"
+                )
+    assert not found, "\n".join(found)
+
+
 def test_a_docstring_promises_a_result_only_where_there_is_one() -> None:
     found = [
         f"{file.relative_to(ROOT)}:{node.lineno} {node.name}"
