@@ -14,6 +14,7 @@ from app.raft.doubt import Doubt
 from app.raft.messages import TimeoutNow, VoteAnswer, VoteRequest
 from app.raft.state import MemberState
 from app.raft.transfer import Transfer
+from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState
 from tests.mutants.planting import mutant, plant, planted
 from tests.unit.node.opening import test_trust
@@ -24,6 +25,8 @@ from tests.unit.raft import (
     test_planted_bugs,
     test_transfer,
 )
+from tests.unit.raft.support import MemoryLog
+from tests.unit.storage import test_recovery
 
 
 @mutant("R-01", lambda _: test_elections.test_one_vote_a_term_also_over_a_restart())
@@ -128,6 +131,28 @@ plant(
     "R-03",
     (Ballot, "count", "answer.term == self._term", "True"),
     lambda _: test_planted_bugs.test_a_grant_of_an_earlier_pre_vote_does_not_count(),
+)
+plant(
+    "an_empty_log_votes_for_whoever_lacks_what_was_before_it",
+    "R-02",
+    (core, "grants", "log.last_position", "(log.last_term, log.end_index)"),
+    lambda _: test_elections.test_a_log_that_a_reset_has_left_empty_refuses_who_lacks_what_was_before_it(
+        2, 99, False, False
+    ),
+)
+plant(
+    "an_empty_log_claims_nothing_as_a_candidate",
+    "R-02",
+    (Ballot, "open", "= log.last_position", "= log.last_term, log.end_index"),
+    lambda _: test_elections.test_logs_that_a_power_failure_has_emptied_after_a_trim_elect_one_of_them(
+        MemoryLog()
+    ),
+)
+plant(
+    "a_reset_forgets_the_term_of_its_begin",
+    "R-02",
+    (Commitlog, "reset", "self._base_term = base_term", "self._base_term = 0"),
+    lambda _: test_recovery.test_a_reset_is_whole_or_has_not_begun(),
 )
 plant(
     "a_vote_although_the_term_has_a_leader",

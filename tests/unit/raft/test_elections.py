@@ -110,7 +110,7 @@ def test_logs_that_a_power_failure_has_emptied_after_a_trim_elect_one_of_them(re
     for member in group.members.values():
         member.restart(sound=False)
     group.pass_time(10_000)
-    assert group.leader.name in ("n1", "n2")
+    assert [name for name, member in group.members.items() if member.leads] in (["n1"], ["n2"])
     assert [member.log.begin_index for member in group.members.values()] == [10, 10, 10]
 
 
