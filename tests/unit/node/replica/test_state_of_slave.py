@@ -68,7 +68,7 @@ def test_a_slave_forgets_its_state_where_the_records_of_another_epoch_come_to_it
 
 
 @pytest.mark.rule("D-28")
-def test_what_is_left_of_a_forgotten_state_stays_committed(slave: Node) -> None:
+def test_the_rest_of_a_forgotten_state_stays_committed(slave: Node) -> None:
     """Readers of a cursor get what a committed record has set, also before the next commit."""
     slave.driver._state.epoch_began(1)
     assert (slave.driver.state.applied_index, slave.driver.state.committed_index) == (0, 0)
@@ -87,7 +87,7 @@ def test_no_snapshot_of_a_forgotten_state_is_saved_when_the_log_reaches_its_plac
 
 
 @pytest.mark.rule("D-28", "C-05")
-def test_a_state_that_is_ahead_of_its_log_is_sent_to_nobody(slave: Node) -> None:
+def test_a_state_that_is_ahead_of_its_log_is_not_sent(slave: Node) -> None:
     """A node that knows the next epoch asks the next master, which may not know it yet."""
 
     def answers(id: int) -> bool:
