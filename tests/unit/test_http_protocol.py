@@ -61,7 +61,7 @@ AMBIGUOUS = {  # what another server or a proxy may read in another way is refus
     "LF in a chunk's extension": post(b"transfer-encoding: chunked", b"2;a\nxx\r\nok\r\n0\r\n\r\n"),
     "sign of a chunk": post(b"transfer-encoding: chunked", b"+2\r\nok\r\n0\r\n\r\n"),
     "chunk beyond 64 bits": post(b"transfer-encoding: chunked", b"f" * 20 + b"\r\nok\r\n0\r\n\r\n"),
-    "chunk longer than it says": post(b"transfer-encoding: chunked", b"2\r\nokX\r\n0\r\n\r\n"),
+    "chunk longer than its size": post(b"transfer-encoding: chunked", b"2\r\nokX\r\n0\r\n\r\n"),
     "NUL in the path": b"GET /e\0cho HTTP/1.1\r\nhost: x\r\n\r\n",
     "blank in the path": b"GET /e cho HTTP/1.1\r\nhost: x\r\n\r\n",
     "other version": b"GET /echo HTTP/3.7\r\nhost: x\r\n\r\n",

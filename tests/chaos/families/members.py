@@ -27,7 +27,9 @@ async def transfer(world: World) -> None:
             if answer[0] != 200:
                 world.report.missed.append(f"transfer {leader} -> {target} by {asked}: {answer}")
             elif answer[1]["leader"] != target:
-                world.report.violations.append(f"transfer to {target} says that {answer[1]['leader']} leads")
+                world.report.violations.append(
+                    f"transfer to {target} reports that {answer[1]['leader']} leads"
+                )
             await session.progress(APPENDS_BETWEEN)
             world.report.gap("transfer", session.workload.longest_gap_s(began))
             world.report.counts["transfers"] += 1

@@ -176,14 +176,14 @@ def test_without_a_peer_a_repair_waits_and_does_not_vote(damaged: Cluster) -> No
     eventually(waits, what="n2 waits for a peer", timeout_s=30)
     status = cluster.get("n2", f"/v1/logs/{log}/status")
     assert (status.status_code, status.json()["code"]) == (503, "repairing")
-    reported = eventually(lambda: events_of(cluster, "n2", log, "repair"), what="the journal says so")
+    reported = eventually(lambda: events_of(cluster, "n2", log, "repair"), what="the journal records it")
     assert reported[-1]["state"] == "waiting"
     assert cluster.get("n2", "/readyz").status_code == 503
     refused = cluster.append("n2", "x", log=log, params={"timeout_ms": 500})
     assert (refused.status_code, refused.json()["outcome"]) == (503, "not_applied")
     marker = cluster.folder / "n2" / "repairing" / log
     assert marker.exists()
-    cluster.kill("n2")  # in the middle of it: the next life goes on
+    cluster.kill("n2")  # in the middle of it: the next incarnation goes on
     cluster.start("n2", "n1")
     path = f"/v1/logs/{log}/status"
     eventually(lambda: cluster.get("n2", path).status_code == 200, what="n2 is mended", timeout_s=30)

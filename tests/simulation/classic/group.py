@@ -62,7 +62,9 @@ class ClassicNode(SimulatedProcess):
         self.unclean = False  # in the configuration of its next incarnation
         self.is_blank = False  # its disk was replaced, and it has not started since
         self.blank_since_us = 0
-        self.copies: dict[str, tuple[str, LogDriver]] = {}  # by the key of a connection from it, in this life
+        self.copies: dict[
+            str, tuple[str, LogDriver]
+        ] = {}  # by the key of a connection from it, in this incarnation
         self.files = MemoryFiles(Random(group.world.random.getrandbits(64)))
         self._group = group
 

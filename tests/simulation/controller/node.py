@@ -1,4 +1,4 @@
-"""One node over all its lives: a replica of the controllers' log, and perhaps of a log in controller mode.
+"""A node over all its incarnations: a replica of the controllers' log, perhaps one in controller mode.
 
 Everything is production: drivers, cores, controller server and client, replicas managers, files, codecs.
 """
@@ -59,7 +59,7 @@ DISK = DiskTiming(slow_us=60_000)
 
 
 class Link:
-    """app.log.driver_interfaces.Transport of one life: connections of HA, and messages between nodes."""
+    """app.log.driver_interfaces.Transport of one incarnation: HA connections, messages between nodes."""
 
     def __init__(self, cluster: HaCluster, name: str, life: Life, host: Host) -> None:
         self._cluster = cluster
@@ -133,7 +133,7 @@ class HaSimNode(SimulatedProcess):
             return False
         return not self.core._is_fenced(self._clock.monotonic_ms())
 
-    # --- lives ------------------------------------------------------------------------------------------
+    # --- incarnations ---------------------------------------------------------------------------------------
 
     def start(self) -> None:
         cluster, world = self._cluster, self._cluster.world

@@ -105,7 +105,7 @@ class SafetyChecker(KnownRecords):
             raise Violation(f"{member.name}: {batch} is not what another log holds at that index and term")
 
     def _check_commit(self, member: Member, seen: "_Seen", now: int) -> None:
-        """Committed records never change, and the committed index of a life never falls (D-20, R-05)."""
+        """Committed records never change; the committed index of an incarnation never falls (D-20, R-05)."""
         before, log = seen.committed_index, seen.log
         if now < before:
             raise Violation(f"{member.name}: committed index fell from {before} to {now}")
@@ -258,7 +258,7 @@ class SafetyChecker(KnownRecords):
 
 
 class _Seen:
-    """One life of a member as it was when it acted last."""
+    """One incarnation of a member as it was when it acted last."""
 
     __slots__ = (
         "committed_index", "driver", "durable_index", "end_index", "last_chain", "leads", "log",

@@ -354,7 +354,7 @@ class Client:
 
 
 class ProducingClient(Client):
-    """Retries by producer and sequence; now and then a new life of it takes over with the next epoch."""
+    """Retries by producer and sequence; sometimes a new incarnation takes over with the next epoch."""
 
     _epoch = 0
     _sequence = -1

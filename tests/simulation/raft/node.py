@@ -1,4 +1,4 @@
-"""One simulated node over all its lives: production core, driver, store, state, journal, codec."""
+"""One simulated node over all its incarnations: production core, driver, store, state, journal, codec."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ REVIVAL_US = 1_000_000  # after which a node that stopped by itself is started a
 
 
 class SimulatedNode:
-    """Its disk outlives its lives. driver, log: of this life, or of the last one while the node is down."""
+    """Its disk outlives it. driver, log: of this incarnation, or of the last one while the node is down."""
 
     driver: LogDriver
     log: Commitlog
@@ -76,7 +76,7 @@ class SimulatedNode:
         self._life = Life(name, alive=False)
         self._fsync = cluster.plan.durability is Durability.FSYNC
         self._disk_hang = Standstill()  # it outlasts a restart
-        self._was_full = False  # in this life, and has gone on since
+        self._was_full = False  # in this incarnation, and has gone on since
         self._serves = False
         self._marker = RepairMarker(self.files, "data", LOG_NAME)
 
@@ -110,10 +110,10 @@ class SimulatedNode:
         """State that survives every crash: with `replicated` the operating system keeps running."""
         return self.log.durable_index if self._fsync else self.log.end_index
 
-    # --- lives
+    # --- incarnations
 
     def start(self) -> None:
-        """Begin a life; a disk that is ill may put it off, a power failure within recovery too."""
+        """Begin an incarnation; a failing disk may put it off, a power failure within recovery too."""
         cluster = self._cluster
         self._life = Life(self.name)
         self._serves = False
@@ -201,7 +201,7 @@ class SimulatedNode:
     # --- what goes wrong
 
     def _fail(self, what: str, error: BaseException) -> None:
-        """The node gives up: right when its disk is ill, a violation otherwise."""
+        """The node gives up: right when its disk fails, a violation otherwise."""
         by_disk = isinstance(error, DiskError) or isinstance(error.__cause__, DiskError)
         if not by_disk or not self.files.is_ill:
             raise Violation(f"{self.name} stopped: {what}: {error!r}") from error
@@ -216,14 +216,14 @@ class SimulatedNode:
         return isinstance(damage, CorruptLog)
 
     def _damaged(self, error: CorruptLog | CorruptFile, found_by: str) -> None:
-        """Repair damage that was planted, and what an ill disk does not give; any other is a violation."""
+        """Repair damage that was planted, and what a failing disk does not give; any other is a violation."""
         if not (self.files.flips or self._marker.exists or self.files.is_ill):
             raise Violation(f"{self.name} is damaged: {error!r}") from error
         if self._repairing or not self.is_up:
             return
         cluster = self._cluster
         cluster.sometimes.hit("flip-at-start" if found_by == "start" else "flip-at-read")
-        cluster.world.note(f"{self.name} mends its log: {error}")
+        cluster.world.note(f"{self.name} repairs its log: {error}")
         self._repairing = True
         ended = self.driver if self._serves else None
         if ended is not None:

@@ -22,7 +22,7 @@ class DiskTiming:
 
 
 class DiskThread:
-    """Disk and Lanes of app/log/driver_interfaces.py in one life of a node.
+    """Disk and Lanes of app/log/driver_interfaces.py in one incarnation of a node.
 
     slowness: factor on the time of work.
     """

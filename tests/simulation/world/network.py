@@ -153,7 +153,7 @@ def _decrease(counts: dict[Link, int], link: Link) -> None:
 
 
 class NodeTransport:
-    """app.log.driver_interfaces.Transport of one life of a node."""
+    """app.log.driver_interfaces.Transport of one incarnation of a node."""
 
     def __init__(self, network: Network, node: str, life: Life) -> None:
         self._network = network

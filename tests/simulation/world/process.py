@@ -5,9 +5,9 @@ from tests.simulation.world.world import Life, Standstill, World
 
 
 class SimulatedProcess:
-    """A node over all its lives. Its disk and its machine outlive them.
+    """A node over all its incarnations. Its disk and its machine outlive them.
 
-    life: the newest life, which a subclass replaces at a start.
+    life: the newest incarnation, which a subclass replaces at a start.
     """
 
     def __init__(self, world: World, name: str) -> None:

@@ -1,4 +1,4 @@
-"""A node's files on a disk that can fall ill: errors, no room, pages lost in silence, rotten bits."""
+"""A node's files on a disk that can fail: errors, no room, pages lost in silence, rotten bits."""
 
 from random import Random
 from typing import NamedTuple

@@ -14,7 +14,7 @@ THREAD_US = (100, 5_000)  # that a piece of work in a thread of its own takes
 
 
 class WorldLoop(asyncio.AbstractEventLoop):
-    """The event loop of one life of a node: what it was asked to do dies with that."""
+    """The event loop of one incarnation of a node: what it was asked to do dies with that."""
 
     def __init__(self, world: World, life: Life) -> None:
         self._world = world

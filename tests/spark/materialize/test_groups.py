@@ -1,4 +1,4 @@
-"""Many logs in one job: who is in, who leaves, and that one log's trouble is its own."""
+"""Many logs in one job: who is in, who leaves, and that a log's failure affects no other."""
 
 from collections.abc import Callable
 from concurrent.futures import Future

@@ -1,9 +1,11 @@
 """A stream into a log that kills the process that commits, or its whole driver, at a point.
 
 The file `die-at` in the query's checkpoint names the point: `staged` (files, no list), `listed` (a list,
-nothing appended), `appended-1`, `appended-2` (so many appends answered in this life), `stored-1` (one of them
-new in the log), `committed` (all of it, and Spark does not know), and the process group that dies too, 0 for
-none. `python -m tests.spark.sink.sink_to_kill ENDPOINT FOLDER [POINT ROWS LOG]` is a driver of its own.
+nothing appended), `appended-1`, `appended-2` (so many appends answered in this incarnation), `stored-1` (one
+of them new in the log), `committed` (all of it, and Spark does not know), and the process group that dies
+too, 0 for none.
+
+`python -m tests.spark.sink.sink_to_kill ENDPOINT FOLDER [POINT ROWS LOG]` is a driver of its own.
 """
 
 import os
@@ -52,7 +54,7 @@ class MortalClient(CommitlogClient):
 
     fate: Fate
     appends = 0
-    stored = 0  # of those, how many the log did not have from a life before
+    stored = 0  # of those, how many the log did not have from an earlier incarnation
 
     def append_arrow(self, *arguments: Any, **options: Any) -> Appended:
         self.fate.reach("listed")

@@ -2,7 +2,8 @@
 
 The controllers' log is a list that a quorum of one object keeps: a round is stored when its place and term
 still fit, or lost, and the active controller may be cut off from the knowledge of it. Managers are the
-production ones; their cores are small models that fence by lease and take a master epoch up once a life.
+production ones; their cores are small models that fence by lease and take a master epoch up once in an
+incarnation.
 """
 
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Seeded lives of controllers and replicas managers (C-01..C-06, C-10, A-11)."""
+"""Seeded runs of controllers and replicas managers (C-01..C-06, C-10, A-11)."""
 
 import pytest
 

@@ -66,7 +66,7 @@ class Limits:
 
 
 class Node:
-    """One replica over all its lives; its disk outlives them."""
+    """One replica over all its incarnations; its disk outlives them."""
 
     driver: LogDriver
     core: AutoSwitchCore

@@ -32,7 +32,7 @@ class End:
 
 
 class Host:
-    """One life of a node on the network."""
+    """One incarnation of a node on the network."""
 
     def __init__(self, network: "StreamNetwork", name: str, life: Life, deliver: Deliver) -> None:
         self.network = network

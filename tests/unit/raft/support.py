@@ -201,7 +201,7 @@ class Member:
         )
 
     def restart(self, committed: int = NO_INDEX, *, sound: bool = True, knows_vote: bool = True) -> None:
-        """A new life with what is on disk."""
+        """A new incarnation with what is on disk."""
         keep = self.log.floor_batch_end(self.log.durable_index)
         self.log.batches = [batch for batch in self.log.batches if batch.last_index <= keep]
         self.log.durable_index = self.log.end_index

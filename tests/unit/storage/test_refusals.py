@@ -133,7 +133,9 @@ def check_kept(files: MemoryFiles, acknowledged: list[Batch]) -> None:
 
 
 def input_output_errors(seed: int, first: int, stride: int) -> int:
-    """Let one operation in `stride` fail from the `first` one on, each in a life of its own; return how many.
+    """Let one operation in `stride` fail from the `first` one on, each in an incarnation of its own.
+
+    Return how many failed.
 
     `python -m tests.chaos.storage` may run it in full: stride 1.
     """

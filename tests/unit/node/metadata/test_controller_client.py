@@ -113,7 +113,7 @@ def test_a_heartbeat_is_repeated_until_it_is_answered_and_its_lease_counts_from_
     assert first.id != second.id
     bench.client.take("c1", BrokerHeartbeatAnswer(first.id, "c1", granted=(("a", 1),)))
     assert [(answer.granted, when) for answer, when in bench.leases] == [((("a", 1),), sent_ms)]
-    bench.client.take("c1", BrokerHeartbeatAnswer(12345, "c1"))  # to an earlier life
+    bench.client.take("c1", BrokerHeartbeatAnswer(12345, "c1"))  # to an earlier incarnation
     bench.client.take("c1", BrokerHeartbeatAnswer(second.id, "c2"))  # not active (any more)
     assert len(bench.leases) == 1
     assert bench.sent[-1][0] == "c2"

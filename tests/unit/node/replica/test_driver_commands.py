@@ -227,7 +227,7 @@ def test_a_snapshot_of_what_may_still_be_taken_back_makes_no_trim_safe(tmp_path:
 
 
 def test_pieces_of_two_snapshots_are_never_put_together(tmp_path: Path) -> None:
-    """Neither when the first question comes twice, nor when it was asked by an earlier life."""
+    """Neither when the first question comes twice, nor when it was asked by an earlier incarnation."""
     source = Node(tmp_path / "source", config=DriverConfig(state_chunk_bytes=40))
     for number in range(10):
         result(source.append(idempotency_key=f"k{number}"))
