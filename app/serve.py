@@ -32,7 +32,7 @@ from app.http_protocol import Listener
 from app.main import Application, build_app
 from app.node.broker import Broker
 from app.node.descriptors import DESCRIPTORS_MAX, descriptors_allowed
-from app.node.links.credentials import load_link_security
+from app.node.links.credentials import load_link_security, readable
 from app.settings.addresses import split_address
 from app.settings.file import load
 from app.settings.model import LogFormat, SecuritySettings, Settings
@@ -93,19 +93,11 @@ def check_security(security: SecuritySettings) -> None:
     load_link_security(security)
     certificate, key, authority = security.tls_certificate, security.tls_key, security.tls_ca
     if certificate is not None:
-        with _refusing(f"tls_certificate {certificate} and tls_key {key}"):
+        with readable(f"tls_certificate {certificate} and tls_key {key}"):
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password="")
     if authority is not None:
-        with _refusing(f"tls_ca {authority}"):
+        with readable(f"tls_ca {authority}"):
             ssl.create_default_context(cafile=authority)
-
-
-@contextlib.contextmanager
-def _refusing(what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:  # ssl.SSLError is one
-        raise ConfigError(f"[security] {what}: {error.strerror or error}") from error
 
 
 class Front(uvicorn.Server):

@@ -103,15 +103,16 @@ def _context(side: int, certificate: Path, key: Path, authority: Path) -> ssl.SS
     context.verify_mode = ssl.CERT_REQUIRED
     if side == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # every connection shows its certificate
-    with _refusing(f"peer_tls_certificate {certificate} and peer_tls_key {key}"):
+    with readable(f"peer_tls_certificate {certificate} and peer_tls_key {key}"):
         context.load_cert_chain(certificate, key, password="")
-    with _refusing(f"peer_tls_ca {authority}"):
+    with readable(f"peer_tls_ca {authority}"):
         context.load_verify_locations(authority)
     return context
 
 
 @contextlib.contextmanager
-def _refusing(what: str) -> Iterator[None]:
+def readable(what: str) -> Iterator[None]:
+    """Raise ConfigError, with the names of the settings, for files that cannot be loaded in the block."""
     try:
         yield
     except OSError as error:  # ssl.SSLError is one

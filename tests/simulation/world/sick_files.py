@@ -59,13 +59,6 @@ class SickFiles(MemoryFiles):
         self.flips.append(flip)
         return flip
 
-    def unflip(self) -> None:
-        """Put every rotten bit right that is still there."""
-        for flip in self.flips:
-            if flip.path in self._names:
-                self._turn(flip)
-        self.flips.clear()
-
     def _files_of(self, folder: str) -> list[str]:
         return [path for path in sorted(self._names) if path.rpartition("/")[0] == folder]
 

@@ -1,6 +1,5 @@
 """Delays by carrier and hour: late flights are kept apart, however the log was cut into micro-batches."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from spark_jobs.analytics.silver import DELAYS, LATE, DelaysJob, delays
 from spark_jobs.tables.table import create_table, read_table, table_path
 from spark_jobs.typed.layout import generations
 
-NOON = datetime(2013, 1, 1, 12, tzinfo=UTC)
 # (carrier, hours after noon, delay): the fourth and the last but one come when the watermark has passed them
 FLIGHTS = [
     ("UA", 0, 5.0),
