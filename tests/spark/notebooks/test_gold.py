@@ -12,7 +12,7 @@ from spark_jobs.tables import schemas
 AT = datetime(2024, 1, 2, tzinfo=UTC)
 
 
-def news(
+def watermark_rows(
     term: int, node: str, seq: int, second: float, committed: int, **peers: int
 ) -> list[tuple[object, ...]]:
     moment = AT + timedelta(seconds=second)
@@ -27,12 +27,12 @@ def news(
 def watermarks(spark: SparkSession) -> DataFrame:
     """n1 leads for 8 s; n2 takes over, and has its own record committed 2.5 s after n1's last watermark."""
     rows = [
-        *news(1, "n1", 1, 0, 0, n1=0, n2=0, n3=-1),
-        *news(1, "n1", 2, 4, 50, n1=60, n2=50, n3=40),
-        *news(1, "n1", 3, 8, 99, n1=99, n2=99, n3=40),
-        *news(2, "n2", 1, 10, 99, n1=-1, n2=100, n3=40),
-        *news(2, "n2", 2, 10.5, 100, n1=-1, n2=100, n3=100),
-        *news(2, "n2", 3, 20, 130, n1=130, n2=130, n3=130),
+        *watermark_rows(1, "n1", 1, 0, 0, n1=0, n2=0, n3=-1),
+        *watermark_rows(1, "n1", 2, 4, 50, n1=60, n2=50, n3=40),
+        *watermark_rows(1, "n1", 3, 8, 99, n1=99, n2=99, n3=40),
+        *watermark_rows(2, "n2", 1, 10, 99, n1=-1, n2=100, n3=40),
+        *watermark_rows(2, "n2", 2, 10.5, 100, n1=-1, n2=100, n3=100),
+        *watermark_rows(2, "n2", 3, 20, 130, n1=130, n2=130, n3=130),
     ]
     return spark.createDataFrame(rows, schemas.WATERMARKS)
 
@@ -62,7 +62,9 @@ def test_lag_counts_the_last_known_watermark_of_a_silent_peer(
         for row in gold.lag_by_peer(watermarks).collect()
     }
     assert levels == {"n1": (3, 2, 1.0, 1), "n2": (3, 0, 0.0, 10), "n3": (6, 1, 20.0, 60)}
-    dead = spark.createDataFrame(news(3, "n2", 9, 30, 150, n1=-1, n2=150, n4=-1), schemas.WATERMARKS)
+    dead = spark.createDataFrame(
+        watermark_rows(3, "n2", 9, 30, 150, n1=-1, n2=150, n4=-1), schemas.WATERMARKS
+    )
     reported = gold.lag(watermarks.union(dead)).where("term = 3").collect()
     assert {row["peer"]: (row["heard"], row["lag"]) for row in reported} == {
         "n1": (False, 20),
@@ -101,8 +103,8 @@ def test_reports_that_no_leader_may_make_are_found(spark: SparkSession, watermar
     assert uncovered(watermarks, nothing) == []
     assert gold.backward_steps(watermarks).isEmpty()
     wrong = [
-        *news(2, "n2", 4, 21, 140, n1=130, n2=140, n3=130),
-        *news(2, "n2", 5, 22, 135, n1=135, n2=140, n3=130),
+        *watermark_rows(2, "n2", 4, 21, 140, n1=130, n2=140, n3=130),
+        *watermark_rows(2, "n2", 5, 22, 135, n1=135, n2=140, n3=130),
     ]
     reported = watermarks.union(spark.createDataFrame(wrong, schemas.WATERMARKS))
     assert uncovered(reported, nothing) == [(4, 140, 130)]
@@ -114,8 +116,8 @@ def test_reports_that_no_leader_may_make_are_found(spark: SparkSession, watermar
 def test_only_voters_of_the_leaders_group_cover_a_commit(spark: SparkSession) -> None:
     """Records that learners hold are not counted as covered, and those they lack are not missing."""
     rows = [
-        *news(2, "n2", 11, 0, 140, n1=130, n2=140, n3=140, n4=-1, n5=-1, n6=-1),
-        *news(2, "n2", 12, 1, 150, n1=130, n2=150, n3=140, n4=150, n5=150, n6=150),
+        *watermark_rows(2, "n2", 11, 0, 140, n1=130, n2=140, n3=140, n4=-1, n5=-1, n6=-1),
+        *watermark_rows(2, "n2", 12, 1, 150, n1=130, n2=150, n3=140, n4=150, n5=150, n6=150),
     ]
     reported = spark.createDataFrame(rows, schemas.WATERMARKS)
     learners = ("n4", "n5", "n6")
@@ -132,11 +134,13 @@ def test_only_voters_of_the_leaders_group_cover_a_commit(spark: SparkSession) ->
 def test_a_change_of_members_counts_from_its_record_on(spark: SparkSession) -> None:
     """n3 is removed with the record at 141, n1 is still at 130: what it had covered remains covered."""
     rows = [
-        *news(2, "n2", 11, 0, 140, n1=130, n2=140, n3=140),
-        *news(2, "n2", 13, 1, 140, n1=130, n2=145, n4=145),
-        *news(2, "n2", 14, 2, 145, n1=145, n2=145, n4=145),
-        *news(2, "n2", 15, 3, 145, n1=-1, n2=146, n4=146),  # n1 was wiped: it had acknowledged all the same
-        *news(2, "n2", 16, 4, 146, n1=-1, n2=146, n4=146),
+        *watermark_rows(2, "n2", 11, 0, 140, n1=130, n2=140, n3=140),
+        *watermark_rows(2, "n2", 13, 1, 140, n1=130, n2=145, n4=145),
+        *watermark_rows(2, "n2", 14, 2, 145, n1=145, n2=145, n4=145),
+        *watermark_rows(
+            2, "n2", 15, 3, 145, n1=-1, n2=146, n4=146
+        ),  # n1 was wiped: it had acknowledged all the same
+        *watermark_rows(2, "n2", 16, 4, 146, n1=-1, n2=146, n4=146),
     ]
     reported = spark.createDataFrame(rows, schemas.WATERMARKS)
     events = membership(spark, ("n2", 10, -1, "n1 n2 n3"), ("n2", 12, 141, "n1 n2"), learners=("n4",))
