@@ -38,6 +38,7 @@ from storage.format.segment_format import segment_offset
 from storage.log.commitlog import Commitlog
 from storage.log.journal import Journal
 from storage.log.manifest import Intent, ManifestFile
+from tests.simulation.raft.groups import AppendGroups
 from tests.simulation.raft.reads import CursorDone, NodeReads, PageDone
 from tests.simulation.world.disk import DiskThread
 from tests.simulation.world.network import NodeTransport
@@ -73,6 +74,7 @@ class SimulatedNode:
         )
         self._disk: DiskThread | None = None
         self._cluster = cluster
+        self._groups = AppendGroups(self.clock, lambda point: cluster.sometimes.hit(point))
         self._life = Life(name, alive=False)
         self._fsync = cluster.plan.durability is Durability.FSYNC
         self._disk_hang = Standstill()  # it outlasts a restart
@@ -469,7 +471,7 @@ class SimulatedNode:
                 self._cluster.sometimes.hit("storage-full-resumed")
             done(answer)
 
-        self._when_awake(lambda: self.driver.append(request, answered))
+        self._when_awake(lambda: self._groups.append(self.driver, request, answered))
 
     def read_index(self, done: Callable[[int | CommitlogError], None]) -> None:
         self._when_awake(lambda: self.driver.read_index(done))

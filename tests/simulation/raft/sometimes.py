@@ -77,6 +77,8 @@ POINTS: dict[str, str] = {
     "scrubbed": "storage: a log was read again from its begin to its end",
     "late-frame": "R-01: a frame that a cut had kept arrived after the reconnect",
     "state-in-pieces": "the state of a log came in several pieces",
+    "group-acknowledged": "D-25: appends of several clients entered as one and were acknowledged",
+    "group-refused": "D-23, D-29: such a group was refused, or its outcome is unknown",
     "tables-shared": "D-08: appends that are tables shared a batch",
     "key-kept": "an old key was remembered",
     "key-expired": "an old key was free again",
