@@ -11,12 +11,17 @@ from app.ha.classic.master import ClassicMasterCore
 from app.ha.classic.slave import ClassicSlaveCore
 from app.ha.classic.slaves import Slave
 from app.ha.epochs import EpochSpan
+from app.node.opening.replica_modes import ClassicMode
+from app.node.replica.state_keeper import StateKeeper
 from tests.mutants.planting import edited, group_mutant, planted
+from tests.unit.ha import test_state_of_another_epoch
 from tests.unit.ha.auto_switch import (
     test_electable,
     test_slave,
 )
 from tests.unit.ha.classic import test_classic, test_opening
+from tests.unit.node.opening import test_replica_modes
+from tests.unit.node.replica import test_load_state
 
 
 @group_mutant(
@@ -138,3 +143,38 @@ def a_slave_reports_before_the_sync(patch: pytest.MonkeyPatch) -> None:
 )
 def a_replica_without_a_proven_history_is_in_sync(patch: pytest.MonkeyPatch) -> None:
     edited(patch, Slave, "in_sync", " or (self.is_replica and not self.verified)", "")
+
+
+@group_mutant(
+    "D-28",
+    lambda _: (
+        test_state_of_another_epoch.test_a_slave_forgets_at_the_next_epoch_what_its_state_knows_and_its_log_lacks()
+    ),
+    mode="controller",
+)
+def a_state_that_is_ahead_of_its_log_outlives_its_epoch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StateKeeper, "epoch_began", lambda self, first_index: None)
+
+
+@group_mutant(
+    "D-20",
+    lambda _: test_load_state.test_a_snapshot_that_is_committed_beyond_the_logs_end_is_believed_in_raft_only(
+        True
+    ),
+    mode="controller",
+)
+def a_snapshot_beyond_the_log_is_believed(patch: pytest.MonkeyPatch) -> None:
+    edited(patch, test_load_state, "load_state", "state.applied_index >= log.next_index", "False")
+
+
+@group_mutant(
+    "A-01",
+    lambda _: (
+        test_replica_modes.test_a_slave_and_a_master_that_may_lack_acknowledged_records_have_opened_no_epoch(
+            "n2", acks_unsynced=False, power_fails=False, kept=None
+        )
+    ),
+    mode="classic",
+)
+def a_slave_keeps_the_epoch_that_it_opened_as_master(patch: pytest.MonkeyPatch) -> None:
+    edited(patch, ClassicMode, "judge", "is_slave or ", "")
