@@ -130,6 +130,10 @@ def start_of(log: HaLog, report: int, history: History | None, *, is_replica: bo
             raise Unfit(
                 "trimmed", f"it holds {report} bytes, but this master's log begins at byte {log.begin_offset}"
             )
+        if history.epoch > log.last_term:
+            raise Unfit(
+                "newer", f"it has epoch {history.epoch}, but this master's log ends in {log.last_term}"
+            )
         begin = log.begin_index
         return Start(begin, log.begin_offset, NO_INDEX, begin, verified=True, restart=True)
     held = index_before(log, report)

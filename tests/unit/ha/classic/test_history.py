@@ -190,8 +190,8 @@ def test_ranges_of_what_slaves_hold() -> None:
 # --- a slave whose log the master has trimmed --------------------------------------------------------
 
 
-@pytest.mark.rule("H-04")
-def test_a_slave_below_the_masters_begin_starts_again_from_there() -> None:
+def trimmed_log() -> tuple[Commitlog, Commitlog]:
+    """A log of n1, and a copy of its beginning: the log begins after the end of the copy."""
     log = new_log(segment_max_bytes=2_000)
     write(log, 1, opened_by="n1")
     old = copy(log)
@@ -202,6 +202,12 @@ def test_a_slave_below_the_masters_begin_starts_again_from_there() -> None:
     assert ticket is not None
     log.carry_out_trim(ticket)
     assert log.begin_offset > old.end_offset
+    return log, old
+
+
+@pytest.mark.rule("H-04")
+def test_a_slave_below_the_masters_begin_starts_again_from_there() -> None:
+    log, old = trimmed_log()
     master, slave = Master(log, hard_state=HardState(1, "n1")), Slave(old)
     pending = master.append(b"y")
     slave.tick()

@@ -11,7 +11,7 @@ from app.log.contract import Acks, LogOptions
 from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState
 from tests.unit.ha.classic.test_classic import Master
-from tests.unit.ha.classic.test_history import connect, log_of
+from tests.unit.ha.classic.test_history import connect, log_of, trimmed_log
 from tests.unit.ha.lab import CONFIG, copy, write
 
 WAIT_MS = CONFIG.opening_wait_ms
@@ -196,6 +196,20 @@ def test_a_former_master_does_not_continue_when_another_has_taken_over_since() -
     assert not is_open(late)
     assert late.fates() == [(pending.last_index, "term-changed")]
     assert isinstance(late.core.refusal, NoLeader)
+
+
+def test_a_former_master_does_not_continue_when_a_newer_epoch_ends_before_its_begin() -> None:
+    """After an unclean takeover by a replica that lacked much. Such a slave must not start again either."""
+    log, newer = trimmed_log()
+    write(newer, 2, opened_by="n2")
+    assert newer.end_offset < log.begin_offset
+    master = Master(log, hard_state=HardState(1, "n1"), waits=True)
+    key = connect(master, newer, place=2)
+    assert [type(message) for message in master.frames(key)] == [Disconnect]
+    master.tick(WAIT_MS)
+    assert not is_open(master)
+    assert master.core.refusal is not None
+    assert "make n2 the master" in master.core.refusal.detail
 
 
 def test_an_older_history_is_refused_and_stops_no_replica() -> None:
