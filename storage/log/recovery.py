@@ -119,11 +119,10 @@ class Recovery:
         elif manifest.intent is Intent.RESET:
             remove_segments(self._files, self._folder, 0)
             write_durably(self._files, f"{self._folder}/{EPOCHS_NAME}", encode_epochs(()))
-        else:
-            remove_trimmed(self._files, self._folder, manifest.base_offset)
-            return
-        self._manifest = replace(manifest, intent=Intent.NONE, cut_offset=0)
-        self._manifest_file.save(self._manifest)
+        if manifest.intent is not Intent.NONE:
+            self._manifest = replace(manifest, intent=Intent.NONE, cut_offset=0)
+            self._manifest_file.save(self._manifest)
+        remove_trimmed(self._files, self._folder, manifest.base_offset)
 
     def _take_durable_segments(self) -> None:
         """Accept every segment that begins before the durable point; verify the batch that ends there.

@@ -203,6 +203,27 @@ def test_the_file_keeps_epochs_until_the_begin_after_them_is_recorded(change: st
     check_trimmed(log, whole, 4 if change == "earlier trim" else 0)
 
 
+def test_a_crash_within_a_truncation_that_overtook_the_removal_of_trimmed_segments() -> None:
+    whole = expected_content()
+
+    def trimmed(files: MemoryFiles) -> Commitlog:
+        log = three_terms(files)
+        log.settle(whole[-3].last_index)
+        ticket = log.start_trim(whole[-3].base_index)
+        assert ticket is not None
+        ticket.move_begin()
+        assert ticket.remove_oldest()  # there are more
+        return log
+
+    def check(files: MemoryFiles, done: bool) -> None:
+        log = open_log(files)
+        held = content(log)
+        assert held == whole[-3:-1] or (held == whole[-3:] and not done)
+        check_trimmed(log, whole[:-1] if len(held) == 2 else whole, len(whole) - 3)
+
+    assert crash_everywhere(trimmed, lambda log: log.truncate_after(whole[-2].last_index), check) > 5
+
+
 def test_trims_cuts_and_resets_may_follow_each_other_before_they_ran() -> None:
     whole = expected_content()
     files = MemoryFiles()
