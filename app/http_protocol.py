@@ -85,6 +85,18 @@ class Listener:
                 connection.enforce(now_s)
 
 
+def _refusal_of(error: httptools.HttpParserError) -> CommitlogError:
+    """Return the refusal that a callback of the parser raised, without its traceback.
+
+    The traceback holds the frames that parsed, and with them all received bytes. A frame that names the
+    refusal would keep both until the collector runs, hundreds of refused connections later.
+    """
+    refusal = error.__context__
+    if not isinstance(refusal, HeadTooLarge | BadRequest):
+        return BadRequest("this is not HTTP/1.1")
+    return refusal.with_traceback(None)
+
+
 class Connection(HttpToolsProtocol):
     """One client's connection.
 
@@ -140,10 +152,7 @@ class Connection(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            refusal = error.__context__
-            if not isinstance(refusal, HeadTooLarge | BadRequest):
-                refusal = BadRequest("this is not HTTP/1.1")
-            self._break_off(refusal)
+            self._break_off(_refusal_of(error))
             return
         if self._in_head and self._head_bytes > self._listener.settings.max_head_bytes:
             self._break_off(self._head_too_large())

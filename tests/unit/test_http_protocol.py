@@ -1,6 +1,7 @@
 """Connections of clients by raw sockets: what a client can hold is bounded, and what is answered stays so."""
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from app.http_protocol import Listener
+from app.http_protocol import Connection, Listener
 from app.settings.model import HttpSettings
 from app.telemetry import Meter
 
@@ -207,6 +208,29 @@ def test_a_head_has_a_largest_size(pieces: tuple[bytes, ...]) -> None:
         assert problem(await server.exchange(*pieces)) == (431, "head-too-large")
 
     run(test)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"GET / HTTP/1.1\r\na: " + b"b" * 9_000 + b"\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"],
+    ids=["size", "host"],
+)
+def test_the_bytes_of_a_refused_head_are_freed_with_its_connection(head: bytes) -> None:
+    """Not by the collector of cycles, which runs after hundreds of them."""
+
+    def held() -> list[object]:
+        return [each for each in gc.get_objects() if isinstance(each, Connection)]
+
+    async def test(server: Server) -> None:
+        await server.exchange(head)
+        await until(lambda: not held())
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(test)
+    finally:
+        gc.enable()
 
 
 def test_a_head_and_a_body_that_do_not_end_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
