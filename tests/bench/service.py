@@ -1,6 +1,6 @@
 """Rows of the table beside appends: idle nodes, the client, bulk reads, a large log, readers at the tail.
 
-    python -m tests.bench.service [--records 300000] [--fill-mib 512] [--seconds 3]
+    python -m tests.bench.service [--rows idle,bulk-read] [--records 300000] [--fill-mib 512] [--seconds 3]
 
 One cluster of three nodes, fsync; one JSON line a row.
 """
@@ -9,11 +9,12 @@ import argparse
 import asyncio
 import json
 import random
+import re
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,8 +30,11 @@ CLIENT_RECORD_BYTES = 100
 PAGE_RECORDS = 10_000
 IDLE_S = 8.0
 TAIL_READERS = 100
-TAIL_RATE = 1_000  # appends per second
+TAIL_RATE = 5_000  # appends per second
+TIMED_READERS = 3  # of them: reading the timestamps of all records costs the client as much as reading them
+TIMESTAMP = re.compile(rb'"timestamp":(\d+)')  # of an event, ms
 LOOKUPS = 200
+ROWS = ("idle", "tail-readers", "log-size", "bulk-read", "producer", "reader")
 
 
 def idle(nodes: Nodes) -> Figure:
@@ -106,45 +110,57 @@ def by_size(loadgen: Path, batch: Path, nodes: Nodes, seconds: int, fill_mib: in
 
 
 def tail_readers(loadgen: Path, nodes: Nodes, seconds: int) -> Figure:
-    """Appends at a constant rate without readers, then with event streams at the tail."""
+    """Appends at a constant rate without readers, then with event streams at the tail.
+
+    lag_p50_ms, lag_p99_ms: from the timestamp of a record, when its leader takes it, until a reader has it.
+    """
     arguments = ["-c", "32", "-size", str(RECORD_BYTES), "-rate", str(TAIL_RATE), "-d", f"{seconds}s"]
     alone = load(loadgen, nodes, *arguments)
     stop = threading.Event()
-    received = [0]
-    thread = threading.Thread(target=lambda: asyncio.run(_read_tail(nodes, stop, received)), daemon=True)
+    received, lags_ms = [0], list[float]()
+    thread = threading.Thread(
+        target=lambda: asyncio.run(_read_tail(nodes, stop, received, lags_ms)), daemon=True
+    )
     thread.start()
     time.sleep(1)
     together = load(loadgen, nodes, *arguments)
     stop.set()
     thread.join(10)
+    lags_ms.sort()
     return {
         "readers": TAIL_READERS,
+        "appends_per_s": [round(alone["records_per_s"]), round(together["records_per_s"])],
         "append_p50_ms": [alone["p50_ms"], together["p50_ms"]],
+        "lag_p50_ms": round(lags_ms[len(lags_ms) // 2], 1),
+        "lag_p99_ms": round(lags_ms[len(lags_ms) * 99 // 100], 1),
         "received_mib": round(received[0] / 2**20),
     }
 
 
-async def _read_tail(nodes: Nodes, stop: threading.Event, received: list[int]) -> None:
+async def _read_tail(nodes: Nodes, stop: threading.Event, received: list[int], lags_ms: list[float]) -> None:
     place = urlsplit(nodes.follower)
     request = (
         b"GET /v1/logs/default/records?from=latest HTTP/1.1\r\nHost: n\r\nAccept: text/event-stream\r\n\r\n"
     )
 
-    async def one() -> None:
+    async def one(timed: bool) -> None:
         source, sink = await asyncio.open_connection(place.hostname, place.port)
         sink.write(request)
         while data := await source.read(1 << 18):
             received[0] += len(data)
+            if timed:
+                now_ms = time.time() * 1000
+                lags_ms.extend(now_ms - int(found) for found in TIMESTAMP.findall(data))
 
-    tasks = [asyncio.create_task(one()) for _ in range(TAIL_READERS)]
+    tasks = [asyncio.create_task(one(number < TIMED_READERS)) for number in range(TAIL_READERS)]
     await asyncio.to_thread(stop.wait)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def measure(records: int, fill_mib: int, seconds: int) -> dict[str, Figure]:
-    """Measure all rows, print each, and return them by name."""
+def measure(records: int, fill_mib: int, seconds: int, wanted: Sequence[str] = ROWS) -> dict[str, Figure]:
+    """Measure the wanted rows, print each, and return them by name."""
     found: dict[str, Figure] = {}
     with (
         tempfile.TemporaryDirectory(prefix="commitlog-bench-") as folder,
@@ -157,15 +173,15 @@ def measure(records: int, fill_mib: int, seconds: int) -> dict[str, Figure]:
             "log-size": lambda: by_size(loadgen, batch, nodes, seconds, fill_mib),
             "bulk-read": lambda: reader(nodes, 0),
             "producer": lambda: producer(nodes, records),
+            "reader": lambda: reader(nodes, begin),
         }
-        for name, row in rows.items():
+        begin = 0
+        for name in wanted:
             if name == "producer":
                 with CommitlogClient(nodes.leader) as client:
                     begin = client.tail()["next_index"]
-            found[name] = row()
+            found[name] = rows[name]()
             print_figure(row=name, **found[name])
-        found["reader"] = reader(nodes, begin)
-        print_figure(row="reader", **found["reader"])
     return found
 
 
@@ -174,8 +190,9 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=300_000)
     parser.add_argument("--fill-mib", type=int, default=512)
     parser.add_argument("--seconds", type=int, default=3)
+    parser.add_argument("--rows", default=",".join(ROWS), help="in this order; default: all")
     options = parser.parse_args()
-    measure(options.records, options.fill_mib, options.seconds)
+    measure(options.records, options.fill_mib, options.seconds, options.rows.split(","))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ Figure = dict[str, Any]
 BEGIN, END = "<!-- begin of the table -->", "<!-- end of the table -->"
 TITLES = {
     "idle": "a node without clients",
-    "tail-readers": "100 event streams at the tail, 1 000 appends per second",
+    "tail-readers": "100 event streams at the tail, 5 000 appends per second",
     "log-size": "a log of a few MiB, and the same log filled",
     "bulk-read": "one process reads the whole log as Arrow",
     "producer": "RecordProducer, one process, records of 100 bytes",
