@@ -21,7 +21,7 @@ from spark_jobs.tables.conflicts import SPARK_ERRORS
 from spark_jobs.tables.table import TableClash
 
 NAMES_EACH_S = 5.0
-OPEN_AT_ONCE = 2  # logs that open side by side
+OPEN_AHEAD = 8  # logs chosen to open next, of which the threads open a few side by side
 OPEN_WITHIN_S = 3.0  # at the start; those that are left open while the others are followed
 STOP_THREADS = 4
 STOP_WITHIN_S = 3.0
@@ -210,7 +210,7 @@ class Groups:
                 self._end(log, error)
             elif error is not None:
                 raise error
-        while self._waiting and len(self._opening) < OPEN_AT_ONCE:
+        while self._waiting and len(self._opening) < OPEN_AHEAD:
             log = max(self._waiting, key=self._urgency)
             self._waiting.remove(log)
             self._opening[self._submit(self.groups[log].start)] = (log, self.groups[log])

@@ -9,7 +9,7 @@ from pyspark.errors import AnalysisException
 
 from spark_jobs.errors import OptionError, Unreachable
 from spark_jobs.materialize import groups as groups_module
-from spark_jobs.materialize.groups import NAMES_EACH_S, OPEN_AT_ONCE, Groups, named
+from spark_jobs.materialize.groups import NAMES_EACH_S, Groups, named
 from spark_jobs.materialize.progress import LogProgress
 from spark_jobs.materialize.query import LogRows
 from spark_jobs.materialize.supervisor import MaterializeFailed
@@ -170,12 +170,13 @@ def test_open_logs_are_followed_while_others_open_those_that_grow_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(groups_module, "OPEN_WITHIN_S", 0.0)
+    monkeypatch.setattr(groups_module, "OPEN_AHEAD", 2)
     world = World("a", "b", "c", "grows", "long", "unknown")
     world.opens_at_once = False
     world.next_indexes = {"a": 2, "b": 2, "c": 2, "grows": 2, "long": 900}
     groups = world.groups("*")
     groups.start()
-    assert len(world.openings) == OPEN_AT_ONCE
+    assert len(world.openings) == 2
     assert not groups.done
     assert groups.ends() == world.next_indexes  # what is not open reads everything before its end itself
 
