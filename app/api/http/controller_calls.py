@@ -17,10 +17,12 @@ from app.errors import (
     LogNotFound,
     NodeAlive,
     NoEligibleReplica,
+    NoLeader,
     NotFound,
     NotLeader,
 )
 from app.node.broker import Broker
+from app.node.hosting.log_lookup import REMOVED
 
 _AS_SUCH: Final[dict[Reason, type[CommitlogError]]] = {
     Reason.LOG_EXISTS: LogExists,
@@ -41,9 +43,11 @@ _INVALID: Final = {
 async def decided(request: Request, broker: Broker, command: AnyCommand) -> Done:
     """Return the active controller's answer when it carried the command out; this node then knows the result.
 
-    Raises NotLeader for a call that must not be forwarded, QuorumTimeout without an answer, and the
-    controller's refusal.
+    Raises NotLeader for a call that must not be forwarded, QuorumTimeout without an answer, NoLeader at a
+    node that was removed, and the controller's refusal.
     """
+    if broker.metadata.hosted.removed:  # it would not know the result
+        raise NoLeader(REMOVED)
     if stays_here(request) and not broker.metadata.server.is_active:
         active = broker.nodes.find(broker.metadata.hosted.leader_id or "")
         raise NotLeader(None) if active is None else NotLeader(active.id, active.url)

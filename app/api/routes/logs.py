@@ -17,7 +17,7 @@ from app.api.http.log_call import Call, Served
 from app.api.http.openapi import ETAG, LOCATION, LOG_EXAMPLE, OF_A_BODY, OF_A_COMMIT, answers, json_request
 from app.api.http.preconditions import wanted_version
 from app.api.http.query import Query as QueryModel
-from app.api.routes.replicas import change_members, fewest_logs, wanted_nodes
+from app.api.routes.replicas import brokers_now, change_members, fewest_logs, wanted_nodes
 from app.controller.commands import ChangeLog, CreateLog, DeleteLog
 from app.controller.metadata import AUDIT_LOG, LOG_CREATED, LOG_DELETING, PRIORITY_MAX, Log, LogSpec
 from app.controller.settings_of_logs import complaint_about_version, complaints_about, whole_changes
@@ -96,6 +96,8 @@ class LogsQuery(QueryModel):
 async def logs(call: Call, query: Annotated[LogsQuery, Query()]) -> Response:
     call.wants_json()
     broker = call.broker
+    if broker.metadata.hosted.removed:  # it does not know new logs
+        await call.elsewhere(broker.metadata.hosted)
     caller = caller_of(call.request)
     known = [
         {**_log_object(broker, hosted), **({"ends": _ends(hosted)} if query.ends else {})}
@@ -271,11 +273,11 @@ def _spec_of(broker: Broker, asked: LogIn) -> LogSpec:
 def _replicas(broker: Broker, asked: LogIn) -> tuple[str, ...]:
     """The nodes that were named, all, or so many of those that keep the fewest logs.
 
-    A number means the nodes that an existing log of the name has, if it is their number: so the same
-    request again is the same log. Raises InvalidRequest.
+    A number, also that of all nodes, means the nodes that an existing log of the name has, if it is their
+    number: so the same request again is the same log. Raises InvalidRequest.
     """
-    brokers = broker.settings.brokers
-    wanted = brokers if asked.replicas is None else asked.replicas
+    brokers = brokers_now(broker)
+    wanted = len(brokers) if asked.replicas is None else asked.replicas
     if not isinstance(wanted, int):
         return tuple(wanted)
     if wanted > len(brokers):
@@ -285,6 +287,8 @@ def _replicas(broker: Broker, asked: LogIn) -> tuple[str, ...]:
     known = broker.logs.get(asked.name)
     if known is not None and len(known.settings.replicas) == wanted:
         return known.settings.replicas
+    if asked.replicas is None:
+        return brokers
     ranks = fewest_logs(broker)
     return tuple(sorted(ranks, key=lambda node: ranks[node])[:wanted])
 

@@ -98,9 +98,21 @@ def replica_nodes(broker: Broker, hosted: HostedLog) -> tuple[str, ...]:
 # --- all nodes of a log -----------------------------------------------------------------------------------
 
 
+def brokers_now(broker: Broker) -> tuple[str, ...]:
+    """The nodes that may keep new logs: those of the file that were not removed, then those that were added.
+
+    Every node is a member of the metadata's log. Where its voters are the brokers themselves, a learner is a
+    node that was added and does not count yet.
+    """
+    settings, group = broker.settings, broker.metadata.hosted.group
+    members = (*group.voters, *group.learners) if settings.controller.nodes else group.voters
+    added = [node for node in members if node not in (*settings.brokers, *settings.controller.nodes)]
+    return (*(node for node in settings.brokers if node in members), *added)
+
+
 def fewest_logs(broker: Broker) -> dict[str, tuple[int, int]]:
     """The nodes that may keep logs, each with its rank: those that keep the fewest come first."""
-    brokers = broker.settings.brokers
+    brokers = brokers_now(broker)
     kept = dict.fromkeys(brokers, 0)
     for hosted in broker.logs.values():
         for node in hosted.settings.replicas:

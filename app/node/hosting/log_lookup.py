@@ -12,6 +12,7 @@ from app.node.metadata.service import MetadataService
 from app.node.request_waits import Waits
 from app.settings.model import LOG_NAME
 
+REMOVED: Final = "this node was removed from the cluster and does not know new logs; call a member"
 _POLL_S: Final = 0.01
 
 
@@ -35,7 +36,7 @@ class LogLookup:
         """Return the log of that name.
 
         Raises InvalidRequest for a name that no log can have, LogNotFound, LogDeleting, LogUnsupported;
-        NoLeader while this node does not know all logs.
+        NoLeader while this node does not know all logs: it has just started, or was removed.
         """
         hosted = self._hosted.get(name)
         if hosted is None:
@@ -45,6 +46,8 @@ class LogLookup:
                 raise LogUnsupported(name, unsupported.reason)
             if not self._metadata.is_current:
                 raise NoLeader("this node does not know all logs yet")
+            if self._metadata.hosted.removed:
+                raise NoLeader(REMOVED)
             raise LogNotFound(name)
         if hosted.deleting:
             raise LogDeleting(name)

@@ -77,6 +77,7 @@ def test_a_removed_node_knows_it_passes_calls_on_and_returns(tmp_path: Path) -> 
         assert (again.status_code, again.json()["code"]) == (404, "not-found")
         local = cluster.get(gone, "/v1/logs/default/tail", params={"consistency": "local"}).json()
         assert local["end_index"] < cluster.status(leader)["end_index"]
+        check_new_logs_are_kept_by_members(cluster, gone, left)
         place = ["--endpoint", cluster.url(gone), "--json"]
         shown = json.loads(CliRunner().invoke(cli, ["status", *place]).output)["nodes"]
         assert {view["node"]: view["role"] == "removed" for view in shown} == {
@@ -99,6 +100,21 @@ def test_a_removed_node_knows_it_passes_calls_on_and_returns(tmp_path: Path) -> 
             returns(cluster, leader, gone)
         assert voters(cluster, leader) == cluster.ids
         cluster.wait_even()
+
+
+def check_new_logs_are_kept_by_members(cluster: Cluster, gone: str, left: list[str]) -> None:
+    """A removed node gets no replica, and does not report that a log is missing that it cannot know."""
+    created = cluster.call("POST", left[0], "/v1/logs", json={"name": "new"})
+    assert (created.status_code, created.json()["replicas"]) == (201, left), created.text
+    listed = [log["name"] for log in cluster.get(gone, "/v1/logs").json()["logs"]]
+    assert listed == ["default", "new"]
+    refused = [
+        cluster.get(gone, "/v1/logs/new/tail"),
+        cluster.call("POST", gone, "/v1/logs", json={"name": "other"}),
+        cluster.call("DELETE", left[0], "/v1/logs/new"),
+    ]
+    assert [answer.status_code for answer in refused] == [503, 503, 202]
+    assert "was removed" in refused[0].json()["detail"]
 
 
 def returns(cluster: Cluster, asked: str, node: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from app.api.routes.replicas import change_members, wanted_nodes
+from app.api.routes.replicas import brokers_now, change_members, wanted_nodes
 from app.controller.metadata import Log, LogSpec, Replica
 from app.errors import ChangeInProgress, InvalidRequest
 from app.log.commands import ChangeMembers
@@ -28,9 +28,12 @@ def kept_by(*replicas: str, in_sync: tuple[str, ...] = (), learners: tuple[str, 
     members = tuple(copy.id for copy in copies if copy.node in in_sync)
     log = Log(name="a", log_id=1, generation=1, spec=spec, version=1, replicas=copies, sync_state_set=members)
     broker = SimpleNamespace(
-        settings=SimpleNamespace(brokers=ALL),
+        settings=SimpleNamespace(brokers=ALL, controller=SimpleNamespace(nodes=())),
         logs={"a": hosted("a", replicas), "b": hosted("b", ("n4",))},
-        metadata=SimpleNamespace(log=lambda name: log if name == "a" else None),
+        metadata=SimpleNamespace(
+            log=lambda name: log if name == "a" else None,
+            hosted=SimpleNamespace(group=GroupConfig(voters=ALL)),
+        ),
     )
     return cast(Any, broker), broker.logs["a"]
 
@@ -53,6 +56,16 @@ def test_those_in_sync_stay_before_others_and_learners_leave_first() -> None:
 def test_more_replicas_than_nodes_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="at most 4"):
         wanted_nodes(*kept_by("n1"), 5)
+
+
+def test_removed_nodes_get_no_new_logs_and_added_ones_do() -> None:
+    broker, log = kept_by("n1", "n2")
+    broker.metadata.hosted.group = GroupConfig(voters=("n2", "n4", "n5"), learners=("n6",))
+    assert brokers_now(broker) == ("n2", "n4", "n5")  # n6 does not vote yet
+    assert wanted_nodes(broker, log, 3) == ("n1", "n2", "n5")
+    broker.settings = SimpleNamespace(brokers=ALL[2:], controller=SimpleNamespace(nodes=("n1", "n2")))
+    broker.metadata.hosted.group = GroupConfig(voters=("n1", "n2"), learners=("n4", "n5"))
+    assert brokers_now(broker) == ("n4", "n5")  # beside controllers of their own
 
 
 @pytest.mark.rule("R-10")
