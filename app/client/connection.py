@@ -7,6 +7,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.client import RemoteDisconnected
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -25,6 +26,7 @@ NEVER_SENT = (
     urllib3.exceptions.ConnectTimeoutError,
     urllib3.exceptions.LocationValueError,  # not an address
 )
+_OTHER_NAMES = (62, 64)  # of OpenSSL: the certificate has another host name, or IP address
 Answer = urllib3.BaseHTTPResponse
 Result = TypeVar("Result")
 
@@ -187,6 +189,8 @@ class ClusterConnection:
             self._forget(endpoint)
             if isinstance(error.__context__, ssl.SSLCertVerificationError):
                 advice = "for a private authority, set SSL_CERT_FILE to the file of its certificate"
+                if error.__context__.verify_code in _OTHER_NAMES:
+                    advice = "the URL needs a name or an address that is in the certificate"
                 raise Untrusted(
                     f"the certificate of {endpoint} is not trusted ({_reason(error)}); {advice}"
                 ) from error
@@ -198,7 +202,9 @@ class ClusterConnection:
                     f"{endpoint} did not answer within {wait_s + SLACK_S:g} s", sent=True
                 ) from error
             raise NoAnswer(
-                f"{endpoint} closed the connection before it answered ({_reason(error)})", sent=True
+                f"{endpoint} closed the connection before it answered ({_reason(error)})"
+                + _tls_advice(endpoint, error),
+                sent=True,
             ) from error
         self._learn(answer)
         if answer.status >= 400:
@@ -238,6 +244,13 @@ class ClusterConnection:
         leader = (answer.headers.get("Commitlog-Leader") or "").rstrip("/")
         if leader and self._avoided.get(leader, 0.0) < self._clock():
             self.leader = leader
+
+
+def _tls_advice(endpoint: str, error: Exception) -> str:
+    """Return what a person may do about a listener with TLS, which ends a request without it silently."""
+    if not endpoint.startswith("http://") or not isinstance(error.__context__, RemoteDisconnected):
+        return ""
+    return f"; if it uses TLS, its URL is {endpoint.replace('http://', 'https://', 1)}"
 
 
 def _reason(error: Exception) -> str:

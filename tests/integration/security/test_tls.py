@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from app.client import CommitlogClient, Record
-from app.client.errors import Untrusted
+from app.client.errors import NoAnswer, Untrusted
 from app.client.operations import Operations
 from tests.support.cluster import Cluster, eventually, serving
 
@@ -116,3 +116,18 @@ def test_the_client_trusts_a_private_authority_only_when_configured(
         appended = client.append([Record("sent")])
         assert client.read(from_index=appended.first_index).records[0]["value"] == "sent"
         assert Operations(client).verify()["equal"]
+    other_name = guarded.url("n1").replace("127.0.0.1", "localhost")
+    with (
+        CommitlogClient(other_name, token=TOKEN) as client,
+        pytest.raises(Untrusted, match="needs a name or an address that is in the certificate"),
+    ):
+        client.append([Record("never sent")])
+
+
+def test_a_url_without_tls_for_a_node_with_it_is_named(guarded: GuardedCluster) -> None:
+    plain = guarded.url("n1").replace("https:", "http:")
+    with (
+        CommitlogClient(plain, token=TOKEN, give_up_s=0) as client,
+        pytest.raises(NoAnswer, match=f"if it uses TLS, its URL is {guarded.url('n1')}"),
+    ):
+        client.read()
