@@ -315,8 +315,9 @@ class Commitlog(LogView):
     def start_trim(self, index: int) -> TrimTicket | None:
         """Move the begin to the batch that holds `index`, or to the newest settled one before it.
 
-        Readers see the log before or after; `TrimTicket.run` makes the begin durable. None if the begin does
-        not move. Raises CorruptLog, DiskError; then nothing has changed.
+        Readers see the log before or after; `TrimTicket.run` makes the begin durable. Everything before
+        `index` must be durable if the log is synced before that: a sync covers only what is left. None if the
+        begin does not move. Raises CorruptLog, DiskError; then nothing has changed.
         """
         index = min(index, self._settled_index)
         if self._last is None or index <= self._base_index:
