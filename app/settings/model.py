@@ -112,6 +112,7 @@ class LogSettings:
             min_in_sync_replicas=self.min_in_sync_replicas,
             preferred=self.preferred,
             in_sync_replicas=self.in_sync_replicas or 0,
+            unclean=self.unclean,
         )
 
     def changed_by(self, spec: LogSpec) -> "LogSettings":

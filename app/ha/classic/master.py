@@ -443,6 +443,9 @@ class ClassicMasterCore(StaticGroup):
 
     def apply_options(self, options: LogOptions, now_ms: int) -> None:
         self._min_slaves = options.min_in_sync_replicas - 1
+        self._unclean = options.unclean
+        if self._unclean and self._before_opening is not None:
+            self._proceed()
         super().apply_options(options, now_ms)
         self._check(now_ms)
 

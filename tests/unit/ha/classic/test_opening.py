@@ -110,6 +110,16 @@ def test_unclean_takes_over_at_once() -> None:
     assert is_open(master)
 
 
+def test_a_master_that_waits_takes_over_when_the_setting_becomes_unclean() -> None:
+    """The refusal of appends names this setting: it needs no restart of the node."""
+    master = taken_over()
+    for unclean in (False, True):
+        options = LogOptions(durability=master.durability, unclean=unclean)
+        master.core.apply_options(options, master.now_ms)
+        master.carry_out()
+        assert is_open(master) == unclean
+
+
 def test_a_copy_without_the_logs_state_is_not_opened() -> None:
     master = taken_over(sync_slaves=2)
     master.core.electable = False
