@@ -183,10 +183,11 @@ class ClassicMasterCore(StaticGroup):
         )
 
     def _in_sync(self) -> tuple[str, ...]:
-        """The master, and the slaves that hold all that is committed."""
-        marks, committed = self._watermarks(), self._member.committed_index
-        slaves = (each for each in self._replicas if marks[each] >= committed)
-        return (self._member.node_id, *(each for each in slaves if each != self._member.node_id))
+        """The master, and the connected slaves that hold all that is committed."""
+        me, committed = self._member.node_id, self._member.committed_index
+        connected = (slave for slave in self._slaves.values() if slave.sender is not None)
+        holders = {slave.id for slave in connected if slave.mark >= committed}
+        return (me, *(each for each in self._replicas if each in holders and each != me))
 
     def _peer(self, slave_id: str) -> PeerStatus:
         slave = next((slave for slave in self._slaves.values() if slave.id == slave_id), None)

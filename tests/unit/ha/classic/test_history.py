@@ -164,6 +164,15 @@ def test_acks_all_need_every_replica_to_hold_the_record(unproven: str) -> None:
     assert fates == [(pending.last_index, "acknowledged")]
 
 
+def test_a_refused_replica_is_not_in_sync_with_a_master_that_has_committed_nothing() -> None:
+    master = Master(unclean=True)
+    connect(master, log_of(b"a", b"b"), place=3)
+    assert master.core.status().committed_index == NO_INDEX
+    assert master.core.status().sync_state_set == ("n1",)
+    master.slave(2, place=2, at=0)
+    assert master.core.status().sync_state_set == ("n1", "n2")
+
+
 @pytest.mark.rule("R-08", "H-08")
 def test_a_slave_reads_only_while_its_records_are_known_to_be_the_masters() -> None:
     master = master_of(log_of(b"a"))
