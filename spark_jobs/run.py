@@ -114,7 +114,7 @@ def _follow(
         config.logs,
         partial(LogMaterializer, shared),
         client.log_names,
-        lambda opening: workers.submit(opening, Kind.BACKGROUND),
+        lambda opening: workers.submit(opening, Kind.OPENING),
         ends_poller.ends,
     )
     named = None

@@ -7,18 +7,20 @@ from enum import Enum
 from typing import Any
 
 THREADS = 4  # a unit of work waits for the service and the disk most of the time
-BACKGROUND_THREADS = 2
+OPENING_THREADS = BACKGROUND_THREADS = 2
 STOP_WITHIN_S = 10.0
 
 
 class Kind(Enum):
     """Kind of a unit of work, which selects its threads.
 
-    LARGE: a backlog, of seconds. BACKGROUND: no record waits for it, as the opening of a log or its journal.
+    LARGE: a backlog, of seconds. OPENING: of a log. BACKGROUND: journals and epochs; no record waits for
+    them.
     """
 
     SMALL = "tables"
     LARGE = "backlog"
+    OPENING = "opening"
     BACKGROUND = "background"
 
 
@@ -38,7 +40,12 @@ class Workers:
         self.stopping = threading.Event()
         self._finished = finished or threading.Event()
         self._interrupt = interrupt
-        counts = {Kind.SMALL: threads, Kind.LARGE: 1, Kind.BACKGROUND: BACKGROUND_THREADS}
+        counts = {
+            Kind.SMALL: threads,
+            Kind.LARGE: 1,
+            Kind.OPENING: OPENING_THREADS,
+            Kind.BACKGROUND: BACKGROUND_THREADS,
+        }
         self._pools = {
             kind: ThreadPoolExecutor(count, thread_name_prefix=kind.value) for kind, count in counts.items()
         }
