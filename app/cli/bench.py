@@ -133,8 +133,14 @@ def _percentile_ms(ordered: Sequence[float], share: float) -> float | None:
     return round(1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 2)
 
 
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):  # refusals by code
+        return ", ".join(f"{code}: {count:,}" for code, count in value.items()) or "none"
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+
 def _table(figures: dict[str, Any]) -> Table:
     table = Table("figure", "value", box=SIMPLE_HEAD)
     for name, value in figures.items():
-        table.add_row(name.replace("_", " "), f"{value:,}" if isinstance(value, int | float) else str(value))
+        table.add_row(name.replace("_", " "), _shown(value))
     return table

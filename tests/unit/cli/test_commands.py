@@ -9,6 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from app.cli.bench import _shown
 from app.cli.main import COMMANDS, cli
 from app.client import connection
 from tests.unit.cli.fake_service import Asked, Scripted, committed, fake_service, problem
@@ -301,3 +302,12 @@ def test_members_of_one_log_and_the_metadata_of_dead_nodes() -> None:
 def test_settings_of_the_controllers_are_name_and_value() -> None:
     for wrong in (["lease_ms"], ["lease_ms=long"], []):
         assert CliRunner().invoke(cli, ["controller", "set", *wrong]).exit_code == 2
+
+
+def test_bench_shows_refusals_by_code() -> None:
+    assert [_shown(value) for value in ({}, {"rate-limited": 1_200, "no-leader": 1}, 1_234, "quorum")] == [
+        "none",
+        "rate-limited: 1,200, no-leader: 1",
+        "1,234",
+        "quorum",
+    ]
