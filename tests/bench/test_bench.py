@@ -9,8 +9,9 @@ import pytest
 
 from tests.bench import table
 from tests.bench.compare import summaries
-from tests.bench.kafka import maven
+from tests.bench.kafka import maven, rates
 from tests.bench.kafka.__main__ import KAFKA_WAYS, compare
+from tests.bench.kafka.brokers import Brokers
 from tests.bench.spark.backlog import MIB, Memory, MicroBatch, micro_batches, verdict
 from tests.bench.spark.log_to_delta import letters
 
@@ -88,6 +89,30 @@ def test_a_comparison_gives_medians_ranges_and_ratios() -> None:
     assert found["row"]["commitlog"]["records_per_s"] == 20
     assert found["row"]["peer 1"]["range"] == [5, 40]
     assert found["row"]["ratio"] == {"peer 1": 2.0}
+
+
+@pytest.mark.parametrize(("of", "ratio"), [("records_per_s", 2.0), ("p50_ms", 0.5)])
+def test_a_ratio_to_kafka_is_above_1_where_this_project_is_better(of: str, ratio: float) -> None:
+    figures = {"a": [{of: value} for value in (10.0, 40.0, 20.0)], "kafka a": [{of: 10.0}]}
+    found = rates.summary(figures, "a", "kafka a", of)
+    assert found == {
+        "a": {of: 20.0, "range": [10.0, 40.0]},
+        "kafka a": {of: 10.0, "range": [10.0, 10.0]},
+        "ratio": ratio,
+    }
+
+
+def test_the_rate_of_kafkas_consumer_is_without_the_time_to_join(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lines = (
+        "start.time, end.time, data.consumed.in.MB, MB.sec, data.consumed.in.nMsg, nMsg.sec, "
+        "rebalance.time.ms, fetch.time.ms, fetch.MB.sec, fetch.nMsg.sec\n"
+        "22:00:00:000, 22:00:04:000, 97.6562, 24.4, 100000, 25000.0, 3000, 1000, 97.6, 100000.0\n"
+    )
+    brokers = Brokers(tmp_path, Path("java"), [])
+    monkeypatch.setattr(brokers, "_tool", lambda *_: lines)
+    assert brokers.consume("topic", 100_000) == 100_000.0
 
 
 def test_the_table_replaces_only_what_is_between_its_marks(tmp_path: Path) -> None:

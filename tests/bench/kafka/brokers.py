@@ -1,6 +1,7 @@
 """Three Kafka brokers in KRaft mode on 127.0.0.1, from jars: each is a controller too."""
 
 import contextlib
+import json
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 from tests.support.cluster import eventually, free_ports
 
 COUNT = 3
+ONE_IN_FLIGHT = Path(__file__).parent / "OneInFlight.java"  # compiled by `java` when it runs
 CLUSTER_ID = "Y29tbWl0bG9nLWJlbmNoIQ"
 START_TIMEOUT_S = 180.0
 TOOL_TIMEOUT_S = 300.0
@@ -66,9 +68,10 @@ class Brokers:
             process.wait(10)
         self._processes.clear()
 
-    def create_topic(self, topic: str) -> None:
+    def create_topic(self, topic: str, *settings: str) -> None:
         def created() -> bool:
-            layout = ("--partitions", "1", "--replication-factor", str(COUNT))
+            layout = ["--partitions", "1", "--replication-factor", str(COUNT)]
+            layout += [word for setting in settings for word in ("--config", setting)]
             with contextlib.suppress(subprocess.CalledProcessError):  # a broker is not registered yet
                 self._topics("--create", "--if-not-exists", "--topic", topic, *layout)
                 return True
@@ -79,18 +82,34 @@ class Brokers:
     def delete_topic(self, topic: str) -> None:
         self._topics("--delete", "--topic", topic)
 
-    def produce(self, topic: str, records: int, record_bytes: int, *properties: str) -> str:
-        """Run Kafka's own load: records of random letters, acks=all. Returns its report."""
+    def produce(
+        self, topic: str, records: int, record_bytes: int, *properties: str, warm_up_records: int = 0
+    ) -> str:
+        """Run Kafka's own load: random letters, acks=all. Returns its report, which leaves the first
+        warm_up_records out."""
         load = ["--num-records", str(records), "--record-size", str(record_bytes), "--throughput", "-1"]
+        if warm_up_records:
+            load += ["--warmup-records", str(warm_up_records)]
         settings = [word for name in ("acks=all", *properties) for word in ("--command-property", name)]
         tool = "org.apache.kafka.tools.ProducerPerformance"
         lines = self._tool(tool, "--bootstrap-server", self.bootstrap, "--topic", topic, *load, *settings)
         return lines.strip().splitlines()[-1]
 
-    def consume(self, topic: str, records: int) -> None:
+    def consume(self, topic: str, records: int) -> float:
+        """Run Kafka's own consumer; return its records per second without the time to join its group."""
         tool = "org.apache.kafka.tools.ConsumerPerformance"
         wanted = ("--num-records", str(records), "--timeout", "60000")
-        self._tool(tool, "--bootstrap-server", self.bootstrap, "--topic", topic, *wanted)
+        lines = self._tool(tool, "--bootstrap-server", self.bootstrap, "--topic", topic, *wanted).splitlines()
+        names, values = ([word.strip() for word in line.split(",")] for line in lines[-2:])
+        return float(dict(zip(names, values, strict=True))["fetch.nMsg.sec"])
+
+    def send_one_by_one(
+        self, topic: str, record_bytes: int, warm_up_s: float, seconds: float
+    ) -> dict[str, float]:
+        """Send records with one in flight; return records_per_s, p50_ms and p99_ms. Needs a JDK."""
+        settings = (self.bootstrap, topic, str(record_bytes), str(warm_up_s), str(seconds))
+        found: dict[str, float] = json.loads(self._tool(str(ONE_IN_FLIGHT), *settings).splitlines()[-1])
+        return found
 
     def end_offset(self, topic: str) -> int:
         tool = "org.apache.kafka.tools.GetOffsetShell"
