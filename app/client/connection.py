@@ -65,6 +65,7 @@ class ClusterConnection:
         self._jitter = random.Random()
         self._at = 0
         self._avoided: dict[str, float] = {}
+        self._answered: set[str] = set()  # endpoints that have answered, so their scheme is right
         self._pool = urllib3.PoolManager(retries=False, num_pools=16, maxsize=8)
 
     def close(self) -> None:
@@ -203,9 +204,10 @@ class ClusterConnection:
                 ) from error
             raise NoAnswer(
                 f"{endpoint} closed the connection before it answered ({_reason(error)})"
-                + _tls_advice(endpoint, error),
+                + ("" if endpoint in self._answered else _tls_advice(endpoint, error)),
                 sent=True,
             ) from error
+        self._answered.add(endpoint)
         self._learn(answer)
         if answer.status >= 400:
             raise problem_of(answer.status, answer.data, answer.headers.get("Retry-After"))

@@ -79,7 +79,12 @@ def test_a_refused_connection_is_reported_at_once_unless_the_caller_waits() -> N
 
 
 def test_a_lost_connection_is_described_in_one_clause() -> None:
-    with fake_service(lambda _: Scripted(0)) as node, CommitlogClient(node.url, give_up_s=0) as client:
+    answers = iter([Scripted(200, {"logs": []})])
+    with (
+        fake_service(lambda _: next(answers, Scripted(0))) as node,
+        CommitlogClient(node.url, give_up_s=0) as client,
+    ):
+        client.connection.call("GET", "/v1/logs")
         with pytest.raises(NoAnswer) as lost:
             client.connection.call("GET", "/v1/logs")
         assert str(lost.value).endswith("(Remote end closed connection without response)")
