@@ -51,12 +51,14 @@ from spark_jobs.source.ends_poller import LogEndsPoller
 from spark_jobs.source.log_names import split_names
 from spark_jobs.source.log_reads import GIVE_UP_S, LogReads, connect
 from spark_jobs.tables.catalog import CatalogTables, parse_catalog
+from spark_jobs.tables.checkpoints import CHECKPOINTS
 
 POLL_INTERVAL_S = 0.25  # without a change
 MIN_PAUSE_S = 0.01  # after a poll
 PAUSE_FACTOR = 10  # the pause after a poll lasts at least this many times as long as the poll
 STATUS_GIVE_UP_S = 1.0
 CATALOG_EACH_S = 5.0
+CHECKPOINTS_STOP_S, CHECKPOINTS_END_S = 5.0, 60.0  # to write those that are due, when stopped and at the end
 FILE_PATH = click.Path(path_type=Path)
 # Plans are created often over few rows: to change them while they run, to compile them, or to spread a
 # table's log over several tasks costs more than it saves (entries.py compiles for many rows).
@@ -150,6 +152,7 @@ def _follow(
             query.stop()
         workers.stop()
         logs.stop()
+        CHECKPOINTS.finish(CHECKPOINTS_STOP_S if stop.is_set() else CHECKPOINTS_END_S)
         patient.close()
         quick.close()
         last = file.write(state, logs.progress(), force=True)

@@ -5,8 +5,8 @@ some milliseconds, and the same for any history. A job with many logs lives on t
 
 Both kinds of writers may work on one table. A commit is a hard link to the name of its version, as Spark's is
 (session/LinkLogStore.java): of two writers one gets the version, and the other looks at what that one did.
-The plain protocol of this project's tables alone is written. Whatever else a table requires of its writers,
-and each commit that is due to write a checkpoint, is left to Spark (NeedsSpark).
+The plain protocol of this project's tables alone is written. Whatever else a table requires of its writers
+is left to Spark (NeedsSpark). Spark also writes the checkpoints, behind the commits (checkpoints.py).
 
 Source: the Delta transaction log protocol, sections Actions, Transaction Identifiers, Clustered Table.
 """
@@ -49,10 +49,6 @@ class NeedsSpark(Exception):
     """Only Spark can make this commit; the message is the reason."""
 
 
-class NeedsCheckpoint(NeedsSpark):
-    """The next commit is due to write a checkpoint; after any commit of Spark this one is possible."""
-
-
 @dataclass(frozen=True)
 class Rewrite:
     """One change of a table. removed: files, by path as the log has them. added: rows of each new file.
@@ -66,11 +62,15 @@ class Rewrite:
 class LocalTable:
     """One table in a local folder. One call at a time.
 
-    keeps_files: needed for `replace` and `rewrite`; costs memory by the number of the table's files.
+    request_checkpoint: called with the path after a commit whose version is to have a checkpoint; returns at
+    once. keeps_files: needed for `replace` and `rewrite`; costs memory by the number of the table's files.
     """
 
-    def __init__(self, path: str, *, keeps_files: bool = False) -> None:
+    def __init__(
+        self, path: str, request_checkpoint: Callable[[str], None], *, keeps_files: bool = False
+    ) -> None:
         self.path = Path(path)
+        self._request_checkpoint = request_checkpoint
         self._log = DeltaLog(path, keeps_files=keeps_files)
 
     def create(
@@ -143,7 +143,7 @@ class LocalTable:
                 return False
             added = added or self._add(rows, statistics)
             written = _written(snapshot, [added], rows.num_rows, note, "Append")
-            if self._commit(snapshot.version + 1, [written, _transaction(application, claim), added]):
+            if self._extend(snapshot, [written, _transaction(application, claim), added]):
                 return True
 
     def claim(self, application: str, claim: int) -> bool:
@@ -154,7 +154,7 @@ class LocalTable:
             if snapshot.transactions.get(application, -1) >= claim:
                 return False
             written = _written(snapshot, [], 0, {}, "Append")
-            if self._commit(snapshot.version + 1, [written, _transaction(application, claim)]):
+            if self._extend(snapshot, [written, _transaction(application, claim)]):
                 return True
 
     def replace(
@@ -199,7 +199,7 @@ class LocalTable:
             actions += added
             actions += [_removed(path, snapshot.files[path].size_bytes) for path in due.removed]
             actions += [] if claim is None else [_transaction(*claim)]
-            if self._commit(snapshot.version + 1, actions):
+            if self._extend(snapshot, actions):
                 return True
             for action in added:
                 (self.path / action["add"]["path"]).unlink(missing_ok=True)
@@ -216,10 +216,17 @@ class LocalTable:
             )
         if snapshot.partition_columns:
             raise NeedsSpark(f"{self.path} is partitioned")
-        interval = snapshot.properties.get(CHECKPOINT_INTERVAL, "10")
-        if not interval.isdecimal() or (snapshot.version + 1) % int(interval) == 0:
-            raise NeedsCheckpoint(f"{self.path}: version {snapshot.version + 1} is due to have a checkpoint")
         return snapshot
+
+    def _extend(self, snapshot: DeltaSnapshot, actions: Sequence[Action]) -> bool:
+        """Make the commit after a version; return False if another one was first. Raises NeedsSpark."""
+        version = snapshot.version + 1
+        if not self._commit(version, actions):
+            return False
+        interval = snapshot.properties.get(CHECKPOINT_INTERVAL, "10")
+        if interval.isdecimal() and version % max(1, int(interval)) == 0:
+            self._request_checkpoint(str(self.path))
+        return True
 
     def _add(self, rows: pa.Table, statistics: Sequence[str]) -> Action:
         """Write a data file; return its action."""

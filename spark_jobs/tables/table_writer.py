@@ -5,6 +5,7 @@ commits are hard links (local_commits.py). Spark writes everything else.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from app.tables.delta_log import DeltaLogError
 from spark_jobs.session.jars import LOG_STORE_CLASS
 from spark_jobs.session.locations import is_url
 from spark_jobs.session.spark_session import is_remote
+from spark_jobs.tables.checkpoints import CHECKPOINTS
 from spark_jobs.tables.local_commits import LocalTable, NeedsSpark
 from spark_jobs.tables.table import (
     Table,
@@ -46,7 +48,7 @@ class TableWriter:
         self.path = path
         self.table = table
         self._follows = follows
-        self._local = LocalTable(path, keeps_files=is_small) if links_commits(spark, path) else None
+        self._local = local_table(spark, path, keeps_files=is_small) if links_commits(spark, path) else None
 
     def create(self, properties: Mapping[str, str] | None = None) -> bool:
         """Create the table unless it exists; return whether it was created now. As `create_table`."""
@@ -125,6 +127,11 @@ class TableWriter:
 
     def _frame(self, rows: pa.Table) -> DataFrame:
         return self.spark.createDataFrame(rows, self.table.schema).coalesce(1)
+
+
+def local_table(spark: SparkSession, path: str, *, keeps_files: bool) -> LocalTable:
+    """Return a table whose commits this process makes (`links_commits`), and Spark its checkpoints."""
+    return LocalTable(path, partial(CHECKPOINTS.request, spark), keeps_files=keeps_files)
 
 
 def links_commits(spark: SparkSession, path: str) -> bool:

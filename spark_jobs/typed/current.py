@@ -17,7 +17,7 @@ from app.tables.delta_log import DeltaLog, DeltaLogError
 from app.tables.names import KEYS_PROPERTY, application_of
 from spark_jobs.session.locations import is_url
 from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, repeated
-from spark_jobs.tables.local_commits import NeedsCheckpoint, NeedsSpark
+from spark_jobs.tables.local_commits import NeedsSpark
 from spark_jobs.tables.table import (
     ENTRIES,
     identifier,
@@ -26,7 +26,7 @@ from spark_jobs.tables.table import (
     set_properties,
     table_properties,
 )
-from spark_jobs.tables.table_writer import TableWriter, links_commits
+from spark_jobs.tables.table_writer import TableWriter, links_commits, local_table
 from spark_jobs.typed.claimed_table import ClaimedTable
 from spark_jobs.typed.indexed_rows import IndexedRows
 from spark_jobs.typed.layout import Generation
@@ -72,7 +72,12 @@ class CurrentTable:
         self.generation = generation
         self._writer = TableWriter(self.spark, self.path, generation.current())
         if links_commits(self.spark, self.path):
-            self._local = LocalCurrent(generation.current(), generation.keys, self.path, self._application)
+            self._local = LocalCurrent(
+                generation.current(),
+                generation.keys,
+                local_table(self.spark, self.path, keeps_files=True),
+                self._application,
+            )
             self._records = IndexedRows(self.spark, self.records_path, generation.records(), "_index")
             self._entries = IndexedRows(self.spark, self.entries_path, ENTRIES, "index")
         self.next_index = max(table.last_index + 1, self._applied())
@@ -114,11 +119,7 @@ class CurrentTable:
             return False
         try:
             with ONE_AT_A_TIME:
-                try:
-                    self._local.extend(self._records, self._entries, first, until)
-                except NeedsCheckpoint:
-                    set_properties(self.spark, self.path, {KEYS_PROPERTY: json.dumps(self.generation.keys)})
-                    self._local.extend(self._records, self._entries, first, until)
+                self._local.extend(self._records, self._entries, first, until)
         except (NeedsSpark, DeltaLogError):
             return False
         return True

@@ -29,13 +29,13 @@ NONE: Final = pa.array([], pa.int64())
 class LocalCurrent:
     """One `current` in a local folder. Not safe for use by two threads."""
 
-    def __init__(self, table: Table, keys: Sequence[str], path: str, application: str) -> None:
-        """keys: columns that identify a row. application: of the transaction versions."""
+    def __init__(self, table: Table, keys: Sequence[str], local: LocalTable, application: str) -> None:
+        """keys: columns that identify a row. local: keeps files. application: of the transaction versions."""
         self.table = table
         self.keys = list(keys)
         self._application = application
         self._schema = arrow_schema(table.schema)
-        self._local = LocalTable(path, keeps_files=True)
+        self._local = local
 
     def extend(self, records: IndexedRows, entries: IndexedRows, first: int, until: int) -> None:
         """Apply the records of [first, until), piece by piece. Raises NeedsSpark, DeltaLogError."""

@@ -62,7 +62,8 @@ def memory_mib(members: Sequence[psutil.Process]) -> float:
 
 
 def processor_s(members: Sequence[psutil.Process]) -> float:
-    return sum(sum(member.cpu_times()[:2]) for member in members if member.is_running())
+    """Return the seconds used so far, those of children that have ended included."""
+    return sum(sum(member.cpu_times()[:4]) for member in members if member.is_running())
 
 
 def reported(tables: Path) -> dict[str, Any]:
@@ -136,7 +137,7 @@ def measure(cluster: Cluster, folder: Path, names: Sequence[str], options: argpa
         stop_s=round(time.monotonic() - stop_s, 1),
         exit_code=code,
         **figures,
-        processors=round(used_s / options.seconds, 2),
+        processors=round(used_s / options.seconds, 3),
         commit_each_s=percentiles(gaps),
         visible_after_s=percentiles(waits),
     )

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from app.tables.delta_log import DeltaLog
 from spark_jobs.tables import local_commits
+from spark_jobs.tables.checkpoints import CHECKPOINTS
 from spark_jobs.tables.local_commits import LocalTable, NeedsSpark, statistics_of
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.snapshot import read_plain
@@ -33,6 +34,10 @@ AT = datetime(2026, 1, 2, 3, 4, 5, 678_901, UTC)
 
 
 LONG_AGO = datetime(1, 1, 1, 0, 0, 0, 1_000, UTC)
+
+
+def table_at(path: str, due: Callable[[str], None] = lambda path: None) -> LocalTable:
+    return LocalTable(path, due, keeps_files=True)
 
 
 def rows(first: int, until: int) -> pa.Table:
@@ -69,8 +74,8 @@ def append(table: LocalTable, first: int, until: int, claim: int | None = None) 
 def made(tmp_path: Path) -> Callable[[], LocalTable]:
     """Writers of one table, as two processes would hold them."""
     path = str(tmp_path / "entries")
-    assert create(LocalTable(path))
-    return lambda: LocalTable(path, keeps_files=True)
+    assert create(table_at(path))
+    return lambda: table_at(path)
 
 
 def indexes(table: LocalTable) -> list[int]:
@@ -135,11 +140,11 @@ def test_commits_that_the_plain_protocol_cannot_make_are_left_to_spark(
 ) -> None:
     table = made()
     with pytest.raises(NeedsSpark, match="is not a Delta table"):
-        append(LocalTable(str(tmp_path / "none")), 0, 1)
+        append(table_at(str(tmp_path / "none")), 0, 1)
     (tmp_path / "strange").mkdir()
     (tmp_path / "strange" / "file").touch()
     with pytest.raises(NeedsSpark, match="files of no Delta table"):
-        create(LocalTable(str(tmp_path / "strange")))
+        create(table_at(str(tmp_path / "strange")))
 
     def refuse(source: Path, name: Path) -> None:
         raise PermissionError("no links here")
@@ -148,15 +153,25 @@ def test_commits_that_the_plain_protocol_cannot_make_are_left_to_spark(
         patch.setattr(local_commits.os, "link", refuse)
         with pytest.raises(NeedsSpark, match="no links here"):
             append(table, 0, 1)
-    for version in range(1, int(PROPERTIES["delta.checkpointInterval"])):
-        assert append(table, version, version + 1)
-    with pytest.raises(NeedsSpark, match="version 100 is due to have a checkpoint"):
-        append(table, 100, 101)
     log = table.path / "_delta_log"
     protocol = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["checkConstraints"]}
-    (log / f"{100:020d}.json").write_text(json.dumps({"protocol": protocol}) + "\n")
+    (log / f"{1:020d}.json").write_text(json.dumps({"protocol": protocol}) + "\n")
     with pytest.raises(NeedsSpark, match="checkConstraints"):
-        append(table, 101, 102)
+        append(table, 1, 2)
+
+
+def test_a_checkpoint_is_requested_after_each_commit_that_is_to_have_one(tmp_path: Path) -> None:
+    path, due = str(tmp_path), list[str]()
+    table = table_at(path, due.append)
+    assert create(table)
+    interval = int(PROPERTIES["delta.checkpointInterval"])
+    for claim in range(interval - 1):
+        assert append(table, claim, claim + 1)
+    assert due == []
+    assert table.claim("a", interval)
+    assert due == [path]
+    assert append(table, interval + 1, interval + 2)
+    assert due == [path]
 
 
 def test_rows_of_a_small_table_are_replaced_together(made: Callable[[], LocalTable]) -> None:
@@ -199,7 +214,7 @@ def test_statistics_are_those_of_the_protocol() -> None:
 def test_spark_and_the_driver_write_one_table(spark: SparkSession, tmp_path: Path) -> None:
     """The table is as Spark creates it; each sees the other's claims; Spark alone can use all of it."""
     paths = [str(tmp_path / name) for name in ("ours", "sparks")]
-    table = LocalTable(paths[0])
+    table = table_at(paths[0])
     assert create(table)
     assert create_table(spark, paths[1], ENTRIES, {"commitlog.owner": "me"})
     assert not create_table(spark, paths[0], ENTRIES)
@@ -241,7 +256,10 @@ def test_spark_and_the_driver_write_one_table(spark: SparkSession, tmp_path: Pat
             writer.append(rows(first, first + 1), application="a", claim=first, position="index", note={})
             == first
         )
-    assert (tmp_path / "ours" / "_delta_log" / f"{100:020d}.checkpoint.parquet").exists()
+    assert CHECKPOINTS.finish(60)
+    log = tmp_path / "ours" / "_delta_log"
+    assert json.loads((log / "_last_checkpoint").read_text())["version"] >= 100
+    assert len(list(log.glob("*.checkpoint.parquet"))) == 1
     assert read_table(spark, paths[0]).count() == 140
     history = spark.sql(f"DESCRIBE HISTORY {identifier(paths[0])}").collect()
     assert history[-2]["userMetadata"] == '{"first": 0}'

@@ -39,7 +39,7 @@ class Tables:
             )
 
     def local(self, table: Table) -> LocalTable:
-        return LocalTable(str(self.folder / table.name))
+        return LocalTable(str(self.folder / table.name), lambda path: None, keeps_files=True)
 
     def rows_at(self, table: Table, position: str) -> IndexedRows:
         return IndexedRows(None, str(self.folder / table.name), table, position)  # type: ignore[arg-type]
@@ -70,7 +70,7 @@ class Tables:
 
     def driver(self) -> LocalCurrent:
         table = self.generation.current()
-        return LocalCurrent(table, self.keys, str(self.folder / table.name), "test-current")
+        return LocalCurrent(table, self.keys, self.local(table), "test-current")
 
     def extend(self, first: int, until: int) -> None:
         records = self.rows_at(self.generation.records(), "_index")

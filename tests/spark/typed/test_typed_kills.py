@@ -48,7 +48,7 @@ def log() -> FakeLog:
 
 def fill_entries(log: FakeLog, folder: Path) -> None:
     """Write `entries`, which the drivers read."""
-    table = LocalTable(str(folder / ENTRIES.name))
+    table = LocalTable(str(folder / ENTRIES.name), lambda path: None)
     assert table.create(
         ENTRIES.schema,
         cluster_by=ENTRIES.cluster_by,

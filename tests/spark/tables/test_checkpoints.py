@@ -1,0 +1,30 @@
+"""Checkpoints that Spark writes behind the commits of the driver."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from app.tables.delta_log import DeltaLog
+from spark_jobs.tables.checkpoints import CheckpointWriter
+from spark_jobs.tables.table import ENTRIES, create_table
+
+
+def test_each_table_gets_its_checkpoint_though_another_fails(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = [tmp_path / name for name in ("damaged", "one", "two")]
+    for path in paths:
+        create_table(spark, str(path), ENTRIES)
+    (paths[0] / "_delta_log" / f"{1:020d}.json").write_text("{")
+    writer = CheckpointWriter()
+    for path in paths:
+        writer.request(spark, str(path))
+    assert writer.finish(60)
+    for path in paths[1:]:
+        assert (path / "_delta_log" / f"{0:020d}.checkpoint.parquet").exists()
+        assert (snapshot := DeltaLog(str(path)).snapshot()) is not None
+        assert snapshot.version == 0
+    assert [record.message.partition(":")[0] for record in caplog.records] == [str(paths[0])]
+    writer.request(spark, str(paths[1]))  # the thread has ended in between
+    assert writer.finish(60)
