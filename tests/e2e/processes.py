@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from app.setup.checks import port_is_free
 from tests.support.quick_java import QUICKLY
 
 TIMEOUT_S = 60.0
@@ -37,19 +37,9 @@ def commitlog(
 def free_port(nodes: int = 3) -> int:
     """A port from which a cluster of `nodes` finds all that it needs free."""
     for port in range(20_101, 29_000, 50):
-        if all(_is_free(base + node) for base in (port, port + 1_000) for node in range(nodes)):
+        if all(port_is_free(base + node) for base in (port, port + 1_000) for node in range(nodes)):
             return port
     raise AssertionError("no free ports")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def processes_of(folder: Path) -> list[str]:
