@@ -304,13 +304,22 @@ class Dispatcher:
         if answer.code is not PushCode.INCONSISTENT_STATE:
             return
         if answer.end_index < log.begin_index or answer.begin_index > log.end_index:
-            self._enter_truncate(log.begin_index, reset=True)  # (3) disjoint
+            self._enter_truncate(self._reset_index(answer), reset=True)  # (3) disjoint
         elif compared < answer.begin_index:
             self._enter_truncate(log.begin_index, reset=True)  # (4)
         else:
             self._compare_index = self._further_back(answer)  # (5), (6)
             if self._compare_index < log.begin_index:
                 self._enter_truncate(log.begin_index, reset=True)  # (7)
+
+    def _reset_index(self, answer: PushAnswer) -> int:
+        """Return where the log of a disjoint peer begins after its reset: at our begin, or, if an earlier
+        reset has left it empty, at the later begin of that. Otherwise it would forget that everything before
+        the later one was committed, and could elect a removed member that lacks it (R-02)."""
+        log = self._log
+        is_empty = answer.end_index < answer.begin_index
+        keeps = is_empty and log.begin_index <= answer.begin_index <= log.end_index
+        return answer.begin_index if keeps else log.begin_index
 
     def _further_back(self, answer: PushAnswer) -> int:
         """Return the next index to compare: one step per term, not per record (D-13).

@@ -6,7 +6,7 @@ from app.log.contract import NO_INDEX, ReplicaLog, Reset, TruncateAfter
 from app.log.events import Truncated
 from app.raft.config import RaftConfig
 from app.raft.messages import PushAnswer, PushCode, PushRequest, PushType
-from app.raft.state import MemberState, Outbox, is_of_term
+from app.raft.state import MemberState, Outbox, committed_at_open, is_of_term
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class EntryHandler:
         if request is None:
             return
         if self._truncating:
-            self._truncating = False
+            self._truncated(request)
             self.matched_index = request.truncate_index
             self._deferred = Deferred(request, request.truncate_index)
             self._answer_deferred()
@@ -133,10 +133,20 @@ class EntryHandler:
     def not_written(self) -> None:
         """The disk is full: nothing of the last push stays, and the leader will repeat it (D-07)."""
         request, self._storing = self._storing, None
-        self._truncating = False
+        if request is not None and self._truncating:
+            self._truncated(request)
         self.matched_index = min(self.matched_index, self._log.end_index)
         if request is not None:
             self._answer(request, PushCode.BUSY, request.index)
+
+    def _truncated(self, request: PushRequest) -> None:
+        """The log is truncated. Everything before the begin of a reset was committed: this member must know
+        that also without the first record (ballot.py)."""
+        self._truncating = False
+        if request.reset:
+            member = self._member
+            begun = committed_at_open(self._log, member.committed_index)
+            member.committed_index = max(member.committed_index, begun)
 
     def synced(self) -> None:
         """More of the log is on disk: send the answers that waited for it (D-14, R-11)."""
@@ -341,7 +351,7 @@ class EntryHandler:
             session,
             self._life,
             index,
-            log.begin_index,
+            log.next_index if log.end_index == NO_INDEX else log.begin_index,
             end_index,
             conflict_term,
             conflict_index,

@@ -129,7 +129,7 @@ class PushAnswer(Message, frozen=True, array_like=True, tag=6):
     index: with SUCCESS the confirmed one (COMPARE: the compare index); otherwise that of the request. life:
     drawn at random when the follower started. conflict_term, conflict_index: with INCONSISTENT_STATE to a
     COMPARE, the follower's last index at or below the compare index whose term is at most the leader's there,
-    and that record's term (D-13).
+    and that record's term (D-13). begin_index: of an empty log the index of its first record.
     may_lead: false while the follower lacks the log's state, or something that it once acknowledged. sound:
     false while it may lack something that it once acknowledged or voted: its answers do not count.
     """

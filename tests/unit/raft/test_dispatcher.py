@@ -463,6 +463,24 @@ def test_cases_3_4_and_7_start_again_at_the_leaders_begin(
     assert (push.type, push.truncate_index, push.reset, push.leader_begin) == (PushType.TRUNCATE, 3, True, 3)
 
 
+@pytest.mark.rule("D-12", "R-02")
+@pytest.mark.parametrize(
+    ("empty_at", "begin_index"), [(NO_INDEX, 2), (0, 2), (1, 2), (3, 3), (4, 4), (50, 2)]
+)
+def test_a_peer_that_an_earlier_reset_left_empty_begins_no_earlier_than_before(
+    empty_at: int, begin_index: int
+) -> None:
+    """Everything before its begin was committed: an earlier begin would forget that."""
+    log = log_of(1, 1, 1, 1, 1)
+    log.trim(2)
+    group = Group({"n1": log, "n2": log_of(1), "n3": log_of(1, 1, 1, 1, 1)})
+    request = elect_with_silent_n2(group)
+    answer = answer_of(group, request, PushCode.INCONSISTENT_STATE, begin_index=empty_at, end_index=NO_INDEX)
+    group["n1"].step("n2", answer)
+    [push] = group.pushes("n2")
+    assert (push.type, push.truncate_index, push.reset) == (PushType.TRUNCATE, begin_index, True)
+
+
 @pytest.mark.rule("D-12")
 def test_records_trimmed_while_the_peer_was_asked_are_compared_again() -> None:
     group = Group({"n1": log_of(1, 1), "n2": log_of(1, 1), "n3": log_of(1, 1)})

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from app.log.commands import Trim
-from app.log.contract import NO_INDEX
-from app.raft.messages import Heartbeat, PushRequest, PushType
+from app.log.contract import NO_INDEX, Reset
+from app.raft.messages import Heartbeat, PushRequest, PushType, VoteAnswer, VoteRequest
 from app.raft.state import committed_at_open
 from tests.unit.node.replica.driver_support import Node, Seams, follower_of_n2, push_to, result
 from tests.unit.raft.support import Group, MemoryLog, log_of
@@ -74,20 +74,55 @@ def test_a_leader_whose_log_begins_after_its_committed_index_answers_reads_and_c
     assert leader.reads == [("r", 4)]
 
 
-@pytest.mark.rule("R-07")
-def test_a_reset_that_a_crash_has_emptied_takes_the_whole_log_of_the_next_leader() -> None:
+def emptied_at_3() -> Group:
+    """n3 was reset to begin at 3, and lost the first record by a crash. The log of the others begins at 0."""
     emptied = MemoryLog()
-    emptied.base_index, emptied.base_offset = 3, log_of(1, 1, 1).end_offset
-    group = Group(
-        {"n1": log_of(1, 1, 1, 1, 1), "n2": log_of(1, 1, 1, 1, 1), "n3": emptied},
-        committed={"n1": 4, "n2": 4, "n3": 2},
-    )
+    emptied.cut(Reset(3, log_of(1, 1, 1).end_offset, 1))
+    logs = {"n1": log_of(1, 1, 1, 1, 1), "n2": log_of(1, 1, 1, 1, 1), "n3": emptied}
+    return Group(logs, committed={"n1": 4, "n2": 4, "n3": 2})
+
+
+@pytest.mark.rule("R-07")
+def test_a_reset_that_a_crash_has_emptied_continues_with_the_next_leader() -> None:
+    group = emptied_at_3()
     group.elect("n1", "n1", "n2")
     group.pass_time(5_000)
     member = group["n3"]
-    assert member.log.terms == group["n1"].log.terms
+    assert (member.log.begin_index, member.log.batches) == (3, group["n1"].log.batches[3:])
     assert member.core.committed_index == group["n1"].core.committed_index
     assert not any(event.data["refused"] for event in member.events if event.kind == "truncate")
+
+
+@pytest.mark.rule("R-02")
+def test_a_second_crash_in_a_reset_by_another_leader_forgets_nothing_of_the_first() -> None:
+    """A member of an older group, which lacks what was committed then, gets no vote."""
+    group = emptied_at_3()
+    member = group["n3"]
+    member.auto_sync = False
+    group.elect("n1", "n1", "n2")
+    group.settle("n1", "n3")
+    assert len(member.log.truncations) == 2
+    member.restart()
+    assert (member.log.end_index, member.core.committed_index) == (NO_INDEX, 2)
+    group.take()
+    member.step("n2", VoteRequest(member.core.term + 1, 1, 1))
+    [vote] = [message for message in group.take("n3") if isinstance(message, VoteAnswer)]
+    assert not vote.granted
+
+
+@pytest.mark.rule("R-02")
+def test_a_full_disk_within_a_reset_leaves_known_what_was_committed_before_the_begin() -> None:
+    ours = log_of(1, 1, 1, 1, 1)
+    ours.trim(3)
+    group = Group({"n1": ours, "n2": log_of(1, 1, 1, 1, 1), "n3": log_of(1)})
+    member = group["n3"]
+    member.full = True
+    group.elect("n1", "n1", "n2")
+    group.settle("n1", "n3")
+    assert (member.log.end_index, member.core.committed_index) == (NO_INDEX, 2)
+    member.full = False
+    group.pass_time(5_000)
+    assert member.log.batches == group["n1"].log.batches
 
 
 @pytest.mark.rule("D-20")
