@@ -114,7 +114,7 @@ class LogRepair:
         self._marker = copy.marker
         self._calls = calls
         self._clock = clock
-        self._seen: dict[str, int] = {}  # damaged file or folder -> number of times
+        self._seen: dict[str, int] = {}  # file or folder -> number of times it was still damaged
         self._reported_waiting = False
         self._given_up = asyncio.Event()
 
@@ -282,6 +282,7 @@ class LogRepair:
                 return driver
             except (CorruptLog, CorruptFile) as error:
                 logger.warning("log %s: still damaged: %s", self._log_name, error)
+                self._seen[error.path] = self._seen.get(error.path, 0) + 1
                 cause = error
 
     async def _forget_held(self) -> None:
@@ -289,10 +290,9 @@ class LogRepair:
         await in_thread(self._marker.forget_held)
 
     async def _repair(self, cause: Damaged) -> None:
-        """Repair one damage. If a file is damaged again and again, start with an empty log."""
-        self._seen[cause.path] = self._seen.get(cause.path, 0) + 1
+        """Repair one damage. If a file is still damaged after several repairs, start with an empty log."""
         name = cause.path.rpartition("/")[2]
-        if self._seen[cause.path] > SAME_DAMAGE_MAX:
+        if self._seen.get(cause.path, 0) >= SAME_DAMAGE_MAX:
             await self._set_aside(f"damaged again and again: {cause}")
         elif name == "vote":
             await (self._restore_vote() if self._votes else self._restore_epoch())

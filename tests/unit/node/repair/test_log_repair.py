@@ -391,3 +391,22 @@ def test_an_error_that_stops_a_node_also_stops_it_during_a_repair(error: Excepti
     scene.run(Peers(gives_all), scene.damage(3))
     assert failures == [error]
     assert scene.host.log is None
+
+
+def test_a_full_disk_delays_a_repair_and_does_not_set_the_log_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repair_module, "_RETRY_LAST_S", 0.01)
+    scene, waits = Scene(), 0
+    last = [name for name in scene.files.list(FOLDER) if name.endswith(".log")][-1]
+    scene.files.open(f"{FOLDER}/{last}").truncate(0)
+    cause = CorruptLog(f"{FOLDER}/{last}", BATCHES[-1].offset, "the end is missing")
+
+    def waited(peer: str, message: PeerCall) -> PeerCall | None:
+        nonlocal waits
+        waits += 1
+        scene.files.space_bytes = 0 if waits < 10 else None
+        return gives_all(peer, message)
+
+    repair = scene.run(Peers(waited), cause)
+    assert not repair.result.set_aside
+    assert scene.host.log is not None
+    assert [scene.host.log.batch_at(index) for index in range(0, 80, 2)] == BATCHES
