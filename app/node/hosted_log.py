@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from app.ha.auto_switch.core import AutoSwitchCore
     from app.node.repair.interfaces import RepairResult
     from app.node.repair.log_repair import LogRepair
+    from app.node.repair.rollbacks import RunningRollBack
 
 REPLACED_GRACE_S: Final = 0.2
 CONFIGURED: Final = -1  # the generation of a log of the configuration file
@@ -31,6 +32,7 @@ class HostedLog:
         self.driver = driver
         self.journal: Journal | None = None
         self.repair: LogRepair | None = None  # in progress; the log is not served meanwhile
+        self.rollback: RunningRollBack | None = None  # in progress; the log is not served meanwhile
         self.repair_result: RepairResult | None = None  # by the last repair, until the replica is sound
         self.generation = CONFIGURED  # distinguishes logs of the same name (app/controller/metadata.py)
         self.deleting = False  # by the metadata: the log is not served any more
@@ -68,6 +70,14 @@ class HostedLog:
         before, self.settings = self.settings, settings
         if self.driver is not None and settings.options != before.options:
             self.driver.change_options(settings.options)
+
+    def release_files(self) -> bool:
+        """Return whether neither a repair nor a rollback uses the files of the log; ask them to end: the log
+        is to be removed."""
+        users = [user for user in (self.repair, self.rollback) if user is not None]
+        for user in users:
+            user.give_up()
+        return not users
 
     @property
     def repairing(self) -> bool:

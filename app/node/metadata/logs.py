@@ -68,7 +68,7 @@ class MetadataLogs:
         self._host = host
         self._folders = folders
         self._in_thread = in_thread
-        self._dropping: dict[str, None] = {}  # logs whose copy here is closed and not removed yet
+        self._dropping: dict[str, None] = {}  # logs whose copy here is being removed
         self.unsupported: dict[str, Unsupported] = {}
 
     async def run(self) -> None:
@@ -117,9 +117,11 @@ class MetadataLogs:
             return False
 
     async def _forget(self, hosted: HostedLog) -> bool:
-        removed = await self._remove(hosted)
+        """Remove a log that is deleted. Until its files are free, no later log of the name may use them."""
+        if not await self._remove(hosted):
+            return False
         self._host.forget_log(hosted)
-        return removed
+        return True
 
     def follow_known(self, controller: LogDriver) -> None:
         """Let the logs of the configuration open with the settings that the metadata here have of them.
@@ -151,6 +153,8 @@ class MetadataLogs:
         if hosted is None:
             return log.state == LOG_DELETING or await self._add(log)
         if hosted.generation != log.generation:
+            if hosted.generation != CONFIGURED:
+                return False  # an earlier log of the name is not removed yet
             logger.error("log %s is in the configuration file too: that one is kept", log.name)
         elif log.state == LOG_DELETING:
             return hosted.deleting or await self._remove(hosted)
@@ -172,6 +176,8 @@ class MetadataLogs:
             return True
         if hosted is None or hosted.generation != log.generation:
             return True  # another log of that name is in the configuration file
+        if log.name in self._dropping and hosted.journal is not None and not await self._drop_copy(hosted):
+            return False  # also of a node that was added again: the copy that it had is not served any more
         has_copy = hosted.journal is not None
         if self._node_id in log.spec.replicas and not has_copy:
             return await self._open_copy(log, hosted)
@@ -195,10 +201,9 @@ class MetadataLogs:
         return True
 
     async def _drop_copy(self, hosted: HostedLog) -> bool:
-        if hosted.repair is not None:
-            hosted.repair.give_up()
-            return False  # its files are in use until it has ended
         self._dropping[hosted.name] = None
+        if not hosted.release_files():
+            return False
         try:
             await self._host.close_log(hosted)
             hosted.caught_up = hosted.healing = False
@@ -236,9 +241,8 @@ class MetadataLogs:
         return True
 
     async def _remove(self, hosted: HostedLog) -> bool:
-        if hosted.repair is not None:
-            hosted.repair.give_up()
-            return False  # its files are in use until it has ended
+        if not hosted.release_files():
+            return False
         hosted.deleting = True
         try:
             await self._host.close_log(hosted)
@@ -247,5 +251,6 @@ class MetadataLogs:
             logger.error("log %s cannot be removed: %s", hosted.name, error)
             hosted.deleting = False
             return False
+        self._dropping.pop(hosted.name, None)
         logger.info("log removed", extra={"log": hosted.name, "generation": hosted.generation})
         return True

@@ -95,8 +95,11 @@ class Repairs:
         return False
 
     def begin(self, hosted: HostedLog, cause: Damaged, found_by: str) -> None:
-        """Take the log offline, if it is not already, and repair it in the background."""
-        if hosted.repair is not None or hosted.journal is None:
+        """Take the log offline, if it is not already, and repair it in the background.
+
+        A rollback has the files of its log for itself: damage is found again when it opens the log.
+        """
+        if hosted.repair is not None or hosted.rollback is not None or hosted.journal is None:
             return
         voters, marker = hosted.voters, self.marker_of(hosted)
         driver, hosted.driver, hosted.caught_up = hosted.driver, None, False

@@ -6,6 +6,7 @@ receipt.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
@@ -35,6 +36,27 @@ class RollBackHost(Protocol):
         ...
 
 
+class RunningRollBack:
+    """A rollback in progress. Owned by the event loop."""
+
+    def __init__(self) -> None:
+        self._given_up = asyncio.Event()
+
+    def give_up(self) -> None:
+        """The log is to be removed: end soon, and do not open it again."""
+        self._given_up.set()
+
+    @property
+    def is_given_up(self) -> bool:
+        return self._given_up.is_set()
+
+    async def pause(self, seconds: float) -> None:
+        """Wait, at most until it is given up."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._given_up.wait()
+
+
 class RollBacks:
     """Owned by the event loop. `begin_wanted` is called each tick."""
 
@@ -53,19 +75,20 @@ class RollBacks:
         self._record = record
         self._tasks = tasks
         self._fail = services.fail
-        self._under_way: dict[int, None] = {}  # ids of logs
 
     def begin_wanted(self, hosted: HostedLog) -> None:
         """Begin what the log's core requests, once."""
         rollback = None if hosted.ha is None or hosted.driver is None else hosted.ha.wanted_rollback
-        if rollback is not None and hosted.log_id not in self._under_way and not hosted.deleting:
-            self._under_way[hosted.log_id] = None
-            self._tasks.critical(f"roll back {hosted.name}", self._roll_back(hosted, rollback))
+        if rollback is not None and hosted.rollback is None and not hosted.deleting:
+            running = hosted.rollback = RunningRollBack()
+            self._tasks.critical(f"roll back {hosted.name}", self._roll_back(hosted, rollback, running))
 
-    async def _roll_back(self, hosted: HostedLog, rollback: Rollback) -> None:
+    async def _roll_back(self, hosted: HostedLog, rollback: Rollback, running: RunningRollBack) -> None:
         try:
             await self._host.end_driver(hosted)
-            removed = await self._cut(hosted, rollback)
+            removed = await self._cut(hosted, rollback, running)
+            if running.is_given_up:
+                return
             if removed is not None:
                 truncated = Truncated(
                     from_index=rollback.index + 1,
@@ -82,11 +105,14 @@ class RollBacks:
         except (CorruptLog, CorruptFile, DiskError) as error:
             self._fail(f"roll back of log {hosted.name}", error)
         finally:
-            del self._under_way[hosted.log_id]
+            hosted.rollback = None
 
-    async def _cut(self, hosted: HostedLog, rollback: Rollback) -> RemovedRecords | None:
-        """Truncate the log with a receipt; wait while there is no space for the receipt."""
-        while True:
+    async def _cut(
+        self, hosted: HostedLog, rollback: Rollback, running: RunningRollBack
+    ) -> RemovedRecords | None:
+        """Truncate the log with a receipt; wait while there is no space for the receipt. None if nothing was
+        removed, or if it was given up."""
+        while not running.is_given_up:
             try:
                 return await asyncio.to_thread(
                     roll_back,
@@ -101,4 +127,5 @@ class RollBacks:
                 logger.warning(
                     "log %s: the disk is full: a loss receipt is not stored: %s", hosted.name, error
                 )
-                await asyncio.sleep(_RETRY_S)
+                await running.pause(_RETRY_S)
+        return None

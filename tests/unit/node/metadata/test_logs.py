@@ -32,6 +32,9 @@ class Folders:
     def prepare(self, name: str, generation: int) -> None:
         self.done.append(f"prepare {name} {generation}")
 
+    def adopt(self, name: str, generation: int) -> None:
+        """The copy has a line already."""
+
     def finish_removal(self, name: str) -> None:
         self.done.append(f"finish {name}")
 
@@ -220,3 +223,72 @@ def test_a_copy_that_cannot_be_removed_now_is_removed_later_and_not_reopened() -
     host.folders.failing = None
     assert asyncio.run(logs.follow())
     assert host.folders.done[-1] == "drop a -1"
+
+
+class FileUser:
+    """A repair or a rollback, which ends when the test lets it."""
+
+    def __init__(self) -> None:
+        self.is_given_up = False
+
+    def give_up(self) -> None:
+        self.is_given_up = True
+
+
+@pytest.mark.parametrize("kind", ["repair", "rollback"])
+def test_a_log_of_a_deleted_name_opens_once_the_files_of_the_earlier_one_are_free(kind: str) -> None:
+    """Both logs have one folder: a repair of the earlier one would write into the new one, and serve it."""
+    metadata = Metadata([log_of("a", 1)])
+    logs, host, _ = follower(metadata)
+    asyncio.run(logs.follow())
+    earlier, user = host.open["a"], FileUser()
+    setattr(earlier, kind, user)
+    host.folders.done.clear()
+    metadata[:] = [log_of("a", 5)]  # this node was cut off while it was deleted and created
+    assert not asyncio.run(logs.follow())
+    assert user.is_given_up
+    assert (host.open["a"], host.folders.done) == (earlier, [])
+    setattr(earlier, kind, None)
+    assert asyncio.run(logs.follow())
+    assert host.folders.done == ["remove a", "prepare a 5"]
+    assert host.open["a"].generation == 5
+
+
+@pytest.mark.parametrize("kind", ["repair", "rollback"])
+def test_a_node_that_is_added_again_while_its_copy_is_removed_opens_a_new_one(kind: str) -> None:
+    metadata = Metadata()
+    of_nodes(metadata, "n1", "n2")
+    logs, host, _ = follower(metadata)
+    asyncio.run(logs.follow())
+    hosted = host.open["a"]
+    hosted.journal = "open"
+    setattr(hosted, kind, FileUser())
+    of_nodes(metadata, "n2")
+    assert not asyncio.run(logs.follow())
+    of_nodes(metadata, "n1", "n2")
+    assert not asyncio.run(logs.follow())
+    assert hosted.journal == "open"
+    setattr(hosted, kind, None)  # it was given up: nothing serves the copy
+    host.folders.done.clear()
+    assert asyncio.run(logs.follow())
+    assert (hosted.journal, host.folders.done) == ("open", ["drop a 1", "prepare a 1"])
+    assert asyncio.run(logs.follow())
+    assert host.folders.done == ["drop a 1", "prepare a 1"]
+
+
+def test_a_removal_of_a_copy_that_a_deletion_overtakes_leaves_the_next_log_of_the_name_alone() -> None:
+    metadata = Metadata()
+    of_nodes(metadata, "n1", "n2")
+    logs, host, _ = follower(metadata)
+    asyncio.run(logs.follow())
+    hosted = host.open["a"]
+    hosted.journal, hosted.repair = "open", FileUser()
+    of_nodes(metadata, "n2")
+    assert not asyncio.run(logs.follow())
+    hosted.repair = None
+    metadata[:] = [log_of("a", 7, "controller")]
+    assert asyncio.run(logs.follow())
+    host.open["a"].journal = "open"
+    assert asyncio.run(logs.follow())
+    assert host.open["a"].journal == "open"
+    assert host.folders.done[-1] == "prepare a 7"
