@@ -24,7 +24,7 @@ class MaterializedTable:
 
     materialized_index: every committed record up to it is a row or a control record. lag_ms: age of the
     oldest record that is not in the table yet, 0 for none. committed_ms: time of the newest commit; None if
-    it is not known.
+    it is not known. catalog_name: name in a catalog of Spark, None without one.
     """
 
     name: str
@@ -34,6 +34,7 @@ class MaterializedTable:
     lag_records: int | None
     lag_ms: int | None
     committed_ms: int | None = None
+    catalog_name: str | None = None
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> "MaterializedTable":

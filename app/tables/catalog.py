@@ -6,12 +6,14 @@ the tables derived from events are written before it. Compaction and similar com
 I/O.
 """
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from app.tables.delta_log import Commit, DeltaLog, DeltaSnapshot, table_folders
+from app.tables.delta_log import Commit, DeltaLog, DeltaLogError, DeltaSnapshot, file_system_of, table_folders
 from app.tables.names import (
+    CATALOG_NAMES_FILE,
     COVERED_INDEX,
     CURRENT,
     DEAD_LETTERS,
@@ -39,7 +41,8 @@ class TableState:
     read with the schema; of the tables of the journals, the newest
     committed index that their events report; inclusive, None if it is not recorded. last_epoch: of the tables
     of epochs, the newest one. log_id: the log of the records of `entries`, None if it is not recorded.
-    committed_ms: time of the commit of the version, None if its file was removed.
+    committed_ms: time of the commit of the version, None if its file was removed. catalog_name: name in a
+    catalog of Spark, as the job with --catalog registered it; None without one.
     """
 
     name: str
@@ -49,6 +52,7 @@ class TableState:
     log_id: str | None
     last_epoch: int | None = None
     committed_ms: int | None = None
+    catalog_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,22 @@ class TablesCut:
 
     versions: Mapping[str, int]
     exact: bool
+
+
+def catalog_names(folder: str) -> dict[str, str]:
+    """Return the names in a catalog of the tables below ROOT/LOG, by table; empty without a catalog.
+
+    Raises DeltaLogError for a file that cannot be read.
+    """
+    files, path = file_system_of(f"{folder}/{CATALOG_NAMES_FILE}")
+    try:
+        with files.open_input_file(path) as file:
+            names = json.loads(file.read())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise DeltaLogError(folder, f"{CATALOG_NAMES_FILE} cannot be read: {error}") from error
+    return {table: name for table, name in names.items() if isinstance(name, str)}
 
 
 class LogTables:
@@ -72,12 +92,14 @@ class LogTables:
 
     def all(self) -> list[TableState]:
         """Return the tables by name. Raises DeltaLogError."""
+        names = catalog_names(self._folder)
         found = [self._state(name) for name in table_folders(self._folder)]
-        return [state for state in found if state is not None]
+        return [replace(state, catalog_name=names.get(state.name)) for state in found if state is not None]
 
     def find(self, name: str) -> TableState | None:
         """Return the table, None if it does not exist or has no commit. Raises DeltaLogError."""
-        return self._state(name) if name in table_folders(self._folder) else None
+        state = self._state(name) if name in table_folders(self._folder) else None
+        return state and replace(state, catalog_name=catalog_names(self._folder).get(name))
 
     def cut(self, index: int, held_index: int) -> TablesCut | None:
         """Return the first version of `entries` that holds every data record up to `index`, and of each other

@@ -15,6 +15,7 @@ CLUSTERING_PROPERTY: Final = "commitlog.clusterBy"  # of typed tables: JSON arra
 JOURNALS: Final = "events"  # the table of the nodes' journals
 JOURNAL_TABLES: Final = (JOURNALS, "watermarks", "sync_state_sets", "quarantine_truncated")
 EPOCH_TABLES: Final = ("epochs", "epoch_files")
+CATALOG_NAMES_FILE: Final = "_catalog_names.json"  # in the folder of a log: {table: name in a catalog}
 COVERED_INDEX: Final = "covered_index"  # note of a commit of `events`: the newest committed index in them
 BEGIN_PROPERTY: Final = "commitlog.beginIndex"  # of `entries`: every data record from this index on is a row
 

@@ -5,22 +5,30 @@ the service and readers without Spark use the folder, and queries use the name:
 
     --catalog orders_cat.stream     orders_cat.stream.LOG_entries, ..., all logs in one schema
     --catalog orders_cat            orders_cat.LOG.entries, ..., one schema per log
+
+The names are recorded in TABLES/LOG/_catalog_names.json, which the nodes read: `commitlog tables` shows them.
 """
 
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from pyspark.sql import SparkSession
 
 from app.errors import ConfigError
 from app.tables.delta_log import table_folders
+from app.tables.names import CATALOG_NAMES_FILE
 from spark_jobs.session.locations import is_url
+from spark_jobs.session.spark_session import is_remote
 from spark_jobs.tables.conflicts import SPARK_ERRORS
 from spark_jobs.tables.table import TABLES, is_table
 
 _PART = re.compile(r"[^`./\s]+")
+_PLAIN_PART = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # needs no quotes in SQL
 NAME_OF_FILE = "file:"
 
 
@@ -33,12 +41,23 @@ class CatalogName:
 
     def schema_of(self, log: str) -> str:
         """Return the quoted name of the schema with the tables of a log."""
-        return f"`{self.catalog}`.`{self.schema or _plain(log)}`"
+        return _quoted(self._parts(log, "")[:2])
 
     def name_of(self, log: str, table: str) -> str:
         """Return the quoted name of a log's table. A point of the log's name becomes an underscore: Unity
         Catalog has no points in names."""
-        return f"{self.schema_of(log)}.`{table if self.schema is None else f'{_plain(log)}_{table}'}`"
+        return _quoted(self._parts(log, table))
+
+    def shown_name_of(self, log: str, table: str) -> str:
+        """Return the name of a log's table as a person writes it: quoted only where SQL needs that."""
+        parts = self._parts(log, table)
+        return ".".join(part if _PLAIN_PART.fullmatch(part) else _quoted([part]) for part in parts)
+
+    def _parts(self, log: str, table: str) -> list[str]:
+        name = log.replace(".", "_")
+        if self.schema is None:
+            return [self.catalog, name, table]
+        return [self.catalog, self.schema, f"{name}_{table}"]
 
 
 def parse_catalog(text: str) -> CatalogName:
@@ -65,9 +84,12 @@ class CatalogTables:
         next call tries again. Raises ConfigError if a name belongs to another table."""
         try:
             for log in logs:
-                for table in self._new(log):
+                new = list(self._new(log))
+                for table in new:
                     self._register(log, table)
-                    self._known.add((log, table))
+                if new:
+                    self._record(log, {table for known, table in self._known if known == log}.union(new))
+                    self._known.update((log, table) for table in new)
         except SPARK_ERRORS as error:
             complaint = f"catalog {self.name.catalog}: {str(error).splitlines()[0]}; retrying\n"
             if complaint != self._complaint:
@@ -100,6 +122,22 @@ class CatalogTables:
                 "that table, or choose another schema"
             )
 
+    def _record(self, log: str, tables: Iterable[str]) -> None:
+        """Write the names of a log's tables for the nodes; over Spark Connect only into a folder."""
+        names = {table: self.name.shown_name_of(log, table) for table in sorted(tables)}
+        path, text = self._path(log, CATALOG_NAMES_FILE), json.dumps(names) + "\n"
+        if not is_url(path):
+            temporary = Path(f"{path}.new")
+            temporary.write_text(text)
+            temporary.replace(path)
+        elif not is_remote(self.spark):
+            jvm: Any = self.spark._jvm
+            place = jvm.org.apache.hadoop.fs.Path(path)
+            files = place.getFileSystem(self.spark.sparkContext._jsc.hadoopConfiguration())
+            stream = files.create(place, True)
+            stream.write(text.encode())
+            stream.close()
 
-def _plain(log: str) -> str:
-    return log.replace(".", "_")
+
+def _quoted(parts: Iterable[str]) -> str:
+    return ".".join(f"`{part}`" for part in parts)

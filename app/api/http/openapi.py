@@ -200,6 +200,7 @@ _NULLABLE: Final = frozenset(
         "acked_offset",
         "acks_needed",
         "active",
+        "catalog_name",
         "committed_ms",
         "confirm_offset",
         "end_index",

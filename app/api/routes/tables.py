@@ -44,6 +44,7 @@ TABLE_EXAMPLE: Final[dict[str, Any]] = {
     "lag_records": 0,
     "lag_ms": 0,
     "committed_ms": 1730000000000,
+    "catalog_name": "orders_cat.stream.default_entries",
 }
 CUT_EXAMPLE: Final[dict[str, Any]] = {
     "index": 42,
@@ -111,7 +112,8 @@ def known_tables(call: Call) -> KnownTables:
     "other tables describe the log up to the commit of this index. `lag_records`: number of committed data "
     "records after it; `lag_ms`: age of the oldest of them. All three are null for tables of other jobs, and "
     "for tables of the journals until a leader's watermarks are in them. `committed_ms`: time of the newest "
-    "commit; null if its file was removed.",
+    "commit; null if its file was removed. `catalog_name`: name in a catalog of Spark, as the job with "
+    "`--catalog` registered it; null without one.",
     responses=answers(example={"tables": [TABLE_EXAMPLE]}),
     response_class=Response,
 )
@@ -244,6 +246,7 @@ async def _table_object(
         "lag_records": lag_records,
         "lag_ms": lag_ms,
         "committed_ms": state.committed_ms,
+        "catalog_name": state.catalog_name,
     }
 
 

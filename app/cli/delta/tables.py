@@ -85,10 +85,14 @@ def _show_tables(tables: Sequence[MaterializedTable], target: Target) -> None:
     for name in ("version", "through index", "lag (records)", "lag (ms)"):
         view.add_column(name, justify="right")
     view.add_column("last commit")
+    named = any(table.catalog_name for table in tables)
+    if named:
+        view.add_column("name in the catalog")
     for table in tables:
         numbers = (table.materialized_index, table.lag_records, table.lag_ms)
         committed = "" if table.committed_ms is None else format_time(table.committed_ms)
-        view.add_row(table.name, str(table.version), *(_number(number) for number in numbers), committed)
+        cells = [*(_number(number) for number in numbers), committed, *([table.catalog_name or ""] * named)]
+        view.add_row(table.name, str(table.version), *cells)
     print_table(view)
 
 
@@ -112,6 +116,7 @@ def _show_cut(cut: Cut, as_json: bool) -> None:
 
 def _show_folder(root: Path, as_json: bool) -> None:
     """Show the tables below a folder, from their own Delta logs."""
+    from app.tables.catalog import catalog_names
     from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaLogError
 
     if not root.is_dir():
@@ -119,9 +124,14 @@ def _show_folder(root: Path, as_json: bool) -> None:
     paths = sorted(path.parent for depth in range(DEPTH + 1) for path in root.glob("*/" * depth + LOG_FOLDER))
     try:
         looked = [(path, DeltaLog(str(path)).snapshot()) for path in paths]
+        names = {folder: catalog_names(str(folder)) for folder in {path.parent for path in paths}}
     except DeltaLogError as error:
         raise CommandFailed(str(error)) from error
-    found = [(str(path.relative_to(root)), snapshot) for path, snapshot in looked if snapshot is not None]
+    found = [
+        (str(path.relative_to(root)), snapshot, names[path.parent].get(path.name))
+        for path, snapshot in looked
+        if snapshot is not None
+    ]
     if as_json:
         documents = [
             {
@@ -131,17 +141,22 @@ def _show_folder(root: Path, as_json: bool) -> None:
                 "rows": snapshot.rows,
                 "files": len(snapshot.files),
                 "size_bytes": snapshot.size_bytes,
+                "catalog_name": catalog_name,
             }
-            for name, snapshot in found
+            for name, snapshot, catalog_name in found
         ]
         print_json({"tables": documents})
         return
     view = View("table", title=f"Delta tables in {root}", title_justify="left", box=SIMPLE_HEAD)
     for name in ("version", "rows", "files", "MiB"):
         view.add_column(name, justify="right")
-    for name, snapshot in found:
+    named = any(catalog_name for _, _, catalog_name in found)
+    if named:
+        view.add_column("name in the catalog")
+    for name, snapshot, catalog_name in found:
         size = f"{snapshot.size_bytes / MIB:.1f}"
-        view.add_row(name, str(snapshot.version), _number(snapshot.rows), str(len(snapshot.files)), size)
+        cells = [str(snapshot.version), _number(snapshot.rows), str(len(snapshot.files)), size]
+        view.add_row(name, *cells, *([catalog_name or ""] * named))
     print_table(view)
 
 
@@ -153,10 +168,20 @@ def _show_folder(root: Path, as_json: bool) -> None:
     f"the progress.  [default: {DEFAULT_CHECKPOINTS}]",
 )
 @spark_conf_option
+@click.option(
+    "--catalog",
+    metavar="NAME",
+    help="CATALOG or CATALOG.SCHEMA of Spark in which the tables get names as well.",
+)
 @click.option("--once", is_flag=True, help="Stop when all records committed so far are in the tables.")
 @target_options
 def materialize_command(
-    target: Target, tables: str | None, checkpoints: str | None, spark_conf: Path | None, once: bool
+    target: Target,
+    tables: str | None,
+    checkpoints: str | None,
+    spark_conf: Path | None,
+    catalog: str | None,
+    once: bool,
 ) -> None:
     """Run the Spark job that writes a log to Delta tables, in the foreground, until SIGTERM.
 
@@ -167,6 +192,7 @@ def materialize_command(
     Examples:
       commitlog materialize --once --tables commitlog-data/tables --log orders
       commitlog materialize --spark-conf conf/spark.toml
+      commitlog materialize --catalog orders_cat.stream
     """
     if spark_conf is None:
         tables, checkpoints = tables or str(DEFAULT_TABLES), checkpoints or str(DEFAULT_CHECKPOINTS)
@@ -174,6 +200,8 @@ def materialize_command(
     if spark_conf is not None:
         arguments += ["--conf", str(spark_conf)]
     arguments += ["--give-up-s", str(target.give_up_s)]
+    if catalog is not None:
+        arguments += ["--catalog", catalog]
     if once:
         arguments.append("--available-now")
     if target.as_json:

@@ -85,6 +85,7 @@ def test_tables_are_listed_with_their_lag(cluster: Cluster, entries: DeltaFiles)
                 "lag_records": 0,
                 "lag_ms": 0,
                 "committed_ms": 3_000,
+                "catalog_name": None,
             },
             {
                 "name": "events",
@@ -94,6 +95,7 @@ def test_tables_are_listed_with_their_lag(cluster: Cluster, entries: DeltaFiles)
                 "lag_records": None,
                 "lag_ms": None,
                 "committed_ms": 3_500,
+                "catalog_name": None,
             },
         ]
     assert get(cluster, "tables/entries").json() == found[0]

@@ -7,6 +7,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from app.errors import ConfigError
+from app.tables.catalog import LogTables
+from app.tables.names import CATALOG_NAMES_FILE
 from spark_jobs.session.exclusive import check_exclusive
 from spark_jobs.tables.catalog import CatalogTables, parse_catalog
 from spark_jobs.tables.table import ENTRIES, EVENTS, create_table, table_path
@@ -15,6 +17,8 @@ from spark_jobs.tables.table import ENTRIES, EVENTS, create_table, table_path
 def test_names_are_quoted_and_follow_the_number_of_parts() -> None:
     assert parse_catalog("cat.stream").name_of("a-b.c", "entries") == "`cat`.`stream`.`a-b_c_entries`"
     assert parse_catalog("cat").name_of("a-b.c", "entries") == "`cat`.`a-b_c`.`entries`"
+    assert parse_catalog("cat.stream").shown_name_of("a-b.c", "entries") == "cat.stream.`a-b_c_entries`"
+    assert parse_catalog("cat").shown_name_of("a.b", "entries") == "cat.a_b.entries"
 
 
 @pytest.mark.parametrize("text", ["", "a.b.c", "a.", "a b", "a`b", "a/b"])
@@ -44,6 +48,14 @@ def test_tables_are_registered_once_with_their_comments(
     }
     assert columns["index"] == ENTRIES.columns["index"]
     assert spark.table(f"{schema}.orders_entries").count() == 0
+    at_url = CatalogTables(spark, parse_catalog(schema), f"file:{tmp_path}")
+    for written in (tables, at_url):  # the second one as in an object store, through Spark
+        (tmp_path / "orders" / CATALOG_NAMES_FILE).unlink()
+        written._record("orders", ["events", "entries"])
+        assert {state.name: state.catalog_name for state in LogTables(str(tmp_path), "orders").all()} == {
+            "entries": f"{schema}.orders_entries",
+            "events": f"{schema}.orders_events",
+        }
     create_table(spark, table_path(tmp_path / "other", "orders", ENTRIES), ENTRIES)
     other = CatalogTables(spark, parse_catalog(schema), str(tmp_path / "other"))
     with pytest.raises(ConfigError, match="the catalog cannot show"):

@@ -2,12 +2,14 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from app.cli.main import cli
+from tests.support.delta_files import DeltaFiles
 from tests.unit.cli.fake_service import Scripted
 from tests.unit.cli.test_commands import answering, run
 
@@ -23,7 +25,22 @@ def test_tables_show_version_and_lag() -> None:
         shown = run("tables", url=node.url).output
         for text in ("entries", "7,890", "1,234", "56", "events", "9", "2024-10-27T03:33:20.001Z"):
             assert text in shown
+        assert "catalog" not in shown
         assert node.asked[-1].path == "/v1/logs/default/tables"
+
+
+def test_tables_show_their_names_in_a_catalog(tmp_path: Path) -> None:
+    named = {**TABLE, "catalog_name": "cat.stream.default_entries"}
+    with answering(
+        Scripted(200, {"tables": [named, {**TABLE, "name": "events", "catalog_name": None}]})
+    ) as node:
+        shown = run("tables", url=node.url).output
+        assert "name in the catalog" in shown
+        assert "cat.stream.default_entries" in shown
+        assert '"catalog_name": "cat.stream.default_entries"' in run("tables", "--json", url=node.url).output
+    DeltaFiles(tmp_path / "default" / "entries").create()
+    (tmp_path / "default" / "_catalog_names.json").write_text('{"entries": "cat.default.entries"}')
+    assert "cat.default.entries" in run("tables", "--tables", str(tmp_path), url="http://h:1").output
 
 
 def test_a_wait_and_a_point_are_asked_of_the_service() -> None:
@@ -69,3 +86,16 @@ def test_dead_letters_are_replayed_by_a_job_of_its_own(monkeypatch: pytest.Monke
         [*log, "--tables", "commitlog-data/tables"],
         [*log, "--json", "--tables", "T", "--version", "2"],
     ]
+
+
+def test_a_catalog_is_passed_to_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    became: list[Any] = []
+
+    def become(_: str, arguments: list[str]) -> None:
+        became.append(arguments)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execv", become)
+    assert CliRunner().invoke(cli, ["materialize", "--catalog", "cat.stream", "--once"]).exit_code == 0
+    (arguments,) = became
+    assert arguments[arguments.index("--catalog") + 1] == "cat.stream"

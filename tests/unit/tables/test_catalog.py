@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.tables.catalog import LogTables
+from app.tables.delta_log import DeltaLogError
 from tests.support.delta_files import DeltaFiles
 
 
@@ -35,6 +36,22 @@ def test_a_commit_records_the_end_of_the_log_in_the_table(tables: LogTables, ent
     assert (state.version, state.held_index) == (5, 31)
     assert tables.find("none") is None
     assert tables.find("../default/entries") is None
+
+
+def test_the_names_in_a_catalog_are_those_that_the_job_recorded(
+    tables: LogTables, entries: DeltaFiles, tmp_path: Path
+) -> None:
+    DeltaFiles(tmp_path / "default" / "events").commit()
+    assert [state.catalog_name for state in tables.all()] == [None, None]
+    names = tmp_path / "default" / "_catalog_names.json"
+    names.write_text('{"entries": "cat.stream.default_entries"}')
+    assert [state.catalog_name for state in tables.all()] == ["cat.stream.default_entries", None]
+    state = tables.find("entries")
+    assert state is not None
+    assert state.catalog_name == "cat.stream.default_entries"
+    names.write_text("[")
+    with pytest.raises(DeltaLogError, match=r"_catalog_names\.json cannot be read"):
+        tables.all()
 
 
 @pytest.mark.parametrize(

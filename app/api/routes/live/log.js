@@ -192,6 +192,7 @@ function tablesTab(log) {
           ["Oldest waits", (each) => duration(each.lag_ms), "number"],
           ["Last commit", (each) => (each.committed_ms === null ? "–" : time(each.committed_ms))],
           ["Path", (each) => each.path, "value"],
+          ...(tables.some((each) => each.catalog_name) ? [["In the catalog", (each) => each.catalog_name ?? "–", "value"]] : []),
         ],
         tables,
         { empty: "This node knows no Delta tables of the log. Set [tables] path, and run commitlog materialize." },
