@@ -150,7 +150,7 @@ class LogCall:
     async def elsewhere(self, hosted: HostedLog) -> NoReturn:
         """Forward the request to a replica that serves the log.
 
-        Raises AnsweredElsewhere; NoLeader when none of them can be reached, NotLeader when the client wants
+        Raises AnsweredElsewhere; NoLeader when none of them can answer, NotLeader when the client wants
         none of their answers, Repairing while this node's copy is damaged.
         """
         if hosted.repair is not None:
@@ -160,9 +160,19 @@ class LogCall:
         for node_id in hosted.answering(self.broker.node.id):
             node = self.broker.nodes.find(node_id)
             if node is not None:
-                with suppress(NotSent, NotLeader):
+                with suppress(NotSent, NotLeader, NoLeader):
                     await self._pass_on(node, _LONG_SILENCE_S)
         raise NoLeader("no replica of this log is reachable")
+
+    async def of_a_member(self) -> None:
+        """Return if this node is a member of the cluster, or reaches none; a removed node forwards the call
+        to a member, since it does not learn of changes.
+
+        Raises AnsweredElsewhere, NotLeader.
+        """
+        if self.broker.metadata.hosted.removed:
+            with suppress(NoLeader):
+                await self.elsewhere(self.broker.metadata.hosted)
 
     async def leader(self, log: str) -> Served:
         """As `find`; then return the log if this node leads it, otherwise forward the read to the leader.
@@ -220,22 +230,25 @@ class LogCall:
         """Raise AnsweredElsewhere with another node's answer to this read, streamed.
 
         Raises NotSent when there is none: a read may be repeated, so a lost one counts as not sent; NotLeader
-        when that node does not lead.
+        when that node does not lead; NoLeader when it knows no leader, was removed, or is repaired.
         """
+        is_head = self.request.scope.get("commitlog.head")
         try:
             stream = await self.broker.forwarder.stream(
                 node,
-                "HEAD" if self.request.scope.get("commitlog.head") else "GET",
+                "HEAD" if is_head else "GET",
                 target_of(self.request),
                 self.request.headers.raw,
                 request_id_of(self.request),
                 silence_s,
             )
+            if stream.status in (NotLeader.http_status, NoLeader.http_status):
+                answer = check_led(await stream.whole())
+                if is_head:  # no body gives the reason
+                    raise NoLeader()
+                raise AnsweredElsewhere(ExactResponse(Answer(answer.status, answer.headers, answer.body)))
         except Lost as error:
             raise NotSent(str(error)) from error
-        if stream.status == NotLeader.http_status:
-            stream.close()
-            raise NotLeader(None)
         response = StreamingResponse(stream.pieces(), status_code=stream.status)
         response.raw_headers = stream.headers
         raise AnsweredElsewhere(response)

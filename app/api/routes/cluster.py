@@ -38,6 +38,7 @@ _JOURNAL_POLL_S = 0.05
 )
 async def cluster(call: Call, query: Nothing) -> Response:
     call.wants_json()
+    await call.of_a_member()
     broker, caller = call.broker, caller_of(call.request)
     settings = broker.settings
     content = {

@@ -91,6 +91,7 @@ def member_objects(broker: Broker) -> list[dict[str, Any]]:
 )
 async def members(call: Call, query: Nothing) -> Response:
     call.wants_json()
+    await call.of_a_member()
     return _members_answer(call.broker)
 
 

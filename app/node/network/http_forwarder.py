@@ -82,6 +82,15 @@ class Stream:
         self.status = answer.status
         self.headers = _returned(answer)
 
+    async def whole(self) -> Relayed:
+        """Return the answer once it is complete. Raises Lost."""
+        try:
+            return Relayed(self.status, self.headers, await self._answer.read())
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Lost(str(error)) from error
+        finally:
+            self.close()
+
     async def pieces(self) -> AsyncIterator[bytes]:
         try:
             async for piece in self._answer.content.iter_any():

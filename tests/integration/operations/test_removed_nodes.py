@@ -98,6 +98,17 @@ def test_a_removed_node_knows_it_passes_calls_on_and_returns(tmp_path: Path) -> 
                 cluster.start(gone)
                 eventually(lambda: is_removed(cluster, gone), what="an empty node learns it")
             returns(cluster, leader, gone)
+        remove(cluster, leader, gone)
+        eventually(lambda: is_removed(cluster, gone), what="it learns of its removal")
+        for node in left:
+            cluster.kill(node)
+        alone = cluster.get(gone, "/v1/cluster/members").json()["members"]
+        assert [node["alive"] for node in alone] == [node["id"] == gone for node in alone]
+        for node in left:
+            cluster.start(node)
+        for node in left:
+            cluster.wait_ready(node)
+        returns(cluster, cluster.leader(), gone)
         assert voters(cluster, leader) == cluster.ids
         cluster.wait_even()
 
@@ -108,6 +119,8 @@ def check_new_logs_are_kept_by_members(cluster: Cluster, gone: str, left: list[s
     assert (created.status_code, created.json()["replicas"]) == (201, left), created.text
     listed = [log["name"] for log in cluster.get(gone, "/v1/logs").json()["logs"]]
     assert listed == ["default", "new"]
+    shown, members = (cluster.get(node, "/v1/cluster").json() for node in (gone, left[0]))
+    assert (shown["logs"], shown["nodes"]) == (["default", "new"], members["nodes"])
     refused = [
         cluster.get(gone, "/v1/logs/new/tail"),
         cluster.call("POST", gone, "/v1/logs", json={"name": "other"}),

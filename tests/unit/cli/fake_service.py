@@ -76,9 +76,10 @@ def fake_service(answer: Callable[[Asked], Scripted], others: Sequence[str] = ()
             for name, value in {**reported.headers, "Content-Length": str(len(data))}.items():
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(data)
+            if self.command != "HEAD":
+                self.wfile.write(data)
 
-        do_POST = do_PATCH = do_DELETE = do_GET
+        do_HEAD = do_POST = do_PATCH = do_DELETE = do_GET
 
         def log_message(self, *_: object) -> None:
             """Tests read `asked`; nothing is printed."""
