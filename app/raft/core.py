@@ -346,7 +346,7 @@ class RaftCore(MemberCore):
                 self._broadcast(now_ms)
             self._transfer.go_on(now_ms)
             outside = not self._standing.is_voter and self._standing.is_settled
-            if outside and not self._transfer.leaves(now_ms):
+            if outside and self._leader_reads.term_is_open and not self._transfer.leaves(now_ms):
                 self._stand_down(now_ms)
         elif self._doubt is not None and self._doubt.is_over:
             self._member.sound, self._doubt = True, None
@@ -446,6 +446,8 @@ class RaftCore(MemberCore):
         if granted:
             self._outbox.send(source, VoteAnswer(request.term, True, request.pre_vote, sound=member.sound))
             return
+        if member.leader_id is None and (request.last_term, request.last_index) < self._log.last_position:
+            self._standing.has_newest_log = True
         notice = self._standing.notice_for(source, member.leader_id) if request.pre_vote else None
         self._outbox.send(source, VoteAnswer(member.term, False, request.pre_vote, notice, member.sound))
 
@@ -495,6 +497,7 @@ class RaftCore(MemberCore):
             self._handler.reset()
             member.leader_id = leader_id
             self._standing.notice = None
+            self._standing.has_newest_log = False
             self._transfer.found_leader(leader_id, now_ms)
             member.role = self._standing.idle_role
         self._leader_heard_ms = now_ms

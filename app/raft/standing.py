@@ -27,6 +27,7 @@ class Standing:
         self._nodes = NO_NODES
         self.index = NO_INDEX
         self.notice: GroupNotice | None = None  # from a peer, until a leader or the own log knows better
+        self.has_newest_log = False  # a candidate, of which this is a voter, was refused for an older log
 
     def configure(self, group: GroupConfig, index: int, nodes: Mapping[str, tuple[str, str]]) -> bool:
         """Adopt the group of the log's newest membership record; return whether the members changed.
@@ -75,7 +76,9 @@ class Standing:
         """True if the group may need this member as its leader.
 
         An unsound member may campaign: it is elected by all, or by sound voters (ballot.py). One that knows
-        no other voter may have lost the record that named them.
+        no other voter may have lost the record that named them. A learner may campaign when a candidate
+        that has promoted it needs its vote and lacks records of it: if another voter is lost, no voter can
+        win. It leads until the voters have its records.
         """
         member, former = self._member, self._former
         if self.notice is not None or not member.electable:
@@ -83,7 +86,8 @@ class Standing:
         if not member.sound:
             return self.is_voter and len(member.group.voters) > 1
         in_doubt = former is not None and not self.is_settled and member.node_id in former.voters
-        return self.is_voter or in_doubt
+        is_needed = self.has_newest_log and member.node_id in member.group.learners
+        return self.is_voter or in_doubt or is_needed
 
     @property
     def idle_role(self) -> Role:

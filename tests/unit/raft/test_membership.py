@@ -5,9 +5,9 @@ import pytest
 from app.errors import ChangeInProgress, InvalidRequest, NotCaughtUp, NotFound, WouldLoseQuorum
 from app.log.contract import ChangeKind, Durability, GroupConfig, Role
 from app.raft.membership import GroupView, changed, next_change
-from app.raft.messages import PushRequest, PushType, VoteRequest
+from app.raft.messages import PushRequest, PushType, VoteAnswer, VoteRequest
 from storage.log.hard_state import HardState
-from tests.unit.raft.support import Group, Member
+from tests.unit.raft.support import Group, Member, MemoryLog
 
 
 def led_group(size: int = 3) -> tuple[Group, Member]:
@@ -221,6 +221,54 @@ def test_a_learner_may_vote_when_it_was_promoted_without_knowing() -> None:
     last = leader.log.end_index
     learner.step("n2", VoteRequest(9, last, leader.log.last_term, transfer=True))
     assert learner.saved[-1] == HardState(9, "n2")
+
+
+@pytest.mark.rule("R-04", "R-10")
+def test_a_promoted_learner_with_the_newest_log_leads_until_the_voters_have_it() -> None:
+    """n1 alone has the promotion of n4, n4 alone a record of the term of n3, and the disk of n3 is replaced:
+    n1 needs the vote of n4, whose log is newer, and n2 that of n1."""
+    group, leader = led_group()
+    learner = added(group, leader, "n4")
+    leader.change(ChangeKind.PROMOTE, "n4")
+    leader.append()
+    group.take()
+    lost = group["n3"]
+    group.wait(group.raft.election_timeout_ms[1])
+    lost.tick()
+    for _ in range(2):  # pre-votes, then votes
+        group.deliver(target="n2", kind=VoteRequest)
+        group.deliver(target="n3", kind=VoteAnswer)
+    group.pass_time(100, "n3", "n4")
+    newest = learner.log.batches[-1]
+    assert newest.term == lost.core.term > leader.core.term
+    assert group["n1"].log.last_term == group["n2"].log.last_term == leader.core.term
+    lost.log = MemoryLog()
+    lost.saved = [HardState()]
+    lost.restart(sound=False, knows_vote=False)
+    group.take()
+    group.pass_time(10_000, "n1", "n2", "n4")
+    assert group.leader.name in ("n1", "n2")
+    assert learner.core.role is Role.LEARNER
+    assert group.leader.log.holds(newest)
+    assert group.leader.core.group == GroupConfig(voters=("n1", "n2", "n3"), learners=("n4",))
+    group.leader.append(token="after")
+    group.pass_time(200, "n1", "n2", "n4")
+    assert "after" in [token for token, _ in group.leader.answers]
+
+
+@pytest.mark.rule("R-10")
+def test_a_learner_forgets_that_it_has_the_newest_log_when_a_leader_is_known() -> None:
+    group, leader = led_group()
+    learner = added(group, leader, "n4")
+    group.pass_time(4_000, "n4")
+    learner.step("n2", VoteRequest(9, 0, 1, pre_vote=True))
+    group.pass_time(4_000, "n4")
+    assert learner.core.role is Role.CANDIDATE
+    group.take()
+    group.pass_time(200)
+    assert learner.core.role is Role.LEARNER
+    group.pass_time(4_000, "n4")
+    assert learner.core.role is Role.LEARNER
 
 
 def damaged_group() -> tuple[Group, Member, Member]:
