@@ -41,8 +41,8 @@ def rebuild_controllers_command(
     of other machines to this one and set them with --folder. Then start all nodes.
 
     Changes that no copy contains are lost: the last committed elections and changes of SyncStateSets and
-    logs. The command reports each log for which a node has recorded a newer master epoch. Compare the
-    replicas of these logs before clients write again.
+    logs. The command reports each log for which a node has recorded a newer master epoch. Such a log gets a
+    master once all of its replicas have reported what they hold.
 
     \b
     Examples:
@@ -61,7 +61,8 @@ def rebuild_controllers_command(
         click.echo(
             f"WARNING log {name}: {node} has recorded master epoch {epoch}, which "
             "no copy of the metadata has. A later master may hold acknowledged records that the SyncStateSet "
-            "above lacks."
+            "above lacks: the log gets a master once all of its replicas have reported, or by "
+            "`commitlog elect --unclean`."
         )
 
 

@@ -113,10 +113,12 @@ class MetadataRebuilt(MetadataEvent, frozen=True, kw_only=True, tag="metadata-re
     """The controllers had lost their disks, and have a copy of the metadata that may lack what was committed
     last. No log has a master, and the epochs go on beyond those that may have been given (C-04).
 
-    log: of the metadata themselves.
+    log: of the metadata themselves. doubtful: logs of which a node knows a newer master epoch than the copy:
+    the SyncStateSets here are not the last ones.
     """
 
     skipped_epochs: int = 1_000_000
+    doubtful: tuple[str, ...] = ()
 
 
 class ControllersChanged(MetadataEvent, frozen=True, kw_only=True, tag="controllers-changed"):

@@ -94,8 +94,8 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
         acknowledged, at least; 0: all of them.
     configured: of a log of the configuration file that was changed since: what the file had; None: `spec` is
         what it has.
-    lost_history: the controllers were rebuilt from metadata that know no master of this log. It may have had
-        one, so the next election needs a report of every node that may hold acknowledged records (C-09).
+    lost_history: the controllers were rebuilt from metadata that do not know the last master of this log, or
+        none. So the next election needs a report of every node that may hold acknowledged records (C-09).
     opened_epoch: the newest epoch that is known to be open, 0: none. Every member of the set held the record
         that opened it when it joined.
     confirmed: the most that copies had reported as confirmed when the set was changed or noted last: a copy

@@ -240,10 +240,13 @@ def _without_gone(log: Log) -> Log:
 
 
 def _rebuilt(log: Log, event: MetadataRebuilt) -> Log:
+    """Return the log without a master. If its last SyncStateSet is unknown, a member of the one here may lack
+    acknowledged records."""
+    is_lost = log.master_epoch == 0 or log.name in event.doubtful
     return msgspec.structs.replace(
         log,
         master=None,
-        lost_history=log.lost_history or log.master_epoch == 0,
+        lost_history=log.lost_history or is_lost,
         master_epoch=log.master_epoch + event.skipped_epochs,
         set_epoch=log.set_epoch + event.skipped_epochs,
         former_set=(),

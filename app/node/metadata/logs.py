@@ -119,6 +119,7 @@ class MetadataLogs:
     async def _forget(self, hosted: HostedLog) -> bool:
         """Remove a log that is deleted. Until its files are free, no later log of the name may use them."""
         if not await self._remove(hosted):
+            hosted.deleting = True
             return False
         self._host.forget_log(hosted)
         return True

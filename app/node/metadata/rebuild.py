@@ -8,7 +8,8 @@ beyond those that the lost controllers may have assigned (C-04). Then each contr
 gets the log. Ends that were never committed may differ, and do not make another history.
 
 Events that no copy holds are lost: the last committed elections and changes of SyncStateSets and logs. A node
-that knows a newer master epoch than the metadata proves that there were some.
+that knows a newer master epoch than the metadata proves that there were some: the next master of such a log
+is elected among all of its replicas, not in the SyncStateSet of the copy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -134,9 +135,10 @@ def rebuild(
             raise ConfigError(f"a majority of the controllers has its copy: {', '.join(kept)}; start them")
         found = Rebuilt(best.node.node, best.log.next_index, [node.node for node in targets])
         found.doubts = _doubts(nodes, best)
-        _skip_epochs(best, max(copy.term for copy in copies.values()) + 1, log_id, now_ms)
+        term = max(copy.term for copy in copies.values()) + 1
+        event = MetadataRebuilt(log=CONTROLLER_LOG, time_ms=now_ms, doubtful=tuple(found.doubts))
+        _skip_epochs(best, term, log_id, event)
         found.logs = tuple(best.state.metadata)
-        term = best.log.last_term
     finally:
         for copy in copies.values():
             copy.log.close()
@@ -181,10 +183,9 @@ def _doubts(nodes: Sequence[NodeFolder], best: _Copy) -> dict[str, tuple[str, in
     return doubts
 
 
-def _skip_epochs(best: _Copy, term: int, log_id: int, now_ms: int) -> None:
+def _skip_epochs(best: _Copy, term: int, log_id: int, event: MetadataRebuilt) -> None:
     """Add the event to the copy itself, so that its node agrees with the controllers from the start."""
     records = RecordColumns()
-    event = MetadataRebuilt(log=CONTROLLER_LOG, time_ms=now_ms)
     records.add(encode_event(event))
     log = best.log
     batch = stamp(
@@ -192,7 +193,7 @@ def _skip_epochs(best: _Copy, term: int, log_id: int, now_ms: int) -> None:
         log_id=log_id,
         base_index=log.next_index,
         term=term,
-        timestamp_ms=now_ms,
+        timestamp_ms=event.time_ms,
         offset=log.end_offset,
         previous_chain=log.last_chain,
     )

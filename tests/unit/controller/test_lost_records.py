@@ -196,6 +196,31 @@ def test_rebuilt_metadata_without_a_master_give_no_epoch_twice_and_elect_the_new
 
 
 @pytest.mark.rule("C-05", "C-09")
+def test_rebuilt_metadata_without_the_last_election_elect_the_newest_of_all() -> None:
+    """A node knows a newer master epoch: the set that the metadata have is not the last one."""
+    quorum = Quorum()
+    quorum.with_master()
+    assert quorum.log().nodes_of(quorum.log().holders) == ("n1",)
+    event = MetadataRebuilt(log="__controller", doubtful=("a",))
+    quorum.metadata.apply(len(quorum.events), event)
+    quorum.events.append(event)
+    quorum.fail_over()
+    quorum.offsets["n1", "a"] = (1, 900, 900)
+    quorum.offsets["n2", "a"] = (1, 900, 900)
+    quorum.offsets["n3", "a"] = (2, 500, 500)
+    for _ in range(20):
+        quorum.heartbeats("n1", "n2")
+        quorum.pass_time(500)
+        quorum.scan()
+    assert quorum.log().master is None
+    for _ in range(4):
+        quorum.heartbeats()
+        quorum.pass_time(500)
+        quorum.scan()
+    assert quorum.log().master_node == "n3"
+
+
+@pytest.mark.rule("C-05", "C-09")
 def test_an_operator_may_give_up_a_node_that_rebuilt_metadata_would_wait_for() -> None:
     quorum = rebuilt_before_the_first_election()
     for _ in range(20):

@@ -140,7 +140,9 @@ def test_an_election_that_no_copy_of_the_metadata_has_is_reported() -> None:
     folder = "data/logs/default/vote"
     newer = HardStateFile(cluster.nodes["n2"].files, folder)
     newer.save(HardState(9, "n2"))
-    assert rebuilt(cluster).doubts == {"default": ("n2", 9)}
+    found = rebuilt(cluster)
+    assert found.doubts == {"default": ("n2", 9)}
+    assert [log.lost_history for log in found.logs] == [True]  # the set of the copy elects no master
 
 
 @pytest.mark.rule("C-09")
