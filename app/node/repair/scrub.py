@@ -17,7 +17,7 @@ from app.node.repair.interfaces import Damaged
 from app.node.replica.driver import LogDriver
 from app.settings.model import ScrubConfig
 from storage.care.scrub import Scrub, ScrubStep
-from storage.errors import CorruptFile, CorruptLog, DiskError
+from storage.errors import CorruptFile, CorruptLog, DiskError, StorageFull
 from storage.file_system import FileSystem
 
 logger = logging.getLogger(__name__)
@@ -74,6 +74,8 @@ class Scrubber:
                 logger.info("log scrubbed", extra={"log": hosted.name, "rounds": progress.rounds})
         except (CorruptLog, CorruptFile) as error:
             self._found(hosted, driver, error)
+        except StorageFull as error:  # a small file waits for space: a repair could not even begin
+            logger.warning("log %s: the disk is full: the scrub cannot repair a file: %s", hosted.name, error)
         except DiskError as error:
             self._found(hosted, driver, CorruptLog(error.path, 0, f"it cannot be read: {error.reason}"))
         finally:

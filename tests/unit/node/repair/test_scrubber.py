@@ -1,0 +1,74 @@
+"""The background scrub of a node: which findings begin a repair."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from app.node.repair.scrub import Scrubber
+from app.settings.model import ScrubConfig
+from storage.log.commitlog import Commitlog
+from tests.support.memory_files import MemoryFiles
+from tests.unit.node.repair.test_fetch import history
+
+FOLDER = "data/logs/log"
+
+
+class Lane:
+    """Runs the work of a disk lane at once."""
+
+    def submit(self, work: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None:
+        try:
+            result = work()
+        except Exception as error:
+            then(None, error)
+        else:
+            then(result, None)
+
+
+class Scene:
+    """An open log of 10 batches."""
+
+    def __init__(self) -> None:
+        self.files = MemoryFiles()
+        self.log = Commitlog.open(self.files, FOLDER, log_id=7)
+        self.log.append(history(10))
+        self.log.close()
+        self.log.settle(self.log.end_index)
+        self.hosted: Any = SimpleNamespace(name="log", driver=SimpleNamespace(log=self.log))
+        self.repairs: list[str] = []
+        lanes: Any = SimpleNamespace(lane=lambda _name: Lane())
+        self.scrubber = Scrubber(
+            ScrubConfig(), self.files, lanes, lambda _hosted, error, _by: self.repairs.append(str(error))
+        )
+
+    def scrub(self) -> int:
+        """Run one round; return how many have reached their end."""
+        asyncio.run(self.scrubber.scrub(cast(Any, self.hosted)))
+        return self.scrubber.progress["log"].rounds
+
+
+@pytest.mark.parametrize("space_bytes", [None, 0])
+def test_a_small_file_that_waits_for_space_is_repaired_later_and_the_log_stays_online(
+    space_bytes: int | None,
+) -> None:
+    scene = Scene()
+    intact = scene.files.read(f"{FOLDER}/epochs")
+    scene.files.open(f"{FOLDER}/epochs").pwrite(b"noise", 4)
+    scene.files.space_bytes = space_bytes
+    assert scene.scrub() == (1 if space_bytes is None else 0)
+    assert scene.repairs == []
+    scene.files.space_bytes = None
+    ticket = scene.log.start_sync()
+    if ticket is not None:
+        ticket.run()
+    assert scene.files.read(f"{FOLDER}/epochs") == intact
+
+
+def test_a_damaged_batch_begins_a_repair() -> None:
+    scene = Scene()
+    scene.files.open(f"{FOLDER}/{0:020d}.log").pwrite(b"noise" * 40, history(10)[3].offset)
+    assert scene.scrub() == 0
+    assert len(scene.repairs) == 1
