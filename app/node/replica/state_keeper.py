@@ -167,6 +167,9 @@ class StateKeeper:
         self._become_whole()
 
     def _become_whole(self) -> None:
+        """The state of another replica is adopted. It knows less as committed than this replica, if the log
+        has grown since its first piece was requested."""
+        self.state.committed(self._core.committed_index)
         self.checkpointer.demand()  # a restart could not rebuild the state from the log
         self.judge_electable()
         self.group.refresh()

@@ -128,6 +128,29 @@ def test_a_log_that_begins_after_the_past_gets_its_state_and_does_not_lead_befor
     assert state.applied_index == copy.driver.log.end_index
 
 
+@pytest.mark.rule("R-08")
+def test_a_received_state_counts_as_committed_what_its_replica_knows_so(tmp_path: Path) -> None:
+    """Nothing else would commit it before the next record: readers got values of before the transfer."""
+    source = Node(tmp_path / "source")
+    done(source.command(MoveCursor("etl", 1, fence=False)))
+    for _ in range(6):
+        source.append()
+    copy = Node(tmp_path / "copy", "n1", "n2", "n3")
+    copy.driver.log.reset(6, source.driver.log.batch_at(6).offset)
+    copy.driver._state.transfer.tick("n2", 1_000)
+    [(_, request)] = copy.seams.sent[-1:]
+    source.driver._state.serve("n1", request)
+    [(_, chunk)] = source.seams.sent[-1:]
+    moved = done(source.command(MoveCursor("etl", 5, fence=False)))
+    copy.driver.log.append(source.driver.log.read_batches(6, 1 << 20))
+    copy.driver._core._member.committed_index = moved.index  # type: ignore[attr-defined]
+    copy.driver._executor.carry_out()
+    copy.driver._state.take("n2", chunk, 1_100)
+    cursor = copy.driver.state.committed_cursor("etl")
+    assert cursor is not None
+    assert (cursor.position, copy.driver.state.committed_index) == (5, moved.index)
+
+
 def test_a_replica_that_was_reset_learns_the_epoch_of_its_begin(tmp_path: Path) -> None:
     source = Node(tmp_path / "source")
     for _ in range(8):
