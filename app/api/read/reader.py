@@ -64,6 +64,12 @@ class Reader:
         committed = self.driver.committed_index
         return committed if self._given is None else min(committed, self._given)
 
+    @property
+    def lacks_state(self) -> bool:
+        """True if this replica has not yet received the state of the log (cursors, schemas) at the visible
+        end."""
+        return self.driver.state.applied_index < self.visible_end
+
     async def confirm(self) -> None:
         """For a linearizable read: wait until this node has what was committed at the call (R-08).
 
@@ -251,13 +257,18 @@ async def confirmed_reader(
     consistency: Consistency,
     min_index: int | None,
     wait_ms: int = DEFAULT_MIN_INDEX_WAIT_MS,
+    *,
+    needs_state: bool = False,
 ) -> Reader:
     """Return a reader of the log at a replica that may answer, after `confirm` and `reach`.
 
-    Raises what LogCall.replica_of, Reader.confirm and Reader.reach raise.
+    needs_state: the answer depends on the state of the log; a replica that lacks it lets another one answer.
+    Raises what LogCall.replica_of, Reader.confirm, Reader.reach and LogCall.elsewhere raise.
     """
     here = await call.replica_of(hosted, own=consistency is Consistency.LOCAL)
     reader = Reader(here, consistency)
     await reader.confirm()
     await reader.reach(min_index, wait_ms)
+    if needs_state and reader.lacks_state:
+        await call.elsewhere(hosted)
     return reader

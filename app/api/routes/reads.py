@@ -25,7 +25,7 @@ from app.api.read.page_rendering import page_object, rendered
 from app.api.read.query import ConsistencyQuery, ReadQuery, RecordQuery
 from app.api.read.reader import DEFAULT_MIN_INDEX_WAIT_MS, Range, Reader, confirmed_reader
 from app.api.read.rendering import as_arrow, as_lines, as_parquet, record_objects
-from app.api.read.selection import RecordPage, Selection, select
+from app.api.read.selection import Consistency, RecordPage, Selection, select
 from app.errors import InvalidRequest
 from app.media_types import ARROW_STREAM, BATCHES, EVENTS, JSON, NDJSON, PARQUET
 
@@ -84,7 +84,10 @@ async def read(
     if media_type == BATCHES and (query.key is not None or query.term is not None):
         raise InvalidRequest(("/query/key", "packed batches cannot be filtered; remove key and term"))
     wait_ms = query.wait_ms if "wait_ms" in query.model_fields_set else DEFAULT_MIN_INDEX_WAIT_MS
-    reader = await confirmed_reader(call, hosted, query.consistency, wanted_min, wait_ms)
+    by_cursor = query.cursor is not None and resume is None and query.consistency is not Consistency.LOCAL
+    reader = await confirmed_reader(
+        call, hosted, query.consistency, wanted_min, wait_ms, needs_state=by_cursor
+    )
     range_ = await reader.range_of(query, resume)
     if media_type == EVENTS:
         return event_stream(

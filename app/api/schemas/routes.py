@@ -156,17 +156,11 @@ async def all_schemas(call: Call, log: LogName, query: Consistent, min_index: Mi
 async def _visible(
     call: LogCall, log: str, query: ConsistencyQuery, min_index: str | None
 ) -> tuple[Served, Sequence[SchemaVersion]]:
-    """Return the versions that the request may see, oldest first.
-
-    A replica that has not yet received the state of its log lets another one answer.
-    """
+    """Return the versions that the request may see, oldest first."""
     hosted = call.find(log)
     wanted_min = header_index("Commitlog-Min-Index", min_index)
-    reader = await confirmed_reader(call, hosted, query.consistency, wanted_min)
-    state = reader.driver.state
-    if state.applied_index < reader.visible_end:
-        await call.elsewhere(hosted)
-    return reader.here, state.schemas.until(reader.visible_end)
+    reader = await confirmed_reader(call, hosted, query.consistency, wanted_min, needs_state=True)
+    return reader.here, reader.driver.state.schemas.until(reader.visible_end)
 
 
 async def _answer_read(request: Request, here: Served, version: SchemaVersion) -> Response:

@@ -1,4 +1,4 @@
-"""GET of a cursor is a linearizable read: it shows what is committed (R-08)."""
+"""GET of a cursor, and a read by cursor, are linearizable reads: they show what is committed (R-08)."""
 
 import asyncio
 from types import SimpleNamespace
@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from app.api.read.query import ReadQuery
 from app.api.routes.fences import cursor
+from app.api.routes.reads import read
 from app.errors import CursorNotFound
 from app.log.state import LogState
 from storage.format.batch import FIRST_CHAIN, stamp
@@ -57,3 +59,42 @@ def test_a_cursor_is_shown_as_it_is_committed() -> None:
     assert (get(state)["index"], get(state)["headers"]) == (42, [(b"etag", b'"0"')])
     state.committed(1)
     assert (get(state)["index"], get(state)["headers"]) == (50, [(b"etag", b'"1"')])
+
+
+class _Elsewhere(Exception):
+    """The request is forwarded to another replica."""
+
+
+@pytest.mark.rule("R-08")
+@pytest.mark.parametrize(
+    ("consistency", "forwarded"), [("linearizable", True), ("committed", True), ("local", False)]
+)
+def test_a_read_by_cursor_at_a_replica_without_the_state_is_forwarded(
+    consistency: str, forwarded: bool
+) -> None:
+    """After a reset the state arrives later than the records: no cursor is known until then."""
+
+    async def confirmed(_hosted: object) -> int:
+        return 7
+
+    driver = SimpleNamespace(
+        state=LogState(),
+        committed_index=7,
+        runs_ahead=False,
+        is_truncating=False,
+        log=SimpleNamespace(first_index=5, end_index=7),
+    )
+    hosted = SimpleNamespace(driver=driver)
+    broker = SimpleNamespace(find=lambda _log: hosted, waits=SimpleNamespace(read_index=confirmed))
+
+    async def replica_of(_hosted: object, *, own: bool) -> Any:
+        return SimpleNamespace(broker=broker, hosted=hosted, driver=driver)
+
+    async def elsewhere(_hosted: object) -> Any:
+        raise _Elsewhere
+
+    request = SimpleNamespace(headers={})
+    call: Any = SimpleNamespace(request=request, broker=broker, replica_of=replica_of, elsewhere=elsewhere)
+    query = ReadQuery.model_validate({"cursor": "etl", "consistency": consistency})
+    with pytest.raises(_Elsewhere if forwarded else CursorNotFound):
+        asyncio.run(read(call, "default", query))
