@@ -16,7 +16,7 @@ COMMANDS = {
     "read": ("app.cli.records.read", "Read records, or export a log to a file."),
     "tail": ("app.cli.records.read", "Show the last records; with -f also new ones."),
     "logs": ("app.cli.logs", "List, show, create, change and delete logs."),
-    "cursors": ("app.cli.log_state.cursors", "Show, set and delete the cursors of a log."),
+    "cursors": ("app.cli.log_state.cursors", "List, show, set and delete the cursors of a log."),
     "fence": ("app.cli.log_state.fence", "Set or remove the fencing token of a log."),
     "schema": (
         "app.cli.log_state.schema",

@@ -98,6 +98,11 @@ class Operations:
         now."""
         return self._call("POST", f"{self._log}:fence", {"token": token, **match_token})[0]
 
+    def cursors(self) -> list[Cursor]:
+        """Return all cursors of the log by name, those of the service (`__...`) too."""
+        found = self._call("GET", f"{self._log}/cursors")[0]["cursors"]
+        return [Cursor(each["name"], each["index"], each["fence"], f'"{each["version"]}"') for each in found]
+
     def cursor(self, name: str) -> Cursor:
         return self._cursor("GET", name)
 

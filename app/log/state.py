@@ -143,6 +143,14 @@ class LogState:
                 return before
         return self._cursors.get(name)
 
+    def committed_cursors(self) -> dict[str, LogCursor]:
+        """Return all cursors as `committed_cursor` does, in the order of their names."""
+        found: dict[str, LogCursor | None] = dict(self._cursors)
+        for undo in reversed(self._undo):
+            if undo.table == _CURSORS:
+                found[undo.name] = undo.value
+        return {name: cursor for name, cursor in sorted(found.items()) if cursor is not None}
+
     @property
     def schemas(self) -> LogSchemas:
         """All versions of the log's schema, uncommitted ones included. Readers get those `until` what they

@@ -96,6 +96,7 @@ RULES: Final = {
     ("GET", "/v1/logs/{log}/epochs"): _DESCRIBES,
     ("GET", "/v1/logs/{log}/epochs/{epoch}"): _DESCRIBES,
     ("GET", "/v1/logs/{log}/watermarks"): _DESCRIBES,
+    ("GET", "/v1/logs/{log}/cursors"): Rule(frozenset((Scope.READ, Scope.CURSORS))),
     ("GET", _CURSOR): Rule(frozenset((Scope.READ, Scope.CURSORS))),
     ("PUT", _CURSOR): Rule(frozenset((Scope.CURSORS,))),
     ("DELETE", _CURSOR): Rule(frozenset((Scope.CURSORS,))),

@@ -165,8 +165,8 @@ class LogCall:
         raise NoLeader("no replica of this log is reachable")
 
     async def of_a_member(self) -> None:
-        """Return if this node is a member of the cluster, or reaches none; a removed node forwards the call
-        to a member, since it does not learn of changes.
+        """Do nothing at a member of the cluster, or where none is reached; a removed node, which does not
+        learn of changes, forwards the call to a member.
 
         Raises AnsweredElsewhere, NotLeader.
         """

@@ -23,6 +23,7 @@ CursorName = Annotated[
 ]
 FENCE_EXAMPLE = {"log": "default", "token": "w-a", "index": 45, "term": 7}
 CURSOR_EXAMPLE = {"log": "default", "name": "etl", "index": 42, "fence": True}
+LISTED_CURSOR_EXAMPLE = {**CURSOR_EXAMPLE, "version": "17"}
 
 
 class FenceIn(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,6 +59,24 @@ async def fence(call: Call, log: LogName, query: Nothing) -> Response:
         return here.answer({"log": log, "token": asked.token, "index": result.index, "term": result.term})
 
     return await call.at_leader(hosted, act)
+
+
+@router.get(
+    "/v1/logs/{log}/cursors",
+    summary="List the cursors of a log",
+    description="In the order of their names, with those of the service (`__…`). `version`: the ETag of the "
+    "cursor without its quotes.",
+    responses=answers("read-index-unavailable", example={"cursors": [LISTED_CURSOR_EXAMPLE]}),
+    response_class=Response,
+)
+async def cursors(call: Call, log: LogName, query: Nothing) -> Response:
+    here = await call.leader(log)
+    await here.broker.waits.read_index(here.hosted)
+    listed = [
+        {**_cursor_object(here, name, found), "version": str(found.revision)}
+        for name, found in here.driver.state.committed_cursors().items()
+    ]
+    return here.answer({"cursors": listed})
 
 
 @router.get(
@@ -128,5 +147,8 @@ def _revision(request: Request, found: LogCursor | None) -> int | None:
 
 
 def _cursor_answer(here: Served, name: str, found: LogCursor) -> Response:
-    content = {"log": here.hosted.name, "name": name, "index": found.position, "fence": found.fence}
-    return here.answer(content, headers=[(b"etag", b'"%d"' % found.revision)])
+    return here.answer(_cursor_object(here, name, found), headers=[(b"etag", b'"%d"' % found.revision)])
+
+
+def _cursor_object(here: Served, name: str, found: LogCursor) -> dict[str, str | int | bool]:
+    return {"log": here.hosted.name, "name": name, "index": found.position, "fence": found.fence}

@@ -211,12 +211,9 @@ def _cursors(hosted: HostedLog) -> list[dict[str, Any]]:
     """Return the committed cursors that this node knows, by name."""
     if hosted.driver is None:
         return []
-    state = hosted.driver.state
-    known = ((name, state.committed_cursor(name)) for name in sorted(state.cursors))
     return [
         {"name": name, "index": cursor.position, "fence": cursor.fence}
-        for name, cursor in known
-        if cursor is not None
+        for name, cursor in hosted.driver.state.committed_cursors().items()
     ]
 
 

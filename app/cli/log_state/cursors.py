@@ -3,8 +3,10 @@
 import re
 
 import click
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
-from app.cli.context import CommandFailed, ExitCode, Target, print_json, target_options
+from app.cli.context import CommandFailed, ExitCode, Target, print_json, print_table, target_options
 from app.client.operations import Cursor, Operations
 
 _VERSION = re.compile(r'(W/)?"?(\d+)"?')
@@ -12,17 +14,45 @@ _VERSION = re.compile(r'(W/)?"?(\d+)"?')
 
 @click.group("cursors")
 def cursors_command() -> None:
-    """Show, set and delete the cursors of a log.
+    """List, show, set and delete the cursors of a log.
 
     A cursor is the next index that a reader reads. With a fence, retention and trims keep all records from
     it on.
 
     \b
     Examples:
+      commitlog cursors list --log orders
       commitlog cursors set etl 1000 --log orders
       commitlog read --cursor etl --log orders
       commitlog cursors set etl 2000 --if-match 17 --log orders
     """
+
+
+@cursors_command.command("list")
+@target_options
+def list_cursors(target: Target) -> None:
+    """List all cursors of a log with their versions, those of the service (`__...`) too.
+
+    \b
+    Examples:
+      commitlog cursors list --log orders
+    """
+    with target.client() as client:
+        found = Operations(client).cursors()
+    if target.as_json:
+        print_json({"cursors": [_document(target, cursor) for cursor in found]})
+        return
+    if not found:
+        click.echo(f"log {target.log} has no cursors")
+        return
+    view = Table("cursor", title=f"Cursors of {target.log}", title_justify="left", box=SIMPLE_HEAD)
+    view.add_column("next index", justify="right")
+    view.add_column("fence")
+    view.add_column("version", justify="right")
+    for cursor in found:
+        fence = "yes" if cursor.fence else "no"
+        view.add_row(cursor.name, f"{cursor.index:,}", fence, cursor.version.strip('"'))
+    print_table(view)
 
 
 @cursors_command.command("show")
@@ -96,11 +126,20 @@ def _version(given: str | None) -> str | None:
     return f'"{found[2]}"'
 
 
+def _document(target: Target, found: Cursor) -> dict[str, str | int | bool]:
+    return {
+        "log": target.log,
+        "name": found.name,
+        "index": found.index,
+        "fence": found.fence,
+        "version": found.version.strip('"'),
+    }
+
+
 def _show(target: Target, found: Cursor) -> None:
     version = found.version.strip('"')
     if target.as_json:
-        document = {"log": target.log, "name": found.name, "index": found.index, "fence": found.fence}
-        print_json({**document, "version": version})
+        print_json(_document(target, found))
         return
     fence = "with a fence" if found.fence else "no fence"
     click.echo(f"{found.name}: next index {found.index}, {fence}, version {version}")

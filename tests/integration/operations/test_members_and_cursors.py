@@ -211,6 +211,7 @@ def test_the_client_keeps_cursors_and_fences(cluster: Cluster) -> None:
         operations = Operations(client)
         first = operations.move_cursor("reader", 3, fence=True, if_match="")
         assert operations.cursor("reader") == first
+        assert first in operations.cursors()
         second = operations.move_cursor("reader", 4, fence=True, if_match=first.version)
         with pytest.raises(ConditionFailed):
             operations.move_cursor("reader", 5, if_match=first.version)

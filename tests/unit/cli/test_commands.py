@@ -311,3 +311,14 @@ def test_bench_shows_refusals_by_code() -> None:
         "1,234",
         "quorum",
     ]
+
+
+def test_cursors_are_listed_with_their_versions() -> None:
+    etl = {"log": "default", "name": "etl", "index": 1_042, "fence": True, "version": "17"}
+    with answering(Scripted(200, {"cursors": [etl]})) as node:
+        shown = run("cursors", "list", url=node.url).output
+        assert node.asked[-1].path == "/v1/logs/default/cursors"
+        assert shown.rstrip().splitlines()[-1].split() == ["etl", "1,042", "yes", "17"]
+        assert json.loads(run("cursors", "list", "--json", url=node.url).output) == {"cursors": [etl]}
+    with answering(Scripted(200, {"cursors": []})) as node:
+        assert "has no cursors" in run("cursors", "list", url=node.url).output

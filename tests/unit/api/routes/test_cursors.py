@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.api.read.query import ReadQuery
-from app.api.routes.fences import cursor
+from app.api.routes.fences import cursor, cursors
 from app.api.routes.reads import read
 from app.errors import CursorNotFound
 from app.log.state import LogState
@@ -15,8 +15,8 @@ from storage.format.batch import FIRST_CHAIN, stamp
 from storage.format.records import encode_control
 
 
-def moved(state: LogState, index: int, position: int) -> None:
-    value = {"kind": "cursor", "name": "etl", "index": position, "fence": True}
+def moved(state: LogState, index: int, position: int | None, name: str = "etl") -> None:
+    value = {"kind": "cursor", "name": name, "index": position, "fence": True}
     state.apply(
         stamp(
             encode_control(value),
@@ -31,7 +31,9 @@ def moved(state: LogState, index: int, position: int) -> None:
     )
 
 
-def get(state: LogState) -> dict[str, Any]:
+def call_of(state: LogState) -> Any:
+    """Return a call at the leader of a log with that state."""
+
     async def confirmed(_hosted: object) -> int:
         return state.committed_index
 
@@ -40,12 +42,21 @@ def get(state: LogState) -> dict[str, Any]:
             broker=SimpleNamespace(waits=SimpleNamespace(read_index=confirmed)),
             hosted=SimpleNamespace(name="default"),
             driver=SimpleNamespace(state=state),
-            answer=lambda content, headers: {**content, "headers": headers},
+            answer=lambda content, headers=(): {**content, "headers": headers},
         )
 
-    call: Any = SimpleNamespace(leader=leader)
-    answer: Any = asyncio.run(cursor(call, "default", "etl", None))  # type: ignore[arg-type]
+    return SimpleNamespace(leader=leader)
+
+
+def get(state: LogState) -> dict[str, Any]:
+    answer: Any = asyncio.run(cursor(call_of(state), "default", "etl", None))  # type: ignore[arg-type]
     return dict(answer)
+
+
+def listed(state: LogState) -> list[dict[str, Any]]:
+    answer: Any = asyncio.run(cursors(call_of(state), "default", None))  # type: ignore[arg-type]
+    found: list[dict[str, Any]] = answer["cursors"]
+    return found
 
 
 @pytest.mark.rule("R-08")
@@ -98,3 +109,22 @@ def test_a_read_by_cursor_at_a_replica_without_the_state_is_forwarded(
     query = ReadQuery.model_validate({"cursor": "etl", "consistency": consistency})
     with pytest.raises(_Elsewhere if forwarded else CursorNotFound):
         asyncio.run(read(call, "default", query))
+
+
+@pytest.mark.rule("R-08")
+def test_the_list_has_the_committed_cursors_in_the_order_of_their_names() -> None:
+    state = LogState()
+    for index, (name, position) in enumerate((("b", 1), ("a", 2), ("c", 3))):
+        moved(state, index, position, name)
+    state.committed(1)
+    expected = [
+        {"log": "default", "name": "a", "index": 2, "fence": True, "version": "1"},
+        {"log": "default", "name": "b", "index": 1, "fence": True, "version": "0"},
+    ]
+    assert listed(state) == expected
+    moved(state, 3, None, "a")
+    moved(state, 4, 7, "b")
+    moved(state, 5, 9, "b")
+    assert listed(state) == expected
+    state.committed(5)
+    assert [(each["name"], each["index"]) for each in listed(state)] == [("b", 9), ("c", 3)]
