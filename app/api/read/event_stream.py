@@ -1,7 +1,8 @@
 """Records as server-sent events (WHATWG HTML, section 9.2): batch, epoch, ping, error (docs/api.md §5)."""
 
 import logging
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -11,16 +12,17 @@ from app.api.http.messages import as_json
 from app.api.read.epochs import epoch_object, position_at
 from app.api.read.page_rendering import page_object, rendered
 from app.api.read.query import ReadQuery
-from app.api.read.reader import Range, Reader
+from app.api.read.reader import LogHead, Range, Reader
 from app.api.read.selection import Consistency, RecordPage
-from app.api.read.shared_batches import SharedBatches
+from app.api.read.shared_batches import StreamBatch
+from app.api.read.stream_pace import StreamPace
 from app.errors import CommitlogError, Internal, Repairing
 from app.media_types import EVENTS
 from app.node.replica.driver import LogDriver
 from storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
-_SHARED: Final[WeakKeyDictionary[LogDriver, SharedBatches]] = WeakKeyDictionary()
+_PACES: Final[WeakKeyDictionary[LogDriver, dict[Consistency, StreamPace]]] = WeakKeyDictionary()
 
 
 def event_stream(
@@ -33,7 +35,9 @@ def event_stream(
         return Response(status_code=200, headers=headers, media_type=EVENTS)
 
     async def events() -> AsyncIterator[bytes]:
-        stream = _EventStream(reader, range_, query)
+        pace = _PACES.setdefault(reader.driver, {}).setdefault(reader.consistency, StreamPace())
+        stream = _EventStream(reader, range_, query, pace)
+        pace.streams += 1
         try:
             async for event in stream.events():
                 yield event
@@ -47,6 +51,8 @@ def event_stream(
         except Exception:
             logger.exception("event stream failed", extra={"request_id": request_id})
             yield _event("error", Internal().problem(instance, request_id))
+        finally:
+            pace.streams -= 1
 
     return StreamingResponse(events(), media_type=EVENTS, headers=headers)
 
@@ -62,12 +68,12 @@ class _EventStream:
     """One client's stream. Invariant: a batch never holds records of two epochs, so that an `epoch` event
     can precede it."""
 
-    def __init__(self, reader: Reader, range_: Range, query: ReadQuery) -> None:
+    def __init__(self, reader: Reader, range_: Range, query: ReadQuery, pace: StreamPace) -> None:
         self._reader = reader
         self._range = range_
         self._query = query
         self._wanted = query.selection()
-        self._shared = _SHARED.setdefault(reader.driver, SharedBatches())
+        self._pace = pace
         self._known_epoch: int | None = None  # the epoch that the client knows
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -102,46 +108,39 @@ class _EventStream:
         self._known_epoch = epochs[position].epoch
         return [_event("epoch", epoch_object(epochs, position))]
 
-    def _epoch_range(self, index: int) -> Range:
-        """Return the rest of the range within the epoch of `index`."""
+    def _batch_range(self, index: int, head: LogHead) -> Range:
+        """Return the rest of the range within the epoch of `index`, as far as it is visible at that head."""
         epochs = self._reader.log.epochs
         position = position_at(epochs, index)
         following = 0 if position is None else position + 1
-        until = self._range.until_index
+        until = head.visible_end + 1
+        if self._range.until_index is not None:
+            until = min(until, self._range.until_index)
         if following < len(epochs):
-            start = epochs[following].start_index
-            until = start if until is None else min(until, start)
+            until = min(until, epochs[following].start_index)
         return Range(index, until)
 
-    async def _batch_from(self, index: int) -> tuple[int, bytes | None]:
+    async def _batch_from(self, index: int) -> StreamBatch:
         """Return the index after the next batch, and its event; None when no record of it is selected."""
-        key = self._key(index)
-        if (kept := self._shared.get(key)) is not None:
-            return kept
-        page = RecordPage(index)
-        await self._reader.fill(page, self._epoch_range(index), self._wanted)
-        event = await self._event_of(page) if page.count else None
-        if self._reader.consistency is not Consistency.LOCAL and key == self._key(index):
-            self._shared.put(key, page.next_index, event)
-        return page.next_index, event
-
-    def _key(self, index: int) -> Hashable:
-        """Return everything that determines the next batch: committed records never change."""
-        reader, log = self._reader, self._reader.log
-        return (
-            index,
-            self._epoch_range(index).until_index,
-            self._range.until_index,
-            (log.begin_index, log.end_index, reader.committed_index, reader.driver.term),
-            (reader.consistency, self._wanted, self._query.encoding),
-        )
-
-    async def _event_of(self, page: RecordPage) -> bytes:
         reader = self._reader
-        has_more = reader.has_more(page, Range(page.next_index, self._range.until_index))
+        if reader.consistency is Consistency.LOCAL:  # uncommitted records change
+            head = reader.head()
+            return await self._rendered(self._batch_range(index, head), head)
+        head = await self._pace.moment(index, reader.head)
+        range_ = self._batch_range(index, head)
+        # Everything that determines the batch: committed records never change.
+        key = (index, range_.until_index, self._range.until_index, head, self._wanted, self._query.encoding)
+        return await self._pace.batches.get(key, partial(self._rendered, range_, head))
+
+    async def _rendered(self, range_: Range, head: LogHead) -> StreamBatch:
+        page = RecordPage(range_.start_index)
+        await self._reader.fill(page, range_, self._wanted)
+        if not page.count:
+            return page.next_index, None
+        has_more = page.next_index <= self._range.last_index(head.visible_end)
 
         def render() -> bytes:
-            content = page_object(reader, page, has_more, self._query.encoding)
+            content = page_object(self._reader.hosted.name, head, page, has_more, self._query.encoding)
             return _event("batch", content, page.next_index - 1)
 
-        return await rendered(page, render)
+        return page.next_index, await rendered(page, render)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from app.api.read.reader import Reader
+from app.api.read.reader import LogHead
 from app.api.read.rendering import record_objects
 from app.api.read.selection import Encoding, RecordPage
 
@@ -13,15 +13,17 @@ _IN_PLACE_RECORDS: Final = 200
 _IN_PLACE_BYTES: Final = 128 * 1024
 
 
-def page_object(reader: Reader, page: RecordPage, has_more: bool, encoding: Encoding) -> dict[str, Any]:
+def page_object(
+    log: str, head: LogHead, page: RecordPage, has_more: bool, encoding: Encoding
+) -> dict[str, Any]:
     return {
-        "log": reader.hosted.name,
+        "log": log,
         "records": record_objects(page.columns, encoding),
         "next_index": page.next_index,
-        "begin_index": reader.log.begin_index,
-        "end_index": reader.log.end_index,
-        "committed_index": reader.committed_index,
-        "term": reader.driver.term,
+        "begin_index": head.begin_index,
+        "end_index": head.end_index,
+        "committed_index": head.committed_index,
+        "term": head.term,
         "has_more": has_more,
     }
 

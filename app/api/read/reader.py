@@ -36,6 +36,17 @@ class Range:
         return visible_end if self.until_index is None else min(visible_end, self.until_index - 1)
 
 
+@dataclass(frozen=True, slots=True)
+class LogHead:
+    """State of a log that an answer reports. visible_end: the last index that the request may see."""
+
+    begin_index: int
+    end_index: int
+    committed_index: int
+    term: int
+    visible_end: int
+
+
 class Reader:
     """One log, one request. `visible_end` is the last index that the request may see.
 
@@ -69,6 +80,13 @@ class Reader:
         """True if this replica has not yet received the state of the log (cursors, schemas) at the visible
         end."""
         return self.driver.state.applied_index < self.visible_end
+
+    def head(self) -> LogHead:
+        """Return the log as it is now."""
+        log = self.log
+        return LogHead(
+            log.begin_index, log.end_index, self.committed_index, self.driver.term, self.visible_end
+        )
 
     async def confirm(self) -> None:
         """For a linearizable read: wait until this node has what was committed at the call (R-08).

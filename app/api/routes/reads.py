@@ -105,7 +105,10 @@ async def read(
     reserve(request, page.size_bytes)
     body: bytes | memoryview
     if media_type == JSON:
-        body = await rendered(page, lambda: as_json(page_object(reader, page, has_more, query.encoding)))
+        body = await rendered(
+            page,
+            lambda: as_json(page_object(hosted.name, reader.head(), page, has_more, query.encoding)),
+        )
     elif media_type == NDJSON:
         body = await rendered(page, lambda: as_lines(page.columns, query.encoding))
     elif media_type == ARROW_STREAM:

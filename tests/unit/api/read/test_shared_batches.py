@@ -1,6 +1,7 @@
 """Event streams of one log share the bytes of a batch."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,14 @@ import pytest
 from app.api.read.query import ReadQuery
 from app.api.read.reader import Reader
 from app.api.read.selection import Selection
-from app.api.read.shared_batches import ENTRIES, EVENT_MAX_BYTES, SharedBatches
+from app.api.read.shared_batches import (
+    ENTRIES,
+    EVENT_MAX_BYTES,
+    KEPT_MAX_BYTES,
+    SharedBatches,
+    StreamBatch,
+)
+from storage.units import KIB
 from tests.support.in_process import InProcess, node_in_process
 
 RECORDS = "/v1/logs/default/records"
@@ -57,14 +65,80 @@ def test_many_streams_read_a_batch_once_and_get_what_each_asked_for(
     asyncio.run(run())
 
 
-def test_a_bounded_number_of_small_batches_is_kept() -> None:
-    shared = SharedBatches()
-    shared.put("large", 1, bytes(EVENT_MAX_BYTES + 1))
-    assert shared.get("large") is None
-    for number in range(ENTRIES + 1):
-        shared.put(number, number + 1, None)
-    assert shared.get(0) is None
-    assert shared.get(ENTRIES) == (ENTRIES + 1, None)
+def test_many_streams_share_a_large_batch_that_a_thread_renders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = 0
+    to_thread = asyncio.to_thread
+
+    async def counted(*arguments: object) -> object:
+        nonlocal threads
+        threads += 1
+        return await to_thread(*arguments)  # type: ignore[arg-type]
+
+    async def run() -> None:
+        async with node_in_process(tmp_path) as node:
+            last = await _append(node, "v" * 300 * KIB)
+            monkeypatch.setattr(asyncio, "to_thread", counted)
+            streams = await asyncio.gather(*(_stream(node, last + 1) for _ in range(20)))
+            assert len(set(streams)) == 1
+            assert streams[0].count("v") > 300 * KIB
+            assert threads < len(streams)
+
+    asyncio.run(run())
+
+
+class _Renders:
+    """Renders batches for SharedBatches, and counts them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def batch(self, event: bytes | None = b"event") -> StreamBatch:
+        self.count += 1
+        await self.gate.wait()
+        return 1, event
+
+
+def test_a_bounded_number_of_batches_is_kept() -> None:
+    async def run() -> None:
+        shared, renders = SharedBatches(), _Renders()
+        for number in (*range(ENTRIES + 1), ENTRIES, 0):
+            assert await shared.get(number, renders.batch) == (1, b"event")
+        assert renders.count == ENTRIES + 2  # the first one was dropped, the last one was kept
+
+    asyncio.run(run())
+
+
+def test_large_batches_are_dropped_before_they_fill_the_memory() -> None:
+    async def run() -> None:
+        shared, renders = SharedBatches(), _Renders()
+        for _ in range(2):
+            await shared.get("too large", partial(renders.batch, bytes(EVENT_MAX_BYTES + 1)))
+        assert renders.count == 2
+        large = partial(renders.batch, bytes(EVENT_MAX_BYTES))
+        for number in (*range(KEPT_MAX_BYTES // EVENT_MAX_BYTES + 1), 0):
+            await shared.get(number, large)
+        assert renders.count == 2 + KEPT_MAX_BYTES // EVENT_MAX_BYTES + 2
+
+    asyncio.run(run())
+
+
+def test_streams_that_ask_while_a_batch_is_rendered_share_it() -> None:
+    async def run() -> None:
+        shared, renders = SharedBatches(), _Renders()
+        renders.gate.clear()
+        waiting = [asyncio.ensure_future(shared.get("key", renders.batch)) for _ in range(10)]
+        await asyncio.sleep(0)
+        waiting.pop(0).cancel()  # the stream that renders is gone: another one renders for the rest
+        await asyncio.sleep(0)
+        renders.gate.set()
+        assert await asyncio.gather(*waiting) == [(1, b"event")] * 9
+        assert renders.count == 2
+
+    asyncio.run(run())
 
 
 def test_selections_that_are_equal_share() -> None:
