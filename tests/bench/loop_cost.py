@@ -31,8 +31,10 @@ from app.http_protocol import Listener
 from app.log.control_records import SchemaRecord
 from app.log.set_schema import SetSchema
 from app.main import build_app
+from app.media_types import BATCHES
 from app.node.broker import Broker
 from app.settings.file import load
+from tests.bench.compare import packed_batch
 from tests.bench.rest_append import BATCH_RECORDS, RECORD_BYTES
 from tests.bench.systems.local_cluster import print_figure
 from tests.support.cluster import configuration, free_ports
@@ -89,6 +91,7 @@ def requests() -> dict[str, tuple[int, bytes]]:
             8,
             _request("application/vnd.apache.arrow.stream", sink.getvalue().to_pybytes()),
         ),
+        "100 records as a packed batch": (8, _request(BATCHES, packed_batch([value] * BATCH_RECORDS))),
         OBJECTS: (8, _request("application/x-ndjson", objects())),
         CHECKED_OBJECTS: (8, _request("application/x-ndjson", objects())),
     }

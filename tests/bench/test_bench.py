@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tests.bench import table
-from tests.bench.compare import summaries
+from tests.bench.compare import ROWS, clusters, summaries
 from tests.bench.kafka import maven, rates
 from tests.bench.kafka.__main__ import KAFKA_WAYS, compare
 from tests.bench.kafka.brokers import Brokers
@@ -89,6 +89,14 @@ def test_a_comparison_gives_medians_ranges_and_ratios() -> None:
     assert found["row"]["commitlog"]["records_per_s"] == 20
     assert found["row"]["peer 1"]["range"] == [5, 40]
     assert found["row"]["ratio"] == {"peer 1": 2.0}
+
+
+def test_no_row_of_batches_is_measured_by_a_cluster_that_has_written_others() -> None:
+    groups = clusters(ROWS)
+    assert sorted(row.name for group in groups for row in group) == sorted(row.name for row in ROWS)
+    for group in groups:
+        assert len({row.setup for row in group}) == 1
+        assert len(group) == 1 or all(row.kind == "single" for row in group)
 
 
 @pytest.mark.parametrize(("of", "ratio"), [("records_per_s", 2.0), ("p50_ms", 0.5)])
