@@ -1,4 +1,4 @@
-"""An append that must be answered by this very node is not carried elsewhere when the lead goes meanwhile."""
+"""An append that must be answered by this very node, or whose outcome is unknown, is not sent to another."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from app.api.append.handler import AppendHandler
 from app.api.append.parameters import parse_append_query
 from app.api.http.messages import Response
 from app.log.contract import AppendStream
-from app.node.network.http_forwarder import NO_FORWARD
+from app.node.network.http_forwarder import NO_FORWARD, Lost, Relayed
 from app.node.tasks import TaskSupervisor
 from app.settings.model import Limits
 
@@ -38,19 +38,19 @@ class LeadGoes:
         return nullcontext()
 
 
-@pytest.mark.rule("D-29")
-def test_an_append_of_a_stream_is_never_carried_without_the_settings_of_the_stream() -> None:
-    """Its producer and conditions are not in a query: the next leader would store it without them."""
-    carried: list[bytes] = []
+class Forwarder:
+    """Records what is sent to another node. Each call is acknowledged."""
 
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+
+    async def send(self, _node: Any, _method: str, path: bytes, *_rest: Any) -> Any:
+        self.sent.append(path)
+        return Relayed(200, [], b"{}")
+
+
+def answer_to(call: AppendCall, hosted: Any, forwarder: Forwarder, carrier: Any = None) -> Response:
     async def run() -> Response:
-        supervisor = TaskSupervisor(lambda what, error: None)
-
-        class Forwarder:
-            async def send(self, _node: Any, _method: str, path: bytes, *_rest: Any) -> Any:
-                carried.append(path)
-                return SimpleNamespace(status=200, headers=[], body=b"{}", refusal=None)
-
         broker: Any = SimpleNamespace(
             settings=SimpleNamespace(
                 limits=Limits(),
@@ -60,27 +60,72 @@ def test_an_append_of_a_stream_is_never_carried_without_the_settings_of_the_stre
             nodes=SimpleNamespace(find=lambda id: SimpleNamespace(id=id, url=f"http://{id}")),
             clock=SimpleNamespace(monotonic_ms=lambda: 0),
             meter=SimpleNamespace(answered=lambda *_: None),
-            find=lambda _name: LeadGoes(),
-            forwarder=Forwarder(),
-            tasks=supervisor,
-        )
-        call = AppendCall(
-            AppendHead(
-                "default",
-                "/v1/logs/default/records:stream",
-                b"",
-                [(b"content-type", b"application/json"), (NO_FORWARD, b"1")],
-            ),
-            json.dumps({"records": [{"value": "v" * 200_000}]}).encode(),
-            b"r",
-            parameters=parse_append_query(b"producer_id=p&producer_epoch=1&producer_sequence=7"),
-            stream=AppendStream(),
+            find=lambda _name: hosted,
+            forwarder=forwarder,
+            carrier=carrier,
+            tasks=TaskSupervisor(lambda what, error: None),
         )
         answered: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         AppendHandler(broker).handle(call, answered.set_result)
         async with asyncio.timeout(10):
             return await answered
 
-    response = asyncio.run(run())
-    assert carried == []
+    return asyncio.run(run())
+
+
+@pytest.mark.rule("D-29")
+def test_an_append_of_a_stream_is_never_carried_without_the_settings_of_the_stream() -> None:
+    """Its producer and conditions are not in a query: the next leader would store it without them."""
+    call = AppendCall(
+        AppendHead(
+            "default",
+            "/v1/logs/default/records:stream",
+            b"",
+            [(b"content-type", b"application/json"), (NO_FORWARD, b"1")],
+        ),
+        json.dumps({"records": [{"value": "v" * 200_000}]}).encode(),
+        b"r",
+        parameters=parse_append_query(b"producer_id=p&producer_epoch=1&producer_sequence=7"),
+        stream=AppendStream(),
+    )
+    forwarder = Forwarder()
+    response = answer_to(call, LeadGoes(), forwarder)
+    assert forwarder.sent == []
     assert response.status == 421
+
+
+class LedElsewhere:
+    """A log of this node that n2 leads."""
+
+    name, repair, leads, driver, leader_id = "default", None, False, None, "n2"
+    serving: Any = SimpleNamespace(leader_id="n2", committed_index=1, term=3)
+
+    async def leadership_changed(self, _timeout_s: float) -> None:
+        await asyncio.sleep(0)
+
+    def while_led_by(self, _leader: str) -> nullcontext[None]:
+        return nullcontext()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "sent"),
+    [([], 504, 0), ([(b"idempotency-key", b"k")], 200, 1)],
+    ids=["plain", "with a key"],
+)
+def test_an_append_whose_answer_was_lost_is_sent_again_only_with_a_key(
+    headers: list[tuple[bytes, bytes]], status: int, sent: int
+) -> None:
+    """The leader may have stored it: a second attempt without a key would store it twice."""
+
+    class LosesAnswers:
+        def send(self, *given: Any) -> bool:
+            given[-1](Lost("n2"))
+            return True
+
+    head = AppendHead(
+        "default", "/v1/logs/default/records", b"", [(b"content-type", b"application/octet-stream"), *headers]
+    )
+    forwarder = Forwarder()
+    response = answer_to(AppendCall(head, b"v", b"r"), LedElsewhere(), forwarder, LosesAnswers())
+    assert response.status == status
+    assert len(forwarder.sent) == sent

@@ -132,7 +132,7 @@ def test_an_append_that_a_thread_decodes_holds_the_later_ones_back(groups: Limit
     begun: list[list[bytes]] = []
 
     async def pieces() -> AsyncIterator[list[bytes]]:
-        yield [b'{"value_json":1}', slow, b'{"value_json":2}']
+        yield [b'{"value_json":1}', slow, b'{"value_json":2}', b'{"value_json":3}']
 
     async def whole() -> list[bytes]:
         request: Any = SimpleNamespace(
@@ -151,8 +151,9 @@ def test_an_append_that_a_thread_decodes_holds_the_later_ones_back(groups: Limit
         async with asyncio.timeout(20):
             return [line async for line in stream.lines(pieces())]
 
-    assert b"".join(asyncio.run(whole())).splitlines() == [b'{"value_json":1}', slow, b'{"value_json":2}']
-    assert begun == [[b'{"value_json":1}', slow], [b'{"value_json":2}']]
+    later = [b'{"value_json":2}', b'{"value_json":3}']
+    assert b"".join(asyncio.run(whole())).splitlines() == [b'{"value_json":1}', slow, *later]
+    assert begun == [[b'{"value_json":1}', slow], later]
 
 
 def test_one_turn_begins_a_limited_number_of_bytes() -> None:

@@ -170,11 +170,17 @@ def test_every_stretch_is_fetched_and_the_log_is_as_it_was() -> None:
 
 
 @pytest.mark.rule("R-02")
-@pytest.mark.parametrize(("position", "sound"), [(39, True), (20, False)])
-def test_a_log_that_may_still_lack_what_it_promised_is_opened_unsound(position: int, sound: bool) -> None:
-    """Records after a damaged end are unknown; and a copy that was not sound before is not made so."""
+@pytest.mark.parametrize(
+    ("positions", "sound"), [((39,), True), ((39, 3), True), ((3, 39), True), ((20,), False)]
+)
+def test_a_log_that_may_still_lack_what_it_promised_is_opened_unsound(
+    positions: tuple[int, ...], sound: bool
+) -> None:
+    """Records after a damaged end are unknown, whatever else is damaged and repaired; and a copy that was not
+    sound before is not made so."""
     scene = Scene()
-    scene.run(Peers(gives_all), scene.damage(position), sound=sound)
+    causes = [scene.damage(position) for position in positions]
+    scene.run(Peers(gives_all), causes[0], sound=sound)
     assert scene.host.sound is False
     assert not RepairMarker(scene.files, "data", "log").keeps_promises
 

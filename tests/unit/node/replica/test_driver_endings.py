@@ -9,7 +9,7 @@ from app.log.driver_interfaces import DriverConfig
 from app.raft.messages import Heartbeat, PushAnswer, PushCode, PushRequest
 from storage.errors import CorruptLog
 from storage.log.commitlog import Commitlog
-from tests.unit.node.replica.driver_support import Node, code
+from tests.unit.node.replica.driver_support import Limits, Node, code
 from tests.unit.node.replica.test_driver import keep_lead, leading_node
 
 
@@ -84,3 +84,25 @@ def test_requests_that_wait_for_the_next_leader_are_refused_at_their_deadline_as
     assert not node.driver.is_transferring
     assert len(short) == 1
     assert node.driver.log.end_index == before + 1  # the other one is stored
+
+
+@pytest.mark.rule("D-29")
+def test_requests_that_were_refused_at_their_deadline_leave_room_for_others(tmp_path: Path) -> None:
+    """Otherwise each of them would count as waiting for as long as this node leads."""
+    node = leading_node(tmp_path, limits=Limits(max_pending_requests=3, max_pending_bytes=30))
+    [push] = [push for target, push in node.seams.sent if target == "n2" and isinstance(push, PushRequest)]
+    same = PushAnswer(push.term, push.type, PushCode.SUCCESS, push.session, 9, push.index, 0, push.index)
+    node.driver.deliver("n2", same)
+    node.seams.run()
+    assert node.driver.transfer("n2") == "n2"  # it holds everything, and does not take over
+    late = [node.ask(b"x" * 10, timeout_ms=20) for _ in range(3)]
+    node.tick(20)
+    assert [code(answer) for each in late for answer in each] == ["leader-transferring"] * 3
+    before = node.driver.log.end_index
+    waiting = [node.ask(b"x" * 10, timeout_ms=5_000) for _ in range(3)]
+    assert waiting == [[], [], []]
+    for _ in range(70):
+        keep_lead(node)
+        node.tick(20)
+    assert not node.driver.is_transferring
+    assert node.driver.log.end_index == before + 3
