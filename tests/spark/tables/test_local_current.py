@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from app.schemas import LogSchema
-from spark_jobs.tables.local_commits import LocalTable, NeedsSpark
+from spark_jobs.tables.local_commits import LocalTable, NeedsSpark, Rewrite
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import ENTRIES, Table, settings_of_table
@@ -141,3 +141,23 @@ def test_a_large_table_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(NeedsSpark, match="bytes"):
         tables.extend(1, 2)
     assert tables.held() == {(b"1",): 0}
+
+
+def test_files_that_were_written_again_keep_their_place_in_the_order_of_indexes(tmp_path: Path) -> None:
+    """As after OPTIMIZE: the log of the table then names the older rows last."""
+    tables = Tables(tmp_path, ())
+    for number in range(3):
+        tables.add(*((b"%d" % key, {"id": number, "part": "a"}) for key in range(2)))
+    oldest = pa.Table.from_pylist(
+        [{"index": index, "key": b"%d" % index, "value": b"x"} for index in range(2)],
+        arrow_schema(ENTRIES.schema),
+    )
+    folder = str(tmp_path / ENTRIES.name)
+    assert LocalTable(folder, keeps_files=True).rewrite(
+        lambda snapshot: Rewrite([next(iter(snapshot.files))], [oldest], "Overwrite"),
+        statistics=ENTRIES.statistics,
+        claim=None,
+        note={},
+    )
+    pieces = list(tables.rows_at(ENTRIES, "index").local_pieces(0, 6, ["index"]))
+    assert [index for _, rows in pieces for index in rows["index"].to_pylist()] == [*range(6)]
