@@ -6,7 +6,7 @@
 Three nodes of the checkout OLD serve logs in Raft mode (both durabilities) and in controller mode. One client
 a log appends without a pause, through all nodes. The nodes are restarted with this checkout, followers first
 and the leader last, `seconds` apart. At the end each node is read, and the replicas are compared. --back:
-afterwards the same in the other direction, which section 3 does not promise. One JSON line for each direction:
+afterwards the same in the other direction, which section 3 does not promise. One JSON line for each of them:
 the records that were acknowledged, the longest wait for one append, and what each node has of them.
 
 OLD needs no environment of its own if its dependencies are those of this one.
