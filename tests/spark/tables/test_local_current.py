@@ -153,7 +153,7 @@ def test_files_that_were_written_again_keep_their_place_in_the_order_of_indexes(
         arrow_schema(ENTRIES.schema),
     )
     folder = str(tmp_path / ENTRIES.name)
-    assert LocalTable(folder, keeps_files=True).rewrite(
+    assert LocalTable(folder, lambda path: None, keeps_files=True).rewrite(
         lambda snapshot: Rewrite([next(iter(snapshot.files))], [oldest], "Overwrite"),
         statistics=ENTRIES.statistics,
         claim=None,
