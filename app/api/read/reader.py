@@ -88,6 +88,12 @@ class Reader:
             log.begin_index, log.end_index, self.committed_index, self.driver.term, self.visible_end
         )
 
+    @property
+    def knows_cursors(self) -> bool:
+        """True if the cursors here are those at the visible end. A replica that is ahead of its leader may
+        know later ones, which the next reader, elsewhere, would not see."""
+        return not self.lacks_state and self.visible_end >= self.driver.committed_index
+
     async def confirm(self) -> None:
         """For a linearizable read: wait until this node has what was committed at the call (R-08).
 
@@ -275,18 +281,13 @@ async def confirmed_reader(
     consistency: Consistency,
     min_index: int | None,
     wait_ms: int = DEFAULT_MIN_INDEX_WAIT_MS,
-    *,
-    needs_state: bool = False,
 ) -> Reader:
     """Return a reader of the log at a replica that may answer, after `confirm` and `reach`.
 
-    needs_state: the answer depends on the state of the log; a replica that lacks it lets another one answer.
-    Raises what LogCall.replica_of, Reader.confirm, Reader.reach and LogCall.elsewhere raise.
+    Raises what LogCall.replica_of, Reader.confirm and Reader.reach raise.
     """
     here = await call.replica_of(hosted, own=consistency is Consistency.LOCAL)
     reader = Reader(here, consistency)
     await reader.confirm()
     await reader.reach(min_index, wait_ms)
-    if needs_state and reader.lacks_state:
-        await call.elsewhere(hosted)
     return reader

@@ -84,10 +84,10 @@ async def read(
     if media_type == BATCHES and (query.key is not None or query.term is not None):
         raise InvalidRequest(("/query/key", "packed batches cannot be filtered; remove key and term"))
     wait_ms = query.wait_ms if "wait_ms" in query.model_fields_set else DEFAULT_MIN_INDEX_WAIT_MS
+    reader = await confirmed_reader(call, hosted, query.consistency, wanted_min, wait_ms)
     by_cursor = query.cursor is not None and resume is None and query.consistency is not Consistency.LOCAL
-    reader = await confirmed_reader(
-        call, hosted, query.consistency, wanted_min, wait_ms, needs_state=by_cursor
-    )
+    if by_cursor and not reader.knows_cursors:
+        await call.elsewhere(hosted)
     range_ = await reader.range_of(query, resume)
     if media_type == EVENTS:
         return event_stream(

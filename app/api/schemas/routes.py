@@ -156,10 +156,15 @@ async def all_schemas(call: Call, log: LogName, query: Consistent, min_index: Mi
 async def _visible(
     call: LogCall, log: str, query: ConsistencyQuery, min_index: str | None
 ) -> tuple[Served, Sequence[SchemaVersion]]:
-    """Return the versions that the request may see, oldest first."""
+    """Return the versions that the request may see, oldest first.
+
+    A replica that has not yet received the state of its log lets another one answer.
+    """
     hosted = call.find(log)
     wanted_min = header_index("Commitlog-Min-Index", min_index)
-    reader = await confirmed_reader(call, hosted, query.consistency, wanted_min, needs_state=True)
+    reader = await confirmed_reader(call, hosted, query.consistency, wanted_min)
+    if reader.lacks_state:
+        await call.elsewhere(hosted)
     return reader.here, reader.driver.state.schemas.until(reader.visible_end)
 
 

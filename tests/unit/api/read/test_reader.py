@@ -8,10 +8,9 @@ from typing import Any, cast
 import pytest
 
 from app.api.read.query import ReadQuery
-from app.api.read.reader import Range, Reader, confirmed_reader
+from app.api.read.reader import Range, Reader
 from app.api.read.selection import Consistency, RecordPage
 from app.errors import IndexTrimmed, Repairing
-from app.log.state import LogState
 from tests.unit.node.replica.driver_support import Node, leading_node
 
 
@@ -105,35 +104,3 @@ def test_the_last_n_records_stay_n_when_appends_come_in(tmp_path: Path) -> None:
         page = asyncio.run(last(count))
         assert page.count == count
         assert page.next_index == node.driver.log.end_index  # where the record that came in stands
-
-
-class _Elsewhere(Exception):
-    """The request is forwarded to another replica."""
-
-
-@pytest.mark.rule("R-08")
-@pytest.mark.parametrize("needs_state", [True, False])
-def test_a_replica_without_the_state_of_its_log_lets_another_one_answer_about_cursors(
-    tmp_path: Path, needs_state: bool
-) -> None:
-    """After a reset the state arrives later than the records: until then no cursor seems to exist."""
-    node, reader = _reader_of_five_records(tmp_path)
-    node.driver.state.become(LogState())
-
-    async def replica_of(_hosted: object, *, own: bool) -> Any:
-        return reader.here
-
-    async def elsewhere(_hosted: object) -> Any:
-        raise _Elsewhere
-
-    call: Any = SimpleNamespace(replica_of=replica_of, elsewhere=elsewhere)
-    hosted = reader.hosted
-
-    async def read() -> Reader:
-        return await confirmed_reader(call, hosted, Consistency.COMMITTED, None, needs_state=needs_state)
-
-    if needs_state:
-        with pytest.raises(_Elsewhere):
-            asyncio.run(read())
-    else:
-        assert asyncio.run(read()).visible_end == 4

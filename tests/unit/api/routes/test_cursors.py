@@ -76,22 +76,16 @@ class _Elsewhere(Exception):
     """The request is forwarded to another replica."""
 
 
-@pytest.mark.rule("R-08")
-@pytest.mark.parametrize(
-    ("consistency", "forwarded"), [("linearizable", True), ("committed", True), ("local", False)]
-)
-def test_a_read_by_cursor_at_a_replica_without_the_state_is_forwarded(
-    consistency: str, forwarded: bool
-) -> None:
-    """After a reset the state arrives later than the records: no cursor is known until then."""
+def read_by_cursor(state: LogState, consistency: str, *, runs_ahead: bool = False) -> None:
+    """Read at a replica that has committed up to index 7; its leader permits 6 if it runs ahead."""
 
     async def confirmed(_hosted: object) -> int:
-        return 7
+        return 6 if runs_ahead else 7
 
     driver = SimpleNamespace(
-        state=LogState(),
+        state=state,
         committed_index=7,
-        runs_ahead=False,
+        runs_ahead=runs_ahead,
         is_truncating=False,
         log=SimpleNamespace(first_index=5, end_index=7),
     )
@@ -107,8 +101,35 @@ def test_a_read_by_cursor_at_a_replica_without_the_state_is_forwarded(
     request = SimpleNamespace(headers={})
     call: Any = SimpleNamespace(request=request, broker=broker, replica_of=replica_of, elsewhere=elsewhere)
     query = ReadQuery.model_validate({"cursor": "etl", "consistency": consistency})
-    with pytest.raises(_Elsewhere if forwarded else CursorNotFound):
-        asyncio.run(read(call, "default", query))
+    asyncio.run(read(call, "default", query))
+
+
+@pytest.mark.rule("R-08")
+@pytest.mark.parametrize(
+    ("consistency", "refusal"),
+    [("linearizable", _Elsewhere), ("committed", _Elsewhere), ("local", CursorNotFound)],
+)
+def test_a_read_by_cursor_at_a_replica_without_the_state_is_forwarded(
+    consistency: str, refusal: type[Exception]
+) -> None:
+    """After a reset the state arrives later than the records: no cursor is known until then."""
+    with pytest.raises(refusal):
+        read_by_cursor(LogState(), consistency)
+
+
+@pytest.mark.rule("R-08")
+@pytest.mark.parametrize(
+    ("consistency", "refusal"),
+    [("linearizable", _Elsewhere), ("committed", CursorNotFound), ("local", CursorNotFound)],
+)
+def test_a_read_by_cursor_at_a_slave_that_is_ahead_of_its_master_is_forwarded(
+    consistency: str, refusal: type[Exception]
+) -> None:
+    """Its cursors may be later than what the master has acknowledged, and other slaves show."""
+    state = LogState()
+    state.pass_over(8)
+    with pytest.raises(refusal):
+        read_by_cursor(state, consistency, runs_ahead=True)
 
 
 @pytest.mark.rule("R-08")
