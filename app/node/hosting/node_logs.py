@@ -126,7 +126,7 @@ class NodeLogs:
             return
         if hosted.generation >= 0:
             try:
-                self.folders.prepare(hosted.name, hosted.generation)
+                self.folders.prepare(hosted.name, hosted.generation, hosted.log_id)
             except StorageError as error:
                 logger.error("log %s cannot be opened: %s", hosted.name, error)
                 return

@@ -7,6 +7,7 @@ a complete log or one whose removal continues. A log of the configuration file h
 removal of a copy from a node that no longer keeps it.
 """
 
+import logging
 from typing import Final
 
 import msgspec
@@ -14,6 +15,10 @@ import msgspec
 from storage.errors import CorruptFile
 from storage.file_system import FileSystem, write_durably
 from storage.format.checksum import crc32c
+from storage.log.log_folder import MANIFEST_NAME
+from storage.log.manifest import ManifestFile
+
+logger = logging.getLogger(__name__)
 
 FOLDER: Final = "generations"
 
@@ -39,7 +44,10 @@ class LogFolders:
         self._files.make_folders(self._folder)
         for name in self._files.list(self._folder):
             if not name.endswith(".tmp"):
-                self.finish_removal(name)
+                try:
+                    self.finish_removal(name)
+                except CorruptFile as error:  # the other logs are opened; `prepare` decides about this one
+                    logger.error("log %s: its generation cannot be read: %s", name, error)
 
     def finish_removal(self, name: str) -> None:
         """Complete the interrupted removal of one copy, if there is one."""
@@ -54,12 +62,18 @@ class LogFolders:
                 found[name] = line.generation
         return found
 
-    def prepare(self, name: str, generation: int) -> None:
+    def prepare(self, name: str, generation: int, log_id: int) -> None:
         """Prepare the folder for the log of that generation; an earlier log of the name is removed.
 
         Raises CorruptFile if the folder holds an unknown log.
         """
-        line = self._line(name)
+        try:
+            line = self._line(name)
+        except CorruptFile:
+            if self._log_id_in(name) != log_id:
+                raise
+            line = _FolderLine(generation)  # the manifest names this very log
+            self._write(name, line)
         if line is not None and (line.deleting or line.generation != generation):
             self.remove(name)
             line = None
@@ -111,6 +125,12 @@ class LogFolders:
     def _write(self, name: str, line: _FolderLine) -> None:
         text = msgspec.json.encode(line)
         write_durably(self._files, f"{self._folder}/{name}", b"%08x %s\n" % (crc32c(text), text))
+
+    def _log_id_in(self, name: str) -> int | None:
+        """Return the id of the log whose files are kept under that name, None if there is none. Raises
+        CorruptFile."""
+        manifest = ManifestFile(self._files, f"{self._data}/logs/{name}/{MANIFEST_NAME}").load()
+        return None if manifest is None else manifest.log_id
 
     def _line(self, name: str) -> _FolderLine | None:
         path = f"{self._folder}/{name}"

@@ -192,7 +192,7 @@ class MetadataLogs:
             if log.generation < 0:
                 await self._in_thread(self._folders.finish_removal, log.name)
             else:
-                await self._in_thread(self._folders.prepare, log.name, log.generation)
+                await self._in_thread(self._folders.prepare, log.name, log.generation, log.log_id)
             self._dropping.pop(log.name, None)
             await self._host.open_replica(hosted)
         except StorageError as error:
@@ -233,7 +233,7 @@ class MetadataLogs:
         settings = LogSettings.of_spec(log.name, log.acting_spec)
         try:
             if self._node_id in log.spec.replicas:
-                await self._in_thread(self._folders.prepare, log.name, log.generation)
+                await self._in_thread(self._folders.prepare, log.name, log.generation, log.log_id)
             await self._host.add_log(settings, log.log_id, log.generation)
         except StorageError as error:
             logger.error("log %s cannot be opened: %s", log.name, error)

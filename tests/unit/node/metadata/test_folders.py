@@ -35,7 +35,7 @@ def is_deleting(files: MemoryFiles) -> bool:
 def replace_generation(files: MemoryFiles) -> None:
     folders = LogFolders(files, "d")
     folders.finish_removals()
-    folders.prepare("a", 2)
+    folders.prepare("a", 2, 2)
     fill(files, "a", b"new")
 
 
@@ -45,7 +45,7 @@ def test_a_crash_while_a_log_is_replaced_leaves_the_old_one_or_continues_with_it
         files = MemoryFiles(Random(seed))
         folders = LogFolders(files, "d")
         folders.finish_removals()
-        folders.prepare("a", 1)
+        folders.prepare("a", 1, 1)
         fill(files, "a", b"old")
         return files
 
@@ -61,7 +61,7 @@ def test_a_crash_while_a_log_is_replaced_leaves_the_old_one_or_continues_with_it
         if LogFolders(crashed, "d").kept().get("a") == 1 and not is_deleting(crashed):
             assert held(crashed, "a") == [b"old"] * 3  # nothing is removed before the note names it
         LogFolders(crashed, "d").finish_removals()
-        LogFolders(crashed, "d").prepare("a", 2)
+        LogFolders(crashed, "d").prepare("a", 2, 2)
         assert b"old" not in held(crashed, "a")
         assert LogFolders(crashed, "d").kept() == {"a": 2}
 
@@ -70,7 +70,7 @@ def test_an_unknown_folder_is_not_taken_for_a_log_nor_removed() -> None:
     files = MemoryFiles()
     fill(files, "a", b"an operator's")
     with pytest.raises(CorruptFile, match="not of the controllers"):
-        LogFolders(files, "d").prepare("a", 1)
+        LogFolders(files, "d").prepare("a", 1, 1)
     assert len(held(files, "a")) == 3
     LogFolders(files, "d").remove("a")  # not a log of theirs
     assert len(held(files, "a")) == 3
@@ -79,10 +79,28 @@ def test_an_unknown_folder_is_not_taken_for_a_log_nor_removed() -> None:
 def test_a_damaged_note_of_a_generation_is_damage() -> None:
     files = MemoryFiles()
     folders = LogFolders(files, "d")
-    folders.prepare("a", 1)
+    folders.prepare("a", 1, 1)
     write_durably(files, "d/generations/a", b"00000000 {}\n")
     with pytest.raises(CorruptFile, match="checksum"):
-        folders.prepare("a", 1)
+        folders.prepare("a", 1, 1)
+    folders.finish_removals()  # the node starts with its other logs
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_a_damaged_note_is_written_again_if_the_folder_holds_this_very_log(generation: int) -> None:
+    files = MemoryFiles()
+    folders = LogFolders(files, "d")
+    folders.prepare("a", 1, 101)
+    Commitlog.open(files, "d/logs/a", log_id=101).close()
+    note = files.read("d/generations/a")
+    write_durably(files, "d/generations/a", note[:3] + b"?" + note[4:])
+    if generation == 1:
+        folders.prepare("a", 1, 101)
+        assert folders.kept() == {"a": 1}
+    else:  # whether the earlier log was being removed is unknown
+        with pytest.raises(CorruptFile, match="checksum"):
+            folders.prepare("a", 2, 102)
+    assert files.exists("d/logs/a/manifest")
 
 
 @pytest.mark.rule("C-03")

@@ -29,7 +29,7 @@ class Folders:
         self.done: list[str] = []
         self.failing: Exception | None = None
 
-    def prepare(self, name: str, generation: int) -> None:
+    def prepare(self, name: str, generation: int, log_id: int) -> None:
         self.done.append(f"prepare {name} {generation}")
 
     def adopt(self, name: str, generation: int) -> None:
