@@ -25,7 +25,7 @@ from app.tables.names import CATALOG_NAMES_FILE
 from spark_jobs.session.locations import is_url
 from spark_jobs.session.spark_session import is_remote
 from spark_jobs.tables.conflicts import SPARK_ERRORS
-from spark_jobs.tables.table import TABLES, is_table
+from spark_jobs.tables.table import TABLES, TYPED_TABLES, is_table
 
 _PART = re.compile(r"[^`./\s]+")
 _PLAIN_PART = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # needs no quotes in SQL
@@ -98,7 +98,8 @@ class CatalogTables:
 
     def _new(self, log: str) -> Iterator[str]:
         if is_url(self.root):  # only Spark can list it
-            known = (each.name for each in TABLES if (log, each.name) not in self._known)
+            names = (each.name for each in (*TABLES, *TYPED_TABLES))
+            known = (name for name in names if (log, name) not in self._known)
             found: Iterable[str] = (name for name in known if is_table(self.spark, self._path(log, name)))
         else:
             found = table_folders(f"{self.root.rstrip('/')}/{log}")

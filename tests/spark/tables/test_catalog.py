@@ -11,7 +11,7 @@ from app.tables.catalog import LogTables
 from app.tables.names import CATALOG_NAMES_FILE
 from spark_jobs.session.exclusive import check_exclusive
 from spark_jobs.tables.catalog import CatalogTables, parse_catalog
-from spark_jobs.tables.table import ENTRIES, EVENTS, create_table, table_path
+from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, EVENTS, RECORDS, create_table, table_path
 
 
 def test_names_are_quoted_and_follow_the_number_of_parts() -> None:
@@ -60,6 +60,13 @@ def test_tables_are_registered_once_with_their_comments(
     other = CatalogTables(spark, parse_catalog(schema), str(tmp_path / "other"))
     with pytest.raises(ConfigError, match="the catalog cannot show"):
         other.refresh(["orders"])
+
+
+def test_typed_tables_at_a_url_are_registered(spark: SparkSession, tmp_path: Path) -> None:
+    for table in (ENTRIES, RECORDS, DEAD_LETTERS):
+        create_table(spark, table_path(tmp_path, "orders", table), table)
+    tables = CatalogTables(spark, parse_catalog("spark_catalog"), f"file://{tmp_path}")
+    assert sorted(tables._new("orders")) == ["dead_letters", "entries", "records"]
 
 
 def test_a_store_whose_commits_are_not_exclusive_is_refused(spark: SparkSession, tmp_path: Path) -> None:
