@@ -93,6 +93,7 @@ class ClassicMasterCore(StaticGroup):
         )
         found = start.hard_state
         self._opened_term = found.term if found.voted_for == start.node_id else NO_INDEX
+        self._was_slave = found.voted_for not in (None, start.node_id)
         self._pending = PendingAppends()
         self._slaves: dict[str, Slave] = {}
         self._proven = {
@@ -242,8 +243,16 @@ class ClassicMasterCore(StaticGroup):
     def _opening_from(self, now_ms: int) -> Opening:
         others = [replica for replica in self._replicas if replica != self._member.node_id]
         sure = self._min_slaves if self._auto else self._sync_slaves
-        required = 0 if self._is_mine or is_empty(self._log) else max(0, len(others) - sure)
-        return Opening(others, required=required, grace_ms=self._config.opening_wait_ms, now_ms=now_ms)
+        empty, term = is_empty(self._log), self._member.term
+        required = 0 if self._is_mine or empty else max(0, len(others) - sure)
+        knows_epoch = term > 0 and term != self._opened_term
+        return Opening(
+            others,
+            required=required,
+            needs_all=empty and (self._was_slave or knows_epoch),
+            grace_ms=self._config.opening_wait_ms,
+            now_ms=now_ms,
+        )
 
     @property
     def _is_mine(self) -> bool:

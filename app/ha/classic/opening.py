@@ -10,7 +10,8 @@ first:
 - A replica whose log is of a newer epoch, or of the same one and longer, prevents the opening while this is
   so: what it holds would be lost. It also closes the epoch of an open master: another one has taken over
   since, or this copy has lost its end.
-- An empty copy is that of a new log, or of a replaced disk. Only the other replicas can decide which.
+- An empty copy is that of a new log, or of a replaced disk. Only the other replicas can decide which. One that
+  was a slave, or knows of an epoch that it has not opened, probably lacks records and waits for all others.
 - A master that restarts in its own epoch does not need their reports, but considers those that connect in
   time. An epoch is no longer its own once it was a slave: another master may have taken appends since.
 
@@ -23,10 +24,14 @@ from collections.abc import Sequence
 class Opening:
     """Reports of the other replicas before the epoch is open."""
 
-    def __init__(self, others: Sequence[str], *, required: int, grace_ms: int, now_ms: int) -> None:
-        """others: ids of the log's other replicas. required: number of them that must report."""
+    def __init__(
+        self, others: Sequence[str], *, required: int, needs_all: bool, grace_ms: int, now_ms: int
+    ) -> None:
+        """others: ids of the log's other replicas. required: number of them that must vouch. needs_all: all
+        must report, of which each may hold nothing."""
         self._others = tuple(others)
         self._required = required
+        self._needs_all = needs_all
         self._until_ms = now_ms + grace_ms
         self._heard: dict[str, None] = {}  # those that vouch
         self._seen: dict[str, None] = {}  # those that vouch or hold nothing
@@ -53,7 +58,8 @@ class Opening:
         """Return whether the epoch may be opened now."""
         if self._objections or len(self._heard) < self._required:
             return False
-        return now_ms >= self._until_ms or len(self._seen) == len(self._others)
+        all_seen = len(self._seen) == len(self._others)
+        return all_seen or (now_ms >= self._until_ms and not self._needs_all)
 
     @property
     def reason(self) -> str:
@@ -69,5 +75,11 @@ class Opening:
             return (
                 f"{', '.join(missing)} may hold synchronous appends that this copy lacks: start "
                 f"{self._required - len(self._heard)} of these replicas, or set unclean = true"
+            )
+        if self._needs_all:
+            missing = [other for other in self._others if other not in self._seen]
+            return (
+                f"{', '.join(missing)} may hold records, of which this copy has received none: start these "
+                f"replicas, or set unclean = true"
             )
         return "this master waits for the other replicas to connect"

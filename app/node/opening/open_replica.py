@@ -179,7 +179,8 @@ def _recover(
     if not found.has_vote:
         if not trust.may_lack_vote:
             raise CorruptFile(f"{folder}/vote", "missing")
-        hard_state_file.save(HardState())
+        if not files.exists(f"{folder}/vote"):  # the judgement may have written it
+            hard_state_file.save(HardState())
     checkpoint_file = CheckpointFile(files, f"{folder}/checkpoint")
     snapshot_file = SnapshotFile(files, f"{folder}/state")
     hard_state = hard_state_file.load()

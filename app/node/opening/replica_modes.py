@@ -172,16 +172,17 @@ class ClassicMode(_HaMode):
 
     def judge(self, found: FoundFolder) -> Trust:
         """Return the trust; a slave's copy, and one whose end may be lost, have opened no epoch from now on:
-        durable on return.
+        durable on return. The vote file of a slave has its master.
 
         As the master each opens the next epoch, once it has heard those that may hold what it lacks.
         """
         trust = self._judge(found, sound=True)
         services = found.services
         is_slave = self.master_id != services.node_id
-        if found.has_vote and (is_slave or found.clean_stop.may_have_lost()):
+        has_lost = found.has_vote and found.clean_stop.may_have_lost()
+        if has_lost or (is_slave and (found.has_vote or trust.may_lack_vote)):
             vote = HardStateFile(services.files, f"{services.log_folder(found.log.name)}/vote")
-            vote.save(HardState(vote.load().term))
+            vote.save(HardState(vote.load().term, self.master_id if is_slave else None))
         return trust
 
     def core(self, replica: RecoveredReplica, group: GroupConfig) -> ClassicMasterCore | ClassicSlaveCore:

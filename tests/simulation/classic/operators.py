@@ -145,9 +145,10 @@ class Nemesis:
     # --- the operator ------------------------------------------------------------------------------------
 
     def change_roles(self, node: "ClassicNode") -> bool:
-        """The old master is stopped; then every node gets the new file and is restarted, one by one."""
+        """The old master is stopped; then every node gets the new file and is restarted, one by one. A new
+        disk becomes no master: it could not distinguish a new log from a lost one (_replace_masters)."""
         group = self._group
-        if node is group.master:
+        if node is group.master or node.is_blank:
             return False
         if group.master.alive:
             group.master.crash(power=False)

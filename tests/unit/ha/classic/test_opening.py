@@ -156,6 +156,29 @@ def test_a_master_whose_disk_was_replaced_does_not_begin_the_log_again() -> None
     assert "this master's log is empty" in (master.core.status().waits_for or "")
 
 
+@pytest.mark.rule("A-01")
+@pytest.mark.parametrize("known", [HardState(0, "n2"), HardState(1), HardState(2, "n3")], ids=str)
+def test_an_empty_copy_that_knows_of_another_master_does_not_begin_the_log_alone(known: HardState) -> None:
+    """It was a slave, or a power failure took the epoch: the others hold what was acknowledged."""
+    master = Master(hard_state=known, waits=True, sync_slaves=0)
+    master.tick(10 * WAIT_MS)
+    assert not is_open(master)
+    assert "n2, n3 may hold records" in (master.core.status().waits_for or "")
+    master.slave(1, place=3, at=0)
+    master.tick(WAIT_MS)
+    assert not is_open(master)
+    assert (master.core.status().waits_for or "").startswith("n2 may hold records")
+    master.slave(2, place=2, at=0)
+    master.tick()
+    assert is_open(master)
+
+
+def test_a_master_that_ended_before_its_first_record_begins_the_log_alone() -> None:
+    master = Master(hard_state=HardState(1, "n1"), waits=True)
+    master.tick(WAIT_MS)
+    assert is_open(master)
+
+
 def test_unidentified_replicas_decide_nothing() -> None:
     master = Master(waits=True)
     key = master.connected(1, 0)

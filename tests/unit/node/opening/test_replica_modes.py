@@ -82,7 +82,8 @@ def test_an_identity_is_forgotten_durably_and_forgetting_none_changes_nothing() 
         ("n1", True, False, "n1"),
         ("n1", False, True, "n1"),
         ("n1", True, True, None),
-        ("n2", False, False, None),
+        ("n2", False, False, "n2"),
+        ("n2", True, True, "n2"),
     ],
 )
 def test_a_slave_and_a_master_that_may_lack_acknowledged_records_have_opened_no_epoch(
@@ -97,6 +98,13 @@ def test_a_slave_and_a_master_that_may_lack_acknowledged_records_have_opened_no_
     stop.opened(acks_unsynced=acks_unsynced)
     if power_fails:
         files.crash()
+    judge_classic(files, stop, master=master, is_new=False)
+    files.crash()  # whatever happens next
+    assert vote.load() == HardState(3, kept)
+
+
+def judge_classic(files: MemoryFiles, stop: CleanStop, *, master: str, is_new: bool) -> None:
+    """Open the folder of n1."""
     services: Any = SimpleNamespace(
         node_id="n1", files=files, data_folder="data", log_folder=lambda _name: FOLDER
     )
@@ -104,13 +112,22 @@ def test_a_slave_and_a_master_that_may_lack_acknowledged_records_have_opened_no_
         services=services,
         log=LogIdentity(name=LOG_NAME, log_id=7, durability=Durability.REPLICATED),
         clean_stop=stop,
-        has_vote=True,
-        has_log=True,
-        has_journal=True,
+        has_vote=not is_new,
+        has_log=not is_new,
+        has_journal=not is_new,
     )
     mode = ClassicMode(
         replicas=("n1", "n2"), config=HaConfig(), master_id=master, master_address="", sync_slaves=1
     )
     mode.judge(found)
-    files.crash()  # whatever happens next
-    assert vote.load() == HardState(3, kept)
+
+
+@pytest.mark.rule("A-01")
+@pytest.mark.parametrize(("master", "kept"), [("n1", None), ("n2", "n2")])
+def test_a_new_copy_records_that_it_is_a_slaves(master: str, kept: str | None) -> None:
+    """As the master, an empty copy must know that another one may have taken appends."""
+    files = MemoryFiles()
+    files.make_folders(FOLDER)
+    judge_classic(files, CleanStop(files, FOLDER), master=master, is_new=True)
+    files.crash()
+    assert HardStateFile(files, f"{FOLDER}/vote").load() == HardState(0, kept)
