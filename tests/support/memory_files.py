@@ -250,8 +250,8 @@ class MemoryFiles:
         self.operate("sync", path)
         if self.syncs_fail:
             raise SyncFailed(path, "sync", "input/output error")
-        for name, content in self._renames.pop(path, ()):
-            _put(self._durable, name, content)
+        for name, _content in self._renames.pop(path, ()):
+            _put(self._durable, name, self._names.get(name))  # since then it may have left the folder
 
     def boot_id(self) -> str:
         return f"boot-{self.boots}"
