@@ -87,6 +87,10 @@ class NodeLogs:
 
     # --- opening ----------------------------------------------------------------------------------------
 
+    def know_metadata(self, index: int) -> None:
+        """As FolderBirth.know: call it before a log of the metadata is opened."""
+        self._birth.know(index)
+
     async def open_all(self, logs: list[HostedLog], threads: int) -> list[tuple[HostedLog, Opened]]:
         """Open logs and journals side by side: each often waits for the disk. Raises StorageError."""
         loop = asyncio.get_running_loop()

@@ -2,7 +2,8 @@
 
 DATA/born is one line: CRC32C in hexadecimal, a space, JSON. A log that was created later than the folder
 opens for the first time at each of its replicas with an empty folder, and no disk was replaced. A log that is
-older than the folder may have been here before: then its empty folder is a doubt (trust.py).
+older than the folder may have been here before: then its empty folder is a doubt (trust.py). So is that of a
+log which an earlier incarnation knew already, and has opened: its files were removed since.
 """
 
 from typing import Final
@@ -12,6 +13,7 @@ import msgspec
 from app.node.repair.marker import RepairMarker
 from storage.file_system import FileSystem, write_durably
 from storage.format.checksum import crc32c
+from storage.units import NO_INDEX
 
 _NEVER: Final = 1 << 62
 
@@ -29,19 +31,24 @@ class FolderBirth:
         self._files = files
         self._path = f"{data_folder}/born"
         self._marker = metadata_marker
+        self._known_index = NO_INDEX
+
+    def know(self, index: int) -> None:
+        """An earlier incarnation knew the metadata up to `index`."""
+        self._known_index = index
 
     @property
     def index(self) -> int:
-        """Index of `__controller`: a log created at or below it existed before this folder; NO_INDEX for a
-        folder of an earlier version."""
+        """Index of `__controller`: a log created at or below it existed before this folder, or was opened
+        before; NO_INDEX for none."""
         if self._marker.exists and self._marker.intact:
             return _NEVER
-        if not self._files.exists(self._path):
-            return -1
+        if not self._files.exists(self._path):  # a folder of an earlier version
+            return self._known_index
         checksum, _, text = self._files.read(self._path).strip().partition(b" ")
         if checksum != b"%08x" % crc32c(text):
             return _NEVER
-        return msgspec.json.decode(text, type=_BirthLine).index
+        return max(self._known_index, msgspec.json.decode(text, type=_BirthLine).index)
 
     def save(self, index: int) -> None:
         """Save the first index; durable on return. Raises DiskError."""

@@ -1,5 +1,6 @@
 """Damaged logs are repaired: peers restore the files of one node, whatever is wrong with them."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -245,3 +246,20 @@ def test_a_log_with_one_replica_is_never_thrown_away(tmp_path: Path) -> None:
         cluster.wait_ready()
         assert len(cluster.values("n1", log="holed")) == RECORDS
         assert not (cluster.folder / "n1" / "repairing" / "holed").exists()
+
+
+@pytest.mark.rule("R-01", "R-02")
+def test_a_created_log_whose_files_were_removed_opens_without_a_vote(tmp_path: Path) -> None:
+    """As an operator does who gives up a copy: what it acknowledged and voted is lost."""
+    with running(tmp_path, 3) as cluster:
+        assert cluster.call("POST", "n1", "/v1/logs", json={"name": "made"}).status_code == 201
+        cluster.append("n1", "acknowledged", log="made")
+        cluster.wait_even("made")
+        assert cluster.stop("n3") == 0
+        for place in ("logs", "journal"):
+            shutil.rmtree(cluster.folder / "n3" / place / "made")
+        cluster.start("n3")
+        eventually(lambda: "log opens without a vote" in cluster.lines("n3"), what="the doubt is logged")
+        cluster.wait_ready("n3")
+        cluster.wait_even("made")
+        assert cluster.values("n3", "made") == ["acknowledged"]

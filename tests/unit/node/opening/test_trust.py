@@ -152,6 +152,22 @@ def test_logs_that_are_older_than_the_folder_may_have_been_here_before(
     assert birth.index > 10**9
 
 
+@pytest.mark.rule("R-01", "R-02")
+def test_logs_that_an_earlier_incarnation_knew_have_been_here_before() -> None:
+    """It has opened them: an empty folder of one was emptied since."""
+    files = MemoryFiles()
+    birth, marker = birth_of(files)
+    birth.know(60)
+    assert birth.index == 60
+    birth.save(41)
+    assert birth.index == 60
+    birth, _ = birth_of(files)
+    birth.know(30)
+    assert birth.index == 41
+    marker.save(Note("empty", "start", 1, intact=True, lost_vote=True))
+    assert birth.index > 10**9
+
+
 def put_back(copy: Path, folder: Path, *, over: bool = False) -> None:
     """Restore a folder from a copy; over: its files are overwritten, others stay."""
     if not over:
