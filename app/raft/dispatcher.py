@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from app.log.contract import NO_INDEX, PeerStatus, ReplicaLog
+from app.log.contract import NO_INDEX, Durability, PeerStatus, ReplicaLog
 from app.raft.config import RaftConfig
 from app.raft.messages import PushAnswer, PushCode, PushRequest, PushType
 from app.raft.quorum import QuorumChecker
@@ -386,6 +386,7 @@ class Dispatcher:
             index_term,
             self._log.begin_index,
             reset,
+            member.durability is Durability.FSYNC,
             batches,
         )
         self._outbox.send(self.peer, request)

@@ -73,6 +73,7 @@ class EntryHandler:
             self._answer(request, PushCode.INCONSISTENT_STATE, request.index)
             return
         self._session = request.session
+        self._member.leader_syncs = request.syncs
         self._leader_committed = max(self._leader_committed, request.committed_index)
         if request.type in (PushType.APPEND, PushType.COMMIT):
             self._is_vouched = True

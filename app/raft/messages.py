@@ -99,6 +99,8 @@ class PushHead(Message, frozen=True, array_like=True, tag=5):
         is stale.
     leader_begin: the leader's begin index.
     reset: TRUNCATE may empty the follower's log (D-12 3, 4, 7; R-07).
+    syncs: the leader's log has the durability `fsync`: the follower acknowledges what it has on disk, also if
+        it does not know that setting yet.
     """
 
     type: PushType
@@ -110,6 +112,7 @@ class PushHead(Message, frozen=True, array_like=True, tag=5):
     index_term: int
     leader_begin: int
     reset: bool = False
+    syncs: bool = False
 
 
 class PushRequest(PushHead, frozen=True, array_like=True, tag=5):

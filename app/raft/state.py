@@ -29,7 +29,7 @@ class MemberState:
     reads do not count, and its vote counts only when every voter grants (ballot.py). electable: it holds the
     log's state; without that it does not campaign. group_index: of the record that names the group, NO_INDEX
     for the configured group. witnesses: voters that must hold that record before it is committed, beside a
-    majority (Standing.configure).
+    majority (Standing.configure). leader_syncs: the leader that it follows promises `fsync`.
     """
 
     node_id: str
@@ -44,6 +44,7 @@ class MemberState:
     electable: bool = True
     group_index: int = NO_INDEX
     witnesses: tuple[str, ...] = ()
+    leader_syncs: bool = False
 
     @property
     def leads(self) -> bool:
@@ -57,11 +58,13 @@ class MemberState:
     def held_index(self, log: ReplicaLog) -> int:
         """The last index that this member may acknowledge: on disk with `fsync`, otherwise written (R-11).
 
+        The stricter of its own setting and its leader's counts: a changed one does not reach all at once.
+
         A change of the group counts on disk only. A member that a power failure makes forget who votes could
         elect itself without the new voters, although they hold what was acknowledged since (R-10).
         """
         durable_index = log.durable_index
-        if self.durability is Durability.FSYNC:
+        if self.durability is Durability.FSYNC or (self.leader_syncs and not self.leads):
             return durable_index
         if durable_index < self.group_index <= log.end_index:
             return max(durable_index, self.group_index - 1)

@@ -106,6 +106,7 @@ def encode(log_id: int, message: Message) -> list[bytes | memoryview]:
             message.index_term,
             message.leader_begin,
             message.reset,
+            message.syncs,
         )
         return _with_head(log_id, head, message.batches)
     if isinstance(message, FetchAnswer):
@@ -183,5 +184,6 @@ def _with_batches(head: PushHead, batches: tuple[Batch, ...]) -> PushRequest:
         head.index_term,
         head.leader_begin,
         head.reset,
+        head.syncs,
         batches,
     )

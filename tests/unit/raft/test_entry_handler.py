@@ -17,6 +17,7 @@ class Leader:
         self.term = term
         self.committed_index = committed
         self.session = 1
+        self.syncs = False  # the log of the leader has the durability `fsync`
         self.group = Group(
             {"n1": MemoryLog(), "n2": follower, "n3": MemoryLog()}, raft=RaftConfig(max_waiting=4)
         )
@@ -46,6 +47,7 @@ class Leader:
             index_term,
             self.log.begin_index,
             reset,
+            self.syncs,
             batches,
         )
 
@@ -443,6 +445,32 @@ def test_with_replicated_durability_written_is_enough() -> None:
     leader.compare(0)
     leader.follower.auto_sync = False
     assert codes(leader.append(1)) == [(PushCode.SUCCESS, 1)]
+
+
+@pytest.mark.rule("R-11")
+def test_a_follower_that_does_not_know_fsync_yet_acknowledges_to_its_leader_what_is_on_disk() -> None:
+    """A changed setting, by a call or by a restart node by node, reaches the leader first."""
+    leader = Leader(log_of(1, 1, 1), log_of(1))
+    leader.follower.core._member.durability = Durability.REPLICATED
+    leader.compare(0)
+    leader.follower.auto_sync = False
+    leader.syncs = True
+    assert leader.append(1) == []
+    leader.follower.sync()
+    assert codes(leader.answers()) == [(PushCode.SUCCESS, 1)]
+    leader.syncs = False
+    assert codes(leader.append(2)) == [(PushCode.SUCCESS, 2)]
+
+
+@pytest.mark.rule("R-11")
+@pytest.mark.parametrize("durability", list(Durability))
+def test_a_leader_asks_for_the_durability_that_it_promises(durability: Durability) -> None:
+    group, leader = Group(3, durability=durability), "n1"
+    group.elect(leader)
+    group.settle()
+    group[leader].append()
+    [push] = group.pushes("n2")
+    assert push.syncs is (durability is Durability.FSYNC)
 
 
 @pytest.mark.rule("D-14")

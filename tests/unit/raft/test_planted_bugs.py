@@ -92,7 +92,7 @@ def test_a_reset_takes_back_keys_that_were_not_committed(tmp_path: Path) -> None
     life = driver._core._handler._life
     driver.deliver("n3", Heartbeat(2, "n3", 4, 1))
     node.seams.run()
-    push = PushRequest(2, PushType.TRUNCATE, "n3", 4, 1, life, 2, 0, 3, True, (other.batch_at(3),))
+    push = PushRequest(2, PushType.TRUNCATE, "n3", 4, 1, life, 2, 0, 3, True, False, (other.batch_at(3),))
     driver.deliver("n3", push)
     node.seams.run()
     assert driver.log.begin_index == 3

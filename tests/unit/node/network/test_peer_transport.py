@@ -181,12 +181,12 @@ def test_a_message_that_cannot_be_handled_costs_the_connection_only() -> None:
 def push(number: int, size: int = 0) -> PushRequest:
     """A push of one record of that size; without a size a COMMIT."""
     if not size:
-        return PushRequest(3, PushType.COMMIT, "n1", 0, 1, 0, number, 3, 0, False, ())
+        return PushRequest(3, PushType.COMMIT, "n1", 0, 1, 0, number, 3, 0, False, False, ())
     records = RecordColumns()
     records.add(bytes(size))
     stamped = {"log_id": 5, "base_index": number, "term": 3, "timestamp_ms": 0, "offset": 0}
     batch = stamp(encode_body(records), **stamped, previous_chain=FIRST_CHAIN)
-    return PushRequest(3, PushType.APPEND, "n1", 0, 1, 0, number - 1, 3, 0, False, (batch,))
+    return PushRequest(3, PushType.APPEND, "n1", 0, 1, 0, number - 1, 3, 0, False, False, (batch,))
 
 
 @pytest.mark.rule("R-04")

@@ -15,11 +15,11 @@ def push(index: int, *, session: int = 1, term: int = 3) -> PushRequest:
     records.add(b"value")
     stamped = {"log_id": 5, "base_index": index, "term": 3, "timestamp_ms": 0, "offset": 0}
     batch = stamp(encode_body(records), **stamped, previous_chain=FIRST_CHAIN)
-    return PushRequest(term, PushType.APPEND, "n1", 0, session, 0, index - 1, 3, 0, False, (batch,))
+    return PushRequest(term, PushType.APPEND, "n1", 0, session, 0, index - 1, 3, 0, False, False, (batch,))
 
 
 def compare(session: int, term: int = 3) -> PushRequest:
-    return PushRequest(term, PushType.COMPARE, "n1", 0, session, 0, 7, 3, 0, False, ())
+    return PushRequest(term, PushType.COMPARE, "n1", 0, session, 0, 7, 3, 0, False, False, ())
 
 
 def drain(queue: RecordQueue, max_bytes: int = 1 << 20) -> bytes:

@@ -72,7 +72,7 @@ def push_of(
     batches = tuple(log.batches[first : last + 1])
     index = batches[0].base_index - 1
     return PushRequest(
-        term, kind, "n1", 0, 4, 5, index, log.term_at(index) if index >= 0 else 0, 0, False, batches
+        term, kind, "n1", 0, 4, 5, index, log.term_at(index) if index >= 0 else 0, 0, False, True, batches
     )
 
 
@@ -167,8 +167,10 @@ def test_the_form_on_the_wire_is_fixed() -> None:
         "08000000" + "00000000" + "0100000000000000" + "95" + "03" + "07" + "a26e31" + "29" + "03"
     )
     request = PushRequest(7, PushType.COMMIT, "n1", 41, 2, 9, 40, 6, 0)
-    expected = "0e000000 00000000 0100000000000000 9b 05 07 04 a26e31 29 02 09 28 06 00 c2"
+    expected = "0f000000 00000000 0100000000000000 9c 05 07 04 a26e31 29 02 09 28 06 00 c2 c2"
     assert frame_of(request, 1).hex() == expected.replace(" ", "")
+    without_syncs = "0e000000 00000000 0100000000000000 9b 05 07 04 a26e31 29 02 09 28 06 00 c2"
+    assert decode(memoryview(bytes.fromhex(without_syncs))) == (1, request)  # of an earlier version
 
 
 @given(st.binary(max_size=64), st.binary(max_size=64), st.integers(1, 60_000), st.integers(0, 2**53))

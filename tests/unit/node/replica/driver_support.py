@@ -216,7 +216,8 @@ def push_to(node: Node, kind: PushType, term: int, leader: str, committed: int, 
     index = batches[0].base_index - 1
     index_term = node.driver.log.term_at(index)
     node.driver.deliver(
-        leader, PushRequest(term, kind, leader, committed, 1, life, index, index_term, 0, False, batches)
+        leader,
+        PushRequest(term, kind, leader, committed, 1, life, index, index_term, 0, False, False, batches),
     )
 
 

@@ -19,7 +19,7 @@ from tests.unit.raft.support import MemoryLog
 
 def push(size_bytes: int) -> PushRequest:
     batch = MemoryLog().add(1, value=bytes(size_bytes))
-    return PushRequest(1, PushType.APPEND, "n2", NO_INDEX, 1, 1, NO_INDEX, 0, 0, False, (batch,))
+    return PushRequest(1, PushType.APPEND, "n2", NO_INDEX, 1, 1, NO_INDEX, 0, 0, False, False, (batch,))
 
 
 def test_messages_beyond_the_bounds_are_dropped_and_votes_pass_when_pushes_have_used_up_the_bytes() -> None:
