@@ -323,8 +323,6 @@ class AppendQueue:
                 continue
             if core.term != each.term:
                 each.fail(NoLeader("the term changed: nothing was applied"))
-            elif self._log.end_index < each.end_index:  # the batch of this turn was refused
-                each.fail(StorageFull(self._node_id))
             elif core.may_truncate:
                 pending = each.pending() if each.end_index > core.committed_index else None
                 core.read_index(each.reader(), now_ms)
@@ -379,10 +377,21 @@ class AppendQueue:
             for append in appends:
                 self._open.refuse(append, refusal)
             return
-        appends, body, marks = batch.appends, batch.body(), batch.marks
+        appends, body, marks, next_index = batch.appends, batch.body(), batch.marks, self._log.next_index
         batch.start()
         self._proposer.propose(body, appends, marks=marks)
         self._executor.carry_out()
+        if self._log.next_index == next_index:
+            self._withdraw_decided(next_index)
+
+    def _withdraw_decided(self, first_index: int) -> None:
+        """The batch that begins at first_index was not stored: nothing that was decided on it counts."""
+        decided, self._decided = self._decided, []
+        for each in decided:
+            if each.end_index >= first_index:
+                each.fail(StorageFull(self._node_id))
+            else:
+                self._decided.append(each)
 
     # --- what a command reads: app.log.commands.LeaderView------------------------------------------------
 

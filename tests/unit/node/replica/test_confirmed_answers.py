@@ -265,6 +265,17 @@ def test_nothing_of_a_stream_is_stored_after_what_the_disk_refused(tmp_path: Pat
     assert streamed(node, AppendStream(), b"another stream") == ["stored"]
 
 
+@pytest.mark.rule("R-08")
+def test_a_refusal_by_records_that_were_never_stored_is_withdrawn(tmp_path: Path) -> None:
+    """Another append of the turn takes their places: the answer would name an end that the log never had."""
+    node = Node(tmp_path, config=DriverConfig(coalesce_max_bytes=10_000))
+    little_room(node, 7_000)
+    large, conditional = node.ask(b"x" * 8_000), node.ask(b"y", match_index=1)
+    small = node.ask(b"z" * 5_000)
+    node.seams.run()
+    assert [code(*large), code(*conditional), result(*small).first_index] == ["storage-full"] * 2 + [1]
+
+
 @pytest.mark.parametrize("waits", [1, 100_000])
 def test_nothing_of_a_stream_is_stored_after_what_found_no_room_to_wait(tmp_path: Path, waits: int) -> None:
     node = Node(tmp_path, limits=Limits(max_pending_requests=waits, max_pending_bytes=1_000))
