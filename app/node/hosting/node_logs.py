@@ -31,6 +31,7 @@ from storage.log.log_folder import MANIFEST_NAME
 logger = logging.getLogger(__name__)
 
 _RETRY_S: Final = 0.1
+_JOIN_RETRY_S: Final = 2.0
 _REMOVED_RETRY_S: Final = 1.0  # a removed replica may be added again
 
 Opened = LogDriver | Damaged | None  # None: this node keeps no replica of the log
@@ -69,6 +70,7 @@ class NodeLogs:
         )
         marker = self.repairs.marker_named(CONTROLLER_LOG)
         self.folders = LogFolders(services.files, services.data_folder)
+        self._join_after_s: dict[int, float] = {}  # by log id: after a replica that could not be opened
         self._birth = FolderBirth(services.files, services.data_folder, marker)
 
     # --- what a node knows ------------------------------------------------------------------------------
@@ -111,13 +113,13 @@ class NodeLogs:
         """Know a log, and keep a replica of it if it is ours. Raises StorageError."""
         hosted = HostedLog(settings, log_id, None)
         hosted.generation = generation
-        result = await asyncio.to_thread(self._open_new, hosted)
+        result = await self._open_aside(hosted)
         self._hosted.add(hosted)
         self.serve_all([(hosted, result)])
 
     async def open_replica(self, hosted: HostedLog) -> None:
         """Keep a replica of a log that is known from here on. Raises StorageError."""
-        self.serve_all([(hosted, await asyncio.to_thread(self._open_new, hosted))])
+        self.serve_all([(hosted, await self._open_aside(hosted))])
 
     async def reopen(self, hosted: HostedLog) -> None:
         """Open a log again and take part; damage goes to the repairs. Raises DiskError."""
@@ -125,17 +127,35 @@ class NodeLogs:
 
     def join(self, hosted: HostedLog) -> None:
         """Keep a replica of a log that the configuration does not give this node: its leader counts this node
-        as a member (R-10). Blocks. Raises StorageError."""
-        if hosted.deleting:
+        as a member (R-10). Blocks. If that is impossible now, a later push of the leader tries again."""
+        now_s = asyncio.get_running_loop().time()
+        if hosted.deleting or now_s < self._join_after_s.get(hosted.log_id, 0.0):
             return
-        if hosted.generation >= 0:
-            try:
+        try:
+            if hosted.generation >= 0:
                 self.folders.prepare(hosted.name, hosted.generation, hosted.log_id)
-            except StorageError as error:
-                logger.error("log %s cannot be opened: %s", hosted.name, error)
-                return
-        self._journals.open(hosted)
-        self.serve_all([(hosted, self._recover(hosted))])
+            self._journals.open(hosted)
+            opened = self._recover(hosted)
+        except StorageError as error:
+            self._join_after_s[hosted.log_id] = now_s + _JOIN_RETRY_S
+            logger.error("log %s cannot be opened: %s", hosted.name, error)
+            journal, hosted.journal = hosted.journal, None
+            if journal is not None:  # nothing was written to it yet
+                with contextlib.suppress(StorageError):
+                    journal.close()
+            return
+        self._join_after_s.pop(hosted.log_id, None)
+        self.serve_all([(hosted, opened)])
+
+    async def _open_aside(self, hosted: HostedLog) -> Opened:
+        """Open the journal of a log, then the log, in a thread. Without the log the journal is closed again:
+        a log with a journal counts as open, and would not be opened later. Raises StorageError."""
+        try:
+            return await asyncio.to_thread(self._open_new, hosted)
+        except StorageError:
+            with contextlib.suppress(StorageError):
+                await self.close_log(hosted)
+            raise
 
     def _open_new(self, hosted: HostedLog) -> Opened:
         self._journals.find(hosted)

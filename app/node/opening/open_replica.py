@@ -7,6 +7,8 @@ Every replication mode takes the same steps. Differences between the modes are i
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -16,7 +18,7 @@ from app.node.opening.trust import Trust
 from app.node.replica.checkpoints import load_state
 from app.node.replica.driver import LogDriver
 from app.node.services import NodeServices, ReplicaEvents, ReplicaFiles
-from storage.errors import CorruptFile, CorruptLog
+from storage.errors import CorruptFile, CorruptLog, StorageError
 from storage.file_system import FileSystem
 from storage.log.checkpoint import CheckpointFile, SnapshotFile
 from storage.log.clean_stop import CleanStop
@@ -146,8 +148,9 @@ def open_replica(
     if journal is None:
         journal = open_journal(files, services.data_folder, services.node_id, log.name, services.storage)
     recovered = _recover(services, log, mode, journal)
-    group = mode.group(recovered)
-    core = mode.core(recovered, group)
+    with _closed_on_error(recovered.files.log):
+        group = mode.group(recovered)
+        core = mode.core(recovered, group)
     driver = LogDriver(
         services,
         recovered.files,
@@ -158,6 +161,17 @@ def open_replica(
         events=events,
     )
     return OpenReplica(driver, core)
+
+
+@contextmanager
+def _closed_on_error(log: Commitlog) -> Iterator[None]:
+    """Close the files of a log that is not used after all: an opening that fails is often repeated."""
+    try:
+        yield
+    except Exception:
+        with suppress(StorageError):
+            log.close()
+        raise
 
 
 def _recover(
@@ -190,7 +204,15 @@ def _recover(
     commitlog = Commitlog.open(
         files, folder, log_id=log.log_id, config=services.storage, committed_index=committed_index
     )
-    clean_stop.opened(acks_unsynced=log.durability is Durability.REPLICATED)
+    with _closed_on_error(commitlog):
+        clean_stop.opened(acks_unsynced=log.durability is Durability.REPLICATED)
+        state = load_state(
+            commitlog,
+            snapshot_file,
+            idempotency_ms=services.limits.idempotency_ms,
+            state_type=mode.state_type,
+            may_lose_committed=mode.may_lose_committed,
+        )
     return RecoveredReplica(
         services=services,
         log=log,
@@ -205,13 +227,7 @@ def _recover(
             clean_stop=clean_stop,
             origin=FolderOrigin(files, folder),
         ),
-        state=load_state(
-            commitlog,
-            snapshot_file,
-            idempotency_ms=services.limits.idempotency_ms,
-            state_type=mode.state_type,
-            may_lose_committed=mode.may_lose_committed,
-        ),
+        state=state,
         hard_state=hard_state,
         committed_index=committed_index,
         trust=trust,

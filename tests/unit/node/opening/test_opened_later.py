@@ -1,0 +1,131 @@
+"""A replica that cannot be opened now is opened later, and keeps no files open meanwhile."""
+
+import asyncio
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from app.controller.metadata import LogSpec
+from app.node.hosted_log import HostedLog
+from app.node.hosted_logs import HostedLogs
+from app.node.hosting.log_journals import LogJournals
+from app.node.hosting.node_logs import NodeLogs
+from app.settings.model import LogSettings
+from storage.errors import CorruptFile, StorageFull
+from storage.files import OsFileSystem
+from storage.log.commitlog import Commitlog, CommitlogConfig
+from storage.log.hard_state import HardState, HardStateFile
+from storage.log.journal import Journal
+from tests.support.memory_files import MemoryFiles
+from tests.unit.node.repair.test_server import Clock
+from tests.unit.node.replica.driver_support import Node, result
+
+SPEC = LogSpec(replication="raft", replicas=("n1", "n2"))
+
+
+class Lane:
+    async def drain(self) -> None:
+        """No work waits."""
+
+
+class Scene:
+    """A node whose opener has no space at first."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.has_room = False
+        self.attempts = self.open_journals = 0
+        disk: Any = SimpleNamespace(lane=lambda _name: Lane())
+        services: Any = SimpleNamespace(
+            node_id="n1",
+            data_folder="data",
+            files=MemoryFiles(),
+            storage=CommitlogConfig(),
+            clock=Clock(),
+            transport=SimpleNamespace(send=None),
+            random=Random(1),
+            fail=None,
+            disk=disk,
+            log_folder=lambda name: f"data/logs/{name}",
+        )
+        nothing = SimpleNamespace(detach=lambda _hosted: None)
+        self.node_logs = NodeLogs(
+            cast(Any, SimpleNamespace(open=self._open)),
+            services,
+            disk,
+            HostedLogs(),
+            LogJournals(services, 1 << 20),
+            cast(Any, nothing),
+            cast(Any, None),
+            cast(Any, None),
+        )
+        opened, closed = Journal.__init__, Journal.close
+
+        def opening(journal: Journal, *given: Any) -> None:
+            opened(journal, *given)
+            self.open_journals += 1
+
+        def closing(journal: Journal) -> None:
+            closed(journal)
+            self.open_journals -= 1
+
+        monkeypatch.setattr(Journal, "__init__", opening)
+        monkeypatch.setattr(Journal, "close", closing)
+        self.hosted = HostedLog(LogSettings.of_spec("a", SPEC), 7, None)
+        self.hosted.generation = 0
+
+    def _open(self, _hosted: HostedLog, _events: object, **_: bool) -> None:
+        """Open nothing while there is no space."""
+        self.attempts += 1
+        if not self.has_room:
+            raise StorageFull("data/logs/a/vote", "write", "no space left")
+
+
+@pytest.mark.rule("C-10")
+def test_a_replica_that_was_added_while_the_disk_was_full_counts_as_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a journal it would count as open, and would never be opened again."""
+    scene = Scene(monkeypatch)
+    for _ in range(2):
+        with pytest.raises(StorageFull):
+            asyncio.run(scene.node_logs.open_replica(scene.hosted))
+        assert (scene.hosted.journal, scene.open_journals) == (None, 0)
+    scene.has_room = True
+    asyncio.run(scene.node_logs.open_replica(scene.hosted))
+    assert scene.hosted.journal is not None
+
+
+@pytest.mark.rule("R-10")
+def test_a_member_that_its_leader_pushes_to_joins_once_the_disk_has_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.node.hosting.node_logs._JOIN_RETRY_S", 0.1)
+    scene = Scene(monkeypatch)
+
+    async def pushes() -> None:
+        for _ in range(3):
+            scene.node_logs.join(scene.hosted)
+        assert (scene.attempts, scene.hosted.journal, scene.open_journals) == (1, None, 0)
+        scene.has_room = True
+        await asyncio.sleep(0.11)
+        scene.node_logs.join(scene.hosted)
+
+    asyncio.run(pushes())
+    assert scene.hosted.journal is not None
+
+
+def test_an_opening_that_fails_closes_the_log_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path)
+    result(node.append())
+    folder = node.driver.log.folder
+    vote = HardStateFile(OsFileSystem(), f"{folder}/vote")
+    vote.load()
+    vote.save(HardState(0))  # older than the log: this node must not take part
+    closed: list[str] = []
+    monkeypatch.setattr(Commitlog, "close", lambda log: closed.append(log.folder))
+    with pytest.raises(CorruptFile, match="older than the log"):
+        node.open()
+    assert closed == [folder]
