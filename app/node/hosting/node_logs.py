@@ -125,6 +125,10 @@ class NodeLogs:
         """Open a log again and take part; damage goes to the repairs. Raises DiskError."""
         self.serve_all([(hosted, await asyncio.to_thread(self._recover, hosted))])
 
+    def damaged(self, hosted: HostedLog, cause: Damaged) -> None:
+        """Begin the repair of a log whose files a rollback has found damaged."""
+        self.repairs.begin(hosted, cause, "rollback")
+
     def join(self, hosted: HostedLog) -> None:
         """Keep a replica of a log that the configuration does not give this node: its leader counts this node
         as a member (R-10). Blocks. If that is impossible now, a later push of the leader tries again."""

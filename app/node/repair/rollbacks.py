@@ -9,19 +9,21 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from app.ha.auto_switch.slave_side import Rollback
 from app.log.events import JournalEvent, Truncated
 from app.node.hosted_log import HostedLog
 from app.node.repair.ha_loss import RemovedRecords, roll_back
+from app.node.repair.interfaces import Damaged
 from app.node.services import NodeServices
 from app.node.tasks import TaskSupervisor
-from storage.errors import CorruptFile, CorruptLog, DiskError, StorageFull
+from storage.errors import CorruptFile, CorruptLog, DiskError, StorageFull, as_damage
 
 logger = logging.getLogger(__name__)
 
 _RETRY_S: Final = 2.0
+T = TypeVar("T")
 
 
 class RollBackHost(Protocol):
@@ -33,6 +35,10 @@ class RollBackHost(Protocol):
 
     def reopen(self, hosted: HostedLog) -> Awaitable[None]:
         """Open the log again and take part; damage is passed to the repairs. Raises DiskError."""
+        ...
+
+    def damaged(self, hosted: HostedLog, cause: Damaged) -> None:
+        """Begin the repair of a log whose files the rollback has found damaged."""
         ...
 
 
@@ -84,11 +90,12 @@ class RollBacks:
             self._tasks.critical(f"roll back {hosted.name}", self._roll_back(hosted, rollback, running))
 
     async def _roll_back(self, hosted: HostedLog, rollback: Rollback, running: RunningRollBack) -> None:
+        damage: BaseException | None = None
         try:
             await self._host.end_driver(hosted)
-            removed = await self._cut(hosted, rollback, running)
-            if running.is_given_up:
-                return
+            removed = await self._when_there_is_room(
+                hosted, running, lambda: asyncio.to_thread(self._cut, hosted, rollback)
+            )
             if removed is not None:
                 truncated = Truncated(
                     from_index=rollback.index + 1,
@@ -101,31 +108,35 @@ class RollBacks:
                     "an election has lost records of this copy", extra={"log": hosted.name, **truncated.data}
                 )
                 self._record(hosted, truncated)
-            await self._host.reopen(hosted)
+            await self._when_there_is_room(hosted, running, lambda: self._host.reopen(hosted))
         except (CorruptLog, CorruptFile, DiskError) as error:
-            self._fail(f"roll back of log {hosted.name}", error)
+            damage = as_damage(error)
+            if not isinstance(damage, Damaged):
+                self._fail(f"roll back of log {hosted.name}", error)
         finally:
             hosted.rollback = None
+        if isinstance(damage, Damaged) and not running.is_given_up:
+            self._host.damaged(hosted, damage)
 
-    async def _cut(
-        self, hosted: HostedLog, rollback: Rollback, running: RunningRollBack
-    ) -> RemovedRecords | None:
-        """Truncate the log with a receipt; wait while there is no space for the receipt. None if nothing was
-        removed, or if it was given up."""
+    def _cut(self, hosted: HostedLog, rollback: Rollback) -> RemovedRecords | None:
+        """Truncate the log with a receipt. Blocks."""
+        return roll_back(
+            self._files,
+            self._data,
+            hosted.name,
+            log_id=hosted.log_id,
+            storage=self._storage,
+            rollback=rollback,
+        )
+
+    async def _when_there_is_room(
+        self, hosted: HostedLog, running: RunningRollBack, step: Callable[[], Awaitable[T]]
+    ) -> T | None:
+        """Return the result of a step, which is repeated while the disk is full; None if it was given up."""
         while not running.is_given_up:
             try:
-                return await asyncio.to_thread(
-                    roll_back,
-                    self._files,
-                    self._data,
-                    hosted.name,
-                    log_id=hosted.log_id,
-                    storage=self._storage,
-                    rollback=rollback,
-                )
+                return await step()
             except StorageFull as error:
-                logger.warning(
-                    "log %s: the disk is full: a loss receipt is not stored: %s", hosted.name, error
-                )
+                logger.warning("log %s: the disk is full: a rollback waits: %s", hosted.name, error)
                 await running.pause(_RETRY_S)
         return None

@@ -14,7 +14,7 @@ from app.node.hosted_log import HostedLog
 from app.node.repair.registry import Repairs
 from app.node.repair.rollbacks import RollBacks
 from app.settings.model import LogSettings
-from storage.errors import CorruptLog
+from storage.errors import CorruptLog, DiskError, StorageFull
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from tests.support.memory_files import MemoryFiles
 from tests.unit.node.repair.test_fetch import history
@@ -36,7 +36,9 @@ class Scene:
         self.hosted.driver, self.hosted.journal = SimpleNamespace(), "open"
         self.hosted.ha = SimpleNamespace(wanted_rollback=Rollback(1, 2))
         self.reopened = 0
+        self.refusals: list[Exception] = []  # of the next attempts to open the log again
         self.failures: list[Any] = []
+        self.repairs: list[str] = []
         self.running: list[Coroutine[Any, Any, Any]] = []
         self.services: Any = SimpleNamespace(
             files=self.files,
@@ -54,7 +56,12 @@ class Scene:
         hosted.driver = None
 
     async def reopen(self, _hosted: HostedLog) -> None:
+        if self.refusals:
+            raise self.refusals.pop()
         self.reopened += 1
+
+    def damaged(self, _hosted: HostedLog, cause: Exception) -> None:
+        self.repairs.append(str(cause))
 
     async def begin(self) -> asyncio.Task[None]:
         self.rollbacks.begin_wanted(self.hosted)
@@ -103,3 +110,42 @@ def test_no_repair_begins_while_a_rollback_uses_the_files() -> None:
     asyncio.run(run())
     assert (scene.reopened, scene.hosted.rollback, scene.failures) == (1, None, [])
     assert Commitlog.open(scene.files, FOLDER, log_id=7).end_index == 1
+
+
+@pytest.mark.rule("A-04")
+def test_a_log_that_cannot_be_opened_again_on_a_full_disk_waits_for_space(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.node.repair.rollbacks._RETRY_S", 0.01)
+    scene = Scene()
+    scene.refusals = [StorageFull(f"{FOLDER}/opened", "write", "no space left")] * 2
+
+    async def run() -> None:
+        await (await scene.begin())
+
+    asyncio.run(run())
+    assert (scene.reopened, scene.failures) == (1, [])
+
+
+@pytest.mark.rule("A-04")
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_damage_that_a_rollback_meets_is_repaired_and_does_not_end_the_node(is_damaged: bool) -> None:
+    """The node would meet it again after each start, and serve no other log."""
+    scene = Scene()
+    path = f"{FOLDER}/{0:020d}.log"
+    if is_damaged:
+        scene.files.open(path).pwrite(b"noise" * 40, history(10)[5].offset)
+    else:
+
+        def unreadable(operation: str, name: str) -> None:
+            if operation == "read" and name == path:
+                raise DiskError(name, "read", "input/output error")
+
+        scene.files.refuse = unreadable
+
+    async def run() -> None:
+        await (await scene.begin())
+
+    asyncio.run(run())
+    assert (scene.reopened, scene.failures, scene.hosted.rollback) == (0, [], None)
+    assert len(scene.repairs) == 1
