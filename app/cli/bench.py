@@ -14,7 +14,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from app.cli.context import CommandFailed, ExitCode, Target, person_watches, print_json, target_options
+from app.cli.context import (
+    CommandFailed,
+    ExitCode,
+    Target,
+    person_watches,
+    print_json,
+    print_table,
+    target_options,
+)
 from app.media_types import JSON
 
 _JSON = {"Content-Type": JSON}
@@ -66,7 +74,7 @@ def bench_command(target: Target, seconds: float, in_flight: int, records: int, 
     if target.as_json:
         print_json(figures)
     else:
-        Console().print(_table(figures))
+        print_table(_table(figures))
     if not tally.latencies:
         raise CommandFailed(f"no append was acknowledged: {tally.refused}", ExitCode.UNAVAILABLE)
 

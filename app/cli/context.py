@@ -279,14 +279,20 @@ def url_of_node(cluster: Mapping[str, Any], node_id: str) -> str:
 
 
 def print_table(table: "Table") -> None:
-    """Print a table. In a pipe it is as wide as it needs to be, also where COLUMNS is set."""
-    from rich.console import Console
+    """Print a table, its title in one line. In a pipe it is as wide as it needs to be, also where COLUMNS is
+    set."""
+    from rich.console import Console, Group
+    from rich.text import Text
 
+    view: Table | Group = table
+    if table.title is not None:  # rich would break it at the width of the table
+        view = Group(Text(str(table.title), style="table.title"), table)
+        table.title = None
     if sys.stdout.isatty() or "FORCE_COLOR" in os.environ:
-        Console().print(table)
+        Console().print(view)
         return
     with (console := Console(width=PIPE_WIDTH, highlight=False)).capture() as captured:
-        console.print(table)
+        console.print(view)
     click.echo("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
 
 

@@ -4,11 +4,10 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from app.cli.context import ExitCode, json_option, print_json
+from app.cli.context import ExitCode, json_option, print_json, print_table
 from app.setup.checks import State, check_machine
 
 STYLES = {State.OK: "green", State.WARNING: "yellow", State.MISSING: "bold red"}
@@ -42,5 +41,5 @@ def doctor_command(port: int, nodes: int, data: Path | None, as_json: bool) -> N
         for check in checks:
             state = f"[{STYLES[check.state]}]{check.state.value}[/]"
             table.add_row(state, check.name, escape(check.detail), escape(check.remedy))
-        Console().print(table)
+        print_table(table)
     sys.exit(ExitCode.OK if healthy else ExitCode.FAILED)

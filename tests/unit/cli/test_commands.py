@@ -322,3 +322,13 @@ def test_cursors_are_listed_with_their_versions() -> None:
         assert json.loads(run("cursors", "list", "--json", url=node.url).output) == {"cursors": [etl]}
     with answering(Scripted(200, {"cursors": []})) as node:
         assert "has no cursors" in run("cursors", "list", url=node.url).output
+
+
+def test_tables_in_a_pipe_are_as_wide_as_they_need_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    with answering(Scripted(200, {"1": {"n1": 4, "n2": 4}})) as node:
+        shown = run("watermarks", url=node.url).output
+        assert shown.splitlines()[0] == "watermarks: last acknowledged index"
+    checks = json.loads(CliRunner().invoke(cli, ["doctor", "--json"]).output)["checks"]
+    heading = 2  # lines
+    assert len(CliRunner().invoke(cli, ["doctor"]).output.splitlines()) == heading + len(checks)
