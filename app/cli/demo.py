@@ -17,6 +17,7 @@ from app.demo.report import leaders_table, nodes_table, proofs_table, watermarks
 from app.demo.show import Show
 from app.demo.story import Demo, DemoFailed, Story
 from app.local.processes import StopRequested, ending_on_signals
+from app.local.spark_job import check_spark
 from app.setup.checks import State, check_data_set, check_jars, check_java
 
 NODES = 3
@@ -55,6 +56,7 @@ def demo_command(keep: bool, flights: int, data: Path, port: int, as_json: bool)
     """
     show = Show(Console(stderr=as_json, highlight=False))
     folder = data.resolve()
+    check_spark()
     try:
         for check in (check_java(), check_jars(), check_data_set()):
             if check.state is State.MISSING:

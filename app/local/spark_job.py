@@ -4,8 +4,9 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Final, NoReturn, Self
 
 from app.local.cluster import ClusterError, LocalCluster
 from app.local.processes import ChildProcess
@@ -16,6 +17,7 @@ STOP_GRACE_S = 5.0  # a kill does no harm: the tables stay correct (spark_jobs/R
 
 DEFAULT_TABLES = Path("commitlog-data/tables")
 JOB = "spark_jobs.run"
+SPARK: Final = "pyspark"
 ALL_LOGS = "*"  # also those that are created while the job runs
 VERIFY_JOB = "spark_jobs.verify"
 REPLAY_JOB = "spark_jobs.replay"
@@ -34,11 +36,19 @@ def job_arguments(
     return arguments
 
 
+def check_spark() -> None:
+    """Raise ModuleNotFoundError if Spark is not installed: a job would end with a traceback of its own."""
+    if find_spec(SPARK) is None:
+        raise ModuleNotFoundError(f"No module named {SPARK!r}", name=SPARK)
+
+
 def become_job(module: str, arguments: Sequence[str], token: str | None) -> NoReturn:
     """Replace this process by a job: signals and exit code are its own.
 
-    token: passed in the environment, since an argument would show in the list of processes.
+    token: passed in the environment, since an argument would show in the list of processes. Raises
+    ModuleNotFoundError without Spark.
     """
+    check_spark()
     if token is not None:
         os.environ["COMMITLOG_TOKEN"] = token
     command = [sys.executable, "-P", "-m", module, *arguments]

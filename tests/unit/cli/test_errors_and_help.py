@@ -85,6 +85,10 @@ def test_help_and_version_import_neither_client_nor_arrow_nor_rich() -> None:
         ("numpy", ["demo"], "server"),
         ("uvicorn", ["up"], "server"),
         ("pyspark", ["up"], "spark"),
+        ("pyspark", ["demo"], "spark"),
+        ("pyspark", ["materialize", "--once"], "spark"),
+        ("pyspark", ["verify", "--tables"], "spark"),
+        ("pyspark", ["schema", "replay"], "spark"),
     ],
 )
 def test_a_command_without_its_library_names_the_extra(
