@@ -46,6 +46,7 @@ export class LineChart {
     this.element.className = "chart";
     this.element.setAttribute("role", "img");
     this.element.setAttribute("aria-label", label);
+    this.element.textContent = "Waiting for a second sample…";
     this.format = format;
     this.colors = colors;
     this.names = "";
@@ -68,6 +69,7 @@ export class LineChart {
 
   draw(names, data) {
     if (this.plot) this.plot.destroy();
+    else this.element.textContent = "";
     this.names = names.join();
     const style = getComputedStyle(document.body);
     const axis = { stroke: style.getPropertyValue("color"), grid: { stroke: "rgba(128,140,155,.25)" } };

@@ -13,6 +13,7 @@ let view = null; // {element, refresh(overview), close()}
 let shownFor = null;
 let silentSince = null;
 let asking = false;
+let declined = false; // to log in
 
 function route() {
   const parts = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
@@ -44,6 +45,7 @@ async function logIn(reason) {
     confirm: "Log in",
   });
   asking = false;
+  declined = !answer; // the button asks again
   if (answer) setToken(answer.token.trim());
   showToken();
 }
@@ -89,7 +91,11 @@ async function poll() {
         byId("token").hidden = false;
         byId("pulse").textContent = "login required";
         byId("pulse").className = "lost";
-        await logIn(token() ? "The node does not accept this token." : "This cluster requires a token.");
+        const reason = token() ? "The node does not accept this token." : "This cluster requires a token.";
+        if (token() || !declined) {
+          setToken(null);
+          await logIn(reason);
+        }
       } else if (error instanceof Problem) {
         byId("pulse").textContent = error.message;
         byId("pulse").className = "lost";

@@ -47,7 +47,7 @@ def result_of(site: Path, script: str) -> dict[str, object]:
         Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}/test.html"
         options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={site / 'profile'}"]
-        command = [BROWSER, *options, "--virtual-time-budget=1000", "--dump-dom", address]
+        command = [BROWSER, *options, "--virtual-time-budget=5000", "--dump-dom", address]
         shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
         server.shutdown()
     found = re.search(r'<pre id="result">(.*?)</pre>', shown, re.DOTALL)
@@ -133,6 +133,7 @@ def test_a_chart_begins_with_a_minute(site: Path) -> None:
       const chart = new LineChart({ label: "rate", format: (value) => `${value}` });
       holder.append(chart.element);
       const series = new Series();
+      result.before = chart.element.textContent;
       for (const second of [0, 1, 2]) {
         series.add(1_700_000_000_000 + 1_000 * second, { a: second });
         chart.show(series, series.largest(8));
@@ -140,8 +141,10 @@ def test_a_chart_begins_with_a_minute(site: Path) -> None:
       }
       result.range = [chart.plot.scales.x.min, chart.plot.scales.x.max].map((at) => at - 1_700_000_000);
       result.legend = chart.element.querySelector(".u-legend").textContent;
+      result.text = chart.element.firstChild.nodeName;
     """
     shown = result_of(site, script)
+    assert (shown["before"], shown["text"]) == ("Waiting for a second sample…", "DIV")
     assert shown["range"] == [-58, 2]
     assert str(shown["legend"]).endswith("a2")  # the newest value, while no pointer chooses another
 
@@ -171,3 +174,30 @@ def test_a_leader_without_a_connection_is_not_shown_as_leader(site: Path) -> Non
         ["less", "n2", "0 to 9", "\u2013", "without n1"],
         ["lost", "none", "0 to 9", "\u2013", "no leader"],
     ]
+
+
+def test_a_refused_token_is_forgotten_and_a_cancel_is_respected(site: Path) -> None:
+    script = """
+      const page = new DOMParser().parseFromString(await (await fetch("index.html")).text(), "text/html");
+      for (const script of page.querySelectorAll("script")) script.remove();
+      document.body.append(...page.body.children);
+      sessionStorage.setItem("commitlog-token", "wrong");
+      window.fetch = async () => new Response("{}", { status: 401 });
+      const dialog = byId("dialog");
+      const pause = () => new Promise((resolve) => setTimeout(resolve, 20));
+      await import("./main.js");
+      while (!dialog.open) await pause();
+      result.text = dialog.textContent;
+      result.token = sessionStorage.getItem("commitlog-token");
+      dialog.querySelector("button[type=button]").click();
+      while (dialog.open) await pause();
+      for (let turn = 0; turn < 150; turn += 1) await pause(); // 3 s: some polls
+      result.again = dialog.open;
+      result.button = byId("token").textContent;
+      byId("token").click();
+      result.asked = dialog.open;
+    """
+    shown = result_of(site, script)
+    assert "does not accept this token" in str(shown["text"])
+    assert shown["token"] is None
+    assert (shown["again"], shown["button"], shown["asked"]) == (False, "Log in", True)
