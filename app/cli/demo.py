@@ -19,6 +19,7 @@ from app.demo.story import Demo, DemoFailed, Story
 from app.local.processes import StopRequested, ending_on_signals
 from app.local.spark_job import check_spark
 from app.setup.checks import State, check_data_set, check_jars, check_java
+from app.setup.environment import Environment
 
 NODES = 3
 MIN_FLIGHTS = 200
@@ -56,6 +57,10 @@ def demo_command(keep: bool, flights: int, data: Path, port: int, as_json: bool)
     """
     show = Show(Console(stderr=as_json, highlight=False))
     folder = data.resolve()
+    if not Environment().in_checkout:
+        raise CommandFailed(
+            "the demo runs in a checkout of the repository, which has its notebooks: `make demo` there"
+        )
     check_spark()
     try:
         for check in (check_java(), check_jars(), check_data_set()):

@@ -61,7 +61,7 @@ def check_machine(port: int = 8101, nodes: int = 3, data: Path | None = None) ->
         check_jars,
         check_data_set,
     )
-    if not environment.lock.with_name("pyproject.toml").exists():  # installed from a wheel
+    if not environment.in_checkout:
         software = (check_extras, *((check_java, check_fetched_jars) if find_spec("pyspark") else ()))
     machine: Sequence[Callable[[], Check]] = (
         lambda: check_ports(port, nodes),

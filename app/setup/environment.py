@@ -65,6 +65,11 @@ class Environment:
         self.lock = root / "requirements.lock"
         self.log = root / ".cache" / "setup.log"
 
+    @property
+    def in_checkout(self) -> bool:
+        """False where the package was installed from a wheel."""
+        return self.lock.with_name("pyproject.toml").exists()
+
     def fingerprint(self) -> dict[str, str]:
         """Content of the stamp of a complete set-up from the current files."""
         return {

@@ -210,3 +210,16 @@ def test_it_works_beside_packages_of_a_user(python: Path, tmp_path: Path) -> Non
     )
     assert ran.returncode == 0, ran.stderr
     assert "Usage: commitlog status" in ran.stdout
+
+
+def test_the_demo_of_a_wheel_names_the_checkout(python: Path, tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [python, "-m", "commitlog.cli.main", "demo"],
+        cwd=tmp_path,
+        env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("commitlog: the demo runs in a checkout of the repository")
