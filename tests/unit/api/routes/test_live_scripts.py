@@ -201,3 +201,16 @@ def test_a_refused_token_is_forgotten_and_a_cancel_is_respected(site: Path) -> N
     assert "does not accept this token" in str(shown["text"])
     assert shown["token"] is None
     assert (shown["again"], shown["button"], shown["asked"]) == (False, "Log in", True)
+
+
+def test_the_caption_of_a_wide_table_stays_in_sight(site: Path) -> None:
+    script = """
+      const sheet = document.head.appendChild(document.createElement("link"));
+      await new Promise((onload) => Object.assign(sheet, { rel: "stylesheet", href: "page.css", onload }));
+      const columns = Array.from({ length: 60 }, (_, number) => [`Column ${number}`, () => "value"]);
+      const caption = "words that need more room than the window has ".repeat(5);
+      update(holder, table(columns, [{}], { caption, key: () => "row" }));
+      result.table = holder.querySelector("table").offsetWidth > innerWidth;
+      result.caption = holder.querySelector("caption").offsetWidth < innerWidth;
+    """
+    assert result_of(site, script) == {"table": True, "caption": True}
