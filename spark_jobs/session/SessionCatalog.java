@@ -11,6 +11,7 @@ import org.apache.spark.sql.connector.catalog.Column;
 import org.apache.spark.sql.connector.catalog.Identifier;
 import org.apache.spark.sql.connector.catalog.StagedTable;
 import org.apache.spark.sql.connector.catalog.Table;
+import org.apache.spark.sql.connector.catalog.TableChange;
 import org.apache.spark.sql.connector.catalog.TableInfo;
 import org.apache.spark.sql.connector.catalog.TableProvider;
 import org.apache.spark.sql.connector.catalog.V1Table;
@@ -67,6 +68,16 @@ public class SessionCatalog extends DeltaCatalog {
         }
         return super.createTable(
                 name, source().inferSchema(new CaseInsensitiveStringMap(options)), partitions, properties);
+    }
+
+    public Table alterTable(Identifier name, TableChange[] changes) {
+        for (int each = 0; each < changes.length; each++) {
+            if (changes[each] instanceof TableChange.ColumnChange && loadTable(name) instanceof LogTable) {
+                throw new UnsupportedOperationException(
+                        "a table USING commitlog has the schema of its log: its columns cannot be changed");
+            }
+        }
+        return super.alterTable(name, changes);
     }
 
     public StagedTable stageCreate(Identifier name, TableInfo table)

@@ -64,6 +64,13 @@ def test_a_table_that_cannot_be_is_refused_in_a_sentence(
     assert not spark.catalog.tableExists("refused")
 
 
+def test_the_columns_of_a_table_cannot_be_changed(spark: SparkSession, table: str) -> None:
+    with pytest.raises(PySparkException, match="its columns cannot be changed"):
+        spark.sql(f"ALTER TABLE {table} ADD COLUMNS (mine INT)")
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('team' = 'data')")
+    assert spark.table(table).count() == 12
+
+
 def test_a_schema_of_the_user_is_refused_in_a_sentence(batch: Batch) -> None:
     with pytest.raises(PySparkException, match=r"leave out .schema\(...\) and use select") as refused:
         batch().schema("a INT").load().count()
