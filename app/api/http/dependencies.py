@@ -20,6 +20,11 @@ def broker_of(request: Request) -> Broker:
     return cast(Broker, request.app.state.broker)
 
 
+async def _node(request: Request) -> Broker:
+    """Dependency. FastAPI calls one that is not a coroutine in a thread."""
+    return broker_of(request)
+
+
 def request_id_of(request: Request) -> bytes:
     return cast(bytes, request.scope["commitlog.request_id"])
 
@@ -30,7 +35,7 @@ PIECE_BYTES: Final = 256 * 1024  # of a body, written at once
 LogName = Annotated[
     str, Path(description="Name of the log: `[a-z0-9][a-z0-9._-]{0,127}`", examples=["default"])
 ]
-Node = Annotated[Broker, Depends(broker_of)]
+Node = Annotated[Broker, Depends(_node)]
 Nothing = Annotated[NoQuery, Query()]  # no query parameter at all
 
 

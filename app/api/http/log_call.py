@@ -84,7 +84,7 @@ Act = Callable[[Served], Awaitable[Response]]
 class LogCall:
     """One call. A route asks in this order: the log, the type of answer, the request, the answering node."""
 
-    def __init__(self, request: Request, broker: Node) -> None:
+    def __init__(self, request: Request, broker: Broker) -> None:
         """Raises InvalidRequest for a parameter that is given twice: each is one value, as in an append."""
         given = Counter(name for name, _ in request.query_params.multi_items())
         twice = [(f"/query/{name}", "given twice") for name, times in given.items() if times > 1]
@@ -254,4 +254,8 @@ class LogCall:
         raise AnsweredElsewhere(response)
 
 
-Call = Annotated[LogCall, Depends(LogCall)]
+async def _log_call(request: Request, broker: Node) -> LogCall:
+    return LogCall(request, broker)
+
+
+Call = Annotated[LogCall, Depends(_log_call)]
