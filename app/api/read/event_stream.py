@@ -3,8 +3,7 @@
 import logging
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Any, Final
-from weakref import WeakKeyDictionary
+from typing import Any
 
 from starlette.responses import Response, StreamingResponse
 
@@ -14,15 +13,13 @@ from app.api.read.page_rendering import page_object, rendered
 from app.api.read.query import ReadQuery
 from app.api.read.reader import LogHead, Range, Reader
 from app.api.read.selection import Consistency, RecordPage
-from app.api.read.shared_batches import StreamBatch
-from app.api.read.stream_pace import StreamPace
+from app.api.read.shared_pages import RenderedPage
+from app.api.read.tail_pace import EVENT_S, pace_of
 from app.errors import CommitlogError, Internal, Repairing
 from app.media_types import EVENTS
-from app.node.replica.driver import LogDriver
 from storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
-_PACES: Final[WeakKeyDictionary[LogDriver, dict[Consistency, StreamPace]]] = WeakKeyDictionary()
 
 
 def event_stream(
@@ -35,9 +32,7 @@ def event_stream(
         return Response(status_code=200, headers=headers, media_type=EVENTS)
 
     async def events() -> AsyncIterator[bytes]:
-        pace = _PACES.setdefault(reader.driver, {}).setdefault(reader.consistency, StreamPace())
-        stream = _EventStream(reader, range_, query, pace)
-        pace.streams += 1
+        stream = _EventStream(reader, range_, query)
         try:
             async for event in stream.events():
                 yield event
@@ -51,8 +46,6 @@ def event_stream(
         except Exception:
             logger.exception("event stream failed", extra={"request_id": request_id})
             yield _event("error", Internal().problem(instance, request_id))
-        finally:
-            pace.streams -= 1
 
     return StreamingResponse(events(), media_type=EVENTS, headers=headers)
 
@@ -68,12 +61,13 @@ class _EventStream:
     """One client's stream. Invariant: a batch never holds records of two epochs, so that an `epoch` event
     can precede it."""
 
-    def __init__(self, reader: Reader, range_: Range, query: ReadQuery, pace: StreamPace) -> None:
+    def __init__(self, reader: Reader, range_: Range, query: ReadQuery) -> None:
         self._reader = reader
         self._range = range_
         self._query = query
         self._wanted = query.selection()
-        self._pace = pace
+        self._pace = pace_of(reader)
+        self._known_end = reader.visible_end  # when the stream began
         self._known_epoch: int | None = None  # the epoch that the client knows
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -92,9 +86,10 @@ class _EventStream:
             await reader.bound(range_)
             for event in self._epoch_before(next_index):
                 yield event
-            next_index, batch = await self._batch_from(next_index)
-            if batch is not None:
-                yield batch
+            batch = await self._batch_from(next_index)
+            next_index = batch.next_index
+            if batch.body is not None:
+                yield bytes(batch.body)
 
     def _ping(self) -> bytes:
         return _event("ping", {"committed_index": self._reader.committed_index})
@@ -120,27 +115,27 @@ class _EventStream:
             until = min(until, epochs[following].start_index)
         return Range(index, until)
 
-    async def _batch_from(self, index: int) -> StreamBatch:
-        """Return the index after the next batch, and its event; None when no record of it is selected."""
-        reader = self._reader
+    async def _batch_from(self, index: int) -> RenderedPage:
+        """Return the next batch as an event."""
+        reader, pace = self._reader, self._pace
         if reader.consistency is Consistency.LOCAL:  # uncommitted records change
             head = reader.head()
             return await self._rendered(self._batch_range(index, head), head)
-        head = await self._pace.moment(index, reader.head)
+        head = await pace.moment(index, self._known_end, EVENT_S, reader.head)
         range_ = self._batch_range(index, head)
         # Everything that determines the batch: committed records never change.
         key = (index, range_.until_index, self._range.until_index, head, self._wanted, self._query.encoding)
-        return await self._pace.batches.get(key, partial(self._rendered, range_, head))
+        return await pace.pages.get(key, partial(self._rendered, range_, head))
 
-    async def _rendered(self, range_: Range, head: LogHead) -> StreamBatch:
+    async def _rendered(self, range_: Range, head: LogHead) -> RenderedPage:
         page = RecordPage(range_.start_index)
         await self._reader.fill(page, range_, self._wanted)
         if not page.count:
-            return page.next_index, None
+            return RenderedPage(page.next_index, False, None)
         has_more = page.next_index <= self._range.last_index(head.visible_end)
 
         def render() -> bytes:
             content = page_object(self._reader.hosted.name, head, page, has_more, self._query.encoding)
             return _event("batch", content, page.next_index - 1)
 
-        return page.next_index, await rendered(page, render)
+        return RenderedPage(page.next_index, has_more, await rendered(page, render))

@@ -4,11 +4,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from app.api.http.messages import as_json
 from app.api.read.reader import LogHead
-from app.api.read.rendering import record_objects
+from app.api.read.rendering import as_arrow, as_lines, as_parquet, record_objects
 from app.api.read.selection import Encoding, RecordPage
+from app.api.read.shared_pages import RenderedPage
+from app.media_types import ARROW_STREAM, JSON, NDJSON
 
-Rendered = TypeVar("Rendered", bytes, memoryview)
+Rendered = TypeVar("Rendered")
 _IN_PLACE_RECORDS: Final = 200
 _IN_PLACE_BYTES: Final = 128 * 1024
 
@@ -26,6 +29,21 @@ def page_object(
         "term": head.term,
         "has_more": has_more,
     }
+
+
+async def rendered_page(
+    log: str, head: LogHead, page: RecordPage, has_more: bool, encoding: Encoding, media_type: str
+) -> RenderedPage:
+    """Render a page as JSON, NDJSON, Arrow or Parquet."""
+
+    def render() -> bytes | memoryview:
+        if media_type == JSON:
+            return as_json(page_object(log, head, page, has_more, encoding))
+        if media_type == NDJSON:
+            return as_lines(page.columns, encoding)
+        return as_arrow(page.columns) if media_type == ARROW_STREAM else as_parquet(page.columns)
+
+    return RenderedPage(page.next_index, has_more, await rendered(page, render))
 
 
 async def rendered(page: RecordPage, render: Callable[[], Rendered]) -> Rendered:

@@ -1,32 +1,38 @@
-"""Rendered batches that the event streams of one log share: all readers at its end need the same bytes."""
+"""Rendered pages that the readers of one log share: all readers at its end need the same bytes."""
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
-from typing import Final
+from typing import Final, NamedTuple
 
 from storage.units import MIB
 
 ENTRIES: Final = 32  # kept for a log: one selection each, mostly
 KEPT_MAX_BYTES: Final = 4 * MIB  # of them together
-EVENT_MAX_BYTES: Final = 2 * MIB  # a larger one is not kept
-
-StreamBatch = tuple[int, bytes | None]  # next index, event; None when no record is selected
+PAGE_MAX_BYTES: Final = 2 * MIB  # a larger one is not kept
 
 
-class SharedBatches:
-    """The batches of one log that were rendered last, by everything that determines their bytes.
+class RenderedPage(NamedTuple):
+    """The bytes of a page, or of an event. body: None when no record is selected."""
+
+    next_index: int
+    has_more: bool
+    body: bytes | memoryview | None
+
+
+class SharedPages:
+    """The pages of one log that were rendered last, by everything that determines their bytes.
 
     With 300 event streams, each commit rendered the same batch 300 times, and appends waited behind that.
     """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[Hashable, StreamBatch] = OrderedDict()
+        self._kept: OrderedDict[Hashable, RenderedPage] = OrderedDict()
         self._kept_bytes = 0
         self._rendering: dict[Hashable, asyncio.Event] = {}
 
-    async def get(self, key: Hashable, render: Callable[[], Awaitable[StreamBatch]]) -> StreamBatch:
-        """Return the batch of `key`, rendered once for all streams that ask for it meanwhile.
+    async def get(self, key: Hashable, render: Callable[[], Awaitable[RenderedPage]]) -> RenderedPage:
+        """Return the page of `key`, rendered once for all readers that ask for it meanwhile.
 
         Raises what render raises.
         """
@@ -36,25 +42,25 @@ class SharedBatches:
             await rendering.wait()
         return kept
 
-    async def _render(self, key: Hashable, render: Callable[[], Awaitable[StreamBatch]]) -> StreamBatch:
+    async def _render(self, key: Hashable, render: Callable[[], Awaitable[RenderedPage]]) -> RenderedPage:
         ended = self._rendering[key] = asyncio.Event()
         try:
-            batch = await render()
-            self._keep(key, batch)
-            return batch
+            page = await render()
+            self._keep(key, page)
+            return page
         finally:
             del self._rendering[key]
             ended.set()
 
-    def _keep(self, key: Hashable, batch: StreamBatch) -> None:
-        """Keep a batch, and drop those that were kept first when there are too many."""
-        if _size(batch) > EVENT_MAX_BYTES:
+    def _keep(self, key: Hashable, page: RenderedPage) -> None:
+        """Keep a page, and drop those that were kept first when there are too many."""
+        if _size(page) > PAGE_MAX_BYTES:
             return
-        self._kept[key] = batch
-        self._kept_bytes += _size(batch)
+        self._kept[key] = page
+        self._kept_bytes += _size(page)
         while len(self._kept) > ENTRIES or self._kept_bytes > KEPT_MAX_BYTES:
             self._kept_bytes -= _size(self._kept.popitem(last=False)[1])
 
 
-def _size(batch: StreamBatch) -> int:
-    return len(batch[1] or b"")
+def _size(page: RenderedPage) -> int:
+    return len(page.body or b"")

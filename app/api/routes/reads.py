@@ -9,7 +9,6 @@ from app.api.http.dependencies import LogName, body_answer, request_id_of, reser
 from app.api.http.json_decoding import MAX_ORDINAL
 from app.api.http.leader_headers import log_headers
 from app.api.http.log_call import Call
-from app.api.http.messages import as_json
 from app.api.http.negotiation import negotiate
 from app.api.http.openapi import (
     HAS_MORE,
@@ -21,11 +20,12 @@ from app.api.http.openapi import (
     schema_of,
 )
 from app.api.read.event_stream import event_stream
-from app.api.read.page_rendering import page_object, rendered
+from app.api.read.page_rendering import rendered_page
 from app.api.read.query import ConsistencyQuery, ReadQuery, RecordQuery
 from app.api.read.reader import DEFAULT_MIN_INDEX_WAIT_MS, Range, Reader, confirmed_reader
-from app.api.read.rendering import as_arrow, as_lines, as_parquet, record_objects
+from app.api.read.rendering import record_objects
 from app.api.read.selection import Consistency, RecordPage, Selection, select
+from app.api.read.tail_pages import tail_page, waits_at_the_end
 from app.errors import InvalidRequest
 from app.media_types import ARROW_STREAM, BATCHES, EVENTS, JSON, NDJSON, PARQUET
 
@@ -100,33 +100,25 @@ async def read(
         )
     if media_type == BATCHES:
         return await _batches(request, reader, range_, query)
-    page = await reader.page(range_, query.selection(), query.wait_ms)
-    has_more = reader.has_more(page, range_)
-    reserve(request, page.size_bytes)
-    body: bytes | memoryview
-    if media_type == JSON:
-        body = await rendered(
-            page,
-            lambda: as_json(page_object(hosted.name, reader.head(), page, has_more, query.encoding)),
-        )
-    elif media_type == NDJSON:
-        body = await rendered(page, lambda: as_lines(page.columns, query.encoding))
-    elif media_type == ARROW_STREAM:
-        body = await rendered(page, lambda: as_arrow(page.columns))
+    wanted = query.selection()
+    if waits_at_the_end(reader, range_, wanted, query.wait_ms):
+        found = await tail_page(reader, range_, wanted, query.wait_ms, query.encoding, media_type)
     else:
-        body = await rendered(page, lambda: as_parquet(page.columns))
+        page = await reader.page(range_, wanted, query.wait_ms)
+        reserve(request, page.size_bytes)
+        has_more = reader.has_more(page, range_)
+        found = await rendered_page(hosted.name, reader.head(), page, has_more, query.encoding, media_type)
+    body = found.body or b""
     reserve(request, len(body))
-    return body_answer(
-        body, media_type, headers=_page_headers(reader, page, has_more, with_more=media_type != JSON)
-    )
+    shown = None if media_type == JSON else found.has_more
+    return body_answer(body, media_type, headers=_page_headers(reader, found.next_index, shown))
 
 
-def _page_headers(
-    reader: Reader, page: RecordPage, has_more: bool, *, with_more: bool
-) -> list[tuple[bytes, bytes]]:
+def _page_headers(reader: Reader, next_index: int, has_more: bool | None) -> list[tuple[bytes, bytes]]:
+    """has_more: None for an answer whose body contains it."""
     log_id = b"commitlog-log-id", b"%016x" % reader.hosted.log_id
-    headers = [*log_headers(reader.broker, reader.hosted), _next_index(page.next_index), log_id]
-    if with_more:
+    headers = [*log_headers(reader.broker, reader.hosted), _next_index(next_index), log_id]
+    if has_more is not None:
         headers.append((b"commitlog-has-more", b"true" if has_more else b"false"))
     return headers
 
@@ -153,7 +145,7 @@ async def _batches(request: Request, reader: Reader, range_: Range, query: ReadQ
         body = b"".join(batch.data for batch in batches)
         page.next_index = batches[-1].next_index if batches else range_.start_index
     has_more = reader.has_more(page, range_)
-    return body_answer(body, BATCHES, headers=_page_headers(reader, page, has_more, with_more=True))
+    return body_answer(body, BATCHES, headers=_page_headers(reader, page.next_index, has_more))
 
 
 def header_index(name: str, raw: str | None, *, least: int = 0) -> int | None:

@@ -1,4 +1,4 @@
-"""Event streams of one log share the bytes of a batch."""
+"""Readers of one log share the bytes of a page."""
 
 import asyncio
 from functools import partial
@@ -9,12 +9,12 @@ import pytest
 from app.api.read.query import ReadQuery
 from app.api.read.reader import Reader
 from app.api.read.selection import Selection
-from app.api.read.shared_batches import (
+from app.api.read.shared_pages import (
     ENTRIES,
-    EVENT_MAX_BYTES,
     KEPT_MAX_BYTES,
-    SharedBatches,
-    StreamBatch,
+    PAGE_MAX_BYTES,
+    RenderedPage,
+    SharedPages,
 )
 from storage.units import KIB
 from tests.support.in_process import InProcess, node_in_process
@@ -88,54 +88,94 @@ def test_many_streams_share_a_large_batch_that_a_thread_renders(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("accept", ["application/json", "application/x-ndjson"])
+def test_long_polls_at_the_end_share_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accept: str
+) -> None:
+    reads = 0
+    fill = Reader.fill
+
+    async def counted(self: Reader, *arguments: object) -> None:
+        nonlocal reads
+        reads += 1
+        await fill(self, *arguments)  # type: ignore[arg-type]
+
+    async def poll(node: InProcess, index: int, **query: str) -> tuple[str, str]:
+        where = {"from_index": str(index), "wait_ms": "5000"} | query
+        answer = await node.client.get(RECORDS, params=where, headers={"accept": accept})
+        assert answer.status_code == 200, answer.text
+        return answer.text, answer.headers["commitlog-next-index"]
+
+    async def run() -> None:
+        async with node_in_process(tmp_path) as node:
+            end = await _append(node, "one") + 1
+            monkeypatch.setattr(Reader, "fill", counted)
+            polls = [asyncio.ensure_future(poll(node, end)) for _ in range(20)]
+            others = [asyncio.ensure_future(poll(node, end, encoding="base64")) for _ in range(2)]
+            await asyncio.sleep(0.1)
+            assert await _append(node, "two") == end
+            answers = await asyncio.gather(*polls)
+            assert len(set(answers)) == 1
+            assert '"value":"two"' in answers[0][0]
+            assert answers[0][1] == str(end + 1)
+            assert {'"value_base64":"dHdv"' in text for text, _ in await asyncio.gather(*others)} == {True}
+            assert reads < len(polls)
+            alone = await node.client.get(
+                RECORDS, params={"from_index": str(end)}, headers={"accept": accept}
+            )
+            assert alone.text == answers[0][0]  # the same bytes as without wait_ms
+
+    asyncio.run(run())
+
+
 class _Renders:
-    """Renders batches for SharedBatches, and counts them."""
+    """Renders pages for SharedPages, and counts them."""
 
     def __init__(self) -> None:
         self.count = 0
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def batch(self, event: bytes | None = b"event") -> StreamBatch:
+    async def page(self, event: bytes | None = b"event") -> RenderedPage:
         self.count += 1
         await self.gate.wait()
-        return 1, event
+        return RenderedPage(1, False, event)
 
 
-def test_a_bounded_number_of_batches_is_kept() -> None:
+def test_a_bounded_number_of_pages_is_kept() -> None:
     async def run() -> None:
-        shared, renders = SharedBatches(), _Renders()
+        shared, renders = SharedPages(), _Renders()
         for number in (*range(ENTRIES + 1), ENTRIES, 0):
-            assert await shared.get(number, renders.batch) == (1, b"event")
+            assert await shared.get(number, renders.page) == RenderedPage(1, False, b"event")
         assert renders.count == ENTRIES + 2  # the first one was dropped, the last one was kept
 
     asyncio.run(run())
 
 
-def test_large_batches_are_dropped_before_they_fill_the_memory() -> None:
+def test_large_pages_are_dropped_before_they_fill_the_memory() -> None:
     async def run() -> None:
-        shared, renders = SharedBatches(), _Renders()
+        shared, renders = SharedPages(), _Renders()
         for _ in range(2):
-            await shared.get("too large", partial(renders.batch, bytes(EVENT_MAX_BYTES + 1)))
+            await shared.get("too large", partial(renders.page, bytes(PAGE_MAX_BYTES + 1)))
         assert renders.count == 2
-        large = partial(renders.batch, bytes(EVENT_MAX_BYTES))
-        for number in (*range(KEPT_MAX_BYTES // EVENT_MAX_BYTES + 1), 0):
+        large = partial(renders.page, bytes(PAGE_MAX_BYTES))
+        for number in (*range(KEPT_MAX_BYTES // PAGE_MAX_BYTES + 1), 0):
             await shared.get(number, large)
-        assert renders.count == 2 + KEPT_MAX_BYTES // EVENT_MAX_BYTES + 2
+        assert renders.count == 2 + KEPT_MAX_BYTES // PAGE_MAX_BYTES + 2
 
     asyncio.run(run())
 
 
-def test_streams_that_ask_while_a_batch_is_rendered_share_it() -> None:
+def test_streams_that_ask_while_a_page_is_rendered_share_it() -> None:
     async def run() -> None:
-        shared, renders = SharedBatches(), _Renders()
+        shared, renders = SharedPages(), _Renders()
         renders.gate.clear()
-        waiting = [asyncio.ensure_future(shared.get("key", renders.batch)) for _ in range(10)]
+        waiting = [asyncio.ensure_future(shared.get("key", renders.page)) for _ in range(10)]
         await asyncio.sleep(0)
         waiting.pop(0).cancel()  # the stream that renders is gone: another one renders for the rest
         await asyncio.sleep(0)
         renders.gate.set()
-        assert await asyncio.gather(*waiting) == [(1, b"event")] * 9
+        assert await asyncio.gather(*waiting) == [RenderedPage(1, False, b"event")] * 9
         assert renders.count == 2
 
     asyncio.run(run())
