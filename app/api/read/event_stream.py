@@ -122,6 +122,7 @@ class _EventStream:
             head = reader.head()
             return await self._rendered(self._batch_range(index, head), head)
         head = await pace.moment(index, self._known_end, EVENT_S, reader.head)
+        await reader.bound(self._range)  # by a record that has arrived meanwhile
         range_ = self._batch_range(index, head)
         # Everything that determines the batch: committed records never change.
         key = (index, range_.until_index, self._range.until_index, head, self._wanted, self._query.encoding)

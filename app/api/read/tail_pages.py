@@ -48,12 +48,12 @@ async def tail_page(
 
     while True:
         await reader.bound(range_)
-        until = range_.until_index
-        is_over = until is not None and index >= until
+        is_over = range_.until_index is not None and index >= range_.until_index
         if is_over or not await reader.grown(index, max(0.0, deadline_s - loop.time())):
             return await render(RecordPage(index), reader.head())
         head = await pace.moment(index, known_end, PAGE_S, reader.head)
-        end = head.visible_end + 1
+        await reader.bound(range_)  # by a record that has arrived meanwhile
+        end, until = head.visible_end + 1, range_.until_index
         within = Range(index, end if until is None else min(until, end))
         key = (index, within.until_index, until, head, wanted, encoding, media_type)
         found = await pace.pages.get(key, partial(read, within, head))

@@ -128,6 +128,20 @@ def test_long_polls_at_the_end_share_a_page(
     asyncio.run(run())
 
 
+def test_a_record_that_arrives_while_long_polls_wait_may_end_them_by_its_time(tmp_path: Path) -> None:
+    late = {"value": "late", "timestamp": 250_000_000_000_000}
+
+    async def run() -> None:
+        async with node_in_process(tmp_path) as node:
+            bounds = {"from": "latest", "until_timestamp": "240000000000000", "wait_ms": "5000"}
+            polls = [asyncio.ensure_future(node.client.get(RECORDS, params=bounds)) for _ in range(3)]
+            await asyncio.sleep(0.1)
+            assert (await node.client.post(RECORDS, json={"records": [late]})).status_code == 200
+            assert [answer.json()["records"] for answer in await asyncio.gather(*polls)] == [[], [], []]
+
+    asyncio.run(run())
+
+
 class _Renders:
     """Renders pages for SharedPages, and counts them."""
 
