@@ -32,6 +32,7 @@ from tests.unit.node.replica import (
     test_confirmed_answers,
     test_driver,
     test_driver_commands,
+    test_driver_endings,
 )
 from tests.unit.raft import test_opening as test_raft_opening
 from tests.unit.raft import (
@@ -146,6 +147,12 @@ plant(
     "D-28",
     (AppendQueue, "enter", "self._batch.decides_about(request) or ", ""),
     lambda folder: test_driver.test_a_repeat_in_the_same_turn_waits_for_the_first(test_driver.Node(folder)),
+)
+plant(
+    "what_is_refused_at_its_deadline_stays_counted",
+    "D-29",
+    (AppendQueue, "tick", "self._uncount(append)", "pass"),
+    test_driver_endings.test_requests_that_were_refused_at_their_deadline_leave_room_for_others,
 )
 plant(
     "a_snapshot_outlives_the_truncation_of_what_it_holds",

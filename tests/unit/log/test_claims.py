@@ -67,6 +67,15 @@ def test_a_match_across_two_hashes_is_not_a_match(monkeypatch: pytest.MonkeyPatc
     assert table.find("any") == claim(1)
 
 
+def test_a_hash_is_found_before_a_match_that_overlaps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = bytes(HASH_BYTES)
+    table = KeyTable()
+    for index, hashed in enumerate((wanted, b"\0\0" + b"x" * 14)):
+        table.add(hashed, pack_claim(claim(index)), None)
+    monkeypatch.setattr("app.log.claims.key_hash", lambda key: wanted)
+    assert table.find("any") == claim(0)
+
+
 def test_partitions_are_dumped_without_what_came_later() -> None:
     table = KeyTable()
     for index in range(2_000):

@@ -48,18 +48,3 @@ def test_a_snapshot_that_is_committed_beyond_the_logs_end_is_believed_in_raft_on
     add(log, "other", 2)  # it may come to the place of the lost one before the next snapshot is saved
     state = load_state(held, snapshot, idempotency_ms=DAY_MS, may_lose_committed=may_lose_committed)
     assert (state.find_key("other") is not None) is may_lose_committed
-
-
-@pytest.mark.rule("D-14", "R-07")
-def test_a_snapshot_of_a_batch_that_was_replaced_goes_back_to_what_was_committed() -> None:
-    """Its keys would answer an append with the place of another one, which is then never stored."""
-    before, log = MemoryLog(), MemoryLog()
-    for each in (before, log):
-        add(each, "held", 1)
-    add(before, "replaced", 1)
-    add(log, "other", 2)
-    held: Any = log
-    state = load_state(held, snapshot_of(before, 0), idempotency_ms=DAY_MS)
-    assert state.find_key("held") is not None
-    assert state.find_key("replaced") is None
-    assert state.find_key("other") is not None

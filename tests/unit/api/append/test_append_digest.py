@@ -1,0 +1,70 @@
+"""The digest of an append: two appends with one key are the same only if all of their content is."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from app.api.append.append_digest import append_digest
+from app.log.contract import Acks, AppendRequest, Producer
+from storage.format.records import BODY_SCHEMA, Headers, RecordColumns, RecordTable
+
+Row = tuple[bytes | None, bytes | None, int | None, Headers | None]  # as of RecordColumns.add
+
+ROW: Row = (b"value", b"key", 7, [("name", b"content"), ("more", b"")])
+OTHER_RECORDS: list[list[Row]] = [
+    [],
+    [ROW, ROW],
+    [(b"valu", b"ekey", 7, ROW[3])],
+    [(b"value", b"key", 7, None)],
+    [(b"value", b"key", 7, [])],
+    [(b"value", b"key", 7, [("names", b"content"), ("more", b"")])],
+    [(b"value", b"key", 7, [("name", b"contents"), ("more", b"")])],
+    [(b"value", b"key", 7, [("more", b""), ("name", b"content")])],
+    [(b"value", b"key", 8, ROW[3])],
+    [(b"value", b"key", None, ROW[3])],
+    [(b"value", None, 7, ROW[3])],
+    [(b"value", b"", 7, ROW[3])],
+    [(None, b"key", 7, ROW[3])],
+    [(b"", b"key", 7, ROW[3])],
+]
+CONDITIONS: list[dict[str, Any]] = [
+    {"match_index": 1},
+    {"match_term": 1},
+    {"fencing_token": "1"},
+    {"producer": Producer("p", 1, 1)},
+    {"producer": Producer("p", 1, 2)},
+    {"producer": Producer("p", 2, 1)},
+    {"producer": Producer("q", 1, 1)},
+]
+
+
+def digest_of(rows: list[Row], **conditions: Any) -> bytes:
+    records = RecordColumns()
+    for row in rows:
+        records.add(*row)
+    return append_digest(AppendRequest(records, **conditions))
+
+
+def test_each_difference_of_records_and_conditions_gives_another_digest() -> None:
+    digests = [digest_of([ROW]), *map(digest_of, OTHER_RECORDS)]
+    digests += [digest_of([ROW], **conditions) for conditions in CONDITIONS]
+    assert len(set(digests)) == len(digests)
+
+
+def test_a_retry_may_wait_for_other_acks_or_longer() -> None:
+    assert digest_of([ROW], acks=Acks.ALL, timeout_ms=1) == digest_of([ROW])
+
+
+@pytest.mark.parametrize("rows", [[ROW], *OTHER_RECORDS[1:]])
+def test_the_digest_does_not_depend_on_the_encoding(rows: list[Row]) -> None:
+    """A client may repeat its JSON as Arrow."""
+    columns = [
+        [None if row[2] is None else row[2] * 1_000 for row in rows],
+        [row[1] for row in rows],
+        [row[0] for row in rows],
+        [row[3] and [{"name": name, "value": content} for name, content in row[3]] for row in rows],
+    ]
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, BODY_SCHEMA, strict=True)]
+    table = RecordTable(pa.RecordBatch.from_arrays(arrays, schema=BODY_SCHEMA), 10)
+    assert append_digest(AppendRequest(table)) == digest_of(rows)
