@@ -113,7 +113,7 @@ def test_only_rows_that_continue_where_the_table_ends_are_taken(
     assert (job.next_index, job.rows) == (60, 58)
 
 
-def test_a_log_reads_what_is_before_the_begin_of_the_query_itself(
+def test_a_log_reads_what_is_before_the_begin_of_the_query_itself_and_notices_a_shorter_log(
     replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
 ) -> None:
     config = MaterializeConfig(endpoint=endpoints(replicas), tables=tmp_path)
@@ -141,6 +141,8 @@ def test_a_log_reads_what_is_before_the_begin_of_the_query_itself(
         group.poll()
         await_true(lambda: group.read_until >= log.next_index)
         assert not group._records_are_due(time.monotonic())
+        log.records = log.records[:60]  # an unclean election: the query brings nothing, and the job finds out
+        await_true(lambda: group._records_are_due(time.monotonic()))
     finally:
         shared.ends_poller.stop()
         shared.workers.stop()

@@ -117,6 +117,27 @@ def test_a_job_without_an_end_steps_when_it_is_due_and_another_one_until_it_is_d
     workers.stop()
 
 
+class FailsOnce(Counted):
+    """A job whose first step fails."""
+
+    def step(self) -> bool:
+        if self.opened == 1:
+            raise OSError("full")
+        return super().step()
+
+
+def test_a_job_is_opened_again_after_a_step_that_failed() -> None:
+    """The step has ended between two tables: what the job knows of them may be wrong."""
+    workers = SameThread()
+    job = FailsOnce(2)
+    supervisor = Supervisor(job, workers, follows=True)
+    supervisor.open()
+    for _ in range(2):
+        attempt(supervisor)
+    assert (job.opened, job.batches) == (2, 1)
+    workers.stop()
+
+
 def test_a_backlog_leaves_the_other_threads_alone_and_a_stop_waits_for_it_a_limited_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from app.tables.delta_log import DeltaLog
+from spark_jobs.errors import TableUnreadable
 from spark_jobs.tables import local_commits
 from spark_jobs.tables.checkpoints import CHECKPOINTS
 from spark_jobs.tables.local_commits import LocalTable, NeedsSpark, statistics_of
 from spark_jobs.tables.schemas import arrow_schema
-from spark_jobs.tables.snapshot import read_plain
+from spark_jobs.tables.snapshot import read_plain, read_rows
 from spark_jobs.tables.table import (
     ENTRIES,
     PROPERTIES,
@@ -82,6 +84,19 @@ def indexes(table: LocalTable) -> list[int]:
     held = read_plain(str(table.path), ENTRIES.schema, ["index"])
     assert held is not None
     return sorted(held["index"].to_pylist())
+
+
+def test_a_file_that_lacks_rows_is_not_read_as_a_part_of_the_table(made: Callable[[], LocalTable]) -> None:
+    table = made()
+    append(table, 0, 10)
+    snapshot = table._log.snapshot()
+    assert snapshot is not None
+    [file] = snapshot.files.values()
+    for count in (9, 11):
+        pq.write_table(rows(0, count), file.path)
+        with pytest.raises(TableUnreadable, match=f"has {count} rows, its Delta log specifies 10"):
+            list(read_rows(file, ["index"]))
+        assert read_plain(str(table.path), ENTRIES.schema, ["index"]) is None
 
 
 def test_a_claim_is_given_to_one_writer_only(made: Callable[[], LocalTable]) -> None:

@@ -111,6 +111,10 @@ def test_records_lost_by_an_unclean_election_are_not_a_loss_of_the_copy() -> Non
     let_die(quorum, "n1")
     assert (quorum.log().master_node, quorum.log().unclean_epoch) == ("n2", 2)
     quorum.done(start_of(quorum, "n1", 100))
+    quorum.offsets["n2", "a"] = (2, 200, 180)  # of the epoch that the election began: nothing of it is lost
+    quorum.heartbeats("n2")
+    assert quorum.refused(start_of(quorum, "n2", 179)) is Reason.LOST_RECORDS
+    quorum.done(start_of(quorum, "n2", 180))
 
 
 @pytest.mark.rule("C-03")
