@@ -33,6 +33,7 @@ from tests.unit.node.replica import (
     test_driver,
     test_driver_commands,
     test_driver_endings,
+    test_state_transfer,
 )
 from tests.unit.raft import test_opening as test_raft_opening
 from tests.unit.raft import (
@@ -196,6 +197,24 @@ plant(
     "D-12",
     (StateTransfer, "take", "if taken.applied_index < self._log.first_index - 1:", "if False:"),
     test_planted_bugs.test_a_state_from_before_the_log_begins_is_asked_for_again,
+)
+plant(
+    "pieces_of_two_snapshots_are_a_state",
+    "D-28",
+    (StateTransfer, "take", "if self._crc != chunk.crc:", "if False:"),
+    test_state_transfer.test_pieces_with_another_checksum_are_not_a_state,
+)
+plant(
+    "a_part_of_the_state_is_sent_for_the_whole",
+    "D-28",
+    (StateTransfer, "serve", " and self.is_whole", ""),
+    test_state_transfer.test_a_replica_without_the_whole_state_sends_none,
+)
+plant(
+    "a_snapshot_of_an_earlier_epoch_is_sent_on",
+    "C-05",
+    (StateTransfer, "epoch_began", "self._served.clear()", "pass"),
+    test_state_transfer.test_no_snapshot_of_an_earlier_epoch_is_sent_on,
 )
 plant(
     "an_uncommitted_trim_outlives_its_record",

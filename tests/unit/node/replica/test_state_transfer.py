@@ -1,0 +1,86 @@
+"""Transfer of a log's state in pieces: of one snapshot, of a whole state, and of the present epoch."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from app.log.driver_interfaces import DriverConfig
+from app.node.replica.state_transfer import ASK_AGAIN_MS, StateTransfer
+from app.raft.messages import StateChunk, StateRequest
+from tests.unit.node.replica.driver_support import Node, result
+
+
+def whole_node(folder: Path) -> Node:
+    """A node whose state is sent in several pieces."""
+    node = Node(folder / "whole", config=DriverConfig(state_chunk_bytes=64))
+    for number in range(8):
+        result(node.append(idempotency_key=f"k{number}"))
+    return node
+
+
+def copy_of(source: Node, folder: Path) -> Node:
+    """A replica that lacks the state and the records before index 6."""
+    copy = Node(folder / "copy", "n1", "n2", "n3")
+    copy.driver.log.reset(6, source.driver.log.batch_at(6).offset)
+    copy.driver.log.append(source.driver.log.read_batches(6, 1 << 20))
+    assert not transfer_of(copy).is_whole
+    return copy
+
+
+def transfer_of(node: Node) -> StateTransfer:
+    return node.driver._state.transfer
+
+
+def pieces_for(copy: Node, source: Node, now_ms: int) -> list[StateChunk]:
+    """Return the pieces that `copy` asks for from now_ms on, taken all but the last."""
+    transfer_of(copy).tick("n2", now_ms)
+    pieces: list[StateChunk] = []
+    while True:
+        request = copy.seams.sent[-1][1]
+        assert isinstance(request, StateRequest)
+        transfer_of(source).serve("n1", request)
+        chunk = source.seams.sent[-1][1]
+        assert isinstance(chunk, StateChunk)
+        pieces.append(chunk)
+        if chunk.offset + len(chunk.data) == chunk.total:
+            return pieces
+        transfer_of(copy).take("n2", chunk, now_ms)
+
+
+@pytest.mark.rule("D-28")
+def test_pieces_with_another_checksum_are_not_a_state(tmp_path: Path) -> None:
+    """They are of two snapshots: keys would be missing, and a retry would be stored twice."""
+    source = whole_node(tmp_path)
+    copy = copy_of(source, tmp_path)
+    *_, last = pieces_for(copy, source, 1_000)
+    assert last.offset > 0
+    transfer_of(copy).take("n2", msgspec.structs.replace(last, crc=last.crc ^ 1), 1_000)
+    assert not transfer_of(copy).is_whole
+    *_, last = pieces_for(copy, source, 1_000 + ASK_AGAIN_MS)
+    transfer_of(copy).take("n2", last, 1_000 + ASK_AGAIN_MS)
+    assert transfer_of(copy).is_whole
+    assert all(copy.driver.state.find_key(f"k{number}") for number in range(8))
+
+
+@pytest.mark.rule("D-28")
+def test_a_replica_without_the_whole_state_sends_none(tmp_path: Path) -> None:
+    copy = copy_of(whole_node(tmp_path), tmp_path)
+    before = len(copy.seams.sent)
+    transfer_of(copy).serve("n3", StateRequest(7, 0))
+    assert len(copy.seams.sent) == before
+
+
+@pytest.mark.rule("D-28", "C-05")
+def test_no_snapshot_of_an_earlier_epoch_is_sent_on(tmp_path: Path) -> None:
+    """The next master may lack what it knows."""
+    source = whole_node(tmp_path)
+    transfer = transfer_of(source)
+    transfer.serve("n2", StateRequest(7, 0))
+    _, first = source.seams.sent[-1]
+    assert isinstance(first, StateChunk)
+    transfer.epoch_began(source.driver.log.next_index)
+    transfer.serve("n2", StateRequest(7, len(first.data)))
+    assert source.seams.sent[-1][1] is first
+    transfer.serve("n2", StateRequest(8, 0))
+    assert source.seams.sent[-1][1] is not first
