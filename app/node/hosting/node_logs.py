@@ -25,7 +25,7 @@ from app.node.request_waits import Waits
 from app.node.services import NodeServices, ReplicaEvents
 from app.node.tasks import TaskSupervisor
 from app.settings.model import LogSettings, Replication
-from storage.errors import CorruptFile, CorruptLog, ForeignLog, StorageError
+from storage.errors import CorruptLog, ForeignLog, StorageError, as_damage
 from storage.log.log_folder import MANIFEST_NAME
 
 logger = logging.getLogger(__name__)
@@ -180,8 +180,11 @@ class NodeLogs:
             driver = self._open(hosted, sound=True)
         except ForeignLog:
             raise  # no node may write to it
-        except (CorruptLog, CorruptFile) as error:
-            return error
+        except StorageError as error:
+            damage = as_damage(error)
+            if isinstance(damage, Damaged) and damage.path.startswith(folder):
+                return damage
+            raise
         hosted.healing = marker.exists  # an opening may find a reason for doubt
         return driver
 

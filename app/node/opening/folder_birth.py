@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from app.node.repair.marker import RepairMarker
+from storage.errors import DiskError
 from storage.file_system import FileSystem, write_durably
 from storage.format.checksum import crc32c
 from storage.units import NO_INDEX
@@ -45,7 +46,10 @@ class FolderBirth:
             return _NEVER
         if not self._files.exists(self._path):  # a folder of an earlier version
             return self._known_index
-        checksum, _, text = self._files.read(self._path).strip().partition(b" ")
+        try:
+            checksum, _, text = self._files.read(self._path).strip().partition(b" ")
+        except DiskError:
+            return _NEVER
         if checksum != b"%08x" % crc32c(text):
             return _NEVER
         return max(self._known_index, msgspec.json.decode(text, type=_BirthLine).index)

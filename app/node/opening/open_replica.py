@@ -18,7 +18,7 @@ from app.node.opening.trust import Trust
 from app.node.replica.checkpoints import load_state
 from app.node.replica.driver import LogDriver
 from app.node.services import NodeServices, ReplicaEvents, ReplicaFiles
-from storage.errors import CorruptFile, CorruptLog, StorageError
+from storage.errors import CorruptFile, CorruptLog, StorageError, as_damage
 from storage.file_system import FileSystem
 from storage.log.checkpoint import CheckpointFile, SnapshotFile
 from storage.log.clean_stop import CleanStop
@@ -114,7 +114,7 @@ class OpenReplica(Generic[Core]):
 def open_journal(
     files: FileSystem, data_folder: str, node_id: str, log_name: str, storage: CommitlogConfig
 ) -> Journal:
-    """Recover a node's journal of a log. A damaged one is set aside.
+    """Recover a node's journal of a log. One that is damaged, or cannot be read, is set aside.
 
     Then a new journal is started. Raises DiskError.
     """
@@ -122,7 +122,9 @@ def open_journal(
     files.make_folders(folder)
     try:
         return Journal(files, folder, node_id, log_name, storage)
-    except (CorruptLog, CorruptFile) as error:
+    except StorageError as error:
+        if not isinstance(as_damage(error), CorruptLog | CorruptFile):
+            raise
         logger.error(
             "journal damaged; a new journal is started", extra={"log": log_name, "damage": str(error)}
         )

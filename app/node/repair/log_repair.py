@@ -41,13 +41,24 @@ from app.node.replica.checkpoints import load_state
 from app.node.replica.driver import LogDriver
 from storage.care.patch import patch
 from storage.care.survey import NO_OFFSET, Damage, Survey, survey
-from storage.errors import CorruptFile, CorruptLog, DiskError, InvariantError, PatchRefused, StorageFull
+from storage.errors import (
+    CorruptFile,
+    CorruptLog,
+    DiskError,
+    InvariantError,
+    PatchRefused,
+    StorageError,
+    StorageFull,
+    as_damage,
+)
 from storage.format.batch import Batch
 from storage.log.aside import set_aside
 from storage.log.checkpoint import CheckpointFile, SnapshotFile
+from storage.log.clean_stop import OPENED_NAME
 from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState, HardStateFile
 from storage.log.log_folder import MANIFEST_NAME
+from storage.log.origin import ORIGIN_NAME
 from storage.log.recovery import Recovery
 
 logger = logging.getLogger(__name__)
@@ -57,6 +68,7 @@ ANSWER_TIMEOUT_S: Final = 2.0
 PATIENCE_S: Final = 5  # wait for voters that do not report their term
 VOTE_GAP: Final = 1 << 20  # campaigns: a term takes at least an election timeout, so this is days of them
 SAME_DAMAGE_MAX: Final = 3  # repairs allowed per file before the log is set aside
+_NOTES: Final = ("group", OPENED_NAME, ORIGIN_NAME, "replica")  # beside the log; without them it is in doubt
 _RETRY_FIRST_S: Final = 0.2
 _RETRY_LAST_S: Final = 5.0
 
@@ -280,10 +292,13 @@ class LogRepair:
                 driver = await in_thread(partial(self._host.open_log, sound=self._keeps_promises))
                 await self._forget_held()  # from now on the leader may truncate what was not committed
                 return driver
-            except (CorruptLog, CorruptFile) as error:
-                logger.warning("log %s: still damaged: %s", self._log_name, error)
-                self._seen[error.path] = self._seen.get(error.path, 0) + 1
-                cause = error
+            except StorageError as error:
+                damage = as_damage(error)
+                if not (isinstance(damage, Damaged) and damage.path.startswith(self._folder)):
+                    raise
+                logger.warning("log %s: still damaged: %s", self._log_name, damage)
+                self._seen[damage.path] = self._seen.get(damage.path, 0) + 1
+                cause = damage
 
     async def _forget_held(self) -> None:
         self._held_index = NO_INDEX
@@ -303,6 +318,9 @@ class LogRepair:
                 await self._doubt(lacks_records=True)
             await in_thread(lambda: self._remove(name))
         elif name == "state":  # it is replayed, or received from the leader (state_transfer.py)
+            await in_thread(lambda: self._remove(name))
+        elif name in _NOTES:
+            await self._doubt()
             await in_thread(lambda: self._remove(name))
         else:
             await self._repair_batches()
@@ -347,8 +365,10 @@ class LogRepair:
         held_index = max(self._held_index, self._marker.held_index)
         try:
             checkpoint = CheckpointFile(self._files, f"{self._folder}/checkpoint").load()
-        except CorruptFile:
-            return held_index
+        except StorageError as error:
+            if isinstance(as_damage(error), Damaged):
+                return held_index
+            raise
         return max(held_index, checkpoint.committed_index)
 
     async def _repair_stretch(self, damage: Damage) -> bool:

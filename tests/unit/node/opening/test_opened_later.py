@@ -14,7 +14,7 @@ from app.node.hosted_logs import HostedLogs
 from app.node.hosting.log_journals import LogJournals
 from app.node.hosting.node_logs import NodeLogs
 from app.settings.model import LogSettings
-from storage.errors import CorruptFile, StorageFull
+from storage.errors import CorruptFile, DiskError, StorageFull
 from storage.files import OsFileSystem
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from storage.log.hard_state import HardState, HardStateFile
@@ -35,13 +35,14 @@ class Scene:
     """A node whose opener has no space at first."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.has_room = False
+        self.refusal: Exception | None = StorageFull("data/logs/a/vote", "write", "no space left")
+        self.files = MemoryFiles()
         self.attempts = self.open_journals = 0
         disk: Any = SimpleNamespace(lane=lambda _name: Lane())
         services: Any = SimpleNamespace(
             node_id="n1",
             data_folder="data",
-            files=MemoryFiles(),
+            files=self.files,
             storage=CommitlogConfig(),
             clock=Clock(),
             transport=SimpleNamespace(send=None),
@@ -77,10 +78,10 @@ class Scene:
         self.hosted.generation = 0
 
     def _open(self, _hosted: HostedLog, _events: object, **_: bool) -> None:
-        """Open nothing while there is no space."""
+        """Open nothing while the disk refuses it."""
         self.attempts += 1
-        if not self.has_room:
-            raise StorageFull("data/logs/a/vote", "write", "no space left")
+        if self.refusal is not None:
+            raise self.refusal
 
 
 @pytest.mark.rule("C-10")
@@ -93,7 +94,7 @@ def test_a_replica_that_was_added_while_the_disk_was_full_counts_as_closed(
         with pytest.raises(StorageFull):
             asyncio.run(scene.node_logs.open_replica(scene.hosted))
         assert (scene.hosted.journal, scene.open_journals) == (None, 0)
-    scene.has_room = True
+    scene.refusal = None
     asyncio.run(scene.node_logs.open_replica(scene.hosted))
     assert scene.hosted.journal is not None
 
@@ -109,11 +110,46 @@ def test_a_member_that_its_leader_pushes_to_joins_once_the_disk_has_room(
         for _ in range(3):
             scene.node_logs.join(scene.hosted)
         assert (scene.attempts, scene.hosted.journal, scene.open_journals) == (1, None, 0)
-        scene.has_room = True
+        scene.refusal = None
         await asyncio.sleep(0.11)
         scene.node_logs.join(scene.hosted)
 
     asyncio.run(pushes())
+    assert scene.hosted.journal is not None
+
+
+@pytest.mark.rule("R-11")
+def test_a_file_that_cannot_be_read_at_the_opening_is_damage_of_its_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would end the start of the node, with all of its logs."""
+    scene = Scene(monkeypatch)
+    scene.refusal = DiskError("data/logs/a/vote", "read", "input/output error")
+    found: list[str] = []
+    monkeypatch.setattr(
+        scene.node_logs.repairs, "begin", lambda _hosted, cause, _found_by: found.append(cause.path)
+    )
+    asyncio.run(scene.node_logs.open_replica(scene.hosted))
+    assert found == ["data/logs/a/vote"]
+    scene.refusal = DiskError("data/elsewhere", "read", "input/output error")  # no repair of the log helps
+    with pytest.raises(DiskError):
+        asyncio.run(scene.node_logs.open_replica(scene.hosted))
+
+
+@pytest.mark.rule("R-11")
+def test_a_journal_that_cannot_be_read_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+    scene.refusal = None
+    asyncio.run(scene.node_logs.open_replica(scene.hosted))
+    asyncio.run(scene.node_logs.close_log(scene.hosted))
+
+    def unreadable(operation: str, path: str) -> None:
+        if operation == "read" and path == "data/journal/a/manifest":
+            scene.files.refuse = None  # the file that is set aside
+            raise DiskError(path, "read", "input/output error")
+
+    scene.files.refuse = unreadable
+    asyncio.run(scene.node_logs.open_replica(scene.hosted))
     assert scene.hosted.journal is not None
 
 

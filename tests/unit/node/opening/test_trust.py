@@ -10,6 +10,7 @@ from app.log.contract import Durability, Role
 from app.node.opening.folder_birth import FolderBirth
 from app.node.repair.marker import Note, RepairMarker
 from app.raft.messages import TimeoutNow, VoteAnswer, VoteRequest
+from storage.errors import DiskError
 from storage.files import OsFileSystem
 from storage.log.clean_stop import CleanStop
 from storage.log.origin import ORIGIN_NAME, FolderOrigin
@@ -149,6 +150,20 @@ def test_logs_that_are_older_than_the_folder_may_have_been_here_before(
     file = files.open(path)
     file.truncate(0)
     file.pwrite(spoiled, 0)
+    assert birth.index > 10**9
+
+
+@pytest.mark.rule("R-01", "R-02")
+def test_a_note_of_the_folder_that_cannot_be_read_leaves_every_log_in_doubt() -> None:
+    files = MemoryFiles()
+    birth, _ = birth_of(files)
+    birth.save(41)
+
+    def unreadable(operation: str, path: str) -> None:
+        if operation == "read":
+            raise DiskError(path, operation, "input/output error")
+
+    files.refuse = unreadable
     assert birth.index > 10**9
 
 

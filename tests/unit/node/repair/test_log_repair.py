@@ -416,3 +416,35 @@ def test_a_full_disk_delays_a_repair_and_does_not_set_the_log_aside(monkeypatch:
     assert not repair.result.set_aside
     assert scene.host.log is not None
     assert [scene.host.log.batch_at(index) for index in range(0, 80, 2)] == BATCHES
+
+
+@pytest.mark.parametrize(
+    ("name", "sound"),
+    [("vote", True), ("checkpoint", True), ("state", True), ("group", False), ("opened", False)],
+)
+def test_a_small_file_that_cannot_be_read_is_repaired_as_a_damaged_one(name: str, sound: bool) -> None:
+    scene = Scene()
+    path = f"{FOLDER}/{name}"
+    if name != "vote":
+        scene.files.open(path, create=True)
+    opened = scene.host.open_log
+
+    def open_log(*, sound: bool) -> Any:
+        scene.files.read(path)
+        return opened(sound=sound)
+
+    def unreadable(operation: str, met: str) -> None:
+        if operation == "read" and met == path:
+            raise DiskError(met, "read", "input/output error")
+
+    scene.host.open_log = open_log if name == "vote" else opened  # type: ignore[method-assign]
+    scene.files.refuse = unreadable
+
+    def answers(peer: str, message: PeerCall) -> PeerCall | None:
+        scene.files.refuse = None  # a new file takes the place of the unreadable one
+        return gives_all(peer, message)
+
+    scene.run(Peers(answers), CorruptLog(path, 0, "it cannot be read: input/output error"))
+    assert scene.host.log is not None
+    assert (scene.host.log.end_index, scene.host.sound) == (79, sound)
+    assert name == "vote" or not scene.files.exists(path)
