@@ -142,6 +142,19 @@ class LogClash(SourceError):
         )
 
 
+class RowsLost(SourceError):
+    """RESTORE took rows from a typed table, and the job cannot add them again."""
+
+    condition = "COMMITLOG_ROWS_LOST"
+    is_final = True
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(
+            f"RESTORE took rows from {path} which the job cannot add again: {reason}. To have the whole "
+            "table made again, stop the job, delete the folder of the table, and start the job."
+        )
+
+
 class SinkError(SourceError):
     """Rows that could not be written. The message states what is stored, and the remedy."""
 

@@ -4,7 +4,7 @@ A letter is moved by three commits: to `records`, to `current`, out of `dead_let
 killed between them is repeated: a letter that is in `records` already is not added again.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,10 +16,7 @@ from pyspark.sql import functions as F
 from spark_jobs.errors import OptionError
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
-from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, repeated
-from spark_jobs.tables.table import ENTRIES, Table, identifier, read_table
-from spark_jobs.typed.claimed_table import ClaimedTable
-from spark_jobs.typed.current import ATTEMPTS
+from spark_jobs.tables.table import ENTRIES, Table, read_table
 
 PIECE_LETTERS: Final = 20_000
 
@@ -62,7 +59,7 @@ class DeadLetterReplay:
             letters = letters.filter(pc.invert(pc.is_in(letters["index"], pa.array(held, pa.int64()))))
             typed = decoder.decode(letters, wanted)
             for first, rows in typed.records.items():
-                self._insert(self.tables.records[first], rows)
+                self.tables.records[first].insert_missing(rows)
                 held |= dict.fromkeys(rows["_index"].to_pylist(), first)
             self._settle(held, until)
             moved += len(held)
@@ -93,14 +90,6 @@ class DeadLetterReplay:
             .collect()
         }
 
-    def _insert(self, table: ClaimedTable, rows: pa.Table) -> None:
-        bounds = pc.min_max(rows["_index"]).as_py()
-        self.spark.createDataFrame(rows, table.table.schema).createOrReplaceTempView("commitlog_replayed")
-        self._repeated(
-            f"MERGE INTO {identifier(table.path)} t USING commitlog_replayed s ON t._index = s._index "
-            f"AND t._index BETWEEN {bounds['min']} AND {bounds['max']} WHEN NOT MATCHED THEN INSERT *"
-        )
-
     def _settle(self, moved: Mapping[int, int], until: int) -> None:
         """Apply records that were dead letters to `current`, and remove the letters."""
         if not moved:
@@ -116,23 +105,9 @@ class DeadLetterReplay:
                 before, end = end, self._end()
                 if end == before:  # else a newer tombstone may have been applied before the rows were there
                     break
-        self._remove(moved)
-
-    def _remove(self, moved: Iterable[int]) -> None:
-        """Remove the letters with these indexes."""
-        self.spark.createDataFrame(pa.table({"index": list(moved)})).createOrReplaceTempView(
-            "commitlog_moved"
-        )
-        self._repeated(
-            f"MERGE INTO {identifier(self.tables.dead_letters.path)} t USING commitlog_moved s "
-            "ON t.index = s.index WHEN MATCHED THEN DELETE"
-        )
+        self.tables.dead_letters.remove(self.spark.createDataFrame(pa.table({"index": list(moved)})))
 
     def _end(self) -> int:
         """Return the index after the last row of `entries`."""
         entries = read_table(self.spark, self.path_of(ENTRIES))
         return int(entries.agg(F.coalesce(F.max("index") + 1, F.lit(0))).collect()[0][0])
-
-    def _repeated(self, statement: str) -> None:
-        """Run a statement; after a conflict with another writer, again."""
-        repeated(lambda: self.spark.sql(statement).collect(), (CONCURRENT_CHANGE,), ATTEMPTS)

@@ -31,6 +31,7 @@ from spark_jobs.typed.current import CurrentTable
 from spark_jobs.typed.decoding import COLUMNS, TypedDecoder, TypedRows
 from spark_jobs.typed.indexed_rows import IndexedRows
 from spark_jobs.typed.layout import Generation, generations
+from spark_jobs.typed.restored import RestoredTables
 from spark_jobs.typed.table_ends import TableEnds
 
 COMMIT_RECORDS = 100_000  # of one piece of `entries`: as many as a file that Spark writes there
@@ -99,6 +100,7 @@ class TypedTables:
         self._read_schemas(until)
         if self.decoder is None:
             return
+        self._repair(self.decoder, until)
         self.until_index = until
         pieces = self._entries.pieces(self.next_index, until, COLUMNS, COMMIT_RECORDS)
         with ahead(pieces) as read, ahead(_decoded(self.decoder, read)) as decoded:
@@ -206,24 +208,47 @@ class TypedTables:
         self._open_tables(layout)
         self.decoder, self._versions = TypedDecoder(versions, layout), versions
 
+    def _repair(self, decoder: TypedDecoder, until: int) -> None:
+        """Add the rows that RESTORE took from tables. Raises RowsLost."""
+        restored = RestoredTables(
+            self.spark,
+            self._entries,
+            self.dead_letters,
+            self.records,
+            self.current,
+            until,
+            lambda: self.client.tail(confirmed=True).next_index,
+        )
+        with self._applying:
+            for first in sorted(restored.repair(decoder)):
+                self.next_index = max(self.next_index, self._complete_before(decoder.layout))
+                if first in self.current:
+                    self.current[first].rebuild(self.next_index)
+            restored.finish()
+
+    def _complete_before(self, layout: Sequence[Generation]) -> int:
+        ends = [self.records[generation.first].last_index for generation in layout]
+        return complete_before([each.from_index for each in layout], ends)
+
     def _open_tables(self, layout: Sequence[Generation]) -> None:
         log, log_id = self.client.log, self.client.log_id()
         is_first = not self.records
-        if is_first:
-            self.dead_letters.open(log, log_id)
+        begin = math.inf  # of the tables that are created now, which may have been removed
+        if is_first and self.dead_letters.open(log, log_id):
+            begin = 0
         for generation in layout:
             table = generation.records()
             held = self.records.get(generation.first)
             if held is None:
                 held = self._claimed(table, "_index")
-                held.open(log, log_id)
+                if held.open(log, log_id):
+                    begin = min(begin, generation.from_index)
                 self.records[generation.first] = held
             elif held.table != table:
                 held.evolve(table)
             self._open_current(generation, log_id)
         if is_first:
-            ends = [self.records[generation.first].last_index for generation in layout]
-            self.next_index = complete_before([each.from_index for each in layout], ends)
+            self.next_index = int(min(begin, self._complete_before(layout)))
             self._ends.until = self._ends.noted = self.next_index
 
     def _open_current(self, generation: Generation, log_id: str) -> None:

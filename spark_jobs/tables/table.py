@@ -272,7 +272,9 @@ class TableClash(SourceError):
     def __init__(self, path: str, rows: str) -> None:
         super().__init__(
             f"{path} refuses {rows}, which it does not hold: rows were taken out of it, by RESTORE or "
-            "DELETE. Put them back, or give the job an empty folder of tables."
+            f"DELETE. DESCRIBE HISTORY {identifier(path)} shows the version before that; RESTORE TABLE "
+            f"{identifier(path)} TO VERSION AS OF that version puts them back. Or give the job an empty "
+            "folder of tables."
         )
 
 
@@ -401,13 +403,16 @@ def append_once(
     claim: above that of every commit before; a function of the table's rows alone. position: the column whose
     largest value is returned. note: kept in the commit. replaces: `rows` are then all rows of the table.
     Returns the number of rows and that value, or None when the claim was refused: then read the table again.
+    Raises AnalysisException for a table that was removed.
     """
     metrics = Observation()
     observed = rows.observe(metrics, F.count("*").alias("count"), F.max(position).alias("last"))
-    writer = observed.write.format("delta").option("userMetadata", json.dumps(note))
-    writer.mode("overwrite" if replaces else "append")
+    options = {"txnAppId": application, "txnVersion": str(claim), "userMetadata": json.dumps(note)}
     try:
-        writer.option("txnAppId", application).option("txnVersion", str(claim)).save(path)
+        if replaces:
+            observed.write.format("delta").mode("overwrite").options(**options).save(path)
+        else:
+            observed.writeTo(identifier(path)).options(**options).append()  # `save` would create the table
     except SPARK_ERRORS as error:
         if CONCURRENT_CLAIM in str(error):
             return None
@@ -422,9 +427,9 @@ def claim_alone(spark: SparkSession, path: str, table: Table, *, application: st
 
     Of two at the same time one is refused, and repeated: the first one may have a lower claim.
     """
-    writer = spark.createDataFrame([], table.schema).write.format("delta").mode("append")
-    writer = writer.option("txnAppId", application).option("txnVersion", str(claim))
-    repeated(lambda: writer.save(path), (CONCURRENT_CLAIM,), MAX_REFUSALS)
+    writer = spark.createDataFrame([], table.schema).writeTo(identifier(path))
+    writer = writer.options(txnAppId=application, txnVersion=str(claim))
+    repeated(writer.append, (CONCURRENT_CLAIM,), MAX_REFUSALS)
 
 
 def look_ahead(spark: SparkSession, path: str, *, application: str, claimed: int) -> None:

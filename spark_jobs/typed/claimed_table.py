@@ -3,23 +3,27 @@
 An append claims the index of its first row (tables/table.py). Which rows are due after the table's last one
 is a function of the log, so two drivers that would add the same row claim the same index, or the slower one a
 lower index: Delta refuses it. Its rows below the new end of the table are left out, and it claims again.
-Rows that other programs insert below the end of the table change no claim.
+Rows that other programs insert below the end of the table change no claim. Rows that RESTORE took are added
+again (restored.py).
 """
 
 import json
+import uuid
 from collections.abc import Callable, Mapping
+from functools import reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType, TimestampNTZType
 
 from app.tables.delta_log import DeltaLog, DeltaLogError, DeltaSnapshot
 from app.tables.names import CLUSTERING_PROPERTY, LOG_ID_PROPERTY, application_of
-from spark_jobs.errors import LogClash
+from spark_jobs.errors import LogClash, RowsLost
 from spark_jobs.session.locations import is_url
-from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, PROTOCOL_CHANGED, repeated
+from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, PROTOCOL_CHANGED, SPARK_ERRORS, repeated
+from spark_jobs.tables.restores import Restores
 from spark_jobs.tables.table import (
     MAX_REFUSALS,
     STATISTICS_PROPERTY,
@@ -40,6 +44,8 @@ from spark_jobs.typed.layout import ColumnChange, changes, is_part
 from storage.units import NO_INDEX
 
 WIDENING = {"delta.enableTypeWidening": "true"}
+MERGE_ATTEMPTS = 5
+FILES_ARE_GONE = ("FILE_NOT_EXIST", "DELTA_FILE_NOT_FOUND", "DELTA_VERSION_NOT_FOUND", "VersionNotFound")
 CHANGED_MEANWHILE = ("DELTA_METADATA_CHANGED", CONCURRENT_CHANGE, PROTOCOL_CHANGED, "ALREADY_EXISTS")
 
 
@@ -60,17 +66,20 @@ class ClaimedTable:
         self._write_as(table)
         self.last_index = NO_INDEX
         self.rows = 0
+        self.restores = Restores(spark, path)
         self._commits = None if is_url(path) else DeltaLog(path)
 
-    def open(self, log: str, log_id: str, properties: Mapping[str, str] | None = None) -> None:
+    def open(self, log: str, log_id: str, properties: Mapping[str, str] | None = None) -> bool:
         """Create the table if needed, change its columns and clustering if needed, and read its progress.
+        Return whether it was created now.
 
         properties: of the table, beside the common ones. Raises LogClash if it holds another log's records.
         """
+        self.restores = Restores(self.spark, self.path)  # of a table that was removed and made again, from 0
         own = {**(properties or {}), CLUSTERING_PROPERTY: self._clustering}
         if self._create({LOG_ID_PROPERTY: log_id, **own}):
             self.last_index, self.rows = NO_INDEX, 0
-            return
+            return True
         snapshot = self._snapshot()
         known = table_properties(self.spark, self.path) if snapshot is None else snapshot.properties
         if known.get(LOG_ID_PROPERTY, log_id) != log_id:
@@ -82,6 +91,7 @@ class ClaimedTable:
         if changed:
             self._repeated(lambda: set_properties(self.spark, self.path, changed))
         self.refresh()
+        return False
 
     def _create(self, properties: Mapping[str, str]) -> bool:
         if any(is_part(TimestampNTZType, each.dataType) for each in self.table.schema):
@@ -182,6 +192,53 @@ class ClaimedTable:
             if refusals == MAX_REFUSALS:
                 raise TableClash(self.path, f"the records from index {claim} on")
         return False
+
+    def taken(self, version: str) -> pa.Table:
+        """Return the rows that RESTORE commits took, in order: `index`, and `version`, the value of that
+        column. Raises RowsLost."""
+        versions = [restore - 1 for restore in self.restores.due()]
+        index = F.col(self.position).alias("index")
+        held = read_table(self.spark, self.path).select(index)
+        try:
+            before = (
+                self.spark.read.format("delta").option("versionAsOf", each).load(self.path)
+                for each in versions
+            )
+            known = reduce(
+                DataFrame.unionAll, (each.select(index, F.col(version).alias("version")) for each in before)
+            )
+            found = (
+                known.dropDuplicates(["index"]).where("index IS NOT NULL").join(held, "index", "left_anti")
+            )
+            return found.orderBy("index").toArrow()
+        except SPARK_ERRORS as error:
+            if not any(cause in str(error) for cause in FILES_ARE_GONE):
+                raise
+            raise RowsLost(self.path, f"files of version {versions[0]} were removed") from error
+
+    def insert_missing(self, rows: pa.Table) -> None:
+        """Add those of `rows`, one or more, whose index the table does not have."""
+        bounds = pc.min_max(rows[self.position]).as_py()
+        span = f"BETWEEN {bounds['min']} AND {bounds['max']}"
+        at = quoted_name(self.position)
+        self._merge(
+            self.spark.createDataFrame(rows, self.table.schema),
+            f"t.{at} = s.{at} AND t.{at} {span} WHEN NOT MATCHED THEN INSERT *",
+        )
+
+    def remove(self, indexes: DataFrame) -> None:
+        """Remove the rows with the indexes of a column `index`."""
+        self._merge(indexes, f"t.{quoted_name(self.position)} = s.index WHEN MATCHED THEN DELETE")
+
+    def _merge(self, source: DataFrame, clauses: str) -> None:
+        """Merge `source`, named s, into the table, named t; after a conflict with another writer, again."""
+        view = f"commitlog_{uuid.uuid4().hex}"  # of the session, which threads may share
+        source.createOrReplaceTempView(view)
+        statement = f"MERGE INTO {identifier(self.path)} t USING {view} s ON {clauses}"
+        try:
+            repeated(lambda: self.spark.sql(statement).collect(), (CONCURRENT_CHANGE,), MERGE_ATTEMPTS)
+        finally:
+            self.spark.catalog.dropTempView(view)
 
     def _snapshot(self) -> DeltaSnapshot | None:
         try:

@@ -18,6 +18,7 @@ from app.tables.names import KEYS_PROPERTY, application_of
 from spark_jobs.session.locations import is_url
 from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, repeated
 from spark_jobs.tables.local_commits import NeedsSpark
+from spark_jobs.tables.restores import Restores
 from spark_jobs.tables.table import (
     ENTRIES,
     identifier,
@@ -58,6 +59,7 @@ class CurrentTable:
         self.entries_path = entries_path
         self._has_feed = change_data_feed
         self.next_index = 0
+        self.restores = Restores(spark, path)
         self.generation: Generation | None = None
         self._writer: TableWriter | None = None
         self._local: LocalCurrent | None = None  # None where only Spark can change the table
@@ -105,6 +107,13 @@ class CurrentTable:
             rows = read_table(self.session, self.records_path).where(inside)
             self.apply(rows, self.tombstones(first, until), until)
         self.next_index = until
+
+    def rebuild(self, until: int) -> None:
+        """Apply all records before `until`, and what was applied after it, again: rows were taken from the
+        table or from `records`."""
+        self.next_index = max(self.next_index, until)  # the last records may be tombstones
+        rows = read_table(self.session, self.records_path).where(F.col("_index") < self.next_index)
+        self.apply(rows, self.tombstones(0, self.next_index), None)
 
     def claim(self, until: int) -> None:
         """Note in the table that the records before `until` are applied: none of them is after the last

@@ -1,10 +1,12 @@
 """Each index is in `entries` once, whatever happens to claims."""
 
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -129,6 +131,23 @@ def test_a_table_that_lost_rows_is_reported_and_left_alone(
         with pytest.raises(TableClash, match="RESTORE or DELETE"):
             write(first, batch, 60)
     assert read_table(spark, first.path).count() == 39
+    spark.sql(f"RESTORE TABLE {identifier(first.path)} TO VERSION AS OF 2")  # as the error names it
+    write(first, batch, 60)
+    assert read_table(spark, first.path).count() == 58
+
+
+def test_a_table_that_was_removed_is_made_again_from_its_begin(
+    job: Callable[[], EntriesJob], batch: Batch, spark: SparkSession
+) -> None:
+    first = job()
+    first.open()
+    write(first, batch, 40)
+    shutil.rmtree(first.path)
+    with pytest.raises(AnalysisException, match="PATH_NOT_FOUND"):
+        write(first, batch, 50)
+    first.open()
+    write(first, batch, 50)
+    assert read_table(spark, first.path).count() == 49
 
 
 def test_a_table_of_another_log_stops_the_job(

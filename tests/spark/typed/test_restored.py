@@ -1,0 +1,146 @@
+"""Typed tables that a user restores to an earlier version, or removes: each record is there once again."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_jobs.errors import RowsLost
+from spark_jobs.materialize.config import MaterializeConfig
+from spark_jobs.materialize.replay import DeadLetterReplay
+from spark_jobs.materialize.typed import TypedTables
+from spark_jobs.run import materialize
+from spark_jobs.source.log_reads import LogReads
+from spark_jobs.tables.restores import Restores
+from spark_jobs.tables.table import identifier, read_table
+from spark_jobs.typed.law import misplaced, outdated
+from tests.spark.conftest import endpoints
+from tests.spark.source.log_server import FakeLog, FakeReplica
+from tests.spark.typed.test_typed import path_in, to_json
+
+TYPED = ("records", "dead_letters", "current")
+SCHEMA = "id INT NOT NULL, city STRING"
+
+
+@pytest.fixture
+def log() -> FakeLog:
+    log = FakeLog()
+    log.open_term(1, "n1")
+    log.set_schema(SCHEMA, key_columns=["id"])
+    return log
+
+
+class Job:
+    """The tables of one log. One driver, which `restart` replaces."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        log: FakeLog,
+        replicas: list[FakeReplica],
+        tables: Path,
+        patch: pytest.MonkeyPatch,
+    ) -> None:
+        self.spark, self.log, self.patch = spark, log, patch
+        self.config = MaterializeConfig(endpoint=endpoints(replicas), tables=tables, available_now=True)
+        self.folder = tables / "default"
+        self.client = LogReads([replica.url for replica in replicas], "default")
+        self.restart()
+
+    def restart(self) -> None:
+        self.typed = TypedTables(self.spark, self.client, path_in(self.folder), follows=False)
+        self.typed.open()
+
+    def append(self, number: int) -> None:
+        """Append a record, a dead letter, a record and the tombstone of another key; write all tables."""
+        self.log.append(to_json(id=number), to_json(id="x"), to_json(id=number + 1), key=b"%d" % number)
+        self.log.append(None, key=b"%d" % (number - 10))
+        with self.patch.context() as patched:
+            patched.setattr(TypedTables, "extend", lambda *_: None)
+            materialize(self.config, spark=self.spark)
+        self.typed.extend(self.log.next_index)
+
+    def table(self, name: str) -> DataFrame:
+        return read_table(self.spark, str(self.folder / name))
+
+    def change(self, statement: str, *names: str) -> None:
+        for name in names:
+            self.spark.sql(statement.format(identifier(str(self.folder / name)))).collect()
+
+    def check(self, newest: str = "") -> None:
+        """Check the law. newest: suffix of the newest generation."""
+        entries, end = self.table("entries"), self.log.next_index
+        records = [self.table(each.name) for each in self.folder.glob("records*")]
+        assert misplaced(entries, records, self.table("dead_letters"), end).collect() == []
+        held = self.table(f"records{newest}"), self.table(f"current{newest}")
+        assert outdated(entries, *held, ["id"], end).collect() == []
+
+
+@pytest.fixture
+def job(
+    spark: SparkSession,
+    log: FakeLog,
+    replicas: list[FakeReplica],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Job:
+    return Job(spark, log, replicas, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["running", "restarted"])
+def test_rows_that_a_restore_took_are_added_again(job: Job, restarts: bool) -> None:
+    job.append(0)
+    job.append(10)  # its last record is a tombstone
+    job.change("RESTORE TABLE {} TO VERSION AS OF 1", *TYPED)
+    assert job.table("records").count() == 2
+    if restarts:
+        job.restart()
+    job.append(20)
+    job.check()
+    assert all(not Restores(job.spark, str(job.folder / name)).due() for name in TYPED)
+
+
+@pytest.mark.parametrize("restored", [("records", "records_v2", "current_v2"), ("dead_letters",)])
+def test_a_restore_to_before_a_replay_leaves_each_letter_once(job: Job, restored: tuple[str, ...]) -> None:
+    job.append(0)
+    job.log.set_schema("id STRING NOT NULL, city STRING", key_columns=["id"], compatibility="none")
+    job.append(10)
+    before = [
+        job.spark.sql(f"DESCRIBE HISTORY {identifier(str(job.folder / name))}").count() - 1
+        for name in restored
+    ]
+    DeadLetterReplay(job.spark, job.client, path_in(job.folder)).run()
+    job.append(20)
+    assert job.table("dead_letters").count() == 4
+    for name, version in zip(restored, before, strict=True):
+        job.change(f"RESTORE TABLE {{}} TO VERSION AS OF {version}", name)
+    job.append(30)
+    job.check("_v2")
+
+
+def test_rows_that_cannot_be_made_again_are_an_error_with_a_remedy(job: Job) -> None:
+    for number in (0, 10):
+        job.append(number)
+    job.spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    job.change("RESTORE TABLE {} TO VERSION AS OF 1", "records")
+    job.change("VACUUM {} RETAIN 0 HOURS", "records")
+    with pytest.raises(RowsLost, match=r"files of version 2 were removed.*delete the folder of the table"):
+        job.append(20)
+    shutil.rmtree(job.folder / "records")
+    job.restart()
+    job.append(30)
+    job.check()
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_a_table_that_is_removed_is_not_begun_in_the_middle(job: Job, name: str) -> None:
+    """The error starts the job again, which makes the whole table."""
+    job.append(0)
+    shutil.rmtree(job.folder / name)
+    with pytest.raises(AnalysisException, match="PATH_NOT_FOUND"):
+        job.append(10)
+    job.restart()
+    job.append(20)
+    job.check()
