@@ -58,8 +58,8 @@ class Follower(Protocol):
         """Forget the progress: other drivers may have written."""
         ...
 
-    def extend(self, until: int) -> None:
-        """Take over all records before `until`, which `entries` holds."""
+    def extend(self, until: int, term: int | None) -> None:
+        """Take over all records before `until`, which `entries` holds. term: of the record before it."""
         ...
 
 
@@ -152,7 +152,9 @@ class EntriesJob:
         for follower in self.followers:
             follower.open()
             if self.rows > 0:
-                follower.extend(self.next_index)  # what was left when the driver before this one ended
+                follower.extend(
+                    self.next_index, offset.term
+                )  # what was left when the driver before this one ended
 
     @property
     def read_until(self) -> int:
@@ -247,7 +249,7 @@ class EntriesJob:
         if self.target is not None:
             self.waiting = max(0, self.target - end.next_index)
         for follower in self.followers:
-            follower.extend(end.next_index)
+            follower.extend(end.next_index, end.term)
         self._note_batch(self.rows - count, (*times_s, time.monotonic()))
 
     def _read(

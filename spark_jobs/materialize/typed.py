@@ -70,6 +70,7 @@ class TypedTables:
         self.dead_letters = self._claimed(DEAD_LETTERS, "index")
         self._entries = IndexedRows(spark, path_of(ENTRIES), ENTRIES, "index")
         self._versions: Sequence[LogSchema] = ()
+        self._term: int | None = None  # of the last record that was handed to `extend`
         self._changed: set[int] = set()  # generations with records that may have a row in `current`
         self._applying = threading.Lock()
         self._noting = threading.Lock()  # protects next_index, _changed and _ends
@@ -90,13 +91,15 @@ class TypedTables:
     def _claimed(self, table: Table, position: str) -> ClaimedTable:
         return ClaimedTable(self.spark, self.path_of(table), table, position, follows=self.follows)
 
-    def extend(self, until: int) -> None:
-        """Write the rows of all records before `until`, which `entries` holds.
+    def extend(self, until: int, term: int | None = None) -> None:
+        """Write the rows of all records before `until`, which `entries` holds. term: of the record before it.
 
         Raises TableClash, LogClash, SchemaInvalid, SchemaLibraryMissing, and the errors of `LogReads`.
         """
         if self._failed is not None:
             raise self._failed
+        if term != self._term:  # an unclean election may have replaced a version by another of that number
+            self._term, self._versions = term, ()
         self._read_schemas(until)
         if self.decoder is None:
             return

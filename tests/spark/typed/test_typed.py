@@ -192,3 +192,40 @@ def test_a_failed_merge_of_current_is_repeated_and_stops_no_other_table(
         tables._apply_late()
     with pytest.raises(OSError, match="no space"):
         tables.extend(0)
+
+
+def test_a_version_that_an_unclean_election_replaced_is_read_again(
+    spark: SparkSession,
+    config: MaterializeConfig,
+    log: FakeLog,
+    replicas: list[FakeReplica],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its number is the same, so the service reports that the newest version is known."""
+    without_current(monkeypatch)
+    folder = Path(config.tables) / "default"
+    client = LogReads([replica.url for replica in replicas], "default")
+    tables = TypedTables(spark, client, path_in(folder), follows=False)
+    tables.open()
+
+    def extend() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(TypedTables, "extend", lambda *_: None)
+            materialize(config, spark=spark)
+        tables.extend(log.next_index, log.term)
+
+    log.set_schema("id INT")
+    log.append(to_json(id=2))
+    extend()
+    log.set_schema("id INT, lost STRING")
+    tables.extend(log.next_index, log.term)
+    del log.records[-1], log.schemas[-1]
+    log.open_term(2, "n2")
+    log.set_schema("id INT, kept STRING")
+    log.append(to_json(id=3, kept="x"))
+    extend()
+    found = rows(spark, config, "records")
+    assert [(row["id"], row["kept"], row["_rescued"]) for row in found][-2:] == [
+        (2, None, None),
+        (3, "x", None),
+    ]
