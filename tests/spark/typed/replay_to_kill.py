@@ -19,10 +19,11 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.materialize.replay import DeadLetterReplay
 from spark_jobs.source.log_reads import LogReads
+from spark_jobs.typed.claimed_table import ClaimedTable
 from spark_jobs.typed.current import CurrentTable
 
 COMMITS: dict[str, tuple[Any, str]] = {  # what makes each commit of a replay, in their order but for the last
-    "records": (DeadLetterReplay, "_insert"),
+    "records": (ClaimedTable, "insert_missing"),
     "current": (CurrentTable, "apply"),
 }
 
