@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,16 +26,18 @@ from tests.bench.systems.local_cluster import print_figure
 from tests.bench.systems.setups import Nodes, Setup, running_nodes
 
 Figure = dict[str, Any]
+Reading = Callable[[Nodes], AsyncIterator[bytes]]
 CLIENT_RECORD_BYTES = 100
 PAGE_RECORDS = 10_000
 IDLE_S = 8.0
 TAIL_READERS = 100
 TAIL_RATE = 5_000  # appends per second
+POLL_RATE = 1_500
 TIMED_READERS = 3  # of them: reading the timestamps of all records costs the client as much as reading them
 CATCH_UP_S = 10.0
 TIMESTAMP = re.compile(rb'"timestamp":(\d+)')  # of an event, ms
 LOOKUPS = 200
-ROWS = ("idle", "tail-readers", "log-size", "bulk-read", "producer", "reader")
+ROWS = ("idle", "tail-readers", "long-polls", "log-size", "bulk-read", "producer", "reader")
 
 
 def idle(nodes: Nodes) -> Figure:
@@ -110,17 +112,17 @@ def by_size(loadgen: Path, batch: Path, nodes: Nodes, seconds: int, fill_mib: in
     }
 
 
-def tail_readers(loadgen: Path, nodes: Nodes, seconds: int) -> Figure:
-    """Appends at a constant rate without readers, then with event streams at the tail.
+def tail_readers(loadgen: Path, nodes: Nodes, seconds: int, rate: int, read: Reading) -> Figure:
+    """Appends at a constant rate without readers, then with readers at the tail.
 
     lag_p50_ms, lag_p99_ms: from the timestamp of a record, when its leader takes it, until a reader has it.
     """
-    arguments = ["-c", "32", "-size", str(RECORD_BYTES), "-rate", str(TAIL_RATE), "-d", f"{seconds}s"]
+    arguments = ["-c", "32", "-size", str(RECORD_BYTES), "-rate", str(rate), "-d", f"{seconds}s"]
     alone = load(loadgen, nodes, *arguments)
     stop = threading.Event()
     received, lags_ms = [0], list[float]()
     thread = threading.Thread(
-        target=lambda: asyncio.run(_read_tail(nodes, stop, received, lags_ms)), daemon=True
+        target=lambda: asyncio.run(_read_tail(nodes, read, stop, received, lags_ms)), daemon=True
     )
     thread.start()
     time.sleep(1)
@@ -141,16 +143,11 @@ def tail_readers(loadgen: Path, nodes: Nodes, seconds: int) -> Figure:
     }
 
 
-async def _read_tail(nodes: Nodes, stop: threading.Event, received: list[int], lags_ms: list[float]) -> None:
-    place = urlsplit(nodes.follower)
-    request = (
-        b"GET /v1/logs/default/records?from=latest HTTP/1.1\r\nHost: n\r\nAccept: text/event-stream\r\n\r\n"
-    )
-
+async def _read_tail(
+    nodes: Nodes, read: Reading, stop: threading.Event, received: list[int], lags_ms: list[float]
+) -> None:
     async def one(timed: bool) -> None:
-        source, sink = await asyncio.open_connection(place.hostname, place.port)
-        sink.write(request)
-        while data := await source.read(1 << 18):
+        async for data in read(nodes):
             received[0] += len(data)
             if timed:
                 now_ms = time.time() * 1000
@@ -163,6 +160,30 @@ async def _read_tail(nodes: Nodes, stop: threading.Event, received: list[int], l
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def _events(nodes: Nodes) -> AsyncIterator[bytes]:
+    """Read an event stream of a follower."""
+    place = urlsplit(nodes.follower)
+    source, sink = await asyncio.open_connection(place.hostname, place.port)
+    sink.write(
+        b"GET /v1/logs/default/records?from=latest HTTP/1.1\r\nHost: n\r\nAccept: text/event-stream\r\n\r\n"
+    )
+    while data := await source.read(1 << 18):
+        yield data
+
+
+async def _pages(nodes: Nodes) -> AsyncIterator[bytes]:
+    """Read page after page from the leader, each of which waits for records."""
+    place = urlsplit(nodes.leader)
+    source, sink = await asyncio.open_connection(place.hostname, place.port)
+    start = "from=latest"
+    while True:
+        sink.write(f"GET /v1/logs/default/records?{start}&wait_ms=10000 HTTP/1.1\r\nHost: n\r\n\r\n".encode())
+        head = (await source.readuntil(b"\r\n\r\n")).lower()
+        headers = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:-2])
+        start = f"from_index={int(headers[b'commitlog-next-index'])}"
+        yield await source.readexactly(int(headers[b"content-length"]))
+
+
 def measure(records: int, fill_mib: int, seconds: int, wanted: Sequence[str] = ROWS) -> dict[str, Figure]:
     """Measure the wanted rows, print each, and return them by name."""
     found: dict[str, Figure] = {}
@@ -173,7 +194,8 @@ def measure(records: int, fill_mib: int, seconds: int, wanted: Sequence[str] = R
         loadgen, batch = build_loadgen(Path(folder)), bodies(Path(folder))["arrow"]
         rows: dict[str, Callable[[], Figure]] = {
             "idle": lambda: idle(nodes),
-            "tail-readers": lambda: tail_readers(loadgen, nodes, seconds),
+            "tail-readers": lambda: tail_readers(loadgen, nodes, seconds, TAIL_RATE, _events),
+            "long-polls": lambda: tail_readers(loadgen, nodes, seconds, POLL_RATE, _pages),
             "log-size": lambda: by_size(loadgen, batch, nodes, seconds, fill_mib),
             "bulk-read": lambda: reader(nodes, 0),
             "producer": lambda: producer(nodes, records),

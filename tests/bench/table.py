@@ -26,6 +26,7 @@ BEGIN, END = "<!-- begin of the table -->", "<!-- end of the table -->"
 TITLES = {
     "idle": "a node without clients",
     "tail-readers": "100 event streams at the tail, 5 000 appends per second",
+    "long-polls": "100 long polls at the tail of the leader, 1 500 appends per second",
     "log-size": "a log of a few MiB, and the same log filled",
     "bulk-read": "one process reads the whole log as Arrow",
     "producer": "RecordProducer, one process, records of 100 bytes",
