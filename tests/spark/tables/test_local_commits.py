@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from app.tables.delta_log import DeltaLog
+from app.tables.delta_log import LOG_FOLDER, DeltaLog
 from spark_jobs.errors import TableUnreadable
 from spark_jobs.tables import local_commits
 from spark_jobs.tables.checkpoints import CHECKPOINTS
@@ -97,6 +97,33 @@ def test_a_file_that_lacks_rows_is_not_read_as_a_part_of_the_table(made: Callabl
         with pytest.raises(TableUnreadable, match=f"has {count} rows, its Delta log specifies 10"):
             list(read_rows(file, ["index"]))
         assert read_plain(str(table.path), ENTRIES.schema, ["index"]) is None
+
+
+def test_a_commit_is_made_once_its_rows_are_on_disk(
+    made: Callable[[], LocalTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut must leave no commit without its file: the log may have trimmed the records since."""
+    table, steps = made(), list[str]()
+    sync, link = os.fsync, os.link
+
+    def fsync(file: int) -> None:
+        sync(file)
+        steps.append(str(Path(f"/proc/self/fd/{file}").readlink()))
+
+    def linked(source: Path, target: Path) -> None:
+        link(source, target)
+        steps.append("commit")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "link", linked)
+    assert append(table, 0, 10)
+    snapshot = table._log.snapshot()
+    assert snapshot is not None
+    [file] = snapshot.files.values()
+    before, after = steps[: steps.index("commit")], steps[steps.index("commit") + 1 :]
+    assert {file.path, str(table.path)} <= set(before)
+    assert any(step.endswith(".tmp") for step in before)
+    assert after == [str(table.path / LOG_FOLDER)]
 
 
 def test_a_claim_is_given_to_one_writer_only(made: Callable[[], LocalTable]) -> None:
