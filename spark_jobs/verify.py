@@ -4,12 +4,14 @@
 The service sums digests of its data records by blocks of 10 000 indexes, Spark does the same with the rows of
 `entries` (app/tables/digests.py). The first unequal block is compared record by record to find the first
 index that differs. Also compares `epoch_files` with `epochs`, and for a log with a schema the typed tables
-with `entries` (typed/law.py). Exit code 0: equal; 1: not equal, or Spark
+with `entries` (typed/law.py, typed/values.py). Exit code 0: equal; 1: not equal, or Spark
 failed; 2: an invalid configuration; 4: no such table; 5: no node answers.
 """
 
 import json
+import re
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
@@ -18,7 +20,7 @@ from typing import Any
 import click
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from app.client import ClientError, CommitlogClient, NoAnswer, NotFound, Unavailable
@@ -37,13 +39,16 @@ from spark_jobs.tables.table import EPOCH_FILES, EPOCHS, table_properties
 from spark_jobs.tables.transforms import epoch_differences
 from spark_jobs.typed.law import misplaced, outdated
 from spark_jobs.typed.layout import generations
+from spark_jobs.typed.values import wrong_copies, wrong_letters, wrong_records
 from storage.units import NO_INDEX
 
 SUMS = "first bigint, count bigint, high bigint, low bigint"
 HALF = 1 << 32
 TRIMMED = "index-trimmed"
+OF_GENERATION = re.compile(r"(records|current)(_v\d+)?")
 REPORTED_MAX = 10  # differences of one table that are reported
 _ATTEMPTS = 5  # to compare before retention removes a part of it
+_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -110,11 +115,10 @@ def verify_tables(
 def _typed_differences(spark: SparkSession, known: Tables, reads: LogReads) -> tuple[str, ...]:
     """Return the first differences of each typed table; a table that changes meanwhile is compared again."""
     found: tuple[str, ...] = ()
-    for _ in range(_ATTEMPTS):
-        tables = {table.name: table for table in known.all()}
-        if RECORDS not in tables:
-            return ()
-        found = tuple(_typed_problems(spark, tables, reads))
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            time.sleep(_PAUSE_S)  # the job makes typed tables, and extends them, after `entries`
+        found = tuple(_typed_problems(spark, {table.name: table for table in known.all()}, reads))
         if not found:
             break
     return found
@@ -129,20 +133,49 @@ def _typed_problems(
 
     entries = tables[ENTRIES]
     assert entries.materialized_index is not None
-    layout = [each for each in generations(reads.schemas(NO_INDEX) or []) if each.records().name in tables]
+    versions = reads.schemas(NO_INDEX) or []
+    layout = generations(versions)  # also of versions that the job has not seen
+    names = {DEAD_LETTERS, *(name for each in layout for name in (each.records().name, each.current().name))}
+    for name in sorted(tables):
+        if OF_GENERATION.fullmatch(name) and name not in names:
+            yield f"{name}: no version of the schema begins this table"
+    versions = [each for each in versions if each.index <= entries.materialized_index]
+    if not versions:
+        return
+    layout = generations(versions)
+    needed = {DEAD_LETTERS, *(name for each in layout for name in (each.records().name, each.current().name))}
+    if missing := sorted(needed - tables.keys()):
+        yield f"missing: {', '.join(missing)}"
+        return
     ends = [tables[name].materialized_index for name in (RECORDS, DEAD_LETTERS)]
     until = min(entries.materialized_index, max(NO_INDEX if end is None else end for end in ends)) + 1
-    records = [rows(each.records().name) for each in layout]
-    wrong = misplaced(rows(ENTRIES), records, rows(DEAD_LETTERS), until).orderBy("index").limit(REPORTED_MAX)
-    for row in wrong.collect():
-        yield f"typed tables, index {row['index']:,}: {row['problem']}"
+    records = {each.first: rows(each.records().name) for each in layout}
+    letters, log_end = rows(DEAD_LETTERS), reads.tail(confirmed=True).next_index
+    wrong = misplaced(rows(ENTRIES), list(records.values()), letters, until, log_end)
+    misplacements = [f"typed tables, {_at(row)}" for row in _first(wrong, "index")]
+    yield from misplacements
+    if not misplacements:  # else their rows are reported again
+        wrong = wrong_letters(rows(ENTRIES), records, letters, versions, until)
+        yield from (f"{DEAD_LETTERS}, {_at(row)}" for row in _first(wrong, "index"))
+        for each in layout:
+            wrong = wrong_records(rows(ENTRIES), records, versions, each.first, until)
+            yield from (f"{each.records().name}, {_at(row)}" for row in _first(wrong, "index"))
     for each in layout:
-        table = tables.get(each.current().name)
-        if table is not None and table.materialized_index is not None:
-            held = rows(each.records().name), rows(table.name)
-            late = outdated(rows(ENTRIES), *held, each.keys, table.materialized_index + 1)
-            for row in late.orderBy("problem").limit(REPORTED_MAX).collect():
-                yield f"{table.name}, {row['problem']}"
+        name = each.current().name
+        end = tables[name].materialized_index
+        if end is not None:
+            late = outdated(rows(ENTRIES), records[each.first], rows(name), each.keys, end + 1)
+            yield from (f"{name}, {row['problem']}" for row in _first(late, "problem"))
+            wrong = wrong_copies(records[each.first], rows(name), each.schema)
+            yield from (f"{name}, {_at(row)}" for row in _first(wrong, "index"))
+
+
+def _first(wrong: DataFrame, order: str) -> list[Row]:
+    return wrong.orderBy(order).limit(REPORTED_MAX).collect()
+
+
+def _at(row: Row) -> str:
+    return f"index {row['index']}: {row['problem']}"
 
 
 def _compare(spark: SparkSession, client: CommitlogClient, known: Tables, log: str) -> Verified:

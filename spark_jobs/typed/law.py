@@ -12,15 +12,23 @@ from spark_jobs.tables.table import quoted_name
 PLACE = ("term", "timestamp", "key")  # of a record, the same in all tables
 
 
-def misplaced(entries: DataFrame, records: Sequence[DataFrame], letters: DataFrame, until: int) -> DataFrame:
+def misplaced(
+    entries: DataFrame,
+    records: Sequence[DataFrame],
+    letters: DataFrame,
+    until: int,
+    log_end: int | None = None,
+) -> DataFrame:
     """Return the records before `until` that break the law: index, problem.
 
-    records: `records` of all generations.
+    records: `records` of all generations. log_end: also rows from this index on, which no record can have.
     """
     named = [rows.select(*(F.col(f"_{name}").alias(name) for name in ("index", *PLACE))) for rows in records]
-    typed = reduce(DataFrame.unionAll, [*named, letters.select("index", *PLACE)]).where(
-        F.col("index") < until
-    )
+    index = F.col("index")
+    is_compared = (index < until) | index.isNull()
+    if log_end is not None:
+        is_compared |= index >= log_end
+    typed = reduce(DataFrame.unionAll, [*named, letters.select("index", *PLACE)]).where(is_compared)
     counted = typed.groupBy("index").agg(
         F.count("*").alias("count"), F.first(F.struct(*PLACE)).alias("typed_place")
     )

@@ -122,6 +122,8 @@ def _nullable(kind: DataType) -> DataType:
 
 def is_part(wanted: type[DataType], kind: DataType) -> bool:
     """Return whether a type is `wanted`, or has a part that is."""
+    if isinstance(kind, wanted):
+        return True
     match kind:
         case StructType():
             return any(is_part(wanted, each.dataType) for each in kind.fields)
@@ -129,7 +131,7 @@ def is_part(wanted: type[DataType], kind: DataType) -> bool:
             return is_part(wanted, kind.elementType)
         case MapType():
             return is_part(wanted, kind.keyType) or is_part(wanted, kind.valueType)
-    return isinstance(kind, wanted)
+    return False
 
 
 @dataclass(frozen=True)

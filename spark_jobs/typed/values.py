@@ -1,0 +1,138 @@
+"""Values of the typed tables, checked: each row is what its record in `entries` gives when it is read again,
+and each row of `current` is the row of `records` with its index."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import MapType, StructField, StructType
+
+from app.schemas import LogSchema
+from spark_jobs.tables import schemas
+from spark_jobs.tables.table import quoted_name
+from spark_jobs.typed.decoding import COLUMNS, TypedDecoder
+from spark_jobs.typed.layout import generations, is_part
+
+HELD_VERSION = "held_version"  # of the schema, of the record's row in `records`
+LETTER = (
+    "index",
+    "term",
+    "timestamp",
+    "schema_version",
+    "value",
+    "key",
+    "headers",
+)  # not the texts of errors
+
+
+def wrong_records(
+    entries: DataFrame,
+    records: Mapping[int, DataFrame],
+    versions: Sequence[LogSchema],
+    first: int,
+    until: int,
+) -> DataFrame:
+    """Return the rows of one table `records` that differ from the records before `until`: index, problem.
+
+    records: of all generations, by first version. versions: of the schema, oldest first. first: of the
+    generation that is compared. A dead letter that a replay moved is read with the version in its row.
+    """
+    schema = next(each.schema for each in generations(versions) if each.first == first)
+    due = _decoded(entries, records, versions, first, until).select(*map(quoted_name, schema.names))
+    return _differences(due, records[first].where(F.col("_index") < until), schema, "_index")
+
+
+def wrong_letters(
+    entries: DataFrame,
+    records: Mapping[int, DataFrame],
+    letters: DataFrame,
+    versions: Sequence[LogSchema],
+    until: int,
+) -> DataFrame:
+    """As `wrong_records`, of `dead_letters`, except for the reasons."""
+    due = _decoded(entries, records, versions, None, until).select(*LETTER)
+    compared = StructType([schemas.DEAD_LETTERS[name] for name in LETTER])
+    return _differences(due, letters.where(F.col("index") < until), compared, "index")
+
+
+def wrong_copies(records: DataFrame, current: DataFrame, schema: StructType) -> DataFrame:
+    """Return the rows of `current` that differ from those of `records` with their index: index, problem."""
+    in_both = records.select("_index").join(current.select("_index"), "_index")
+    due, held = (rows.join(in_both, "_index", "left_semi") for rows in (records, current))
+    return _differences(due, held, schema, "_index")
+
+
+def _decoded(
+    entries: DataFrame,
+    records: Mapping[int, DataFrame],
+    versions: Sequence[LogSchema],
+    first: int | None,
+    until: int,
+) -> DataFrame:
+    """Return the rows of a generation that the records before `until` give; None: the dead letters."""
+    layout = generations(versions)
+    schema = (
+        schemas.DEAD_LETTERS if first is None else next(each.schema for each in layout if each.first == first)
+    )
+    known = list(versions)
+
+    def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        decoder = TypedDecoder(known, generations(known))
+        for batch in batches:
+            rows = pa.Table.from_batches([batch])
+            typed = decoder.decode(rows)
+            moved = rows.filter(
+                pc.and_(
+                    pc.is_in(rows["index"], typed.dead_letters["index"].combine_chunks()),
+                    pc.is_valid(rows[HELD_VERSION]),
+                )
+            )
+            if first is None:
+                left = pc.is_in(typed.dead_letters["index"], moved["index"].combine_chunks())
+                yield from typed.dead_letters.filter(pc.invert(left)).to_batches()
+                continue
+            if first in typed.records:
+                yield from typed.records[first].to_batches()
+            for version in pc.unique(moved[HELD_VERSION]).to_pylist():
+                again = decoder.decode(moved.filter(pc.equal(moved[HELD_VERSION], version)), version)
+                if first in again.records:
+                    yield from again.records[first].to_batches()
+
+    of_rows = (
+        each.select(F.col("_index").alias("index"), F.col("_schema_version").alias(HELD_VERSION))
+        for each in records.values()
+    )
+    held = reduce(DataFrame.unionAll, of_rows)
+    both = entries.where(F.col("index") < until).select(*COLUMNS).join(held, "index", "left")
+    return both.mapInArrow(decode, schema)
+
+
+def _differences(due: DataFrame, held: DataFrame, schema: StructType, position: str) -> DataFrame:
+    """Compare the columns `schema` of rows by index: index, problem."""
+    lacking = [each for each in schema.fields if each.name not in held.columns]
+    known = held.select("*", *(F.lit(None).cast(each.dataType).alias(each.name) for each in lacking))
+    same_row = F.col(f"d.{position}") == F.col(f"h.{position}")
+    both = due.alias("d").join(known.alias("h"), same_row, "full_outer")
+    differing = F.concat_ws(
+        ", ",
+        *(
+            F.when(~_comparable("d", each).eqNullSafe(_comparable("h", each)), F.lit(each.name))
+            for each in schema.fields
+            if each.name != position
+        ),
+    )
+    problem = (
+        F.when(F.col(f"d.{position}").isNull(), F.lit("its row belongs in another table"))
+        .when(F.col(f"h.{position}").isNull(), F.lit("its row is missing"))
+        .when(differing != "", F.concat(F.lit("its row differs from the record in "), differing))
+    )
+    index = F.coalesce(f"d.{position}", f"h.{position}").alias("index")
+    return both.select(index, problem.alias("problem")).where("problem IS NOT NULL")
+
+
+def _comparable(side: str, column: StructField) -> Column:
+    value = F.col(f"{side}.{quoted_name(column.name)}")
+    return F.to_json(F.struct(value)) if is_part(MapType, column.dataType) else value

@@ -1,0 +1,118 @@
+"""`commitlog verify --tables` finds each kind of wrong row in typed tables."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from app.client.tables import MaterializedTable
+from spark_jobs.materialize.config import MaterializeConfig
+from spark_jobs.materialize.replay import DeadLetterReplay
+from spark_jobs.run import materialize
+from spark_jobs.source.log_reads import LogReads
+from spark_jobs.tables.table import identifier
+from spark_jobs.verify import _typed_problems
+from tests.spark.conftest import endpoints
+from tests.spark.source.log_server import FakeLog, FakeReplica
+from tests.spark.typed.test_typed import path_in, to_json
+
+SCHEMA = "id INT NOT NULL, city STRING, tags MAP<STRING, INT>, at STRUCT<x: DOUBLE>"
+NAMES = ("entries", "records", "dead_letters", "current", "records_v3", "current_v3")
+MISPLACED = {
+    "records": [
+        "DELETE FROM {} WHERE _index = 2",
+        "INSERT INTO {} SELECT * FROM {} WHERE _index = 4",
+        "UPDATE {} SET _index = 1000 WHERE _index = 6",
+        "INSERT INTO {} (_index) VALUES (NULL)",
+    ],
+}
+CHANGED = {
+    "records_v3": [
+        "UPDATE {} SET id = '9' WHERE id = '8'",
+        "INSERT INTO {} BY NAME SELECT * FROM {records} WHERE _index = 6",
+    ],
+    "records": [
+        "DELETE FROM {} WHERE _index = 6",
+        "UPDATE {} SET _schema_version = 2, city = 'x', tags = map('a', 9) WHERE _index = 4",
+        "UPDATE {} SET _rescued = NULL, at.x = 9 WHERE _index = 2",
+    ],
+    "dead_letters": ["UPDATE {} SET value = X'00', schema_version = 2 WHERE index = 3"],
+    "current": ["UPDATE {} SET city = 'y' WHERE id = 2", "UPDATE {} SET _index = 1 WHERE id = 1"],
+}
+
+
+@pytest.fixture
+def log() -> FakeLog:
+    """A schema with a widened version and one that begins another generation; a dead letter of each."""
+    log = FakeLog()
+    log.open_term(1, "n1")
+    log.set_schema(SCHEMA, key_columns=["id"])
+    log.append(to_json(id=1, more=1), to_json(id="x"), to_json(id=2, city="Bern", tags={"a": 1}), key=b"k")
+    log.set_schema(SCHEMA.replace("INT>", "BIGINT>"), key_columns=["id"])
+    log.append(to_json(id=3, at={"x": 0.5}), None, to_json(id="7"), key=b"l")
+    log.set_schema(SCHEMA.replace("id INT", "id STRING"), key_columns=["id"], compatibility="none")
+    log.append(to_json(id="5"), to_json(id=5), to_json(id="8"), key=b"m")
+    return log
+
+
+def test_verify_finds_each_wrong_row_and_accepts_replayed_ones(
+    spark: SparkSession, replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
+) -> None:
+    config = MaterializeConfig(endpoint=endpoints(replicas), tables=tmp_path, available_now=True)
+    materialize(config, spark=spark)
+    folder, client = tmp_path / "default", LogReads([replica.url for replica in replicas], "default")
+
+    def path(name: str) -> str:
+        return identifier(str(folder / name))
+
+    def state(name: str) -> MaterializedTable:
+        version = spark.sql(f"DESCRIBE HISTORY {path(name)}").collect()[0]["version"]
+        return MaterializedTable(name, str(folder / name), version, log.next_index - 1, 0, 0)
+
+    def problems(*names: str) -> list[str]:
+        return list(_typed_problems(spark, {name: tables[name] for name in names or tables}, client))
+
+    def change(name: str, statement: str) -> None:
+        spark.sql(statement.replace("{}", path(name)).replace("{records}", path("records"))).collect()
+
+    differs = "its row differs from the record in"
+    places = {
+        "typed tables, index None: it is in the typed tables, and not in entries",
+        "typed tables, index 2: it is in entries, and neither in records nor in dead_letters",
+        "typed tables, index 4: it is 2 times in records and dead_letters",
+        "typed tables, index 6: it is in entries, and neither in records nor in dead_letters",
+        "typed tables, index 1000: it is in the typed tables, and not in entries",
+    }
+    values = {
+        f"records, index 2: {differs} _rescued, at",
+        f"records, index 4: {differs} _schema_version, city, tags",
+        "records, index 6: its row is missing",
+        "records_v3, index 6: its row belongs in another table",
+        f"records_v3, index 12: {differs} id",
+        f"dead_letters, index 3: {differs} schema_version, value",
+        f"current, index 4: {differs} _schema_version, city, tags",
+        'current, key {"id":1}: it is of index 1, the newest is 2',
+    }
+    tables = {name: state(name) for name in NAMES}
+    assert problems() == []
+    assert problems("entries", "records", "current", "records_v3") == ["missing: current_v3, dead_letters"]
+    assert problems("entries") == ["missing: current, current_v3, dead_letters, records, records_v3"]
+    tables["records_v2"] = tables["records"]
+    assert problems("entries", "records_v2")[0] == "records_v2: no version of the schema begins this table"
+    del tables["records_v2"]
+    for wrong, findings in ((MISPLACED, places), (CHANGED, values)):
+        before = {name: tables[name].version for name in wrong}
+        for name, statements in wrong.items():
+            for statement in statements:
+                change(name, statement)
+            tables[name] = state(name)
+        found = problems()
+        assert set(found) >= findings, found
+        for name, version in before.items():
+            change(name, f"RESTORE TABLE {{}} TO VERSION AS OF {version}")
+            tables[name] = state(name)
+    DeadLetterReplay(spark, client, path_in(folder)).run()
+    change("records", "ALTER TABLE {} ADD COLUMNS (mine STRING)")
+    tables = {name: state(name) for name in NAMES}
+    assert spark.read.format("delta").load(str(folder / "dead_letters")).count() == 1
+    assert problems() == []
