@@ -23,7 +23,7 @@ from storage.errors import CorruptFile, CorruptLog, DiskError, StorageFull, as_d
 logger = logging.getLogger(__name__)
 
 _RETRY_S: Final = 2.0
-T = TypeVar("T")
+Result = TypeVar("Result")
 
 
 class RollBackHost(Protocol):
@@ -130,8 +130,8 @@ class RollBacks:
         )
 
     async def _when_there_is_room(
-        self, hosted: HostedLog, running: RunningRollBack, step: Callable[[], Awaitable[T]]
-    ) -> T | None:
+        self, hosted: HostedLog, running: RunningRollBack, step: Callable[[], Awaitable[Result]]
+    ) -> Result | None:
         """Return the result of a step, which is repeated while the disk is full; None if it was given up."""
         while not running.is_given_up:
             try:
