@@ -72,7 +72,11 @@ class Environment:
 
     def fingerprint(self) -> dict[str, str]:
         """Content of the stamp of a complete set-up from the current files."""
+        java = hashlib.sha256()  # the set-up compiles these
+        for path in sorted(self.root.glob("spark_jobs/session/*.java")):
+            java.update(path.name.encode() + b"\0" + path.read_bytes())
         return {
+            "java": java.hexdigest(),
             "lock": hashlib.sha256(self.lock.read_bytes()).hexdigest(),
             "project": hashlib.sha256((self.root / "pyproject.toml").read_bytes()).hexdigest(),
             "root": str(self.root),  # an environment that was moved no longer works

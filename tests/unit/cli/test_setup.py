@@ -60,6 +60,18 @@ def test_a_finished_set_up_is_not_done_again_until_the_lock_changes(tmp_path: Pa
     assert not environment.is_ready()
 
 
+def test_changed_java_is_compiled_by_the_next_set_up(tmp_path: Path) -> None:
+    """Without it `make demo` of a newer version failed, and advised the set-up, which did nothing."""
+    environment = checkout(tmp_path)
+    source = tmp_path / "spark_jobs" / "session" / "LogTable.java"
+    source.parent.mkdir(parents=True)
+    source.write_text("class LogTable {}")
+    finished(environment)
+    assert environment.is_ready()
+    source.write_text("final class LogTable {}")
+    assert not environment.is_ready()
+
+
 def test_a_python_without_ensurepip_gets_the_command_that_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
