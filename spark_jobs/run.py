@@ -134,12 +134,15 @@ def _follow(
                 query.ensure_running(logs.ends)
             logs.poll()
             file.write("running", logs.progress())
+            polled_s = (
+                time.monotonic() - began_s
+            )  # without the catalog, which may take seconds for each table
             if named is not None and (logs.done or began_s >= named_at_s):
                 named.refresh(logs.progress())
                 named_at_s = time.monotonic() + CATALOG_EACH_S
             if logs.done:
                 break
-            stop.wait(max(MIN_PAUSE_S, PAUSE_FACTOR * (time.monotonic() - began_s)))
+            stop.wait(max(MIN_PAUSE_S, PAUSE_FACTOR * polled_s))
             wake.wait(POLL_INTERVAL_S)
             wake.clear()
         if not stop.is_set():

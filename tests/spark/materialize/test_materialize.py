@@ -1,6 +1,7 @@
 """The whole job: every table from one log, its progress, its end."""
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from spark_jobs.materialize.epochs import (
 from spark_jobs.materialize.supervisor import reason_of
 from spark_jobs.run import materialize, parse_arguments
 from spark_jobs.source.log_reads import LogReads
+from spark_jobs.tables.catalog import CatalogTables
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import (
     ENTRIES,
@@ -196,6 +198,29 @@ def test_a_table_of_another_cluster_is_not_written_to(
     with pytest.raises(LogClash, match="another cluster"):
         materialize(config, spark=spark)
     assert json.loads((config.tables / "progress.json").read_text())["state"] == "failed"
+
+
+def test_a_slow_catalog_does_not_pause_the_job(
+    spark: SparkSession, service: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_s, calls = 2.0, []
+
+    def refresh(_: CatalogTables, logs: object) -> None:
+        calls.append(time.monotonic())
+        if len(calls) == 1:
+            time.sleep(slow_s)
+
+    monkeypatch.setattr(CatalogTables, "refresh", refresh)
+    config = MaterializeConfig(
+        endpoint=service.url("n1"),
+        tables=tmp_path,
+        logs=("many-a",),
+        available_now=True,
+        catalog="spark_catalog.slow",
+    )
+    materialize(config, spark=spark)
+    assert len(calls) > 1
+    assert calls[1] - calls[0] < 5 * slow_s  # the pause was ten times as long as the first call
 
 
 def test_many_logs_in_one_job(spark: SparkSession, service: Cluster, tmp_path: Path) -> None:
