@@ -444,7 +444,8 @@ def look_ahead(spark: SparkSession, path: str, *, application: str, claimed: int
 
 
 def _was_observed(metrics: Observation, *, remote: bool) -> bool:
-    """Return whether the write ran at all: Delta silently skips one whose claim is used.
+    """Return whether the write ran at all: Delta silently skips one whose claim is used. Then there are no
+    metrics, or, of a write by `writeTo`, metrics without a value.
 
     Metrics arrive a moment after the write. A wrong False does no harm: the caller reads the table. remote:
     by Spark Connect, whose server waits that moment itself.
@@ -458,7 +459,7 @@ def _was_observed(metrics: Observation, *, remote: bool) -> bool:
         if time.monotonic() > give_up_at:
             return False
         time.sleep(0.002)
-    return True
+    return int(observation.getRow().length()) > 0
 
 
 def _pairs(properties: Mapping[str, str]) -> str:
