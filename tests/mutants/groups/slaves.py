@@ -13,6 +13,7 @@ from app.ha.classic.slaves import Slave
 from app.ha.epochs import EpochSpan
 from app.node.opening.replica_modes import ClassicMode
 from app.node.replica.state_keeper import StateKeeper
+from storage.log.hard_state import HardState
 from tests.mutants.planting import edited, group_mutant, planted
 from tests.unit.ha import test_state_of_another_epoch
 from tests.unit.ha.auto_switch import (
@@ -171,10 +172,21 @@ def a_snapshot_beyond_the_log_is_believed(patch: pytest.MonkeyPatch) -> None:
     "A-01",
     lambda _: (
         test_replica_modes.test_a_slave_and_a_master_that_may_lack_acknowledged_records_have_opened_no_epoch(
-            "n2", acks_unsynced=False, power_fails=False, kept=None
+            "n2", acks_unsynced=False, power_fails=False, kept="n2"
         )
     ),
     mode="classic",
 )
 def a_slave_keeps_the_epoch_that_it_opened_as_master(patch: pytest.MonkeyPatch) -> None:
-    edited(patch, ClassicMode, "judge", "is_slave or ", "")
+    edited(patch, ClassicMode, "judge", "(is_slave and ", "(False and ")
+
+
+@group_mutant(
+    "A-01",
+    lambda _: test_opening.test_an_empty_copy_that_knows_of_another_master_does_not_begin_the_log_alone(
+        HardState(0, "n2")
+    ),
+    mode="classic",
+)
+def an_empty_copy_of_a_slave_begins_the_log_alone(patch: pytest.MonkeyPatch) -> None:
+    edited(patch, ClassicMasterCore, "_opening_from", "empty and (", "False and (")
