@@ -134,9 +134,8 @@ def _follow(
                 query.ensure_running(logs.ends)
             logs.poll()
             file.write("running", logs.progress())
-            polled_s = (
-                time.monotonic() - began_s
-            )  # without the catalog, which may take seconds for each table
+            # without the catalog, which may take seconds for each table
+            polled_s = time.monotonic() - began_s
             if named is not None and (logs.done or began_s >= named_at_s):
                 named.refresh(logs.progress())
                 named_at_s = time.monotonic() + CATALOG_EACH_S

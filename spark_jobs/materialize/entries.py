@@ -152,9 +152,8 @@ class EntriesJob:
         for follower in self.followers:
             follower.open()
             if self.rows > 0:
-                follower.extend(
-                    self.next_index, offset.term
-                )  # what was left when the driver before this one ended
+                # what was left when the driver before this one ended
+                follower.extend(self.next_index, offset.term)
 
     @property
     def read_until(self) -> int:
