@@ -16,7 +16,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +61,14 @@ def memory_mib(members: Sequence[psutil.Process]) -> float:
     return round(sum(member.memory_full_info().pss for member in members if member.is_running()) / MIB)
 
 
-def processor_s(members: Sequence[psutil.Process]) -> float:
-    """Return the seconds used so far, those of children that have ended included."""
-    return sum(sum(member.cpu_times()[:4]) for member in members if member.is_running())
+def processor_s(members: Sequence[psutil.Process]) -> dict[int, float]:
+    """Return the seconds used so far, by process."""
+    return {member.pid: sum(member.cpu_times()[:2]) for member in members if member.is_running()}
+
+
+def used_since(before: Mapping[int, float], after: Mapping[int, float]) -> float:
+    """Return the seconds used between two looks, by the processes that live at the second one."""
+    return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
 
 
 def reported(tables: Path) -> dict[str, Any]:
@@ -117,10 +122,10 @@ def measure(cluster: Cluster, folder: Path, names: Sequence[str], options: argpa
         start_s = time.monotonic() - began_s
         time.sleep(options.settle)
         from_s = time.time()
-        used_s = processor_s(tree(process))
+        before = processor_s(tree(process))
         time.sleep(options.seconds)
         members = tree(process)
-        used_s = processor_s(members) - used_s
+        used_s = used_since(before, processor_s(members))
         figures = {"processes": len(members), "memory_mib": memory_mib(members)}
         figures["reported_logs"] = len(reported(tables))
         producer.ending.set()
