@@ -352,7 +352,7 @@ class EntryHandler:
             session,
             self._life,
             index,
-            log.next_index if log.end_index == NO_INDEX else log.begin_index,
+            log.first_index,
             end_index,
             conflict_term,
             conflict_index,

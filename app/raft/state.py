@@ -78,8 +78,7 @@ def committed_at_open(log: ReplicaLog, committed_index: int) -> int:
     reset has a begin before which the leader has trimmed, so everything before the first record was
     committed.
     """
-    begin_index = log.next_index if log.end_index == NO_INDEX else log.begin_index
-    return max(min(committed_index, log.end_index), begin_index - 1)
+    return max(min(committed_index, log.end_index), log.first_index - 1)
 
 
 def is_of_term(log: ReplicaLog, index: int, term: int) -> bool:

@@ -158,7 +158,7 @@ class StateKeeper:
 
     def _accept_loss(self, journal: JournalWriter) -> None:
         """Lead although this copy lacks state or records. Only an unclean election makes it lead (C-05)."""
-        first_index = self._log.next_index if self._log.end_index == NO_INDEX else self._log.begin_index
+        first_index = self._log.first_index
         logger.warning("log %s: the state before index %d is lost", self._log_name, first_index)
         reason = "an unclean election: the state before the log is lost"
         journal.record(CoreEvent(self._core.term, Corruption(reason=reason, first_index=first_index)))

@@ -55,6 +55,10 @@ class MemoryLog:
         return self.batches[0].base_index if self.batches else NO_INDEX
 
     @property
+    def first_index(self) -> int:
+        return self.batches[0].base_index if self.batches else self.base_index
+
+    @property
     def end_index(self) -> int:
         return self.batches[-1].last_index if self.batches else NO_INDEX
 
