@@ -38,7 +38,7 @@ from spark_jobs.source.options import parse_endpoints
 from spark_jobs.tables.table import EPOCH_FILES, EPOCHS, table_properties
 from spark_jobs.tables.transforms import epoch_differences
 from spark_jobs.typed.law import misplaced, outdated
-from spark_jobs.typed.layout import generations
+from spark_jobs.typed.layout import Generation, generations
 from spark_jobs.typed.values import wrong_copies, wrong_letters, wrong_records
 from storage.units import NO_INDEX
 
@@ -135,16 +135,15 @@ def _typed_problems(
     assert entries.materialized_index is not None
     versions = reads.schemas(NO_INDEX) or []
     layout = generations(versions)  # also of versions that the job has not seen
-    names = {DEAD_LETTERS, *(name for each in layout for name in (each.records().name, each.current().name))}
+    named = _typed_names(layout)
     for name in sorted(tables):
-        if OF_GENERATION.fullmatch(name) and name not in names:
+        if OF_GENERATION.fullmatch(name) and name not in named:
             yield f"{name}: no version of the schema begins this table"
     versions = [each for each in versions if each.index <= entries.materialized_index]
     if not versions:
         return
     layout = generations(versions)
-    needed = {DEAD_LETTERS, *(name for each in layout for name in (each.records().name, each.current().name))}
-    if missing := sorted(needed - tables.keys()):
+    if missing := sorted(_typed_names(layout) - tables.keys()):
         yield f"missing: {', '.join(missing)}"
         return
     ends = [tables[name].materialized_index for name in (RECORDS, DEAD_LETTERS)]
@@ -168,6 +167,10 @@ def _typed_problems(
             yield from (f"{name}, {row['problem']}" for row in _first(late, "problem"))
             wrong = wrong_copies(records[each.first], rows(name), each.schema)
             yield from (f"{name}, {_at(row)}" for row in _first(wrong, "index"))
+
+
+def _typed_names(layout: Sequence[Generation]) -> set[str]:
+    return {DEAD_LETTERS, *(name for each in layout for name in (each.records().name, each.current().name))}
 
 
 def _first(wrong: DataFrame, order: str) -> list[Row]:

@@ -28,14 +28,13 @@ from spark_jobs.tables.table import (
     table_properties,
 )
 from spark_jobs.tables.table_writer import TableWriter, links_commits, local_table
-from spark_jobs.typed.claimed_table import ClaimedTable
+from spark_jobs.typed.claimed_table import MERGE_ATTEMPTS, ClaimedTable
 from spark_jobs.typed.indexed_rows import IndexedRows
 from spark_jobs.typed.layout import Generation
 from spark_jobs.typed.local_current import LocalCurrent
 
 TXN_SETTINGS: Final = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 CHANGE_DATA_FEED: Final = {"delta.enableChangeDataFeed": "true"}
-ATTEMPTS: Final = 5
 ONE_AT_A_TIME = threading.Lock()  # of all logs of the process: each takes all cores
 
 
@@ -182,7 +181,7 @@ class CurrentTable:
                 for name in TXN_SETTINGS:
                     session.conf.unset(name)
 
-        repeated(merge, (CONCURRENT_CHANGE,), ATTEMPTS)
+        repeated(merge, (CONCURRENT_CHANGE,), MERGE_ATTEMPTS)
 
     @property
     def session(self) -> SparkSession:

@@ -17,15 +17,8 @@ from spark_jobs.typed.decoding import COLUMNS, TypedDecoder
 from spark_jobs.typed.layout import generations, is_part
 
 HELD_VERSION = "held_version"  # of the schema, of the record's row in `records`
-LETTER = (
-    "index",
-    "term",
-    "timestamp",
-    "schema_version",
-    "value",
-    "key",
-    "headers",
-)  # not the texts of errors
+# columns of dead letters that are compared, which are not the texts of errors
+LETTER = ("index", "term", "timestamp", "schema_version", "value", "key", "headers")
 
 
 def wrong_records(

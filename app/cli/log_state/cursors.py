@@ -137,9 +137,9 @@ def _document(target: Target, found: Cursor) -> dict[str, str | int | bool]:
 
 
 def _show(target: Target, found: Cursor) -> None:
-    version = found.version.strip('"')
+    document = _document(target, found)
     if target.as_json:
-        print_json(_document(target, found))
+        print_json(document)
         return
     fence = "with a fence" if found.fence else "no fence"
-    click.echo(f"{found.name}: next index {found.index}, {fence}, version {version}")
+    click.echo(f"{found.name}: next index {found.index}, {fence}, version {document['version']}")
