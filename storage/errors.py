@@ -47,6 +47,10 @@ class CorruptLog(StorageError):
         self.path, self.offset, self.reason = path, offset, reason
 
 
+class UnreadableFile(CorruptLog):
+    """The disk refuses to read a file of a log, for now or for ever: nothing shows that it is damaged."""
+
+
 class PatchRefused(StorageError):
     """The batches do not fit between the intact neighbours of a damage; nothing was written."""
 
@@ -102,7 +106,7 @@ class FolderLocked(DiskError):
 def as_damage(error: BaseException) -> BaseException:
     """Return a failed read of a log's file as damage, because another replica has the data."""
     if type(error) is DiskError and error.operation in READ_OPERATIONS:
-        return CorruptLog(error.path, 0, f"it cannot be read: {error.reason}")
+        return UnreadableFile(error.path, 0, f"it cannot be read: {error.reason}")
     return error
 
 

@@ -9,6 +9,8 @@
        committed. Then the note is removed, and the event `repair` describes the repair
 
 After a crash the repair continues at 2. Batches that no peer can send yet are requested again, with pauses.
+A disk that refuses to read for a while damages nothing: for UNREADABLE_S, and until a peer has records of the
+log, nothing is discarded for it.
 """
 
 import asyncio
@@ -49,9 +51,11 @@ from storage.errors import (
     PatchRefused,
     StorageError,
     StorageFull,
+    UnreadableFile,
     as_damage,
 )
 from storage.format.batch import Batch
+from storage.format.segment_format import segment_offset
 from storage.log.aside import set_aside
 from storage.log.checkpoint import CheckpointFile, SnapshotFile
 from storage.log.clean_stop import OPENED_NAME
@@ -67,6 +71,7 @@ T = TypeVar("T")
 ANSWER_TIMEOUT_S: Final = 2.0
 PATIENCE_S: Final = 5  # wait for voters that do not report their term
 VOTE_GAP: Final = 1 << 20  # campaigns: a term takes at least an election timeout, so this is days of them
+UNREADABLE_S: Final = 30  # a disk may refuse reads for so long
 SAME_DAMAGE_MAX: Final = 3  # repairs allowed per file before the log is set aside
 _NOTES: Final = ("group", OPENED_NAME, ORIGIN_NAME, "replica")  # beside the log; without them it is in doubt
 _RETRY_FIRST_S: Final = 0.2
@@ -127,6 +132,8 @@ class LogRepair:
         self._calls = calls
         self._clock = clock
         self._seen: dict[str, int] = {}  # file or folder -> number of times it was still damaged
+        self._unreadable_until_ms: int | None = None  # until then the disk may read again; None: it reads
+        self._read_pause_s = _RETRY_FIRST_S
         self._reported_waiting = False
         self._given_up = asyncio.Event()
 
@@ -297,8 +304,32 @@ class LogRepair:
                 if not (isinstance(damage, Damaged) and damage.path.startswith(self._folder)):
                     raise
                 logger.warning("log %s: still damaged: %s", self._log_name, damage)
-                self._seen[damage.path] = self._seen.get(damage.path, 0) + 1
+                if not (isinstance(damage, UnreadableFile) and await self._may_be_read_later(damage)):
+                    self._seen[damage.path] = self._seen.get(damage.path, 0) + 1
                 cause = damage
+
+    async def _may_be_read_later(self, damage: UnreadableFile) -> bool:
+        """Return whether it is too early to repair the file as a damaged one; pause before."""
+        now_ms = self._clock.monotonic_ms()
+        if self._unreadable_until_ms is None:
+            self._unreadable_until_ms = now_ms + UNREADABLE_S * 1000
+        if now_ms >= self._unreadable_until_ms and await self._is_held_elsewhere():
+            return False
+        self._wait(damage.reason)
+        await self._pause(self._read_pause_s)
+        self._read_pause_s = min(_RETRY_LAST_S, 2 * self._read_pause_s)
+        return True
+
+    async def _is_held_elsewhere(self) -> bool:
+        """Return whether a peer has committed records of the log."""
+        index = max(0, await in_thread(self._committed_index))
+        for peer in self._peers:
+            answer = await self._calls.ask(
+                peer, self._log_id, lambda call_id: FetchRequest(call_id, index, index), ANSWER_TIMEOUT_S
+            )
+            if isinstance(answer, FetchAnswer) and answer.settled_index != NO_INDEX:
+                return True
+        return False
 
     async def _forget_held(self) -> None:
         self._held_index = NO_INDEX
@@ -309,6 +340,12 @@ class LogRepair:
         name = cause.path.rpartition("/")[2]
         if self._seen.get(cause.path, 0) >= SAME_DAMAGE_MAX:
             await self._set_aside(f"damaged again and again: {cause}")
+        elif (
+            isinstance(cause, UnreadableFile)
+            and cause.path not in self._seen
+            and segment_offset(name) is None
+        ):
+            await in_thread(partial(self._read, cause.path))  # if that succeeds, there is nothing to repair
         elif name == "vote":
             await (self._restore_vote() if self._votes else self._restore_epoch())
         elif name == "checkpoint":
@@ -324,6 +361,16 @@ class LogRepair:
             await in_thread(lambda: self._remove(name))
         else:
             await self._repair_batches()
+
+    def _is_for_repair(self, unreadable: UnreadableFile) -> bool:
+        """A segment is: bad blocks in it are fetched from peers. A small file is when the wait has ended."""
+        is_segment = segment_offset(unreadable.path.rpartition("/")[2]) is not None
+        return is_segment or unreadable.path in self._seen
+
+    def _read(self, path: str) -> None:
+        """Read a small file. Raises DiskError."""
+        if self._files.exists(path):
+            self._files.read(path)
 
     def _remove(self, name: str) -> None:
         path = f"{self._folder}/{name}"

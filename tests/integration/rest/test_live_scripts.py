@@ -182,7 +182,7 @@ def test_a_refused_token_is_forgotten_and_a_cancel_is_respected(site: Path) -> N
       for (const script of page.querySelectorAll("script")) script.remove();
       document.body.append(...page.body.children);
       sessionStorage.setItem("commitlog-token", "wrong");
-      const served = window.fetch; // takes real time: a closed dialog tells so with the next frame, not the next timer
+      const served = window.fetch; // takes real time: a closed dialog tells so with the next frame
       window.fetch = async () => new Response("{}", { status: 401 });
       const dialog = byId("dialog");
       const pause = () => new Promise((resolve) => setTimeout(resolve, 20));
