@@ -20,16 +20,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import click
-import matplotlib
-
-matplotlib.use("Agg")  # before pyplot: there is no screen
-
-import matplotlib.pyplot as plt
-from markdown_it import MarkdownIt
-from matplotlib.figure import Figure
-from pyspark.sql import DataFrame, SparkSession
 
 from app.errors import ConfigError
+from app.extras import imports_of_extra
+
+with imports_of_extra("notebooks", __name__):
+    import matplotlib
+
+    matplotlib.use("Agg")  # before pyplot: there is no screen
+
+    import matplotlib.pyplot as plt
+    from markdown_it import MarkdownIt
+    from matplotlib.figure import Figure
+    from pyspark.sql import DataFrame, SparkSession
+
 from spark_jobs.session.jars import JarsUnavailable
 from spark_jobs.session.settings import given_options, settings_of, spark_options
 from spark_jobs.session.spark_session import JavaNotFound, open_session

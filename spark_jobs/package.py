@@ -74,10 +74,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import click
 
     from app.errors import ConfigError
-    from spark_jobs.session.jars import JarsUnavailable, ensure_jars
-    from spark_jobs.session.java import JavaNotFound, find_java
-    from spark_jobs.session.settings import given_options, settings_of, spark_options
-    from spark_jobs.session.spark_session import launch_settings, with_extra
+    from app.extras import imports_of_extra
+
+    with imports_of_extra("spark", __name__):
+        from spark_jobs.session.jars import JarsUnavailable, ensure_jars
+        from spark_jobs.session.java import JavaNotFound, find_java
+        from spark_jobs.session.settings import given_options, settings_of, spark_options
+        from spark_jobs.session.spark_session import launch_settings, with_extra
 
     @click.command(
         epilog="\b\nExample:\n  python -m spark_jobs.package dist --conf conf/spark.toml --master spark://host:7077"

@@ -17,10 +17,14 @@ from typing import Any
 import click
 
 from app.errors import ConfigError
+from app.extras import imports_of_extra
+
+with imports_of_extra("spark", __name__):
+    from spark_jobs.materialize.replay import DeadLetterReplay
+
 from app.schemas import SchemaInvalid, SchemaLibraryMissing
 from spark_jobs.errors import OptionError, SourceError, Unreachable
 from spark_jobs.materialize.groups import named
-from spark_jobs.materialize.replay import DeadLetterReplay
 from spark_jobs.session.jars import JarsUnavailable
 from spark_jobs.session.locations import location
 from spark_jobs.session.settings import (

@@ -19,9 +19,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import click
-from pyspark.sql import SparkSession
 
 from app.errors import ConfigError
+from app.extras import imports_of_extra
+
+with imports_of_extra("spark", __name__):
+    from pyspark.sql import SparkSession
+
 from spark_jobs.errors import OptionError, RequestRefused, SourceError, Unreachable, own_error
 from spark_jobs.materialize.config import MAX_DELAY, MIN_RECORDS, TRIGGER, MaterializeConfig
 from spark_jobs.materialize.entries import BACKLOG_TAG

@@ -17,9 +17,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import click
-from pyspark.sql import Row, SparkSession
 
 from app.errors import ConfigError
+from app.extras import imports_of_extra
+
+with imports_of_extra("spark", __name__):
+    from pyspark.sql import Row, SparkSession
+
 from app.tables.catalog import is_typed
 from app.tables.delta_log import folders
 from spark_jobs.analytics.silver import DELAYS, LATE

@@ -18,14 +18,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import click
-import pyarrow as pa
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F
 
 from app.client import ClientError, CommitlogClient, NoAnswer, NotFound, Unavailable
 from app.client.tables import MaterializedTable, Tables
 from app.errors import ConfigError
+from app.extras import imports_of_extra
+
+with imports_of_extra("spark", __name__):
+    import pyarrow as pa
+    from pyspark.errors import PySparkException
+    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import functions as F
+
 from app.tables.digests import BLOCK, COLUMNS, BlockSum, block_sums, first_unequal
 from app.tables.names import DEAD_LETTERS, ENTRIES, LOG_ID_PROPERTY, RECORDS
 from spark_jobs.errors import OptionError

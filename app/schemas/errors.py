@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from app.extras import install_command
+
 
 class SchemaInvalid(Exception):
     """The definition of a schema cannot be used. pointer: JSON pointer of the fault in the definition."""
@@ -17,7 +19,7 @@ class SchemaLibraryMissing(Exception):
     def __init__(self, package: str, format_name: str) -> None:
         super().__init__(
             f"Schemas of the format {format_name} need the package `{package}`: "
-            "install it with `pip install 'commitlog[schemas]'`."
+            f"install it with `{install_command('schemas')}`."
         )
 
 

@@ -19,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, distribution, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from app.extras import install_command
 from app.setup.environment import Environment, lock_packages
 
 GIB = 1024**3
@@ -137,7 +138,7 @@ def check_extras() -> Check:
     detail = f"the client and {', '.join(installed) or 'no extra'}"
     if not others:
         return Check("extras", State.OK, detail)
-    remedy = f"for more: pip install 'commitlog[{','.join(others)}]'"
+    remedy = f"for more: {install_command(','.join(others))}"
     return Check("extras", State.OK, detail, remedy)
 
 

@@ -182,8 +182,9 @@ def test_the_diagrams_fit_the_pages_of_the_site() -> None:
     assert [place for place in diagrams if len(place[1]) > DIAGRAM_WIDTH] == []
 
 
-def test_no_page_installs_from_an_index_where_the_name_belongs_to_another_project() -> None:
-    pages = [path for path in tracked() if path.suffix in {".md", ".service", ".yaml"}]
+def test_no_page_and_no_error_installs_from_an_index_where_the_name_belongs_to_another_project() -> None:
+    suffixes = {".md", ".service", ".yaml", ".py"}
+    pages = [path for path in tracked() if path.suffix in suffixes and ROOT / "tests" not in path.parents]
     wrong = [str(path.relative_to(ROOT)) for path in pages if BY_NAME.search(path.read_text())]
     assert wrong == []
 

@@ -94,7 +94,7 @@ def test_help_and_version_import_neither_client_nor_arrow_nor_rich() -> None:
 def test_a_command_without_its_library_names_the_extra(
     missing: str, arguments: list[str], extra: str
 ) -> None:
-    """Programs with the client alone, as `pip install commitlog[client]` makes them."""
+    """Programs with the client alone, as the extra `client` installs them."""
     program = (
         "import sys, importlib.util as util; missing = sys.argv.pop(1); sys.modules[missing] = None\n"
         "find = util.find_spec; util.find_spec = lambda name: None if name == missing else find(name)\n"
@@ -106,7 +106,7 @@ def test_a_command_without_its_library_names_the_extra(
         command = [sys.executable, "-c", program, missing, *arguments, *endpoint]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
-    assert f"needs {missing}, which is not installed: pip install 'commitlog[{extra}]'" in done.stderr
+    assert f"needs {missing}, which is not installed: pip install 'PATH_OF_THE_WHEEL[{extra}]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -148,4 +148,4 @@ def test_an_installation_from_a_wheel_is_not_measured_by_the_lock_file(
     found = {check.name: check for check in check_machine(port=24_199)}
     assert list(found) == ["python", "extras", "ports", "disk", "memory"]
     assert found["extras"].detail == "the client and arrow, schemas, server"
-    assert "commitlog[spark]" in found["extras"].remedy
+    assert "PATH_OF_THE_WHEEL[spark]" in found["extras"].remedy
