@@ -23,6 +23,7 @@ from tests.bench.rest_append import BATCH_RECORDS, build_loadgen
 from tests.bench.spark.typed_tables import flights
 from tests.bench.systems.local_cluster import print_figure
 from tests.support.cluster import running
+from tests.support.programs import run_program
 
 SAMPLE = 5_000
 IN_FLIGHT = 8
@@ -80,4 +81,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

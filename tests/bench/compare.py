@@ -41,6 +41,7 @@ from tests.bench.systems.peers import (
     version_of,
 )
 from tests.bench.systems.setups import Setup, running_nodes
+from tests.support.programs import run_program
 
 Figure = dict[str, Any]
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -309,10 +310,9 @@ def summaries(figures: dict[tuple[str, str], list[dict[str, Any]]]) -> dict[str,
         found[row][system] = {
             "records_per_s": round(statistics.median(rates)),
             "range": [round(min(rates)), round(max(rates))],
-            "p50_ms": statistics.median(turn["p50_ms"] for turn in turns),
             **{
-                name: statistics.median(turn[name] for turn in turns)
-                for name in ("leader_us", "follower_us", "cpu_us", "client_us")
+                name: round(statistics.median(turn[name] for turn in turns), 3)
+                for name in ("p50_ms", "leader_us", "follower_us", "cpu_us", "client_us")
                 if name in turns[0]
             },
         }
@@ -329,4 +329,4 @@ def summaries(figures: dict[tuple[str, str], list[dict[str, Any]]]) -> dict[str,
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -8,6 +8,8 @@ import argparse
 import subprocess
 import sys
 
+from tests.support.programs import run_program
+
 FAMILIES = ("kill-leader", "machine-lost", "stop-leader", "transfer")
 
 
@@ -20,4 +22,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

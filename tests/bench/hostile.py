@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 from tests.bench.rest_append import leader_first
 from tests.bench.systems.local_cluster import pid_of, print_figure, running_cluster
+from tests.support.programs import run_program
 
 RECORD_BYTES = 1_024
 HEAD = b"POST /v1/logs/default/records HTTP/1.1\r\nHost: a\r\n"
@@ -199,4 +200,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

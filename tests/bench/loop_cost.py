@@ -38,6 +38,7 @@ from tests.bench.compare import packed_batch
 from tests.bench.rest_append import BATCH_RECORDS, RECORD_BYTES
 from tests.bench.systems.local_cluster import print_figure
 from tests.support.cluster import configuration, free_ports
+from tests.support.programs import run_program
 
 OBJECTS, CHECKED_OBJECTS = "100 objects as NDJSON", "100 checked objects as NDJSON"
 SCHEMA = SchemaRecord(
@@ -198,4 +199,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

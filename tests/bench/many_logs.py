@@ -17,6 +17,7 @@ import httpx
 from tests.bench.systems.local_cluster import print_figure
 from tests.bench.systems.slow_sync_node import DELAY_ENV
 from tests.support.cluster import Cluster
+from tests.support.programs import run_program
 
 LIMIT_S = 180.0
 QUIET_S = 10.0
@@ -121,4 +122,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from tests.bench.systems.local_cluster import print_figure, running_cluster
+from tests.support.programs import run_program
 
 LOADGEN = Path(__file__).parent / "loadgen"
 RECORD_BYTES = 1024
@@ -70,4 +71,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

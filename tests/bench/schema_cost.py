@@ -23,6 +23,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from app.demo.flights import read_flights
 from app.schemas import LogSchema, RecordDecoder, columns_of, infer
 from tests.bench.systems.local_cluster import print_figure
+from tests.support.programs import run_program
 
 BATCH_RECORDS = 100
 SHORT = (
@@ -132,4 +133,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -24,6 +24,7 @@ from tests.bench.compare import CONTENT_TYPES, bodies, cpu_s
 from tests.bench.rest_append import BATCH_RECORDS, RECORD_BYTES, build_loadgen
 from tests.bench.systems.local_cluster import print_figure
 from tests.bench.systems.setups import Nodes, Setup, running_nodes
+from tests.support.programs import run_program
 
 Figure = dict[str, Any]
 Reading = Callable[[Nodes], AsyncIterator[bytes]]
@@ -222,4 +223,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

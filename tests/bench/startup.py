@@ -9,7 +9,6 @@ the log alone and the time from the start of the process to /readyz. Every secon
 import argparse
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState, HardStateFile
 from tests.bench.systems.local_cluster import print_figure
 from tests.support.cluster import Cluster, eventually
+from tests.support.programs import run_program
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 RECORDS_A_BATCH, RECORD_BYTES = 64, KIB
@@ -169,4 +169,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

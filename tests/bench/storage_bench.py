@@ -21,6 +21,7 @@ from storage.format.checksum import crc32c
 from storage.format.records import RecordColumns, encode_body, read_columns
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from storage.log.hard_state import HardState, HardStateFile
+from tests.support.programs import run_program
 
 KIB = 1024
 LOG_ID = 1
@@ -202,4 +203,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

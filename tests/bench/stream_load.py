@@ -11,6 +11,7 @@ from collections import deque
 from urllib.parse import urlsplit
 
 from tests.bench.systems.local_cluster import print_figure
+from tests.support.programs import run_program
 
 LINES_A_WRITE = 64
 ANSWER = b'"first_index"'
@@ -74,4 +75,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -20,6 +20,7 @@ from app.version import VERSION
 from tests.bench import service
 from tests.bench.compare import ROWS, turns
 from tests.bench.systems.peers import Peers, fetch_peers
+from tests.support.programs import run_program
 
 Figure = dict[str, Any]
 BEGIN, END = "<!-- begin of the table -->", "<!-- end of the table -->"
@@ -118,4 +119,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

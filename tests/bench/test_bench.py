@@ -1,6 +1,8 @@
 """The bench computes its figures correctly, and reports missing programs."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from tests.bench.kafka.__main__ import KAFKA_WAYS, compare
 from tests.bench.kafka.brokers import Brokers
 from tests.bench.spark.backlog import MIB, Memory, MicroBatch, micro_batches, verdict
 from tests.bench.spark.log_to_delta import letters
+from tests.support.programs import READER_GONE
 
 
 def test_micro_batches_are_counted_by_a_tables_commits(tmp_path: Path) -> None:
@@ -89,6 +92,47 @@ def test_a_comparison_gives_medians_ranges_and_ratios() -> None:
     assert found["row"]["commitlog"]["records_per_s"] == 20
     assert found["row"]["peer 1"]["range"] == [5, 40]
     assert found["row"]["ratio"] == {"peer 1": 2.0}
+
+
+def test_medians_of_an_even_number_of_turns_are_rounded() -> None:
+    costs = dict.fromkeys(("leader_us", "follower_us", "cpu_us", "client_us"), 1.0)
+    turns = [{"records_per_s": 10.0, "p50_ms": p50_ms, **costs} for p50_ms in (0.642, 0.6461)]
+    lines = table.appends_table(summaries({("row", "commitlog"): turns}))
+    assert lines[2] == "| row | 10 (10 to 10) | 0.644 | 1.0 | 1.0 | 1.0 |"
+
+
+@pytest.mark.parametrize("module", ["tests.bench", "tests.bench.table"])
+def test_help_describes_a_benchmark_and_starts_none(module: str) -> None:
+    command = [sys.executable, "-m", module, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"python -m {module} [" in done.stdout
+
+
+def test_an_unknown_benchmark_is_refused() -> None:
+    command = [sys.executable, "-m", "tests.bench", "tabel"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "NAME must be one of storage_bench" in done.stderr
+
+
+def test_a_program_whose_reader_has_gone_cleans_up_and_ends_without_a_traceback() -> None:
+    program = (
+        "import sys\nfrom tests.bench.systems.local_cluster import print_figure\n"
+        "from tests.support.programs import run_program\n"
+        "def main():\n"
+        "    try:\n        while True: print_figure(row=1)\n"
+        "    finally:\n        sys.stderr.write('cleaned up')\n"
+        "run_program(main)"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.readline()
+        running.stdout.close()
+        reported = running.stderr.read()
+    assert (running.returncode, reported) == (READER_GONE, b"cleaned up")
 
 
 def test_no_row_of_batches_is_measured_by_a_cluster_that_has_written_others() -> None:

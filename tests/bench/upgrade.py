@@ -24,6 +24,7 @@ from typing import Any
 from app.client import ClientError, CommitlogClient
 from tests.bench.systems.local_cluster import print_figure
 from tests.support.cluster import SERVE, Cluster, eventually, free_ports
+from tests.support.programs import run_program
 
 CHECKOUT = Path(__file__).parents[2]
 LOGS: tuple[dict[str, object], ...] = (
@@ -176,4 +177,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -23,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tests.chaos.families.catalog import FAMILIES
 from tests.chaos.network.namespaces import isolation
 from tests.chaos.report import Report
+from tests.support.programs import run_program
 
 SPARE_S = 120  # for a family's start and end, whatever its scale
 
@@ -113,4 +114,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

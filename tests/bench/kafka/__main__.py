@@ -23,6 +23,7 @@ from tests.bench.kafka.maven import MavenFailed, jars_of
 from tests.bench.spark.log_to_delta import RECORD_BYTES, fill
 from tests.bench.systems.local_cluster import print_figure
 from tests.support.cluster import running
+from tests.support.programs import run_program
 
 HERE = Path(__file__).parent
 GOAL = 1.3  # of Kafka's rows a second
@@ -149,4 +150,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

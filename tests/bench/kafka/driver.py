@@ -23,6 +23,7 @@ from spark_jobs.tables.table import ENTRIES, read_table, table_path
 from spark_jobs.tables.transforms import entries
 from tests.bench.spark.backlog import commits, micro_batches
 from tests.bench.systems.local_cluster import print_figure
+from tests.support.programs import run_program
 
 KAFKA_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
 TASKS = 2  # of local[2]
@@ -146,4 +147,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -32,6 +32,7 @@ from tests.bench.kafka.maven import MavenFailed, jars_of
 from tests.bench.rest_append import BATCH_RECORDS, RECORD_BYTES, build_loadgen
 from tests.bench.systems.local_cluster import print_figure
 from tests.support.cluster import Cluster, running
+from tests.support.programs import run_program
 
 Figure = dict[str, float]
 FAST = ("linger.ms=5", "batch.size=262144")
@@ -160,4 +161,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -25,6 +25,7 @@ from spark_jobs.tables.table import ENTRIES, table_path
 from tests.bench.spark.log_to_delta import fill
 from tests.bench.systems.local_cluster import print_figure
 from tests.support.cluster import running
+from tests.support.programs import run_program
 
 LOOK_EACH_S = 0.5
 MIB = 1024 * 1024
@@ -192,4 +193,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -23,6 +23,7 @@ from spark_jobs.session.spark_session import build_session
 from spark_jobs.source import CommitlogDataSource
 from tests.bench.systems.local_cluster import print_figure
 from tests.support.cluster import Cluster, running
+from tests.support.programs import run_program
 
 RECORD_BYTES = 1024
 REQUEST_RECORDS = 5_000
@@ -113,4 +114,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

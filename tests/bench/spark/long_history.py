@@ -20,6 +20,7 @@ from spark_jobs.tables.table import ENTRIES, PROPERTIES
 from spark_jobs.tables.table_writer import TableWriter
 from tests.bench.systems.local_cluster import print_figure
 from tests.spark.fast import fast_session
+from tests.support.programs import run_program
 
 ROWS = 100
 APPLICATION = "commitlog-entries"
@@ -97,4 +98,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -27,6 +27,7 @@ from app.tables.delta_log import DeltaLog
 from tests.bench.spark.job import report, running_job
 from tests.bench.systems.local_cluster import print_figure
 from tests.support.cluster import Cluster, running
+from tests.support.programs import run_program
 
 VALUE = b"x" * 200
 LIMIT_S = 300.0
@@ -167,4 +168,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -14,6 +14,7 @@ from spark_jobs.source.reading import RecordsPartition, read_records
 from tests.bench.spark.log_to_delta import fill
 from tests.bench.systems.local_cluster import print_figure
 from tests.support.cluster import running
+from tests.support.programs import run_program
 
 ROUNDS = 3
 
@@ -45,4 +46,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -43,6 +43,7 @@ from tests.bench.spark.job import report, running_job
 from tests.bench.spark.many_tables import percentiles
 from tests.bench.systems.local_cluster import print_figure
 from tests.support.cluster import running
+from tests.support.programs import run_program
 
 PARTS = ("fill", "visible", "current")
 REQUEST_RECORDS = 5_000
@@ -304,4 +305,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

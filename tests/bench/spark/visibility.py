@@ -26,6 +26,7 @@ import psutil
 from app.client import CommitlogClient
 from app.tables.delta_log import DeltaLog
 from tests.bench.systems.local_cluster import pid_of, print_figure, running_cluster
+from tests.support.programs import run_program
 
 RECORD_BYTES = 1024
 GOALS_MS = {"p50_ms": 1_000.0, "p95_ms": 2_000.0}
@@ -296,4 +297,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)
