@@ -221,12 +221,13 @@ class SegmentIndex:
         """Return the last row whose term is at most `term`; -1 for none."""
         return int(self._columns["term"][: self.count].searchsorted(term, "right")) - 1
 
-    def row_at_or_after(self, timestamp_us: int) -> int:
-        """Return the first row of data that holds a record at or after the time; count for none."""
+    def row_at_or_after(self, timestamp_us: int, first: int = 0) -> int:
+        """Return the row of data from `first` on that holds a record at or after the time; count for none."""
         row = int(self._columns["peak_timestamp_us"][: self.count].searchsorted(timestamp_us, "left"))
+        row = max(row, first)
         if row == self.count or self._is_late_data(row, timestamp_us):
             return row
-        # The peak may belong to a trimmed batch or to a control record.
+        # The peak may belong to a batch before `first`, to a trimmed batch or to a control record.
         rest = self._columns[row : self.count]
         later = (rest["max_timestamp_us"] >= timestamp_us) & (rest["flags"] & FLAG_CONTROL == 0)
         return row + int(later.argmax()) if later.any() else self.count

@@ -219,22 +219,27 @@ class LogView:
         mapped = segment.entry(end - 1).last_index <= self._settled_index
         return segment.read_rows(row, end, mapped=mapped)
 
-    def first_index_at_or_after(self, timestamp_ms: int) -> int | None:
+    def first_index_at_or_after(self, timestamp_ms: int, from_index: int = 0) -> int | None:
         """Return the first index of a data record at or after the time, None when there is none.
 
-        Control records are skipped: they carry the leader's time, while data records may carry any.
+        from_index: records before it do not count. Control records are skipped: they carry the leader's time,
+        while data records may carry any.
         """
         timestamp_us = timestamp_ms * 1000
         for segment in self._segments:
-            if segment.entry(segment.index.count - 1).peak_timestamp_us < timestamp_us:
+            last = segment.entry(segment.index.count - 1)
+            if last.last_index < from_index or last.peak_timestamp_us < timestamp_us:
                 continue
             segment.verify_order()
-            row = segment.index.row_at_or_after(timestamp_us)
-            if row == segment.index.count:
-                continue  # the peak belonged to a trimmed batch
-            batch = segment.batch_of_row(row)
-            times = read_columns(batch).column(_TIMESTAMP).view("int64").to_numpy()
-            return batch.base_index + int((times >= timestamp_us).argmax())
+            row = max(0, segment.index.row_of_index(from_index))
+            while (row := segment.index.row_at_or_after(timestamp_us, row)) < segment.index.count:
+                batch = segment.batch_of_row(row)
+                skipped = max(0, from_index - batch.base_index)
+                times = read_columns(batch).column(_TIMESTAMP).view("int64").to_numpy()[skipped:]
+                late = times >= timestamp_us
+                if late.any():
+                    return batch.base_index + skipped + int(late.argmax())
+                row += 1  # the record at or after the time is before from_index
         return None
 
     def _check_range(self, index: int) -> None:

@@ -59,7 +59,9 @@ class ReadQuery(RecordQuery):
     )
     until_index: Index | None = Field(None, description="End index, exclusive")
     until_timestamp: TimestampMs | None = Field(
-        None, description="End before the first record with this timestamp or a later one; ms since 1970 UTC"
+        None,
+        description="End before the first record from the start on with this timestamp or a later one; ms "
+        "since 1970 UTC",
     )
     wait_ms: WholeNumber = Field(0, ge=0, le=60_000, description="Long poll: time to wait for a record, ms")
     include: Literal["control"] | None = Field(None, description="Include control records")

@@ -22,7 +22,7 @@ DEFAULT_MIN_INDEX_WAIT_MS: Final = 5_000
 class Range:
     """The range from start_index to the visible end, or to `until_index`.
 
-    until_timestamp_ms: also ends the range, at the first record at or after it; None once that is known.
+    until_timestamp_ms: also ends the range, at its first record at or after that time; None once it is known.
     counted_to: the start was counted back from this index (`last`): the first page ends there, or it would
     hold more records than requested when appends arrive meanwhile.
     """
@@ -173,7 +173,7 @@ class Reader:
         """
         if range_.until_timestamp_ms is not None:
             await self._undisturbed()
-            found = self.log.first_index_at_or_after(range_.until_timestamp_ms)
+            found = self.log.first_index_at_or_after(range_.until_timestamp_ms, range_.start_index)
             if found is not None:
                 until = range_.until_index
                 range_.until_index = found if until is None else min(until, found)

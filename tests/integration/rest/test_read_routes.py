@@ -93,6 +93,9 @@ def test_a_start_and_an_end_by_time(cluster: Cluster) -> None:
     assert found(from_timestamp=future + 30) == [second, second + 1]
     assert found(from_timestamp=future + 10, until_timestamp=future + 30) == [first, first + 1]
     assert found(from_timestamp=future + 31) == []
+    assert found(from_index=second + 1, until_timestamp=future + 26) == [
+        second + 1
+    ]  # an earlier record is later
 
 
 def test_control_records_have_no_part_in_a_read_by_time(filled: Cluster) -> None:

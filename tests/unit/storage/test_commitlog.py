@@ -304,6 +304,17 @@ def test_records_are_found_by_time() -> None:
     for each in (log, log):
         assert {ms: each.first_index_at_or_after(ms) for ms in expected} == expected
         assert each.first_index_at_or_after(9_001) is None
+        later = {
+            (0, 3): 3,
+            (5_000, 3): 4 + 2 * 20,
+            (6_900, 83): 83,
+            (11, 84): 85,
+            (6_900, 84): 85,
+            (9_000, 85): 85,
+        }
+        found = {(ms, start): each.first_index_at_or_after(ms, start) for ms, start in later}
+        assert found == later
+        assert each.first_index_at_or_after(9_000, 86) is None
 
 
 def test_a_full_disk_stores_nothing_and_later_continues() -> None:
