@@ -18,6 +18,7 @@ from app.api.http.openapi import (
     STATUS_EXAMPLE,
     answers,
 )
+from app.api.http.query import WholeNumber
 from app.api.read.epochs import epoch_object
 from app.api.read.query import EventsQuery, WatermarksQuery
 from app.api.routes.members import member_objects
@@ -123,7 +124,7 @@ async def epochs(call: Call, log: LogName, query: Nothing) -> Response:
 async def one_epoch(
     call: Call,
     log: LogName,
-    epoch: Annotated[int, Path(ge=0, le=MAX_ORDINAL)],
+    epoch: Annotated[WholeNumber, Path(ge=0, le=MAX_ORDINAL)],
     query: Nothing,
 ) -> Response:
     here = await call.replica(log, own=True)

@@ -19,6 +19,7 @@ from app.api.http.openapi import (
     answers,
     schema_of,
 )
+from app.api.http.query import WholeNumber
 from app.api.read.event_stream import event_stream
 from app.api.read.page_rendering import rendered_page
 from app.api.read.query import ConsistencyQuery, ReadQuery, RecordQuery
@@ -175,7 +176,7 @@ def header_index(name: str, raw: str | None, *, least: int = 0) -> int | None:
 async def read_one(
     call: Call,
     log: LogName,
-    index: Annotated[int, Path(ge=0, le=MAX_ORDINAL)],
+    index: Annotated[WholeNumber, Path(ge=0, le=MAX_ORDINAL)],
     query: Annotated[RecordQuery, Query()],
     min_index: MinIndex = None,
 ) -> Response:

@@ -14,6 +14,7 @@ from app.api.http.log_call import Call, LogCall, Served
 from app.api.http.messages import Response as Answer
 from app.api.http.openapi import ETAG, OF_A_BODY, OF_A_COMMIT, answers, json_request
 from app.api.http.preconditions import wanted_version
+from app.api.http.query import WholeNumber
 from app.api.read.query import ConsistencyQuery
 from app.api.read.reader import confirmed_reader
 from app.api.routes.reads import MinIndex, header_index
@@ -31,7 +32,9 @@ BODY_MAX_BYTES: Final = 1024 * 1024  # a definition as a JSON string may double 
 _NO_VERSION: Final = 0  # in the ETag of the versions of a log without a schema
 _CONFIRMED: Final = ("read-index-unavailable", "not-yet-replicated")
 _READS: Final = ("schema-not-found", *_CONFIRMED)
-Version = Annotated[int, Path(ge=1, le=VERSIONS_MAX, description="Version of the schema", examples=[1])]
+Version = Annotated[
+    WholeNumber, Path(ge=1, le=VERSIONS_MAX, description="Version of the schema", examples=[1])
+]
 Consistent = Annotated[ConsistencyQuery, Query()]
 _UNCHANGED: Final[dict[int | str, dict[str, Any]]] = {
     304: {"description": "The client holds the newest version: `If-None-Match` names its ETag"}

@@ -1,4 +1,4 @@
-"""Query parameters: numbers have one spelling, and a refusal shows the value received."""
+"""Parameters of queries and paths: numbers have one spelling, and a refusal shows the value received."""
 
 import asyncio
 from pathlib import Path
@@ -15,5 +15,10 @@ def test_a_number_is_digits_alone(tmp_path: Path) -> None:
                 assert answer.json()["errors"] == [{"pointer": "/query/from_index", "detail": detail}]
             answer = await node.client.get("/v1/logs/default/records", params={"limit": "100001"})
             assert answer.json()["errors"][0]["detail"].endswith("equal to 100000, got '100001'")
+            for place in ("records", "epochs", "schemas"):
+                for text in ("+1", "1.0", "1_0", "%201", "x"):
+                    answer = await node.client.get(f"/v1/logs/default/{place}/{text}")
+                    assert answer.status_code == 422, (place, text)
+                    assert "should be a whole number" in answer.json()["errors"][0]["detail"]
 
     asyncio.run(run())
