@@ -91,7 +91,7 @@ async def read(
         await call.elsewhere(hosted)
     range_ = await reader.range_of(query, resume)
     if media_type == EVENTS:
-        return event_stream(
+        stream = event_stream(
             reader,
             range_,
             query,
@@ -99,6 +99,8 @@ async def read(
             request.url.path,
             head=bool(request.scope.get("commitlog.head")),
         )
+        stream.raw_headers.extend(_page_headers(reader, range_.start_index, None))
+        return stream
     if media_type == BATCHES:
         return await _batches(request, reader, range_, query)
     wanted = query.selection()
@@ -118,7 +120,8 @@ async def read(
 def _page_headers(reader: Reader, next_index: int, has_more: bool | None) -> list[tuple[bytes, bytes]]:
     """has_more: None for an answer whose body contains it."""
     log_id = b"commitlog-log-id", b"%016x" % reader.hosted.log_id
-    headers = [*log_headers(reader.broker, reader.hosted), _next_index(next_index), log_id]
+    vary = b"vary", b"accept"  # one URL has several formats (RFC 9110, section 12.5.5)
+    headers = [*log_headers(reader.broker, reader.hosted), _next_index(next_index), log_id, vary]
     if has_more is not None:
         headers.append((b"commitlog-has-more", b"true" if has_more else b"false"))
     return headers
