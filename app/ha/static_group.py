@@ -16,7 +16,7 @@ class StaticGroup(MemberCore):
     notice = None
     waiting_reads = 0
     knows_vote = True
-    who_decides = "the configuration"  # about roles and replicas
+    decider = "the configuration"  # about roles and replicas
 
     @property
     def refusal(self) -> CommitlogError | None:
@@ -25,10 +25,10 @@ class StaticGroup(MemberCore):
     def transfer(self, to: str | None, now_ms: int) -> str:
         if to == self._member.node_id and self._member.role is Role.MASTER:
             raise AlreadyLeader(to)
-        raise TransferFailed(f"who leads this log is decided by {self.who_decides}")
+        raise TransferFailed(f"the leader of this log is set by {self.decider}")
 
     def change(self, kind: ChangeKind, node_id: str, now_ms: int) -> GroupConfig | None:
-        raise InvalidRequest(("/", f"who replicates this log is decided by {self.who_decides}"))
+        raise InvalidRequest(("/", f"the replicas of this log are set by {self.decider}"))
 
     def apply_options(self, options: LogOptions, now_ms: int) -> None:
         self._member.durability = options.durability

@@ -59,7 +59,7 @@ class AutoSwitchCore(StaticGroup):
     closed.
     """
 
-    who_decides = "the controllers"
+    decider = "the controllers"
     needs_all_records = True
 
     def __init__(
