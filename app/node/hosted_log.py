@@ -23,7 +23,7 @@ CONFIGURED: Final = -1  # the generation of a log of the configuration file
 
 class HostedLog:
     """A configured log. `driver` is None at a node without a replica, and during a repair; `journal` is
-    None only without a replica. Owned by the event loop."""
+    None only without a replica, or until that could be opened. Owned by the event loop."""
 
     def __init__(self, settings: LogSettings, log_id: int, driver: LogDriver | None) -> None:
         self.settings = settings
@@ -31,6 +31,7 @@ class HostedLog:
         self.log_id = log_id
         self.driver = driver
         self.journal: Journal | None = None
+        self.is_opening = False  # a thread opens the replica
         self.repair: LogRepair | None = None  # in progress; the log is not served meanwhile
         self.rollback: RunningRollBack | None = None  # in progress; the log is not served meanwhile
         self.repair_result: RepairResult | None = None  # by the last repair, until the replica is sound
@@ -72,12 +73,12 @@ class HostedLog:
             self.driver.change_options(settings.options)
 
     def release_files(self) -> bool:
-        """Return whether neither a repair nor a rollback uses the files of the log; ask them to end: the log
-        is to be removed."""
+        """Return whether no opening, repair or rollback uses the files of the log; ask the latter two to end:
+        the log is to be removed."""
         users = [user for user in (self.repair, self.rollback) if user is not None]
         for user in users:
             user.give_up()
-        return not users
+        return not users and not self.is_opening
 
     @property
     def repairing(self) -> bool:

@@ -25,7 +25,7 @@ from app.node.request_waits import Waits
 from app.node.services import NodeServices, ReplicaEvents
 from app.node.tasks import TaskSupervisor
 from app.settings.model import LogSettings, Replication
-from storage.errors import CorruptLog, ForeignLog, StorageError, as_damage
+from storage.errors import CorruptLog, ForeignLog, StorageError, StorageFull, as_damage
 from storage.log.log_folder import MANIFEST_NAME
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ _RETRY_S: Final = 0.1
 _JOIN_RETRY_S: Final = 2.0
 _REMOVED_RETRY_S: Final = 1.0  # a removed replica may be added again
 
-Opened = LogDriver | Damaged | None  # None: this node keeps no replica of the log
+Opened = LogDriver | Damaged | StorageFull | None  # None: this node keeps no replica of the log
 
 
 class NodeLogs:
@@ -94,18 +94,22 @@ class NodeLogs:
         self._birth.know(index)
 
     async def open_all(self, logs: list[HostedLog], threads: int) -> list[tuple[HostedLog, Opened]]:
-        """Open logs and journals side by side: each often waits for the disk. Raises StorageError."""
+        """Open logs and journals side by side: each often waits for the disk. A log without space for its
+        opening is opened later, except for that of the metadata. Raises StorageError."""
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(threads, thread_name_prefix="open") as pool:
-            opening = [loop.run_in_executor(pool, self._open_new, hosted) for hosted in logs]
+            opening = [loop.run_in_executor(pool, self._open_if_room, hosted) for hosted in logs]
             await asyncio.wait(opening)
         return [(hosted, opened.result()) for hosted, opened in zip(logs, opening, strict=True)]
 
     def serve_all(self, opened: Iterable[tuple[HostedLog, Opened]]) -> None:
-        """Take part in the logs that are open, and begin the repair of damaged ones."""
+        """Take part in the logs that are open, begin the repair of damaged ones, and open the others once
+        the disk has space: until then these tasks count as failing."""
         for hosted, result in opened:
             if isinstance(result, LogDriver):
                 self.serve(hosted, result)
+            elif isinstance(result, StorageFull):
+                self._tasks.keep(f"open {hosted.name}", partial(self._open_later, hosted))
             elif result is not None:
                 self.repairs.begin(hosted, result, "start")
 
@@ -118,7 +122,10 @@ class NodeLogs:
         self.serve_all([(hosted, result)])
 
     async def open_replica(self, hosted: HostedLog) -> None:
-        """Keep a replica of a log that is known from here on. Raises StorageError."""
+        """Keep a replica of a log that is known from here on, unless it is being opened already. Raises
+        StorageError."""
+        if hosted.is_opening:
+            return
         self.serve_all([(hosted, await self._open_aside(hosted))])
 
     async def reopen(self, hosted: HostedLog) -> None:
@@ -133,7 +140,7 @@ class NodeLogs:
         """Keep a replica of a log that the configuration does not give this node: its leader counts this node
         as a member (R-10). Blocks. If that is impossible now, a later push of the leader tries again."""
         now_s = asyncio.get_running_loop().time()
-        if hosted.deleting or now_s < self._join_after_s.get(hosted.log_id, 0.0):
+        if hosted.deleting or hosted.is_opening or now_s < self._join_after_s.get(hosted.log_id, 0.0):
             return
         try:
             if hosted.generation >= 0:
@@ -143,10 +150,7 @@ class NodeLogs:
         except StorageError as error:
             self._join_after_s[hosted.log_id] = now_s + _JOIN_RETRY_S
             logger.error("log %s cannot be opened: %s", hosted.name, error)
-            journal, hosted.journal = hosted.journal, None
-            if journal is not None:  # nothing was written to it yet
-                with contextlib.suppress(StorageError):
-                    journal.close()
+            self._close_journal(hosted)
             return
         self._join_after_s.pop(hosted.log_id, None)
         self.serve_all([(hosted, opened)])
@@ -154,12 +158,39 @@ class NodeLogs:
     async def _open_aside(self, hosted: HostedLog) -> Opened:
         """Open the journal of a log, then the log, in a thread. Without the log the journal is closed again:
         a log with a journal counts as open, and would not be opened later. Raises StorageError."""
+        hosted.is_opening = True
         try:
             return await asyncio.to_thread(self._open_new, hosted)
         except StorageError:
             with contextlib.suppress(StorageError):
                 await self.close_log(hosted)
             raise
+        finally:
+            hosted.is_opening = False
+
+    async def _open_later(self, hosted: HostedLog) -> None:
+        """Open a log that had no space for its opening, unless it was opened meanwhile. Raises
+        StorageError."""
+        if hosted.journal is None and not (hosted.is_opening or hosted.deleting):
+            await self.open_replica(hosted)
+            logger.info("log opened", extra={"log": hosted.name})
+
+    def _open_if_room(self, hosted: HostedLog) -> Opened:
+        try:
+            return self._open_new(hosted)
+        except StorageFull as error:
+            if hosted is self._hosted.controller:
+                raise  # no log of this node works without the metadata
+            logger.error("log %s is opened later: %s", hosted.name, error)
+            self._close_journal(hosted)
+            return error
+
+    def _close_journal(self, hosted: HostedLog) -> None:
+        """Let a log that could not be opened count as closed. Nothing was written to its journal yet."""
+        journal, hosted.journal = hosted.journal, None
+        if journal is not None:
+            with contextlib.suppress(StorageError):
+                journal.close()
 
     def _open_new(self, hosted: HostedLog) -> Opened:
         self._journals.find(hosted)

@@ -13,12 +13,14 @@ from app.node.hosted_log import HostedLog
 from app.node.hosted_logs import HostedLogs
 from app.node.hosting.log_journals import LogJournals
 from app.node.hosting.node_logs import NodeLogs
+from app.node.tasks import TaskSupervisor
 from app.settings.model import LogSettings
 from storage.errors import CorruptFile, DiskError, StorageFull
 from storage.files import OsFileSystem
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from storage.log.hard_state import HardState, HardStateFile
 from storage.log.journal import Journal
+from tests.support.in_process import until
 from tests.support.memory_files import MemoryFiles
 from tests.unit.node.repair.test_server import Clock
 from tests.unit.node.replica.driver_support import Node, result
@@ -52,14 +54,16 @@ class Scene:
             log_folder=lambda name: f"data/logs/{name}",
         )
         nothing = SimpleNamespace(detach=lambda _hosted: None)
+        self.hosted_logs = HostedLogs()
+        self.tasks = TaskSupervisor(lambda _what, error: pytest.fail(str(error)))
         self.node_logs = NodeLogs(
             cast(Any, SimpleNamespace(open=self._open)),
             services,
             disk,
-            HostedLogs(),
+            self.hosted_logs,
             LogJournals(services, 1 << 20),
             cast(Any, nothing),
-            cast(Any, None),
+            self.tasks,
             cast(Any, None),
         )
         opened, closed = Journal.__init__, Journal.close
@@ -77,10 +81,10 @@ class Scene:
         self.hosted = HostedLog(LogSettings.of_spec("a", SPEC), 7, None)
         self.hosted.generation = 0
 
-    def _open(self, _hosted: HostedLog, _events: object, **_: bool) -> None:
-        """Open nothing while the disk refuses it."""
+    def _open(self, hosted: HostedLog, _events: object, **_: bool) -> None:
+        """Open nothing while the disk refuses it to the log `a`."""
         self.attempts += 1
-        if self.refusal is not None:
+        if self.refusal is not None and hosted is self.hosted:
             raise self.refusal
 
 
@@ -116,6 +120,53 @@ def test_a_member_that_its_leader_pushes_to_joins_once_the_disk_has_room(
 
     asyncio.run(pushes())
     assert scene.hosted.journal is not None
+
+
+def test_a_log_without_space_for_its_opening_keeps_no_other_log_from_being_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The disk is full and the reserve exhausted: one log needs no space, the other one opens later."""
+    scene = Scene(monkeypatch)
+    other = HostedLog(LogSettings.of_spec("b", SPEC), 8, None)
+    scene.hosted_logs.add(HostedLog(LogSettings.of_spec("__controller", SPEC), 9, None))
+
+    async def start() -> None:
+        opened = await scene.node_logs.open_all([scene.hosted, other], 2)
+        assert (scene.hosted.journal is None, other.journal is None, scene.open_journals) == (True, False, 1)
+        scene.node_logs.serve_all(opened)
+        await until(lambda: "open a" in scene.tasks.failing)  # /readyz and a metric report it
+        assert (scene.hosted.journal, scene.open_journals) == (None, 1)
+        scene.refusal = None
+        await until(lambda: scene.hosted.journal is not None and not scene.tasks.failing)
+        await scene.tasks.stop()
+
+    asyncio.run(start())
+    assert scene.open_journals == 2
+
+
+def test_a_node_without_space_for_its_metadata_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+    scene.hosted_logs.controller = scene.hosted
+    with pytest.raises(StorageFull):
+        asyncio.run(scene.node_logs.open_all([scene.hosted], 1))
+
+
+def test_a_log_that_is_being_opened_is_neither_opened_twice_nor_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(monkeypatch)
+    scene.refusal = None
+
+    async def at_once() -> None:
+        opening = asyncio.create_task(scene.node_logs.open_replica(scene.hosted))
+        await asyncio.sleep(0)  # the thread has begun; that it has ended is noticed in a later turn
+        scene.node_logs.join(scene.hosted)
+        await scene.node_logs.open_replica(scene.hosted)
+        assert not scene.hosted.release_files()
+        await opening
+
+    asyncio.run(at_once())
+    assert (scene.attempts, scene.open_journals, scene.hosted.release_files()) == (1, 1, True)
 
 
 @pytest.mark.rule("R-11")
