@@ -225,6 +225,8 @@ class Repair(JournalEvent, frozen=True, kw_only=True, tag="repair"):
     """Other files that were replaced."""
     set_aside: bool | UnsetType = UNSET
     """True: the log was quarantined and a new copy was fetched."""
+    begin_index: int | UnsetType = UNSET
+    """Index at which the log begins since: all peers had trimmed a damaged range before it."""
     suppressed: int | UnsetType = UNSET
     """Events of this kind that the rate limit dropped before this one."""
 

@@ -62,14 +62,15 @@ def _verified(
     if index != damage.last_index + 1:
         raise PatchRefused(f"{batches[-1]!r} goes beyond index {damage.last_index}")
     if damage.next_offset != NO_OFFSET:
-        behind = _batch_at(files, folder, log_id, damage.next_offset)
+        behind = batch_in(files, folder, log_id, damage.next_offset)
         fits = behind is not None and offset == behind.offset and index == behind.base_index
         if behind is None or not fits or not follows_chain(behind, batches[-1].header.chain):
             raise PatchRefused(f"{behind!r} does not follow {batches[-1]!r}")
     return None
 
 
-def _batch_at(files: FileSystem, folder: str, log_id: int, offset: int) -> Batch | None:
+def batch_in(files: FileSystem, folder: str, log_id: int, offset: int) -> Batch | None:
+    """Return the valid batch at `offset` of a closed log, None if there is none. Raises DiskError."""
     base_offset = max((o for o in segment_offsets(files, folder) if o <= offset), default=None)
     if base_offset is None:
         return None

@@ -1,6 +1,7 @@
 """Survey: reads every batch of a closed log, reports the damage, and repairs what needs no replica.
 
     survey -> damages, each fetched from a replica -> patch (storage/care/patch.py) -> Commitlog.open
+    survey -> a damage that all replicas have trimmed -> begin_with (storage/care/begin.py) -> survey
     survey -> structural, or a patch that was refused -> set_aside -> Commitlog.open: an empty log
 
 After a damage, batches are found by their magic, log id and offset, which a checksum covers. Index and epoch

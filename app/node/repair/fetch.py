@@ -42,7 +42,7 @@ class Ask:
 class Fetch:
     """Gets consecutive batches from first_index to last_index, in order, in pieces.
 
-    Ends in one of two ways: `complete`, or `hopeless`: no peer will ever have the range as it was here.
+    Ends in one of two ways: `complete`, or `hopeless`: no peer will ever send the range as it was here.
     """
 
     def __init__(self, first_index: int, last_index: int, peers: Sequence[str], majority: int) -> None:
@@ -53,6 +53,7 @@ class Fetch:
         self.outlook: dict[str, Outlook] = dict.fromkeys(peers, Outlook.SILENT)
         self._peers = tuple(peers)
         self._majority = majority
+        self._begins: dict[str, int] = {}  # of the peers that have trimmed the next index
         self._turn = 0
         self._fruitless = 0  # consecutive answers without batches
         self._never_rounds = 0
@@ -63,11 +64,18 @@ class Fetch:
 
     @property
     def hopeless(self) -> bool:
-        """True if the range is lost or was never committed: only an empty log can help."""
+        """True if the range is lost, trimmed or was never committed: no peer will ever send it."""
         last_word = (Outlook.TRIMMED, Outlook.OTHER)
         if all(outlook in last_word for outlook in self.outlook.values()):
             return True
         return self._never_rounds >= NOT_SETTLED_ROUNDS
+
+    @property
+    def trimmed_until(self) -> int | None:
+        """The first index that any peer still holds, if all of them have trimmed the next one; otherwise
+        None."""
+        trimmed = all(outlook is Outlook.TRIMMED for outlook in self.outlook.values())
+        return min(self._begins[peer] for peer in self._peers) if trimmed else None
 
     @property
     def waits(self) -> bool:
@@ -85,7 +93,7 @@ class Fetch:
 
     def took(self, peer: str, answer: FetchAnswer | None) -> tuple[Batch, ...]:
         """Evaluate the answer of the peer that was asked, None: none in time. Return the next batches."""
-        self.outlook[peer] = self._judge(answer)
+        self.outlook[peer] = self._judge(peer, answer)
         if self.outlook[peer] is Outlook.GIVEN and answer is not None:
             self._fruitless = self._never_rounds = 0
             self._before = answer.batches[-1]
@@ -97,7 +105,7 @@ class Fetch:
             self._end_round()
         return ()
 
-    def _judge(self, answer: FetchAnswer | None) -> Outlook:
+    def _judge(self, peer: str, answer: FetchAnswer | None) -> Outlook:
         if answer is None:
             return Outlook.SILENT
         if answer.busy:
@@ -105,6 +113,7 @@ class Fetch:
         if answer.settled_index == NO_INDEX:
             return Outlook.OFFLINE
         if answer.begin_index > self.next_index:
+            self._begins[peer] = answer.begin_index
             return Outlook.TRIMMED
         if not answer.batches:
             return Outlook.NOT_YET

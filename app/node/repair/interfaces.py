@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
+from msgspec import UNSET
+
 from app.log.contract import NO_INDEX
 from app.log.events import JournalEvent, Repair
 from app.node.repair.marker import RepairMarker
@@ -34,6 +36,7 @@ class RepairResult:
     peers: dict[str, None] = field(default_factory=dict)
     small_files: dict[str, None] = field(default_factory=dict)
     set_aside: bool = False
+    begin_index: int | None = None  # where the log begins now: all peers had trimmed a damaged range
 
     def as_event(self) -> Repair:
         return Repair(
@@ -44,6 +47,7 @@ class RepairResult:
             peers=list(self.peers),
             small_files=list(self.small_files),
             set_aside=self.set_aside,
+            begin_index=UNSET if self.begin_index is None else self.begin_index,
         )
 
 

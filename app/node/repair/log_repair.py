@@ -2,8 +2,9 @@
 
     1. save the note (marker.py) before any file is changed; record the event `corruption`
     2. find every damaged range, fetch it from a peer that has it settled, write it in place
-    3. set aside what peers cannot repair (structure, a range that all have trimmed): the log starts empty
-       and gets everything from its leader
+    3. begin later, at the first index that any peer holds, if all have trimmed a range. Set aside what peers
+       cannot repair (structure, a range that none ever had): the log starts empty and gets everything from
+       its leader
     4. open the log again. With every range restored between intact neighbours, and with its vote, it has all
        that it ever promised, and is sound. Otherwise it does not vote until it holds all that its leader has
        committed. Then the note is removed, and the event `repair` describes the repair
@@ -18,6 +19,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from enum import Enum, auto
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -41,7 +43,8 @@ from app.node.repair.interfaces import (
 from app.node.repair.marker import Note
 from app.node.replica.checkpoints import load_state
 from app.node.replica.driver import LogDriver
-from storage.care.patch import patch
+from storage.care.begin import begin_with
+from storage.care.patch import batch_in, patch
 from storage.care.survey import NO_OFFSET, Damage, Survey, survey
 from storage.errors import (
     CorruptFile,
@@ -98,6 +101,14 @@ async def in_thread(work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="repair", daemon=True).start()
     return await future
+
+
+class RangeOutcome(Enum):
+    """Of the repair of one range."""
+
+    RESTORED = auto()
+    LATER_BEGIN = auto()  # the log begins later, and must be surveyed again
+    LOST = auto()
 
 
 class GivenUp(Exception):
@@ -386,10 +397,15 @@ class LogRepair:
         self.state = RepairState.SURVEYING
         if not await in_thread(lambda: self._files.exists(f"{self._folder}/{MANIFEST_NAME}")):
             await self._doubt(lacks_records=True)  # the survey treats a missing log as an empty one
+        while await self._repair_found() is RangeOutcome.LATER_BEGIN:
+            continue
+
+    async def _repair_found(self) -> RangeOutcome:
+        """Survey the log, and repair or set aside what is found."""
         found = await in_thread(self._survey)
         if found.structural:
             await self._set_aside(found.structural)
-            return
+            return RangeOutcome.LOST
         self.left = list(found.damages)
         if any(damage.next_offset == NO_OFFSET for damage in self.left):
             await self._doubt(lacks_records=True)  # the log ends in a damage: what followed is unknown
@@ -399,10 +415,13 @@ class LogRepair:
                 "log %s: indexes %d to %d are damaged: %s",
                 self._log_name, damage.first_index, damage.last_index, damage.reason,
             )  # fmt: skip
-            if not await self._repair_stretch(damage):
+            outcome = await self._repair_stretch(damage)
+            if outcome is RangeOutcome.LOST:
                 await self._set_aside(f"no peer has indexes {damage.first_index} to {damage.last_index}")
-                return
+            if outcome is not RangeOutcome.RESTORED:
+                return outcome
             del self.left[0]
+        return RangeOutcome.RESTORED
 
     def _survey(self) -> Survey:
         return survey(self._files, self._folder, self._log_id, self._committed_index())
@@ -418,8 +437,8 @@ class LogRepair:
             raise
         return max(held_index, checkpoint.committed_index)
 
-    async def _repair_stretch(self, damage: Damage) -> bool:
-        """Fetch one range and write it in place, in pieces; return whether any peer has it as it was here."""
+    async def _repair_stretch(self, damage: Damage) -> RangeOutcome:
+        """Fetch one range and write it in place, in pieces."""
         if not self._peers:
             await self._wait_for_operator(f"indexes {damage.first_index} to {damage.last_index} are damaged")
         fetch = Fetch(damage.first_index, damage.last_index, self._peers, self._majority)
@@ -427,16 +446,50 @@ class LogRepair:
         while rest is not None:
             batches = await self._fetch(fetch)
             if not batches:
-                return False
+                trimmed_until = fetch.trimmed_until
+                return RangeOutcome.LOST if trimmed_until is None else await self._begin_later(trimmed_until)
             try:
                 rest = await in_thread(partial(self._patch, rest, batches))
             except PatchRefused as error:
                 logger.error("log %s: the copies of the peers do not match: %s", self._log_name, error)
-                return False
+                return RangeOutcome.LOST
             self.result.batches += len(batches)
             self.result.size_bytes += sum(batch.size_bytes for batch in batches)
         self.result.stretches.append({"first_index": damage.first_index, "last_index": damage.last_index})
-        return True
+        return RangeOutcome.RESTORED
+
+    async def _begin_later(self, index: int) -> RangeOutcome:
+        """Let the log begin at `index`, the first one that any peer holds: what is before it was committed,
+        and may be removed everywhere. A log that does not hold the same batch there is lost."""
+        batch = await self._batch_of_a_peer(index)
+        if batch is None:  # trimmed meanwhile, or the peers are silent
+            self._wait(f"all peers have trimmed the indexes before {index}, and none sends its batch")
+            await self._pause(_RETRY_FIRST_S)
+            return RangeOutcome.LATER_BEGIN
+        is_damaged = any(damage.first_index <= index <= damage.last_index for damage in self.left)
+        if not is_damaged and await in_thread(partial(self._batch_in, batch.offset)) != batch:
+            return RangeOutcome.LOST
+        try:
+            await in_thread(partial(begin_with, self._files, self._folder, self._log_id, batch))
+        except PatchRefused as error:
+            logger.error("log %s: its begin cannot be moved: %s", self._log_name, error)
+            return RangeOutcome.LOST
+        logger.warning("log %s begins at index %d: all peers have trimmed to there", self._log_name, index)
+        self.result.begin_index = index
+        return RangeOutcome.LATER_BEGIN
+
+    async def _batch_of_a_peer(self, index: int) -> Batch | None:
+        """Return the batch that begins at `index` from any peer."""
+        for peer in self._peers:
+            answer = await self._calls.ask(
+                peer, self._log_id, lambda call_id: FetchRequest(call_id, index, index), ANSWER_TIMEOUT_S
+            )
+            if isinstance(answer, FetchAnswer) and answer.batches and answer.batches[0].base_index == index:
+                return answer.batches[0]
+        return None
+
+    def _batch_in(self, offset: int) -> Batch | None:
+        return batch_in(self._files, self._folder, self._log_id, offset)
 
     def _patch(self, damage: Damage, batches: Sequence[Batch]) -> Damage | None:
         return patch(self._files, self._folder, self._log_id, damage, batches)
