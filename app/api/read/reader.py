@@ -169,12 +169,15 @@ class Reader:
     async def bound(self, range_: Range) -> None:
         """Find the record that ends the range by its timestamp, if it has arrived by now.
 
-        Raises Repairing.
+        An uncommitted record ends only the range of a local read: another one may come to its place. Raises
+        Repairing.
         """
         if range_.until_timestamp_ms is not None:
             await self._undisturbed()
+            local = self.consistency is Consistency.LOCAL
+            end = self.log.end_index if local else self.driver.committed_index
             found = self.log.first_index_at_or_after(range_.until_timestamp_ms, range_.start_index)
-            if found is not None:
+            if found is not None and found <= end:
                 until = range_.until_index
                 range_.until_index = found if until is None else min(until, found)
                 range_.until_timestamp_ms = None
@@ -218,7 +221,6 @@ class Reader:
         deadline = loop.time() + wait_ms / 1000
         page = RecordPage(range_.start_index)
         while True:
-            await self.bound(range_)
             await self.fill(page, range_, wanted)
             range_.counted_to = None
             if page.count or self.has_more(page, range_):
@@ -236,6 +238,7 @@ class Reader:
         """Select visible records from page.next_index on, until the page is full or the limit is reached."""
         scanned = 0
         while not page.full and scanned < SCAN_MAX_BYTES:
+            await self.bound(range_)  # by a record that has arrived since the last batches
             end = range_.last_index(self.visible_end)  # uncommitted records may be truncated meanwhile
             if range_.counted_to is not None:
                 end = min(end, range_.counted_to)

@@ -104,3 +104,46 @@ def test_the_last_n_records_stay_n_when_appends_come_in(tmp_path: Path) -> None:
         page = asyncio.run(last(count))
         assert page.count == count
         assert page.next_index == node.driver.log.end_index  # where the record that came in stands
+
+
+@pytest.mark.rule("R-08")
+def test_an_uncommitted_record_does_not_end_a_range_by_its_timestamp(tmp_path: Path) -> None:
+    """Truncated, it would give its place to an older record, which belongs to the range."""
+    node = leading_node(tmp_path)
+    node.ask(b"v")
+    node.seams.run()
+    here = cast(
+        Any, SimpleNamespace(broker=None, hosted=SimpleNamespace(driver=node.driver), driver=node.driver)
+    )
+    query = ReadQuery(until_timestamp=node.driver.log.batch_at(1).timestamp_ms)  # type: ignore[call-arg]
+    for consistency, until_index in (
+        (Consistency.COMMITTED, None),
+        (Consistency.LINEARIZABLE, None),
+        (Consistency.LOCAL, 1),
+    ):
+        range_ = asyncio.run(Reader(here, consistency).range_of(query))
+        assert (range_.until_index, range_.until_timestamp_ms is None) == (until_index, until_index == 1)
+    node.driver._core._member.committed_index = 1  # type: ignore[attr-defined]
+    assert asyncio.run(Reader(here, Consistency.COMMITTED).range_of(query)).until_index == 1
+
+
+def test_records_that_arrive_during_a_read_do_not_exceed_its_last_timestamp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, reader = _reader_of_five_records(tmp_path)
+    node.append(b"v" * 200_000)  # selected in a thread
+
+    async def to_thread(*call: Any) -> None:
+        node.tick(1_000)
+        node.append(b"later")
+        call[0](*call[1:])
+
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    end_ms = node.driver.log.batch_at(5).timestamp_ms + 1
+    query = ReadQuery(from_index=5, until_timestamp=end_ms)  # type: ignore[call-arg]
+
+    async def read() -> RecordPage:
+        return await reader.page(await reader.range_of(query), query.selection(), 0)
+
+    assert asyncio.run(read()).count == 1
+    assert node.driver.committed_index == 6
