@@ -138,6 +138,7 @@ async def _batches(request: Request, reader: Reader, range_: Range, query: ReadQ
     page = await reader.page(range_, Selection(limit=1, max_bytes=1, include_control=True), query.wait_ms)
     body = b""
     if page.count:
+        await reader.bound(range_)  # by a record that has arrived meanwhile
         end = range_.last_index(reader.visible_end) if counted_to is None else counted_to
         last = range_.start_index + query.limit - 1
         batches = [

@@ -63,10 +63,15 @@ class Trimmer:
             self._disk.submit(ticket.move_begin, self._moved)
 
     def _retry(self) -> None:
-        if self._retry_ticks > 0 and self._ticket is not None:
-            self._retry_ticks -= 1
-            if self._retry_ticks == 0:
-                self._disk.submit(self._ticket.move_begin, self._moved)
+        """Repeat a trim that had no space, unless the log was reset since: it has another begin then."""
+        ticket = self._ticket
+        if self._retry_ticks == 0 or ticket is None:
+            return
+        self._retry_ticks -= 1
+        if self._log.first_index != ticket.base_index:
+            self._retry_ticks, self._ticket, self._trimmed_index = 0, None, 0
+        elif self._retry_ticks == 0:
+            self._disk.submit(ticket.move_begin, self._moved)
 
     def _moved(self, _result: Any, error: BaseException | None) -> None:
         if isinstance(error, StorageFull):

@@ -46,7 +46,17 @@ class Trimmed:
         self.log = Commitlog.open(
             self.files, "log", log_id=LOG_ID, config=CommitlogConfig(segment_max_bytes=4_000)
         )
-        for _ in range(40):
+        self.append(40)
+        self.log.settle(self.log.end_index)
+        state: Any = SimpleNamespace(trim_index=35)
+        checkpointer: Any = SimpleNamespace(safe_index=39)
+        self.failures: list[str] = []
+        self.trimmer = Trimmer(
+            self.log, state, checkpointer, self.disk, lambda what, _error: self.failures.append(what)
+        )
+
+    def append(self, count: int) -> None:
+        for _ in range(count):
             batch = stamp(
                 body_of(1, b"v" * 1_000),
                 log_id=LOG_ID,
@@ -61,13 +71,6 @@ class Trimmed:
         assert ticket is not None
         ticket.run()
         self.log.finish_sync(ticket)
-        self.log.settle(self.log.end_index)
-        state: Any = SimpleNamespace(trim_index=35)
-        checkpointer: Any = SimpleNamespace(safe_index=39)
-        self.failures: list[str] = []
-        self.trimmer = Trimmer(
-            self.log, state, checkpointer, self.disk, lambda what, _error: self.failures.append(what)
-        )
 
     @property
     def segments(self) -> int:
@@ -111,6 +114,30 @@ def test_a_trim_that_finds_no_room_is_tried_again(monkeypatch: pytest.MonkeyPatc
     while trimmed.disk.work:
         trimmed.disk.work.popleft()()
     assert trimmed.segments < before / 2
+
+
+def test_a_trim_without_room_does_not_move_the_begin_of_a_log_that_was_reset_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A slave begins again where its master does, which has trimmed less so far (A-04)."""
+    trimmed = Trimmed()
+
+    def full(_ticket: TrimTicket) -> None:
+        raise StorageFull("manifest", "write", "no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrimTicket, "move_begin", full)
+        trimmed.trimmer.trim()
+        trimmed.disk.work.popleft()()
+    trimmed.log.reset(0, 0)
+    for _ in range(RETRY_TICKS):
+        trimmed.trimmer.trim()
+    while trimmed.disk.work:
+        trimmed.disk.work.popleft()()
+    trimmed.append(30)
+    trimmed.log.close()
+    reopened = Commitlog.open(trimmed.files, "log", log_id=LOG_ID)
+    assert (reopened.begin_index, reopened.end_index) == (0, 29)
 
 
 def test_nothing_more_is_removed_once_the_log_is_given_back() -> None:
