@@ -14,7 +14,7 @@ from spark_jobs.tables.catalog import parse_catalog
 
 TRIGGER = "750 milliseconds"  # half of it, a look at the ends and a commit are within 0.6 s
 MIN_RECORDS = 100  # of a batch; fewer may wait for more
-MAX_DELAY = "5s"
+MAX_DELAY = "2s"  # with the trigger, and a look and a commit, a record of a trickle is seen within 3 s
 _INTERVAL = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
 _UNITS_S = {
     "ms": 0.001,

@@ -24,6 +24,7 @@ import psutil
 
 from app.client import CommitlogClient
 from app.tables.delta_log import DeltaLog
+from spark_jobs.materialize.config import MAX_DELAY
 from tests.bench.spark.job import report, running_job
 from tests.bench.systems.local_cluster import print_figure
 from tests.support.cluster import Cluster, running
@@ -113,7 +114,8 @@ def measure(cluster: Cluster, folder: Path, names: Sequence[str], options: argpa
     producer = Producer(url, names[: options.busy], options.rate)
     producer.start()
     began_s = time.monotonic()
-    with running_job(folder, url, tables, ["--log", "orders-*"]) as job:
+    given = ["--log", "orders-*", "--max-delay", options.max_delay]
+    with running_job(folder, url, tables, given) as job:
         process = psutil.Process(job.pid)
         busy = set(producer.acked)
         while waiting := lacking(tables, busy):
@@ -139,6 +141,7 @@ def measure(cluster: Cluster, folder: Path, names: Sequence[str], options: argpa
         logs=len(names),
         busy=len(busy),
         rate=options.rate,
+        max_delay=options.max_delay,
         start_s=round(start_s, 1),
         stop_s=round(time.monotonic() - stop_s, 1),
         exit_code=code,
@@ -156,6 +159,7 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=20, help="records a second of each busy log")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--settle", type=float, default=0.0, help="seconds before the measurement begins")
+    parser.add_argument("--max-delay", default=MAX_DELAY, help="of the job: of a trickle of few records")
     options = parser.parse_args()
     options.busy = options.logs if options.busy is None else options.busy
     names = [f"orders-{number:04d}" for number in range(options.logs)]

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_jobs.errors import LogClash, OptionError, ShortRead
+from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.source.options import parse_options
 from spark_jobs.source.planning import (
     EventsOffset,
@@ -24,6 +25,7 @@ from spark_jobs.source.planning import (
 )
 
 ENDPOINT = {"endpoint": "http://127.0.0.1:1"}
+COMMIT_S = 0.6  # a look at the ends, and a commit
 
 
 def test_offsets_survive_the_checkpoint() -> None:
@@ -167,3 +169,20 @@ def test_the_pace_is_an_option_of_streams() -> None:
         options.for_batch()
     with pytest.raises(OptionError, match=r"maxTriggerDelay must be a time such as 10s.*got '10'"):
         parse_options({**ENDPOINT, "maxTriggerDelay": "10"})
+
+
+@pytest.mark.parametrize("rate", [1, 20, 60, 99])
+def test_each_record_of_a_trickle_reaches_the_tables_of_a_job_within_3_s(rate: int) -> None:
+    job = MaterializeConfig(endpoint="http://127.0.0.1:1", tables="tables")
+    pace = SmallBatchPace(job.min_records_per_trigger, job.max_delay_s)
+    waiting: list[float] = []  # times of appends, one a second of `rate` records
+    longest_s = now_s = due_s = 0.0
+    while now_s < 600.0:
+        while due_s <= now_s:
+            waiting += [due_s] * rate
+            due_s += 1.0
+        if waiting and pace.takes(len(waiting), now_s):
+            longest_s = max(longest_s, now_s - waiting[0])
+            waiting.clear()
+        now_s += job.trigger_s
+    assert longest_s < 3.0 - COMMIT_S
