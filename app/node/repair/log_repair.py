@@ -30,7 +30,6 @@ from app.log.state import DAY_MS
 from app.log.terms import is_plausible_term
 from app.node.job_threads import result_or_error
 from app.node.network.peer_calls import PeerCalls
-from app.node.network.repair_messages import FetchAnswer, FetchRequest, TermAnswer, TermRequest
 from app.node.repair.fetch import Fetch
 from app.node.repair.interfaces import (
     Damaged,
@@ -41,6 +40,7 @@ from app.node.repair.interfaces import (
     RepairState,
 )
 from app.node.repair.marker import Note
+from app.node.repair.peer_replicas import PeerReplicas
 from app.node.replica.checkpoints import load_state
 from app.node.replica.driver import LogDriver
 from storage.care.begin import begin_with
@@ -71,7 +71,6 @@ from storage.log.recovery import Recovery
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-ANSWER_TIMEOUT_S: Final = 2.0
 PATIENCE_S: Final = 5  # wait for voters that do not report their term
 VOTE_GAP: Final = 1 << 20  # campaigns: a term takes at least an election timeout, so this is days of them
 UNREADABLE_S: Final = 30  # a disk may refuse reads for so long
@@ -140,7 +139,7 @@ class LogRepair:
         self._majority = len(copy.voters) // 2 + 1
         self._storage = copy.storage
         self._marker = copy.marker
-        self._calls = calls
+        self._peer_replicas = PeerReplicas(calls, copy.log_id, self._peers)
         self._clock = clock
         self._seen: dict[str, int] = {}  # file or folder -> number of times it was still damaged
         self._unreadable_until_ms: int | None = None  # until then the disk may read again; None: it reads
@@ -236,11 +235,9 @@ class LogRepair:
         until_ms = self._clock.monotonic_ms() + PATIENCE_S * 1000
         voters_count = len(asked) + 1
         while asked:
-            answers = await asyncio.gather(
-                *(self._calls.ask(peer, self._log_id, TermRequest, ANSWER_TIMEOUT_S) for peer in asked)
-            )
+            answers = await asyncio.gather(*(self._peer_replicas.term(peer) for peer in asked))
             for peer, answer in zip(list(asked), answers, strict=True):
-                if isinstance(answer, TermAnswer) and is_plausible_term(term, answer.term):
+                if answer is not None and is_plausible_term(term, answer.term):
                     term = max(term, answer.term)
                     asked.remove(peer)
             if (
@@ -324,23 +321,13 @@ class LogRepair:
         now_ms = self._clock.monotonic_ms()
         if self._unreadable_until_ms is None:
             self._unreadable_until_ms = now_ms + UNREADABLE_S * 1000
-        if now_ms >= self._unreadable_until_ms and await self._is_held_elsewhere():
+        is_over = now_ms >= self._unreadable_until_ms
+        if is_over and await self._peer_replicas.exist(max(0, await in_thread(self._committed_index))):
             return False
         self._wait(damage.reason)
         await self._pause(self._read_pause_s)
         self._read_pause_s = min(_RETRY_LAST_S, 2 * self._read_pause_s)
         return True
-
-    async def _is_held_elsewhere(self) -> bool:
-        """Return whether a peer has committed records of the log."""
-        index = max(0, await in_thread(self._committed_index))
-        for peer in self._peers:
-            answer = await self._calls.ask(
-                peer, self._log_id, lambda call_id: FetchRequest(call_id, index, index), ANSWER_TIMEOUT_S
-            )
-            if isinstance(answer, FetchAnswer) and answer.settled_index != NO_INDEX:
-                return True
-        return False
 
     async def _forget_held(self) -> None:
         self._held_index = NO_INDEX
@@ -461,7 +448,7 @@ class LogRepair:
     async def _begin_later(self, index: int) -> RangeOutcome:
         """Let the log begin at `index`, the first one that any peer holds: what is before it was committed,
         and may be removed everywhere. A log that does not hold the same batch there is lost."""
-        batch = await self._batch_of_a_peer(index)
+        batch = await self._peer_replicas.batch_at(index)
         if batch is None:  # trimmed meanwhile, or the peers are silent
             self._wait(f"all peers have trimmed the indexes before {index}, and none sends its batch")
             await self._pause(_RETRY_FIRST_S)
@@ -477,16 +464,6 @@ class LogRepair:
         logger.warning("log %s begins at index %d: all peers have trimmed to there", self._log_name, index)
         self.result.begin_index = index
         return RangeOutcome.LATER_BEGIN
-
-    async def _batch_of_a_peer(self, index: int) -> Batch | None:
-        """Return the batch that begins at `index` from any peer."""
-        for peer in self._peers:
-            answer = await self._calls.ask(
-                peer, self._log_id, lambda call_id: FetchRequest(call_id, index, index), ANSWER_TIMEOUT_S
-            )
-            if isinstance(answer, FetchAnswer) and answer.batches and answer.batches[0].base_index == index:
-                return answer.batches[0]
-        return None
 
     def _batch_in(self, offset: int) -> Batch | None:
         return batch_in(self._files, self._folder, self._log_id, offset)
@@ -504,13 +481,8 @@ class LogRepair:
                 self.state = RepairState.FETCHING
             ask = fetch.next()
             await self._pause(ask.pause_ms / 1000)
-            answer = await self._calls.ask(
-                ask.peer,
-                self._log_id,
-                lambda call_id: FetchRequest(call_id, fetch.next_index, fetch.last_index),
-                ANSWER_TIMEOUT_S,
-            )
-            batches = fetch.took(ask.peer, answer if isinstance(answer, FetchAnswer) else None)
+            answer = await self._peer_replicas.fetch(ask.peer, fetch.next_index, fetch.last_index)
+            batches = fetch.took(ask.peer, answer)
             if batches:
                 self.result.peers[ask.peer] = None
                 return batches

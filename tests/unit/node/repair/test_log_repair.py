@@ -13,6 +13,7 @@ from app.log.events import JournalEvent
 from app.node.network.peer_calls import PeerCalls
 from app.node.network.repair_messages import FetchAnswer, FetchRequest, PeerCall, TermAnswer, TermRequest
 from app.node.repair import log_repair as repair_module
+from app.node.repair import peer_replicas
 from app.node.repair.interfaces import DamagedCopy, FoundDamage, RepairState
 from app.node.repair.log_repair import LogRepair
 from app.node.repair.marker import Note, RepairMarker
@@ -312,7 +313,7 @@ def test_a_lost_vote_is_made_safe_by_the_terms_of_all_others() -> None:
 def test_a_lost_vote_does_not_wait_for_a_voter_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """This node may have elected it in a later term, but not in one that is days of elections away."""
     monkeypatch.setattr(repair_module, "PATIENCE_S", 0)
-    monkeypatch.setattr(repair_module, "ANSWER_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(peer_replicas, "ANSWER_TIMEOUT_S", 0.01)
     scene = Scene()
     scene.files.remove(f"{FOLDER}/vote")
     scene.run(
