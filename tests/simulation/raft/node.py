@@ -229,6 +229,7 @@ class SimulatedNode:
         self._repairing = True
         ended = self.driver if self._serves else None
         if ended is not None:
+            cluster.looks_sound(self, cluster.checker.check)  # what it has committed in this step
             ended.abandon()
             self._serves = False
         self._mending = LogRepair(
