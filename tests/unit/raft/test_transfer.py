@@ -47,6 +47,20 @@ def test_the_target_is_asked_only_when_it_holds_everything_committed() -> None:
 
 
 @pytest.mark.rule("R-09")
+def test_a_target_that_holds_what_no_majority_holds_is_not_asked_yet() -> None:
+    """Its election would leave the outcome of these appends unknown."""
+    group = Group(5)
+    leader = group.elect("n1")
+    group.settle()
+    leader.append(token="a")
+    leader.core.transfer("n2", group.now_ms)
+    group.settle("n1", "n2")
+    assert (leader.leads, group["n2"].core.term, leader.answers) == (True, 1, [])
+    group.settle()
+    assert (group.leader.name, leader.answers) == ("n2", [("a", AppendFate.ACKNOWLEDGED)])
+
+
+@pytest.mark.rule("R-09")
 def test_appends_wait_only_while_the_target_takes_over_and_continue_when_it_does_not() -> None:
     group = Group(3)
     leader = group.elect("n1")
