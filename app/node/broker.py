@@ -169,7 +169,7 @@ class Broker:
         opened = await self._node_logs.open_all([self.metadata.hosted], settings.disk.threads)
         if isinstance(controller := opened[0][1], LogDriver):
             self._metadata_logs.follow_known(controller)
-            self._node_logs.know_metadata(controller.committed_index)
+            self._node_logs.know_metadata(controller)
         opened += await self._node_logs.open_all(configured, settings.disk.threads)
         self._disk.start()
         self._workers.start()

@@ -89,9 +89,10 @@ class NodeLogs:
 
     # --- opening ----------------------------------------------------------------------------------------
 
-    def know_metadata(self, index: int) -> None:
-        """As FolderBirth.know: call it before a log of the metadata is opened."""
-        self._birth.know(index)
+    def know_metadata(self, controller: LogDriver) -> None:
+        """Before a log of the metadata is opened: an earlier incarnation may have known all that is in their
+        log here. The checkpoint of what was committed is seconds older."""
+        self._birth.know(max(controller.committed_index, controller.log.end_index))
 
     async def open_all(self, logs: list[HostedLog], threads: int) -> list[tuple[HostedLog, Opened]]:
         """Open logs and journals side by side: each often waits for the disk. A log without space for its

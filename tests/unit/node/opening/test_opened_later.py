@@ -40,6 +40,7 @@ class Scene:
         self.refusal: Exception | None = StorageFull("data/logs/a/vote", "write", "no space left")
         self.files = MemoryFiles()
         self.attempts = self.open_journals = 0
+        self.begins: bool | None = None  # whether the last opening took an empty folder for a new one
         disk: Any = SimpleNamespace(lane=lambda _name: Lane())
         services: Any = SimpleNamespace(
             node_id="n1",
@@ -81,11 +82,27 @@ class Scene:
         self.hosted = HostedLog(LogSettings.of_spec("a", SPEC), 7, None)
         self.hosted.generation = 0
 
-    def _open(self, hosted: HostedLog, _events: object, **_: bool) -> None:
+    def _open(self, hosted: HostedLog, _events: object, *, begins: bool, **_: bool) -> None:
         """Open nothing while the disk refuses it to the log `a`."""
         self.attempts += 1
+        self.begins = begins
         if self.refusal is not None and hosted is self.hosted:
             raise self.refusal
+
+
+@pytest.mark.rule("R-01", "R-02")
+@pytest.mark.parametrize(("generation", "begins"), [(3, False), (9, False), (10, True)])
+def test_an_empty_folder_is_new_only_if_its_log_is_newer_than_all_metadata_of_this_node(
+    monkeypatch: pytest.MonkeyPatch, generation: int, begins: bool
+) -> None:
+    """A kill leaves an old checkpoint: the log may have been opened, and its files removed since."""
+    scene = Scene(monkeypatch)
+    scene.refusal, scene.hosted.generation = None, generation
+    scene.node_logs.know_metadata(
+        cast(Any, SimpleNamespace(committed_index=5, log=SimpleNamespace(end_index=9)))
+    )
+    asyncio.run(scene.node_logs.open_replica(scene.hosted))
+    assert scene.begins is begins
 
 
 @pytest.mark.rule("C-10")
