@@ -127,6 +127,12 @@ def an_empty_folder_opens_sound(patch: pytest.MonkeyPatch) -> None:
 
 
 plant(
+    "a_transfer_does_not_wait_for_the_commit",
+    "R-09",
+    (Transfer, "go_on", "held_index == end_index == self._member.committed_index", "held_index == end_index"),
+    lambda _: test_transfer.test_a_target_that_holds_what_no_majority_holds_is_not_asked_yet(),
+)
+plant(
     "votes_of_another_term_count",
     "R-03",
     (Ballot, "count", "answer.term == self._term", "True"),

@@ -18,6 +18,7 @@ from app.node.replica import append_queue, checkpoints
 from app.node.replica.append_queue import AppendQueue
 from app.node.replica.checkpoints import Checkpointer
 from app.node.replica.open_appends import OpenAppends
+from app.node.replica.ready_executor import ReadyExecutor
 from app.node.replica.state_keeper import StateKeeper
 from app.node.replica.state_transfer import StateTransfer
 from app.node.replica.trimming import Trimmer
@@ -209,6 +210,18 @@ plant(
     "D-28",
     (StateTransfer, "serve", " and self.is_whole", ""),
     test_state_transfer.test_a_replica_without_the_whole_state_sends_none,
+)
+plant(
+    "a_state_is_completed_with_truncated_records",
+    "D-28",
+    (StateTransfer, "cut", "self._taken = None", "pass"),
+    test_state_transfer.test_a_truncation_takes_its_records_out_of_a_state_that_is_being_completed,
+)
+plant(
+    "a_replica_that_was_reset_may_lead_without_the_state",
+    "D-12",
+    (ReadyExecutor, "_finish", "self._state.judge_electable()", "pass"),
+    test_state_transfer.test_a_replica_that_is_reset_may_not_lead_before_it_has_the_state,
 )
 plant(
     "a_snapshot_of_an_earlier_epoch_is_sent_on",

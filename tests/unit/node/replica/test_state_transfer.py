@@ -6,13 +6,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from app.log.contract import TruncateAfter
 from app.log.driver_interfaces import DriverConfig
 from app.log.state import LogState
 from app.node.replica.state_transfer import ASK_AGAIN_MS, StateTransfer
-from app.raft.messages import StateChunk, StateRequest
-from storage.format.batch import AppendMark
+from app.raft.messages import PushRequest, PushType, StateChunk, StateRequest
+from storage.format.batch import AppendMark, stamp
 from tests.unit.log.test_state import DIGEST, Log
-from tests.unit.node.replica.driver_support import Node, result
+from tests.unit.node.replica.driver_support import Node, follower_of_n2, push_to, result
+from tests.unit.raft.support import LOG_ID, body_of
 
 
 def whole_node(folder: Path) -> Node:
@@ -65,6 +67,74 @@ def test_pieces_with_another_checksum_are_not_a_state(tmp_path: Path) -> None:
     transfer_of(copy).take("n2", last, 1_000 + ASK_AGAIN_MS)
     assert transfer_of(copy).is_whole
     assert all(copy.driver.state.find_key(f"k{number}") for number in range(8))
+
+
+def append_with_key(node: Node, key: str) -> None:
+    log = node.driver.log
+    batch = stamp(
+        body_of(1, b"v"),
+        log_id=LOG_ID,
+        base_index=log.next_index,
+        term=log.last_term,
+        timestamp_ms=1,
+        offset=log.end_offset,
+        previous_chain=log.last_chain,
+        marks=(AppendMark(0, 1, key, digest=DIGEST),),
+    )
+    log.append([batch])
+
+
+@pytest.mark.rule("D-28", "R-07")
+def test_a_truncation_takes_its_records_out_of_a_state_that_is_being_completed(tmp_path: Path) -> None:
+    """A retry would be answered with the place of a record that no log holds."""
+    source = whole_node(tmp_path)
+    copy = copy_of(source, tmp_path)
+    kept_index = copy.driver.log.end_index
+    append_with_key(copy, "gone")
+    append_with_key(copy, "gone too")
+    *_, last = pieces_for(copy, source, 1_000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("app.node.replica.state_transfer.REPLAY_BYTES", 1)
+        transfer_of(copy).take("n2", last, 1_000)
+    assert not transfer_of(copy).is_whole  # one of the two batches is applied to it so far
+    copy.driver.log.truncate_after(kept_index)
+    copy.driver._state.truncated(TruncateAfter(kept_index))
+    append_with_key(copy, "another")
+    for now_ms in (1_001, 1_002):
+        transfer_of(copy).tick("n2", now_ms)
+    *_, last = pieces_for(copy, source, 1_003 + ASK_AGAIN_MS)
+    for now_ms in (2_003, 2_004, 2_005):
+        transfer_of(copy).take("n2", last, now_ms)
+        transfer_of(copy).tick("n2", now_ms)
+    state = copy.driver.state
+    assert (state.find_key("gone"), state.find_key("gone too")) == (None, None)
+    assert state.find_key("another") is not None
+    assert state.applied_index == copy.driver.log.end_index
+
+
+@pytest.mark.rule("D-12", "D-28")
+def test_a_replica_that_is_reset_may_not_lead_before_it_has_the_state(tmp_path: Path) -> None:
+    """As the leader it would store the retries of everything before its begin again."""
+    node, log = follower_of_n2(tmp_path)
+    push_to(node, PushType.APPEND, 1, "n2", 1, *log.batches)
+    node.seams.run()
+    assert (node.driver.log.end_index, node.driver._core.electable) == (1, True)
+    begin = stamp(
+        body_of(1, b"v"),
+        log_id=LOG_ID,
+        base_index=60,
+        term=1,
+        timestamp_ms=1,
+        offset=6_000,
+        previous_chain=log.batches[-1].header.chain,
+    )
+    life = node.driver._core._handler._life  # type: ignore[attr-defined]
+    reset = PushRequest(1, PushType.TRUNCATE, "n2", 60, 2, life, 59, 0, 60, True, False, (begin,))
+    node.driver.deliver("n2", reset)
+    node.seams.run()
+    assert (node.driver.log.begin_index, node.driver.log.end_index) == (60, 60)
+    assert not node.driver._core.electable
+    assert not node.seams.sent[-1][1].may_lead
 
 
 @pytest.mark.rule("D-28")
