@@ -55,7 +55,7 @@ class RepairResult:
 class DamagedCopy:
     """This node's copy of a log, which is offline.
 
-    voters: of the group, including this node. votes: the group elects; otherwise controllers or the
+    voters, learners: of the group, including this node. votes: the group elects; otherwise controllers or the
     configuration choose the leader, and the vote file only holds the epoch that this copy has opened.
     """
 
@@ -67,6 +67,7 @@ class DamagedCopy:
     voters: Sequence[str]
     storage: CommitlogConfig
     marker: RepairMarker
+    learners: Sequence[str] = ()
     votes: bool = True
 
 

@@ -136,6 +136,7 @@ class LogRepair:
         self._held_index = found.held_index
         self._votes = copy.votes
         self._peers = tuple(voter for voter in copy.voters if voter != copy.node_id)
+        self._is_alone = {*copy.voters, *copy.learners} <= {copy.node_id}
         self._majority = len(copy.voters) // 2 + 1
         self._storage = copy.storage
         self._marker = copy.marker
@@ -353,6 +354,8 @@ class LogRepair:
                 await self._doubt(lacks_records=True)
             await in_thread(lambda: self._remove(name))
         elif name == "state":  # it is replayed, or received from the leader (state_transfer.py)
+            if self._is_alone and await in_thread(self._is_trimmed):
+                await self._wait_for_operator(f"the state of the log is damaged: {cause}")
             await in_thread(lambda: self._remove(name))
         elif name in _NOTES:
             await self._doubt()
@@ -379,6 +382,10 @@ class LogRepair:
 
     def _recovery(self) -> Recovery:
         return Recovery(self._files, self._folder, self._log_id, self._committed_index())
+
+    def _is_trimmed(self) -> bool:
+        """Return whether the records from which the state would be replayed are not all here."""
+        return self._recovery().prepare().base_index > 0
 
     async def _repair_batches(self) -> None:
         self.state = RepairState.SURVEYING

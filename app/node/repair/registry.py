@@ -101,7 +101,7 @@ class Repairs:
         """
         if hosted.repair is not None or hosted.rollback is not None or hosted.journal is None:
             return
-        voters, marker = hosted.voters, self.marker_of(hosted)
+        group, marker = hosted.group, self.marker_of(hosted)
         driver, hosted.driver, hosted.caught_up = hosted.driver, None, False
         hosted.repair = LogRepair(
             _Host(self, hosted),
@@ -111,7 +111,8 @@ class Repairs:
                 log_name=hosted.name,
                 log_id=hosted.log_id,
                 node_id=self._services.node_id,
-                voters=voters,
+                voters=group.voters,
+                learners=group.learners,
                 storage=self._services.storage,
                 marker=marker,
                 votes=hosted.settings.replication is Replication.RAFT,

@@ -100,6 +100,7 @@ class Scene:
         HardStateFile(self.files, f"{FOLDER}/vote").save(HardState(4, "n2"))
         self.host = Host(self.files)
         self.votes = True
+        self.learners: tuple[str, ...] = ()
 
     def repair(
         self, peers: Peers, cause: CorruptLog | CorruptFile, voters: tuple[str, ...], sound: bool
@@ -113,6 +114,7 @@ class Scene:
                 log_id=7,
                 node_id="n1",
                 voters=voters,
+                learners=self.learners,
                 storage=SIZES,
                 marker=RepairMarker(self.files, "data", "log"),
                 votes=self.votes,
@@ -429,6 +431,32 @@ def test_without_peers_nothing_is_thrown_away() -> None:
     scene.run(peers, scene.damage(3), voters=("n1",), meanwhile=meanwhile)
     assert peers.asked == []
     assert set(before) - set(scene.files.list(FOLDER)) <= {"epochs"}  # created again from the log
+
+
+@pytest.mark.parametrize(("trimmed", "learners"), [(False, ()), (True, ()), (True, ("n2",))])
+def test_a_state_that_no_record_and_no_peer_can_restore_is_left_for_the_operator(
+    trimmed: bool, learners: tuple[str, ...]
+) -> None:
+    """Without it the only copy could never lead again, and would not report why."""
+    scene = Scene()
+    if trimmed:
+        log = Commitlog.open(scene.files, FOLDER, log_id=7, config=SIZES, committed_index=79)
+        ticket = log.start_trim(40)
+        assert ticket is not None
+        ticket.run()
+        log.close()
+    scene.files.open(f"{FOLDER}/state", create=True).pwrite(b"noise", 0)
+
+    async def meanwhile(repair: LogRepair) -> None:
+        while scene.host.log is None and repair.state is not RepairState.WAITING:  # noqa: ASYNC110  # bounded
+            await asyncio.sleep(0.01)
+        repair.give_up()
+
+    cause = CorruptFile(f"{FOLDER}/state", "checksum")
+    scene.learners = learners
+    scene.run(Peers(gives_all), cause, voters=("n1",), meanwhile=meanwhile)
+    is_left = trimmed and not learners
+    assert (scene.host.log is None, scene.files.exists(f"{FOLDER}/state")) == (is_left, is_left)
 
 
 def test_a_disk_that_rots_at_once_does_not_cause_an_endless_loop() -> None:
