@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,13 +12,17 @@ from app.errors import CommitlogError
 from app.log.commands import CommandResult, Trim
 from app.log.contract import Durability
 from app.node.broker import Broker
+from app.node.replica.log_space import LogSpace
 from app.node.reserve import Reserve, ReservedFiles
 from app.settings.file import parse
 from storage.errors import StorageFull
 from storage.file_system import write_durably
+from storage.format.batch import FIRST_CHAIN, Batch, stamp
+from storage.format.records import encode_control
 from storage.log.commitlog import CommitlogConfig
 from tests.support.memory_files import MemoryFiles
 from tests.unit.node.replica.driver_support import Node, code, result
+from tests.unit.raft.support import LOG_ID, body_of
 
 KIB, MIB = 1024, 1024 * 1024
 RESERVE = 4 * MIB
@@ -75,6 +80,34 @@ class FullNode(Node):
         for _ in range(20):
             result(self.append(bytes(100 * KIB)))
         self.disk.space_bytes = sum(len(self.disk.read(path)) for path in self.disk._names)
+
+
+@pytest.mark.parametrize(
+    ("control", "leads", "left_bytes"),
+    [(False, True, RESERVE), (False, False, RESERVE // 2), (True, False, 0), (True, True, 0)],
+)
+def test_a_record_of_the_leader_leaves_half_of_the_reserve_for_the_trims_that_follow(
+    control: bool, leads: bool, left_bytes: int
+) -> None:
+    """A follower that used all of it for records could not write the trim that would make room."""
+    reserve = Reserve(MemoryFiles(), "reserve", RESERVE)
+    reserve.restore()
+    batch = stamp(
+        encode_control({"kind": "trim", "until_index": 1}) if control else body_of(1, b"v"),
+        log_id=LOG_ID,
+        base_index=0,
+        term=1,
+        timestamp_ms=1,
+        offset=0,
+        previous_chain=FIRST_CHAIN,
+        control=control,
+    )
+
+    def full(_batches: Sequence[Batch]) -> None:
+        raise StorageFull("log", "write", "no space left")
+
+    assert not LogSpace("log", "n1", reserve).write(full, [batch], leads=leads, now_ms=0)
+    assert reserve.held_bytes == left_bytes
 
 
 @pytest.mark.rule("D-28")
