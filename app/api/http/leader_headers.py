@@ -3,9 +3,13 @@
 Independent of any framework: the append handler uses it too.
 """
 
+from typing import Final
+
 from app.errors import CommitlogError, NoLeader, NotLeader, Repairing
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
+
+COMMITTED_INDEX: Final = b"commitlog-committed-index"
 
 
 def log_headers(broker: Broker, hosted: HostedLog) -> list[tuple[bytes, bytes]]:
@@ -15,7 +19,7 @@ def log_headers(broker: Broker, hosted: HostedLog) -> list[tuple[bytes, bytes]]:
         return []
     headers = [
         (b"commitlog-term", b"%d" % driver.term),
-        (b"commitlog-committed-index", b"%d" % driver.committed_index),
+        (COMMITTED_INDEX, b"%d" % driver.committed_index),
     ]
     leader = broker.nodes.find(driver.leader_id)
     if leader is not None:

@@ -1,5 +1,6 @@
 """Members of the cluster and leadership of its logs: add, promote, remove, transfer (C-05, R-09, R-10)."""
 
+from contextlib import suppress
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
@@ -9,6 +10,7 @@ from starlette.responses import Response
 
 from app.api.http.dependencies import Nothing, json_answer
 from app.api.http.json_decoding import Name
+from app.api.http.leader_headers import COMMITTED_INDEX
 from app.api.http.log_call import Call, Served
 from app.api.http.openapi import OF_A_BODY, OF_A_COMMIT, answers, json_request
 from app.api.read.query import OneLogQuery
@@ -16,7 +18,7 @@ from app.api.routes.move_master import move_master
 from app.api.routes.replicas import OF_REPLICAS, Forced, change_replica, replica_nodes
 from app.controller.commands import ReplicaChange
 from app.controller.metadata import CONTROLLER_LOG
-from app.errors import InvalidRequest, NotFound, TransferFailed
+from app.errors import InvalidRequest, NotFound, Repairing, TransferFailed
 from app.log.commands import ChangeMembers, check_address
 from app.log.contract import ChangeKind
 from app.log.state import Address
@@ -38,6 +40,7 @@ MEMBER_EXAMPLE: Final = {
     "version": VERSION,
 }
 _TRANSFER_POLL_S: Final = 0.05
+_LEARN_S: Final = 1.0
 _REFUSALS: Final = ("change-in-progress", "not-caught-up", "would-lose-quorum", *OF_A_COMMIT)
 
 
@@ -178,7 +181,7 @@ async def _change(
     async def act(here: Served) -> Response:
         with here.hosted.changing_members():
             await here.commit(change)
-        return _members_answer(broker)
+        return here.answer({"members": member_objects(broker)})
 
     if one is not None:
         return await call.at_leader(one, act)
@@ -192,10 +195,20 @@ async def _change(
             continue  # the node is not a member of that log
         if answer.status_code != 200:
             return answer
+        await _learn(broker, hosted, answer)
         found = True
     if not found:
         raise NotFound(f"{change.node_id} is not a member of any log")
     return _members_answer(broker)
+
+
+async def _learn(broker: Broker, hosted: HostedLog, answer: Response) -> None:
+    """Wait until this node has what the leader had committed at its answer, so that the list of members shows
+    the change. A node that the change removes does not learn of it: the wait has a limit."""
+    committed = answer.headers.get(COMMITTED_INDEX.decode())
+    if committed is not None and hosted.serving is not None:
+        with suppress(Repairing):
+            await broker.waits.committed(hosted, int(committed), _LEARN_S)
 
 
 def logs_of_the_change(broker: Broker, change: ChangeMembers) -> list[HostedLog]:

@@ -138,12 +138,14 @@ def test_a_node_joins_is_promoted_and_another_leaves_while_appends_continue(
             assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "/peer_address")
             added = cluster.call("POST", other, "/v1/cluster/members", json=member)
             assert added.status_code == 200, added.text
+            assert {each["id"]: each["voter"] for each in added.json()["members"]}["n4"] is False
             eventually(lambda: cluster.status("n4")["role"] == "learner", what="n4 is a learner")
             eventually(lambda: promoted(cluster, other), what="n4 has caught up")
             eventually(lambda: voters(cluster, "n4") == ["n1", "n2", "n3", "n4"], what="n4 knows it votes")
             cluster.wait_ready("n4")
             gone = cluster.call("DELETE", other, f"/v1/cluster/members/{leader}")
             assert gone.status_code == 200, gone.text
+            assert {each["id"]: each["voter"] for each in gone.json()["members"]}[leader] is False
             left = [node for node in cluster.ids if node != leader]
             eventually(lambda: voters(cluster, "n4") == left, what="the old leader has left")
             eventually(lambda: cluster.status("n4")["leader"] in left, what="another one leads")
