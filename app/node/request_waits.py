@@ -77,7 +77,7 @@ class Waits:
                 index, lambda: None if waiting.done() else waiting.set_result(None)
             )
             try:
-                await self._until(waiting, timeout_s)
+                await self.until(waiting, timeout_s)
             finally:
                 waiter.cancel()
         return driver.committed_index >= index
@@ -85,9 +85,10 @@ class Waits:
     async def pause(self, seconds: float) -> None:
         """Sleep, but not beyond the beginning of a stop."""
         if not self.stopping:
-            await self._until(asyncio.get_running_loop().create_future(), seconds)
+            await self.until(asyncio.get_running_loop().create_future(), seconds)
 
-    async def _until(self, waiting: "asyncio.Future[None]", timeout_s: float) -> None:
+    async def until(self, waiting: "asyncio.Future[None]", timeout_s: float) -> None:
+        """Wait for the future, at most for the time limit, and not beyond the beginning of a stop."""
         self._open[waiting] = None
         try:
             async with asyncio.timeout(timeout_s):

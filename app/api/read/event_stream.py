@@ -74,13 +74,15 @@ class _EventStream:
         reader, range_ = self._reader, self._range
         ping_s = reader.broker.settings.http.sse_ping_ms / 1000
         next_index = range_.start_index
+        is_local = reader.consistency is Consistency.LOCAL
+        grown = reader.grown if is_local else partial(self._pace.grown, reader)
         for event in self._epoch_before(min(next_index, reader.visible_end)):
             yield event
         yield self._ping()
         while not reader.broker.waits.stopping:
             if range_.until_index is not None and next_index >= range_.until_index:
                 return
-            if not await reader.grown(next_index, ping_s):
+            if not await grown(next_index, ping_s):
                 yield self._ping()
                 continue
             await reader.bound(range_)

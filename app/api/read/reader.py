@@ -76,6 +76,11 @@ class Reader:
         return committed if self._given is None else min(committed, self._given)
 
     @property
+    def is_limited(self) -> bool:
+        """True if the leader limits what the request may see, because this replica may be ahead of it."""
+        return self._given is not None
+
+    @property
     def lacks_state(self) -> bool:
         """True if this replica has not yet received the state of the log (cursors, schemas) at the visible
         end."""

@@ -1,11 +1,15 @@
 """Readers at the end of a log get what it gained at the same moments."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
-from app.api.read.reader import LogHead
-from app.api.read.tail_pace import EVENT_S, INTERVAL_MAX_S, TailPace
+from app.api.http.log_call import Served
+from app.api.read.reader import LogHead, Reader
+from app.api.read.selection import Consistency
+from app.api.read.tail_pace import EVENT_S, INTERVAL_MAX_S, WOKEN_AT_ONCE, TailPace
+from tests.support.in_process import InProcess, node_in_process, until
 
 
 class _Log:
@@ -61,5 +65,69 @@ def test_a_reader_sees_what_was_committed_when_it_began() -> None:
         pace, log = TailPace(), _Log()
         await asyncio.gather(*(pace.moment(1, 0, EVENT_S, log.head) for _ in range(100)))
         assert (await pace.moment(1, 2, EVENT_S, log.head)).visible_end == 2
+
+    asyncio.run(run())
+
+
+def _reader(node: InProcess) -> Reader:
+    hosted = node.broker.find("default")
+    assert hosted.driver is not None
+    return Reader(Served(node.broker, hosted, hosted.driver), Consistency.COMMITTED)
+
+
+async def _append(node: InProcess) -> None:
+    octets = {"content-type": "application/octet-stream"}
+    answer = await node.client.post("/v1/logs/default/records", content=b"v", headers=octets)
+    assert answer.status_code == 200
+
+
+def test_readers_that_wait_share_a_waiter_and_continue_in_small_groups(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with node_in_process(tmp_path) as node:
+            reader, pace, count = _reader(node), TailPace(), 2 * WOKEN_AT_ONCE + 1
+            index = reader.visible_end + 1
+            waiting = [asyncio.ensure_future(pace.grown(reader, index, 30.0)) for _ in range(count)]
+            await until(lambda: len(pace._waiting) == count)
+            assert len(reader.driver._waiters._heap) == 1
+            await _append(node)
+            turns = []  # of the loop: readers that have continued by then
+            while len(turns) < 100 and not all(each.done() for each in waiting):
+                turns.append(sum(each.done() for each in waiting))
+                await asyncio.sleep(0)
+            assert await asyncio.gather(*waiting) == [True] * count
+            steps = [after - before for before, after in zip(turns, [*turns[1:], count], strict=True)]
+            assert max(steps) <= WOKEN_AT_ONCE
+
+    asyncio.run(run())
+
+
+def test_a_reader_waits_for_its_record_while_others_get_theirs(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with node_in_process(tmp_path) as node:
+            reader, pace = _reader(node), TailPace()
+            index = reader.visible_end + 1
+            first = asyncio.ensure_future(pace.grown(reader, index, 30.0))
+            await until(lambda: len(pace._waiting) == 1)
+            pace._next_s = asyncio.get_running_loop().time() + 0.1  # the next moment
+            await _append(node)
+            second = asyncio.ensure_future(pace.grown(reader, index + 1, 30.0))
+            await until(lambda: len(pace._waiting) == 2)
+            assert await first
+            await until(lambda: len(pace._waiting) == 1)
+            assert not second.done()
+            await _append(node)
+            assert await second
+
+    asyncio.run(run())
+
+
+def test_a_wait_that_ends_without_a_record_leaves_nothing(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with node_in_process(tmp_path) as node:
+            reader, pace = _reader(node), TailPace()
+            for _ in range(3):
+                assert not await pace.grown(reader, reader.visible_end + 1, 0.001)
+            assert not pace._waiting
+            assert not await pace.grown(reader, reader.visible_end + 9, 0.001)
 
     asyncio.run(run())
