@@ -7,8 +7,10 @@ is limited: a client without a token must not exhaust the node's memory or descr
 """
 
 import asyncio
+import logging
 import re
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final
 
 import httptools
@@ -17,11 +19,16 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.api.append.group_answers import GroupAnswers
 from app.api.append.lane import AppendLane, LaneAppend
-from app.api.http.messages import Response, new_request_id, problem_response
+from app.api.http.dependencies import PIECE_BYTES
+from app.api.http.lane_call import LaneCall
+from app.api.http.messages import PageResponse, Response, new_request_id, problem_response
 from app.api.http.single_headers import repeated_header
+from app.api.read.lane import KnownPoll, LanePoll, PollLane
 from app.errors import BadRequest, CommitlogError, HeadTooLarge, RateLimited, RequestTimeout
 from app.settings.model import HttpSettings
 from app.telemetry import Meter
+
+logger = logging.getLogger(__name__)
 
 MAX_HEADERS: Final = 256  # in one request head
 SWEEP_S: Final = 1.0
@@ -38,10 +45,16 @@ class Listener:
     """The connections of one listener."""
 
     def __init__(
-        self, settings: HttpSettings, max_connections: int, meter: Meter, lane: AppendLane | None = None
+        self,
+        settings: HttpSettings,
+        max_connections: int,
+        meter: Meter,
+        lane: AppendLane | None = None,
+        polls: PollLane | None = None,
     ) -> None:
-        """lane: takes appends before the application."""
+        """lane, polls: take appends and long polls before the application."""
         self.lane = lane
+        self.polls = polls
         self.settings = settings
         self.max_connections = max_connections
         self._meter = meter
@@ -112,7 +125,7 @@ class Connection(HttpToolsProtocol):
         self._received_s = 0.0
         self._unsent_bytes = 0  # when last checked
         self._unsent_since_s = 0.0
-        self._running: RequestResponseCycle | LaneAppend | None = None
+        self._running: RequestResponseCycle | LaneCall | None = None
         self._parsing = False  # the parser is within a request
         self._raw_head: bytes | None = None  # of the request that the parser reads, if received in one piece
         self._body_left = 0  # bytes of the body of an append with a known head
@@ -130,8 +143,10 @@ class Connection(HttpToolsProtocol):
         self._listener.closed(self)
         if isinstance(self._running, LaneAppend) and self._running.more_body:
             self._lane.abandon(self._running)
-        if isinstance(self.cycle, LaneAppend):
-            self.cycle = None  # as uvicorn leaves it before the first request
+        if isinstance(self._running, LanePoll) and self._running.task is not None:
+            self._running.task.cancel()
+        if isinstance(self.cycle, LaneCall):
+            self.cycle = None  # type: ignore[assignment]  # as uvicorn leaves it before the first request
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -209,17 +224,17 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         if self.transport.is_closing():  # after an answer with `connection: close`
             return
-        append = self._take_append()
-        if append is None:
+        call = self._take_call()
+        if call is None:
             super().on_headers_complete()
         else:
-            self._running = append
-            self.cycle = append  # type: ignore[assignment]  # it has what uvicorn uses of a cycle
+            self._running = call
+            self.cycle = call  # type: ignore[assignment]  # it has what uvicorn uses of a cycle
 
     def on_body(self, body: bytes) -> None:
-        if not isinstance(self.cycle, LaneAppend):
+        if not isinstance(self.cycle, LaneCall):
             super().on_body(body)
-        elif self.cycle.more_body:
+        elif isinstance(self.cycle, LaneAppend) and self.cycle.more_body:
             self.cycle.parts.append(body)
 
     def on_message_complete(self) -> None:
@@ -227,6 +242,9 @@ class Connection(HttpToolsProtocol):
         self._in_head, self._head_bytes, self._head_since_s = True, 0, self._received_s
         if isinstance(self.cycle, LaneAppend):
             self._body_has_arrived(self.cycle)
+        elif isinstance(self.cycle, LanePoll):
+            assert self._listener.polls is not None
+            self._begin_poll(self._listener.polls, self.cycle)
         else:
             super().on_message_complete()
 
@@ -234,49 +252,54 @@ class Connection(HttpToolsProtocol):
         self._running = cycle
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
-    # --- the lane of appends ------------------------------------------------------------------------------
+    # --- the lanes ----------------------------------------------------------------------------------------
 
     @property
     def _lane(self) -> AppendLane:
         assert self._listener.lane is not None
         return self._listener.lane
 
-    def _take_append(self) -> LaneAppend | None:
-        """Return the append whose head is complete, if the lane takes it.
+    def _take_call(self) -> LaneCall | None:
+        """Return the append or the poll whose head is complete, if a lane takes it.
 
         One at a time: a pipelined request waits for its turn in uvicorn's queue, as any other.
         """
-        parser = self.parser
+        parser, listener = self.parser, self._listener
         raw, self._raw_head = self._raw_head, None
-        if self._lane_is_busy or parser.get_method() != b"POST" or parser.get_http_version() != "1.1":
+        method = parser.get_method()
+        if self._lane_is_busy or parser.get_http_version() != "1.1":
             return None
         if repeated_header(self.headers) is not None:  # refused by HttpMiddleware
             return None
-        return self._lane.take(
-            raw, self.url, self.headers, keep_alive=parser.should_keep_alive(), now_s=self._received_s
-        )
+        keep_alive = parser.should_keep_alive()
+        if method == b"GET" and listener.polls is not None:
+            return listener.polls.take(raw, self.url, self.headers, keep_alive=keep_alive)
+        if method == b"POST" and listener.lane is not None:
+            now_s = self._received_s
+            return listener.lane.take(raw, self.url, self.headers, keep_alive=keep_alive, now_s=now_s)
+        return None
 
     @property
     def _lane_is_busy(self) -> bool:
         cycle = self.cycle
-        return (
-            self._listener.lane is None
-            or (cycle is not None and not cycle.response_complete)
-            or self.flow.write_paused
-        )
+        return (cycle is not None and not cycle.response_complete) or self.flow.write_paused
 
     def _take_known(self, data: bytes) -> bool:
-        """Take an append whose head the lane knows, without the parser. Return False for any other request.
+        """Take a call whose head a lane knows, without the parser. Return False for any other request.
 
         data: begins a request.
         """
         body_start = data.find(HEAD_END) + len(HEAD_END)
         if body_start < len(HEAD_END) or self._lane_is_busy:
             return False
-        known = self._lane.known(data[:body_start])
-        if known is None or len(data) - body_start > known.size_bytes:
+        lane, polls = self._listener.lane, self._listener.polls
+        if polls is not None and len(data) == body_start and data.startswith(b"GET "):
+            poll = polls.known(data)
+            return poll is not None and self._take_poll(polls, *poll)
+        known = None if lane is None else lane.known(data[:body_start])
+        if lane is None or known is None or len(data) - body_start > known.size_bytes:
             return False
-        append = self._lane.begin(known, keep_alive=True, now_s=self._received_s)
+        append = lane.begin(known, keep_alive=True, now_s=self._received_s)
         if append is None:
             return False
         self.cycle = self._running = append  # type: ignore[assignment]  # as in on_headers_complete
@@ -286,6 +309,45 @@ class Connection(HttpToolsProtocol):
         if not self._body_left:
             self._body_has_arrived(append)
         return True
+
+    def _take_poll(self, polls: PollLane, known: KnownPoll, from_index: int) -> bool:
+        poll = polls.begin(known, from_index, keep_alive=True)
+        if poll is None:
+            return False
+        self.cycle = self._running = poll  # type: ignore[assignment]  # as in on_headers_complete
+        self._head_since_s = self._received_s
+        self._begin_poll(polls, poll)
+        return True
+
+    def _begin_poll(self, polls: PollLane, poll: LanePoll) -> None:
+        task = poll.task = self.loop.create_task(self._answer_poll(polls, poll))
+        self.tasks.add(task)  # a clean stop waits for them
+        task.add_done_callback(partial(self._poll_has_ended, polls, poll))
+
+    def _poll_has_ended(self, polls: PollLane, poll: LanePoll, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        polls.left(poll)
+
+    async def _answer_poll(self, polls: PollLane, poll: LanePoll) -> None:
+        await self._write_poll(poll, await polls.answer(poll))
+
+    async def _write_poll(self, poll: LanePoll, answer: PageResponse) -> None:
+        """Write an answer; a large one in pieces as the client reads it, as ExactResponse does."""
+        rest, head = memoryview(answer.body), self._head_of(poll, answer.status, _lines(answer.headers))
+        while rest or head:
+            if self.flow.write_paused:
+                await self.flow.drain()
+            is_last = len(rest) <= PIECE_BYTES
+            if self.transport.is_closing():
+                break
+            if not is_last and not poll.caller.holds(poll.granted):
+                logger.info("read ended: its token was removed or lost rights: %s", poll.caller.name)
+                self.transport.close()
+                break
+            self.transport.writelines((head, rest[:PIECE_BYTES]))
+            rest, head = rest[PIECE_BYTES:], b""
+        poll.response_complete = True
+        self._has_answered(poll)
 
     def _take_body(self, data: bytes) -> bytes:
         """Take the next part of the body of an append with a known head; return what follows the body."""
@@ -321,14 +383,22 @@ class Connection(HttpToolsProtocol):
         self._write(append, answer.status, _lines(answer.headers), answer.body)
 
     def _write(self, append: LaneAppend, status: int, lines: bytes, body: bytes) -> None:
-        """Write an answer as uvicorn writes it. The client may have disconnected meanwhile."""
         append.response_complete = True
+        if not self.transport.is_closing():
+            self.transport.write(b"".join((self._head_of(append, status, lines), body)))
+            self._has_answered(append)
+
+    def _head_of(self, call: LaneCall, status: int, lines: bytes) -> bytes:
+        """Return the head of an answer as uvicorn writes it."""
+        end = b"\r\n" if call.keep_alive else b"connection: close\r\n\r\n"
+        start = self._listener.start_of_answer(status, self.server_state.default_headers)
+        return b"".join((start, lines, end))
+
+    def _has_answered(self, call: LaneCall) -> None:
+        """Continue after an answer as uvicorn does. The client may have disconnected meanwhile."""
         if self.transport.is_closing():
             return
-        end = b"\r\n" if append.keep_alive else b"connection: close\r\n\r\n"
-        start = self._listener.start_of_answer(status, self.server_state.default_headers)
-        self.transport.write(b"".join((start, lines, end, body)))
-        if not append.keep_alive:
+        if not call.keep_alive:
             self.transport.close()
         if self.pipeline or self.flow.read_paused:
             self.on_response_complete()
@@ -365,12 +435,12 @@ class Connection(HttpToolsProtocol):
     @property
     def _is_idle(self) -> bool:
         """Return whether the client is silent before its first request, or after an answer of the lane."""
-        return self.cycle is None or (isinstance(self.cycle, LaneAppend) and self.cycle.response_complete)
+        return self.cycle is None or (isinstance(self.cycle, LaneCall) and self.cycle.response_complete)
 
     @property
     def _streams(self) -> bool:
         """Return whether the incoming request is a stream of appends, which may pause for any time."""
-        return not isinstance(self.cycle, LaneAppend) and self.scope["path"].endswith(STREAM_SUFFIX)
+        return not isinstance(self.cycle, LaneCall) and self.scope["path"].endswith(STREAM_SUFFIX)
 
     def _unread_since(self, now_s: float) -> float:
         """Return for how many seconds the client has read nothing of the waiting answer; 0 while it reads."""
@@ -391,7 +461,7 @@ class Connection(HttpToolsProtocol):
     def _break_off(self, error: CommitlogError) -> None:
         """End the connection: bytes after this point cannot be parsed. Complete requests keep their
         answers, because an append without an answer must not be taken for a refused one."""
-        newest: RequestResponseCycle | LaneAppend = self.cycle
+        newest: RequestResponseCycle | LaneCall = self.cycle
         running = self._running
         if running is None or running.response_complete:
             self._answer_and_close(error)

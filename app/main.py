@@ -20,6 +20,7 @@ from app.api.append.plain_route import PlainRoute
 from app.api.http import openapi, problems
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.tracing import TracedApp, Tracer
+from app.api.read.lane import PollLane
 from app.api.routes import (
     block_digests,
     cluster,
@@ -71,10 +72,12 @@ _DESCRIPTION: Final = (
 
 
 class Application(NamedTuple):
-    """The REST service of a node. lane: takes appends before ASGI; None if the settings turn it off."""
+    """The REST service of a node. lane, polls: take appends and long polls before ASGI; None if the settings
+    turn them off."""
 
     asgi: ASGIApp
     lane: AppendLane | None
+    polls: PollLane | None
 
 
 def build_app(settings: Settings, broker: Broker) -> Application:
@@ -108,15 +111,16 @@ def build_app(settings: Settings, broker: Broker) -> Application:
     problems.install(app)
     _complete_openapi(app)
     in_flight = InFlightLimit(settings.http.max_open_reads, settings.http.max_open_bytes)
-    lane = None
+    lane = polls = None
     if settings.http.append_front is AppendFront.LANE and tracer is None:
         lane = AppendLane(groups, tokens, settings.limits, settings.http.body_timeout_ms)
+        polls = PollLane(broker, tokens, in_flight)
     actions = _actions_of(app.state.routes)
     asgi = HttpMiddleware(app, tokens, broker.meter, in_flight, actions, broker.audit.write)
     if tracer is None:
-        return Application(asgi, lane)
+        return Application(asgi, lane, polls)
     broker.tasks.keep("traces", tracer.run)
-    return Application(TracedApp(asgi, tracer), lane)
+    return Application(TracedApp(asgi, tracer), lane, polls)
 
 
 def _actions_of(routes: Sequence[BaseRoute]) -> dict[str, tuple[str, ...]]:

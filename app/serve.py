@@ -147,7 +147,9 @@ async def _run(settings: Settings, ready: Callable[[Settings], None]) -> int:
         logger.error("node cannot start: %s", error)
         return EXIT_FAILED
     application = build_app(settings, broker)
-    listener = Listener(settings.http, _connections_allowed(settings), broker.meter, application.lane)
+    listener = Listener(
+        settings.http, _connections_allowed(settings), broker.meter, application.lane, application.polls
+    )
     broker.tasks.keep("client-limits", listener.sweep)
     front = Front(_front_config(settings, application, listener), lambda: ready(settings))
     _calm_collector()

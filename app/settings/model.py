@@ -30,7 +30,7 @@ class Replication(StrEnum):
 
 
 class AppendFront(StrEnum):
-    """Reader of appends: the lane before ASGI for all that it takes, or the FastAPI route for all."""
+    """Reader of appends and long polls: the lanes before ASGI for all that they take, or FastAPI for all."""
 
     LANE = "lane"
     FASTAPI = "fastapi"
@@ -253,7 +253,7 @@ class HttpSettings:
     """REST listener. Requests beyond a limit of this node are refused with 429."""
 
     append_front: AppendFront = AppendFront.LANE
-    """Reader of appends: `lane` (fast), or `fastapi` for all of them (same answers)."""
+    """Reader of appends and long polls: `lane` (fast), or `fastapi` for all of them (same answers)."""
     max_open_appends: int = 16_384
     """Appends in progress at this node."""
     max_open_reads: int = 4_096

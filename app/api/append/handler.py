@@ -17,6 +17,7 @@ from app.api.append.bodies import decodes_in_place, read_append
 from app.api.append.call import AppendCall
 from app.api.append.carried_head import carried_head
 from app.api.http.in_flight_limit import InFlightLimit
+from app.api.http.lane_call import RECORDS_ROUTE
 from app.api.http.leader_headers import log_headers, not_leader
 from app.api.http.leader_proxy import LeaderProxy, check_led
 from app.api.http.messages import JSON_TYPE, REQUEST_ID, Response, problem_response
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 Done = Callable[[Response], None]
 
-ROUTE: Final = "/v1/logs/{log}/records"
+
 _GRACE_MS: Final = 1_000  # the leader's own timeout comes first, with the more precise answer
 
 
@@ -104,7 +105,7 @@ class AppendHandler:
     def answered(self, status: int, reserved_bytes: int, count: int = 1) -> None:
         """Count appends that are answered now."""
         self.in_flight.leave(reserved_bytes, count)
-        self.broker.meter.answered("POST", ROUTE, status, count)
+        self.broker.meter.answered("POST", RECORDS_ROUTE, status, count)
 
     def response(self, hosted: HostedLog, result: AppendResult, request_id: bytes) -> Response:
         """Return the answer to an append that was acknowledged."""

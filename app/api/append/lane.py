@@ -16,16 +16,14 @@ from app.api.access.tokens import Tokens
 from app.api.append.call import AppendCall, AppendHead
 from app.api.append.groups import AppendGroups, AppendSource
 from app.api.append.plain_route import append_log_of, late_body
+from app.api.http.lane_call import KNOWN_HEADS_MAX, SPECIAL_HEADERS, LaneCall, is_repeatable
 from app.api.http.messages import REQUEST_ID, RawHeaders, Response, problem_response, request_id_of
 from app.errors import CommitlogError
 from app.settings.model import Limits
 
 _PATH: Final = re.compile(rb"[A-Za-z0-9._/-]+")  # no path that would have to be decoded first
-_SPECIAL: Final = frozenset((b"expect", b"transfer-encoding", b"upgrade", b"origin"))
 _APPEND: Final = frozenset((Scope.APPEND,))
 _DIGITS_MAX: Final = 12  # of a Content-Length
-KNOWN_HEADS_MAX: Final = 512  # remembered; beyond it all are forgotten
-KNOWN_HEAD_MAX_BYTES: Final = 1024
 
 
 @lru_cache(maxsize=1024)  # most clients repeat one URL
@@ -54,11 +52,9 @@ class KnownHead:
         self.permitted: Grant | None = None
 
 
-class LaneAppend(AppendCall):
-    """One append in the lane. It takes the place of uvicorn's cycle of a request: uvicorn reads
-    `response_complete` and sets `keep_alive`. Its answer is written at once."""
+class LaneAppend(AppendCall, LaneCall):
+    """One append in the lane. Its answer is written at once."""
 
-    response_started = False
     __slots__ = ("caller", "keep_alive", "more_body", "parts", "response_complete", "since_s")
 
     def __init__(self, known: KnownHead, caller: Caller, *, keep_alive: bool, since_s: float) -> None:
@@ -98,7 +94,7 @@ class AppendLane:
         if found is None:
             return None
         append = self.begin(found, keep_alive=keep_alive, now_s=now_s)
-        if append is not None and raw is not None and keep_alive and _is_repeatable(raw):
+        if append is not None and raw is not None and keep_alive and is_repeatable(raw, b"POST"):
             if len(self._known) >= KNOWN_HEADS_MAX:
                 self._known.clear()
             self._known[raw] = found
@@ -119,7 +115,7 @@ class AppendLane:
                 if authorization is not None:
                     return None
                 authorization = value
-            elif name in _SPECIAL:
+            elif name in SPECIAL_HEADERS:
                 return None
         if length is None or not length.isdigit() or len(length) > _DIGITS_MAX:
             return None
@@ -169,13 +165,3 @@ class AppendLane:
         return problem_response(
             late_body(self._body_timeout_ms), instance=append.head.path, request_id=append.request_id
         )
-
-
-def _is_repeatable(raw: bytes) -> bool:
-    """Return whether any request that begins with these bytes has this head: it begins at the first byte, and
-    ends at the first empty line for every parser."""
-    return (
-        len(raw) <= KNOWN_HEAD_MAX_BYTES
-        and raw.startswith(b"POST ")
-        and raw.count(b"\n") == raw.count(b"\r\n") == raw.count(b"\r")
-    )

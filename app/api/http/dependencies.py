@@ -8,8 +8,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.api.http.in_flight_limit import Reservation
+from app.api.http.messages import PageResponse, as_json
 from app.api.http.messages import Response as Answer
-from app.api.http.messages import as_json
 from app.api.http.query import NoQuery
 from app.media_types import JSON
 from app.node.broker import Broker
@@ -45,7 +45,7 @@ class ExactResponse(Response):
     A large body is sent in pieces as the client reads it, and counts as bytes in flight until then.
     """
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer | PageResponse) -> None:
         super().__init__(status_code=answer.status)
         self.body = answer.body
         self.raw_headers = answer.headers

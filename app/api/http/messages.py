@@ -45,6 +45,15 @@ class Response:
     body: bytes
 
 
+@dataclass(slots=True)
+class PageResponse:
+    """As Response, for a read: the body may be a view of an Arrow buffer."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes | memoryview
+
+
 def json_response(
     status: int, content: object, headers: Iterable[tuple[bytes, bytes]] = (), media_type: bytes = JSON_TYPE
 ) -> Response:

@@ -1,14 +1,15 @@
 """Reading records: pages in every format, single records, the tail."""
 
+from functools import partial
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.responses import Response
 
-from app.api.http.dependencies import LogName, body_answer, request_id_of, reserve
+from app.api.http.dependencies import ExactResponse, LogName, request_id_of, reserve
 from app.api.http.json_decoding import MAX_ORDINAL
-from app.api.http.leader_headers import log_headers
 from app.api.http.log_call import Call
+from app.api.http.messages import Response as Answer
 from app.api.http.negotiation import negotiate
 from app.api.http.openapi import (
     HAS_MORE,
@@ -21,18 +22,16 @@ from app.api.http.openapi import (
 )
 from app.api.http.query import WholeNumber
 from app.api.read.event_stream import event_stream
-from app.api.read.page_rendering import rendered_page
+from app.api.read.page_answer import FORMATS, answer_headers, next_index_header, page_answer, page_headers
 from app.api.read.query import ConsistencyQuery, ReadQuery, RecordQuery
 from app.api.read.reader import DEFAULT_MIN_INDEX_WAIT_MS, Range, Reader, confirmed_reader
 from app.api.read.rendering import record_objects
 from app.api.read.selection import Consistency, RecordPage, Selection, select
-from app.api.read.tail_pages import tail_page, waits_at_the_end
 from app.errors import InvalidRequest
 from app.media_types import ARROW_STREAM, BATCHES, EVENTS, JSON, NDJSON, PARQUET
 
 router = APIRouter(tags=["records"])
 
-FORMATS: Final = (JSON, NDJSON, ARROW_STREAM, PARQUET, EVENTS, BATCHES)
 _BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
 _READ_CONTENT: Final[dict[str, Any]] = {
     JSON: {"schema": schema_of(READ_EXAMPLE), "example": READ_EXAMPLE},
@@ -99,36 +98,11 @@ async def read(
             request.url.path,
             head=bool(request.scope.get("commitlog.head")),
         )
-        stream.raw_headers.extend(_page_headers(reader, range_.start_index, None))
+        stream.raw_headers.extend(page_headers(reader, range_.start_index, None))
         return stream
     if media_type == BATCHES:
         return await _batches(request, reader, range_, query)
-    wanted = query.selection()
-    if waits_at_the_end(reader, range_, wanted, query.wait_ms):
-        found = await tail_page(reader, range_, wanted, query.wait_ms, query.encoding, media_type)
-    else:
-        page = await reader.page(range_, wanted, query.wait_ms)
-        reserve(request, page.size_bytes)
-        has_more = reader.has_more(page, range_)
-        found = await rendered_page(hosted.name, reader.head(), page, has_more, query.encoding, media_type)
-    body = found.body or b""
-    reserve(request, len(body))
-    shown = None if media_type == JSON else found.has_more
-    return body_answer(body, media_type, headers=_page_headers(reader, found.next_index, shown))
-
-
-def _page_headers(reader: Reader, next_index: int, has_more: bool | None) -> list[tuple[bytes, bytes]]:
-    """has_more: None for an answer whose body contains it."""
-    log_id = b"commitlog-log-id", b"%016x" % reader.hosted.log_id
-    vary = b"vary", b"accept"  # one URL has several formats (RFC 9110, section 12.5.5)
-    headers = [*log_headers(reader.broker, reader.hosted), _next_index(next_index), log_id, vary]
-    if has_more is not None:
-        headers.append((b"commitlog-has-more", b"true" if has_more else b"false"))
-    return headers
-
-
-def _next_index(index: int) -> tuple[bytes, bytes]:
-    return b"commitlog-next-index", b"%d" % index
+    return ExactResponse(await page_answer(reader, range_, query, media_type, partial(reserve, request)))
 
 
 async def _batches(request: Request, reader: Reader, range_: Range, query: ReadQuery) -> Response:
@@ -150,7 +124,9 @@ async def _batches(request: Request, reader: Reader, range_: Range, query: ReadQ
         body = b"".join(batch.data for batch in batches)
         page.next_index = batches[-1].next_index if batches else range_.start_index
     has_more = reader.has_more(page, range_)
-    return body_answer(body, BATCHES, headers=_page_headers(reader, page.next_index, has_more))
+    return ExactResponse(
+        Answer(200, answer_headers(reader, BATCHES, len(body), page.next_index, has_more), body)
+    )
 
 
 def header_index(name: str, raw: str | None, *, least: int = 0) -> int | None:
@@ -192,7 +168,7 @@ async def read_one(
     page = RecordPage(index)
     select(await reader.raw(index, index, 1), page, index, Selection(limit=1, include_control=True))
     (record,) = record_objects(page.columns, query.encoding)
-    return reader.here.answer(record, headers=[_next_index(index + 1)])
+    return reader.here.answer(record, headers=[next_index_header(index + 1)])
 
 
 @router.get(
@@ -222,4 +198,4 @@ async def tail(
     schema_version = driver.state.schema_version(reader.visible_end)
     if schema_version:  # a log without a schema has the answer of earlier versions
         content["schema_version"] = schema_version
-    return reader.here.answer(content, headers=[_next_index(driver.log.next_index)])
+    return reader.here.answer(content, headers=[next_index_header(driver.log.next_index)])

@@ -18,10 +18,11 @@ from app.api.access.rules import authorize
 from app.api.access.tokens import Tokens
 from app.api.append.groups import AppendGroups
 from app.api.append.handler import AppendHandler
-from app.api.append.lane import KNOWN_HEADS_MAX, AppendLane
+from app.api.append.lane import AppendLane
 from app.api.append.plain_route import PlainRoute
 from app.api.http import problems
 from app.api.http.in_flight_limit import InFlightLimit
+from app.api.http.lane_call import KNOWN_HEADS_MAX
 from app.errors import IndexMismatch, LogNotFound, QuorumTimeout, RateLimited
 from app.http_protocol import Listener
 from app.log.contract import AppendRequest, AppendResult, Durability
@@ -30,6 +31,7 @@ from app.node.replica.open_appends import OpenAppend
 from app.node.tasks import TaskSupervisor
 from app.settings.model import HttpSettings, Limits
 from app.telemetry import Meter
+from tests.support.connections import FakeTransport
 
 HTTP = HttpSettings(body_timeout_ms=100, max_head_bytes=4096)
 LIMITS = Limits(max_request_bytes=2048, max_record_bytes=1024)
@@ -74,37 +76,6 @@ class FakeDriver:
         if b"unknown" in values:
             result = QuorumTimeout(first)
         asyncio.get_running_loop().call_soon(append.done, result)
-
-
-class FakeTransport(asyncio.Transport):
-    """Collects what is written. A closed connection receives nothing more."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent = bytearray()
-        self.closing = self.paused = False
-
-    def write(self, data: Any) -> None:
-        if not self.closing:
-            self.sent += data
-
-    def is_closing(self) -> bool:
-        return self.closing
-
-    def close(self) -> None:
-        self.closing = True
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return ("127.0.0.1", 1) if name.endswith("name") else default
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def pause_reading(self) -> None:
-        self.paused = True
-
-    def resume_reading(self) -> None:
-        self.paused = False
 
 
 class Node:

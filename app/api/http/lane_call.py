@@ -1,0 +1,40 @@
+"""Common part of the calls that a connection takes before ASGI: appends and long polls.
+
+A lane call takes the place of uvicorn's cycle of a request: uvicorn reads `response_complete` and sets
+`keep_alive`.
+"""
+
+from typing import Final
+
+from app.api.access.caller import Caller
+
+RECORDS_ROUTE: Final = "/v1/logs/{log}/records"  # of both lanes, as FastAPI and the metrics name it
+SPECIAL_HEADERS: Final = frozenset(
+    (b"expect", b"transfer-encoding", b"upgrade", b"origin")
+)  # no lane takes them
+KNOWN_HEADS_MAX: Final = 512  # that one lane remembers; beyond it all are forgotten
+KNOWN_HEAD_MAX_BYTES: Final = 1024
+
+
+class LaneCall:
+    """caller: has entered. more_body: True until the request is complete. response_complete: the answer was
+    handed to the transport."""
+
+    __slots__ = ()
+    response_started = False
+
+    caller: Caller
+    request_id: bytes
+    keep_alive: bool
+    more_body: bool
+    response_complete: bool
+
+
+def is_repeatable(raw: bytes, method: bytes) -> bool:
+    """Return whether any request that begins with these bytes has this head: it begins at the first byte, and
+    ends at the first empty line for every parser."""
+    return (
+        len(raw) <= KNOWN_HEAD_MAX_BYTES
+        and raw.startswith(method + b" ")
+        and raw.count(b"\n") == raw.count(b"\r\n") == raw.count(b"\r")
+    )

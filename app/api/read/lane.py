@@ -1,0 +1,220 @@
+"""Fast lane of long polls: a connection takes them before ASGI, as the lane of appends takes appends.
+
+A reader that waits at the end of a log repeats one request with another `from_index`. FastAPI needs ten times
+as long for it as the read itself. The lane takes a poll whose head has nothing special, and answers it by the
+same functions as the plain route. Everything else, every refusal at its begin included, is left to the plain
+route: both give the same bytes. A request whose head differs only in the digits of `from_index` from one that
+the HTTP parser has accepted needs no parser.
+"""
+
+import asyncio
+import logging
+import re
+from typing import Final
+from urllib.parse import parse_qsl
+
+from pydantic import ValidationError
+
+from app.api.access.caller import Caller, Grant, Scope
+from app.api.access.tokens import Tokens
+from app.api.append.plain_route import append_log_of
+from app.api.http.in_flight_limit import InFlightLimit, Reservation
+from app.api.http.lane_call import KNOWN_HEADS_MAX, RECORDS_ROUTE, SPECIAL_HEADERS, LaneCall, is_repeatable
+from app.api.http.log_call import Served
+from app.api.http.messages import REQUEST_ID, PageResponse, RawHeaders, problem_response, request_id_of
+from app.api.http.negotiation import negotiate
+from app.api.read.page_answer import FORMATS, PAGES, page_answer
+from app.api.read.query import ReadQuery
+from app.api.read.reader import Reader
+from app.api.read.selection import Consistency
+from app.errors import CommitlogError, Internal, Repairing
+from app.node.broker import Broker
+from storage.errors import StorageError
+
+logger = logging.getLogger(__name__)
+
+_URL: Final = re.compile(rb"[A-Za-z0-9._/-]+\?[A-Za-z0-9_=&-]+")  # nothing that would have to be decoded
+_START: Final = re.compile(rb"(?<=[?&]from_index=)(?:0|[1-9][0-9]{0,17})(?![0-9])")
+_READ: Final = frozenset((Scope.READ,))
+_DECLINED: Final = SPECIAL_HEADERS | {b"content-length", b"commitlog-min-index", b"commitlog-no-forward"}
+
+
+class KnownPoll:
+    """The part of a poll's head that its repetitions share. permitted: the grant that permitted it last."""
+
+    __slots__ = ("authorization", "given_id", "log", "media_type", "path", "permitted", "query")
+
+    def __init__(
+        self,
+        log: str,
+        path: str,
+        query: ReadQuery,
+        media_type: str,
+        given_id: bytes | None,
+        authorization: bytes | None,
+    ) -> None:
+        self.log = log
+        self.path = path
+        self.query = query
+        self.media_type = media_type
+        self.given_id = given_id
+        self.authorization = authorization
+        self.permitted: Grant | None = None
+
+
+class LanePoll(LaneCall):
+    """One poll in the lane. task: finds its answer."""
+
+    __slots__ = (
+        "caller", "from_index", "granted", "keep_alive", "known", "more_body", "request_id", "reservation",
+        "response_complete", "served", "task",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        known: KnownPoll,
+        from_index: int,
+        served: Served,
+        caller: Caller,
+        reservation: Reservation,
+        *,
+        keep_alive: bool,
+    ) -> None:
+        self.known = known
+        self.from_index = from_index
+        self.served = served
+        self.caller = caller
+        self.granted = caller.grant
+        self.reservation = reservation
+        self.keep_alive = keep_alive
+        self.request_id = request_id_of(known.given_id)
+        self.more_body = False
+        self.response_complete = False
+        self.task: asyncio.Task[None] | None = None
+
+
+class PollLane:
+    """The lane of all connections of a node."""
+
+    def __init__(self, broker: Broker, tokens: Tokens, in_flight: InFlightLimit) -> None:
+        """in_flight: limit of everything but appends."""
+        self._broker = broker
+        self._tokens = tokens
+        self._in_flight = in_flight
+        self._known: dict[tuple[bytes, bytes], KnownPoll] = {}  # by the bytes around from_index
+
+    def known(self, raw: bytes) -> tuple[KnownPoll, int] | None:
+        """Return what the lane knows of a whole head, as received, and its from_index."""
+        start = _START.search(raw)
+        if start is None:
+            return None
+        known = self._known.get((raw[: start.start()], raw[start.end() :]))
+        return None if known is None else (known, int(start[0]))
+
+    def take(
+        self, raw: bytes | None, url: bytes, headers: RawHeaders, *, keep_alive: bool
+    ) -> LanePoll | None:
+        """Return the poll that the head of a GET begins; None: the plain route answers the request.
+
+        raw: the head as received; None: it is not remembered. headers: with lower-case names.
+        """
+        start = _START.search(url)
+        known = None if start is None else self._read(url, headers)
+        if start is None or known is None:
+            return None
+        poll = self.begin(known, int(start[0]), keep_alive=keep_alive)
+        if poll is not None and raw is not None and keep_alive and is_repeatable(raw, b"GET"):
+            place = _START.search(raw)
+            if place is not None and raw.startswith(url, len(b"GET ")):
+                if len(self._known) >= KNOWN_HEADS_MAX:
+                    self._known.clear()
+                self._known[raw[: place.start()], raw[place.end() :]] = known
+        return poll
+
+    def _read(self, url: bytes, headers: RawHeaders) -> KnownPoll | None:
+        given_id = accept = authorization = None
+        for name, value in headers:
+            if name == b"accept":
+                if accept is not None:
+                    return None
+                accept = value
+            elif name == REQUEST_ID:
+                given_id = value
+            elif name == b"authorization":
+                if authorization is not None:
+                    return None
+                authorization = value
+            elif name in _DECLINED:
+                return None
+        raw_path, _, raw_query = url.decode("ascii", "replace").partition("?")
+        log = append_log_of(raw_path)
+        if not _URL.fullmatch(url) or log is None or log.startswith("__"):
+            return None
+        pairs = parse_qsl(raw_query, keep_blank_values=True)
+        try:
+            query = ReadQuery.model_validate(dict(pairs))
+            query.check_one_start()
+            media_type = negotiate(None if accept is None else accept.decode("latin-1"), FORMATS)
+        except (CommitlogError, ValidationError):
+            return None
+        is_poll = query.wait_ms > 0 and query.consistency is not Consistency.LOCAL
+        if not is_poll or media_type not in PAGES or len(dict(pairs)) != len(pairs):
+            return None
+        return KnownPoll(log, raw_path, query, media_type, given_id, authorization)
+
+    def begin(self, known: KnownPoll, from_index: int, *, keep_alive: bool) -> LanePoll | None:
+        """Count a poll with that head as in progress, and return it; None: the plain route answers it."""
+        try:
+            caller = self._tokens.caller(known.path, known.authorization)
+            if caller.grant is not known.permitted:
+                caller.require(_READ, known.log)
+                known.permitted = caller.grant
+            hosted = self._broker.find(known.log)
+            driver = hosted.serving
+            if driver is None:
+                return None
+            self._in_flight.enter(0)
+        except CommitlogError:
+            return None
+        try:
+            caller.enter()
+        except CommitlogError:
+            self._in_flight.leave(0)
+            return None
+        served, reservation = Served(self._broker, hosted, driver), self._in_flight.reservation()
+        return LanePoll(known, from_index, served, caller, reservation, keep_alive=keep_alive)
+
+    async def answer(self, poll: LanePoll) -> PageResponse:
+        """Return the answer to a poll. Never raises."""
+        known = poll.known
+        try:
+            reader = Reader(poll.served, known.query.consistency)
+            await reader.confirm()
+            query = known.query.model_copy(update={"from_index": poll.from_index})
+            range_ = await reader.range_of(query)
+            answer = await page_answer(reader, range_, query, known.media_type, poll.reservation.reach)
+            answer.headers.append((REQUEST_ID, poll.request_id))
+        except Exception as error:
+            refusal = self._refusal(error, poll)
+            problem = problem_response(refusal, instance=known.path, request_id=poll.request_id)
+            answer = PageResponse(problem.status, problem.headers, problem.body)
+        self._broker.meter.answered("GET", RECORDS_ROUTE, answer.status)
+        return answer
+
+    def _refusal(self, error: Exception, poll: LanePoll) -> CommitlogError:
+        """Return the refusal that an exception becomes; details of a failure are only logged."""
+        if isinstance(error, CommitlogError):
+            return error
+        extra = {"request_id": poll.request_id.decode("ascii")}
+        if isinstance(error, StorageError):
+            if self._broker.repairs.report(error, "read"):
+                return Repairing()
+            logger.error("storage: %s", error, extra=extra)
+        else:
+            logger.error("request failed", exc_info=error, extra={**extra, "path": poll.known.path})
+        return Internal()
+
+    def left(self, poll: LanePoll) -> None:
+        """The poll has been answered, or its client has disconnected."""
+        poll.caller.leave()
+        self._in_flight.leave(poll.reservation.bytes)

@@ -1,0 +1,35 @@
+"""Connections of the REST listener without sockets: a transport that collects what is written."""
+
+import asyncio
+from typing import Any
+
+
+class FakeTransport(asyncio.Transport):
+    """Collects what is written. A closed connection receives nothing more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = bytearray()
+        self.closing = self.paused = False
+
+    def write(self, data: Any) -> None:
+        if not self.closing:
+            self.sent += data
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return ("127.0.0.1", 1) if name.endswith("name") else default
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
