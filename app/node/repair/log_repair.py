@@ -2,9 +2,9 @@
 
     1. save the note (marker.py) before any file is changed; record the event `corruption`
     2. find every damaged range, fetch it from a peer that has it settled, write it in place
-    3. begin later, at the first index that any peer holds, if all have trimmed a range. Set aside what peers
-       cannot repair (structure, a range that none ever had): the log starts empty and gets everything from
-       its leader
+    3. in Raft mode begin later, at the first index that any peer holds, if all have trimmed a range. Set
+       aside what peers cannot repair (structure, a range that none ever had): the log starts empty and gets
+       everything from its leader
     4. open the log again. With every range restored between intact neighbours, and with its vote, it has all
        that it ever promised, and is sound. Otherwise it does not vote until it holds all that its leader has
        committed. Then the note is removed, and the event `repair` describes the repair
@@ -440,8 +440,10 @@ class LogRepair:
         while rest is not None:
             batches = await self._fetch(fetch)
             if not batches:
-                trimmed_until = fetch.trimmed_until
-                return RangeOutcome.LOST if trimmed_until is None else await self._begin_later(trimmed_until)
+                # A slave may lack records before its begin that no trim has removed (A-09, H-06).
+                if fetch.trimmed_until is None or not self._votes:
+                    return RangeOutcome.LOST
+                return await self._begin_later(fetch.trimmed_until)
             try:
                 rest = await in_thread(partial(self._patch, rest, batches))
             except PatchRefused as error:

@@ -240,6 +240,16 @@ def test_records_that_all_peers_have_trimmed_are_trimmed_here_and_the_rest_is_ke
     assert not any(int(name[:20]) + 4_000 < BATCHES[30].offset for name in scene.segments)
 
 
+@pytest.mark.rule("A-09", "H-06")
+def test_a_master_gives_up_nothing_because_its_slaves_begin_later() -> None:
+    """They began with its last segment: no trim has removed what they lack, and no other copy has it."""
+    scene = Scene()
+    scene.votes = False
+    repair = scene.run(Peers(trimmed_before(n2=60, n3=62)), scene.damage(3))
+    assert repair.result.set_aside
+    assert any(int(name[:20]) == 0 for name in scene.files.list(f"{FOLDER}/aside") if name.endswith(".log"))
+
+
 def test_a_log_begins_within_a_damage_where_the_peers_begin() -> None:
     scene = Scene()
     causes = [scene.damage(position) for position in range(25, 35)]
