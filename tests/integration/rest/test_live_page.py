@@ -1,5 +1,6 @@
 """The live page: its files, the data of its screens, and the page itself in a browser."""
 
+import secrets
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -99,7 +100,10 @@ def test_a_browser_shows_the_logs_and_the_records(cluster: Cluster, tmp_path: Pa
     assert '<a href="#/logs/default">default</a>' in logs
     assert "live from" in logs
     assert f"</span>{leader}</span>" in logs
+    newest = f"newest {secrets.token_hex(4)}"
+    assert cluster.append(leader, newest).status_code == 200
     records = shown(cluster, leader, "/ui?log=default#/logs/default/records", tmp_path / "profile")
+    assert newest in records
     assert '{"city": "Łódź"}' in records
     assert '<td class="key">' in records  # narrow, or the value has no room on a telephone
     assert "&lt;b&gt;not markup&lt;/b&gt;" in records

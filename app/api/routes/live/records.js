@@ -76,11 +76,11 @@ export function recordsTab(log) {
     let found = [];
     let from = Math.max(begin, stop);
     for (let size = PAGE; from > begin && found.length < PAGE; size = Math.min(4 * size, SEARCHED_MOST)) {
-      const until = from - 1;
+      const until = from; // exclusive, as of the route
       from = Math.max(begin, from - size);
       const part = [];
       let page = { next_index: from, has_more: true };
-      while (page.has_more && page.next_index <= until) {
+      while (page.has_more && page.next_index < until) {
         page = await get({ from_index: page.next_index, until_index: until, limit: size });
         if (!current()) return;
         part.push(...page.records);
