@@ -6,9 +6,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Then = Callable[[Any, BaseException | None], None]
 Job = tuple[Callable[[], Any], Then]
@@ -20,6 +22,28 @@ def result_or_error(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
         return work(), None
     except Exception as error:
         return None, error
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Run `work` in a separate thread. A stopping node does not wait for it: it may be interrupted."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result, error = result_or_error(work)
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="commitlog-job", daemon=True).start()
+    return await future
 
 
 class JobThreads:

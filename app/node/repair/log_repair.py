@@ -17,18 +17,17 @@ log, nothing is discarded for it.
 import asyncio
 import contextlib
 import logging
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum, auto
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from app.log.contract import NO_INDEX
 from app.log.driver_interfaces import Clock
 from app.log.events import Corruption, Repair
 from app.log.state import DAY_MS
 from app.log.terms import is_plausible_term
-from app.node.job_threads import result_or_error
+from app.node.job_threads import in_thread
 from app.node.network.peer_calls import PeerCalls
 from app.node.repair.fetch import Fetch
 from app.node.repair.interfaces import (
@@ -70,7 +69,6 @@ from storage.log.recovery import Recovery
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 PATIENCE_S: Final = 5  # wait for voters that do not report their term
 VOTE_GAP: Final = 1 << 20  # campaigns: a term takes at least an election timeout, so this is days of them
 UNREADABLE_S: Final = 30  # a disk may refuse reads for so long
@@ -78,28 +76,6 @@ SAME_DAMAGE_MAX: Final = 3  # repairs allowed per file before the log is set asi
 _NOTES: Final = ("group", OPENED_NAME, ORIGIN_NAME, "replica")  # beside the log; without them it is in doubt
 _RETRY_FIRST_S: Final = 0.2
 _RETRY_LAST_S: Final = 5.0
-
-
-async def in_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a separate thread. A stopping node does not wait for it: it may be interrupted."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
-
-    def run() -> None:
-        result, error = result_or_error(work)
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, name="repair", daemon=True).start()
-    return await future
 
 
 class RangeOutcome(Enum):

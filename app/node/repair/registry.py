@@ -8,10 +8,11 @@ from app.log.contract import NO_INDEX
 from app.log.events import Corruption, JournalEvent, Repair
 from app.node.disk import DiskThreads
 from app.node.hosted_log import HostedLog
+from app.node.job_threads import in_thread
 from app.node.network.peer_calls import PeerCalls
 from app.node.network.repair_messages import DigestRequest, FetchRequest, PeerCall, TermRequest
 from app.node.repair.interfaces import Damaged, DamagedCopy, FoundDamage
-from app.node.repair.log_repair import LogRepair, in_thread
+from app.node.repair.log_repair import LogRepair
 from app.node.repair.marker import RepairMarker
 from app.node.repair.server import RepairServer, reread
 from app.node.repair.verify import Comparison, ReplicaState
