@@ -7,7 +7,8 @@ import pytest
 from storage.care.patch import patch
 from storage.care.survey import NO_OFFSET, survey
 from storage.errors import CorruptFile, CorruptLog, DiskError, PatchRefused, StorageError
-from storage.format.batch import Batch
+from storage.format.batch import FIRST_CHAIN, Batch, stamp
+from storage.format.records import RecordColumns, decode_body, encode_body
 from storage.log.aside import ASIDE_FOLDER, set_aside
 from storage.log.commitlog import Commitlog
 from tests.support.memory_files import MemoryFile, MemoryFiles, PowerCut
@@ -242,6 +243,32 @@ def test_bytes_behind_a_damaged_end_of_a_sealed_segment_are_cut_with_the_patch()
 
 
 # --- patch
+
+
+def test_another_history_of_the_same_size_is_refused_at_the_begin_of_a_trimmed_log() -> None:
+    """The batch before it is unknown: only the one behind it shows which history this log has."""
+    files = MemoryFiles()
+    batches = closed_log(files, trimmed=True)
+    first = batches[0]
+    spoil(files, first)
+    (damage,) = survey(files, FOLDER, LOG_ID).damages
+    records = RecordColumns()
+    for size in (len(value.as_py()) for value in decode_body(first.header, first.body).column(2)):
+        records.add(bytes(size))
+    other = stamp(
+        encode_body(records),
+        log_id=LOG_ID,
+        base_index=first.base_index,
+        term=first.term,
+        timestamp_ms=first.timestamp_ms,
+        offset=first.offset,
+        previous_chain=FIRST_CHAIN,
+    )
+    assert (other.next_index, other.next_offset) == (first.next_index, first.next_offset)
+    with pytest.raises(PatchRefused):
+        patch(files, FOLDER, LOG_ID, damage, [other])
+    assert patch(files, FOLDER, LOG_ID, damage, [first]) is None
+    check_whole(open_log(files), batches)
 
 
 def test_only_the_very_batches_are_taken() -> None:
