@@ -17,7 +17,7 @@ from app.node.network.peer_calls import PeerCalls
 from app.node.network.repair_messages import FetchRequest, PeerCall, TermRequest
 from app.node.opening.open_replica import LogIdentity, open_journal, open_replica
 from app.node.opening.replica_modes import RaftMode
-from app.node.repair.interfaces import DamagedCopy, FoundDamage, RepairResult
+from app.node.repair.interfaces import DamagedCopy, FoundDamage
 from app.node.repair.log_repair import LogRepair
 from app.node.repair.marker import RepairMarker
 from app.node.repair.server import RepairServer
@@ -31,7 +31,6 @@ from storage.errors import (
     StorageError,
     StorageFull,
     SyncFailed,
-    UnreadableFile,
     as_damage,
 )
 from storage.format.batch import log_id_of
@@ -151,7 +150,6 @@ class SimulatedNode:
         self._disk.slowness = self.disk_slowness
         self._loop = WorldLoop(world, life)
         self._repairing = False
-        self._read_again = False  # the disk of the last repair: nothing was repaired
         self._reads = NodeReads(lambda: self.driver if self.alive else None)
         self._calls = PeerCalls(transport, Random(world.random.getrandbits(64)))
         self._server = RepairServer(self.files, self.clock, transport.send, self._report)
@@ -276,8 +274,7 @@ class SimulatedNode:
         """The replica holds all that its leader has committed."""
         if not self._marker.intact:
             self._cluster.sometimes.hit("repair-done")
-            if not self._read_again:
-                self.files.flips.clear()
+            self.files.forget_repaired()
         if self.may_lack:
             self._hold_all_again()
         assert self._disk is not None
@@ -310,8 +307,6 @@ class SimulatedNode:
     def serve(self, driver: LogDriver) -> None:
         if self._mending.result.set_aside:
             self._cluster.sometimes.hit("repair-set-aside")
-        unreadable = isinstance(self._mending.cause, UnreadableFile)
-        self._read_again = unreadable and self._mending.result == RepairResult()
         self._serve(driver)
 
     def fail(self, what: str, error: BaseException) -> None:

@@ -12,11 +12,12 @@ FREE_BYTES = 4_096  # what a disk that runs full has left at most
 
 
 class Flip(NamedTuple):
-    """A bit that has rotted on the disk."""
+    """A bit that has rotted on the disk. rotten: its byte since then."""
 
     path: str
     offset: int
     mask: int
+    rotten: int
 
 
 class SickFiles(MemoryFiles):
@@ -54,10 +55,22 @@ class SickFiles(MemoryFiles):
             return None
         random = Random(dice)
         path = random.choices(list(sizes), weights=[size + 200 for size in sizes.values()])[0]
-        flip = Flip(path, random.randrange(sizes[path]), 1 << random.randrange(8))
+        offset, mask = random.randrange(sizes[path]), 1 << random.randrange(8)
+        flip = Flip(path, offset, mask, self._names[path].durable[offset] ^ mask)
         self._turn(flip)
         self.flips.append(flip)
         return flip
+
+    def forget_repaired(self) -> None:
+        """Forget the bits that a repair has put right. A segment's may be left: the repair found that an
+        unreadable file can be read again, or read a page that a sync that failed had not written."""
+        self.flips[:] = [flip for flip in self.flips if self._is_left(flip)]
+
+    def _is_left(self, flip: Flip) -> bool:
+        if segment_offset(flip.path.rpartition("/")[2]) is None or flip.path not in self._names:
+            return False
+        durable = self._names[flip.path].durable
+        return flip.offset < len(durable) and durable[flip.offset] == flip.rotten
 
     def _files_of(self, folder: str) -> list[str]:
         return [path for path in sorted(self._names) if path.rpartition("/")[0] == folder]
