@@ -23,6 +23,7 @@ REASONS: Final = {
     "roles": "a node still runs with an earlier configuration",
     "slaves-down": "too few slaves run with a disk that works",
     "lines": "too few of these slaves are connected to the master",
+    "grace": "the master has not opened its epoch: the other replicas have ha_opening_wait_ms to connect",
     "operator": "the master refuses a copy, or to open its epoch: an operator decides",
     "recent": "the cause has ended, and the bound has not passed since",
 }
@@ -68,6 +69,10 @@ class ClassicLiveness:
             return "lines", frozenset()
         if self._needs_operator(slaves):
             return "operator", frozenset()
+        core = master.driver._core
+        assert isinstance(core, ClassicMasterCore)
+        if core._before_opening is not None and core._now_ms < core._before_opening._until_ms:
+            return "grace", frozenset()
         return None, frozenset(node.name for node in (master, *slaves))
 
     def _needs_operator(self, slaves: list[ClassicNode]) -> bool:
