@@ -8,13 +8,14 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.run import SETTINGS
 from spark_jobs.session.jars import DEFAULT_JARS_FOLDER, ensure_jars
-from spark_jobs.session.spark_session import DRIVER_JAVA, EXECUTOR_JAVA, build_session
+from spark_jobs.session.spark_session import DRIVER_JAVA, DRIVER_MEMORY, EXECUTOR_JAVA, build_session
 from tests.support.quick_java import QUICKLY
 
 JAVA_NAMES = (DRIVER_JAVA, EXECUTOR_JAVA)
 FAST_SETTINGS = {
     **SETTINGS,
     "spark.sql.shuffle.partitions": "1",
+    DRIVER_MEMORY: "2g",  # as in conf/spark.toml; 1 GiB is full after some hundred tests
     **dict.fromkeys(JAVA_NAMES, QUICKLY),
 }
 
