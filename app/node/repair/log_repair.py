@@ -79,7 +79,7 @@ _RETRY_LAST_S: Final = 5.0
 
 
 class RangeOutcome(Enum):
-    """Of the repair of one range."""
+    """Outcome of the repair of one range."""
 
     RESTORED = auto()
     LATER_BEGIN = auto()  # the log begins later, and must be surveyed again

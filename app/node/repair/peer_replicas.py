@@ -1,4 +1,4 @@
-"""What the other replicas of a damaged log know: its settled batches, and their terms."""
+"""Requests to the other replicas of a damaged log, for settled batches and for terms."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
