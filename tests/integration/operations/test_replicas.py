@@ -12,7 +12,7 @@ from tests.support.cluster import Cluster, eventually
 WAIT_S = 45.0  # a node that starts on a busy machine takes its time
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """n1 to n3 keep the logs `elected` and `led`. n3 is lost; n4, which their file does not name, joins."""
     nodes = Cluster(tmp_path_factory.mktemp("replicas"), 4, joining=1)
