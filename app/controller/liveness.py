@@ -105,8 +105,13 @@ class Liveness:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes that may keep logs: the configured ones, and all that were heard since."""
+        """The nodes that may keep logs: the configured ones, and all that have joined or were heard since."""
         return tuple(self._nodes)
+
+    def joined(self, nodes: Iterable[str]) -> None:
+        """Take nodes that have joined the cluster, perhaps before their first heartbeat."""
+        for node in nodes:
+            self._nodes.setdefault(node, _Node(connected=False))
 
     def heard(
         self,

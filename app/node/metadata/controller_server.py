@@ -124,6 +124,8 @@ class ControllerServer:
             detail = f"node {source} must not speak for a copy of node {sender}"
             self._send(source, CommandAnswer(request.id, None, Refusal(Reason.INVALID, detail)))
             return
+        group = self._lead[0].group
+        active.liveness.joined((*group.voters, *group.learners))
         token = (source, request.id)
         self._open[token] = None
         active.ask(token, request.command)

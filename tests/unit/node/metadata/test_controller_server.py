@@ -20,7 +20,7 @@ from app.controller.messages import CommandAnswer, CommandRequest
 from app.controller.metadata import Log, LogSpec, Replica
 from app.controller.senders import only_sender_of
 from app.errors import StorageFull
-from app.log.contract import AppendRequest, Role
+from app.log.contract import AppendRequest, GroupConfig, Role
 from app.node.metadata.controller_server import MAX_OPEN_REQUESTS, ControllerServer, ControllerSetup
 from app.node.replica.driver import LogDriver
 
@@ -46,7 +46,9 @@ class Bench:
         leader = SimpleNamespace(role=Role.LEADER, term=1, leader_id="c1", committed_index=0)
         leader.log = SimpleNamespace(end_index=0, last_term=1, next_index=1, begin_index=0)
         leader.state = MetadataLogState()
+        leader.group = GroupConfig(voters=("c1", "n1", "n2"))
         leader.append = self.append
+        self.leader = leader
         self.server = ControllerServer(
             setup=ControllerSetup(
                 node_id="c1",
@@ -101,6 +103,21 @@ def test_a_round_that_a_full_disk_refuses_is_decided_again_once_a_tick() -> None
         assert bench.turn() == []
         assert bench.rounds == rounds
         bench.server.tick()
+
+
+@pytest.mark.rule("C-02")
+def test_a_log_may_be_placed_on_a_node_that_has_joined_before_its_first_heartbeat() -> None:
+    bench = Bench()
+    spec = LogSpec(replication="controller", replicas=("n1", "n3"))
+    bench.ask("n1", 1, CreateLog("b", spec, "first"))
+    (refused,) = bench.turn()
+    assert refused.refusal is not None
+    assert refused.refusal.detail == "no such nodes: n3"
+    assert bench.rounds == 0
+    bench.leader.group = GroupConfig(voters=("c1", "n1", "n2"), learners=("n3",))
+    bench.ask("n1", 2, CreateLog("b", spec, "second"))
+    assert bench.turn() == []
+    assert bench.rounds == 1
 
 
 @pytest.mark.rule("C-03")
