@@ -54,6 +54,7 @@ class _Node:
     when the newest answer left that the node has confirmed; before the first one, its first heartbeat.
     hears: whether it has confirmed any. confirmed: the newest answer that it has confirmed, (id, when it
     left). reports_after_ms: the present reports were written after that moment; None when that is not known.
+    since_ms: when this controller became active, or the node joined.
     """
 
     __slots__ = (
@@ -66,10 +67,12 @@ class _Node:
         "metadata_index",
         "reports",
         "reports_after_ms",
+        "since_ms",
     )
 
-    def __init__(self, connected: bool) -> None:
+    def __init__(self, connected: bool, since_ms: int) -> None:
         self.connected = connected
+        self.since_ms = since_ms
         self.heard_ms: int | None = None
         self.answers: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED_ANSWERS)
         self.answered_ms = 0
@@ -95,7 +98,7 @@ class Liveness:
         a log last in its epoch; without it as configured."""
         self.config = config
         self._lease_ms_of = lease_ms_of or (lambda _log: config.lease_ms)
-        self._nodes = {node: _Node(node in connected) for node in nodes}
+        self._nodes = {node: _Node(node in connected, now_ms) for node in nodes}
         self._began_ms = now_ms
         self._granted_ms: dict[str, int] = {}  # log -> when its master was last granted a lease
         self._confirmed: dict[tuple[str, int, int], Confirmed] = {}  # by log, generation, replica id
@@ -108,10 +111,11 @@ class Liveness:
         """The nodes that may keep logs: the configured ones, and all that have joined or were heard since."""
         return tuple(self._nodes)
 
-    def joined(self, nodes: Iterable[str]) -> None:
-        """Take nodes that have joined the cluster, perhaps before their first heartbeat."""
+    def joined(self, nodes: Iterable[str], now_ms: int) -> None:
+        """Take the members of the cluster. A new one may open its connection yet."""
         for node in nodes:
-            self._nodes.setdefault(node, _Node(connected=False))
+            if node not in self._nodes:
+                self._nodes[node] = _Node(connected=True, since_ms=now_ms)
 
     def heard(
         self,
@@ -126,7 +130,7 @@ class Liveness:
         answered: the last answer that it has received, None if it does not report that: then it counts as
         hearing. A node outside the configuration has joined the cluster since.
         """
-        known = self._nodes.setdefault(node, _Node(connected=True))
+        known = self._nodes.setdefault(node, _Node(connected=True, since_ms=now_ms))
         if known.heard_ms is None:
             known.answered_ms = now_ms
         known.connected = True
@@ -228,7 +232,8 @@ class Liveness:
         is_heard = heard_ms is not None and not self._is_silent(heard_ms, now_ms)
         if known is not None and known.connected and is_heard:
             return None
-        due_ms = self._began_ms if heard_ms is None else heard_ms
+        since_ms = self._began_ms if known is None else known.since_ms
+        due_ms = since_ms if heard_ms is None else heard_ms
         return due_ms + self.config.heartbeat_interval_ms + self.config.retry_interval_ms
 
     def may_live(self, node: str, now_ms: int) -> bool:
@@ -237,7 +242,7 @@ class Liveness:
         if known is None or not known.connected:
             return False
         if known.heard_ms is None:
-            return not self._is_silent(self._began_ms, now_ms)
+            return not self._is_silent(known.since_ms, now_ms)
         return self.is_alive(node, now_ms)
 
     def alive(self, now_ms: int) -> tuple[str, ...]:

@@ -125,7 +125,7 @@ class ControllerServer:
             self._send(source, CommandAnswer(request.id, None, Refusal(Reason.INVALID, detail)))
             return
         group = self._lead[0].group
-        active.liveness.joined((*group.voters, *group.learners))
+        active.liveness.joined((*group.voters, *group.learners), self._clock.monotonic_ms())
         token = (source, request.id)
         self._open[token] = None
         active.ask(token, request.command)

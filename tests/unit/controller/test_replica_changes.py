@@ -259,6 +259,17 @@ def test_metadata_of_removed_nodes_are_cleaned_of_the_living_and_the_last_by_for
     assert quorum.refused(one(quorum, ReplicaChange.CLEAN, "n2", force=True)) is Reason.INVALID
 
 
+def test_metadata_of_a_node_that_joined_just_now_are_not_cleaned() -> None:
+    """It had no time to send a heartbeat; a node that never sends one is dead after the time of all."""
+    quorum = in_sync()
+    quorum.active.liveness.joined(("n1", "n9"), quorum.now_ms)
+    change(quorum, "n1", "n2", "n9")
+    assert quorum.refused(one(quorum, ReplicaChange.CLEAN, "n9")) is Reason.NODE_ALIVE
+    quorum.now_ms += CONFIG.broker_timeout_ms
+    quorum.heartbeats("n1", "n2", "n3")
+    quorum.done(one(quorum, ReplicaChange.CLEAN, "n9"))
+
+
 def test_a_change_that_is_under_way_survives_a_fail_over_and_can_be_taken_back() -> None:
     quorum = in_sync()
     change(quorum, "n1", "n2", "n4")
