@@ -27,6 +27,7 @@ from app.controller.commands import (
 from app.controller.config import ControllerConfig
 from app.controller.liveness import Report
 from app.controller.metadata import Log
+from app.controller.state_machine import Metadata
 from app.ha.roles import (
     HaView,
     KnownReplica,
@@ -36,7 +37,7 @@ from app.ha.roles import (
     SlaveRole,
     SyncStateSetUpdate,
 )
-from app.log.contract import Role
+from app.log.contract import NO_INDEX, Role
 
 
 class CopyIdentity(msgspec.Struct, frozen=True, array_like=True):
@@ -79,7 +80,9 @@ class ReplicasManager:
     """One copy of one log in controller mode. All times are the node's monotonic milliseconds.
 
     Invariants: at most one request is open; roles are passed only to a registered copy, in the order of the
-    metadata; a lease is passed only while the metadata here name this copy as master of its epoch.
+    metadata, and none that was decided before its registration: an older copy of the folder would take up an
+    epoch again that its node has opened before (A-01); a lease is passed only while the metadata here name
+    this copy as master of its epoch.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class ReplicasManager:
         self._random = random
         self._saving = False
         self._registered = False  # in this incarnation
+        self._registered_index = NO_INDEX  # of the metadata that its registration was decided by
         self._current_version: int | None = None  # of the metadata here that had this very copy last
         self._open: AnyCommand | None = None
         self._pause_until_ms = 0
@@ -161,6 +165,7 @@ class ReplicasManager:
             self._saving = True  # `step` requests it
         elif isinstance(command, RegisterReplica):
             self._registered = self._has_changes = True
+            self._registered_index = answer.index
         elif isinstance(command, (StepDown, AlterSyncStateSet)):  # until its outcome is in the metadata here
             if isinstance(command, StepDown):
                 self._has_left = command.leaving
@@ -198,8 +203,9 @@ class ReplicasManager:
 
     # --- what follows --------------------------------------------------------------------------------------
 
-    def step(self, log: Log | None, view: HaView, now_ms: int) -> list[Action]:
-        """log: the metadata as this node knows them, None for none. view: the core between two turns."""
+    def step(self, metadata: Metadata, view: HaView, now_ms: int) -> list[Action]:
+        """metadata: as this node knows them. view: the core between two turns."""
+        log = metadata.log(self.log)
         if log is None or log.generation != self.generation or not log.elects:
             return []
         if view.role is Role.MASTER:
@@ -208,7 +214,7 @@ class ReplicasManager:
         if self._has_changes:
             self._has_changes = False
             actions.append(HeartbeatNow())
-        if self._registered:
+        if self._registered and metadata.applied_index >= self._registered_index:
             self._tell_role(log, actions)
             self._tell_lease(log, actions)
             self._report_opening(log, view, actions)

@@ -143,7 +143,7 @@ class ReplicasManagers:
         if metadata is None or not replica.is_open():
             return
         manager, now_ms = replica.manager, self._clock.monotonic_ms()
-        for action in manager.step(metadata.log(name), replica.view, now_ms):
+        for action in manager.step(metadata, replica.view, now_ms):
             match action:
                 case Tell():
                     replica.driver.deliver(MANAGER, action.message)

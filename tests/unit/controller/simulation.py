@@ -162,7 +162,7 @@ class Node:
                 config=CONFIG,
                 random=self.world.random,
             )
-        for action in self.manager.step(log, self.core, self.world.now_ms):
+        for action in self.manager.step(self.metadata, self.core, self.world.now_ms):
             match action:
                 case Tell():
                     self.core.take(action.message)
