@@ -201,8 +201,9 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True):
 class Done(msgspec.Struct, frozen=True, array_like=True):
     """The command was carried out: the metadata contain it from `index` on.
 
-    created: a new log was created. value: the result of the command: the replica id. everywhere: the answer
-    waits, briefly, until every living node has carried the change out.
+    created: a new log was created. value: the replica id that was applied for; of a registration, the epoch
+    of which that copy is master, 0 for none. everywhere: the answer waits, briefly, until every living node
+    has carried the change out.
     """
 
     index: int

@@ -80,9 +80,8 @@ class ReplicasManager:
     """One copy of one log in controller mode. All times are the node's monotonic milliseconds.
 
     Invariants: at most one request is open; roles are passed only to a registered copy, in the order of the
-    metadata, and none that was decided before its registration: an older copy of the folder would take up an
-    epoch again that its node has opened before (A-01); a lease is passed only while the metadata here name
-    this copy as master of its epoch.
+    metadata, from its registration on; it is master only of epochs that were elected after that; a lease is
+    passed only while the metadata here name this copy as master of its epoch.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class ReplicasManager:
         self._random = random
         self._saving = False
         self._registered = False  # in this incarnation
-        self._registered_index = NO_INDEX  # of the metadata that its registration was decided by
+        self._registered_index = NO_INDEX  # of the metadata that contain the registration
         self._current_version: int | None = None  # of the metadata here that had this very copy last
         self._open: AnyCommand | None = None
         self._pause_until_ms = 0
@@ -166,6 +165,9 @@ class ReplicasManager:
         elif isinstance(command, RegisterReplica):
             self._registered = self._has_changes = True
             self._registered_index = answer.index
+            # The incarnation before may have opened that epoch, and an older copy of its folder does not show
+            # it: a second opening would give the epoch other records.
+            self._given_up_epoch = answer.value or 0
         elif isinstance(command, (StepDown, AlterSyncStateSet)):  # until its outcome is in the metadata here
             if isinstance(command, StepDown):
                 self._has_left = command.leaving
@@ -279,7 +281,7 @@ class ReplicasManager:
             for each in log.replicas
             if log.is_current(each.id)
         )
-        if not log.is_current(self.replica_id):  # the metadata here are older, or know a later copy
+        if not log.is_current(self.replica_id):  # they know a later copy of this node, or none
             return SlaveRole(None, log.master_epoch, (), log.unclean_epoch, log.sync_state_set)
         if not self._is_master(log):
             return SlaveRole(log.master, log.master_epoch, replicas, log.unclean_epoch, log.sync_state_set)

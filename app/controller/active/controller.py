@@ -253,7 +253,9 @@ class ActiveController:
                 return self._done(state, happen, applied, value=replica_id)
             case RegisterReplica():
                 confirmed = self.liveness.confirmed(log, command.replica_id)
-                return self._done(state, happen, registration.register(log, command, confirmed))
+                registered = registration.register(log, command, confirmed)
+                led = log.master_epoch if log.master == command.replica_id else 0
+                return self._done(state, happen, registered, value=led)
             case AlterSyncStateSet():
                 return self._done(state, happen, sync_state_set.alter(log, command, self.liveness, now_ms))
             case StepDown():

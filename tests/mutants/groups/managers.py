@@ -7,6 +7,7 @@ import pytest
 from app.controller.commands import StepDown
 from app.controller.metadata import Log
 from app.controller.replicas_manager import Action, ControllerRequest, ReplicasManager, Tell
+from app.controller.state_machine import Metadata
 from app.ha.roles import HaView, KnownReplica, Lease, MasterRole, SlaveRole
 from app.node.metadata.replica_identity import IdentityFile
 from tests.mutants.planting import edited, group_mutant, planted
@@ -38,9 +39,9 @@ def a_lease_counts_for_any_epoch(patch: pytest.MonkeyPatch) -> None:
 def a_mastership_is_given_up_after_the_controller_has_heard(patch: pytest.MonkeyPatch) -> None:
     @planted(patch, ReplicasManager, "step")
     def step(
-        original: Any, self: ReplicasManager, log: Log | None, view: HaView, now_ms: int
+        original: Any, self: ReplicasManager, metadata: Metadata, view: HaView, now_ms: int
     ) -> list[Action]:
-        actions = original(self, log, view, now_ms)
+        actions = original(self, metadata, view, now_ms)
         gives_up = any(
             isinstance(each, ControllerRequest) and isinstance(each.command, StepDown) for each in actions
         )
@@ -67,7 +68,7 @@ def a_need_of_the_epoch_before_gives_the_new_one_up(patch: pytest.MonkeyPatch) -
 @group_mutant(
     "C-03",
     lambda _: (
-        test_replicas_manager.test_a_copy_follows_no_master_while_the_metadata_here_name_an_earlier_one()
+        test_replicas_manager.test_a_copy_follows_no_master_once_the_metadata_name_a_later_copy_of_its_node()
     ),
     mode="controller",
 )
@@ -79,6 +80,34 @@ def a_copy_follows_under_the_name_of_an_earlier_one(patch: pytest.MonkeyPatch) -
             return role
         replicas = tuple(KnownReplica(each.id, each.node, each.address or "") for each in log.replicas)
         return SlaveRole(log.master, log.master_epoch, replicas, log.unclean_epoch, log.sync_state_set)
+
+
+@group_mutant(
+    "A-01",
+    lambda _: (
+        test_replicas_manager.test_an_older_copy_of_a_folder_takes_up_no_epoch_that_another_has_followed()
+    ),
+    mode="controller",
+)
+def a_copy_takes_up_a_role_from_metadata_before_its_registration(patch: pytest.MonkeyPatch) -> None:
+    edited(
+        patch,
+        ReplicasManager,
+        "step",
+        "if self._registered and metadata.applied_index >= self._registered_index:",
+        "if self._registered:",
+    )
+
+
+@group_mutant(
+    "A-01",
+    lambda _: (
+        test_replicas_manager.test_a_copy_opens_no_epoch_of_which_it_was_master_before_its_registration()
+    ),
+    mode="controller",
+)
+def a_copy_opens_the_epoch_of_the_incarnation_before(patch: pytest.MonkeyPatch) -> None:
+    edited(patch, ReplicasManager, "answered", "self._given_up_epoch = answer.value or 0", "pass")
 
 
 @group_mutant(

@@ -436,6 +436,21 @@ def test_a_copy_that_was_taken_out_and_is_back_is_another_replica() -> None:
     assert bench.manager.replica_id > old
 
 
+@pytest.mark.rule("C-03", "C-10")
+def test_a_copy_follows_no_master_once_the_metadata_name_a_later_copy_of_its_node() -> None:
+    """It would introduce itself as that one."""
+    bench = Bench()
+    bench.become_master()
+    bench.quorum.join_all()
+    bench.quorum.active.liveness.given_up("a", bench.quorum.now_ms)
+    bench.quorum.done(ElectMaster("a", "n3", False, 1))
+    bench.reported()
+    bench.quorum.register("n1", code="a later copy")
+    (role,) = bench.reported()
+    assert isinstance(role, SlaveRole)
+    assert (role.master_id, role.master_epoch) == (None, 2)
+
+
 @pytest.mark.rule("C-03", "A-01")
 def test_an_older_copy_of_a_folder_takes_up_no_epoch_that_another_has_followed() -> None:
     """Its metadata are of the moment of its own election. It would open that epoch again, with other records;
@@ -456,6 +471,26 @@ def test_an_older_copy_of_a_folder_takes_up_no_epoch_that_another_has_followed()
     (role,) = bench.reported()
     assert isinstance(role, SlaveRole)
     assert role.master_id == 3
+
+
+@pytest.mark.rule("C-03", "A-01")
+def test_a_copy_opens_no_epoch_of_which_it_was_master_before_its_registration() -> None:
+    """The incarnation before may have opened it, which an older copy of the folder does not show."""
+    bench = Bench()
+    bench.become_master()
+    assert (bench.quorum.log().master_epoch, bench.quorum.log().opened_epoch) == (1, 0)
+    bench.start(bench.manager._identity)
+    bench.answer(bench.ask(RegisterReplica))
+    actions = bench.step()
+    (role,) = [action.message for action in actions if isinstance(action, Tell)]
+    assert isinstance(role, SlaveRole)
+    assert role.master_id is None
+    (request,) = [action.command for action in actions if isinstance(action, ControllerRequest)]
+    assert isinstance(request, StepDown)
+    bench.answer(request)
+    (role,) = bench.reported()
+    assert isinstance(role, MasterRole)
+    assert role.master_epoch == 2
 
 
 @pytest.mark.rule("C-03")
