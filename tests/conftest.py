@@ -20,7 +20,8 @@ settings.register_profile("suite", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("suite")  # a busy machine is slow, and that is no failure
 
 Cluster.forked = True
-os.environ["COMMITLOG_STATE"] = str(Path(tempfile.mkdtemp(prefix="commitlog-state-")) / "nodes.json")
+_STATE = tempfile.TemporaryDirectory(prefix="commitlog-state-")  # removed when the process ends
+os.environ["COMMITLOG_STATE"] = str(Path(_STATE.name) / "nodes.json")
 
 SPARK = "tests/spark/"
 SPARKS = f"{SPARK}own"
