@@ -106,7 +106,10 @@ def _refusal_of(error: httptools.HttpParserError) -> CommitlogError:
     """
     refusal = error.__context__
     if not isinstance(refusal, HeadTooLarge | BadRequest):
-        return BadRequest("this is not HTTP/1.1")
+        unknown_method = isinstance(error, httptools.HttpParserInvalidMethodError)
+        return BadRequest(
+            "it does not begin with a method of HTTP" if unknown_method else "this is not HTTP/1.1"
+        )
     return refusal.with_traceback(None)
 
 

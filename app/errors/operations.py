@@ -47,8 +47,11 @@ class NotMaterialized(CommitlogError):
 
     code, title, http_status = "not-materialized", "A reader still needs these records", 409
 
-    def __init__(self, cursor: str, index: int) -> None:
-        super().__init__(f"fencing cursor {cursor!r} is at index {index}")
+    def __init__(self, cursor: str, index: int, until_index: int) -> None:
+        super().__init__(
+            f"until_index must be at most {index}, where the fencing cursor {cursor!r} is, "
+            f"got {until_index}; wait until the cursor has moved, or set force"
+        )
         self.cursor = cursor
         self.index = index
 

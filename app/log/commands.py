@@ -70,7 +70,7 @@ class Trim:
             return None
         fence = state.fenced_below(self.until_index)
         if fence is not None and not self.force:
-            raise NotMaterialized(*fence)
+            raise NotMaterialized(*fence, self.until_index)
         return TrimRecord(until_index=self.until_index)
 
 

@@ -281,6 +281,9 @@ def test_junk_behind_a_request_does_not_replace_its_answer() -> None:
 def test_junk_and_a_broken_body_are_refused() -> None:
     async def test(server: Server) -> None:
         assert problem(await server.exchange(b"\x16\x03\x01\x00junk")) == (400, "bad-request")
+        answer = await server.exchange(b"FOO / HTTP/1.1\r\nHost: n1\r\n\r\n")
+        assert problem(answer) == (400, "bad-request")
+        assert b"it does not begin with a method of HTTP" in answer
         head = b"POST /slow HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n"
         assert problem(await server.exchange(head)) == (400, "bad-request")
         both = head.replace(b"transfer-encoding", b"content-length: 2\r\ntransfer-encoding")

@@ -61,7 +61,7 @@ class Tokens:
         if scheme.lower() != b"bearer":
             raise Unauthenticated(
                 "the request has no header `Authorization: Bearer TOKEN`; "
-                "the command line takes the token from --token or COMMITLOG_TOKEN"
+                "the command line takes the token from --token, COMMITLOG_TOKEN or its context's token file"
             )
         # The digest is compared, not the token: the time it takes reveals nothing that helps to find a token.
         caller = self._callers.get(digest_of(token.strip()))

@@ -61,6 +61,7 @@ def test_a_trim_reaches_every_replica_and_never_passes_a_fence(kept: Cluster) ->
     assert answer.status_code == 200, answer.text
     problem = refused(trim(kept, "n3", until_index=indexes[30]), 409, "not-materialized")
     assert (problem["cursor"], problem["index"]) == ("__entries", indexes[20])
+    assert f"must be at most {indexes[20]}" in problem["detail"]
     follower = kept.follower("trimmed")
     answer = trim(kept, follower, until_index=indexes[20])
     assert (answer.status_code, answer.json()) == (
