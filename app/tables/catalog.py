@@ -72,6 +72,8 @@ def catalog_names(folder: str) -> dict[str, str]:
     try:
         with files.open_input_file(path) as file:
             names = json.loads(file.read())
+        if not isinstance(names, dict):
+            raise ValueError("it is not a JSON object")
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
