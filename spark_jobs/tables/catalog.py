@@ -12,6 +12,7 @@ The names are recorded in TABLES/LOG/_catalog_names.json, which the nodes read: 
 import json
 import re
 import sys
+import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,10 +79,12 @@ class CatalogTables:
         self._known: set[tuple[str, str]] = set()
         self._schemas: set[str] = set()
         self._complaint = ""
+        self._driver = uuid.uuid4().hex  # others may write the same file
 
     def refresh(self, logs: Iterable[str]) -> None:
-        """Register tables that exist and are not registered. An error of the catalog is reported, and the
-        next call tries again. Raises ConfigError if a name belongs to another table."""
+        """Register tables that exist and are not registered. An error of the catalog, or of the file of the
+        names, is reported, and the next call tries again. Raises ConfigError if a name belongs to another
+        table."""
         try:
             for log in logs:
                 new = list(self._new(log))
@@ -90,7 +93,7 @@ class CatalogTables:
                 if new:
                     self._record(log, {table for known, table in self._known if known == log}.union(new))
                     self._known.update((log, table) for table in new)
-        except SPARK_ERRORS as error:
+        except (*SPARK_ERRORS, OSError) as error:
             complaint = f"catalog {self.name.catalog}: {str(error).splitlines()[0]}; retrying\n"
             if complaint != self._complaint:
                 self._complaint = complaint
@@ -128,9 +131,12 @@ class CatalogTables:
         names = {table: self.name.shown_name_of(log, table) for table in sorted(tables)}
         path, text = self._path(log, CATALOG_NAMES_FILE), json.dumps(names) + "\n"
         if not is_url(path):
-            temporary = Path(f"{path}.new")
-            temporary.write_text(text)
-            temporary.replace(path)
+            temporary = Path(f"{path}.{self._driver}.tmp")
+            try:
+                temporary.write_text(text)
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
         elif not is_remote(self.spark):
             jvm: Any = self.spark._jvm
             place = jvm.org.apache.hadoop.fs.Path(path)

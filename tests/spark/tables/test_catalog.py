@@ -1,13 +1,15 @@
 """Names of the tables in a catalog, and stores whose commits are not exclusive."""
 
+import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from app.errors import ConfigError
-from app.tables.catalog import LogTables
+from app.tables.catalog import LogTables, catalog_names
 from app.tables.names import CATALOG_NAMES_FILE
 from spark_jobs.session.exclusive import check_exclusive
 from spark_jobs.tables.catalog import CatalogTables, parse_catalog
@@ -60,6 +62,35 @@ def test_tables_are_registered_once_with_their_comments(
     other = CatalogTables(spark, parse_catalog(schema), str(tmp_path / "other"))
     with pytest.raises(ConfigError, match="the catalog cannot show"):
         other.refresh(["orders"])
+
+
+def test_names_that_cannot_be_recorded_are_reported_and_recorded_later(
+    spark: SparkSession, schema: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create_table(spark, table_path(tmp_path, "orders", ENTRIES), ENTRIES)
+    tables = CatalogTables(spark, parse_catalog(schema), str(tmp_path))
+    file = tmp_path / "orders" / CATALOG_NAMES_FILE
+    (file / "in the way").mkdir(parents=True)
+    for _ in range(2):
+        tables.refresh(["orders"])
+    assert capsys.readouterr().err.count(f"{CATALOG_NAMES_FILE}'; retrying") == 1
+    shutil.rmtree(file)
+    tables.refresh(["orders"])
+    assert catalog_names(str(file.parent)) == {"entries": f"{schema}.orders_entries"}
+    assert [path.name for path in file.parent.iterdir() if path.is_file()] == [CATALOG_NAMES_FILE]
+
+
+def test_two_drivers_record_the_same_names_at_the_same_time(spark: SparkSession, tmp_path: Path) -> None:
+    drivers = [CatalogTables(spark, parse_catalog("cat"), str(tmp_path)) for _ in range(2)]
+    (tmp_path / "orders").mkdir()
+
+    def record(driver: CatalogTables) -> None:
+        for _ in range(500):
+            driver._record("orders", ["entries"])
+
+    with ThreadPoolExecutor(len(drivers)) as threads:
+        assert list(threads.map(record, drivers)) == [None, None]
+    assert catalog_names(str(tmp_path / "orders")) == {"entries": "cat.orders.entries"}
 
 
 def test_typed_tables_at_a_url_are_registered(spark: SparkSession, tmp_path: Path) -> None:
