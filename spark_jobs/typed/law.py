@@ -66,9 +66,8 @@ def outdated(
     key = F.to_json(F.struct(*own))
     due_text, held_text = F.col("due").cast("string"), F.col("held").cast("string")
     problem = (
-        F.when(
-            F.col("held").isNull(), F.concat(F.lit("the record at index "), due_text, F.lit(" is missing"))
-        )
+        F.when(F.col("due").isNull() & F.col("held").isNull(), F.lit("it is of no record"))
+        .when(F.col("held").isNull(), F.concat(F.lit("the record at index "), due_text, F.lit(" is missing")))
         .when(F.col("due").isNull(), F.concat(F.lit("the record at index "), held_text, F.lit(" is removed")))
         .when(F.col("count") > 1, F.lit("it is there twice"))
         .when(

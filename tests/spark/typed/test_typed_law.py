@@ -64,10 +64,12 @@ def test_the_law_finds_rows_of_current_that_are_not_the_newest(spark: SparkSessi
     records = spark.createDataFrame([*rows, record(30, "6", 6), record(90, "1", 1)], RECORDS)
     newest = {1: 11, 2: 2, 4: 14, 5: 15, 6: 30}  # 2: too old, 3: missing, 5: removed
     held = [record(index, str(number), number) for number, index in newest.items()]
-    current = spark.createDataFrame([*held, record(14, "4", 4)], RECORDS)
+    foreign = (None, None, None, b"9", 9)  # another program inserted it
+    current = spark.createDataFrame([*held, record(14, "4", 4), foreign], RECORDS)
     problems = [row["problem"] for row in outdated(entries, records, current, [key], 50).collect()]
     assert sorted(problem.partition(": ")[2] for problem in problems) == [
         "it is of index 2, the newest is 12",
+        "it is of no record",
         "it is there twice",
         "the record at index 13 is missing",
         "the record at index 15 is removed",
