@@ -80,18 +80,27 @@ class ClaimedTable:
         if self._create({LOG_ID_PROPERTY: log_id, **own}):
             self.last_index, self.rows = NO_INDEX, 0
             return True
-        snapshot = self._snapshot()
-        known = table_properties(self.spark, self.path) if snapshot is None else snapshot.properties
+        known = self._properties()
         if known.get(LOG_ID_PROPERTY, log_id) != log_id:
             raise LogClash(log, f"{self.path} holds the records of the log with id {known[LOG_ID_PROPERTY]}")
+        self.lay_out(properties)
+        self.refresh()
+        return False
+
+    def lay_out(self, properties: Mapping[str, str] | None = None) -> None:
+        """Change the columns, the clustering and the properties where they are not those of the table as it
+        is due: it is older, or RESTORE took them. properties: as of `open`."""
         self._add_columns()
+        known, own = self._properties(), {**(properties or {}), CLUSTERING_PROPERTY: self._clustering}
         changed = {name: text for name, text in own.items() if known.get(name) != text}
         if CLUSTERING_PROPERTY in changed:
             self._cluster()
         if changed:
             self._repeated(lambda: set_properties(self.spark, self.path, changed))
-        self.refresh()
-        return False
+
+    def _properties(self) -> Mapping[str, str]:
+        snapshot = self._snapshot()
+        return table_properties(self.spark, self.path) if snapshot is None else snapshot.properties
 
     def _create(self, properties: Mapping[str, str]) -> bool:
         if any(is_part(TimestampNTZType, each.dataType) for each in self.table.schema):
@@ -109,13 +118,8 @@ class ClaimedTable:
     def evolve(self, table: Table) -> None:
         """Add the columns of `table` that are missing, widen types, and change the clustering of later files;
         the present files stay as they are."""
-        before = self._clustering
         self._write_as(table)
-        self._add_columns()
-        if self._clustering != before:
-            self._cluster()
-            set_clustering = {CLUSTERING_PROPERTY: self._clustering}
-            self._repeated(lambda: set_properties(self.spark, self.path, set_clustering))
+        self.lay_out()
 
     def _add_columns(self) -> None:
         self._repeated(self._change_columns)

@@ -67,10 +67,9 @@ class CurrentTable:
     def open(self, generation: Generation, log: str, log_id: str) -> None:
         """Create the table if needed, change its columns if needed, and read its progress."""
         table = ClaimedTable(self.spark, self.path, generation.current(), "_index")
-        table.open(log, log_id, {KEYS_PROPERTY: json.dumps(generation.keys)})
-        if self._has_feed and CHANGE_DATA_FEED.items() - table_properties(self.spark, self.path).items():
-            set_properties(self.spark, self.path, CHANGE_DATA_FEED)
         self.generation = generation
+        table.open(log, log_id, self._properties_of(generation))
+        self._set_feed()
         self._writer = TableWriter(self.spark, self.path, generation.current())
         if links_commits(self.spark, self.path):
             self._local = LocalCurrent(
@@ -82,6 +81,13 @@ class CurrentTable:
             self._records = IndexedRows(self.spark, self.records_path, generation.records(), "_index")
             self._entries = IndexedRows(self.spark, self.entries_path, ENTRIES, "index")
         self.next_index = max(table.last_index + 1, self._applied())
+
+    def _properties_of(self, generation: Generation) -> dict[str, str]:
+        return {KEYS_PROPERTY: json.dumps(generation.keys)}
+
+    def _set_feed(self) -> None:
+        if self._has_feed and CHANGE_DATA_FEED.items() - table_properties(self.spark, self.path).items():
+            set_properties(self.spark, self.path, CHANGE_DATA_FEED)
 
     def _applied(self) -> int:
         """Return the end of the newest range that was applied; 0 where only Spark can read the table."""
@@ -109,7 +115,11 @@ class CurrentTable:
 
     def rebuild(self, until: int) -> None:
         """Apply all records before `until`, and what was applied after it, again: rows were taken from the
-        table or from `records`."""
+        table or from `records`. RESTORE may have taken columns and properties too."""
+        assert self.generation is not None
+        table = ClaimedTable(self.spark, self.path, self.generation.current(), "_index")
+        table.lay_out(self._properties_of(self.generation))
+        self._set_feed()
         self.next_index = max(self.next_index, until)  # the last records may be tombstones
         rows = read_table(self.session, self.records_path).where(F.col("_index") < self.next_index)
         self.apply(rows, self.tombstones(0, self.next_index), None)

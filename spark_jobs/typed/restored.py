@@ -69,6 +69,7 @@ class RestoredTables:
     def _add_records(self, decoder: TypedDecoder, first: int) -> None:
         """Add the records that were taken; a letter that a replay had moved is read as the replay did."""
         table = self.records[first]
+        table.lay_out()
         for rows, versions in self._again(table.path, table.taken("_schema_version")):
             typed = decoder.decode(rows)
             self._insert(table, typed.records.get(first))
@@ -84,6 +85,7 @@ class RestoredTables:
 
     def _add_letters(self, decoder: TypedDecoder) -> None:
         """Add the letters that were taken, and remove those that a replay has moved to `records`."""
+        self.letters.lay_out()
         for rows, _ in self._again(self.letters.path, self.letters.taken("schema_version")):
             self._insert(self.letters, decoder.decode(rows).dead_letters)
         for table in self.records.values():

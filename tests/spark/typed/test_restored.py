@@ -102,6 +102,24 @@ def test_rows_that_a_restore_took_are_added_again(job: Job, restarts: bool) -> N
     assert all(not Restores(job.spark, str(job.folder / name)).due() for name in TYPED)
 
 
+@pytest.mark.parametrize("restarts", [False, True], ids=["running", "restarted"])
+def test_columns_that_a_restore_took_are_added_again(job: Job, restarts: bool) -> None:
+    job.append(0)
+    job.log.set_schema(f"{SCHEMA}, note STRING", key_columns=["id"])
+    job.log.append(to_json(id=5, note="five"), key=b"5")
+    job.append(10)
+    job.change("RESTORE TABLE {} TO VERSION AS OF 1", "records", "current")
+    assert "note" not in job.table("records").columns
+    if restarts:
+        job.restart()
+    job.log.append(to_json(id=6, note="six"), key=b"6")
+    job.append(20)
+    job.check()
+    for name in ("records", "current"):
+        noted = job.table(name).where("note IS NOT NULL").orderBy("id").select("id", "note").collect()
+        assert [tuple(row) for row in noted] == [(5, "five"), (6, "six")]
+
+
 @pytest.mark.parametrize("restored", [("records", "records_v2", "current_v2"), ("dead_letters",)])
 def test_a_restore_to_before_a_replay_leaves_each_letter_once(job: Job, restored: tuple[str, ...]) -> None:
     job.append(0)
