@@ -60,7 +60,8 @@ class Verified:
     """Result of a comparison: indexes [from_index, until_index) of the log and of one version of `entries`.
 
     first_difference: the first index whose record differs, and the difference. epochs: contradictions of
-    epoch files, as text. typed: the first differences of the typed tables, as text.
+    epoch files, as text. typed: the first differences of the typed tables, as text. typed_until_index: the
+    typed tables hold the records before it, which are compared; None without typed tables.
     """
 
     log: str
@@ -74,6 +75,7 @@ class Verified:
     difference: str | None
     epochs: tuple[str, ...]
     typed: tuple[str, ...] = ()
+    typed_until_index: int | None = None
 
     @property
     def equal(self) -> bool:
@@ -86,7 +88,10 @@ class Verified:
             outcome += f"{self.first_difference:,}: {self.difference}"
         span = f"indexes {self.from_index:,} to {self.until_index - 1:,}"
         first = f"log {self.log!r} against version {self.version} of entries, {span}: {outcome}"
-        return "\n".join([first, *self.epochs, *self.typed])
+        lines = [first, *self.epochs, *self.typed]
+        if self.typed_until_index is not None:
+            lines.append(f"typed tables are compared with entries up to index {self.typed_until_index - 1:,}")
+        return "\n".join(lines)
 
 
 class TableChanged(RuntimeError):
@@ -112,20 +117,35 @@ def verify_tables(
             f"epoch {row['epoch']} in the epoch file of {row['node']} against `epochs`: {row['difference']}"
             for row in differences.orderBy("node", "epoch").collect()
         )
-        typed = _typed_differences(spark, known, LogReads(parse_endpoints(endpoint), log, token))
-    return replace(compared, epochs=epochs, typed=typed)
+        reads = LogReads(parse_endpoints(endpoint), log, token)
+        typed, typed_until = _typed_differences(spark, known, reads)
+    return replace(compared, epochs=epochs, typed=typed, typed_until_index=typed_until)
 
 
-def _typed_differences(spark: SparkSession, known: Tables, reads: LogReads) -> tuple[str, ...]:
-    """Return the first differences of each typed table; a table that changes meanwhile is compared again."""
+def _typed_differences(
+    spark: SparkSession, known: Tables, reads: LogReads
+) -> tuple[tuple[str, ...], int | None]:
+    """Return the first differences of each typed table, and the index before which the tables are compared,
+    None without them. A table that changes meanwhile is compared again."""
     found: tuple[str, ...] = ()
+    until = None
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(_PAUSE_S)  # the job makes typed tables, and extends them, after `entries`
-        found = tuple(_typed_problems(spark, {table.name: table for table in known.all()}, reads))
+        tables = {table.name: table for table in known.all()}
+        found, until = tuple(_typed_problems(spark, tables, reads)), _typed_until(tables)
         if not found:
             break
-    return found
+    return found, until
+
+
+def _typed_until(tables: Mapping[str, MaterializedTable]) -> int | None:
+    """Return the index before which the typed tables hold every record of `entries`; None without them."""
+    ends = [tables[name].materialized_index for name in (RECORDS, DEAD_LETTERS) if name in tables]
+    entries_end = tables[ENTRIES].materialized_index
+    if not ends or entries_end is None:
+        return None
+    return min(entries_end, max(NO_INDEX if end is None else end for end in ends)) + 1
 
 
 def _typed_problems(
@@ -150,8 +170,8 @@ def _typed_problems(
     if missing := sorted(_typed_names(layout) - tables.keys()):
         yield f"missing: {', '.join(missing)}"
         return
-    ends = [tables[name].materialized_index for name in (RECORDS, DEAD_LETTERS)]
-    until = min(entries.materialized_index, max(NO_INDEX if end is None else end for end in ends)) + 1
+    until = _typed_until(tables)
+    assert until is not None
     records = {each.first: rows(each.records().name) for each in layout}
     letters, log_end = rows(DEAD_LETTERS), reads.tail(confirmed=True).next_index
     wrong = misplaced(rows(ENTRIES), list(records.values()), letters, until, log_end)

@@ -17,6 +17,12 @@ from spark_jobs.typed.decoding import COLUMNS, TypedDecoder
 from spark_jobs.typed.layout import generations, is_part
 
 HELD_VERSION = "held_version"  # of the schema, of the record's row in `records`
+# formats of times in JSON; the default ones end at milliseconds
+EXACT = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "timeZone": "UTC",
+}
 # columns of dead letters that are compared, which are not the texts of errors
 LETTER = ("index", "term", "timestamp", "schema_version", "value", "key", "headers")
 
@@ -128,4 +134,4 @@ def _differences(due: DataFrame, held: DataFrame, schema: StructType, position: 
 
 def _comparable(side: str, column: StructField) -> Column:
     value = F.col(f"{side}.{quoted_name(column.name)}")
-    return F.to_json(F.struct(value)) if is_part(MapType, column.dataType) else value
+    return F.to_json(F.struct(value), EXACT) if is_part(MapType, column.dataType) else value

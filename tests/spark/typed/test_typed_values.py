@@ -1,9 +1,11 @@
 """`commitlog verify --tables` finds each kind of wrong row in typed tables."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from app.client.tables import MaterializedTable
 from spark_jobs.materialize.config import MaterializeConfig
@@ -11,7 +13,8 @@ from spark_jobs.materialize.replay import DeadLetterReplay
 from spark_jobs.run import materialize
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.table import identifier
-from spark_jobs.verify import _typed_problems
+from spark_jobs.typed.values import wrong_copies
+from spark_jobs.verify import Verified, _typed_problems, _typed_until
 from tests.spark.conftest import endpoints
 from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.typed.test_typed import path_in, to_json
@@ -116,3 +119,28 @@ def test_verify_finds_each_wrong_row_and_accepts_replayed_ones(
     tables = {name: state(name) for name in NAMES}
     assert spark.read.format("delta").load(str(folder / "dead_letters")).count() == 1
     assert problems() == []
+
+
+def test_a_comparison_reports_how_far_the_typed_tables_are() -> None:
+    """They may lag: equal up to an index is not equal up to the end of `entries`."""
+    ends = {"entries": 99, "records": 40, "dead_letters": 49, "current": 99}
+    tables = {name: MaterializedTable(name, name, 1, end, 0, 0) for name, end in ends.items()}
+    assert _typed_until(tables) == 50
+    assert _typed_until({"entries": tables["entries"]}) is None
+    equal = Verified("default", 1, 0, 100, 100, 1, 0, None, None, ())
+    [line] = str(equal).splitlines()
+    assert str(replace(equal, typed_until_index=50)).splitlines() == [
+        line,
+        "typed tables are compared with entries up to index 49",
+    ]
+
+
+def test_times_in_maps_are_compared_to_the_microsecond(spark: SparkSession) -> None:
+    kinds = ("TIMESTAMP", "TIMESTAMP_NTZ")
+    maps = ", ".join(f"map('a', {kind} '2026-01-01 00:00:00.000001') AS {kind}" for kind in kinds)
+    records = spark.sql(f"SELECT 1L AS _index, {maps}")
+    assert wrong_copies(records, records, records.schema).collect() == []
+    for kind in kinds:
+        column = F.expr(f"map('a', {kind} '2026-01-01 00:00:00.000002')")
+        [found] = wrong_copies(records, records.withColumn(kind, column), records.schema).collect()
+        assert tuple(found) == (1, f"its row differs from the record in {kind}")
