@@ -4,9 +4,10 @@
 
 One node, one Spark driver, the flights of the demo as JSON. One JSON line a part:
 
-- `fill`: the same log into new tables, by a warm session: without a schema, then with one. `ratio` compares
-  the records per second until the last commit of `entries` and until that of `records`; `current_s` is the
-  rest of the second run.
+- `fill`: two logs of the same records into new tables, by a warm session, in turn: one without a schema, one
+  with it; medians of the rounds. `ratio` compares the records per second until the last commit of `entries`
+  of the first log and until that of `records` of the second one, `ratios_in_one_run` both of the second one;
+  `current_s` is the rest of its run.
 - `visible`: records are appended at an even rate; from the answer until a version of `records` has them.
 - `current`: a table of so many keys, then batches of changes, one in ten of them a tombstone.
 """
@@ -17,6 +18,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -45,6 +47,7 @@ from tests.bench.systems.local_cluster import print_figure
 from tests.support.cluster import running
 from tests.support.programs import run_program
 
+PLAIN, TYPED = "plain", "typed"  # logs of `fill`
 PARTS = ("fill", "visible", "current")
 REQUEST_RECORDS = 5_000
 APPEND_RECORDS = 50
@@ -75,50 +78,53 @@ def last_commit_s(table: Path) -> float:
     return max(commit.timestamp_ms for commit in found if commit is not None and commit.added) / 1_000
 
 
-def measure_fill(folder: Path, records: int) -> None:
+def fill(client: CommitlogClient, keys: list[bytes], values: list[bytes]) -> None:
+    for start in range(0, len(values), REQUEST_RECORDS):
+        part = slice(start, start + REQUEST_RECORDS)
+        columns = {"key": pa.array(keys[part], pa.binary()), "value": pa.array(values[part], pa.binary())}
+        client.append_arrow(pa.table(columns))
+
+
+def measure_fill(folder: Path, records: int, rounds: int) -> None:
     spark = warm_session()
     keys, values = flights(records)
-    with running(folder / "nodes", 1) as cluster:
-        url = cluster.url(cluster.leader())
-        client = CommitlogClient([url])
+    with running(folder / "nodes", 1, logs=({"name": PLAIN}, {"name": TYPED})) as cluster:
+        url = cluster.url("n1")
 
-        def fill(first: int, until: int) -> None:
-            for start in range(first, until, REQUEST_RECORDS):
-                part = slice(start, min(until, start + REQUEST_RECORDS))
-                client.append_arrow(
-                    pa.table(
-                        {
-                            "key": pa.array(keys[part], pa.binary()),
-                            "value": pa.array(values[part], pa.binary()),
-                        }
-                    )
-                )
-
-        def run(name: str) -> tuple[float, float]:
-            tables = folder / name
+        def run(log: str, number: int) -> tuple[float, float, float]:
+            """Return the seconds until the last commit of `entries`, that of `records`, and the end."""
+            tables = folder / f"tables-{number}"
             config = MaterializeConfig(
-                endpoint=url, tables=tables, available_now=True, max_records_per_trigger=records
+                endpoint=url, tables=tables, logs=(log,), available_now=True, max_records_per_trigger=records
             )
             began_s = time.time()
             materialize(config, spark=spark)
-            typed = tables / "default" / "records"
-            last_s = last_commit_s(typed if typed.exists() else tables / "default" / "entries")
-            return last_s - began_s, time.time() - began_s
+            ended_s = time.time()
+            entries_s, typed = last_commit_s(tables / log / "entries"), tables / log / "records"
+            last_s = last_commit_s(typed) if typed.exists() else entries_s
+            return entries_s - began_s, last_s - began_s, ended_s - began_s
 
-        fill(0, records)
-        run("warm-up")
-        plain_s, plain_all_s = run("plain")
-        client.put_schema(definition=infer(values[:: max(1, records // 5_000)]), format="json")
-        run("typed-warm-up")
-        typed_s, typed_all_s = run("typed")
+        for log in (PLAIN, TYPED):
+            cluster.leader(log)
+            fill(CommitlogClient([url], log=log), keys, values)
+        definition = infer(values[:: max(1, records // 5_000)])
+        CommitlogClient([url], log=TYPED).put_schema(definition=definition, format="json")
+        found = [(run(PLAIN, number), run(TYPED, number)) for number in range(rounds + 1)][1:]
+        plain_s, entries_s, typed_s = (
+            median(values) for values in zip(*((a[0], b[0], b[1]) for a, b in found), strict=True)
+        )
         print_figure(
             figure="fill",
             records=records,
+            rounds=rounds,
             entries_per_s=round(records / plain_s),
+            entries_beside_records_per_s=round(records / entries_s),
             records_per_s=round(records / typed_s),
             ratio=round(plain_s / typed_s, 2),
+            ratios=[round(plain[0] / typed[1], 2) for plain, typed in found],
+            ratios_in_one_run=[round(typed[0] / typed[1], 2) for _, typed in found],
             goal=0.7,
-            current_s=round(typed_all_s - typed_s - (plain_all_s - plain_s), 1),
+            current_s=round(median(b[2] - b[1] - (a[2] - a[1]) for a, b in found), 1),
         )
     spark.stop()
 
@@ -283,6 +289,7 @@ def main() -> None:
     )
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--records", type=int, default=600_000, help="of `fill`")
+    parser.add_argument("--rounds", type=int, default=3, help="of `fill`, after one to warm up")
     parser.add_argument("--rate", type=int, default=1_000, help="of `visible`: records a second")
     parser.add_argument("--seconds", type=float, default=30.0, help="of `visible`")
     parser.add_argument("--job", default="", help="of `visible`: more options of the job")
@@ -295,7 +302,7 @@ def main() -> None:
             (folder / "nodes").mkdir()
             match part:
                 case "fill":
-                    measure_fill(folder, options.records)
+                    measure_fill(folder, options.records, options.rounds)
                 case "visible":
                     measure_visible(folder, options.rate, options.seconds, options.job.split())
                 case "current":
