@@ -3,6 +3,7 @@
 Exit code 1 when one survives, or when one is stale.
 """
 
+import argparse
 import logging
 import os
 import sys
@@ -46,6 +47,7 @@ def judge(number: int) -> Row:
 
 
 def main() -> int:
+    argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__).parse_args()
     out = sys.stdout.write
     out(f"{'planted bug':<52} {'rule':<5} {'s':>5}  killed by\n")
     survivors = by_simulator = stale = 0
