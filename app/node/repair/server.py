@@ -40,6 +40,12 @@ def settled_index_of(driver: LogDriver) -> int:
     return min(driver.committed_index, driver.log.durable_index)
 
 
+def is_readable(driver: LogDriver) -> bool:
+    """Return whether the log can be read now: its files may be cut once its driver has ended, or while the
+    disk thread truncates or resets it."""
+    return not (driver.has_ended or driver.is_truncating)
+
+
 class ByteBudget:
     """Limit of bytes per second; a larger burst is delayed. Pure."""
 
@@ -70,14 +76,14 @@ async def digest_of(
 ) -> Digest | None:
     """Digest the batches from the one that holds first_index to the one that holds last_index, both held.
 
-    Ends early at about max_bytes; None when first_index is not held (any more), or the driver has ended: the
-    files of its log may be cut then. Raises CorruptLog.
+    Ends early at about max_bytes; None when first_index is not held (any more), or the log is not readable.
+    Raises CorruptLog.
     """
     log = driver.log
     hash_ = hashlib.blake2b(digest_size=DIGEST_SIZE)
     before: Batch | None = None
     at, size = first_index, 0
-    if driver.has_ended:
+    if not is_readable(driver):
         return None
     while at <= last_index and size < max_bytes:
         if not log.begin_index <= at <= log.end_index:
@@ -89,7 +95,7 @@ async def digest_of(
             before = batch
         at = batches[-1].next_index
         await asyncio.sleep(0)
-        if driver.has_ended:
+        if not is_readable(driver):
             return None
     if before is None:
         return None
@@ -98,7 +104,7 @@ async def digest_of(
 
 async def reread(files: FileSystem, driver: LogDriver, first_index: int, last_index: int) -> None:
     """Read the settled batches of a range from the disk, bypassing all caches, and verify the chain of each.
-    A driver that has ended meanwhile is not read to the end.
+    A log that is not readable meanwhile is not read to the end.
 
     Raises CorruptLog for damage, and when the disk holds another history than memory; DiskError.
     """
@@ -106,7 +112,7 @@ async def reread(files: FileSystem, driver: LogDriver, first_index: int, last_in
     scrub = Scrub(files, log, from_index=first_index, until_index=last_index)
     for step in scrub:
         await asyncio.to_thread(step.run)
-        if driver.has_ended:
+        if not is_readable(driver):
             return
     if scrub.chain is not None and log.begin_index <= last_index <= log.end_index:
         known = log.batch_at(last_index)
@@ -150,7 +156,7 @@ class RepairServer:
             return FetchAnswer(request.id, NO_INDEX, NO_INDEX)
         log, settled = driver.log, settled_index_of(driver)
         now_ms = self._clock.monotonic_ms()
-        if not self._budget.allows(now_ms):
+        if not (is_readable(driver) and self._budget.allows(now_ms)):
             return FetchAnswer(request.id, log.begin_index, settled, busy=True)
         first, last = request.first_index, min(request.last_index, settled)
         if not max(log.begin_index, 0) <= first <= last:
@@ -173,7 +179,8 @@ class RepairServer:
             return DigestAnswer(request.id, NO_INDEX, NO_INDEX, NO_INDEX, b"", b"")
         begin, settled = driver.log.begin_index, settled_index_of(driver)
         nothing = DigestAnswer(request.id, begin, settled, NO_INDEX, b"", b"")
-        if not max(begin, 0) <= request.first_index <= request.last_index <= settled:
+        is_held = max(begin, 0) <= request.first_index <= request.last_index <= settled
+        if not (is_readable(driver) and is_held):
             return nothing
         async with self._digesting:
             try:
@@ -181,8 +188,8 @@ class RepairServer:
                     await reread(self._files, driver, request.first_index, request.last_index)
                 digest = await digest_of(driver, request.first_index, request.last_index)
             except StorageError as error:
-                if driver.has_ended:
-                    return nothing  # its files were cut or moved meanwhile, which is not damage
+                if not is_readable(driver):
+                    return nothing  # its files are cut or moved, which is not damage
                 if not self._report(error, "verify"):
                     raise
                 return DigestAnswer(request.id, begin, settled, NO_INDEX, b"", b"", damaged=True)

@@ -24,7 +24,7 @@ from app.node.network.repair_messages import (
     FetchAnswer,
     FetchRequest,
 )
-from app.node.repair.server import DIGEST_SIZE, settled_index_of
+from app.node.repair.server import DIGEST_SIZE, is_readable, settled_index_of
 from app.node.replica.driver import LogDriver
 from storage.format.batch import HEADER_SIZE_BYTES
 from storage.format.records import read_columns
@@ -171,6 +171,8 @@ class Verifier:
         log, chunk = self._driver.log, _Chunk()
         hash_ = hashlib.blake2b(digest_size=DIGEST_SIZE)
         at = first_index
+        if not is_readable(self._driver):
+            return None
         while at <= last_index and chunk.size_bytes < DIGEST_MAX_BYTES:
             if not log.begin_index <= at <= log.end_index:
                 break
@@ -182,7 +184,7 @@ class Verifier:
                 chunk.size_bytes += batch.size_bytes
                 at = batch.next_index
             await asyncio.sleep(0)
-            if self._driver.has_ended:  # the files of its log may be cut
+            if not is_readable(self._driver):
                 return None
         return chunk if chunk.batches else None
 

@@ -38,6 +38,7 @@ class Replica:
     log_name: str = "log"
     knows_vote: bool = True
     has_ended: bool = False
+    is_truncating: bool = False
 
 
 class Clock:
@@ -186,8 +187,9 @@ def test_records_that_were_cut_while_they_were_compared_are_no_damage() -> None:
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_nothing_is_read_of_a_log_that_was_closed_while_it_was_compared(
-    deep: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("state", ["has_ended", "is_truncating"])
+def test_nothing_is_read_of_a_log_that_was_closed_or_cut_while_it_was_compared(
+    state: str, deep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its files may be cut at any moment from then on: a read of a mapped file would end the process."""
     monkeypatch.setattr(server, "_STEP_BYTES", 1)
@@ -197,12 +199,15 @@ def test_nothing_is_read_of_a_log_that_was_closed_while_it_was_compared(
     def note_reads(operation: str, path: str) -> None:
         if operation == "read":
             reads.append(path)
-            assert len(reads) < 2 or not node.replica.has_ended
-            node.replica.has_ended = True
+            assert len(reads) < 2 or not getattr(node.replica, state)
+            setattr(node.replica, state, True)
 
     node.files.refuse = note_reads
     answer = node.ask(DigestRequest(1, 0, 19, deep=deep))
     assert (answer.digest, answer.damaged, node.damaged) == (b"", False, [])
+    if state == "is_truncating":
+        fetched = node.ask(FetchRequest(1, 0, 19))
+        assert (fetched.batches, fetched.busy) == ((), True)
 
 
 @pytest.mark.parametrize(
