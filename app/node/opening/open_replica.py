@@ -152,6 +152,7 @@ def open_replica(
     recovered = _recover(services, log, mode, journal)
     with _closed_on_error(recovered.files.log):
         group = mode.group(recovered)
+        _check_state(recovered, group)
         core = mode.core(recovered, group)
     driver = LogDriver(
         services,
@@ -163,6 +164,14 @@ def open_replica(
         events=events,
     )
     return OpenReplica(driver, core)
+
+
+def _check_state(recovered: RecoveredReplica, group: GroupConfig) -> None:
+    """Check that the state is there if nothing can restore it: the records before the begin are trimmed, and
+    no other replica has it. Without it this copy would never lead. Raises CorruptFile."""
+    is_alone = {*group.voters, *group.learners} <= {recovered.services.node_id}
+    if is_alone and recovered.state.applied_index < recovered.files.log.first_index - 1:
+        raise CorruptFile(recovered.files.snapshot.path, "missing")
 
 
 @contextmanager

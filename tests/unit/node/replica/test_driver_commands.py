@@ -9,6 +9,7 @@ from app.log.contract import Producer
 from app.log.driver_interfaces import DriverConfig
 from app.node.network.wire import decode, encode
 from app.raft.messages import StateChunk, StateRequest
+from storage.errors import CorruptFile
 from storage.files import OsFileSystem
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from tests.unit.node.replica.driver_support import Node, code, result
@@ -419,3 +420,27 @@ def test_without_a_leader_the_peers_are_asked_for_the_state_in_turn(tmp_path: Pa
     transferred(source, copy)
     assert copy.driver.state.find_key("k0") is not None
     assert copy.driver._core.electable
+
+
+@pytest.mark.parametrize("voters", [("n1",), ("n1", "n2")])
+def test_a_trimmed_log_whose_state_is_missing_is_damaged_unless_another_replica_may_have_it(
+    voters: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The only copy could never lead again, and would not report why."""
+    node = Node(tmp_path)
+    for _ in range(10):
+        node.append()
+    done(node.command(Trim(4)))
+    for _ in range(4):
+        node.tick(20)
+    assert node.driver.log.begin_index == 4
+    node.restart()
+    (tmp_path / "logs/default/state").unlink()
+    (tmp_path / "logs/default/group").unlink(missing_ok=True)
+    node.voters = voters
+    if len(voters) > 1:
+        node.restart()
+        assert node.driver.log.begin_index == 4
+        return
+    with pytest.raises(CorruptFile, match="missing"):
+        node.restart()
