@@ -45,6 +45,14 @@ class CheckpointWriter:
             return self._thread is None
 
     def _run(self) -> None:
+        try:
+            self._write_due()
+        except Exception:  # nobody else sees it; the next request starts another thread
+            logger.exception("the thread that writes checkpoints has failed")
+            with self._lock:
+                self._thread = None
+
+    def _write_due(self) -> None:
         while True:
             with self._lock:
                 if not self._due:

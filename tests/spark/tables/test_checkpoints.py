@@ -28,3 +28,17 @@ def test_each_table_gets_its_checkpoint_though_another_fails(
     assert [record.message.partition(":")[0] for record in caplog.records] == [str(paths[0])]
     writer.request(spark, str(paths[1]))  # the thread has ended in between
     assert writer.finish(60)
+
+
+def test_a_failure_that_nobody_expected_is_logged_and_ends_no_later_checkpoint(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "one"
+    create_table(spark, str(path), ENTRIES)
+    writer = CheckpointWriter()
+    writer.request(None, str(path))  # type: ignore[arg-type]  # fails as no error of Spark does
+    assert writer.finish(60)
+    assert [record.message for record in caplog.records] == ["the thread that writes checkpoints has failed"]
+    writer.request(spark, str(path))
+    assert writer.finish(60)
+    assert (path / "_delta_log" / f"{0:020d}.checkpoint.parquet").exists()
