@@ -73,6 +73,21 @@ def test_a_slave_connects_introduces_itself_and_reports() -> None:
     assert (slave.core.role, slave.core.leader_id, slave.truncations) == (Role.SLAVE, "n1", [])
 
 
+@pytest.mark.rule("C-03", "C-05")
+@pytest.mark.parametrize("durability", list(Durability))
+def test_a_copy_reports_what_a_power_failure_would_leave(durability: Durability) -> None:
+    """By this report it is elected; with `replicated` what is written counts."""
+    log = master_log(1)
+    held = log.end_offset
+    log.append([next_batch(log, 2, opened_by="n1")])
+    slave = Replicated("n2", log, durability=durability, auto_sync=False)
+    synced_alone = durability is Durability.FSYNC
+    reported = (slave.core.log_epoch, slave.core.max_offset)
+    assert reported == ((1, held) if synced_alone else (2, log.end_offset))
+    slave.sync()
+    assert (slave.core.log_epoch, slave.core.max_offset) == (2, log.end_offset)
+
+
 @pytest.mark.rule("A-04")
 def test_records_and_epochs_that_the_master_lacks_are_truncated() -> None:
     theirs = master_log(1, 2)
