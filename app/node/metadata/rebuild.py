@@ -3,17 +3,20 @@
 
 Every node keeps a replica of that log, so what a majority of the controllers has lost is, except for the end,
 still on the disks of the others. No node may run meanwhile. The newest copy is used: it holds everything that
-any of them knows to be committed. One event is appended in a term of its own: the master epochs continue far
-beyond those that the lost controllers may have assigned (C-04). Then each controller without that history
-gets the log. Ends that were never committed may differ, and do not make another history.
+any of them knows to be committed. It may lack the state before its first record, which it was to get from its
+leader; then the newest copy with the state gets its records. One event is appended in a term of its own: the
+master epochs continue far beyond those that the lost controllers may have assigned (C-04). Then each
+controller without that history gets the log. Ends that were never committed may differ, and do not make
+another history.
 
 Events that no copy holds are lost: the last committed elections and changes of SyncStateSets and logs. A node
 that knows a newer master epoch than the metadata proves that there were some: the next master of such a log
 is elected among all of its replicas, not in the SyncStateSet of the copy.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from app.controller.events import MetadataRebuilt, encode_event
 from app.controller.log_state import MetadataLogState
@@ -22,13 +25,16 @@ from app.errors import ConfigError
 from app.log.state import DAY_MS
 from app.node.replica.checkpoints import load_state
 from storage.file_system import FileSystem, write_durably
-from storage.format.batch import log_id_of, stamp
+from storage.format.batch import Batch, log_id_of, stamp
 from storage.format.records import RecordColumns, encode_body
 from storage.log.checkpoint import CheckpointFile, SnapshotFile
 from storage.log.clean_stop import OPENED_NAME
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from storage.log.hard_state import HardState, HardStateFile
 from storage.log.origin import ORIGIN_NAME, FolderOrigin
+from storage.units import MIB
+
+_STEP_BYTES: Final = MIB  # of records copied at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,32 @@ class _Copy:
     @property
     def rank(self) -> tuple[int, int]:
         return self.log.last_term, self.log.end_index
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the state includes everything before the log's first record."""
+        return self.state.applied_index == self.log.end_index
+
+    def may_extend(self, other: "_Copy") -> bool:
+        """Return whether this log continues the other one."""
+        end = other.log.end_index
+        return self.log.begin_index <= end <= self.log.end_index and self._is_same(other, end)
+
+    def extend(self, other: "_Copy") -> None:
+        """Add the records after the other log's end to it."""
+        while other.log.next_index <= self.log.end_index:
+            for batch in self.log.read_batches(other.log.next_index, _STEP_BYTES):
+                other.append(batch)
+
+    def append(self, batch: Batch) -> None:
+        """Add a batch, durable on return."""
+        self.log.append((batch,))
+        ticket = self.log.start_sync()
+        if ticket is not None:
+            ticket.run()
+            self.log.finish_sync(ticket)
+        self.state.apply(batch)
+        self.state.committed(batch.last_index)
 
     def agrees_with(self, other: "_Copy") -> bool:
         """Return whether the other log holds what is committed here, as far as both still hold it.
@@ -166,6 +198,19 @@ def _best_of(
             f"{', '.join(strange)} and {best.node.node} hold different histories: controllers that were "
             "started with empty disks are replaced with --replace, otherwise name the copy by --source"
         )
+    return best if best.is_whole else _completed(best, held.values())
+
+
+def _completed(newest: _Copy, held: Iterable[_Copy]) -> _Copy:
+    """Return the newest whole copy of the same history, with the records of `newest`. Raises ConfigError."""
+    whole = [copy for copy in held if copy.is_whole and newest.may_extend(copy)]
+    if not whole:
+        raise ConfigError(
+            f"the copy of {newest.node.node} lacks the metadata before index {newest.log.first_index}, and "
+            "no folder here has them: name others by --from"
+        )
+    best = max(whole, key=lambda copy: copy.rank)
+    newest.extend(best)
     return best
 
 
@@ -198,13 +243,7 @@ def _skip_epochs(best: _Copy, term: int, log_id: int, event: MetadataRebuilt) ->
         previous_chain=log.last_chain,
     )
     HardStateFile(best.node.files, f"{best.node.folder}/vote").save(HardState(term))
-    log.append((batch,))
-    ticket = log.start_sync()
-    if ticket is not None:
-        ticket.run()
-        log.finish_sync(ticket)
-    best.state.apply(batch)
-    best.state.committed(batch.last_index)
+    best.append(batch)
 
 
 def _give(source: NodeFolder, target: NodeFolder, term: int) -> None:

@@ -437,7 +437,12 @@ class Nemesis:
             return False
         for node in self._nodes:
             node.crash(power=False)
-        for node in self._world.random.sample(controllers, self._world.random.choice((2, 3))):
+        lost = self._world.random.sample(controllers, self._world.random.choice((2, 3)))
+        if all(_metadata_of(each).log(LOG_NAME) is None for each in self._nodes if each not in lost):
+            for node in self._nodes:  # nothing could be rebuilt: what is left was to get its state from others
+                self._cluster.bring_up(node)
+            return False
+        for node in lost:
             self.wipe(node)
             node.controllers_from = None
         folders = [NodeFolder(each.name, each.files, "data") for each in self._nodes]

@@ -168,6 +168,53 @@ def test_an_end_that_was_never_committed_is_not_another_history() -> None:
     assert cluster.run_until(lambda: both_act(cluster), 10)
 
 
+def forget_beginning(node: HaSimNode) -> None:
+    """Leave to the copy of a node that is down its last two records, without the state before them: it was
+    to get that from its leader."""
+    folder = f"data/logs/{CONTROLLER_LOG}"
+    committed_index = CheckpointFile(node.files, f"{folder}/checkpoint").load().committed_index
+    log = Commitlog.open(
+        node.files, folder, log_id=CONTROLLER_LOG_ID, config=STORAGE, committed_index=committed_index
+    )
+    ticket = log.start_trim(log.end_index - 1)
+    assert ticket is not None
+    ticket.run()
+    log.close()
+    if node.files.exists(f"{folder}/state"):
+        node.files.remove(f"{folder}/state")
+
+
+@pytest.mark.rule("C-09")
+@pytest.mark.parametrize("source", [None, "n1"])
+def test_the_newest_copy_may_lack_the_state_that_another_one_has(source: str | None) -> None:
+    """Seed 26000051: the controllers began again without any log."""
+    cluster = group_in_sync()
+    stop(cluster, *CONTROLLERS, wipe=True)
+    stop(cluster, "n1", "n2")
+    add_event(cluster.nodes["n1"], terms=1, committed=True)
+    forget_beginning(cluster.nodes["n1"])
+    found = rebuilt(cluster, source=source)
+    assert (found.source, [log.name for log in found.logs]) == ("n2", ["default"])
+    assert found.copied == list(CONTROLLERS)
+    for node in cluster.nodes.values():
+        node.start()
+    its_state = cluster.nodes["n1"].state
+    assert cluster.run_until(lambda: its_state.metadata.log("default") is not None, 10)
+    assert cluster.run_until(lambda: both_act(cluster), 10)
+
+
+@pytest.mark.rule("C-09")
+def test_metadata_without_a_beginning_rebuild_no_controller() -> None:
+    cluster = group_in_sync()
+    stop(cluster, *CONTROLLERS, wipe=True)
+    stop(cluster, "n1", "n2")
+    for name in ("n1", "n2"):
+        add_event(cluster.nodes[name], terms=1, committed=True)
+        forget_beginning(cluster.nodes[name])
+    with pytest.raises(ConfigError, match="lacks the metadata before index"):
+        rebuilt(cluster)
+
+
 @pytest.mark.rule("C-09")
 def test_a_named_copy_replaces_every_other_history() -> None:
     cluster = group_in_sync()
