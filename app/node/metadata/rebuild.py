@@ -188,7 +188,7 @@ def _best_of(
     if source is not None and source not in held:
         raise ConfigError(f"{source} has no copy of the controllers' log here")
     if not held:
-        raise ConfigError("no folder here has a copy of the controllers' log: name others by --from")
+        raise ConfigError("no folder here has a copy of the controllers' log: name others by --folder")
     others = {name: copy for name, copy in held.items() if name not in controllers}
     trusted = others if replace and others else held
     best = held[source] if source is not None else max(trusted.values(), key=lambda copy: copy.rank)
@@ -207,7 +207,7 @@ def _completed(newest: _Copy, held: Iterable[_Copy]) -> _Copy:
     if not whole:
         raise ConfigError(
             f"the copy of {newest.node.node} lacks the metadata before index {newest.log.first_index}, and "
-            "no folder here has them: name others by --from"
+            "no folder here has them: name others by --folder"
         )
     best = max(whole, key=lambda copy: copy.rank)
     newest.extend(best)
