@@ -47,7 +47,7 @@ class CheckpointWriter:
     def _run(self) -> None:
         try:
             self._write_due()
-        except Exception:  # nobody else sees it; the next request starts another thread
+        except Exception:  # it is seen here alone; the next request starts another thread
             logger.exception("the thread that writes checkpoints has failed")
             with self._lock:
                 self._thread = None

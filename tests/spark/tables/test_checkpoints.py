@@ -30,7 +30,7 @@ def test_each_table_gets_its_checkpoint_though_another_fails(
     assert writer.finish(60)
 
 
-def test_a_failure_that_nobody_expected_is_logged_and_ends_no_later_checkpoint(
+def test_an_unexpected_failure_is_logged_and_ends_no_later_checkpoint(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "one"
