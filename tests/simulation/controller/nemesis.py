@@ -439,7 +439,7 @@ class Nemesis:
             node.crash(power=False)
         lost = self._world.random.sample(controllers, self._world.random.choice((2, 3)))
         if all(_metadata_of(each).log(LOG_NAME) is None for each in self._nodes if each not in lost):
-            for node in self._nodes:  # nothing could be rebuilt: what is left was to get its state from others
+            for node in self._nodes:  # nothing that is left has the state: no rebuild is possible
                 self._cluster.bring_up(node)
             return False
         for node in lost:
