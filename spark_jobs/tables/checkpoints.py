@@ -45,14 +45,6 @@ class CheckpointWriter:
             return self._thread is None
 
     def _run(self) -> None:
-        try:
-            self._write_due()
-        except Exception:  # it is seen here alone; the next request starts another thread
-            logger.exception("the thread that writes checkpoints has failed")
-            with self._lock:
-                self._thread = None
-
-    def _write_due(self) -> None:
         while True:
             with self._lock:
                 if not self._due:
@@ -65,6 +57,8 @@ class CheckpointWriter:
             except (Py4JError, OSError) as error:  # OSError: the session has ended
                 if not is_stopped(spark):
                     logger.warning("%s: no checkpoint was written: %s", path, error)
+            except Exception:  # it is seen here alone, and the other tables are still due
+                logger.exception("%s: no checkpoint was written", path)
 
 
 def write_checkpoint(spark: SparkSession, path: str) -> None:
