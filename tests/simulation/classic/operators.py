@@ -134,7 +134,8 @@ class Nemesis:
             return False
         if node.driver.log.durable_index < index or not node.driver._core.electable:
             return False
-        return index == NO_INDEX or self._group.checker.agrees(node.driver, index)
+        is_trimmed = index < node.driver.log.begin_index
+        return index == NO_INDEX or is_trimmed or self._group.checker.agrees(node.driver, index)
 
     def wipe(self, node: "ClassicNode") -> None:
         if node.alive:
