@@ -105,7 +105,7 @@ def test_a_refusal_names_the_remedy(tmp_path: Path) -> None:
         caller.require(ADMIN, "invoices")
     assert str(refusal.value).endswith("it has `append` and `read` for the logs orders.*, invoices")
     tokens = tokens_of(tmp_path, "secret")
-    with pytest.raises(Unauthenticated, match="--token or COMMITLOG_TOKEN"):
+    with pytest.raises(Unauthenticated, match="--token, COMMITLOG_TOKEN or its context"):
         tokens.caller("/v1/logs", None)
     with pytest.raises(Unauthenticated, match="`commitlog token new`"):
         tokens.caller("/v1/logs", b"Bearer other")
