@@ -130,7 +130,8 @@ class Liveness:
         answered: the last answer that it has received, None if it does not report that: then it counts as
         hearing. A node outside the configuration has joined the cluster since.
         """
-        known = self._nodes.setdefault(node, _Node(connected=True, since_ms=now_ms))
+        self.joined((node,), now_ms)
+        known = self._nodes[node]
         if known.heard_ms is None:
             known.answered_ms = now_ms
         known.connected = True

@@ -145,6 +145,11 @@ class GroupConfig:
     voters: tuple[str, ...]
     learners: tuple[str, ...] = field(default=())
 
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Voters and learners."""
+        return (*self.voters, *self.learners)
+
 
 class ChangeKind(StrEnum):
     """A change of a group's membership (R-10)."""

@@ -106,7 +106,7 @@ class HostedLog:
     @property
     def members(self) -> tuple[str, ...]:
         """Voters and learners."""
-        return (*self.group.voters, *self.group.learners)
+        return self.group.members
 
     @property
     def removed(self) -> bool:

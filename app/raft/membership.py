@@ -31,11 +31,11 @@ def changed(view: GroupView, kind: ChangeKind, node_id: str) -> GroupConfig | No
     """
     group = view.group
     voters, learners = group.voters, group.learners
-    if kind is ChangeKind.ADD and node_id in (*voters, *learners):
+    if kind is ChangeKind.ADD and node_id in group.members:
         return None
     if kind is ChangeKind.PROMOTE and node_id in voters:
         return None
-    if kind is not ChangeKind.ADD and node_id not in (*voters, *learners):
+    if kind is not ChangeKind.ADD and node_id not in group.members:
         raise NotFound(f"{node_id} is not a member")
     if voters == (node_id,):
         raise InvalidRequest(("/path/id", f"{node_id} is the only voter"))
@@ -62,9 +62,8 @@ def next_change(group: GroupConfig, wanted: GroupConfig, leader_id: str) -> tupl
     Members are added and promoted before others are removed, the leader last. A voter that becomes a learner
     is removed and added again.
     """
-    members = (*group.voters, *group.learners)
-    for node_id in (*wanted.voters, *wanted.learners):
-        if node_id not in members:
+    for node_id in wanted.members:
+        if node_id not in group.members:
             return ChangeKind.ADD, node_id
     for node_id in wanted.voters:
         if node_id in group.learners:

@@ -58,7 +58,7 @@ class Peers:
                 self._config,
                 session=self._sessions.get(peer, 0),
             )
-            for peer in (*member.group.voters, *member.group.learners)
+            for peer in member.group.members
             if peer != member.node_id
         }
 

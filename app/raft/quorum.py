@@ -54,7 +54,7 @@ class QuorumChecker:
         """This member starts to lead: there are no acknowledgements in this term yet."""
         group = self._state.group
         self._unsound = {}  # a peer has no watermark before its first answer
-        self._watermarks = dict.fromkeys((*group.voters, *group.learners), NO_INDEX)
+        self._watermarks = dict.fromkeys(group.members, NO_INDEX)
         self._watermarks[self._state.node_id] = self._state.held_index(self._log)
         self._last_leak_check_ms = now_ms
         self.needs_check = True
@@ -65,7 +65,7 @@ class QuorumChecker:
         (R-10)."""
         group, marks = self._state.group, self._watermarks
         own = {self._state.node_id: marks[self._state.node_id]}
-        peers = {peer: marks.get(peer, NO_INDEX) for peer in (*group.voters, *group.learners)}
+        peers = {peer: marks.get(peer, NO_INDEX) for peer in group.members}
         self._watermarks = peers | own
         self.needs_check = True
 

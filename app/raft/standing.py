@@ -106,10 +106,9 @@ class Standing:
     def notice_for(self, source: str, leader_id: str | None) -> GroupNotice | None:
         """Return the notice for a node outside the committed group; None for a member, or in doubt."""
         group = self._member.group
-        members = (*group.voters, *group.learners)
         if self.index == NO_INDEX or self.notice is not None or not self.is_settled:
             return None
-        if source in members or self._member.node_id not in members:
+        if source in group.members or self._member.node_id not in group.members:
             return None
         return GroupNotice(self.index, group.voters, group.learners, leader_id, dict(self._nodes))
 

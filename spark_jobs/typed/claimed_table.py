@@ -63,6 +63,7 @@ class ClaimedTable:
         self.path = path
         self.position = position
         self._follows = follows
+        self._own: dict[str, str] = {}  # properties beside those of every claimed table
         self._write_as(table)
         self.last_index = NO_INDEX
         self.rows = 0
@@ -76,23 +77,23 @@ class ClaimedTable:
         properties: of the table, beside the common ones. Raises LogClash if it holds another log's records.
         """
         self.restores = Restores(self.spark, self.path)  # of a table that was removed and made again, from 0
-        own = {**(properties or {}), CLUSTERING_PROPERTY: self._clustering}
-        if self._create({LOG_ID_PROPERTY: log_id, **own}):
+        self._own = dict(properties or {})
+        if self._create({LOG_ID_PROPERTY: log_id, **self._due_properties}):
             self.last_index, self.rows = NO_INDEX, 0
             return True
         known = self._properties()
         if known.get(LOG_ID_PROPERTY, log_id) != log_id:
             raise LogClash(log, f"{self.path} holds the records of the log with id {known[LOG_ID_PROPERTY]}")
-        self.lay_out(properties)
+        self.lay_out()
         self.refresh()
         return False
 
-    def lay_out(self, properties: Mapping[str, str] | None = None) -> None:
-        """Change the columns, the clustering and the properties where they are not those of the table as it
-        is due: it is older, or RESTORE took them. properties: as of `open`."""
+    def lay_out(self) -> None:
+        """Change the columns, the clustering and the properties where they are not those that are due: the
+        table is older, or RESTORE took them. The table must be open."""
         self._add_columns()
-        known, own = self._properties(), {**(properties or {}), CLUSTERING_PROPERTY: self._clustering}
-        changed = {name: text for name, text in own.items() if known.get(name) != text}
+        known = self._properties()
+        changed = {name: text for name, text in self._due_properties.items() if known.get(name) != text}
         if CLUSTERING_PROPERTY in changed:
             self._cluster()
         if changed:
@@ -112,8 +113,8 @@ class ClaimedTable:
         self._writer = TableWriter(self.spark, self.path, table, follows=self._follows)
 
     @property
-    def _clustering(self) -> str:
-        return json.dumps(self.table.cluster_by)
+    def _due_properties(self) -> dict[str, str]:
+        return {**self._own, CLUSTERING_PROPERTY: json.dumps(self.table.cluster_by)}
 
     def evolve(self, table: Table) -> None:
         """Add the columns of `table` that are missing, widen types, and change the clustering of later files;

@@ -60,15 +60,16 @@ class CurrentTable:
         self.next_index = 0
         self.restores = Restores(spark, path)
         self.generation: Generation | None = None
+        self._claimed: ClaimedTable | None = None  # its layout
         self._writer: TableWriter | None = None
         self._local: LocalCurrent | None = None  # None where only Spark can change the table
         self._own: SparkSession | None = None  # its settings are of one MERGE at a time
 
     def open(self, generation: Generation, log: str, log_id: str) -> None:
         """Create the table if needed, change its columns if needed, and read its progress."""
-        table = ClaimedTable(self.spark, self.path, generation.current(), "_index")
         self.generation = generation
-        table.open(log, log_id, self._properties_of(generation))
+        self._claimed = ClaimedTable(self.spark, self.path, generation.current(), "_index")
+        self._claimed.open(log, log_id, {KEYS_PROPERTY: json.dumps(generation.keys)})
         self._set_feed()
         self._writer = TableWriter(self.spark, self.path, generation.current())
         if links_commits(self.spark, self.path):
@@ -80,10 +81,7 @@ class CurrentTable:
             )
             self._records = IndexedRows(self.spark, self.records_path, generation.records(), "_index")
             self._entries = IndexedRows(self.spark, self.entries_path, ENTRIES, "index")
-        self.next_index = max(table.last_index + 1, self._applied())
-
-    def _properties_of(self, generation: Generation) -> dict[str, str]:
-        return {KEYS_PROPERTY: json.dumps(generation.keys)}
+        self.next_index = max(self._claimed.last_index + 1, self._applied())
 
     def _set_feed(self) -> None:
         if self._has_feed and CHANGE_DATA_FEED.items() - table_properties(self.spark, self.path).items():
@@ -116,9 +114,8 @@ class CurrentTable:
     def rebuild(self, until: int) -> None:
         """Apply all records before `until`, and what was applied after it, again: rows were taken from the
         table or from `records`. RESTORE may have taken columns and properties too."""
-        assert self.generation is not None
-        table = ClaimedTable(self.spark, self.path, self.generation.current(), "_index")
-        table.lay_out(self._properties_of(self.generation))
+        assert self._claimed is not None
+        self._claimed.lay_out()
         self._set_feed()
         self.next_index = max(self.next_index, until)  # the last records may be tombstones
         rows = read_table(self.session, self.records_path).where(F.col("_index") < self.next_index)

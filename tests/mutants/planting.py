@@ -96,11 +96,24 @@ def edited(patch: pytest.MonkeyPatch, owner: Any, name: str, old: str, new: str)
     patch.setattr(owner, name, bug)
 
 
-def plant(name: str, rule: str, edit: tuple[Any, str, str, str], killer: Killer | None = None) -> None:
-    """Add a bug to MUTANTS that edits source. edit: owner, function, the old text, the new text."""
+def plant(
+    name: str,
+    rule: str,
+    edit: tuple[Any, str, str, str],
+    killer: Killer | None = None,
+    *,
+    mode: str | None = None,
+) -> None:
+    """Add a bug that edits source to MUTANTS, or to GROUP_MUTANTS if it has a mode, and a killer then.
+
+    edit: owner, function, the old text, the new text.
+    """
 
     def patch_with(patch: pytest.MonkeyPatch) -> None:
         edited(patch, *edit)
 
-    patch_of: Callable[[pytest.MonkeyPatch], None] = patch_with
-    MUTANTS.append(Mutant(name, rule, patch_of, killer))
+    patch_of: Patch = patch_with
+    if mode is None:
+        MUTANTS.append(Mutant(name, rule, patch_of, killer))
+    else:
+        GROUP_MUTANTS.append(GroupMutant(name, rule, patch_of, killer, mode))

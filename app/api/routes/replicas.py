@@ -105,7 +105,7 @@ def brokers_now(broker: Broker) -> tuple[str, ...]:
     node that was added and does not count yet.
     """
     settings, group = broker.settings, broker.metadata.hosted.group
-    members = (*group.voters, *group.learners) if settings.controller.nodes else group.voters
+    members = group.members if settings.controller.nodes else group.voters
     added = [node for node in members if node not in (*settings.brokers, *settings.controller.nodes)]
     return (*(node for node in settings.brokers if node in members), *added)
 

@@ -124,8 +124,7 @@ class ControllerServer:
             detail = f"node {source} must not speak for a copy of node {sender}"
             self._send(source, CommandAnswer(request.id, None, Refusal(Reason.INVALID, detail)))
             return
-        group = self._lead[0].group
-        active.liveness.joined((*group.voters, *group.learners), self._clock.monotonic_ms())
+        active.liveness.joined(self._lead[0].group.members, self._clock.monotonic_ms())
         token = (source, request.id)
         self._open[token] = None
         active.ask(token, request.command)

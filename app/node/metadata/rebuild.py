@@ -93,7 +93,7 @@ class _Copy:
 
     @property
     def is_whole(self) -> bool:
-        """True if the state includes everything before the log's first record."""
+        """True if the state has every record up to the log's end, those before its first one included."""
         return self.state.applied_index == self.log.end_index
 
     def may_extend(self, other: "_Copy") -> bool:
@@ -104,18 +104,18 @@ class _Copy:
     def extend(self, other: "_Copy") -> None:
         """Add the records after the other log's end to it."""
         while other.log.next_index <= self.log.end_index:
-            for batch in self.log.read_batches(other.log.next_index, _STEP_BYTES):
-                other.append(batch)
+            other.append(self.log.read_batches(other.log.next_index, _STEP_BYTES))
 
-    def append(self, batch: Batch) -> None:
-        """Add a batch, durable on return."""
-        self.log.append((batch,))
+    def append(self, batches: Sequence[Batch]) -> None:
+        """Add batches, durable on return."""
+        self.log.append(batches)
         ticket = self.log.start_sync()
         if ticket is not None:
             ticket.run()
             self.log.finish_sync(ticket)
-        self.state.apply(batch)
-        self.state.committed(batch.last_index)
+        for batch in batches:
+            self.state.apply(batch)
+        self.state.committed(self.log.end_index)
 
     def agrees_with(self, other: "_Copy") -> bool:
         """Return whether the other log holds what is committed here, as far as both still hold it.
@@ -243,7 +243,7 @@ def _skip_epochs(best: _Copy, term: int, log_id: int, event: MetadataRebuilt) ->
         previous_chain=log.last_chain,
     )
     HardStateFile(best.node.files, f"{best.node.folder}/vote").save(HardState(term))
-    best.append(batch)
+    best.append((batch,))
 
 
 def _give(source: NodeFolder, target: NodeFolder, term: int) -> None:

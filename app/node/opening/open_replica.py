@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 from app.log.contract import Durability, GroupConfig, ReplicationCore
 from app.log.state import LogState
 from app.node.opening.trust import Trust
-from app.node.replica.checkpoints import load_state
+from app.node.replica.checkpoints import is_whole, load_state
 from app.node.replica.driver import LogDriver
 from app.node.services import NodeServices, ReplicaEvents, ReplicaFiles
 from storage.errors import CorruptFile, CorruptLog, StorageError, as_damage
@@ -169,8 +169,8 @@ def open_replica(
 def _check_state(recovered: RecoveredReplica, group: GroupConfig) -> None:
     """Check that the state is there if nothing can restore it: the records before the begin are trimmed, and
     no other replica has it. Without it this copy would never lead. Raises CorruptFile."""
-    is_alone = {*group.voters, *group.learners} <= {recovered.services.node_id}
-    if is_alone and recovered.state.applied_index < recovered.files.log.first_index - 1:
+    is_alone = set(group.members) <= {recovered.services.node_id}
+    if is_alone and not is_whole(recovered.state, recovered.files.log):
         raise CorruptFile(recovered.files.snapshot.path, "missing")
 
 

@@ -192,6 +192,11 @@ class Checkpointer:
         self._disk.submit(work, then)
 
 
+def is_whole(state: LogState, log: Commitlog) -> bool:
+    """Return whether the state includes every record before the log's first one."""
+    return state.applied_index >= log.first_index - 1
+
+
 def load_state(
     log: Commitlog,
     snapshot_file: SnapshotFile,

@@ -104,7 +104,7 @@ class StateKeeper:
         if self._core.role in (Role.MASTER, Role.SLAVE):
             return ()
         group = self.group.group
-        return tuple(name for name in (*group.voters, *group.learners) if name != self._node_id)
+        return tuple(name for name in group.members if name != self._node_id)
 
     def save_all(self) -> None:
         """Save the state and the checkpoint at a clean stop. The log must be durable by then."""

@@ -17,6 +17,7 @@ from app.log.driver_interfaces import Disk, DriverConfig, Transport
 from app.log.restoring import Restoring, WholeRestoring
 from app.log.snapshot import Capture
 from app.log.state import LogState
+from app.node.replica.checkpoints import is_whole
 from app.raft.messages import StateChunk, StateRequest
 from storage.errors import StorageFull
 from storage.format.checksum import extend_crc32c
@@ -94,7 +95,7 @@ class StateTransfer:
     @property
     def is_whole(self) -> bool:
         """True if the state includes everything before the log's first record."""
-        return self._state.applied_index >= self._log.first_index - 1
+        return is_whole(self._state, self._log)
 
     @property
     def holds_untrimmed(self) -> bool:

@@ -10,7 +10,7 @@ from app.controller.replicas_manager import Action, ControllerRequest, ReplicasM
 from app.controller.state_machine import Metadata
 from app.ha.roles import HaView, KnownReplica, Lease, MasterRole, SlaveRole
 from app.node.metadata.replica_identity import IdentityFile
-from tests.mutants.planting import edited, group_mutant, planted
+from tests.mutants.planting import group_mutant, plant, planted
 from tests.simulation.controller.cases import test_power_failure
 from tests.unit.controller import (
     test_replicas_manager,
@@ -48,21 +48,20 @@ def a_mastership_is_given_up_after_the_controller_has_heard(patch: pytest.Monkey
         return actions[::-1] if gives_up else actions
 
 
-@group_mutant(
+plant(
+    "a_need_of_the_epoch_before_gives_the_new_one_up",
     "A-11",
+    (
+        ReplicasManager,
+        "_ask_for_more",
+        "cannot = view.needs_election and view.epoch == log.master_epoch",
+        "cannot = view.needs_election",
+    ),
     lambda _: (
         test_replicas_manager.test_a_core_that_has_not_heard_of_its_new_epoch_is_not_taken_to_have_given_it_up()
     ),
     mode="controller",
 )
-def a_need_of_the_epoch_before_gives_the_new_one_up(patch: pytest.MonkeyPatch) -> None:
-    edited(
-        patch,
-        ReplicasManager,
-        "_ask_for_more",
-        "cannot = view.needs_election and view.epoch == log.master_epoch",
-        "cannot = view.needs_election",
-    )
 
 
 @group_mutant(
@@ -82,32 +81,31 @@ def a_copy_follows_under_the_name_of_an_earlier_one(patch: pytest.MonkeyPatch) -
         return SlaveRole(log.master, log.master_epoch, replicas, log.unclean_epoch, log.sync_state_set)
 
 
-@group_mutant(
+plant(
+    "a_copy_takes_up_a_role_from_metadata_before_its_registration",
     "A-01",
+    (
+        ReplicasManager,
+        "step",
+        "if self._registered and metadata.applied_index >= self._registered_index:",
+        "if self._registered:",
+    ),
     lambda _: (
         test_replicas_manager.test_an_older_copy_of_a_folder_takes_up_no_epoch_that_another_has_followed()
     ),
     mode="controller",
 )
-def a_copy_takes_up_a_role_from_metadata_before_its_registration(patch: pytest.MonkeyPatch) -> None:
-    edited(
-        patch,
-        ReplicasManager,
-        "step",
-        "if self._registered and metadata.applied_index >= self._registered_index:",
-        "if self._registered:",
-    )
 
 
-@group_mutant(
+plant(
+    "a_copy_opens_the_epoch_of_the_incarnation_before",
     "A-01",
+    (ReplicasManager, "answered", "self._given_up_epoch = answer.value or 0", "pass"),
     lambda _: (
         test_replicas_manager.test_a_copy_opens_no_epoch_of_which_it_was_master_before_its_registration()
     ),
     mode="controller",
 )
-def a_copy_opens_the_epoch_of_the_incarnation_before(patch: pytest.MonkeyPatch) -> None:
-    edited(patch, ReplicasManager, "answered", "self._given_up_epoch = answer.value or 0", "pass")
 
 
 @group_mutant(
@@ -119,21 +117,20 @@ def a_copy_keeps_its_identity_over_a_power_failure(patch: pytest.MonkeyPatch) ->
     patch.setattr(IdentityFile, "forget", lambda self: None)
 
 
-@group_mutant(
+plant(
+    "a_mastership_is_given_up_while_the_core_still_acts",
     "C-12",
+    (
+        ReplicasManager,
+        "_step_down",
+        "if view.role is Role.MASTER and view.epoch == log.master_epoch:",
+        "if False:",
+    ),
     lambda _: (
         test_replicas_manager.test_the_controllers_hear_of_a_mastership_given_up_when_the_core_acts_no_more_and_where_it_ends()
     ),
     mode="controller",
 )
-def a_mastership_is_given_up_while_the_core_still_acts(patch: pytest.MonkeyPatch) -> None:
-    edited(
-        patch,
-        ReplicasManager,
-        "_step_down",
-        "if view.role is Role.MASTER and view.epoch == log.master_epoch:",
-        "if False:",
-    )
 
 
 @group_mutant(

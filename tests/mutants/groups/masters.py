@@ -11,7 +11,7 @@ from app.ha.pending import PendingAppends
 from app.ha.roles import KnownReplica, MasterRole, SlaveRole
 from app.ha.sending import _Cutter
 from app.log.contract import NO_INDEX
-from tests.mutants.planting import edited, group_mutant, planted
+from tests.mutants.planting import group_mutant, plant, planted
 from tests.unit.ha.auto_switch import (
     test_electable,
     test_master,
@@ -231,23 +231,24 @@ def a_frame_spans_two_epochs(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@group_mutant(
+plant(
+    "a_prepared_set_outlives_the_next_one_of_the_controller",
     "C-12",
+    (SyncStateSet, "changed", "self._prepared = ()", "pass"),
     lambda _: test_master_acks.test_a_set_that_was_only_prepared_ends_with_the_next_one_of_the_controller(),
     mode="controller",
 )
-def a_prepared_set_outlives_the_next_one_of_the_controller(patch: pytest.MonkeyPatch) -> None:
-    edited(patch, SyncStateSet, "changed", "self._prepared = ()", "pass")
 
 
-@group_mutant(
-    "D-26", lambda _: test_master_acks.test_an_append_that_joins_has_a_deadline_too(), mode="controller"
-)
-def an_append_that_joins_has_no_deadline(patch: pytest.MonkeyPatch) -> None:
-    edited(
-        patch,
+plant(
+    "an_append_that_joins_has_no_deadline",
+    "D-26",
+    (
         PendingAppends,
         "join",
         "self._next_deadline_ms = min(self._next_deadline_ms, append.deadline_ms)",
         "pass",
-    )
+    ),
+    lambda _: test_master_acks.test_an_append_that_joins_has_a_deadline_too(),
+    mode="controller",
+)

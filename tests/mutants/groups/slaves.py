@@ -14,7 +14,7 @@ from app.ha.epochs import EpochSpan
 from app.node.opening.replica_modes import ClassicMode
 from app.node.replica.state_keeper import StateKeeper
 from storage.log.hard_state import HardState
-from tests.mutants.planting import edited, group_mutant, planted
+from tests.mutants.planting import group_mutant, plant, planted
 from tests.unit.ha import test_state_of_another_epoch
 from tests.unit.ha.auto_switch import (
     test_electable,
@@ -137,13 +137,13 @@ def a_slave_reports_before_the_sync(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(classic_slave, "held_index", lambda log, durability: log.end_index)
 
 
-@group_mutant(
+plant(
+    "a_replica_without_a_proven_history_is_in_sync",
     "H-07",
+    (Slave, "in_sync", " or (self.is_replica and not self.verified)", ""),
     lambda _: test_opening.test_a_replica_without_a_proven_history_is_not_in_sync(),
     mode="classic",
 )
-def a_replica_without_a_proven_history_is_in_sync(patch: pytest.MonkeyPatch) -> None:
-    edited(patch, Slave, "in_sync", " or (self.is_replica and not self.verified)", "")
 
 
 @group_mutant(
@@ -157,19 +157,21 @@ def a_state_that_is_ahead_of_its_log_outlives_its_epoch(patch: pytest.MonkeyPatc
     patch.setattr(StateKeeper, "epoch_began", lambda self, first_index: None)
 
 
-@group_mutant(
+plant(
+    "a_snapshot_beyond_the_log_is_believed",
     "D-20",
+    (test_load_state, "load_state", "state.applied_index >= log.next_index", "False"),
     lambda _: test_load_state.test_a_snapshot_that_is_committed_beyond_the_logs_end_is_believed_in_raft_only(
         True
     ),
     mode="controller",
 )
-def a_snapshot_beyond_the_log_is_believed(patch: pytest.MonkeyPatch) -> None:
-    edited(patch, test_load_state, "load_state", "state.applied_index >= log.next_index", "False")
 
 
-@group_mutant(
+plant(
+    "a_slave_keeps_the_epoch_that_it_opened_as_master",
     "A-01",
+    (ClassicMode, "judge", "(is_slave and ", "(False and "),
     lambda _: (
         test_replica_modes.test_a_slave_and_a_master_that_may_lack_acknowledged_records_have_opened_no_epoch(
             "n2", acks_unsynced=False, power_fails=False, kept="n2"
@@ -177,16 +179,14 @@ def a_snapshot_beyond_the_log_is_believed(patch: pytest.MonkeyPatch) -> None:
     ),
     mode="classic",
 )
-def a_slave_keeps_the_epoch_that_it_opened_as_master(patch: pytest.MonkeyPatch) -> None:
-    edited(patch, ClassicMode, "judge", "(is_slave and ", "(False and ")
 
 
-@group_mutant(
+plant(
+    "an_empty_copy_of_a_slave_begins_the_log_alone",
     "A-01",
+    (ClassicMasterCore, "_opening_from", "empty and (", "False and ("),
     lambda _: test_opening.test_an_empty_copy_that_knows_of_another_master_does_not_begin_the_log_alone(
         HardState(0, "n2")
     ),
     mode="classic",
 )
-def an_empty_copy_of_a_slave_begins_the_log_alone(patch: pytest.MonkeyPatch) -> None:
-    edited(patch, ClassicMasterCore, "_opening_from", "empty and (", "False and (")

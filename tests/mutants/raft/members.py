@@ -27,7 +27,7 @@ def a_learner_counts_for_the_quorum(patch: pytest.MonkeyPatch) -> None:
     def check(self: QuorumChecker, now_ms: int) -> None:
         self._watermarks[self._state.node_id] = self._state.held_index(self._log)
         group = self._state.group
-        marks = sorted(self._watermarks[peer] for peer in (*group.voters, *group.learners))
+        marks = sorted(self._watermarks[peer] for peer in group.members)
         index = marks[-(len(group.voters) // 2 + 1)]
         if index > self._state.committed_index and self._log.term_at(index) == self._state.term:
             self._state.committed_index = index
