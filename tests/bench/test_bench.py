@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.bench import table
+from tests.bench import endurance, table
 from tests.bench.compare import ROWS, clusters, summaries
 from tests.bench.kafka import maven, rates
 from tests.bench.kafka.__main__ import KAFKA_WAYS, compare
@@ -67,6 +67,15 @@ def test_the_ratios_are_to_the_best_of_kafkas_ways(capsys: pytest.CaptureFixture
         (line["session"], line["kafka_rows_per_s"], line["ratio"], line["ratio_on_our_options"])
         for line in lines
     ] == [*[("cold", 12, 0.5, 0.25)] * 4, *[("warm", 22, 1.5, 0.75)] * 4]
+
+
+def test_the_last_minutes_are_compared_with_the_first() -> None:
+    rates = [100, 100, 1, *[50] * 25, 90, 80]
+    found = [
+        {"records_per_s": rate, "servers_us": 1e3 / rate, "private_mib": [100, 100 + minute]}
+        for minute, rate in enumerate(rates)
+    ]
+    assert endurance.compared(found) == {"rate_ratio": 0.8, "cpu_growth": 1.25, "memory_growth": 1.27}
 
 
 def test_without_maven_the_comparison_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
