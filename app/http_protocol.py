@@ -88,7 +88,7 @@ class Listener:
         """Create the protocol of one connection from uvicorn's arguments."""
         return Connection(self, **given)
 
-    async def sweep(self) -> None:
+    async def end_late_requests(self) -> None:
         """Close, until cancelled, connections that have exceeded a time limit."""
         loop = asyncio.get_running_loop()
         while True:

@@ -91,7 +91,7 @@ def build_app(settings: Settings, broker: Broker) -> Application:
     if broker.takes_appends:
         broker.carrier.serve = AppendsOfPeers(groups).serve
     appends = PlainRoute(handler, settings.limits, settings.http.body_timeout_ms)
-    broker.tasks.keep("late-bodies", appends.sweep)
+    broker.tasks.keep("late-bodies", appends.end_late_bodies)
     app = FastAPI(
         title="commitlog",
         version=VERSION,

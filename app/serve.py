@@ -150,7 +150,7 @@ async def _run(settings: Settings, ready: Callable[[Settings], None]) -> int:
     listener = Listener(
         settings.http, _connections_allowed(settings), broker.meter, application.lane, application.polls
     )
-    broker.tasks.keep("client-limits", listener.sweep)
+    broker.tasks.keep("client-limits", listener.end_late_requests)
     front = Front(_front_config(settings, application, listener), lambda: ready(settings))
     _calm_collector()
     serving = loop.create_task(front.serve(sockets), name="front")

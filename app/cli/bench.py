@@ -41,7 +41,13 @@ class Tally:
 
 
 @click.command("bench")
-@click.option("--seconds", type=click.FloatRange(0.1, 600), default=10.0, show_default=True)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.1, 600),
+    default=10.0,
+    show_default=True,
+    help="Duration of the load.",
+)
 @click.option(
     "--in-flight", type=click.IntRange(1, 4096), default=64, show_default=True, help="Concurrent appends."
 )
@@ -51,7 +57,13 @@ class Tally:
 @click.option(
     "--size", type=click.IntRange(1, 1 << 20), default=1024, show_default=True, help="Bytes per record."
 )
-@click.option("--acks", type=click.Choice(["leader", "quorum", "all"]), default="quorum", show_default=True)
+@click.option(
+    "--acks",
+    type=click.Choice(["leader", "quorum", "all"]),
+    default="quorum",
+    show_default=True,
+    help="Replicas that must hold a record before it is acknowledged.",
+)
 @target_options
 def bench_command(target: Target, seconds: float, in_flight: int, records: int, size: int, acks: str) -> None:
     """Measure the throughput and latency of appends to a log. The records stay in the log.

@@ -131,6 +131,15 @@ class Target:
 
 def target_options(command: Command) -> Command:
     """--endpoint, --log, --token and --json; the command gets a Target as `target`."""
+    return _with_target(command, uses_log=True)
+
+
+def cluster_options(command: Command) -> Command:
+    """As `target_options`, for a command about the whole cluster: --log has no effect, and is not shown."""
+    return _with_target(command, uses_log=False)
+
+
+def _with_target(command: Command, *, uses_log: bool) -> Command:
 
     def with_target(
         endpoint: tuple[str, ...],
@@ -169,6 +178,7 @@ def target_options(command: Command) -> Command:
             envvar="COMMITLOG_LOG",
             show_envvar=True,
             shell_complete=complete_logs,
+            hidden=not uses_log,
             help="Name of the log. Default: the log of the context, else `default`.",
         ),
         click.option(

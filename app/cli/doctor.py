@@ -14,8 +14,14 @@ STYLES = {State.OK: "green", State.WARNING: "yellow", State.MISSING: "bold red"}
 
 
 @click.command("doctor")
-@click.option("--port", type=click.IntRange(1, 64_000), default=8101, show_default=True)
-@click.option("--nodes", type=click.IntRange(1, 9), default=3, show_default=True)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 64_000),
+    default=8101,
+    show_default=True,
+    help="Port of node n1: it and the ports of the other nodes must be free.",
+)
+@click.option("--nodes", type=click.IntRange(1, 9), default=3, show_default=True, help="Number of nodes.")
 @click.option("--data", type=click.Path(path_type=Path), help="Folder whose disk is checked for free space.")
 @json_option
 def doctor_command(port: int, nodes: int, data: Path | None, as_json: bool) -> None:

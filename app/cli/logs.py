@@ -9,7 +9,7 @@ import click
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from app.cli.context import Target, complete_logs, print_json, print_table, target_options
+from app.cli.context import Target, cluster_options, complete_logs, print_json, print_table, target_options
 from app.client import CommitlogClient
 from app.client.errors import Problem
 from app.client.operations import Operations
@@ -39,7 +39,7 @@ def _bound(_ctx: click.Context, option: click.Parameter, given: str | None) -> i
 
 
 @click.group("logs", invoke_without_command=True)
-@target_options
+@cluster_options
 @click.pass_context
 def logs_command(ctx: click.Context, target: Target) -> None:
     """List (the default), show, create, change and delete logs.
@@ -55,7 +55,7 @@ def logs_command(ctx: click.Context, target: Target) -> None:
 
 
 @logs_command.command("list")
-@target_options
+@cluster_options
 def list_logs(target: Target) -> None:
     """List the logs of the cluster.
 
@@ -73,12 +73,27 @@ def list_logs(target: Target) -> None:
     type=click.Choice(["raft", "controller", "classic"]),
     default="raft",
     show_default=True,
+    help="`raft`; `controller`: masters elected by the controllers; `classic`: a fixed master.",
 )
 @click.option("--replicas", help="Number of replicas (3), or their nodes (n1,n2). Default: all nodes.")
-@click.option("--durability", type=click.Choice(["fsync", "replicated"]), default="fsync", show_default=True)
-@click.option("--retention-ms", type=click.IntRange(1), help="Remove records older than this.")
-@click.option("--retention-bytes", type=click.IntRange(1), help="Remove the oldest records beyond this size.")
-@click.option("--min-in-sync-replicas", type=click.IntRange(1), default=1, show_default=True)
+@click.option(
+    "--durability",
+    type=click.Choice(["fsync", "replicated"]),
+    default="fsync",
+    show_default=True,
+    help="`fsync`: acknowledged records are on disk; `replicated`: in the memory of the replicas.",
+)
+@click.option("--retention-ms", type=click.IntRange(1), help="Remove records older than this, in ms.")
+@click.option(
+    "--retention-bytes", type=click.IntRange(1), help="Remove the oldest records beyond this size, in bytes."
+)
+@click.option(
+    "--min-in-sync-replicas",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Replicas that must be in sync, or appends are refused.",
+)
 @click.option(
     "--in-sync-replicas",
     type=click.IntRange(1),
@@ -96,7 +111,7 @@ def list_logs(target: Target) -> None:
 @click.option(
     "--unclean", is_flag=True, help="If no in-sync replica is alive, elect another; records may be lost."
 )
-@target_options
+@cluster_options
 def create_log(
     target: Target,
     name: str,
@@ -126,7 +141,7 @@ def create_log(
 
 @logs_command.command("show")
 @click.argument("name", shell_complete=complete_logs)
-@target_options
+@cluster_options
 def show_log(target: Target, name: str) -> None:
     """Show the settings of a log.
 
@@ -149,8 +164,16 @@ def show_log(target: Target, name: str) -> None:
 @click.argument("name", shell_complete=complete_logs)
 @click.option("--retention-ms", metavar="MS", callback=_bound, help="Age limit of records, ms; `none`: none.")
 @click.option("--retention-bytes", metavar="BYTES", callback=_bound, help="Size limit; `none`: none.")
-@click.option("--durability", type=click.Choice(["fsync", "replicated"]))
-@click.option("--min-in-sync-replicas", type=click.IntRange(1))
+@click.option(
+    "--durability",
+    type=click.Choice(["fsync", "replicated"]),
+    help="`fsync`: acknowledged records are on disk; `replicated`: in the memory of the replicas.",
+)
+@click.option(
+    "--min-in-sync-replicas",
+    type=click.IntRange(1),
+    help="Replicas that must be in sync, or appends are refused.",
+)
 @click.option(
     "--in-sync-replicas",
     type=click.IntRange(0),
@@ -179,7 +202,7 @@ def show_log(target: Target, name: str) -> None:
     default=0.0,
     help="Time to wait until the change of replicas is complete, seconds.",
 )
-@target_options
+@cluster_options
 def change_log(target: Target, name: str, wait_s: float, **settings: Any) -> None:
     """Change settings of a log. Settings that are not named stay as they are.
 
@@ -242,7 +265,7 @@ def _replicas(text: str) -> int | list[str]:
 
 @logs_command.command("delete")
 @click.argument("name", shell_complete=complete_logs)
-@target_options
+@cluster_options
 def delete_log(target: Target, name: str) -> None:
     """Delete a log: its nodes remove their replicas.
 

@@ -9,7 +9,7 @@ import click
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from app.cli.context import Target, complete_nodes, print_json, print_table, target_options
+from app.cli.context import Target, cluster_options, complete_nodes, print_json, print_table, target_options
 from app.client.errors import Problem
 from app.client.operations import Operations
 
@@ -23,7 +23,7 @@ _force = click.option(
 
 
 @click.group("members", invoke_without_command=True)
-@target_options
+@cluster_options
 @click.pass_context
 def members_command(ctx: click.Context, target: Target) -> None:
     """List (the default), add, promote, demote, remove and clean nodes.
@@ -39,7 +39,7 @@ def members_command(ctx: click.Context, target: Target) -> None:
 
 
 @members_command.command("list")
-@target_options
+@cluster_options
 def list_members(target: Target) -> None:
     """List the nodes: voters and learners.
 
@@ -60,7 +60,7 @@ def _list(target: Target) -> None:
 @click.option("--url", required=True, help="Base URL of the node, for example http://127.0.0.1:8104.")
 @click.option("--peer-address", required=True, help="host:port at which the other nodes reach it.")
 @_one_log
-@target_options
+@cluster_options
 def add_member(target: Target, node_id: str, url: str, peer_address: str, of: str | None) -> None:
     """Add a running node as a learner: it receives the logs and does not vote.
 
@@ -78,7 +78,7 @@ def add_member(target: Target, node_id: str, url: str, peer_address: str, of: st
     "--wait-s", type=click.FloatRange(0), default=0.0, help="Time to wait for it to catch up, seconds."
 )
 @_one_log
-@target_options
+@cluster_options
 def promote_member(target: Target, node_id: str, wait_s: float, of: str | None) -> None:
     """Promote a learner that has caught up to voter.
 
@@ -103,7 +103,7 @@ def promote_member(target: Target, node_id: str, wait_s: float, of: str | None) 
 @members_command.command("demote")
 @click.argument("node_id", shell_complete=complete_nodes)
 @click.option("--of", metavar="LOG", required=True, help="Log in controller mode.")
-@target_options
+@cluster_options
 def demote_member(target: Target, node_id: str, of: str) -> None:
     """Make a replica of a log in controller mode a learner.
 
@@ -119,7 +119,7 @@ def demote_member(target: Target, node_id: str, of: str) -> None:
 @click.argument("node_id", shell_complete=complete_nodes)
 @_one_log
 @_force
-@target_options
+@cluster_options
 def remove_member(target: Target, node_id: str, of: str | None, force: bool) -> None:
     """Remove a node. A leader transfers its leadership first.
 
@@ -135,7 +135,7 @@ def remove_member(target: Target, node_id: str, of: str | None, force: bool) -> 
 @click.argument("node_id", shell_complete=complete_nodes)
 @click.option("--of", metavar="LOG", help="Only of this log. Default: every log in controller mode.")
 @_force
-@target_options
+@cluster_options
 def clean_member(target: Target, node_id: str, of: str | None, force: bool) -> None:
     """Remove the metadata of a node that is gone from logs in controller mode.
 
@@ -185,7 +185,7 @@ def transfer_leader(target: Target, to: str | None) -> None:
 
 
 @click.group("controller", invoke_without_command=True)
-@target_options
+@cluster_options
 @click.pass_context
 def controller_command(ctx: click.Context, target: Target) -> None:
     """Show the active controller and the settings of the controllers (the default), or change them.
@@ -202,7 +202,7 @@ def controller_command(ctx: click.Context, target: Target) -> None:
 
 @controller_command.command("set")
 @click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
-@target_options
+@cluster_options
 def change_settings(target: Target, settings: Sequence[str]) -> None:
     """Change settings at run time. VALUE is a number, true, false, or null for the configuration file's.
 

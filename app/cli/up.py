@@ -20,7 +20,7 @@ WATCH_INTERVAL_S = 0.2
 
 
 @click.command("up")
-@click.option("--nodes", type=click.IntRange(1, 9), default=3, show_default=True)
+@click.option("--nodes", type=click.IntRange(1, 9), default=3, show_default=True, help="Number of nodes.")
 @click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),

@@ -62,7 +62,7 @@ class ControllerRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendToCore:
     """Pass this to the core, after everything passed before."""
 
     message: RoleMessage
@@ -73,7 +73,7 @@ class HeartbeatNow:
     """Send a heartbeat at once: about a new copy, or a new master, which has no lease yet."""
 
 
-Action = Save | ControllerRequest | Tell | HeartbeatNow
+Action = Save | ControllerRequest | SendToCore | HeartbeatNow
 
 
 class ReplicasManager:
@@ -217,8 +217,8 @@ class ReplicasManager:
             self._has_changes = False
             actions.append(HeartbeatNow())
         if self._registered and metadata.applied_index >= self._registered_index:
-            self._tell_role(log, actions)
-            self._tell_lease(log, actions)
+            self._send_role(log, actions)
+            self._send_lease(log, actions)
             self._report_opening(log, view, actions)
             self._ask_for_more(log, view, actions, now_ms)
             if self._is_taken_out(log):
@@ -296,7 +296,7 @@ class ReplicasManager:
             log.set_acks,
         )
 
-    def _tell_role(self, log: Log, actions: list[Action]) -> None:
+    def _send_role(self, log: Log, actions: list[Action]) -> None:
         """Send the full role on any change except the SyncStateSet; send only the delta for that."""
         if self._is_master(log) and (self._leaving or log.master_epoch == self._withheld_epoch):
             self._given_up_epoch = log.master_epoch
@@ -304,14 +304,14 @@ class ReplicasManager:
         if _without_set(role) != self._sent_role:
             if isinstance(role, MasterRole) and not isinstance(self._sent_role, MasterRole):
                 actions.append(HeartbeatNow())
-            actions.append(Tell(role))
+            actions.append(SendToCore(role))
             self._sent_role, self._sent_set_epoch = _without_set(role), log.set_epoch
         elif isinstance(role, MasterRole) and log.set_epoch > self._sent_set_epoch:
             changed = SyncStateSetUpdate(log.master_epoch, log.set_epoch, log.sync_state_set, log.set_acks)
-            actions.append(Tell(changed))
+            actions.append(SendToCore(changed))
             self._sent_set_epoch = log.set_epoch
 
-    def _tell_lease(self, log: Log, actions: list[Action]) -> None:
+    def _send_lease(self, log: Log, actions: list[Action]) -> None:
         """Pass on a lease for the epoch in the metadata here; one for a newer epoch waits for them."""
         if self._lease is None:
             return
@@ -321,7 +321,7 @@ class ReplicasManager:
         self._lease = None
         role = self._sent_role
         if isinstance(role, MasterRole) and role.master_epoch == master_epoch:
-            actions.append(Tell(Lease(until_ms, master_epoch)))
+            actions.append(SendToCore(Lease(until_ms, master_epoch)))
 
     def _report_opening(self, log: Log, view: HaView, actions: list[Action]) -> None:
         """Speed up a new master: the controller learns that its epoch is open here, and grants no lease

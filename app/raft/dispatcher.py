@@ -62,7 +62,7 @@ class Dispatcher:
         self.session = session
         self.peer_may_lead = False  # from its last answer of this term
         self._peer_is_sound = True  # the same
-        self._life = 0
+        self._incarnation = 0
         self._asked_ms: int | None = None  # when the COMPARE or TRUNCATE in flight was sent
         self._compare_index = NO_INDEX
         self._truncate_index = NO_INDEX
@@ -145,7 +145,7 @@ class Dispatcher:
 
     def _enter_compare(self) -> None:
         self._change(DispatcherState.COMPARE)
-        self._life = 0
+        self._incarnation = 0
         self._compare_index = NO_INDEX
         self._asked_ms = None
         self._pending.clear()
@@ -294,7 +294,7 @@ class Dispatcher:
         """D-12, case by case. b, e: the follower's begin and end; B, E: the leader's."""
         log, compared = self._log, self._compare_index
         self._asked_ms = None
-        self._life = answer.life
+        self._incarnation = answer.incarnation
         if answer.code is PushCode.SUCCESS:
             if compared == answer.end_index:
                 self._enter_append(compared)  # (1)
@@ -381,7 +381,7 @@ class Dispatcher:
             member.node_id,
             member.committed_index,
             self.session,
-            self._life,
+            self._incarnation,
             index,
             index_term,
             self._log.begin_index,

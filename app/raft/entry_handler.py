@@ -33,10 +33,10 @@ class EntryHandler:
     """
 
     def __init__(
-        self, state: MemberState, log: ReplicaLog, outbox: Outbox, config: RaftConfig, life: int
+        self, state: MemberState, log: ReplicaLog, outbox: Outbox, config: RaftConfig, incarnation: int
     ) -> None:
-        """life: drawn at random; distinguishes pushes to this incarnation from those to an earlier one."""
-        self._life = life
+        """incarnation: drawn at random; pushes to an earlier incarnation of this member have another one."""
+        self._incarnation = incarnation
         self._term = NO_INDEX
         self._session = 0
         self._member = state
@@ -69,7 +69,7 @@ class EntryHandler:
         """Handle a push of the leader that this member follows."""
         if request.session < self._session:
             return  # late: the leader has compared again since; a TRUNCATE would remove what counts by now
-        if request.life != self._life and request.type is not PushType.COMPARE:
+        if request.incarnation != self._incarnation and request.type is not PushType.COMPARE:
             self._answer(request, PushCode.INCONSISTENT_STATE, request.index)
             return
         self._session = request.session
@@ -350,7 +350,7 @@ class EntryHandler:
             kind,
             code,
             session,
-            self._life,
+            self._incarnation,
             index,
             log.first_index,
             end_index,

@@ -95,8 +95,8 @@ class PushHead(Message, frozen=True, array_like=True, tag=5):
         index. TRUNCATE, APPEND: the record before the first batch. COMMIT: what the leader believes the
         follower to hold.
     session: counts the dispatcher's changes of state: a push or an answer of an older one is stale.
-    life: of the follower, as in its answer to COMPARE (0 in a COMPARE): a push to an earlier incarnation
-        is stale.
+    incarnation: of the follower, as in its answer to COMPARE (0 in a COMPARE): a push to an earlier one is
+        stale.
     leader_begin: the leader's begin index.
     reset: TRUNCATE may empty the follower's log (D-12 3, 4, 7; R-07).
     syncs: the leader's log has the durability `fsync`: the follower acknowledges what it has on disk, also if
@@ -107,7 +107,7 @@ class PushHead(Message, frozen=True, array_like=True, tag=5):
     leader_id: str
     committed_index: int
     session: int
-    life: int
+    incarnation: int
     index: int
     index_term: int
     leader_begin: int
@@ -129,10 +129,11 @@ class PushAnswer(Message, frozen=True, array_like=True, tag=6):
     """Cumulative: SUCCESS confirms that the follower holds the leader's log up to `index`, as durably as the
     log requires; so does `end_index` after a TRUNCATE (D-14).
 
-    index: with SUCCESS the confirmed one (COMPARE: the compare index); otherwise that of the request. life:
-    drawn at random when the follower started. conflict_term, conflict_index: with INCONSISTENT_STATE to a
-    COMPARE, the follower's last index at or below the compare index whose term is at most the leader's there,
-    and that record's term (D-13). begin_index: of an empty log the index of its first record.
+    index: with SUCCESS the confirmed one (COMPARE: the compare index); otherwise that of the request.
+    incarnation: drawn at random when the follower started. conflict_term, conflict_index: with
+    INCONSISTENT_STATE to a COMPARE, the follower's last index at or below the compare index whose term is at
+    most the leader's there, and that record's term (D-13). begin_index: of an empty log the index of its
+    first record.
     may_lead: false while the follower lacks the log's state, or something that it once acknowledged. sound:
     false while it may lack something that it once acknowledged or voted: its answers do not count.
     """
@@ -140,7 +141,7 @@ class PushAnswer(Message, frozen=True, array_like=True, tag=6):
     type: PushType
     code: PushCode
     session: int
-    life: int
+    incarnation: int
     index: int
     begin_index: int
     end_index: int

@@ -70,7 +70,7 @@ class FolderOrigin:
         noted = created_in(self.files.read(self._path))
         return noted is None or is_copy(noted, self.files.created_at(self._path))
 
-    def opened(self) -> None:
+    def renew(self) -> None:
         """Replace the note; durable on return.
 
         Call it only after a doubt about a copy is durable elsewhere. Without space for the note, the old one
@@ -90,10 +90,10 @@ class FolderOrigin:
             self.files.rename(temporary, self._path)
             self.files.sync_folder(self.folder)
 
-    def stopped(self) -> None:
+    def renew_if_noted(self) -> None:
         """Replace the note after a clean stop, if there is one; durable on return."""
         if self.files.exists(self._path):
-            self.opened()
+            self.renew()
 
     def forget(self) -> None:
         """Make the folder pass as the original at its next opening; durable on return."""

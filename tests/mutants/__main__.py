@@ -56,7 +56,7 @@ def main() -> int:
             by_simulator += row.simulator is not None
             stale += row.stale is not None
             survivors += row.stale is None and row.simulator is None and row.test is None
-            killers = "; ".join(killer[:WIDTH] for killer in (row.simulator, row.test) if killer) or "NOBODY"
+            killers = "; ".join(killer[:WIDTH] for killer in (row.simulator, row.test) if killer) or "NO TEST"
             shown = killers if row.stale is None else f"STALE: {row.stale}"
             out(f"{row.name:<52} {row.rule:<5} {row.seconds:>5.1f}  {shown}\n")
             sys.stdout.flush()

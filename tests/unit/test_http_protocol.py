@@ -161,12 +161,12 @@ async def serving(max_connections: int = 100) -> AsyncIterator[Server]:
     config.load()
     server.lifespan = config.lifespan_class(config)
     await server.startup()
-    sweep = asyncio.create_task(listener.sweep())
+    limits = asyncio.create_task(listener.end_late_requests())
     try:
         (port,) = {socket.getsockname()[1] for each in server.servers for socket in each.sockets}
         yield Server(port, meter, requests)
     finally:
-        sweep.cancel()
+        limits.cancel()
         await server.shutdown()
 
 

@@ -19,7 +19,7 @@ PURE = [
     *sorted((ROOT / "storage" / "format").glob("*.py")),
     *(
         ROOT / "app" / "node" / "links" / f"{name}.py"
-        for name in ("handshake", "handshake_room", "sealed_frames")
+        for name in ("handshake", "handshakes_in_progress", "sealed_frames")
     ),
     ROOT / "app" / "tables" / "digests.py",
 ]

@@ -150,5 +150,5 @@ def _listed(scopes: frozenset[Scope]) -> str:
     return " or ".join(f"`{scope}`" for scope in sorted(scopes))
 
 
-ANYONE: Final = Grant(name="anonymous", scopes=ALL_SCOPES)  # while no tokens are configured
-NOBODY: Final = Grant(name="anonymous", scopes=frozenset(), logs=())  # at an open route
+UNRESTRICTED: Final = Grant(name="anonymous", scopes=ALL_SCOPES)  # while no tokens are configured
+ANONYMOUS: Final = Grant(name="anonymous", scopes=frozenset(), logs=())  # at an open route

@@ -8,7 +8,7 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from app.api.access.caller import ANYONE, NOBODY, Caller
+from app.api.access.caller import ANONYMOUS, UNRESTRICTED, Caller
 from app.api.access.token_lines import TokenLine, digest_of, parse_lines
 from app.errors import ConfigError, Unauthenticated
 from app.telemetry import Meter
@@ -27,8 +27,8 @@ class Tokens:
     def __init__(self, path: Path | None, text: str = "") -> None:
         """text: content of the file. Raises ConfigError."""
         self._path = path
-        self._anyone = Caller(ANYONE)
-        self._nobody = Caller(NOBODY)
+        self._unrestricted = Caller(UNRESTRICTED)
+        self._anonymous = Caller(ANONYMOUS)
         self._callers: dict[bytes, Caller] = {}
         self._text = text
         self._failure: str | None = None
@@ -53,8 +53,8 @@ class Tokens:
         """Return the caller of a path. Some paths are open (docs/api.md §5): their caller has no scope,
         with a token too. Raises Unauthenticated."""
         if self._path is None:
-            return self._anyone
-        return self._nobody if is_open(path) else self._identified(authorization)
+            return self._unrestricted
+        return self._anonymous if is_open(path) else self._identified(authorization)
 
     def _identified(self, authorization: bytes | None) -> Caller:
         scheme, _, token = (authorization or b"").partition(b" ")

@@ -39,7 +39,7 @@ def late_body(timeout_ms: int) -> InvalidBody:
 
 
 class PlainRoute:
-    """`POST /v1/logs/{log}/records`. `sweep` runs beside it."""
+    """`POST /v1/logs/{log}/records`. `end_late_bodies` runs beside it."""
 
     def __init__(self, handler: AppendHandler, limits: Limits, body_timeout_ms: int) -> None:
         self._handler = handler
@@ -120,7 +120,7 @@ class PlainRoute:
                 self._in_flight.leave(incoming.reserved)
         return await future
 
-    async def sweep(self) -> None:
+    async def end_late_bodies(self) -> None:
         """End, until cancelled, the wait for bodies that do not arrive: one timer for all of them."""
         timeout_s = self._body_timeout_ms / 1000
         while True:

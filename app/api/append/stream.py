@@ -85,8 +85,8 @@ async def append_stream(request: Request, broker: Node, log: LogName) -> Respons
         return await _forwarded(request, broker, node)
 
     proxy = LeaderProxy(broker)
-    stays = headers.get(NO_FORWARD) == b"1"
-    return await proxy.at_leader(hosted, here, there, deadline_ms=proxy.deadline_ms(), stays=stays)
+    here_only = headers.get(NO_FORWARD) == b"1"
+    return await proxy.at_leader(hosted, here, there, deadline_ms=proxy.deadline_ms(), here_only=here_only)
 
 
 def _text(broker: Broker, hosted: HostedLog) -> dict[str, str]:

@@ -4,7 +4,7 @@ from typing import Final
 
 from fastapi import Request
 
-from app.api.http.dependencies import stays_here
+from app.api.http.dependencies import is_here_only
 from app.controller.commands import AnyCommand, Done, Reason, Refusal
 from app.errors import (
     CommitlogError,
@@ -48,7 +48,7 @@ async def decided(request: Request, broker: Broker, command: AnyCommand) -> Done
     """
     if broker.metadata.hosted.removed:  # it would not know the result
         raise NoLeader(REMOVED)
-    if stays_here(request) and not broker.metadata.server.is_active:
+    if is_here_only(request) and not broker.metadata.server.is_active:
         active = broker.nodes.find(broker.metadata.hosted.leader_id or "")
         raise NotLeader(None) if active is None else NotLeader(active.id, active.url)
     return await carried_out(broker, command)

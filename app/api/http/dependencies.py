@@ -84,7 +84,7 @@ def body_answer(
     return response
 
 
-def stays_here(request: Request) -> bool:
+def is_here_only(request: Request) -> bool:
     """Return whether the client wants this node's own answer (Commitlog-No-Forward)."""
     return request.headers.get(NO_FORWARD.decode()) == "1"
 

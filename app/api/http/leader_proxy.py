@@ -38,7 +38,7 @@ class LeaderProxy:
         there: Callable[[NodeSettings], Awaitable[Answer]],
         *,
         deadline_ms: int,
-        stays: bool = False,
+        here_only: bool = False,
         repeatable: bool = False,
         acknowledges: Callable[[Answer], bool] = lambda _: True,
         lost: Lost | None = None,
@@ -47,19 +47,19 @@ class LeaderProxy:
 
         Both raise NotLeader or NoLeader when that node does not lead: it has applied nothing, so the search
         continues, until deadline_ms (monotonic). `there` also raises NotSent and Lost.
-        stays: no other node is asked. repeatable: a call whose answer was lost may be sent again; afterwards
+        here_only: forward to no other node. repeatable: a call whose answer was lost may be sent again; then
         only an answer that `acknowledges` is certain, because the first attempt may have been applied. lost:
         such an attempt, made before.
 
-        Raises NoLeader; NotLeader if it stays; QuorumTimeout when the outcome of an attempt is unknown.
+        Raises NoLeader; NotLeader if `here_only`; QuorumTimeout when the outcome of an attempt is unknown.
         """
         clock = self._broker.clock
         why: str | None = None
         while lost is None or repeatable:
             try:
-                answer = await self._attempt(hosted, here, there, stays)
+                answer = await self._attempt(hosted, here, there, here_only)
             except (NotLeader, NoLeader) as refusal:
-                if stays:
+                if here_only:
                     raise
                 why = refusal.detail if isinstance(refusal, NoLeader) else None
             except Lost as error:
@@ -83,12 +83,12 @@ class LeaderProxy:
         hosted: HostedLog,
         here: Callable[[LogDriver], Awaitable[Answer]],
         there: Callable[[NodeSettings], Awaitable[Answer]],
-        stays: bool,
+        here_only: bool,
     ) -> Answer:
         """Ask this node if it leads, otherwise each node that may lead, and those that they name."""
         if hosted.leads and hosted.driver is not None:
             return await here(hosted.driver)
-        if stays:
+        if here_only:
             raise not_leader(self._broker, hosted)
         refusal: NotLeader | NoLeader = NoLeader()
         asked = {self._broker.node.id}

@@ -16,7 +16,7 @@ from fastapi import Depends, Request
 from starlette.responses import Response, StreamingResponse
 
 from app.api.access.administration import mark_forwarded
-from app.api.http.dependencies import ExactResponse, Node, json_answer, request_id_of, stays_here, target_of
+from app.api.http.dependencies import ExactResponse, Node, is_here_only, json_answer, request_id_of, target_of
 from app.api.http.json_decoding import decode_as
 from app.api.http.leader_headers import log_headers, not_leader
 from app.api.http.leader_proxy import LeaderProxy, check_led
@@ -155,7 +155,7 @@ class LogCall:
         """
         if hosted.repair is not None:
             raise Repairing()
-        if not self._forward:
+        if self._here_only:
             raise not_leader(self.broker, hosted)
         for node_id in hosted.answering(self.broker.node.id):
             node = self.broker.nodes.find(node_id)
@@ -190,8 +190,7 @@ class LogCall:
             left_ms = deadline_ms - self.broker.clock.monotonic_ms()
             await self._pass_on(node, max(0.1, left_ms / 1000))
 
-        stays = not self._forward
-        return await proxy.at_leader(hosted, here, there, deadline_ms=deadline_ms, stays=stays)
+        return await proxy.at_leader(hosted, here, there, deadline_ms=deadline_ms, here_only=self._here_only)
 
     async def at_leader(self, hosted: HostedLog, act: Act, query: bytes = b"") -> Response:
         """Return what `act` answers here, if this node leads, otherwise the leader's answer to the same call.
@@ -219,12 +218,12 @@ class LogCall:
                 mark_forwarded(self.request)
             return ExactResponse(Answer(relayed.status, relayed.headers, relayed.body))
 
-        stays = not self._forward
-        return await proxy.at_leader(hosted, here, there, deadline_ms=proxy.deadline_ms(), stays=stays)
+        deadline_ms = proxy.deadline_ms()
+        return await proxy.at_leader(hosted, here, there, deadline_ms=deadline_ms, here_only=self._here_only)
 
     @property
-    def _forward(self) -> bool:
-        return not stays_here(self.request)
+    def _here_only(self) -> bool:
+        return is_here_only(self.request)
 
     async def _pass_on(self, node: NodeSettings, silence_s: float) -> NoReturn:
         """Raise AnsweredElsewhere with another node's answer to this read, streamed.

@@ -49,7 +49,7 @@ def connection_metrics(broker: Broker) -> Iterator[Metric]:
     )
     yield telemetry.gauge(
         telemetry.LINK_WAITING, "Connections of nodes that have not introduced themselves", ("port",),
-        [((each.identity.purpose.value,), float(len(each.room))) for each in links],
+        [((each.identity.purpose.value,), float(len(each.handshakes))) for each in links],
     )  # fmt: skip
     ha = broker.ha
     yield telemetry.gauge(

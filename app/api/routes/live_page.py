@@ -16,7 +16,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from app.api.access.caller import ANYONE, Caller
+from app.api.access.caller import UNRESTRICTED, Caller
 from app.api.access.rules import caller_of
 from app.api.http.dependencies import Node, Nothing, body_answer, json_answer, request_id_of
 from app.api.http.log_call import Served
@@ -138,7 +138,7 @@ def _overview(broker: Broker, caller: Caller, others: Sequence[Mapping[str, Any]
         "node": broker.node.id,
         "now_ms": broker.clock.now_ms(),
         "nodes": member_objects(broker),
-        "login": caller.grant is not ANYONE,
+        "login": caller.grant is not UNRESTRICTED,
         "has_docs": documentation.is_built(),
         "logs": [
             led[hosted.name]

@@ -2,8 +2,8 @@
 
 A protocol of app/node/network is made only after the proof, and gets a transport as if it had the connection
 for itself. With a secret that transport writes authenticated frames; with TLS it is the encrypted one. Until
-then a connection costs one small object, for at most HANDSHAKE_TIMEOUT_S, within the bounds of a room
-(handshake_room.py). Without secret and certificates the bytes are those of earlier versions.
+then a connection costs one small object, for at most HANDSHAKE_TIMEOUT_S, and their number is bounded
+(handshakes_in_progress.py). Without secret and certificates the bytes are those of earlier versions.
 """
 
 import asyncio
@@ -24,18 +24,18 @@ from app.node.links.handshake import (
     Identity,
     Session,
 )
-from app.node.links.handshake_room import ROOM_MAX, HandshakeRoom
+from app.node.links.handshakes_in_progress import HANDSHAKES_MAX, HandshakesInProgress
 from app.node.links.sealed_frames import Buffer, ForgedFrame, Opener, Sealer
 from app.node.links.tls_stream import TlsStream
 
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S: Final = 5.0  # from the connection to the proof
-REFUSALS: Final = ("room", "late", "malformed", "identity", "proof", "certificate", "forged", "closed")
+REFUSALS: Final = ("full", "late", "malformed", "identity", "proof", "certificate", "forged", "closed")
 
 
 class WaitingConnection(Protocol):
-    """A connection in the room."""
+    """A connection whose handshake is in progress."""
 
     def close(self) -> None: ...
 
@@ -54,11 +54,11 @@ class Links:
     """Connections of one port of this node. Owned by the event loop."""
 
     def __init__(
-        self, identity: Identity, security: LinkSecurity | None = None, room_size: int = ROOM_MAX
+        self, identity: Identity, security: LinkSecurity | None = None, handshakes_max: int = HANDSHAKES_MAX
     ) -> None:
         self.identity = identity
         self.security = security or LinkSecurity()
-        self.room: HandshakeRoom[WaitingConnection] = HandshakeRoom(room_size)
+        self.handshakes: HandshakesInProgress[WaitingConnection] = HandshakesInProgress(handshakes_max)
         self.refused: Counter[str] = Counter()  # by the reason, one of REFUSALS
         self._plain_next: set[tuple[str, int]] = set()  # where a proof was not understood
 
@@ -100,14 +100,14 @@ class Links:
 
     def stop(self) -> None:
         """Close the connections that have not proved anything."""
-        for connection in self.room.clear():
+        for connection in self.handshakes.clear():
             connection.close()
 
     def wait(self, connection: WaitingConnection, address: str) -> None:
-        """Take a connection whose other side is unidentified into the room; its oldest one may be closed."""
-        displaced = self.room.enter(connection, address)
+        """Count a connection whose other side is unidentified; the oldest such one may be closed for it."""
+        displaced = self.handshakes.enter(connection, address)
         if displaced is not None:
-            self.refuse("room", f"more than {self.room.size} unidentified connections", address)
+            self.refuse("full", f"more than {self.handshakes.size} unidentified connections", address)
             displaced.close()
 
     def refuse(self, kind: str, reason: str, address: str) -> None:
@@ -274,7 +274,7 @@ class _AcceptedLink(_Link):
             transport.abort()
 
     def _leave(self) -> None:
-        self._links.room.leave(self)
+        self._links.handshakes.leave(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -18,7 +18,7 @@ from app.controller.replicas_manager import (
     HeartbeatNow,
     ReplicasManager,
     Save,
-    Tell,
+    SendToCore,
 )
 from app.controller.state_machine import Metadata
 from app.ha.roles import MANAGER, HaView
@@ -145,7 +145,7 @@ class ReplicasManagers:
         manager, now_ms = replica.manager, self._clock.monotonic_ms()
         for action in manager.step(metadata, replica.view, now_ms):
             match action:
-                case Tell():
+                case SendToCore():
                     replica.driver.deliver(MANAGER, action.message)
                 case HeartbeatNow():
                     self._client.heartbeat_now()

@@ -37,9 +37,9 @@ logger = logging.getLogger(__name__)
 PREFACE_TIMEOUT_S: Final = 2.0
 UNIDENTIFIED_MAX: Final = 1_024  # connections that others opened and that have not introduced themselves
 REPLICAS_MAX: Final = 64  # of one log; a higher place is invalid
-STRANGERS_MAX: Final = 256  # of one log: slaves that name no replica
+UNNAMED_MAX: Final = 256  # of one log: slaves that name no replica
 OF_A_REPLICA_MAX: Final = 8  # of one replica of a log; the newest one counts
-REFUSALS: Final = ("unidentified", "stranger", "replica")  # by the limit that was reached
+REFUSALS: Final = ("unidentified", "unnamed", "replica")  # by the limit that was reached
 DIAL_PAUSE_MIN_S: Final = 0.1  # after a connection that ended without a byte; doubles each time
 DIAL_PAUSE_MAX_S: Final = 3.0
 READ_PAUSE_S: Final = 0.02  # pause before an overloaded driver is asked again
@@ -100,7 +100,7 @@ class ConnectionTable:
 
     def came(self, connection: "HaConnection") -> bool:
         """A peer has connected; return whether it may identify itself."""
-        limit = min(UNIDENTIFIED_MAX, self._links.room.size)
+        limit = min(UNIDENTIFIED_MAX, self._links.handshakes.size)
         if self.unidentified >= limit:
             self._refuse("unidentified", limit)
             return False
@@ -110,10 +110,10 @@ class ConnectionTable:
 
     def takes(self, owner: AttachedLog, place: int) -> bool:
         """Return whether the log accepts another connection of that replica, 0: of a peer that names none."""
-        limit = OF_A_REPLICA_MAX if place else STRANGERS_MAX
+        limit = OF_A_REPLICA_MAX if place else UNNAMED_MAX
         if owner.incoming[place] < limit:
             return True
-        self._refuse("replica" if place else "stranger", limit)
+        self._refuse("replica" if place else "unnamed", limit)
         return False
 
     def _refuse(self, what: str, limit: int) -> None:

@@ -252,7 +252,7 @@ class _Incoming(PeerConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._owner.links.room.leave(self)
+        self._owner.links.handshakes.leave(self)
         self._owner.left(self)
         if self._timer is not None:
             self._timer.cancel()
@@ -272,7 +272,7 @@ class _Incoming(PeerConnection):
             self._reply(msgspec.json.encode(PeerRefusal(reason)))
             self.close()
             return
-        owner.links.room.leave(self)
+        owner.links.handshakes.leave(self)
         owner.heard_from(self, hello.source, hello.address)
         self._reader.raise_limit(FRAME_MAX_BYTES)
         self._reply(owner.hello_to(hello.source))

@@ -68,7 +68,7 @@ class RaftMode:
             is_copy=origin.is_copy(),
             is_alone=alone,
         )
-        origin.opened()
+        origin.renew()
         return replace(trust, may_lack_vote=not trust.knows_vote or (found.is_empty and trust.sound))
 
     def group(self, replica: RecoveredReplica) -> GroupConfig:

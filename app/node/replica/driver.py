@@ -174,7 +174,7 @@ class LogDriver:
     def _note_stop(self) -> None:
         """Record the clean stop. Blocks: in the disk thread."""
         self._clean_stop.stopped()
-        self._origin.stopped()
+        self._origin.renew_if_noted()
 
     def _leave(self) -> None:
         self._queue.refuse_all(NoLeader())

@@ -6,7 +6,7 @@ import pytest
 
 from app.controller.commands import StepDown
 from app.controller.metadata import Log
-from app.controller.replicas_manager import Action, ControllerRequest, ReplicasManager, Tell
+from app.controller.replicas_manager import Action, ControllerRequest, ReplicasManager, SendToCore
 from app.controller.state_machine import Metadata
 from app.ha.roles import HaView, KnownReplica, Lease, MasterRole, SlaveRole
 from app.node.metadata.replica_identity import IdentityFile
@@ -23,12 +23,12 @@ from tests.unit.controller import (
     mode="controller",
 )
 def a_lease_counts_for_any_epoch(patch: pytest.MonkeyPatch) -> None:
-    def tell_lease(self: ReplicasManager, log: Log, actions: list[Any]) -> None:
+    def send_lease(self: ReplicasManager, log: Log, actions: list[Any]) -> None:
         if self._lease is not None:
             (_, until_ms), self._lease = self._lease, None
-            actions.append(Tell(Lease(until_ms)))
+            actions.append(SendToCore(Lease(until_ms)))
 
-    patch.setattr(ReplicasManager, "_tell_lease", tell_lease)
+    patch.setattr(ReplicasManager, "_send_lease", send_lease)
 
 
 @group_mutant(

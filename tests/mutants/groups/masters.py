@@ -37,7 +37,7 @@ def a_master_is_never_fenced(patch: pytest.MonkeyPatch) -> None:
 
 
 @group_mutant("C-04", lambda _: test_master.test_an_epoch_is_opened_by_one_life_only(), mode="controller")
-def an_epoch_is_opened_by_every_life(patch: pytest.MonkeyPatch) -> None:
+def an_epoch_is_opened_by_every_incarnation(patch: pytest.MonkeyPatch) -> None:
     @planted(patch, AutoSwitchCore, "_become_master")
     def become_master(original: Any, self: AutoSwitchCore, role: MasterRole, now_ms: int) -> None:
         self._member.voted_for = None

@@ -258,7 +258,7 @@ plant(
 plant(
     "pushes_to_an_earlier_incarnation_are_taken",
     "D-14",
-    (EntryHandler, "handle", "request.life != self._life", "False"),
+    (EntryHandler, "handle", "request.incarnation != self._incarnation", "False"),
     lambda _: test_entry_handler.test_a_truncate_meant_for_an_earlier_life_takes_nothing_away(),
 )
 plant(

@@ -133,7 +133,7 @@ def test_the_client_imports_asyncio_and_producers_when_they_are_used() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_a_line_and_its_options_have_help(name: str) -> None:
+def test_every_command_has_a_line(name: str) -> None:
     assert COMMANDS[name][1].endswith(".")
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
@@ -228,9 +228,11 @@ def examples(command: click.Command) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("path", "command"), [each for each in commands(cli, ()) if each[0]], ids=lambda each: str(each)[:40]
 )
-def test_every_command_has_examples_that_its_options_accept(
+def test_every_option_has_help_and_every_command_valid_examples(
     path: tuple[str, ...], command: click.Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    assert [each.opts for each in options if not each.help] == []
     found = examples(command)
     assert found
     for arguments in found:

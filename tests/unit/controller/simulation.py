@@ -23,7 +23,7 @@ from app.controller.replicas_manager import (
     HeartbeatNow,
     ReplicasManager,
     Save,
-    Tell,
+    SendToCore,
 )
 from app.controller.state_machine import Metadata
 from app.ha.roles import Lease, MasterRole, SetRequest, SlaveRole, SyncStateSetUpdate
@@ -164,7 +164,7 @@ class Node:
             )
         for action in self.manager.step(self.metadata, self.core, self.world.now_ms):
             match action:
-                case Tell():
+                case SendToCore():
                     self.core.take(action.message)
                 case HeartbeatNow():
                     self.heartbeat_ms = 0

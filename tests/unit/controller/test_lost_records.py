@@ -14,7 +14,7 @@ from app.controller.commands import (
 )
 from app.controller.events import MetadataRebuilt
 from app.controller.messages import BrokerHeartbeatAnswer
-from app.controller.replicas_manager import Tell
+from app.controller.replicas_manager import SendToCore
 from app.ha.roles import MasterRole
 from tests.unit.controller.support import Quorum
 from tests.unit.controller.test_elections import let_die
@@ -148,7 +148,7 @@ def test_a_late_answer_that_withholds_a_lease_ends_no_later_mastership() -> None
     hear((), late.withheld, late.alive, bench.quorum.now_ms, (), late.withheld_epochs)
     assert bench.reported() == []
     hear((), ("a",), ("n1",), bench.quorum.now_ms, (), (2,))
-    (tell,) = [action for action in bench.step() if isinstance(action, Tell)]
+    (tell,) = [action for action in bench.step() if isinstance(action, SendToCore)]
     assert not isinstance(tell.message, MasterRole)
 
 

@@ -24,7 +24,7 @@ from app.controller.replicas_manager import (
     HeartbeatNow,
     ReplicasManager,
     Save,
-    Tell,
+    SendToCore,
 )
 from app.controller.state_machine import Metadata
 from app.ha.roles import Lease, MasterRole, RoleMessage, SetRequest, SlaveRole, SyncStateSetUpdate
@@ -91,7 +91,7 @@ class Bench:
         self.answer(self.ask(RegisterReplica))
 
     def reported(self) -> list[RoleMessage]:
-        return [action.message for action in self.step() if isinstance(action, Tell)]
+        return [action.message for action in self.step() if isinstance(action, SendToCore)]
 
     def become_master(self) -> None:
         self.register()
@@ -176,7 +176,7 @@ def test_roles_follow_the_metadata_and_the_set_is_recognised_by_its_epoch() -> N
     bench.quorum.scan()
     actions = bench.step()
     assert HeartbeatNow() in actions  # it has no lease yet
-    (role,) = [action.message for action in actions if isinstance(action, Tell)]
+    (role,) = [action.message for action in actions if isinstance(action, SendToCore)]
     assert isinstance(role, MasterRole)
     assert (role.master_epoch, role.sync_state_set, role.sync_state_set_epoch) == (1, (1,), 1)
     assert [(replica.id, replica.node) for replica in role.replicas] == [(1, "n1"), (2, "n2"), (3, "n3")]
@@ -287,7 +287,7 @@ def test_a_mastership_is_given_up_before_the_controller_hears_of_it(why: str) ->
     asked = [action.command for action in actions if isinstance(action, ControllerRequest)]
     assert asked == [StepDown("a", bench.quorum.log().generation, 1, 1, why == "leaves")]
     if why != "needs election":  # its core has none to give up
-        (tell,) = [action for action in actions if isinstance(action, Tell)]
+        (tell,) = [action for action in actions if isinstance(action, SendToCore)]
         assert isinstance(tell.message, SlaveRole)
         assert (tell.message.master_id, tell.message.master_epoch) == (None, 1)
         assert actions.index(tell) < actions.index(ControllerRequest(asked[0]))
@@ -305,7 +305,9 @@ def test_a_core_that_has_not_heard_of_its_new_epoch_is_not_taken_to_have_given_i
     bench.become_master()
     bench.view.needs_election, bench.view.epoch = True, 0
     actions = bench.step()
-    assert any(isinstance(action, Tell) and isinstance(action.message, MasterRole) for action in actions)
+    assert any(
+        isinstance(action, SendToCore) and isinstance(action.message, MasterRole) for action in actions
+    )
     assert not any(isinstance(action, ControllerRequest) for action in actions)
     bench.view.epoch = 1  # it has heard, and cannot
     assert bench.ask(StepDown).master_epoch == 1
@@ -339,7 +341,7 @@ def test_a_copy_has_no_role_while_the_metadata_here_are_older_than_its_registrat
     bench.start(None)  # with an empty disk
     bench.register()
     actions = bench.manager.step(before, bench.view, bench.quorum.now_ms)
-    assert not any(isinstance(action, Tell) for action in actions)
+    assert not any(isinstance(action, SendToCore) for action in actions)
     (role,) = bench.reported()
     assert isinstance(role, SlaveRole)
     assert role.master_id == 3
@@ -467,7 +469,7 @@ def test_an_older_copy_of_a_folder_takes_up_no_epoch_that_another_has_followed()
     bench.answer(bench.ask(RegisterReplica))
     assert bench.manager.replica_id
     actions = bench.manager.step(before, bench.view, bench.quorum.now_ms)
-    assert not any(isinstance(action, Tell) for action in actions)
+    assert not any(isinstance(action, SendToCore) for action in actions)
     (role,) = bench.reported()
     assert isinstance(role, SlaveRole)
     assert role.master_id == 3
@@ -482,7 +484,7 @@ def test_a_copy_opens_no_epoch_of_which_it_was_master_before_its_registration() 
     bench.start(bench.manager._identity)
     bench.answer(bench.ask(RegisterReplica))
     actions = bench.step()
-    (role,) = [action.message for action in actions if isinstance(action, Tell)]
+    (role,) = [action.message for action in actions if isinstance(action, SendToCore)]
     assert isinstance(role, SlaveRole)
     assert role.master_id is None
     (request,) = [action.command for action in actions if isinstance(action, ControllerRequest)]
@@ -512,7 +514,7 @@ def test_the_controllers_hear_of_a_mastership_given_up_when_the_core_acts_no_mor
     bench.view.role, bench.view.epoch, bench.view.confirm_offset = Role.MASTER, 1, 40
     bench.step()
     bench.manager.leave()
-    assert [type(action) for action in bench.step()] == [Tell]  # the core has not taken it in yet
+    assert [type(action) for action in bench.step()] == [SendToCore]  # the core has not taken it in yet
     bench.view.role, bench.view.confirm_offset = Role.SLAVE, 45
     command = bench.ask(StepDown)
     assert (command.leaving, command.confirmed) == (True, 45)

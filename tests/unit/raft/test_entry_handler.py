@@ -22,7 +22,7 @@ class Leader:
             {"n1": MemoryLog(), "n2": follower, "n3": MemoryLog()}, raft=RaftConfig(max_waiting=4)
         )
         self.follower: Member = self.group["n2"]
-        self.life = self.follower.core._handler._life
+        self.incarnation = self.follower.core._handler._incarnation
 
     def push(
         self,
@@ -42,7 +42,7 @@ class Leader:
             leader_id,
             self.committed_index,
             self.session,
-            0 if kind is PushType.COMPARE else self.life,
+            0 if kind is PushType.COMPARE else self.incarnation,
             index,
             index_term,
             self.log.begin_index,

@@ -132,8 +132,10 @@ def test_a_reset_survives_a_crash_before_the_next_checkpoint(tmp_path: Path) -> 
     node.seams.run()
     for _ in range(4):
         log.add(1)
-    life = node.driver._core._handler._life  # type: ignore[attr-defined]
-    reset = PushRequest(1, PushType.TRUNCATE, "n2", 5, 2, life, 3, 0, 4, True, False, (log.batch_at(4),))
+    incarnation = node.driver._core._handler._incarnation  # type: ignore[attr-defined]
+    reset = PushRequest(
+        1, PushType.TRUNCATE, "n2", 5, 2, incarnation, 3, 0, 4, True, False, (log.batch_at(4),)
+    )
     node.driver.deliver("n2", reset)
     node.seams.run()
     assert (node.driver.log.begin_index, node.driver.committed_index) == (4, 4)

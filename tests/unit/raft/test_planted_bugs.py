@@ -89,10 +89,12 @@ def test_a_reset_takes_back_keys_that_were_not_committed(tmp_path: Path) -> None
     other.write([other.stamp(encode_control({"kind": "term", "leader": "n3"}), 2, control=True)])
     for _ in range(3):
         other.write([other.stamp(body_of(1, b"y"), 2)])
-    life = driver._core._handler._life
+    incarnation = driver._core._handler._incarnation
     driver.deliver("n3", Heartbeat(2, "n3", 4, 1))
     node.seams.run()
-    push = PushRequest(2, PushType.TRUNCATE, "n3", 4, 1, life, 2, 0, 3, True, False, (other.batch_at(3),))
+    push = PushRequest(
+        2, PushType.TRUNCATE, "n3", 4, 1, incarnation, 2, 0, 3, True, False, (other.batch_at(3),)
+    )
     driver.deliver("n3", push)
     node.seams.run()
     assert driver.log.begin_index == 3

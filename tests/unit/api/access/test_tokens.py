@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from app.api.access.caller import ANYONE, Caller, Grant, Scope
+from app.api.access.caller import UNRESTRICTED, Caller, Grant, Scope
 from app.api.access.token_lines import hash_line, new_token, parse_line, parse_lines
 from app.api.access.tokens import Tokens
 from app.cli.access.token import token_command
@@ -117,7 +117,7 @@ def test_the_audit_log_requires_admin() -> None:
     assert not reader.sees("__audit")
     assert admin.may(READ, "__audit")
     assert not admin.may(READ, "default")
-    assert Caller(ANYONE).may(READ, "__audit")
+    assert Caller(UNRESTRICTED).may(READ, "__audit")
 
 
 def test_a_rate_is_refilled_by_time() -> None:

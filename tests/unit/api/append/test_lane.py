@@ -258,7 +258,7 @@ def test_lane_and_plain_route_agree_on_random_requests(tokens: bool) -> None:
         assert [node.handler.in_flight.requests for node in nodes] == [0, 0]
         assert [node.handler.in_flight.bytes for node in nodes] == [0, 0]
         for node in nodes:
-            callers = [node.tokens._anyone, *node.tokens._callers.values()]
+            callers = [node.tokens._unrestricted, *node.tokens._callers.values()]
             assert [caller.in_flight for caller in callers] == [0] * len(callers)
 
     asyncio.run(run())
@@ -338,7 +338,7 @@ def test_a_group_gives_each_member_the_answer_that_it_gets_alone() -> None:
         assert nodes[0].broker.meter.append_counts == nodes[1].broker.meter.append_counts
         assert nodes[0].broker.meter.appended_bytes == nodes[1].broker.meter.appended_bytes
         assert (nodes[0].handler.in_flight.requests, nodes[0].handler.in_flight.bytes) == (0, 0)
-        assert nodes[0].tokens._anyone.in_flight == 0
+        assert nodes[0].tokens._unrestricted.in_flight == 0
 
     asyncio.run(run())
 
@@ -393,7 +393,7 @@ def test_a_client_that_disconnects_harms_no_other() -> None:
         assert await node.exchange([whole], then_leave=True) == b""
         assert node.driver.stored == [[b"value"]]
         assert (node.handler.in_flight.requests, node.handler.in_flight.bytes) == (0, 0)
-        assert node.tokens._anyone.in_flight == 0
+        assert node.tokens._unrestricted.in_flight == 0
         assert b" 200 " in await node.exchange([whole])
 
     asyncio.run(run())

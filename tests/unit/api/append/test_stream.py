@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.api.access.caller import ANYONE, Caller, Grant, Scope
+from app.api.access.caller import UNRESTRICTED, Caller, Grant, Scope
 from app.api.append import stream as module
 from app.api.append.call import AppendCall
 from app.api.append.parameters import AppendParameters
@@ -82,7 +82,7 @@ def run(blocks: list[list[bytes]], parameters: AppendParameters | None = None) -
 
 @pytest.fixture(autouse=True)
 def anyone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "caller_of", lambda _: Caller(ANYONE))
+    monkeypatch.setattr(module, "caller_of", lambda _: Caller(UNRESTRICTED))
     monkeypatch.setattr(module, "request_id_of", lambda _: b"id")
 
 

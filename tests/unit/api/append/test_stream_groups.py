@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.api.access.caller import ANYONE, Caller
+from app.api.access.caller import UNRESTRICTED, Caller
 from app.api.append import stream as module
 from app.api.append.call import AppendCall
 from app.api.append.handler import AppendAnswer
@@ -81,7 +81,7 @@ def run(
         return [json.loads(line) if line[:1] == b"{" else line for line in text.splitlines()]
 
     with pytest.MonkeyPatch.context() as patch:
-        caller = Caller(replace(ANYONE, requests_per_s=1_000_000.0 if limited else None))
+        caller = Caller(replace(UNRESTRICTED, requests_per_s=1_000_000.0 if limited else None))
         patch.setattr(module, "caller_of", lambda _: caller)
         patch.setattr(module, "request_id_of", lambda _: b"id")
         return asyncio.run(whole()), handler

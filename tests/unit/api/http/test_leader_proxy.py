@@ -113,8 +113,8 @@ def test_without_a_leader_the_refusal_gives_the_last_reason() -> None:
     assert outcome.detail == "too few replicas"
 
 
-def test_a_call_that_stays_is_never_sent_to_another_node() -> None:
-    outcome, nodes = asked(FakeLog("n2"), {"n2": ["theirs"]}, stays=True)
+def test_a_call_of_this_node_only_is_never_sent_to_another_node() -> None:
+    outcome, nodes = asked(FakeLog("n2"), {"n2": ["theirs"]}, here_only=True)
     assert isinstance(outcome, NotLeader)
     assert (outcome.leader, nodes) == ("n2", [])
 

@@ -141,7 +141,7 @@ def test_lane_and_plain_route_agree_on_random_requests(tmp_path: Path, tokens: b
                 seen += answers[0]
             assert (b" 403 Forbidden" in seen) is tokens
             assert fronts.in_flight.requests == fronts.in_flight.bytes == 0
-            callers = [fronts.tokens._anyone, *fronts.tokens._callers.values()]
+            callers = [fronts.tokens._unrestricted, *fronts.tokens._callers.values()]
             assert [caller.in_flight for caller in callers] == [0] * len(callers)
             assert fronts.lane._known
 
@@ -192,7 +192,7 @@ def test_a_poll_waits_and_a_client_that_disconnects_ends_it(tmp_path: Path) -> N
             left.close()
             leaves.connection_lost(None)  # before the poll has begun
             await until(lambda: fronts.in_flight.requests == 0)
-            assert fronts.tokens._anyone.in_flight == 0
+            assert fronts.tokens._unrestricted.in_flight == 0
 
     asyncio.run(run())
 

@@ -12,7 +12,7 @@ import uvloop
 from app.node.links import links as links_module
 from app.node.links.credentials import LinkSecurity, Mode, load_link_security
 from app.node.links.handshake import MAGIC, Identity, Purpose
-from app.node.links.handshake_room import HandshakeRoom
+from app.node.links.handshakes_in_progress import HandshakesInProgress
 from app.node.links.links import LinkedProtocol, Links
 from app.settings.model import SecuritySettings
 from tests.support.certificates import make_authority, make_certificate
@@ -146,7 +146,7 @@ def test_nodes_with_the_secret_reach_each_other(make_loop: Callable[[], asyncio.
         async with Port(with_secret(SECRET), with_secret(SECRET)) as port:
             await port.speaks()
             assert (port.made[0].proven_id, port.ours[0].proven_id) == ("n1", "n2")
-            assert len(port.accepting.room) == 0
+            assert len(port.accepting.handshakes) == 0
 
     run(test, make_loop)
 
@@ -261,7 +261,7 @@ def test_bytes_without_a_proof_get_no_byte_and_reach_nothing(
         async with Port(with_secret(SECRET), with_secret(SECRET)) as port:
             assert await raw(port.port, data) == b""
             assert port.made == []
-            assert len(port.accepting.room) == 0
+            assert len(port.accepting.handshakes) == 0
             await port.speaks()
 
     run(test, make_loop)
@@ -294,7 +294,7 @@ def test_a_connection_that_proves_nothing_in_time_is_closed(
             with contextlib.suppress(ConnectionResetError):  # an orderly end will do
                 assert await reader.read() == b""
             writer.close()
-            assert (len(port.accepting.room), port.accepting.refused["late"]) == (0, 1)
+            assert (len(port.accepting.handshakes), port.accepting.refused["late"]) == (0, 1)
 
     monkeypatch.setattr(links_module, "HANDSHAKE_TIMEOUT_S", 0.05)
     run(test, asyncio.new_event_loop)
@@ -303,11 +303,11 @@ def test_a_connection_that_proves_nothing_in_time_is_closed(
 def test_a_flood_of_silent_connections_keeps_no_node_out() -> None:
     async def test() -> None:
         async with Port(with_secret(SECRET), with_secret(SECRET)) as port:
-            port.accepting.room = HandshakeRoom(8)
+            port.accepting.handshakes = HandshakesInProgress(8)
             flood = [socket.create_connection(("127.0.0.1", port.port)) for _ in range(40)]
             await port.speaks()
-            assert len(port.accepting.room) <= 8
-            assert port.accepting.refused["room"] >= 32
+            assert len(port.accepting.handshakes) <= 8
+            assert port.accepting.refused["full"] >= 32
             for end in flood:
                 end.close()
 
@@ -325,7 +325,7 @@ def test_nodes_with_certificates_reach_each_other(
         async with Port(certificates("n2", "DNS:n2"), certificates("host", "IP:127.0.0.1")) as port:
             await port.speaks()
             assert port.made[0].proven_id == "n1"
-            assert len(port.accepting.room) == 0
+            assert len(port.accepting.handshakes) == 0
 
     run(test, make_loop)
 
@@ -379,7 +379,7 @@ def test_bytes_that_are_not_tls_reach_nothing(
             hello = b"".join([MAGIC, b"\x00\x02{}"])
             assert b"nonce" not in await raw(port.port, hello)
             assert await raw(port.port, bytes(64)) is not None
-            assert (port.made, len(port.accepting.room)) == ([], 0)
+            assert (port.made, len(port.accepting.handshakes)) == ([], 0)
             await port.speaks()
 
     run(test, make_loop)

@@ -202,12 +202,12 @@ def test_invented_peers_and_their_connections_are_bounded() -> None:
 def test_silent_connections_at_the_peer_port_are_bounded() -> None:
     async def test() -> None:
         async with pair(LinkSecurity(), LinkSecurity()) as (n1, _):
-            n1.transport.links.room.size = n1.transport.links.room.size_of_address = 8
+            n1.transport.links.handshakes.size = n1.transport.links.handshakes.size_of_address = 8
             wires = [
                 await dial(Links(Identity("c", "n9", Purpose.PEER)), n1.transport.address) for _ in range(30)
             ]
             await until(lambda: sum(not wire.is_lost for wire in wires) <= 8)
-            assert len(n1.transport.links.room) <= 8
+            assert len(n1.transport.links.handshakes) <= 8
             for wire in wires:
                 assert wire.transport is not None
                 wire.transport.abort()

@@ -274,7 +274,7 @@ def test_a_flipped_bit_in_the_note_of_the_origin_hides_no_copy_and_makes_none(tm
     files = OsFileSystem()
     folder, copy = tmp_path / "log", tmp_path / "copy"
     folder.mkdir()
-    FolderOrigin(files, str(folder)).opened()
+    FolderOrigin(files, str(folder)).renew()
     shutil.copytree(folder, copy)
     note = (folder / ORIGIN_NAME).read_bytes()
     for bit in range(len(note) * 8):
@@ -289,7 +289,7 @@ def test_a_flipped_bit_in_the_note_of_the_origin_hides_no_copy_and_makes_none(tm
 
 def test_a_note_of_an_older_version_has_one_line(tmp_path: Path) -> None:
     files = OsFileSystem()
-    FolderOrigin(files, str(tmp_path)).opened()
+    FolderOrigin(files, str(tmp_path)).renew()
     note = (tmp_path / ORIGIN_NAME).read_bytes()
     with (tmp_path / ORIGIN_NAME).open("r+b") as file:
         file.truncate(len(note) // 2)
@@ -314,7 +314,7 @@ def test_where_the_creation_of_files_is_not_recorded_every_folder_passes_for_the
 def test_a_full_disk_keeps_the_note_of_the_origin() -> None:
     files = MemoryFiles()
     origin = FolderOrigin(files, "log")
-    origin.opened()
+    origin.renew()
     files.space_bytes = 0
-    origin.opened()
+    origin.renew()
     assert not origin.is_copy()

@@ -212,12 +212,14 @@ def follower_of_n2(folder: Path) -> tuple[Node, MemoryLog]:
 
 
 def push_to(node: Node, kind: PushType, term: int, leader: str, committed: int, *batches: Batch) -> None:
-    life = node.driver._core._handler._life  # type: ignore[attr-defined]
+    incarnation = node.driver._core._handler._incarnation  # type: ignore[attr-defined]
     index = batches[0].base_index - 1
     index_term = node.driver.log.term_at(index)
     node.driver.deliver(
         leader,
-        PushRequest(term, kind, leader, committed, 1, life, index, index_term, 0, False, False, batches),
+        PushRequest(
+            term, kind, leader, committed, 1, incarnation, index, index_term, 0, False, False, batches
+        ),
     )
 
 

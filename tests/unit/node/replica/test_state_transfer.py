@@ -128,8 +128,8 @@ def test_a_replica_that_is_reset_may_not_lead_before_it_has_the_state(tmp_path: 
         offset=6_000,
         previous_chain=log.batches[-1].header.chain,
     )
-    life = node.driver._core._handler._life  # type: ignore[attr-defined]
-    reset = PushRequest(1, PushType.TRUNCATE, "n2", 60, 2, life, 59, 0, 60, True, False, (begin,))
+    incarnation = node.driver._core._handler._incarnation  # type: ignore[attr-defined]
+    reset = PushRequest(1, PushType.TRUNCATE, "n2", 60, 2, incarnation, 59, 0, 60, True, False, (begin,))
     node.driver.deliver("n2", reset)
     node.seams.run()
     assert (node.driver.log.begin_index, node.driver.log.end_index) == (60, 60)

@@ -1,23 +1,23 @@
 """Bound for the connections that have not proved anything. PURE.
 
-A full room gives up its oldest connection for a new one instead of refusing the new one: a node needs a few
-milliseconds to prove itself, so connections that only wait cannot keep it out. The connection that leaves is
-one of the address that holds most of the room, so a flood from one address does not displace the others.
+At the bound the oldest connection is closed and the new one is accepted: a node needs a few milliseconds to
+prove itself, so connections that only wait cannot keep it out. The connection that is closed is one of the
+address with the most connections, so a flood from one address does not displace the others.
 """
 
 from typing import Final, Generic, TypeVar
 
 Connection = TypeVar("Connection")
 
-ROOM_MAX: Final = 256
-OF_AN_ADDRESS_SHARE: Final = 4  # one address may hold a fourth of the room
+HANDSHAKES_MAX: Final = 256
+OF_AN_ADDRESS_SHARE: Final = 4  # one address may have a fourth of them
 OF_AN_ADDRESS_MIN: Final = 8
 
 
-class HandshakeRoom(Generic[Connection]):
+class HandshakesInProgress(Generic[Connection]):
     """Connections whose other side is unidentified, oldest first, by the address that they come from."""
 
-    def __init__(self, size: int = ROOM_MAX) -> None:
+    def __init__(self, size: int = HANDSHAKES_MAX) -> None:
         """size: connections at once, at least 1."""
         self.size = max(1, size)
         self.size_of_address = min(self.size, max(OF_AN_ADDRESS_MIN, self.size // OF_AN_ADDRESS_SHARE))
