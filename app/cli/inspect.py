@@ -75,6 +75,9 @@ def ha_status_command(target: Target, node: str | None) -> None:
     if target.as_json:
         print_json(status)
         return
+    if status.get("replication") == "raft":
+        click.echo(f"log {status['log']} has no slaves in Raft mode: `commitlog status` shows its followers")
+        return
     print_table(ha_status_table(status))
     if status["waits_for"] is not None:
         click.echo(f"{status['node']} takes no appends: {status['waits_for']}")
@@ -83,7 +86,7 @@ def ha_status_command(target: Target, node: str | None) -> None:
 
 
 def ha_status_table(status: Mapping[str, Any]) -> Table:
-    """Print one row per slave."""
+    """Return a table with one row for each slave."""
     title = f"{status['node']}: {status['role']} of {status['log']}, {status['end_offset']:,} bytes"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for name in ("slave", "state", "in sync"):
@@ -103,7 +106,7 @@ def _because(reason: str | None) -> str:
 
 
 def epochs_table(epochs: Sequence[Mapping[str, Any]]) -> Table:
-    """Print the epochs, oldest first; the last one is open."""
+    """Return a table of the epochs, oldest first; the last one is open."""
     table = Table(title="epochs: leaders and their first indexes", title_justify="left", box=SIMPLE_HEAD)
     for name in ("epoch", "leader"):
         table.add_column(name)
@@ -118,7 +121,7 @@ def epochs_table(epochs: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def watermarks_table(watermarks: Mapping[str, Mapping[str, int]]) -> Table:
-    """Print one row per term, one column per peer."""
+    """Return a table with one row for each term, and one column for each peer."""
     peers = sorted({peer for marks in watermarks.values() for peer in marks})
     table = Table(title="watermarks: last acknowledged index", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("term")

@@ -312,14 +312,14 @@ def _list(target: Target) -> None:
     if target.as_json:
         print_json({"logs": logs})
         return
-    table = Table("log", "replication", "durability", "replicas", "master", "in sync", box=SIMPLE_HEAD)
+    table = Table("log", "replication", "durability", "replicas", box=SIMPLE_HEAD)
+    have_masters = any(log.get("master") for log in logs)  # a Raft log has a leader: `commitlog status`
+    if have_masters:
+        table.add_column("master")
+        table.add_column("in sync")
     for log in logs:
-        table.add_row(
-            log["name"],
-            log.get("replication"),
-            log.get("durability"),
-            ", ".join(map(str, log.get("replicas", []))),
-            log.get("master") or "",
-            ", ".join(map(str, log.get("sync_state_set") or [])),
-        )
+        replicas = ", ".join(map(str, log.get("replicas", [])))
+        in_sync = ", ".join(map(str, log.get("sync_state_set") or []))
+        cells = [log["name"], log.get("replication"), log.get("durability"), replicas]
+        table.add_row(*cells, *([log.get("master") or "", in_sync] if have_masters else ()))
     print_table(table)

@@ -240,6 +240,27 @@ def test_ha_status_as_a_table() -> None:
         for text in ("n2", "REFUSED", "1,234", "5,678", "n1 takes no appends: n2 must connect"):
             assert text in shown
         assert json.loads(run("ha-status", "--node", "n1", "--json", url=node.url).output) == status
+        status |= {"replication": "raft", "role": "leader", "slaves": []}
+        assert run("ha-status", url=node.url).output == (
+            "log default has no slaves in Raft mode: `commitlog status` shows its followers\n"
+        )
+
+
+def test_logs_show_masters_only_where_one_has_a_master() -> None:
+    log = {"name": "a", "replication": "raft", "durability": "fsync", "replicas": ["n1"], "master": None}
+    elected = {
+        **log,
+        "name": "b",
+        "replication": "controller",
+        "master": "n2",
+        "sync_state_set": ["n2", "n3"],
+    }
+    with fake_service(lambda _: Scripted(200, {"logs": [log]})) as node:
+        assert "master" not in run("logs", url=node.url).output
+    with fake_service(lambda _: Scripted(200, {"logs": [log, elected]})) as node:
+        shown = run("logs", url=node.url).output
+        assert "master" in shown
+        assert "n2, n3" in shown
 
 
 def test_tables_are_read_from_their_transaction_logs(tmp_path: Path) -> None:
