@@ -63,8 +63,9 @@ class Trim:
     force: bool = False
 
     def control(self, state: LogState, view: LeaderView) -> AnyControlRecord | None:
-        if self.until_index > view.committed_index + 1:
-            detail = f"at most {view.committed_index + 1}: nothing uncommitted is trimmed"
+        most = view.committed_index + 1
+        if self.until_index > most:
+            detail = f"must be at most {most}, after the last committed record, got {self.until_index}"
             raise InvalidRequest(("/until_index", detail))
         if self.until_index <= max(view.begin_index, state.trim_index):
             return None

@@ -52,7 +52,8 @@ def _text_of(definition: msgspec.Raw) -> str:
         return msgspec.json.decode(raw, type=str)
     if raw[:1] in (b"{", b"["):
         return raw.decode()
-    raise InvalidRequest(("/definition", "must be an object, an array or a string"))
+    detail = f"must be an object, an array or a string, got {raw[:40].decode(errors='replace')}"
+    raise InvalidRequest(("/definition", detail))
 
 
 def check_valid(record: SchemaRecord) -> None:

@@ -41,7 +41,8 @@ class LogLookup:
         hosted = self._hosted.get(name)
         if hosted is None:
             if not LOG_NAME.fullmatch(name.removeprefix("__")):
-                raise InvalidRequest(("/path/log", f"a log's name is {LOG_NAME.pattern}"))
+                detail = f"the name of a log must match {LOG_NAME.pattern}, got {name[:80]!r}"
+                raise InvalidRequest(("/path/log", detail))
             if (unsupported := self.unsupported.get(name)) is not None:
                 raise LogUnsupported(name, unsupported.reason)
             if not self._metadata.is_current:
