@@ -12,7 +12,7 @@ from uvicorn.server import ServerState
 
 from app.api.access.tokens import Tokens
 from app.api.http.dependencies import PIECE_BYTES
-from app.api.http.lane_call import KNOWN_HEADS_MAX
+from app.api.read import lane
 from app.api.read.lane import PollLane
 from app.http_protocol import Listener
 from app.middleware import HttpMiddleware
@@ -247,14 +247,16 @@ def test_a_large_page_is_sent_as_its_client_reads_it(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_the_memory_of_heads_is_bounded(tmp_path: Path) -> None:
+def test_the_memory_of_heads_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "KNOWN_HEADS_MAX", 20)
+
     async def run() -> None:
         async with node_in_process(tmp_path) as node:
             fronts = Fronts(node)
             connection, transport = fronts.connect(0)
-            for number in range(KNOWN_HEADS_MAX + 2):
+            for number in range(22):
                 connection.data_received(get(b"?from_index=0&wait_ms=1", b"Number: %d" % number))
                 await until(lambda wanted=number + 1: transport.sent.count(b" 200 OK") == wanted)  # type: ignore[misc]
-            assert 0 < len(fronts.lane._known) <= KNOWN_HEADS_MAX
+            assert 0 < len(fronts.lane._known) <= 20
 
     asyncio.run(run())

@@ -34,6 +34,13 @@ SIZES = CommitlogConfig(segment_max_bytes=4_000, mark_interval_bytes=1_000, tail
 FOLDER = "data/logs/log"
 
 
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses of milliseconds before a repair tries something again."""
+    monkeypatch.setattr(repair_module, "_RETRY_FIRST_S", 0.002)
+    monkeypatch.setattr(repair_module, "_RETRY_LAST_S", 0.05)
+
+
 class Peers:
     """Transport and other nodes in one: `answers` has the reply of a peer, None: no reply."""
 
@@ -283,10 +290,7 @@ def test_a_log_of_which_all_peers_have_trimmed_everything_is_set_aside(other: bo
     assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(4, "n2")  # the promise stays
 
 
-def test_peers_that_trim_while_they_are_asked_are_asked_for_their_new_begin(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(repair_module, "_RETRY_FIRST_S", 0.001)
+def test_peers_that_trim_while_they_are_asked_are_asked_for_their_new_begin() -> None:
     scene, asked = Scene(), 0
 
     def answers(peer: str, message: PeerCall) -> PeerCall:
