@@ -193,6 +193,8 @@ def _walk_segment(
     index = SegmentIndex()
     whole = True
     try:
+        if (size := walk.manifest.durable_offset - offset) > 0:
+            file.drop_cache(0, size)  # after a failed sync the cache may have what the disk lacks
         scan = Scan(file, offset, log_id, max(offset, walk.manifest.base_offset), patient=True)
         for batch, reason in _batches(scan):
             if end is not None and batch.next_offset > end:

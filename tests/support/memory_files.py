@@ -48,6 +48,15 @@ class Content:
             change.apply(self.durable)
         self.changes.clear()
 
+    def drop_clean(self, offset: int, size: int) -> None:
+        """Read a range from the disk again, without what a failed sync lost; unsynced changes stay."""
+        held = bytearray(self.durable)
+        for change in self.changes:
+            change.apply(held)
+        held.extend(bytes(max(0, len(self.now) - len(held))))
+        end = min(offset + size, len(self.now))
+        self.now[offset:end] = held[offset:end]
+
     def crash(self, random: Random) -> None:
         """Each unsynced change may have reached the disk completely, in part, or not at all."""
         for change in self.changes:
@@ -107,7 +116,7 @@ class MemoryFile:
         return memoryview(bytes(self._content.now[offset : offset + size]))
 
     def drop_cache(self, offset: int, size: int) -> None:
-        """A view of the memory."""
+        self._content.drop_clean(offset, size)
 
     def size(self) -> int:
         return len(self._content.now)

@@ -63,7 +63,7 @@ class SickFiles(MemoryFiles):
 
     def forget_repaired(self) -> None:
         """Forget the bits that a repair has put right. A segment's may be left: the repair found that an
-        unreadable file can be read again, or read a page that a sync that failed had not written."""
+        unreadable file can be read again."""
         self.flips[:] = [flip for flip in self.flips if self._is_left(flip)]
 
     def _is_left(self, flip: Flip) -> bool:

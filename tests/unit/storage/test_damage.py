@@ -389,6 +389,26 @@ def test_a_crash_within_a_patch_is_healed_by_the_next_one(kind: str) -> None:
 # --- set aside
 
 
+@pytest.mark.rule("R-07", "R-11")
+def test_a_patch_that_was_not_synced_is_still_damage_to_the_next_survey() -> None:
+    """The kernel takes its pages for clean: a survey that read them would end the repair."""
+    files, twin = MemoryFiles(), MemoryFiles()
+    batches = closed_log(files)
+    closed_log(twin)
+    spoil(files, batches[30])
+    for path in files.list(FOLDER):
+        files.open(f"{FOLDER}/{path}").sync()
+    (damage,) = survey(files, FOLDER, LOG_ID).damages
+    files.syncs_fail = True
+    with pytest.raises(DiskError):
+        patch(files, FOLDER, LOG_ID, damage, batches[30:31])
+    files.syncs_fail = False
+    assert survey(files, FOLDER, LOG_ID).damages == (damage,)
+    assert patch(files, FOLDER, LOG_ID, damage, batches[30:31]) is None
+    files.crash()
+    check_whole(open_log(files), batches)
+
+
 def test_a_log_that_is_set_aside_is_kept_once_and_an_empty_one_takes_its_place() -> None:
     for place in range(60):
         files = MemoryFiles(Random(place))
