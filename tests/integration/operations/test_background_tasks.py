@@ -24,7 +24,7 @@ KEPT = {
     "retention": (RetentionKeeper, "run"),
     "journal-retention": (JournalKeeper, "run"),
     "metadata": (MetadataLogs, "run"),
-    "late-bodies": (PlainRoute, "sweep"),
+    "late-bodies": (PlainRoute, "end_late_bodies"),
 }
 
 
