@@ -126,14 +126,20 @@ def _typed_differences(
     spark: SparkSession, known: Tables, reads: LogReads
 ) -> tuple[tuple[str, ...], int | None]:
     """Return the first differences of each typed table, and the index before which the tables are compared,
-    None without them. A table that changes meanwhile is compared again."""
+    None without them. Tables that change meanwhile are compared again."""
     found: tuple[str, ...] = ()
-    until = None
+    until, compared = None, None
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(_PAUSE_S)  # the job makes typed tables, and extends them, after `entries`
         tables = {table.name: table for table in known.all()}
-        found, until = tuple(_typed_problems(spark, tables, reads)), _typed_until(tables)
+        versions = {name: table.version for name, table in tables.items()}
+        if versions != compared:
+            found, until, compared = (
+                tuple(_typed_problems(spark, tables, reads)),
+                _typed_until(tables),
+                versions,
+            )
         if not found:
             break
     return found, until

@@ -2,19 +2,22 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from app.client.tables import MaterializedTable
+from spark_jobs import verify
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.replay import DeadLetterReplay
 from spark_jobs.run import materialize
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.table import identifier
 from spark_jobs.typed.values import wrong_copies
-from spark_jobs.verify import Verified, _typed_problems, _typed_until
+from spark_jobs.verify import Verified, _typed_differences, _typed_problems, _typed_until
 from tests.spark.conftest import endpoints
 from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.typed.test_typed import path_in, to_json
@@ -133,6 +136,27 @@ def test_a_comparison_reports_how_far_the_typed_tables_are() -> None:
         line,
         "typed tables are compared with entries up to index 49",
     ]
+
+
+def test_differences_of_tables_that_change_are_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[int] = []
+
+    def problems(_spark: Any, tables: dict[str, MaterializedTable], _reads: Any) -> list[str]:
+        compared.append(tables["entries"].version)
+        return [] if compared[-1] == 3 else ["a difference"]
+
+    def found_in(*versions: int) -> Any:
+        compared.clear()
+        read = iter([*versions, *[versions[-1]] * 10])
+        known: Any = SimpleNamespace(
+            all=lambda: [MaterializedTable("entries", "entries", next(read), 9, 0, 0)]
+        )
+        return _typed_differences(cast(Any, None), known, cast(Any, None))
+
+    monkeypatch.setattr(verify, "_typed_problems", problems)
+    monkeypatch.setattr(verify, "_PAUSE_S", 0.0)
+    assert (found_in(1, 1, 2, 3), compared) == (((), None), [1, 2, 3])
+    assert (found_in(1), compared) == ((("a difference",), None), [1])  # the same would be found again
 
 
 def test_times_in_maps_are_compared_to_the_microsecond(spark: SparkSession) -> None:
