@@ -230,6 +230,10 @@ class SimulatedCluster:
         limit_us = self.world.now_us + int(within_seconds * SECOND_US)
         while not self._settled(target) or self._finds_flip():
             if not all(self._step(limit_us) for _ in range(LOOK_EVERY)):
+                if (node := self._half_removed()) is not None:
+                    self._empty(node)
+                    limit_us = self.world.now_us + int(within_seconds * SECOND_US)
+                    continue
                 late = [
                     f"{node.name} ({'up' if node.alive else 'down'}) has {node.driver.committed_index}"
                     for node in self.members
@@ -242,6 +246,25 @@ class SimulatedCluster:
         """End every process; nothing more can be done with this cluster."""
         for node in self.members:
             node.close()
+
+    def _half_removed(self) -> SimulatedNode | None:
+        """Return the node that keeps all others from leading: its log is the newest, its removal is in it and
+        not committed, and too few of the others are sound to elect it (docs/design.md, section 5)."""
+        if self.leading() is not None:
+            return None
+        for node in self.members:
+            voters = node.driver.group.voters
+            sound = sum(self.nodes[name].driver.sound for name in voters)
+            if node.name not in voters and 2 * sound <= len(voters):
+                return node
+        return None
+
+    def _empty(self, node: SimulatedNode) -> None:
+        """Start a half removed node without its copy (docs/operations.md, section 7)."""
+        self.crash(node.name, power=True)
+        node.replace_disk()
+        self.restart(node.name)
+        self.world.note(f"{node.name} was half removed: its copy is taken away")
 
     def _settled(self, target: int) -> bool:
         voters, learners = self.group()
