@@ -240,9 +240,9 @@ class Broker:
 
     # --- while it runs ----------------------------------------------------------------------------------
 
-    def find(self, name: str) -> HostedLog:
+    def find(self, name: str, pointer: str = "/path/log") -> HostedLog:
         """As LogLookup.find."""
-        return self._lookup.find(name)
+        return self._lookup.find(name, pointer)
 
     @property
     def unsupported(self) -> Mapping[str, Unsupported]:

@@ -97,7 +97,7 @@ async def led(request: Request, broker: Node, query: Nothing) -> Response:
 
 @router.get("/ui/log.json")
 async def log(request: Request, broker: Node, query: Annotated[LogQuery, Query()]) -> Response:
-    hosted = broker.find(query.log)
+    hosted = broker.find(query.log, "/query/log")
     answer = await _nodes(request, broker, hosted)
     match query.part:
         case Part.EPOCHS:

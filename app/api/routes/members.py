@@ -145,7 +145,7 @@ async def demote_member(call: Call, id: MemberId, query: OneLog) -> Response:
     call.wants_json()
     if query.log is None:
         raise InvalidRequest(("/query/log", "name the log in controller mode whose replica is demoted"))
-    await change_replica(call, call.broker.find(query.log), id, ReplicaChange.DEMOTE)
+    await change_replica(call, call.broker.find(query.log, "/query/log"), id, ReplicaChange.DEMOTE)
     return _members_answer(call.broker)
 
 
@@ -171,7 +171,7 @@ async def _change(
     """The change in one log, or in each Raft log in turn; the first refusal ends it. of_replica, force: the
     same of a log in controller mode."""
     broker = call.broker
-    one = None if log is None else broker.hosted(log) or broker.find(log)
+    one = None if log is None else broker.hosted(log) or broker.find(log, "/query/log")
     if one is not None and one.settings.replication is Replication.CONTROLLER:
         await change_replica(call, one, change.node_id, of_replica, force=force)
         return _members_answer(broker)
@@ -294,7 +294,7 @@ def known_addresses(broker: Broker, new_id: str) -> dict[str, Address]:
 async def transfer(call: Call, query: Nothing) -> Response:
     call.wants_json()
     asked = await call.asked(TransferIn)
-    broker, hosted = call.broker, call.broker.find(asked.log)
+    broker, hosted = call.broker, call.broker.find(asked.log, "/log")
     if hosted.settings.replication is Replication.CONTROLLER:
         return await move_master(call, hosted, asked.to)
 

@@ -32,9 +32,10 @@ class LogLookup:
         """Logs of the metadata that this version leaves alone, by name."""
         return self._metadata_logs.unsupported
 
-    def find(self, name: str) -> HostedLog:
+    def find(self, name: str, pointer: str = "/path/log") -> HostedLog:
         """Return the log of that name.
 
+        pointer: to the name in the request, for the error of one that no log can have.
         Raises InvalidRequest for a name that no log can have, LogNotFound, LogDeleting, LogUnsupported;
         NoLeader while this node does not know all logs: it has just started, or was removed.
         """
@@ -42,7 +43,7 @@ class LogLookup:
         if hosted is None:
             if not LOG_NAME.fullmatch(name.removeprefix("__")):
                 detail = f"the name of a log must match {LOG_NAME.pattern}, got {name[:80]!r}"
-                raise InvalidRequest(("/path/log", detail))
+                raise InvalidRequest((pointer, detail))
             if (unsupported := self.unsupported.get(name)) is not None:
                 raise LogUnsupported(name, unsupported.reason)
             if not self._metadata.is_current:

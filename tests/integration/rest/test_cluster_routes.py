@@ -304,6 +304,21 @@ def test_answers_are_as_the_openapi_document_describes_them(cluster: Cluster) ->
     assert found == []
 
 
+def test_the_name_of_a_log_is_refused_where_it_was_given(cluster: Cluster) -> None:
+    """A parameter's pointer is `/query/NAME`, that of a field of the body its JSON pointer."""
+    calls: list[tuple[str, str, dict[str, Any], str]] = [
+        ("GET", "/v1/logs/BAD/tail", {}, "/path/log"),
+        ("POST", "/v1/cluster/leader:transfer", {"json": {"to": "n1", "log": "BAD"}}, "/log"),
+        ("POST", "/v1/cluster/members/n9:promote?log=BAD", {}, "/query/log"),
+        ("POST", "/v1/cluster/members/n9:demote?log=BAD", {}, "/query/log"),
+        ("POST", "/v1/cluster/members/n9:clean?log=BAD", {}, "/query/log"),
+        ("DELETE", "/v1/cluster/members/n9?log=BAD", {}, "/query/log"),
+    ]
+    for method, path, options, pointer in calls:
+        problem = cluster.call(method, "n1", path, **options).json()
+        assert [error["pointer"] for error in problem["errors"]] == [pointer], (path, problem)
+
+
 def test_every_field_and_header_of_a_problem_is_described(cluster: Cluster) -> None:
     """The keys that `fields` of each error returns, by its source."""
     components = cluster.get("n1", "/v1/openapi.json").json()["components"]
