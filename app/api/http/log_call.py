@@ -71,6 +71,10 @@ class Served:
         """Return 200 with that JSON, and this node's headers about the log before the others."""
         return json_answer(content, headers=(*log_headers(self.broker, self.hosted), *headers))
 
+    def unchanged(self, etag: bytes) -> Response:
+        """Return 304: the client holds the version with this tag."""
+        return ExactResponse(Answer(304, [*log_headers(self.broker, self.hosted), (b"etag", etag)], b""))
+
     async def commit(self, command: Command) -> CommandResult:
         """Decide and commit a command here. Raises CommitlogError."""
         future: asyncio.Future[CommandResult] = asyncio.get_running_loop().create_future()

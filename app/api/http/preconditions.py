@@ -1,4 +1,5 @@
-"""`If-Match`: the version of a resource that a change requires (RFC 9110, section 13.1.1)."""
+"""`If-Match`: the version of a resource that a change requires; `If-None-Match`: versions that a reader
+holds (RFC 9110, sections 13.1.1 and 13.1.2)."""
 
 from typing import Final
 
@@ -20,3 +21,12 @@ def wanted_version(if_match: str, current: int | None) -> int | None:
     if current in versions:
         return current
     return versions[0] if versions else NEVER
+
+
+def is_held(if_none_match: str | None, etag: str) -> bool:
+    """Return whether the client holds the version with this tag, so that a GET is answered 304.
+
+    if_none_match: the header of a GET of a resource that exists, None when absent. Tags are compared weakly.
+    """
+    tags = [tag.strip() for tag in (if_none_match or "").split(",")]
+    return "*" in tags or any(tag.removeprefix("W/") == etag for tag in tags)

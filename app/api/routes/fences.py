@@ -10,7 +10,7 @@ from app.api.http.dependencies import LogName, Nothing
 from app.api.http.json_decoding import Name, Ordinal
 from app.api.http.log_call import Call, Served
 from app.api.http.openapi import ETAG, OF_A_BODY, OF_A_COMMIT, answers, json_request
-from app.api.http.preconditions import wanted_version
+from app.api.http.preconditions import is_held, wanted_version
 from app.errors import CursorNotFound
 from app.log.commands import ABSENT, UNSET, DropCursor, MoveCursor, SetFence
 from app.log.state import LogCursor
@@ -82,7 +82,8 @@ async def cursors(call: Call, log: LogName, query: Nothing) -> Response:
 @router.get(
     "/v1/logs/{log}/cursors/{name}",
     summary="Get a cursor",
-    responses=answers("cursor-not-found", "read-index-unavailable", example=CURSOR_EXAMPLE, headers=(ETAG,)),
+    responses=answers("cursor-not-found", "read-index-unavailable", example=CURSOR_EXAMPLE, headers=(ETAG,))
+    | {304: {"description": "The client holds this version: `If-None-Match` names its ETag"}},
     response_class=Response,
 )
 async def cursor(call: Call, log: LogName, name: CursorName, query: Nothing) -> Response:
@@ -91,6 +92,9 @@ async def cursor(call: Call, log: LogName, name: CursorName, query: Nothing) -> 
     found = here.driver.state.committed_cursor(name)
     if found is None:
         raise CursorNotFound(name)
+    etag = _etag(found)
+    if is_held(call.request.headers.get("if-none-match"), etag.decode()):
+        return here.unchanged(etag)
     return _cursor_answer(here, name, found)
 
 
@@ -147,7 +151,11 @@ def _revision(request: Request, found: LogCursor | None) -> int | None:
 
 
 def _cursor_answer(here: Served, name: str, found: LogCursor) -> Response:
-    return here.answer(_cursor_object(here, name, found), headers=[(b"etag", b'"%d"' % found.revision)])
+    return here.answer(_cursor_object(here, name, found), headers=[(b"etag", _etag(found))])
+
+
+def _etag(found: LogCursor) -> bytes:
+    return b'"%d"' % found.revision
 
 
 def _cursor_object(here: Served, name: str, found: LogCursor) -> dict[str, str | int | bool]:

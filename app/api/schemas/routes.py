@@ -8,12 +8,10 @@ import msgspec
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
-from app.api.http.dependencies import ExactResponse, LogName, Nothing, reserve
-from app.api.http.leader_headers import log_headers
+from app.api.http.dependencies import LogName, Nothing, reserve
 from app.api.http.log_call import Call, LogCall, Served
-from app.api.http.messages import Response as Answer
 from app.api.http.openapi import ETAG, OF_A_BODY, OF_A_COMMIT, answers, json_request
-from app.api.http.preconditions import wanted_version
+from app.api.http.preconditions import is_held, wanted_version
 from app.api.http.query import WholeNumber
 from app.api.read.query import ConsistencyQuery
 from app.api.read.reader import confirmed_reader
@@ -149,7 +147,7 @@ async def all_schemas(call: Call, log: LogName, query: Consistent, min_index: Mi
     here, versions = await _visible(call, log, query, min_index)
     etag = _etag(versions[-1].version if versions else _NO_VERSION)
     if _is_known(call.request, etag):
-        return _unchanged(here, etag)
+        return here.unchanged(etag)
     size = sum(len(each.record.definition) for each in versions)
     reserve(call.request, size)
     documents = await asyncio.to_thread(documents_of, versions)
@@ -173,7 +171,7 @@ async def _visible(
 
 async def _answer_read(request: Request, here: Served, version: SchemaVersion) -> Response:
     etag = _etag(version.version)
-    return _unchanged(here, etag) if _is_known(request, etag) else await _answer(here, version)
+    return here.unchanged(etag) if _is_known(request, etag) else await _answer(here, version)
 
 
 async def _answer(here: Served, version: SchemaVersion) -> Response:
@@ -181,15 +179,9 @@ async def _answer(here: Served, version: SchemaVersion) -> Response:
     return here.answer(document, headers=[(b"etag", _etag(version.version))])
 
 
-def _unchanged(here: Served, etag: bytes) -> Response:
-    return ExactResponse(Answer(304, [*log_headers(here.broker, here.hosted), (b"etag", etag)], b""))
-
-
 def _etag(version: int) -> bytes:
     return b'"%d"' % version
 
 
 def _is_known(request: Request, etag: bytes) -> bool:
-    """Return whether the client holds the version with this tag (RFC 9110, section 13.1.2)."""
-    given = request.headers.get("if-none-match", "").split(",")
-    return any(tag.strip().removeprefix("W/") == etag.decode() for tag in given)
+    return is_held(request.headers.get("if-none-match"), etag.decode())

@@ -258,6 +258,10 @@ def test_a_cursor_moves_by_its_version(cluster: Cluster) -> None:
     assert (stale.status_code, stale.json()["code"]) == (412, "cursor-moved")
     found = cluster.get("n2", path)
     assert (found.json()["index"], found.headers["etag"]) == (7, moved.headers["etag"])
+    for node in cluster.ids:
+        held = cluster.get(node, path, headers={"If-None-Match": found.headers["etag"]})
+        assert (held.status_code, held.content, held.headers["etag"]) == (304, b"", found.headers["etag"])
+        assert cluster.get(node, path, headers={"If-None-Match": made.headers["etag"]}).json() == found.json()
     for strange in ('"x"', '"999999"', 'W/"1"', ""):
         assert move("n1", 8, **{"If-Match": strange}).json()["code"] == "cursor-moved"
     listed = move("n1", 8, **{"If-Match": f'"999999", {moved.headers["etag"]}'})

@@ -45,7 +45,7 @@ def call_of(state: LogState) -> Any:
             answer=lambda content, headers=(): {**content, "headers": headers},
         )
 
-    return SimpleNamespace(leader=leader)
+    return SimpleNamespace(leader=leader, request=SimpleNamespace(headers={}))
 
 
 def get(state: LogState) -> dict[str, Any]:
