@@ -349,8 +349,7 @@ class _OneAppend:
         return Response(
             relayed.status,
             [
-                *relayed.headers,
-                (b"content-length", b"%d" % len(relayed.body)),
+                *relayed.all_headers,
                 (REQUEST_ID, self._call.request_id),
             ],
             relayed.body,

@@ -220,7 +220,7 @@ class LogCall:
             check_led(relayed)
             if not query:
                 mark_forwarded(self.request)
-            return ExactResponse(Answer(relayed.status, relayed.headers, relayed.body))
+            return ExactResponse(Answer(relayed.status, relayed.all_headers, relayed.body))
 
         deadline_ms = proxy.deadline_ms()
         return await proxy.at_leader(hosted, here, there, deadline_ms=deadline_ms, here_only=self._here_only)
@@ -249,7 +249,7 @@ class LogCall:
                 answer = check_led(await stream.whole())
                 if is_head:  # no body gives the reason
                     raise NoLeader()
-                raise AnsweredElsewhere(ExactResponse(Answer(answer.status, answer.headers, answer.body)))
+                raise AnsweredElsewhere(ExactResponse(Answer(answer.status, answer.all_headers, answer.body)))
         except Lost as error:
             raise NotSent(str(error)) from error
         response = StreamingResponse(stream.pieces(), status_code=stream.status)

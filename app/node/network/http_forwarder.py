@@ -67,25 +67,37 @@ class Lost(Exception):
 
 @dataclass(slots=True)
 class Relayed:
-    """Another node's answer. headers: without those of the connection and the request id."""
+    """Another node's answer. headers: without those of the connection, the length and the request id."""
 
     status: int
     headers: HeaderList
     body: bytes
 
+    @property
+    def all_headers(self) -> HeaderList:
+        """The headers, and the length of the body."""
+        return [*self.headers, (b"content-length", b"%d" % len(self.body))]
+
 
 class Stream:
-    """Another node's answer while it arrives. Read `pieces` to the end, or `close`."""
+    """Another node's answer while it arrives. Read `pieces` to the end, or `close`.
+
+    headers: as those of Relayed, and the length of the body if it is known.
+    """
 
     def __init__(self, answer: aiohttp.ClientResponse) -> None:
         self._answer = answer
         self.status = answer.status
-        self.headers = _returned(answer)
+        length = answer.headers.get("content-length")
+        self.headers = [
+            *_returned(answer),
+            *([(b"content-length", length.encode("ascii"))] if length else []),
+        ]
 
     async def whole(self) -> Relayed:
         """Return the answer once it is complete. Raises Lost."""
         try:
-            return Relayed(self.status, self.headers, await self._answer.read())
+            return Relayed(self.status, _returned(self._answer), await self._answer.read())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Lost(str(error)) from error
         finally:

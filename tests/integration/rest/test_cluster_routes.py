@@ -319,6 +319,28 @@ def test_the_name_of_a_log_is_refused_where_it_was_given(cluster: Cluster) -> No
         assert [error["pointer"] for error in problem["errors"]] == [pointer], (path, problem)
 
 
+def test_a_forwarded_answer_has_the_headers_of_the_leaders_own(cluster: Cluster) -> None:
+    leader, follower = cluster.leader(), cluster.follower()
+    log = "/v1/logs/default"
+    calls: list[tuple[str, str, dict[str, Any]]] = [
+        ("GET", f"{log}/watermarks", {}),
+        ("HEAD", f"{log}/watermarks", {}),
+        ("PUT", f"{log}/cursors/forwarded", {"json": {"index": 0}}),
+        ("GET", f"{log}/cursors/forwarded", {}),
+        ("HEAD", f"{log}/cursors/forwarded", {}),
+        ("GET", f"{log}/cursors/absent", {}),
+        ("POST", f"{log}:trim", {"json": {"until_index": 0}}),
+        ("POST", f"{log}:fence", {"json": {"token": None}}),
+    ]
+    for method, path, options in calls:
+        own, forwarded = (cluster.call(method, node, path, **options) for node in (leader, follower))
+        assert set(forwarded.headers) == set(own.headers), (method, path)
+        if method != "HEAD":
+            assert int(forwarded.headers["content-length"]) == len(forwarded.content) > 0
+        else:
+            assert forwarded.content == b""
+
+
 def test_every_field_and_header_of_a_problem_is_described(cluster: Cluster) -> None:
     """The keys that `fields` of each error returns, by its source."""
     components = cluster.get("n1", "/v1/openapi.json").json()["components"]
