@@ -79,8 +79,11 @@ class CommitlogDataSource(DataSource):
 
     @plain_errors()
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        options = parse_options(self.options).for_stream()
-        check_schema(self.schema(), schema)
+        try:
+            options = parse_options(self.options).for_stream()
+            check_schema(self.schema(), schema)
+        except OptionError as error:
+            return RefusedStreamReader(error)
         if options.logs:
             from spark_jobs.source.many_logs import LogsStreamReader
 
@@ -190,6 +193,31 @@ class FilteringBatchReader(RecordsBatchReader):
         """Record all filters; Spark evaluates them again."""
         self.bounds = bounds_of(filters)
         return filters
+
+
+class RefusedStreamReader(DataSourceStreamReader):
+    """Reports an error in the options when the query starts.
+
+    Spark replaces an error that `streamReader` itself raises by an error of its own, which names no option.
+    """
+
+    def __init__(self, error: OptionError) -> None:
+        self._error = error
+
+    @plain_errors()
+    def initialOffset(self) -> dict[str, Any]:
+        raise self._error
+
+    @plain_errors()
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        raise self._error
+
+    @plain_errors()
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise self._error
 
 
 class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

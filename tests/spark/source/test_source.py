@@ -8,7 +8,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_jobs.tables import schemas
-from tests.spark.conftest import Batch, Collected, Stream
+from tests.spark.conftest import Batch, Collected, Stream, endpoints
 from tests.spark.source.log_server import FIRST_TIMESTAMP_MS, FakeLog, FakeReplica
 
 DATA = [index for index in range(102) if index not in (0, 51)]
@@ -175,3 +175,27 @@ def test_events_as_a_batch(
     with pytest.raises(PySparkException, match="node n1 does not answer, its events would be missing"):
         batch(stream="events").load().count()
     assert batch(stream="events", failOnDataLoss="false").load().count() == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "schema", "complaint"),
+    [
+        ({"endingIndex": "5"}, None, "endingIndex is for batch queries"),
+        ({"tail": "union"}, None, "tail=union is for batch queries"),
+        ({}, "a INT", "commitlog has the schema"),
+    ],
+)
+def test_a_stream_that_cannot_be_is_refused_in_a_sentence(
+    spark: SparkSession,
+    replicas: list[FakeReplica],
+    tmp_path: Path,
+    options: dict[str, str],
+    schema: str | None,
+    complaint: str,
+) -> None:
+    reader = spark.readStream.format("commitlog").option("endpoint", endpoints(replicas)).options(**options)
+    rows = (reader if schema is None else reader.schema(schema)).load()
+    query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+    with pytest.raises(PySparkException, match=complaint) as refused:
+        query.trigger(availableNow=True).start().awaitTermination()
+    assert "Traceback" not in str(refused.value)
