@@ -19,7 +19,7 @@ from pyspark.sql.types import (
 )
 
 from spark_jobs.errors import OptionError
-from spark_jobs.source.options import parse_endpoints
+from spark_jobs.source.options import parse_endpoints, parse_token
 
 NAMES = ("endpoint", "token", "log", "stagingLocation", "producerId", "producerEpoch", "batchId")
 SPARKS_OWN = ("checkpointlocation", "queryname")  # Spark passes them with a stream's options
@@ -68,7 +68,7 @@ def parse_sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOpti
         raise OptionError("batchId is for batch writes: a stream counts its micro-batches itself")
     return SinkOptions(
         endpoints=parse_endpoints(values.get("endpoint", "")),
-        token=values.get("token") or None,
+        token=parse_token(values.get("token", "")),
         log=values.get("log", "default"),
         producer_id=producer_id,
         producer_epoch=epoch,

@@ -34,6 +34,12 @@ NAMES = (
     "table",
 )
 BETWEEN = "between"  # for the job alone
+_OPTION_PREFIX = "option."  # of the options among the properties that Spark passes for a new table
+_NO_TABLE = (
+    "the session catalog of Spark does not pass the options of a table to a data source in Python: use "
+    "CREATE TEMPORARY VIEW ... USING commitlog OPTIONS (...), or set spark.sql.catalog.spark_catalog to "
+    "commitlog.SessionCatalog"
+)
 NOT_FOR_EVENTS = {  # by option: its field, whose default changes nothing
     "endingIndex": "ending_index",
     "maxBytesPerTrigger": "max_bytes_per_trigger",
@@ -124,6 +130,8 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     """
     known = {name.lower(): name for name in (*NAMES, BETWEEN)}
     values: dict[str, str] = {}
+    if any(name.lower().startswith(_OPTION_PREFIX) for name in given):
+        raise OptionError(_NO_TABLE)
     for name, value in given.items():
         if name.lower() not in known:
             raise OptionError(f"unknown option {name!r}; the options are {', '.join(NAMES)}")
@@ -138,7 +146,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         raise OptionError("backlogRecords requires the option logs")
     options = SourceOptions(
         endpoints=parse_endpoints(values.get("endpoint", "")),
-        token=values.get("token") or None,
+        token=parse_token(values.get("token", "")),
         log=values.get("log", "default"),
         starting_index=_start(values.get("startingIndex"), stream, by="log" if logs else None),
         ending_index=_end(values.get("endingIndex", LATEST)),
@@ -166,6 +174,13 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
                     f"{name} does not apply to stream=events: each node's journal is one partition"
                 )
     return options
+
+
+def parse_token(text: str) -> str | None:
+    """Return the token, None for an empty one. Raises OptionError; the message does not contain the token."""
+    if not all(" " < character <= "~" for character in text):
+        raise OptionError("token must consist of visible ASCII characters, without blanks and line breaks")
+    return text or None
 
 
 def _union(values: Mapping[str, str]) -> bool:
