@@ -32,7 +32,14 @@ from app.api.http.leader_headers import log_headers
 from app.api.http.leader_proxy import LeaderProxy
 from app.api.http.messages import Response as Answer
 from app.api.http.messages import problem_response
-from app.errors import CommitlogError, InvalidRequest, NoLeader, NotLeader, Unauthenticated
+from app.errors import (
+    CommitlogError,
+    InvalidRequest,
+    NoLeader,
+    NotLeader,
+    Unauthenticated,
+    UnsupportedMediaType,
+)
 from app.log.contract import AppendStream
 from app.media_types import JSON, NDJSON
 from app.node.broker import Broker
@@ -65,11 +72,15 @@ _HEAD_TIMEOUT_S: Final = 2.0  # of a node that a stream is forwarded to
 async def append_stream(request: Request, broker: Node, log: LogName) -> Response:
     hosted = broker.find(log)
     headers = {name.lower(): value for name, value in request.headers.raw}
-    if b"idempotency-key" in headers or b"content-encoding" in headers:
-        name = "Idempotency-Key" if b"idempotency-key" in headers else "Content-Encoding"
+    if b"idempotency-key" in headers:
         raise InvalidRequest(
-            (f"/headers/{name}", "is not supported for a stream; for idempotent appends use a producer")
+            (
+                "/headers/Idempotency-Key",
+                "is not supported for a stream; for idempotent appends use a producer",
+            )
         )
+    if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+        raise UnsupportedMediaType("a stream of appends has no Content-Encoding; compress single appends")
     media_type = media_type_of(headers.get(b"content-type", b""))
     parameters = parse_append_query(request.scope["query_string"])
     limit = broker.settings.limits.max_request_bytes

@@ -127,6 +127,16 @@ def test_invalid_streams_are_refused(cluster: Cluster) -> None:
 
     assert code(**{"Content-Type": "application/octet-stream"}) == "unsupported-media-type"
     assert code(**LINES, **{"Idempotency-Key": "k"}) == "invalid-request"
+    for encoding in ("gzip", "zstd", "br"):
+        assert code(**LINES, **{"Content-Encoding": encoding}) == "unsupported-media-type"
+    plain = cluster.call(
+        "POST",
+        "n1",
+        "/v1/logs/default/records:stream",
+        content=b"",
+        headers={**LINES, "Content-Encoding": "identity"},
+    )
+    assert (plain.status_code, plain.content) == (200, b"")
     path = "/v1/logs/default/records:stream"
     follower = cluster.follower()
     stays = cluster.call("POST", follower, path, headers={**LINES, "Commitlog-No-Forward": "1"})
