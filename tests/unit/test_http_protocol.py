@@ -93,8 +93,11 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:
-    """/echo: the header `commitlog-key`; /slow: its body, after a moment; /large: 64 MiB."""
+    """/echo: the header `commitlog-key`; /slow: its body, after a moment; /large: 64 MiB; /x:stream: nothing,
+    and the response starts before the body is read."""
     body = b""
+    if scope["path"] == "/x:stream":
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
     while (message := await receive())["type"] == "http.request":
         body += message["body"]
         if not message["more_body"]:
@@ -107,13 +110,11 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
         body = bytes(64 << 20)
     else:
         body = dict(scope["headers"]).get(b"commitlog-key", b"none")
-    await send(
-        {
-            "type": "http.response.start",
-            "status": 200,
-            "headers": [(b"content-length", b"%d" % len(body))],
-        }
-    )
+    if scope["path"] == "/x:stream":
+        body = b""
+    else:
+        length = (b"content-length", b"%d" % len(body))
+        await send({"type": "http.response.start", "status": 200, "headers": [length]})
     await send({"type": "http.response.body", "body": body})
 
 
@@ -288,6 +289,24 @@ def test_junk_and_a_broken_body_are_refused() -> None:
         assert problem(await server.exchange(head)) == (400, "bad-request")
         both = head.replace(b"transfer-encoding", b"content-length: 2\r\ntransfer-encoding")
         assert problem(await server.exchange(both)) == (400, "bad-request")
+
+    run(test)
+
+
+def test_a_stream_that_expects_100_is_continued_before_its_response() -> None:
+    head = (
+        b"POST /x:stream?acks=all HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 2\r\n"
+        b"connection: close\r\n\r\n"
+    )
+
+    async def test(server: Server) -> None:
+        answer = await server.exchange(head, b"ok")
+        assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200")
+        assert answer.count(b"100 Continue") == 1
+        assert b"100 Continue" not in await server.exchange(head.replace(b"HTTP/1.1", b"HTTP/1.0"), b"ok")
+        answer = await server.exchange(SLOW + head, b"ok")  # an earlier response is not interrupted
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert answer.index(b"ok") < (answer + b"100 Continue").index(b"100 Continue")
 
     run(test)
 
