@@ -183,6 +183,7 @@ class EntriesJob:
         self.has_more = False
         if planned <= start.next_index:
             self.waiting = 0
+            self._look_after_followers()
             return False
         planned_s = time.monotonic()
         count = self.rows
@@ -196,6 +197,12 @@ class EntriesJob:
         self.has_more = end.next_index < planned
         self._taken(end, count, (began_s, planned_s, read_s))
         return True
+
+    def _look_after_followers(self) -> None:
+        """Let the followers repair what RESTORE took from their tables: the log has nothing new for them."""
+        if self.follows and self.rows > 0:
+            for follower in self.followers:
+                follower.extend(self.offset.next_index, self.offset.term)
 
     def take(self, rows: pa.Table, began_s: float) -> bool:
         """Extend the table by the rows of a micro-batch; return whether they go on where the table ends.

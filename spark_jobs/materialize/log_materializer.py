@@ -34,6 +34,7 @@ EPOCHS_SHARE_S = 0.05  # that time grows by this for each log of the job
 EPOCHS_RETRY_S = 15.0  # longest pause while a node does not answer
 EPOCHS_IDLE_S = 60.0  # without a change, for each 50 logs
 PROBE_EACH_S = 5.0  # a log of which no node reports an end
+RESTORED_EACH_S = 30.0  # a look for RESTORE commits of the typed tables of an idle log, for each 50 logs
 BEHIND_AFTER_S = 10.0  # beyond the longest delay: the query does not bring what a log has
 FORGET_S = 3.0  # an answer of a node older than this does not count as knowledge of the log's end
 
@@ -130,7 +131,7 @@ class LogMaterializer:
         now_s = time.monotonic()
         ends = self._ends_poller.ends(self.log, now_s - FORGET_S)
         self.committed_index = None if ends is None else max(ends.next_index - 1, self.entries.covered_index)
-        self._records.ensure_running(due=self._records_are_due(now_s))
+        self._records.ensure_running(due=self._records_are_due(now_s) or self._restores_are_due(now_s, logs))
         journals = self._journals.of(self.log)
         is_time = now_s >= self._journal.begun_at_s + self.config.events_trigger_s
         self._journal.ensure_running(
@@ -163,6 +164,11 @@ class LogMaterializer:
         if query is not None and query.delivers:
             return self._is_behind(now_s)
         return job.waiting > 0 and self._pace.takes(job.waiting, now_s)
+
+    def _restores_are_due(self, now_s: float, logs: int) -> bool:
+        """Return whether the log has typed tables, and has been idle for a while: a step repairs them."""
+        idle_s = now_s - self._records.ended_at_s
+        return self.typed.decoder is not None and idle_s >= max(1, logs // 50) * RESTORED_EACH_S
 
     def _is_behind(self, now_s: float) -> bool:
         """Return whether records have waited for the query for too long: it left the log out."""

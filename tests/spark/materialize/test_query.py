@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -18,7 +18,7 @@ from spark_jobs.errors import LogClash
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.entries import EntriesJob
 from spark_jobs.materialize.journal_poller import JournalPoller
-from spark_jobs.materialize.log_materializer import LogMaterializer, SharedParts
+from spark_jobs.materialize.log_materializer import RESTORED_EACH_S, LogMaterializer, SharedParts
 from spark_jobs.materialize.query import LogRows, RecordsQuery, is_large
 from spark_jobs.materialize.workers import THREADS, Workers
 from spark_jobs.run import materialize
@@ -145,6 +145,21 @@ def test_only_rows_that_continue_where_the_table_ends_are_taken(
     assert (job.next_index, job.rows) == (60, 58)
 
 
+def test_a_step_on_an_idle_log_repairs_tables_that_follow_entries(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
+) -> None:
+    """RESTORE may have taken rows of the typed tables, and no record may come for a long time."""
+    job, _ = opened_job(replicas, tmp_path)
+    extended: list[tuple[int, int | None]] = []
+    follower: Any = SimpleNamespace(extend=lambda until, term: extended.append((until, term)))
+    job.followers = (follower,)
+    while job.step():
+        continue
+    extended.clear()
+    assert not job.step()
+    assert extended == [(log.next_index, 2)]
+
+
 def test_a_log_reads_what_is_before_the_begin_of_the_query_itself_and_notices_a_shorter_log(
     replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
 ) -> None:
@@ -173,6 +188,12 @@ def test_a_log_reads_what_is_before_the_begin_of_the_query_itself_and_notices_a_
         group.poll()
         await_true(lambda: group.read_until >= log.next_index)
         assert not group._records_are_due(time.monotonic())
+        idle_s = group._records.ended_at_s + RESTORED_EACH_S
+        assert not group._restores_are_due(idle_s, 1)  # the log has no schema
+        group.typed.decoder = cast(Any, object())
+        assert [group._restores_are_due(idle_s - 0.1, 1), group._restores_are_due(idle_s, 1)] == [False, True]
+        assert not group._restores_are_due(idle_s, 100)
+        group.typed.decoder = None
         log.records = log.records[:60]  # an unclean election: the query brings nothing, and the job finds out
         await_true(lambda: group._records_are_due(time.monotonic()))
     finally:
