@@ -69,6 +69,11 @@ class LogView:
         return self._durable_index
 
     @property
+    def settled_index(self) -> int:
+        """Last index that will never be truncated, as far as `Commitlog.settle` was told; NO_INDEX: none."""
+        return self._settled_index
+
+    @property
     def next_index(self) -> int:
         """end_index + 1; of an empty log 0, or the base of the last reset."""
         return self._base_index if self._last is None else self._last.next_index

@@ -73,14 +73,18 @@ class _EventStream:
     async def events(self) -> AsyncIterator[bytes]:
         reader, range_ = self._reader, self._range
         ping_s = reader.broker.settings.http.sse_ping_ms / 1000
-        next_index = range_.start_index
         is_local = reader.consistency is Consistency.LOCAL
         grown = reader.grown if is_local else partial(self._pace.grown, reader)
-        for event in self._epoch_before(min(next_index, reader.visible_end)):
+        for event in self._epoch_before(range_.start_index):
             yield event
         yield self._ping()
+        while not await reader.started(range_, ping_s):
+            if reader.broker.waits.stopping or range_.is_over(range_.start_index):
+                return
+            yield self._ping()
+        next_index = range_.start_index
         while not reader.broker.waits.stopping:
-            if range_.until_index is not None and next_index >= range_.until_index:
+            if range_.is_over(next_index):
                 return
             if not await grown(next_index, ping_s):
                 yield self._ping()
@@ -97,12 +101,19 @@ class _EventStream:
         return _event("ping", {"committed_index": self._reader.committed_index})
 
     def _epoch_before(self, index: int) -> list[bytes]:
-        """Return the epoch of the record at `index`, unless the client has it."""
-        epochs = self._reader.log.epochs
-        position = position_at(epochs, index)
+        """Return the epoch of the record at `index`, unless the client has it.
+
+        An epoch that begins after the visible end is neither named nor the end of another one: it may be
+        truncated.
+        """
+        epochs, visible_end = self._reader.log.epochs, self._reader.visible_end
+        position = position_at(epochs, min(index, visible_end))
         if position is None or epochs[position].epoch == self._known_epoch:
             return []
         self._known_epoch = epochs[position].epoch
+        following = position + 1
+        if following < len(epochs) and epochs[following].start_index > visible_end:
+            epochs = epochs[:following]
         return [_event("epoch", epoch_object(epochs, position))]
 
     def _batch_range(self, index: int, head: LogHead) -> Range:

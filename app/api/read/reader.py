@@ -22,6 +22,8 @@ DEFAULT_MIN_INDEX_WAIT_MS: Final = 5_000
 class Range:
     """The range from start_index to the visible end, or to `until_index`.
 
+    from_timestamp_ms: the range begins at the first record at or after that time, which is none of those before
+    start_index; None once it is known.
     until_timestamp_ms: also ends the range, at its first record at or after that time; None once it is known.
     counted_to: the start was counted back from this index (`last`): the first page ends there, or it would
     hold more records than requested when appends arrive meanwhile.
@@ -31,6 +33,11 @@ class Range:
     until_index: int | None  # exclusive
     until_timestamp_ms: int | None = None
     counted_to: int | None = None
+    from_timestamp_ms: int | None = None
+
+    def is_over(self, next_index: int) -> bool:
+        """Return whether the range, as far as its end is known, ends before `next_index`."""
+        return self.until_index is not None and next_index >= self.until_index
 
     def last_index(self, visible_end: int) -> int:
         return visible_end if self.until_index is None else min(visible_end, self.until_index - 1)
@@ -146,13 +153,13 @@ class Reader:
         """
         await self._undisturbed()
         end = self.visible_end
-        counted_to = None
+        counted_to = from_timestamp_ms = None
         if last_event_id is not None:
             start = self._checked(last_event_id + 1, end)
         elif query.from_index is not None:
             start = self._checked(query.from_index, end)
         elif query.from_timestamp is not None:
-            start = self._at_timestamp(query.from_timestamp, end)
+            start, from_timestamp_ms = self.log.first_index, query.from_timestamp
         elif query.last is not None:
             start = await self._last(query.last, end)
             counted_to = end if start <= end else None
@@ -167,16 +174,21 @@ class Reader:
             start = self.committed_index + 1
         else:
             start = self.log.first_index
-        range_ = Range(start, query.until_index, query.until_timestamp, counted_to)
+        range_ = Range(start, query.until_index, query.until_timestamp, counted_to, from_timestamp_ms)
         await self.bound(range_)
         return range_
 
     async def bound(self, range_: Range) -> None:
-        """Find the record that ends the range by its timestamp, if it has arrived by now.
+        """Find the records that begin and end the range by their timestamps, if they have arrived by now.
 
         An uncommitted record ends only the range of a local read: another one may come to its place. Raises
         Repairing.
         """
+        if range_.from_timestamp_ms is not None:
+            await self._undisturbed()
+            self._find_start(range_, range_.from_timestamp_ms)
+            if range_.from_timestamp_ms is not None:
+                return
         if range_.until_timestamp_ms is not None:
             await self._undisturbed()
             local = self.consistency is Consistency.LOCAL
@@ -186,6 +198,26 @@ class Reader:
                 until = range_.until_index
                 range_.until_index = found if until is None else min(until, found)
                 range_.until_timestamp_ms = None
+
+    def _find_start(self, range_: Range, timestamp_ms: int) -> None:
+        end = self.visible_end
+        found = self.log.first_index_at_or_after(timestamp_ms, range_.start_index)
+        if found is not None and found <= end:
+            range_.start_index, range_.from_timestamp_ms = found, None
+        else:
+            range_.start_index = max(range_.start_index, end + 1)
+
+    async def started(self, range_: Range, timeout_s: float) -> bool:
+        """Wait until the record that begins the range by its timestamp has arrived, at most for the time
+        limit; return whether it has. Raises Repairing."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while range_.from_timestamp_ms is not None:
+            left_s = deadline - loop.time()
+            if left_s <= 0 or not await self.grown(range_.start_index, left_s):
+                return False
+            await self.bound(range_)
+        return True
 
     def check_index(self, index: int) -> None:
         """Raise IndexTrimmed or IndexOutOfRange for an index that the request may not see."""
@@ -204,10 +236,6 @@ class Reader:
         if index > end + 1 and self.consistency is not Consistency.COMMITTED:
             raise IndexOutOfRange(end + 1)
         return index
-
-    def _at_timestamp(self, timestamp_ms: int, end: int) -> int:
-        found = self.log.first_index_at_or_after(timestamp_ms)
-        return end + 1 if found is None else min(found, end + 1)
 
     async def _last(self, wanted: int, end: int) -> int:
         log = self.log
@@ -230,7 +258,7 @@ class Reader:
             range_.counted_to = None
             if page.count or self.has_more(page, range_):
                 return page
-            if range_.until_index is not None and page.next_index >= range_.until_index:
+            if range_.is_over(page.next_index):
                 return page
             left_s = deadline - loop.time()
             if left_s <= 0 or not await self.grown(page.next_index, left_s):

@@ -48,8 +48,7 @@ async def tail_page(
 
     while True:
         await reader.bound(range_)
-        is_over = range_.until_index is not None and index >= range_.until_index
-        if is_over or not await pace.grown(reader, index, max(0.0, deadline_s - loop.time())):
+        if range_.is_over(index) or not await pace.grown(reader, index, max(0.0, deadline_s - loop.time())):
             return await render(RecordPage(index), reader.head())
         head = await pace.moment(index, known_end, PAGE_S, reader.head)
         await reader.bound(range_)  # by a record that has arrived meanwhile

@@ -100,6 +100,8 @@ async def read(
         )
         stream.raw_headers.extend(page_headers(reader, range_.start_index, None))
         return stream
+    if not await reader.started(range_, query.wait_ms / 1000):
+        range_.until_index = range_.start_index  # all that has arrived is older
     if media_type == BATCHES:
         return await _batches(request, reader, range_, query)
     return ExactResponse(await page_answer(reader, range_, query, media_type, partial(reserve, request)))

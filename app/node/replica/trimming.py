@@ -37,6 +37,7 @@ class Trimmer:
         self._disk = disk
         self._fail = fail
         self._trimmed_index = 0  # index up to which a trim was attempted
+        self._generation = log.generation  # of the log at that attempt
         self._ticket: TrimTicket | None = None  # of the trim in progress
         self._retry_ticks = 0
         self._stopped = False
@@ -51,12 +52,14 @@ class Trimmer:
             self._retry()
             return
         until_index = self._state.trim_index
-        if until_index <= self._trimmed_index:
+        if until_index <= self._trimmed_index and self._log.generation == self._generation:
             return
+        if self._log.settled_index < until_index:
+            return  # it was reset, and gets the records again
         if self._checkpointer.safe_index < until_index - 1:
             self._checkpointer.demand()
             return
-        self._trimmed_index = until_index
+        self._trimmed_index, self._generation = until_index, self._log.generation
         ticket = self._log.start_trim(until_index)
         if ticket is not None:
             self._ticket = ticket
@@ -69,7 +72,7 @@ class Trimmer:
             return
         self._retry_ticks -= 1
         if self._log.first_index != ticket.base_index:
-            self._retry_ticks, self._ticket, self._trimmed_index = 0, None, 0
+            self._retry_ticks, self._ticket = 0, None
         elif self._retry_ticks == 0:
             self._disk.submit(ticket.move_begin, self._moved)
 

@@ -382,6 +382,41 @@ def test_a_record_that_comes_while_a_read_waits_may_end_it_by_its_time(cluster: 
     assert answer.json()["records"] == []
 
 
+@pytest.mark.parametrize("accept", ["application/json", "application/vnd.commitlog.batch"])
+def test_a_read_from_a_time_to_come_returns_no_older_record(cluster: Cluster, accept: str) -> None:
+    """The records that arrive while it waits are older, and then one is not."""
+    leader, base_ms = cluster.leader("other"), 251_000_000_000_000  # later than those of other tests
+
+    def send(timestamp: int) -> int:
+        body = {"records": [{"value": "v", "timestamp": timestamp}]}
+        first: int = cluster.call("POST", leader, "/v1/logs/other/records", json=body).json()["first_index"]
+        return first
+
+    def found(wait_ms: int) -> tuple[int, int]:
+        params = {"from_timestamp": wanted_ms, "wait_ms": wait_ms}
+        headers = {"Accept": accept}
+        answer = cluster.get(leader, "/v1/logs/other/records", params=params, headers=headers)
+        assert answer.status_code == 200
+        if accept == "application/json":
+            count = len(answer.json()["records"])
+        else:
+            count = len(answer.content)
+        return min(count, 1), int(answer.headers["commitlog-next-index"])
+
+    wanted_ms = base_ms + send(1) * 1_000
+    timer = threading.Timer(0.2, send, (1,))
+    timer.start()
+    count, next_index = found(700)
+    timer.join()
+    assert (count, next_index) == (0, send(1))  # after the older one
+    timers = [threading.Timer(0.2, send, (1,)), threading.Timer(0.5, send, (wanted_ms,))]
+    for timer in timers:
+        timer.start()
+    assert found(20_000) == (1, next_index + 3)
+    for timer in timers:
+        timer.join()
+
+
 def test_a_cursor_that_was_never_made_is_not_found(filled: Cluster) -> None:
     refused(filled.get("n1", RECORDS, params={"cursor": "mine"}), 404, "cursor-not-found")
     answer = filled.get("n1", RECORDS, params={"cursor": "mine", "last": 1})

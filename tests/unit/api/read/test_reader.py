@@ -1,12 +1,14 @@
 """How far a read may see, by its consistency (docs/api.md §5)."""
 
 import asyncio
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from app.api.read.event_stream import _EventStream
 from app.api.read.query import ReadQuery
 from app.api.read.reader import Range, Reader
 from app.api.read.selection import Consistency, RecordPage
@@ -147,3 +149,70 @@ def test_records_that_arrive_during_a_read_do_not_exceed_its_last_timestamp(
 
     assert asyncio.run(read()).count == 1
     assert node.driver.committed_index == 6
+
+
+def test_a_read_from_a_timestamp_in_the_future_waits_for_it(tmp_path: Path) -> None:
+    """Records that arrive meanwhile and are older do not belong to the range."""
+    node, reader = _reader_of_five_records(tmp_path)
+    wanted_ms = node.driver.log.batch_at(4).timestamp_ms + 1_000
+    query = ReadQuery(from_timestamp=wanted_ms)  # type: ignore[call-arg]
+    arrivals = [lambda: node.append(b"older"), lambda: node.tick(2_000), lambda: node.append(b"newer")]
+
+    async def committed(_hosted: object, index: int, _timeout_s: float) -> bool:
+        while arrivals and node.driver.committed_index < index:
+            arrivals.pop(0)()
+        return node.driver.committed_index >= index
+
+    reader.broker.waits.committed = committed  # type: ignore[method-assign,assignment]
+
+    async def read() -> tuple[bool, Range]:
+        range_ = await reader.range_of(query)
+        assert (range_.start_index, range_.from_timestamp_ms) == (5, wanted_ms)
+        return await reader.started(range_, 10.0), range_
+
+    started, range_ = asyncio.run(read())
+    assert (started, range_.start_index, range_.from_timestamp_ms) == (True, 6, None)
+    assert node.driver.log.batch_at(5).timestamp_ms < wanted_ms
+
+
+def test_a_read_from_a_timestamp_that_does_not_come_ends_after_the_older_records(tmp_path: Path) -> None:
+    node, reader = _reader_of_five_records(tmp_path)
+    wanted_ms = node.driver.log.batch_at(4).timestamp_ms + 1_000
+    query = ReadQuery(from_timestamp=wanted_ms)  # type: ignore[call-arg]
+
+    async def committed(_hosted: object, index: int, _timeout_s: float) -> bool:
+        if index == 5:
+            node.append(b"older")
+        return node.driver.committed_index >= index
+
+    reader.broker.waits.committed = committed  # type: ignore[method-assign,assignment]
+
+    async def read() -> tuple[bool, Range]:
+        range_ = await reader.range_of(query)
+        return await reader.started(range_, 10.0), range_
+
+    started, range_ = asyncio.run(read())
+    assert (started, range_.start_index, range_.from_timestamp_ms) == (False, 6, wanted_ms)
+
+
+def test_an_epoch_event_is_not_ended_by_an_epoch_that_may_be_truncated(tmp_path: Path) -> None:
+    node, reader = _reader_of_five_records(tmp_path)
+    node.restart()  # the leader opens an epoch, which is not committed yet
+    reader = Reader(
+        cast(
+            Any,
+            SimpleNamespace(
+                broker=reader.broker, hosted=SimpleNamespace(driver=node.driver), driver=node.driver
+            ),
+        ),
+        Consistency.COMMITTED,
+    )
+    epochs = node.driver.log.epochs
+    assert len(epochs) == 2
+    for committed_index, expected_end in ((epochs[1].start_index - 1, None), (node.driver.log.end_index, 4)):
+        node.driver._core._member.committed_index = committed_index  # type: ignore[attr-defined]
+        stream = _EventStream(reader, Range(0, None), ReadQuery())  # type: ignore[call-arg]
+        [event] = stream._epoch_before(committed_index if expected_end is None else 4)
+        assert json.loads(event.split(b"data: ")[1])["end_index"] == expected_end
+        following = stream._epoch_before(epochs[1].start_index)
+        assert len(following) == (0 if expected_end is None else 1)

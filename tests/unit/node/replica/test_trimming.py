@@ -140,6 +140,29 @@ def test_a_trim_without_room_does_not_move_the_begin_of_a_log_that_was_reset_mea
     assert (reopened.begin_index, reopened.end_index) == (0, 29)
 
 
+def test_a_log_that_was_reset_is_trimmed_again_once_it_has_the_records() -> None:
+    """A slave begins again where its master does, which had trimmed less at that moment (A-04)."""
+    trimmed = Trimmed()
+    trimmed.trimmer.trim()
+    while trimmed.disk.work:
+        trimmed.disk.work.popleft()()
+    trimmed.log.reset(0, 0)
+    trimmed.trimmer.trim()
+    trimmed.append(20)
+    trimmed.log.settle(trimmed.log.end_index)
+    trimmed.trimmer.trim()
+    assert (trimmed.log.begin_index, len(trimmed.disk.work)) == (0, 0)  # it does not hold index 35 yet
+    trimmed.append(20)
+    trimmed.trimmer.trim()
+    assert (trimmed.log.begin_index, len(trimmed.disk.work)) == (0, 0)  # nor knows that it is committed
+    trimmed.log.settle(trimmed.log.end_index)
+    trimmed.trimmer.trim()
+    while trimmed.disk.work:
+        trimmed.disk.work.popleft()()
+    assert trimmed.log.begin_index == 35
+    assert trimmed.failures == []
+
+
 def test_nothing_more_is_removed_once_the_log_is_given_back() -> None:
     trimmed = Trimmed()
     trimmed.trimmer.trim()
