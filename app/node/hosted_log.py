@@ -90,6 +90,13 @@ class HostedLog:
         return None if self.driver is None else self.driver.leader_id
 
     @property
+    def has_leader(self) -> bool:
+        """Return whether a leader is known here. A master without a lease is none: it accepts nothing."""
+        if self.ha is not None and self.ha.role is Role.MASTER:
+            return self.ha.accepts_appends
+        return self.leader_id is not None
+
+    @property
     def group(self) -> GroupConfig:
         """The newest group known here, otherwise that of the configuration. In controller and classic mode
         the settings name the replicas."""

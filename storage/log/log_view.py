@@ -70,7 +70,7 @@ class LogView:
 
     @property
     def settled_index(self) -> int:
-        """Last index that will never be truncated, as far as `Commitlog.settle` was told; NO_INDEX: none."""
+        """Last index that is known never to be truncated (`Commitlog.settle`); NO_INDEX: none."""
         return self._settled_index
 
     @property

@@ -22,8 +22,8 @@ DEFAULT_MIN_INDEX_WAIT_MS: Final = 5_000
 class Range:
     """The range from start_index to the visible end, or to `until_index`.
 
-    from_timestamp_ms: the range begins at the first record at or after that time, which is none of those before
-    start_index; None once it is known.
+    from_timestamp_ms: the range begins at its first record at or after that time, from start_index on; None
+    once it is known.
     until_timestamp_ms: also ends the range, at its first record at or after that time; None once it is known.
     counted_to: the start was counted back from this index (`last`): the first page ends there, or it would
     hold more records than requested when appends arrive meanwhile.

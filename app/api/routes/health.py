@@ -60,17 +60,17 @@ async def healthz(query: Nothing) -> Response:
 @router.get(
     "/readyz",
     summary="Readiness of this node",
-    description="503 while a log has no leader or is under repair, while this node has not caught up with a "
-    "log or has not loaded the list of logs, and while a background task fails (`failing`: its name and "
-    "error). A replica that was removed from its log's group is ready: the node forwards the calls.",
+    description="503 while a log has no leader (a master without a lease is none) or is under repair, while "
+    "this node has not caught up with a log or has not loaded the list of logs, and while a background task "
+    "fails (`failing`: its name and error). A replica that was removed from its log's group is ready: the "
+    "node forwards the calls.",
     responses=answers(example=_READY, of_a_log=False)
     | answers(example={**_READY, "ready": False}, description="Not ready", of_a_log=False, status=503),
     response_class=Response,
 )
 async def readyz(broker: Node, query: Nothing) -> Response:
     logs = {
-        hosted.name: hosted.removed
-        or (hosted.caught_up and hosted.leader_id is not None and not hosted.repairing)
+        hosted.name: hosted.removed or (hosted.caught_up and hosted.has_leader and not hosted.repairing)
         for hosted in broker.logs.values()
         if hosted.journal is not None
     }
