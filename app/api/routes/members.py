@@ -70,20 +70,31 @@ def member_objects(broker: Broker) -> list[dict[str, Any]]:
     for hosted in broker.logs.values():
         voters.update(dict.fromkeys(hosted.voters))
     members = []
-    for node in broker.nodes:
-        is_this = node.id == broker.node.id
-        version = VERSION if is_this else broker.transport.peer_version(node.id)
+    for node_id, address in _addresses(broker).items():
+        is_this = node_id == broker.node.id
+        version = VERSION if is_this else broker.transport.peer_version(node_id)
         members.append(
             {
-                "id": node.id,
-                "url": node.url,
-                "peer_address": node.peer_address,
-                "voter": node.id in voters,
-                "alive": is_this or (version is not None and not broker.metadata.is_silent(node.id)),
+                "id": node_id,
+                "url": address.url,
+                "peer_address": address.peer_address,
+                "voter": node_id in voters,
+                "alive": is_this or (version is not None and not broker.metadata.is_silent(node_id)),
                 "version": version,
             }
         )
     return members
+
+
+def _addresses(broker: Broker) -> dict[str, Address]:
+    """Return the addresses of every known node, also of one that a log names and that this node has not yet
+    tried to reach."""
+    known = {node.id: Address(node.url, node.peer_address) for node in broker.nodes}
+    for hosted in broker.logs.values():
+        if hosted.driver is not None:
+            for node_id, address in hosted.driver.addresses.items():
+                known.setdefault(node_id, address)
+    return known
 
 
 @router.get(

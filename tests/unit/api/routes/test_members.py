@@ -5,7 +5,13 @@ from typing import Any, cast
 
 import pytest
 
-from app.api.routes.members import MemberIn, checked_address, known_addresses, logs_of_the_change
+from app.api.routes.members import (
+    MemberIn,
+    checked_address,
+    known_addresses,
+    logs_of_the_change,
+    member_objects,
+)
 from app.errors import InvalidRequest
 from app.log.commands import ChangeMembers
 from app.log.contract import ChangeKind
@@ -99,3 +105,19 @@ def test_addresses_of_a_node_that_is_not_a_member_yet_may_differ_from_the_config
     assert sorted(known_addresses(broker, "n3")) == ["n1", "n2", "n3", "n4"]
     assert sorted(known_addresses(broker, "n4")) == ["n1", "n2", "n3"]
     assert known_addresses(broker, "n4")["n2"] == Address("http://h2:8101", "h2:9101")
+
+
+@pytest.mark.rule("R-10")
+def test_a_node_is_listed_as_soon_as_a_log_names_it() -> None:
+    """The answer to `members add` shows the new node, which this one has not connected to yet."""
+    broker = broker_of({"a": Replication.RAFT})
+    broker.node = SimpleNamespace(id="n1")
+    broker.nodes = [SimpleNamespace(id="n1", url="http://h1:8101", peer_address="h1:9101")]
+    broker.transport = SimpleNamespace(peer_version=lambda _peer_id: None)
+    broker.metadata.is_silent = lambda _node_id: False
+    broker.logs["a"].voters = ("n1",)
+    broker.logs["a"].driver = SimpleNamespace(addresses={"n4": Address("http://h4:8101", "h4:9101")})
+    [first, added] = member_objects(broker)
+    assert (first["id"], first["voter"], first["alive"]) == ("n1", True, True)
+    assert (added["id"], added["url"], added["peer_address"]) == ("n4", "http://h4:8101", "h4:9101")
+    assert (added["voter"], added["alive"]) == (False, False)
