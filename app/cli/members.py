@@ -62,7 +62,9 @@ def _list(target: Target) -> None:
 @_one_log
 @cluster_options
 def add_member(target: Target, node_id: str, url: str, peer_address: str, of: str | None) -> None:
-    """Add a running node as a learner: it receives the logs and does not vote.
+    """Add a running node as a learner of the logs.
+
+    A learner receives the logs and does not vote.
 
     \b
     Examples:
@@ -137,7 +139,7 @@ def remove_member(target: Target, node_id: str, of: str | None, force: bool) -> 
 @_force
 @cluster_options
 def clean_member(target: Target, node_id: str, of: str | None, force: bool) -> None:
-    """Remove the metadata of a node that is gone from logs in controller mode.
+    """Remove a lost node's metadata from logs in controller mode.
 
     \b
     Examples:

@@ -119,9 +119,10 @@ def check_ports(port: int, nodes: int, *, classic: bool = False) -> None:
         wanted.append(port + HA_PORT_DISTANCE)
     taken = [str(number) for number in wanted if not port_is_free(number)]
     if taken:
+        ports = f"port {taken[0]} is" if len(taken) == 1 else f"ports {', '.join(taken)} are"
         raise CommandFailed(
-            f"port {', '.join(taken)} on 127.0.0.1 is in use: "
-            "stop the process that uses it, or choose another --port"
+            f"{ports} in use on 127.0.0.1: stop what uses {'it' if len(taken) == 1 else 'them'}, "
+            "or choose another --port"
         )
 
 

@@ -70,7 +70,9 @@ def new(as_json: bool, **rights: Any) -> None:
 @token_command.command("hash")
 @_line_options
 def hash_of(as_json: bool, **rights: Any) -> None:
-    """Read an existing token from standard input, and print its line for the tokens file.
+    """Print the line of an existing token for the tokens file.
+
+    The token is read from standard input.
 
     \b
     Examples:

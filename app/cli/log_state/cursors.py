@@ -31,7 +31,9 @@ def cursors_command() -> None:
 @cursors_command.command("list")
 @target_options
 def list_cursors(target: Target) -> None:
-    """List all cursors of a log with their versions, those of the service (`__...`) too.
+    """List the cursors of a log with their versions.
+
+    Cursors of the service (`__...`) are listed too.
 
     \b
     Examples:

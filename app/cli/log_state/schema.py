@@ -203,9 +203,9 @@ def check_schema(
     last: int,
     **given: Any,
 ) -> None:
-    """Check what `set` would do with FILE, and how many of the newest records match it. Nothing is changed.
+    """Check what `set` would do with FILE, and change nothing.
 
-    Exit code 1: the definition is not compatible, or a record does not match.
+    Also shows how many of the newest records match it. Exit code 1: the definition is not compatible, or a record does not match.
 
     \b
     Examples:
@@ -292,7 +292,7 @@ def infer_schema(target: Target, last: int) -> None:
 def replay_dead_letters(
     target: Target, tables: str | None, version: int | None, spark_conf: Path | None
 ) -> None:
-    """Read the dead letters again, and move those that match the schema now to `records`.
+    """Move the dead letters that match the schema now to `records`.
 
     The Spark job that follows the log may run meanwhile. A killed replay can be repeated: each record is
     moved once.

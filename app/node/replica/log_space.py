@@ -14,6 +14,7 @@ logger = logging.getLogger(__name__)
 FULL_FOR_MS: Final = 2_000  # after a refused write a replica counts as full for this long
 RETRY_MS: Final = 50  # a refused append is undone by syncs: no more often than this, when
 TRIES_MAX: Final = 10  # ... this many consecutive ones were refused
+WARN_MS: Final = 10_000  # a full disk is reported no more often than this
 
 
 class LogSpace:
@@ -25,6 +26,7 @@ class LogSpace:
         self._reserve = reserve
         self._full_ms: int | None = None  # of the last write without space
         self._tries = 0  # consecutive writes without space
+        self._warned_ms: int | None = None
 
     @property
     def in_use(self) -> bool:
@@ -57,8 +59,13 @@ class LogSpace:
             except storage_errors.StorageFull:
                 self._full_ms, self._tries = now_ms, self._tries + 1
                 if not self._release(control=control, leads=leads):
-                    logger.warning("log %s: the disk is full", self._log_name)
+                    self._warn(now_ms)
                     return False
+
+    def _warn(self, now_ms: int) -> None:
+        if self._warned_ms is None or now_ms - self._warned_ms >= WARN_MS:
+            self._warned_ms = now_ms
+            logger.warning("log %s: the disk is full", self._log_name)
 
     def _release(self, *, control: bool, leads: bool) -> bool:
         if self._reserve is None or (leads and not control):

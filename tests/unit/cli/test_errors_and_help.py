@@ -233,6 +233,9 @@ def test_every_option_has_help_and_every_command_valid_examples(
 ) -> None:
     options = [each for each in command.params if isinstance(each, click.Option)]
     assert [each.opts for each in options if not each.help] == []
+    if isinstance(command, click.Group):
+        shown = CliRunner().invoke(command, ["--help"], terminal_width=80).output.partition("Commands:")[2]
+        assert "..." not in shown  # each line of the list is a whole sentence
     found = examples(command)
     assert found
     for arguments in found:

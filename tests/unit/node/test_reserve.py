@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -108,6 +109,18 @@ def test_a_record_of_the_leader_leaves_half_of_the_reserve_for_the_trims_that_fo
 
     assert not LogSpace("log", "n1", reserve).write(full, [batch], leads=leads, now_ms=0)
     assert reserve.held_bytes == left_bytes
+
+
+def test_a_full_disk_is_reported_once_in_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    """Clients try again and again; their refusals say the same."""
+
+    def full(_batches: Sequence[Batch]) -> None:
+        raise StorageFull("log", "write", "no space left")
+
+    space, batch = LogSpace("orders", "n1", None), SimpleNamespace(is_control=False)
+    for now_ms in range(0, 25_000, 50):
+        assert not space.write(full, [cast(Any, batch)], leads=True, now_ms=now_ms)
+    assert [record.getMessage() for record in caplog.records] == ["log orders: the disk is full"] * 3
 
 
 @pytest.mark.rule("D-28")
