@@ -137,7 +137,7 @@ def _overview(broker: Broker, caller: Caller, others: Sequence[Mapping[str, Any]
         "cluster": broker.settings.cluster_id,
         "node": broker.node.id,
         "now_ms": broker.clock.now_ms(),
-        "nodes": member_objects(broker),
+        "nodes": _nodes_of_the_cluster(broker),
         "login": caller.grant is not UNRESTRICTED,
         "has_docs": documentation.is_built(),
         "logs": [
@@ -149,6 +149,13 @@ def _overview(broker: Broker, caller: Caller, others: Sequence[Mapping[str, Any]
         "append_bounds_s": BUCKETS_S,
         "append_counts": [sum(each) for each in zip(*counts, strict=True)],
     }
+
+
+def _nodes_of_the_cluster(broker: Broker) -> list[dict[str, Any]]:
+    """Return the known nodes. outside: in no log's group, as a node that was removed."""
+    logs = (*broker.logs.values(), broker.metadata.hosted)
+    inside = {node_id for hosted in logs for node_id in hosted.members}
+    return [node | {"outside": node["id"] not in inside} for node in member_objects(broker)]
 
 
 def _log_row(broker: Broker, hosted: HostedLog) -> dict[str, Any]:

@@ -205,7 +205,8 @@ def check_schema(
 ) -> None:
     """Check what `set` would do with FILE, and change nothing.
 
-    Also shows how many of the newest records match it. Exit code 1: the definition is not compatible, or a record does not match.
+    Also shows how many of the newest records match it. Exit code 1: the definition is not compatible, or a
+    record does not match.
 
     \b
     Examples:

@@ -73,6 +73,8 @@ def test_a_removed_node_knows_it_passes_calls_on_and_returns(tmp_path: Path) -> 
         assert voters(cluster, gone) == left
         assert cluster.status(gone)["leader"] == leader
         check_passes_calls_on(cluster, gone)
+        nodes = cluster.get(leader, "/ui/overview.json").json()["nodes"]
+        assert [node["id"] for node in nodes if node["outside"]] == [gone]
         again = cluster.call("DELETE", gone, f"/v1/cluster/members/{gone}")
         assert (again.status_code, again.json()["code"]) == (404, "not-found")
         local = cluster.get(gone, "/v1/logs/default/tail", params={"consistency": "local"}).json()

@@ -215,3 +215,56 @@ def test_the_caption_of_a_wide_table_stays_in_sight(site: Path) -> None:
       result.caption = holder.querySelector("caption").offsetWidth < innerWidth;
     """
     assert result_of(site, script) == {"table": True, "caption": True}
+
+
+def test_a_page_that_a_person_chooses_ends_the_live_tail(site: Path) -> None:
+    script = """
+      const row = (index) => ({ index, timestamp: 1, key: null, value: `v${index}`, term: 1, offset: 1 });
+      window.fetch = async (address) => {
+        const query = new URL(address, location).searchParams;
+        if (query.has("wait_ms")) await new Promise(() => {}); // the tail waits for ever
+        const page = { records: [row(7)], next_index: 8, begin_index: 0, has_more: false };
+        const headers = { "content-type": "application/json" };
+        return new Response(JSON.stringify(page), { status: 200, headers });
+      };
+      const { recordsTab } = await import("./records.js");
+      const tab = recordsTab("orders");
+      holder.append(tab.element);
+      const pause = () => new Promise((resolve) => setTimeout(resolve, 20));
+      const tail = holder.querySelector("input[type=checkbox]");
+      result.checked = [];
+      for (const name of ["Earlier", "Later"]) {
+        tail.click();
+        while (!holder.textContent.includes("Live, ")) await pause();
+        [...holder.querySelectorAll("button")].find((each) => each.textContent === name).click();
+        result.checked.push(tail.checked);
+        while (holder.textContent.includes("Live, ")) await pause();
+      }
+      tab.close();
+    """
+    assert result_of(site, script)["checked"] == [False, False]
+
+
+def test_a_node_that_was_removed_is_not_missing(site: Path) -> None:
+    script = """
+      const { logsView } = await import("./logs.js");
+      const { nodesView } = await import("./nodes.js");
+      const overview = {
+        node: "n1", logs: [], append_bounds_s: [1], append_counts: [0, 0], now_ms: 1,
+        nodes: [
+          { id: "n1", alive: true, voter: true, outside: false },
+          { id: "n2", alive: false, voter: true, outside: false },
+          { id: "n3", alive: false, voter: false, outside: true },
+        ],
+      };
+      const [logs, nodes] = [logsView(), nodesView()];
+      holder.append(logs.element, nodes.element);
+      for (const view of [logs, nodes]) view.refresh(overview);
+      result.connected = [...logs.element.querySelectorAll("*")]
+        .map((each) => each.textContent).find((text) => /^\\d+ of \\d+$/.test(text));
+      result.states = [...nodes.element.querySelectorAll("tbody tr[data-key]")]
+        .map((row) => [1, 2].map((place) => row.cells[place].textContent));
+    """
+    shown = result_of(site, script)
+    assert shown["connected"] == "1 of 2"
+    assert shown["states"] == [["connected", "voter"], ["no connection", "voter"], ["removed", "in no log"]]

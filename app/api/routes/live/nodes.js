@@ -52,8 +52,8 @@ export function nodesView() {
       update(list, table(
         [
           ["Node", (node) => named(node.id)],
-          ["State", (node) => (node.alive ? badge("connected", "good") : badge("no connection", "bad"))],
-          ["Vote", (node) => (node.voter ? "voter" : "no vote")],
+          ["State", stateOf],
+          ["Vote", (node) => (node.voter ? "voter" : node.outside ? "in no log" : "no vote")],
           ["Version", (node) => node.version ?? "–"],
           ["Leads", (node) => overview.logs.filter((log) => node.alive && log.leader === node.id).map((log) => log.name).join(" ") || "–", "value"],
           ["URL", (node) => h("a", { href: `${node.url}/ui` }, node.url)],
@@ -66,4 +66,10 @@ export function nodesView() {
       ));
     },
   };
+}
+
+// A node that was removed from every log is not missing when it is down.
+function stateOf(node) {
+  if (node.alive) return badge("connected", "good");
+  return node.outside ? badge("removed") : badge("no connection", "bad");
 }

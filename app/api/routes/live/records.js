@@ -16,8 +16,8 @@ export function recordsTab(log) {
   const at = h("input", { type: "text", inputmode: "numeric", placeholder: "index" });
   const key = h("input", { type: "search", placeholder: "any" });
   const tail = h("input", { type: "checkbox", onchange: follow });
-  const earlier = h("button", { type: "button", onclick: () => before(first) }, "Earlier");
-  const later = h("button", { type: "button", onclick: () => read({ from_index: next ?? 0 }) }, "Later");
+  const earlier = h("button", { type: "button", onclick: () => choose(() => before(first)) }, "Earlier");
+  const later = h("button", { type: "button", onclick: () => choose(() => read({ from_index: next ?? 0 })) }, "Later");
   let records = [];
   let next = null;
   let first = 0;
@@ -96,15 +96,20 @@ export function recordsTab(log) {
     show(notes.filter(Boolean).join(", "));
   });
 
-  async function open() {
+  // A page that a person chooses ends the live tail.
+  function choose(show) {
     tail.checked = false;
     tails += 1;
+    return show();
+  }
+
+  const open = () => choose(async () => {
     newestFirst = start.value === "last";
     if (start.value === "earliest") await read({ from: "earliest" });
     else if (start.value === "index") await read({ from_index: at.value || 0 });
     else if (start.value === "time") await read({ from_timestamp: new Date(at.value).getTime() || 0 });
     else await before();
-  }
+  });
 
   function show(note) {
     const reversed = tail.checked || newestFirst;
