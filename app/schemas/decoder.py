@@ -60,7 +60,7 @@ class Decoded:
     records that do not match, by position. Null values (tombstones) are in none of them.
     """
 
-    rows: "pa.RecordBatch"
+    rows: "pa.Table"
     positions: "pa.Int64Array"
     rescued: "pa.StringArray"
     errors: list[Mismatch] = field(default_factory=list)
@@ -112,8 +112,7 @@ class RecordDecoder:
             read = threads.map(self._as_block, blocks) if len(blocks) > 1 else map(self._as_block, blocks)
             for start, block, arrays in zip(starts, blocks, read, strict=True):
                 self._take_block(block, arrays, start, found)
-        table = pa.Table.from_batches(found.batches, schema=schema).combine_chunks()
-        rows = table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], schema)
+        rows = pa.Table.from_batches(found.batches, schema=schema)
         positions = pa.concat_arrays([pa.array([], pa.int64()), *found.positions])
         rescued = pa.concat_arrays([pa.array([], pa.string()), *found.rescued])
         return Decoded(rows, positions, rescued, found.errors)

@@ -181,7 +181,7 @@ class ClaimedTable:
         Raises TableClash if the table refuses rows that it does not hold.
         """
         refusals = 0
-        while (due := rows.filter(pc.greater(rows[self.position], self.last_index))).num_rows:
+        while (due := self._after_the_end(rows)).num_rows:
             claim = due[self.position][0].as_py()
             application = application_of(self.table.name)
             last = self._writer.append(
@@ -197,6 +197,12 @@ class ClaimedTable:
             if refusals == MAX_REFUSALS:
                 raise TableClash(self.path, f"the records from index {claim} on")
         return False
+
+    def _after_the_end(self, rows: pa.Table) -> pa.Table:
+        indexes = rows[self.position]
+        if rows.num_rows and indexes[0].as_py() > self.last_index:
+            return rows
+        return rows.filter(pc.greater(indexes, self.last_index))
 
     def taken(self, version: str) -> pa.Table:
         """Return the rows that RESTORE commits took, in order: `index`, and `version`, the value of that

@@ -65,8 +65,9 @@ class IndexedRows:
             if file.most[self._position] >= first and file.least[self._position] < until
         ]
         inside.sort(key=lambda file: int(file.least[self._position]))
-        first = max(first, inside[0].least[self._position] if inside else until)
-        end = min(until, first + min(max_records, self._indexes_of(inside)))
+        begins = [int(file.least[self._position]) for file in inside]
+        first = max(first, begins[0] if inside else until)
+        end = _end_of_piece(first, until, min(max_records, self._indexes_of(inside)), begins)
         return end, self._in_order(self._from_files(inside, first, end, columns))
 
     def _files(self) -> list[DataFile]:
@@ -107,6 +108,17 @@ class IndexedRows:
         size = sum(file.size_bytes for file in files)
         span = sum(file.most[self._position] - file.least[self._position] + 1 for file in files)
         return max(1, span * PIECE_BYTES // size) if size else PIECE_RECORDS
+
+
+def _end_of_piece(first: int, until: int, most: int, begins: Sequence[int]) -> int:
+    """Return the index after a piece of about `most` indexes from `first` on, at least half as many.
+
+    begins: first indexes of the files, ascending. The piece ends where a file begins, if one begins there: so
+    no file is read for two pieces. No short piece is left.
+    """
+    if until - first <= most + most // 4:
+        return until
+    return next((begin for begin in reversed(begins) if most < 2 * (begin - first) <= 2 * most), first + most)
 
 
 def filled(rows: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:

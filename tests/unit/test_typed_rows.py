@@ -12,6 +12,7 @@ from app.schemas import LogSchema
 from spark_jobs.materialize.typed import complete_before
 from spark_jobs.tables.schemas import ENTRIES, arrow_schema
 from spark_jobs.typed.decoding import TypedDecoder, TypedRows
+from spark_jobs.typed.indexed_rows import _end_of_piece
 from spark_jobs.typed.layout import ColumnChange, changes, generations
 
 Header = tuple[str, bytes]
@@ -115,3 +116,20 @@ def test_the_tables_are_complete_up_to_the_end_of_the_newest_generation() -> Non
     assert complete_before([0, 50], [30, -1]) == 31
     assert complete_before([0, 50], [30, 70]) == 71
     assert complete_before([0, 50, 60], [30, 55, -1]) == 56
+
+
+@pytest.mark.parametrize(
+    ("until", "begins", "end"),
+    [
+        (1_250, [0, 900], 1_250),  # the rest is no piece of its own
+        (1_251, [0], 1_000),
+        (5_000, [0, 999, 1_999], 999),
+        (5_000, [0, 1_000], 1_000),
+        (5_000, [0, 300, 1_001], 1_000),  # a short piece costs a commit
+        (5_000, [0, 501], 501),
+        (5_000, [], 1_000),
+    ],
+)
+def test_a_piece_ends_where_a_file_begins(until: int, begins: list[int], end: int) -> None:
+    assert _end_of_piece(0, until, 1_000, begins) == end
+    assert _end_of_piece(7, until + 7, 1_000, [begin + 7 for begin in begins]) == end + 7
