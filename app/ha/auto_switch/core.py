@@ -270,10 +270,16 @@ class AutoSwitchCore(StaticGroup):
         self._settle(now_ms)
 
     def read_index(self, token: Any, now_ms: int) -> None:
-        """A master with a valid lease answers; a slave asks the master. No other read is linearizable."""
+        """A master with a valid lease answers; a slave asks the master. No other read is linearizable.
+
+        A slave with records that an unclean election may have lost answers none: the index of the master is
+        of another history.
+        """
         self._now_ms = now_ms
         if self._master is not None:
             self._outbox.reads.append((token, self._readable_index(now_ms)))
+        elif self._slave is not None and self._slave.may_hold_lost:
+            self._outbox.reads.append((token, None))
         else:
             self._reads.ask(token, now_ms)
         self._settle(now_ms)

@@ -94,9 +94,16 @@ class SlaveSide:
         self._next_offset: int | None = None  # of this connection's stream, once it has begun
         self._may_replace = False  # the first batch of this connection may replace the whole log
         self._must_search = True  # for the confirmed index, once a connection
+        self._is_compared = False  # this log is a beginning of the master's
         self._assembler = Assembler()
         self._confirmable = Boundaries()  # ends of batches after the committed index
         self._confirm_offset = 0
+
+    @property
+    def may_hold_lost(self) -> bool:
+        """True until the log is compared with the master's, if an unclean election came after its last
+        record: then the two may differ, also in what is confirmed here."""
+        return not self._is_compared and self._unclean_epoch > self._log.last_term
 
     # --- connection ----------------------------------------------------------------------------------------
 
@@ -270,6 +277,7 @@ class SlaveSide:
             return
         self._reported_ms = now_ms
         self._reported_offset = self._held_offset
+        self._is_compared = self._is_compared or not self._may_replace
         self._outbox.send(self._key, Ack(self._reported_offset))
 
     # --- transfer ------------------------------------------------------------------------------------------

@@ -468,6 +468,31 @@ def test_a_slave_asks_its_master_what_a_linearizable_read_must_see() -> None:
     assert slave.reads[-1] == ("other", None)
 
 
+@pytest.mark.rule("A-04", "A-10")
+def test_records_that_an_unclean_election_may_have_lost_are_in_no_linearizable_read() -> None:
+    """The index of the new master is of another history than the records at it here."""
+    theirs = master_log(1)
+    lost, kept = copy(theirs), copy(theirs)
+    write(lost, 1, b"confirmed, and lost")
+    for ours in (lost, kept):
+        slave = Replicated("n2", ours, committed_index=ours.end_index)
+        key = slave.follow(epoch=2, unclean_epoch=2)
+        slave.core.read_index("before the comparison", slave.now_ms)
+        slave.carry_out()
+        assert slave.reads == [("before the comparison", None)]
+        slave.deliver(key, answer_of(theirs, 2))
+        slave.take()
+        slave.core.read_index("after it", slave.now_ms)
+        slave.carry_out()
+        asked = [message for _, message in slave.take() if isinstance(message, ReadIndexRequest)]
+        assert len(asked) == (0 if ours is lost else 1)  # before the rollback it is the same
+    newer = Replicated("n2", master_log(1, 2))
+    newer.follow(epoch=3, unclean_epoch=2)
+    newer.core.read_index("of the new history", newer.now_ms)
+    newer.carry_out()
+    assert newer.reads == []
+
+
 @pytest.mark.rule("A-07")
 def test_the_handshake_of_newer_builds_is_spoken_when_asked_for() -> None:
     config = HaConfig(ha_handshake_by_number=True, ha_sync_from_last_file=True)

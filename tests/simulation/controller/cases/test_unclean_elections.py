@@ -1,0 +1,50 @@
+"""Copies with records that an unclean election has lost (C-05)."""
+
+import pytest
+
+from app.api.read.selection import Consistency
+from app.errors import CommitlogError, ReadIndexUnavailable
+from tests.simulation.controller.cases.operations import append_at, master_of, truth
+from tests.simulation.controller.cases.test_incomplete_copies import kill, quiet
+from tests.simulation.controller.cluster import HaCluster
+from tests.simulation.controller.node import HaSimNode
+from tests.simulation.raft.reads import Shown
+
+
+def read(cluster: HaCluster, node: HaSimNode, start_index: int) -> Shown | CommitlogError:
+    """A linearizable read at a node."""
+    got: list[Shown | CommitlogError] = []
+    node.read_page(start_index, Consistency.LINEARIZABLE, got.append)
+    assert cluster.run_until(lambda: bool(got), 10)
+    return got[0]
+
+
+@pytest.mark.rule("A-04", "A-11")
+def test_a_copy_with_lost_records_serves_no_linearizable_read() -> None:
+    cluster = quiet(1, 2, unclean=True)
+    old = master_of(cluster)
+    new = next(node for node in cluster.brokers if node is not old)
+    append_at(cluster, old, b"kept")
+    cluster.run(0.5)
+    kill(cluster, new)
+    assert cluster.run_until(lambda: truth(cluster).set_nodes == (old.name,), 5)
+    for number in range(6):
+        append_at(cluster, old, b"lost %d" % number)
+    cluster.run(0.5)
+    kill(cluster, old)
+    new.start()
+    assert cluster.run_until(lambda: new.is_master and new.acknowledges, 8)
+    assert truth(cluster).unclean_epoch == truth(cluster).master_epoch
+    acknowledged = append_at(cluster, new, b"acknowledged")
+    cluster.streams.cuts[old.name, new.name] = None
+    cluster.streams.cuts[new.name, old.name] = None
+    old.start()
+    assert cluster.run_until(lambda: old.core.epoch == new.core.epoch, 3)
+    cluster.run(0.5)  # the copies are not compared, and messages between the nodes arrive
+    assert old.driver.committed_index >= acknowledged.last_index
+    assert isinstance(read(cluster, old, acknowledged.first_index), ReadIndexUnavailable)
+    cluster.streams.heal()
+    assert cluster.run_until(lambda: len(truth(cluster).set_nodes) == 2, 8)
+    page = read(cluster, old, acknowledged.first_index)
+    assert isinstance(page, Shown)
+    assert page.records == [(acknowledged.first_index, "acknowledged")]
