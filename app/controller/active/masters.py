@@ -68,6 +68,10 @@ class Masters:
         log = state.log(command.log)
         if log is None or not log.elects or log.master_epoch > command.seen_epoch:
             return False
+        if command.generation not in (None, log.generation):
+            return False  # it will be refused now, as one that names no replica
+        if command.candidate is not None and command.candidate not in log.nodes:
+            return False
         if not self._moves_master(log, command, now_ms):
             return False
         if not self._liveness.may_be_leased(log.name, now_ms):
@@ -79,15 +83,18 @@ class Masters:
                 return False
         elif not is_withheld and self._catching_up.must_wait(log, command, self._liveness, now_ms):
             return True
-        if not self._can_elect(log, command, now_ms, provisional=True):
-            return False  # it will be refused now
+        try:
+            elect_master.elect(log, self._liveness, now_ms, command=command, provisional=True)
+        except Refused:
+            if self._liveness.may_be_leased(log.name, now_ms):
+                raise  # no copy is proven to be complete before that ends, so it would be unclean
+            return False
         self._withheld[command.log] = None
         return True
 
-    def _can_elect(self, log: Log, command: ElectMaster, now_ms: int, *, provisional: bool = False) -> bool:
-        """provisional: whether it might be possible later, when members have reported."""
+    def _can_elect(self, log: Log, command: ElectMaster, now_ms: int) -> bool:
         try:
-            elect_master.elect(log, self._liveness, now_ms, command=command, provisional=provisional)
+            elect_master.elect(log, self._liveness, now_ms, command=command)
         except Refused:
             return False
         return True

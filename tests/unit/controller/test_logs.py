@@ -190,6 +190,12 @@ def test_late_repeats_leave_the_next_log_of_the_name_alone() -> None:
     assert quorum.refused(change) is Reason.OTHER_GENERATION
     assert quorum.refused(election) is Reason.OTHER_GENERATION
     assert quorum.log() == second
+    for node in ("n1", "n2"):
+        quorum.register(node)
+    quorum.scan()
+    assert quorum.log().master_node == "n1"
+    assert quorum.refused(election) is Reason.OTHER_GENERATION  # at once: the lease of n1 is not withheld
+    assert quorum.heartbeat("n1").withheld == ()
     delete(quorum, DeleteLog("a", None, second.generation, "second deletion"))
     quorum.done(creation)  # late: the log stays deleted
     assert quorum.metadata.log("a") is None

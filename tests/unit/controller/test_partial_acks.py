@@ -219,6 +219,23 @@ def test_an_operators_election_waits_for_the_proof_and_is_refused_without_one(ca
     assert elected(quorum) == "n1"
 
 
+@pytest.mark.rule("A-11", "C-05")
+def test_an_operators_election_is_not_unclean_while_the_master_leads() -> None:
+    """The master is the only member that is heard: too few to prove what n4 holds after the lease."""
+    quorum = Quorum(("n1", "n2", "n3", "n4"))
+    quorum.confirms = True
+    quorum.with_master(in_sync_replicas=2, unclean=True)
+    quorum.offsets.update({(node, "a"): (1, 20, 20) for node in quorum.nodes})
+    quorum.heartbeats()
+    quorum.alter("n1", "n2", "n3", acks=2)
+    for node in ("n2", "n3"):
+        quorum.active.liveness.disconnected(node)
+    assert quorum.heartbeat("n1").granted == (("a", 1),)
+    assert quorum.refused(ElectMaster("a", "n4", False, 1)) is Reason.NO_ELIGIBLE_REPLICA
+    assert (quorum.log().master_node, quorum.log().unclean_epoch) == ("n1", 0)
+    assert quorum.heartbeat("n1").granted == (("a", 1),)
+
+
 @pytest.mark.rule("C-03", "C-05")
 def test_a_member_whose_disk_was_replaced_counts_as_not_heard() -> None:
     """A record may have been on n1 and n2 only. n2 comes back empty: n3 must not be elected without n1."""
