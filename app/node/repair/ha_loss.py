@@ -7,18 +7,25 @@ durable before the next, and all of them may be repeated after a crash:
     2. the checkpoint: committed up to the remaining records; the state's snapshot is removed and rebuilt
     3. a copy takes the place of the segment that is cut: a reader may still hold views of its records, which
        were committed, and an access to a truncated byte of a view would end the process
-    4. the log is truncated
+    4. the log is truncated; or emptied, if the trim that moved its begin is lost too: the other replicas keep
+       the trimmed records, and a copy without them would never count
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from app.ha.auto_switch.slave_side import Rollback
 from app.log.contract import NO_INDEX
+from app.log.control_records import TrimRecord, decode_control
 from app.node.repair.receipts import ReceiptWriter
 from storage.file_system import FileSystem
+from storage.format.records import control_value
 from storage.log.checkpoint import Checkpoint, CheckpointFile, SnapshotFile
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from storage.log.log_folder import replace_by_copy
+from storage.units import MIB
+
+_READ_BYTES: Final = 4 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +56,12 @@ def roll_back(
             return None
         end_index = log.end_index
         path = ReceiptWriter(files, data_folder, log_name).write(log, rollback.index, rollback.epoch)
+        keeps_records = rollback.index >= max(log.begin_index, 0) and not _loses_begin(log, rollback.index)
         checkpoint_file = CheckpointFile(files, f"{folder}/checkpoint")
         committed_index = min(checkpoint_file.load().committed_index, rollback.index)
-        checkpoint_file.save(Checkpoint(committed_index))
+        checkpoint_file.save(Checkpoint(committed_index if keeps_records else NO_INDEX))
         SnapshotFile(files, f"{folder}/state").remove()
-        if rollback.index == NO_INDEX or rollback.index < log.begin_index:
+        if not keeps_records:
             log.reset(0, 0)  # nothing is left that the next master's log could continue
             kept_offset = None
         else:
@@ -68,3 +76,15 @@ def roll_back(
         finally:
             log.close()
     return None if path is None else RemovedRecords(end_index, path)
+
+
+def _loses_begin(log: Commitlog, index: int) -> bool:
+    """Return whether a trim up to the log's begin, or beyond it, is among the records after `index`."""
+    next_index = index + 1
+    while log.begin_index > 0 and next_index <= log.end_index:
+        for batch in log.read_batches(next_index, _READ_BYTES):
+            record = decode_control(control_value(batch)) if batch.is_control else None
+            if isinstance(record, TrimRecord) and record.until_index >= log.begin_index:
+                return True
+            next_index = batch.next_index
+    return False

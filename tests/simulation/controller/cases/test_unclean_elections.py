@@ -4,7 +4,8 @@ import pytest
 
 from app.api.read.selection import Consistency
 from app.errors import CommitlogError, ReadIndexUnavailable
-from tests.simulation.controller.cases.operations import append_at, master_of, truth
+from app.log.contract import NO_INDEX
+from tests.simulation.controller.cases.operations import append_at, master_of, trim, truth
 from tests.simulation.controller.cases.test_incomplete_copies import kill, quiet
 from tests.simulation.controller.cluster import HaCluster
 from tests.simulation.controller.node import HaSimNode
@@ -48,3 +49,40 @@ def test_a_copy_with_lost_records_serves_no_linearizable_read() -> None:
     page = read(cluster, old, acknowledged.first_index)
     assert isinstance(page, Shown)
     assert page.records == [(acknowledged.first_index, "acknowledged")]
+
+
+@pytest.mark.rule("A-04", "C-08")
+@pytest.mark.parametrize("trim_is_lost", [True, False])
+def test_a_copy_whose_trim_is_lost_joins_again(trim_is_lost: bool) -> None:
+    """The new master holds the trimmed records, and no copy without them joins: it begins again."""
+    cluster = quiet(1, 2, unclean=True)
+    old = master_of(cluster)
+    new = next(node for node in cluster.brokers if node is not old)
+    for number in range(12):
+        append_at(cluster, old, b"kept %d" % number)
+    if not trim_is_lost:
+        trim(cluster, old, 6)
+        assert cluster.run_until(lambda: new.log.begin_index == 6, 5)
+    kill(cluster, new)
+    assert cluster.run_until(lambda: truth(cluster).set_nodes == (old.name,), 5)
+    append_at(cluster, old, b"lost")
+    if trim_is_lost:
+        trim(cluster, old, 6)
+    assert old.log.begin_index == 6
+    cluster.run(1)
+    kill(cluster, old)
+    new.start()
+    assert cluster.run_until(lambda: new.is_master and new.acknowledges, 8)
+    append_at(cluster, new, b"acknowledged")
+    began: list[int] = []
+    old.start()
+
+    def has_joined() -> bool:
+        began.append(old.log.begin_index)
+        return len(truth(cluster).set_nodes) == 2
+
+    assert cluster.run_until(has_joined, 10)
+    assert old.log.begin_index == new.log.begin_index == (0 if trim_is_lost else 6)
+    assert "lost" in old.receipts()
+    assert not any(value.startswith("kept") for value in old.receipts())
+    assert (NO_INDEX in began) is trim_is_lost  # otherwise what is kept is not fetched again
