@@ -90,7 +90,7 @@ def elect(
     if not candidates:
         raise Refused(Reason.NO_ELIGIBLE_REPLICA, _why_none(log, liveness, living))
     chosen = _preferred(log, liveness, candidates, avoided)
-    return _elected(log, liveness, chosen, unclean=chosen not in clean, by_operator=command is not None)
+    return _elected(log, liveness, chosen, clean, by_operator=command is not None)
 
 
 def _candidates(
@@ -117,9 +117,10 @@ def _candidates(
 
 
 def _elected(
-    log: Log, liveness: Liveness, chosen: Replica, *, unclean: bool, by_operator: bool
+    log: Log, liveness: Liveness, chosen: Replica, clean: Sequence[Replica], *, by_operator: bool
 ) -> MasterElected:
-    """Return the event of an election."""
+    """Return the event of an election. clean: the replicas that a clean one could choose."""
+    unclean = chosen not in clean
     if by_operator:
         reason = REASON_OPERATOR
     else:
@@ -132,8 +133,8 @@ def _elected(
         reason=reason,
         unclean=unclean,
         lost=_what_is_lost(log, liveness, chosen) if unclean else None,
-        former_set=_former_set(log, chosen, unclean=unclean),
-        former_acks=0 if unclean else counted_acks(log),
+        former_set=() if unclean else _former_set(log, chosen, clean),
+        former_acks=0 if unclean or log.lost_history else counted_acks(log),
     )
 
 
@@ -187,12 +188,15 @@ def restored_set(log: Log, event: MasterElected) -> SyncStateSetChanged | None:
     )
 
 
-def _former_set(log: Log, chosen: Replica, *, unclean: bool) -> tuple[int, ...]:
-    """Return the replicas that may replace the winner until it has opened its epoch; empty for none.
+def _former_set(log: Log, chosen: Replica, clean: Sequence[Replica]) -> tuple[int, ...]:
+    """Return the replicas that may replace the winner of a clean election until it has opened its epoch;
+    empty for none.
 
-    None after an unclean election: a slave may remove acknowledged records before it follows the winner.
+    None after an unclean election: a slave may remove acknowledged records before it follows the winner. A
+    set that is not known to be the last one proves nothing: then those that hold as much as the winner.
     """
-    return () if unclean or log.holders in ((), (chosen.id,)) else log.holders
+    holders = tuple(sorted(each.id for each in clean)) if log.lost_history else log.holders
+    return () if holders in ((), (chosen.id,)) else holders
 
 
 def _never_held_anything(log: Log, liveness: Liveness) -> bool:

@@ -225,6 +225,33 @@ def test_rebuilt_metadata_without_the_last_election_elect_the_newest_of_all() ->
 
 
 @pytest.mark.rule("C-05", "C-09")
+@pytest.mark.parametrize("equal", [False, True])
+def test_the_set_of_rebuilt_metadata_replaces_no_winner_that_has_not_opened_its_epoch(equal: bool) -> None:
+    """It is not the last set: its members may lack acknowledged records, unless they hold as much."""
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.join_all()
+    event = MetadataRebuilt(log="__controller", doubtful=("a",))
+    quorum.metadata.apply(len(quorum.events), event)
+    quorum.events.append(event)
+    quorum.fail_over()
+    quorum.offsets["n1", "a"] = quorum.offsets["n2", "a"] = (1, 900, 900)
+    quorum.offsets["n3", "a"] = (2, 500, 500)
+    if equal:
+        quorum.offsets["n2", "a"] = (2, 500, 500)
+    for _ in range(8):
+        quorum.let_pass(500)
+    winner = quorum.log().master_node
+    assert winner == ("n2" if equal else "n3")
+    others = [node for node in quorum.nodes if node != winner]
+    quorum.active.liveness.disconnected(winner)
+    for _ in range(20):
+        quorum.let_pass(500, *others)
+    assert quorum.log().master_node == ("n3" if equal else None)
+    assert quorum.log().unclean_epoch == 0
+
+
+@pytest.mark.rule("C-05", "C-09")
 def test_an_operator_may_give_up_a_node_that_rebuilt_metadata_would_wait_for() -> None:
     quorum = rebuilt_before_the_first_election()
     for _ in range(20):
