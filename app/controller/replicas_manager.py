@@ -106,6 +106,7 @@ class ReplicasManager:
         self._saving = False
         self._registered = False  # in this incarnation
         self._registered_index = NO_INDEX  # of the metadata that contain the registration
+        self._registered_ms = 0  # when that was answered
         self._current_version: int | None = None  # of the metadata here that had this very copy last
         self._open: AnyCommand | None = None
         self._pause_until_ms = 0
@@ -165,6 +166,7 @@ class ReplicasManager:
         elif isinstance(command, RegisterReplica):
             self._registered = self._has_changes = True
             self._registered_index = answer.index
+            self._registered_ms = now_ms
             # The incarnation before may have opened that epoch, and an older copy of its folder does not show
             # it: a second opening would give the epoch other records.
             self._given_up_epoch = answer.value or 0
@@ -183,8 +185,14 @@ class ReplicasManager:
         withheld_epochs: Sequence[int] = (),
     ) -> None:
         """Handle the answer of the active controller to the heartbeat sent at sent_ms. leases,
-        withheld_epochs: as in the answer."""
+        withheld_epochs: as in the answer.
+
+        A heartbeat from before the registration did not report this copy: a lease for its log is of another
+        copy, perhaps of a deleted log of that name, whose epochs began with 1 too.
+        """
         self._alive = alive
+        if not self._registered or sent_ms < self._registered_ms:
+            return
         for place, (log, master_epoch) in enumerate(granted):
             if log == self.log:
                 lease_ms = leases[place] if place < len(leases) else self._config.lease_ms
