@@ -80,7 +80,8 @@ def elect(
     ]
     able = [each for each in living if liveness.may_lead(log, each, now_ms)]
     if log.lost_history:
-        clean = _newest_of_all(log, liveness, living, able, now_ms)
+        waits = command is None or not command.unclean
+        clean = _newest_of_all(log, liveness, living, able, now_ms, waits=waits)
     elif log.master_epoch == 0 or (log.master in avoided and _never_held_anything(log, liveness)):
         clean = able
     else:
@@ -104,9 +105,10 @@ def _candidates(
     """Return the replicas that may be elected: those of `clean`, or of `living` for an unclean election."""
     candidates = clean
     unclean_asked = command is not None and command.unclean
-    if not (clean or may_become_complete(log, liveness, now_ms)) and (
-        log.spec.unclean or unclean_asked or liveness.config.elect_unclean
-    ):
+    is_allowed = log.spec.unclean or unclean_asked or liveness.config.elect_unclean
+    # Members of a set that is not the last one give no hope of a clean election (_newest_of_all).
+    has_hope = clean or (not log.lost_history and may_become_complete(log, liveness, now_ms))
+    if is_allowed and not has_hope:
         candidates = living
     wanted = None if command is None else command.candidate
     if wanted is not None:
@@ -149,16 +151,16 @@ def _preferred(
 
 
 def _newest_of_all(
-    log: Log, liveness: Liveness, living: list[Replica], able: list[Replica], now_ms: int
+    log: Log, liveness: Liveness, living: list[Replica], able: list[Replica], now_ms: int, *, waits: bool
 ) -> list[Replica]:
     """Return the replicas that hold everything of a log whose masters are not known any more (C-09).
 
     The last master and its set held all that was acknowledged, with records of the newest epoch. So of all
     replicas the one with the newest epoch, and the largest offset in it, holds that; none can be missing.
-    Raises Refused while a node may yet report.
+    waits: whether to raise Refused while a node may yet report.
     """
     missing = [node for node in log.voters if all(each.node != node for each in living)]
-    if any(liveness.may_live(node, now_ms) for node in missing):
+    if waits and any(liveness.may_live(node, now_ms) for node in missing):
         raise Refused(Reason.NO_ELIGIBLE_REPLICA, f"{', '.join(missing)} may hold acknowledged records")
     if missing:
         return []

@@ -263,3 +263,40 @@ def test_an_operator_may_give_up_a_node_that_rebuilt_metadata_would_wait_for() -
     quorum.heartbeats("n1", "n2")
     quorum.done(ElectMaster("a", None, True, epoch))
     assert quorum.log().unclean_epoch == quorum.log().master_epoch
+
+
+@pytest.mark.rule("C-05", "C-09")
+@pytest.mark.parametrize("by", ["operator", "settings"])
+@pytest.mark.parametrize("missing", ["node", "copy"])
+def test_an_unclean_election_of_a_rebuilt_log_does_not_wait_for_the_outdated_set(
+    by: str, missing: str
+) -> None:
+    """Its members live. copy: the node of n3 lives too, and its copy is not served."""
+    quorum = Quorum()
+    quorum.with_master(unclean=by == "settings")
+    quorum.join_all()
+    event = MetadataRebuilt(log="__controller", doubtful=("a",))
+    quorum.metadata.apply(len(quorum.events), event)
+    quorum.events.append(event)
+    if missing == "node":
+        quorum.connected.discard("n3")
+    quorum.fail_over()
+    quorum.offsets["n1", "a"] = (1, 800, 800)
+    quorum.offsets["n2", "a"] = (1, 900, 900)
+
+    def live() -> None:
+        quorum.heartbeats("n1", "n2")
+        if missing == "copy":
+            quorum.active.heartbeat(1, "n3", len(quorum.events) - 1, (), quorum.now_ms)
+
+    for _ in range(8):
+        live()
+        quorum.pass_time(500)
+        quorum.scan()
+    live()
+    if by == "operator":
+        assert quorum.log().master is None
+        quorum.done(ElectMaster("a", None, True, quorum.log().master_epoch))
+    is_elected = by == "operator" or missing == "node"  # a living node may serve its copy yet
+    assert quorum.log().master_node == ("n2" if is_elected else None)
+    assert (quorum.log().unclean_epoch == quorum.log().master_epoch) is is_elected
