@@ -10,7 +10,6 @@ from app.log.contract import (
     GroupConfig,
     ReplicationCore,
     Reset,
-    Role,
     TruncateAfter,
 )
 from app.log.driver_interfaces import Clock
@@ -101,7 +100,7 @@ class StateKeeper:
     def _peers(self) -> tuple[str, ...]:
         """Members that may send the state while there is no leader. In the modes with a master a slave may
         take for committed what the next master does not hold."""
-        if self._core.role in (Role.MASTER, Role.SLAVE):
+        if self._core.needs_all_records:
             return ()
         group = self.group.group
         return tuple(name for name in group.members if name != self._node_id)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from app.log.contract import Role
 from app.log.state import LogState
 from storage.format.batch import AppendMark, stamp
 from storage.format.records import RecordColumns, encode_body
@@ -41,3 +42,18 @@ def test_a_slave_forgets_at_the_next_epoch_what_its_state_knows_and_its_log_lack
     assert group.run_until(lambda: slave.core.term > epoch and log.last_term > epoch, 10)
     assert slave.driver.state.find_key("lost") is None
     assert slave.driver.state.applied_index == log.end_index
+
+
+@pytest.mark.rule("C-05", "C-11")
+def test_no_replica_asks_other_slaves_for_the_state_while_there_is_no_master() -> None:
+    """After an unclean election they may not have removed yet what is lost, a learner as a replica."""
+    group = Group(1, faults=False, clients=0)
+    group.controller.never_in_set["n3"] = None
+    assert group.run_until(lambda: all(node.log.end_index >= 0 for node in group.nodes.values()), 10)
+    master = str(group.controller.master)
+    group.controller.master = None
+    group.nodes[master].crash()
+    others = [node for node in group.nodes.values() if node.name != master]
+    assert group.run_until(lambda: all(node.core.leader_id is None for node in others), 10)
+    assert {node.core.role for node in others} == {Role.SLAVE, Role.LEARNER}
+    assert [node.driver._state._peers for node in others] == [(), ()]
