@@ -178,3 +178,23 @@ plant(
     (Doubt, "_leader_is_confirmed", "self._asked_term == member.term and ", ""),
     lambda _: test_doubt.test_a_confirmation_of_an_older_term_does_not_end_the_doubt(),
 )
+plant(
+    "a_transfer_waits_for_a_target_that_is_no_voter",
+    "R-09",
+    (Transfer, "go_on", " or attempt.target not in self._member.group.voters", ""),
+    lambda _: test_transfer.test_a_transfer_ends_when_its_target_is_no_voter_any_more(),
+)
+plant(
+    "a_leader_without_room_offers_the_lead_without_a_pause",
+    "R-09",
+    (Transfer, "leave_full_disk", "self._full_since_ms = now_ms  # and", "pass  # and"),
+    lambda _: (
+        test_transfer.test_a_leader_without_room_whose_transfer_failed_offers_the_lead_after_the_same_time_again()
+    ),
+)
+plant(
+    "the_confirmation_of_the_leader_before_counts_while_the_next_is_asked",
+    "R-02",
+    (Doubt, "tick", "confirmation.is_asked, confirmation.index = True, None", "confirmation.is_asked = True"),
+    lambda _: test_doubt.test_a_confirmation_of_an_older_term_does_not_end_the_doubt(),
+)

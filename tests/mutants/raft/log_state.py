@@ -22,6 +22,7 @@ from app.node.replica.state_keeper import StateKeeper
 from app.node.replica.state_transfer import StateTransfer
 from app.node.replica.trimming import Trimmer
 from app.raft import core as core_module
+from storage.care import survey as survey_module
 from storage.errors import CorruptFile, SyncFailed
 from storage.log.commitlog import Commitlog, SyncTicket
 from storage.log.log_folder import LogFolder
@@ -39,7 +40,7 @@ from tests.unit.raft import test_opening as test_raft_opening
 from tests.unit.raft import (
     test_planted_bugs,
 )
-from tests.unit.storage import test_commitlog, test_recovery
+from tests.unit.storage import test_commitlog, test_damage, test_recovery
 
 
 @mutant("D-28")
@@ -285,4 +286,10 @@ plant(
     "R-06",
     (Recovery, "_walk_tail", "torn or bool(later)", "torn"),
     lambda _: test_recovery.test_a_segment_behind_a_gap_is_removed(),
+)
+plant(
+    "a_survey_reads_a_small_log_from_the_cache",
+    "R-11",
+    (survey_module, "_walk_segment", "- offset) > 0:", "- offset) > 4_000:"),
+    lambda _: test_damage.test_a_survey_reads_also_a_small_log_from_the_disk(),
 )

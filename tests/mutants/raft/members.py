@@ -146,3 +146,23 @@ plant(
     (QuorumChecker, "check", "if state.witnesses and ", "if False and "),
     lambda _: test_doubt.test_two_voters_both_know_the_third_before_it_helps_to_commit(),
 )
+plant(
+    "the_record_that_a_notice_is_about_ends_it",
+    "R-10",
+    (Standing, "configure", "index > self.notice.index", "index >= self.notice.index"),
+    lambda _: test_removal.test_a_notice_holds_until_the_own_log_has_a_newer_group_than_it_is_about(),
+)
+plant(
+    "a_group_that_was_undone_counts_as_the_former_one",
+    "R-10",
+    (Standing, "configure", "member.group if index > self.index else None", "member.group"),
+    lambda _: test_removal.test_a_group_that_was_undone_is_no_former_group(),
+)
+plant(
+    "a_learner_with_a_leader_takes_itself_for_needed",
+    "R-10",
+    (RaftCore, "_vote", "member.leader_id is None and ", ""),
+    lambda _: (
+        test_membership.test_a_learner_that_follows_a_leader_does_not_take_a_candidate_for_one_that_needs_it()
+    ),
+)

@@ -232,6 +232,7 @@ def test_a_confirmation_of_an_older_term_does_not_end_the_doubt() -> None:
     member.term = 7
     assert not doubt.is_over
     doubt.tick(1)
+    assert not doubt.is_over  # the new leader has not answered yet
     reads[1].give(4)
     assert doubt.is_over
 

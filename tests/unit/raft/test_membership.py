@@ -271,6 +271,16 @@ def test_a_learner_forgets_that_it_has_the_newest_log_when_a_leader_is_known() -
     assert learner.core.role is Role.LEARNER
 
 
+@pytest.mark.rule("R-03", "R-10")
+def test_a_learner_that_follows_a_leader_does_not_take_a_candidate_for_one_that_needs_it() -> None:
+    """A voter that was cut off asks for pre-votes, although the group has a leader."""
+    group, leader = led_group()
+    learner = added(group, leader, "n4")
+    learner.step("n2", VoteRequest(9, 0, 1, pre_vote=True))
+    group.pass_time(4_000, "n4")
+    assert (learner.core.leader_id, learner.core.role) == (None, Role.LEARNER)
+
+
 def damaged_group() -> tuple[Group, Member, Member]:
     """n2 acknowledged three records, restarts without the last two, and knows that its disk is damaged."""
     group = Group(3)

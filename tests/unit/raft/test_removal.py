@@ -2,8 +2,10 @@
 
 import pytest
 
-from app.log.contract import NO_INDEX, ChangeKind, GroupConfig, Role
+from app.log.contract import NO_INDEX, ChangeKind, Durability, GroupConfig, Role
 from app.raft.messages import GroupNotice, Heartbeat, VoteAnswer, VoteRequest
+from app.raft.standing import Standing
+from app.raft.state import MemberState, Outbox
 from storage.log.hard_state import HardState
 from tests.unit.raft.support import Group, Member, MemoryLog
 
@@ -154,6 +156,37 @@ def test_a_notice_that_is_older_than_the_own_group_is_not_believed() -> None:
         notice = GroupNotice(index, ("n1", "n2"), (), "n1", {})
         added.step("n2", VoteAnswer(1, False, pre_vote=True, group=notice))
         assert added.core.role is role
+
+
+def standing_of(node_id: str, *voters: str) -> Standing:
+    """A member whose log contains a group, in record 3, that is not known to be committed."""
+    group = GroupConfig(voters=voters)
+    member = MemberState(node_id, group, Durability.FSYNC, Role.FOLLOWER, 1, None, NO_INDEX)
+    standing = Standing(member, Outbox())
+    standing.configure(group, 3, {})
+    return standing
+
+
+@pytest.mark.rule("R-10")
+def test_a_notice_holds_until_the_own_log_has_a_newer_group_than_it_is_about() -> None:
+    """The record that it is about arrives late, and does not prove that it is committed."""
+    standing = standing_of("n3", "n1", "n2", "n3")
+    notice = GroupNotice(5, ("n1", "n2"), (), "n1", {})
+    standing.take(notice)
+    standing.configure(GroupConfig(voters=("n1", "n2")), 5, {})
+    assert (standing.notice, standing.may_campaign, standing.idle_role) == (notice, False, Role.REMOVED)
+    standing.configure(GroupConfig(voters=("n1", "n2"), learners=("n3",)), 6, {})
+    assert (standing.notice, standing.idle_role) == (None, Role.LEARNER)
+
+
+@pytest.mark.rule("R-10")
+def test_a_group_that_was_undone_is_no_former_group() -> None:
+    """The record of the promotion of n3 is truncated: no member needs n3 as a leader."""
+    standing = standing_of("n3", "n1", "n2")
+    standing.configure(GroupConfig(voters=("n1", "n2", "n3")), 5, {})
+    assert standing.may_campaign
+    standing.configure(GroupConfig(voters=("n1", "n2")), 3, {})
+    assert not standing.may_campaign
 
 
 @pytest.mark.rule("R-10")

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from app.errors import AlreadyLeader, StorageFull, TransferFailed
-from app.log.contract import AppendFate
+from app.log.contract import AppendFate, ChangeKind
 from app.raft.config import RaftConfig
 from app.raft.messages import TimeoutNow, VoteRequest
 from tests.unit.raft.support import Group, Member
@@ -70,6 +70,20 @@ def test_appends_wait_only_while_the_target_takes_over_and_continue_when_it_does
     assert not leader.core.accepts_appends
     group.pass_time(1_100, "n1", "n3")
     assert (leader.leads, leader.core.accepts_appends) == (True, True)
+
+
+@pytest.mark.rule("R-09", "R-10")
+def test_a_transfer_ends_when_its_target_is_no_voter_any_more() -> None:
+    group = Group(3)
+    leader = group.elect("n1")
+    group.settle()
+    group.pass_time(100)
+    leader.core.transfer("n2", group.now_ms)
+    leader.run()
+    group.take(target="n2")
+    assert not leader.core.accepts_appends
+    leader.change(ChangeKind.REMOVE, "n2")
+    assert (leader.core.is_transferring, leader.core.accepts_appends) == (False, True)
 
 
 @pytest.mark.rule("R-09")
@@ -191,6 +205,27 @@ def test_a_short_lack_of_room_changes_no_leader() -> None:
         group["n1"].core.has_room = True
         group.pass_time(200)
     assert group.leader.name == "n1"
+
+
+@pytest.mark.rule("R-09")
+def test_a_leader_without_room_whose_transfer_failed_offers_the_lead_after_the_same_time_again() -> None:
+    """Appends wait during an attempt: records that fit, such as trims, would otherwise never get through."""
+    group = Group(3)
+    group.elect("n1")
+    group["n1"].core.has_room = False
+    begun: list[int] = []
+    under_way = False
+    for _ in range(500):
+        group.now_ms += 20
+        for member in group.members.values():
+            member.tick()
+            group.take(kind=TimeoutNow)
+            group.settle()
+        if group["n1"].core.is_transferring and not under_way:
+            begun.append(group.now_ms)
+        under_way = group["n1"].core.is_transferring
+    assert group["n1"].leads
+    assert [later - former for former, later in pairwise(begun)] == [group.raft.full_disk_transfer_ms] * 2
 
 
 @pytest.mark.rule("D-28")

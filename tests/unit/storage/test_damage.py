@@ -409,6 +409,27 @@ def test_a_patch_that_was_not_synced_is_still_damage_to_the_next_survey() -> Non
     check_whole(open_log(files), batches)
 
 
+@pytest.mark.rule("R-07", "R-11")
+def test_a_survey_reads_also_a_small_log_from_the_disk() -> None:
+    """Two batches are durable; the cache holds the first one after a patch that was not synced."""
+    files = MemoryFiles()
+    log = open_log(files)
+    batch = open_term(log, 1)
+    open_term(log, 2)
+    sync_log(log)
+    assert log.end_offset < 4_000
+    log.close()
+    spoil(files, batch)
+    for path in files.list(FOLDER):
+        files.open(f"{FOLDER}/{path}").sync()
+    (damage,) = survey(files, FOLDER, LOG_ID).damages
+    files.syncs_fail = True
+    with pytest.raises(DiskError):
+        patch(files, FOLDER, LOG_ID, damage, [batch])
+    files.syncs_fail = False
+    assert survey(files, FOLDER, LOG_ID).damages == (damage,)
+
+
 def test_a_log_that_is_set_aside_is_kept_once_and_an_empty_one_takes_its_place() -> None:
     for place in range(60):
         files = MemoryFiles(Random(place))
