@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from app.log.contract import Durability, GroupConfig, ReplicationCore
+from app.log.contract import NO_INDEX, Durability, GroupConfig, ReplicationCore
 from app.log.state import LogState
 from app.node.opening.trust import Trust
 from app.node.replica.checkpoints import is_whole, load_state
@@ -169,9 +169,18 @@ def open_replica(
 def _check_state(recovered: RecoveredReplica, group: GroupConfig) -> None:
     """Check that the state is there if nothing can restore it: the records before the begin are trimmed, and
     no other replica has it. Without it this copy would never lead. Raises CorruptFile."""
-    is_alone = set(group.members) <= {recovered.services.node_id}
-    if is_alone and not is_whole(recovered.state, recovered.files.log):
+    if _is_alone(recovered, group) and not is_whole(recovered.state, recovered.files.log):
         raise CorruptFile(recovered.files.snapshot.path, "missing")
+
+
+def _is_alone(recovered: RecoveredReplica, group: GroupConfig) -> bool:
+    """Return whether nothing names another member: neither the group nor the log. A trim leaves the newest
+    records, and keeps the epoch of the begin; a reset by the leader of others does neither."""
+    log, membership = recovered.files.log, recovered.state.membership
+    members = {*group.members, *(epoch.leader for epoch in log.epochs)}
+    if membership is not None:
+        members.update((*membership.voters, *membership.learners))
+    return members <= {recovered.services.node_id} and log.end_index != NO_INDEX and log.knows_begin_epoch
 
 
 @contextmanager

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from app.log.contract import Durability, Role
+from app.log.contract import Durability, Reset, Role
 from app.node.opening.folder_birth import FolderBirth
 from app.node.repair.marker import Note, RepairMarker
-from app.raft.messages import TimeoutNow, VoteAnswer, VoteRequest
+from app.raft.messages import Heartbeat, PushRequest, PushType, TimeoutNow, VoteAnswer, VoteRequest
 from storage.errors import DiskError
 from storage.files import OsFileSystem
 from storage.log.clean_stop import CleanStop
 from storage.log.origin import ORIGIN_NAME, FolderOrigin
 from tests.support.memory_files import MemoryFiles
 from tests.unit.node.replica.driver_support import Node, Seams
+from tests.unit.raft.support import MemoryLog
 
 
 def marker_in(folder: Path) -> RepairMarker:
@@ -318,3 +319,30 @@ def test_a_full_disk_keeps_the_note_of_the_origin() -> None:
     files.space_bytes = 0
     origin.renew()
     assert not origin.is_copy()
+
+
+def grown_and_reset(folder: Path, *, durability: Durability = Durability.FSYNC) -> Node:
+    """n1 was alone; others have joined since, and trimmed what they had. n2 gives it their log from 10 on."""
+    node = Node(folder, durability=durability)
+    node.append()
+    log = MemoryLog()
+    log.cut(Reset(10, 4_096, 5))
+    first = log.add(5)
+    incarnation = node.driver._core._handler._incarnation  # type: ignore[attr-defined]
+    node.driver.deliver("n2", Heartbeat(5, "n2", 10, 1))
+    node.driver.deliver(
+        "n2",
+        PushRequest(5, PushType.TRUNCATE, "n2", 10, 1, incarnation, 9, 0, 10, reset=True, batches=(first,)),
+    )
+    node.seams.run()
+    assert node.driver.log.begin_index == 10
+    assert not node.driver._state.transfer.is_whole
+    return node
+
+
+@pytest.mark.rule("R-10")
+def test_a_replica_that_lacks_the_state_of_other_members_opens_again(tmp_path: Path) -> None:
+    """The configuration names n1 alone, and so does the state that it has saved: n2 will send the state."""
+    node = grown_and_reset(tmp_path)
+    reopen(node)
+    assert not node.driver._state.transfer.is_whole
