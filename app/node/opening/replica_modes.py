@@ -21,6 +21,7 @@ from app.node.opening.group_file import first_group
 from app.node.opening.open_replica import FoundFolder, RecoveredReplica
 from app.node.opening.trust import Trust, judge_opening
 from app.node.repair.marker import RepairMarker
+from app.node.replica.checkpoints import is_whole
 from app.raft.config import RaftConfig
 from app.raft.core import RaftCore
 from storage.errors import CorruptFile
@@ -36,7 +37,8 @@ class RaftMode:
 
     configured: the group, until the log names another one. sound: false when the disk may have lost what
     this replica acknowledged or voted: it only follows until it holds all that is committed. sound_if_alone:
-    but it is sound if the log, once open, names no other voter: it has promised nothing to any other node.
+    but it is sound if the log, once open, names no other voter: it has promised nothing to any other node. A
+    log without its state may not name all of them.
     begins: an empty folder is that of a new log, and no disk was replaced. Without it, after a power
     failure, or in the copy of a folder, the replica may open without a vote (trust.py).
     """
@@ -84,7 +86,7 @@ class RaftMode:
                 f"{replica.folder}/vote", f"term {hard_state.term} is older than the log's {log.last_term}"
             )
         sound = replica.trust.sound
-        if replica.trust.sound_if_alone:
+        if replica.trust.sound_if_alone and is_whole(replica.state, log):
             members = replica.state.membership
             sound = sound or (group.voters if members is None else members.voters) == (services.node_id,)
         return RaftCore(

@@ -340,6 +340,17 @@ def grown_and_reset(folder: Path, *, durability: Durability = Durability.FSYNC) 
     return node
 
 
+@pytest.mark.rule("R-10", "R-11")
+def test_a_power_failure_takes_the_vote_of_a_replica_that_does_not_know_yet_who_votes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own records name no other voter, but it lacks those before the log's begin."""
+    node = grown_and_reset(tmp_path, durability=Durability.REPLICATED)
+    boot_again(monkeypatch)
+    reopen(node)
+    assert not node.driver.sound
+
+
 @pytest.mark.rule("R-10")
 def test_a_replica_that_lacks_the_state_of_other_members_opens_again(tmp_path: Path) -> None:
     """The configuration names n1 alone, and so does the state that it has saved: n2 will send the state."""
