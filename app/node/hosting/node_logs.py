@@ -11,7 +11,7 @@ from typing import Final
 from app.controller.metadata import CONTROLLER_LOG
 from app.errors import CommitlogError
 from app.node.disk import DiskThreads
-from app.node.hosted_log import HostedLog
+from app.node.hosted_log import CONFIGURED, HostedLog
 from app.node.hosted_logs import HostedLogs
 from app.node.hosting.ha_connections import HaConnections
 from app.node.hosting.log_journals import LogJournals
@@ -222,9 +222,14 @@ class NodeLogs:
 
     def _open(self, hosted: HostedLog, *, sound: bool, sound_if_alone: bool = False) -> LogDriver:
         """As LogOpener.open."""
-        begins = hosted.generation > self._birth.index
+        generation = hosted.generation
         return self._opener.open(
-            hosted, self._events_of(hosted), sound=sound, sound_if_alone=sound_if_alone, begins=begins
+            hosted,
+            self._events_of(hosted),
+            sound=sound,
+            sound_if_alone=sound_if_alone,
+            begins=generation > self._birth.index,
+            predates_folder=CONFIGURED < generation <= self._birth.folder_index,
         )
 
     # --- serving ----------------------------------------------------------------------------------------

@@ -42,17 +42,23 @@ class FolderBirth:
     def index(self) -> int:
         """Index of `__controller`: a log created at or below it existed before this folder, or was opened
         before; NO_INDEX for none."""
+        return max(self._known_index, self.folder_index)
+
+    @property
+    def folder_index(self) -> int:
+        """Index of `__controller`: a log created at or below it existed before this folder; NO_INDEX for
+        none."""
         if self._marker.exists and self._marker.intact:
             return _NEVER
         if not self._files.exists(self._path):  # a folder of an earlier version
-            return self._known_index
+            return NO_INDEX
         try:
             checksum, _, text = self._files.read(self._path).strip().partition(b" ")
         except DiskError:
             return _NEVER
         if checksum != b"%08x" % crc32c(text):
             return _NEVER
-        return max(self._known_index, msgspec.json.decode(text, type=_BirthLine).index)
+        return msgspec.json.decode(text, type=_BirthLine).index
 
     def save(self, index: int) -> None:
         """Save the first index; durable on return. Raises DiskError."""

@@ -42,8 +42,10 @@ class LogOpener:
         sound: bool,
         sound_if_alone: bool = False,
         begins: bool = False,
+        predates_folder: bool = False,
     ) -> LogDriver:
-        """Recover a log and create its driver; sound, sound_if_alone, begins: as in RaftMode.
+        """Recover a log and create its driver; sound, sound_if_alone, begins, predates_folder: as in
+        RaftMode.
 
         In controller mode a copy that is not sound is a new replica (C-03).
 
@@ -53,7 +55,13 @@ class LogOpener:
         settings = hosted.settings
         log = LogIdentity(name=settings.name, log_id=hosted.log_id, durability=settings.durability)
         if settings.replication is Replication.RAFT:
-            raft = self._raft(hosted, sound=sound, sound_if_alone=sound_if_alone, begins=begins)
+            raft = replace(
+                self._raft(hosted),
+                sound=sound,
+                sound_if_alone=sound_if_alone,
+                begins=begins,
+                predates_folder=predates_folder,
+            )
             return open_replica(self._services, log, raft, journal=hosted.journal, events=events).driver
         if settings.replication is Replication.CLASSIC:
             classic = self._classic(hosted)
@@ -69,7 +77,7 @@ class LogOpener:
         hosted.ha = opened.core
         return opened.driver
 
-    def _raft(self, hosted: HostedLog, *, sound: bool, sound_if_alone: bool, begins: bool) -> RaftMode:
+    def _raft(self, hosted: HostedLog) -> RaftMode:
         settings = hosted.settings
         is_controller = settings.name == CONTROLLER_LOG
         voters = tuple(node for node in settings.replicas if node not in settings.learners)
@@ -77,9 +85,6 @@ class LogOpener:
             configured=GroupConfig(voters=voters, learners=settings.learners),
             config=controller_raft(self._settings) if is_controller else self._settings.raft,
             preferred_leader=settings.preferred,
-            sound=sound,
-            sound_if_alone=sound_if_alone,
-            begins=begins,
             state_type=MetadataLogState if is_controller else LogState,
         )
 

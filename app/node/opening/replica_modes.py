@@ -40,7 +40,9 @@ class RaftMode:
     but it is sound if the log, once open, names no other voter: it has promised nothing to any other node. A
     log without its state may not name all of them.
     begins: an empty folder is that of a new log, and no disk was replaced. Without it, after a power
-    failure, or in the copy of a folder, the replica may open without a vote (trust.py).
+    failure, or in the copy of a folder, the replica may open without a vote (trust.py). predates_folder: the
+    log existed before the data folder of this node. Then an empty folder is in doubt also if the settings
+    name no other voter: others may have joined since (R-10).
     """
 
     configured: GroupConfig
@@ -49,6 +51,7 @@ class RaftMode:
     sound: bool = True
     sound_if_alone: bool = False
     begins: bool = False
+    predates_folder: bool = False
     state_type: type[LogState] = LogState
 
     @property
@@ -66,7 +69,7 @@ class RaftMode:
             services.clock,
             sound=self.sound,
             sound_if_alone=self.sound_if_alone,
-            is_empty=found.is_empty and not self.begins and not alone,
+            is_empty=found.is_empty and not self.begins and (self.predates_folder or not alone),
             is_copy=origin.is_copy(),
             is_alone=alone,
         )

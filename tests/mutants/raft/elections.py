@@ -127,6 +127,16 @@ def an_empty_folder_opens_sound(patch: pytest.MonkeyPatch) -> None:
 
 
 plant(
+    "the_only_voter_of_the_settings_begins_an_older_log",
+    "R-02",
+    (replica_modes.RaftMode, "judge", "(self.predates_folder or not alone)", "not alone"),
+    lambda folder: (
+        test_trust.test_the_only_voter_of_the_settings_does_not_begin_a_log_that_is_older_than_its_folder(
+            folder
+        )
+    ),
+)
+plant(
     "a_transfer_does_not_wait_for_the_commit",
     "R-09",
     (Transfer, "go_on", "held_index == end_index == self._member.committed_index", "held_index == end_index"),

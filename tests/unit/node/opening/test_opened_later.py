@@ -41,6 +41,7 @@ class Scene:
         self.files = MemoryFiles()
         self.attempts = self.open_journals = 0
         self.begins: bool | None = None  # whether the last opening took an empty folder for a new one
+        self.predates_folder: bool | None = None  # the same for the log and the data folder
         disk: Any = SimpleNamespace(lane=lambda _name: Lane())
         services: Any = SimpleNamespace(
             node_id="n1",
@@ -82,10 +83,12 @@ class Scene:
         self.hosted = HostedLog(LogSettings.of_spec("a", SPEC), 7, None)
         self.hosted.generation = 0
 
-    def _open(self, hosted: HostedLog, _events: object, *, begins: bool, **_: bool) -> None:
+    def _open(
+        self, hosted: HostedLog, _events: object, *, begins: bool, predates_folder: bool, **_: bool
+    ) -> None:
         """Open nothing while the disk refuses it to the log `a`."""
         self.attempts += 1
-        self.begins = begins
+        self.begins, self.predates_folder = begins, predates_folder
         if self.refusal is not None and hosted is self.hosted:
             raise self.refusal
 
@@ -103,6 +106,24 @@ def test_an_empty_folder_is_new_only_if_its_log_is_newer_than_all_metadata_of_th
     )
     asyncio.run(scene.node_logs.open_replica(scene.hosted))
     assert scene.begins is begins
+
+
+@pytest.mark.rule("R-02", "R-10")
+@pytest.mark.parametrize(
+    ("generation", "predates"), [(-1, False), (4, True), (5, False)], ids=["configured", "older", "newer"]
+)
+def test_only_a_log_of_the_metadata_may_be_older_than_the_data_folder(
+    monkeypatch: pytest.MonkeyPatch, generation: int, predates: bool
+) -> None:
+    """That an earlier incarnation knew it is not enough: it may have been killed before it opened the log."""
+    scene = Scene(monkeypatch)
+    scene.refusal, scene.hosted.generation = None, generation
+    scene.node_logs._birth.save(4)
+    scene.node_logs.know_metadata(
+        cast(Any, SimpleNamespace(committed_index=5, log=SimpleNamespace(end_index=9)))
+    )
+    asyncio.run(scene.node_logs.open_replica(scene.hosted))
+    assert scene.predates_folder is predates
 
 
 @pytest.mark.rule("C-10")

@@ -68,6 +68,17 @@ def test_a_new_log_and_the_only_voter_begin_sound(tmp_path: Path) -> None:
     assert not marker_in(tmp_path / "alone").exists
 
 
+@pytest.mark.rule("R-02", "R-10")
+def test_the_only_voter_of_the_settings_does_not_begin_a_log_that_is_older_than_its_folder(
+    tmp_path: Path,
+) -> None:
+    """Others may have joined it before its disk was replaced: their log goes on."""
+    node = Node(tmp_path, "n1", begins=False, predates_folder=True)
+    node.tick(5_000)
+    assert not node.driver.sound
+    assert (node.driver.role, node.driver.term, node.driver.log.end_index) == (Role.FOLLOWER, 0, -1)
+
+
 @pytest.mark.rule("R-02")
 def test_an_empty_folder_is_sound_once_all_voters_have_elected_it(tmp_path: Path) -> None:
     node = Node(tmp_path, "n1", "n2", "n3", begins=False)

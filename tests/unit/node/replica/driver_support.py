@@ -142,6 +142,7 @@ class Node:
             sound=sound,
             sound_if_alone=sound_if_alone,
             begins=self.options.get("begins", True),
+            predates_folder=self.options.get("predates_folder", False),
         )
         durability = self.options.get("durability", Durability.FSYNC)
         log = LogIdentity(name="default", log_id=LOG_ID, durability=durability)
