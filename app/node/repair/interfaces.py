@@ -9,6 +9,7 @@ from msgspec import UNSET
 
 from app.log.contract import NO_INDEX
 from app.log.events import JournalEvent, Repair
+from app.log.state import LogState
 from app.node.repair.marker import RepairMarker
 from app.node.replica.driver import LogDriver
 from storage.errors import CorruptFile, CorruptLog
@@ -57,6 +58,7 @@ class DamagedCopy:
 
     voters, learners: of the group, including this node. votes: the group elects; otherwise controllers or the
     configuration choose the leader, and the vote file only holds the epoch that this copy has opened.
+    state_type: of the log's state.
     """
 
     files: FileSystem
@@ -69,6 +71,7 @@ class DamagedCopy:
     marker: RepairMarker
     learners: Sequence[str] = ()
     votes: bool = True
+    state_type: type[LogState] = LogState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,6 +115,7 @@ class LogRepair:
         self._is_alone = {*copy.voters, *copy.learners} <= {copy.node_id}
         self._majority = len(copy.voters) // 2 + 1
         self._storage = copy.storage
+        self._state_type = copy.state_type
         self._marker = copy.marker
         self._peer_replicas = PeerReplicas(calls, copy.log_id, self._peers)
         self._clock = clock
@@ -258,7 +259,9 @@ class LogRepair:
             return 0, ()
         try:
             snapshot_file = SnapshotFile(self._files, f"{self._folder}/state")
-            membership = load_state(log, snapshot_file, idempotency_ms=DAY_MS).membership
+            membership = load_state(
+                log, snapshot_file, idempotency_ms=DAY_MS, state_type=self._state_type
+            ).membership
         except (CorruptFile, ValueError):  # the state comes from the leader; use the configured voters
             membership = None
         finally:

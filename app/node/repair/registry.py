@@ -4,8 +4,11 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from app.controller.log_state import MetadataLogState
+from app.controller.metadata import CONTROLLER_LOG
 from app.log.contract import NO_INDEX
 from app.log.events import Corruption, JournalEvent, Repair
+from app.log.state import LogState
 from app.node.disk import DiskThreads
 from app.node.hosted_log import HostedLog
 from app.node.job_threads import in_thread
@@ -117,6 +120,7 @@ class Repairs:
                 storage=self._services.storage,
                 marker=marker,
                 votes=hosted.settings.replication is Replication.RAFT,
+                state_type=MetadataLogState if hosted.name == CONTROLLER_LOG else LogState,
             ),
             FoundDamage(
                 cause=cause,

@@ -6,10 +6,13 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
+from app.controller.log_state import MetadataLogState
 from app.log.contract import NO_INDEX
 from app.log.events import JournalEvent
+from app.log.state import LogState
 from app.node.network.peer_calls import PeerCalls
 from app.node.network.repair_messages import FetchAnswer, FetchRequest, PeerCall, TermAnswer, TermRequest
 from app.node.repair import log_repair as repair_module
@@ -22,6 +25,7 @@ from storage.errors import CorruptFile, CorruptLog, DiskError, InvariantError, U
 from storage.format.batch import stamp
 from storage.format.records import encode_control
 from storage.format.segment_format import segment_name
+from storage.log.checkpoint import SnapshotFile
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from storage.log.hard_state import HardState, HardStateFile
 from storage.log.manifest import ManifestFile
@@ -107,6 +111,7 @@ class Scene:
         HardStateFile(self.files, f"{FOLDER}/vote").save(HardState(4, "n2"))
         self.host = Host(self.files)
         self.votes = True
+        self.state_type: type[LogState] = LogState
         self.learners: tuple[str, ...] = ()
 
     def repair(
@@ -125,6 +130,7 @@ class Scene:
                 storage=SIZES,
                 marker=RepairMarker(self.files, "data", "log"),
                 votes=self.votes,
+                state_type=self.state_type,
             ),
             FoundDamage(
                 cause=cause,
@@ -612,3 +618,35 @@ def test_an_unreadable_log_is_not_set_aside_while_no_peer_has_records_of_it(
     repair = scene.run(peers, UnreadableFile(path, 0, "it cannot be read: input/output error"))
     assert scene.host.log is not None
     assert (scene.host.log.end_index, scene.host.sound, repair.result.set_aside) == (79, True, False)
+
+
+@pytest.mark.rule("R-01", "R-10")
+def test_a_lost_vote_in_the_log_of_the_metadata_also_asks_voters_that_only_its_state_knows() -> None:
+    """The record that names them may be trimmed."""
+    scene = Scene()
+    scene.files = MemoryFiles()
+    scene.host = Host(scene.files)
+    scene.state_type = MetadataLogState
+    log = Commitlog.open(scene.files, FOLDER, log_id=7, config=SIZES)
+    value = {"kind": "membership", "voters": ["n1", "n2", "n3", "n4"], "learners": [], "nodes": {}}
+    grown = stamp(
+        encode_control(value),
+        log_id=7,
+        base_index=0,
+        term=4,
+        timestamp_ms=1,
+        offset=0,
+        previous_chain=log.last_chain,
+        control=True,
+    )
+    log.append([grown])
+    log.close()
+    state = MetadataLogState()
+    state.apply(grown)
+    state.committed(0)
+    saved = msgspec.msgpack.encode((grown.header.chain, state.snapshot()))
+    SnapshotFile(scene.files, f"{FOLDER}/state").save(saved)
+    terms = {"n2": 5, "n3": 6, "n4": 9}
+    peers = Peers(lambda peer, message: TermAnswer(message.id, terms[peer]))
+    scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
+    assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(9, "n1")
