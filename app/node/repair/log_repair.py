@@ -59,7 +59,7 @@ from storage.errors import (
 from storage.format.batch import Batch
 from storage.format.segment_format import segment_offset
 from storage.log.aside import set_aside
-from storage.log.checkpoint import CheckpointFile, SnapshotFile
+from storage.log.checkpoint import Checkpoint, CheckpointFile, SnapshotFile
 from storage.log.clean_stop import OPENED_NAME
 from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState, HardStateFile
@@ -325,13 +325,12 @@ class LogRepair:
         ):
             await in_thread(partial(self._read, cause.path))  # if that succeeds, there is nothing to repair
         elif name == "vote":
+            if await in_thread(self._checkpoint) is None:
+                await self._judge_tail()
             await (self._restore_vote() if self._votes else self._restore_epoch())
         elif name == "checkpoint":
-            # The leader sends the committed index. But only the checkpoint distinguished damage from a torn
-            # tail.
-            if await in_thread(self._recovery().has_torn_tail):
-                await self._doubt(lacks_records=True)
-            await in_thread(lambda: self._remove(name))
+            await self._judge_tail()
+            await in_thread(lambda: self._remove(name))  # the leader sends the committed index
         elif name == "state":  # it is replayed, or received from the leader (state_transfer.py)
             if self._is_alone and await in_thread(self._is_trimmed):
                 await self._wait_for_operator(f"the state of the log is damaged: {cause}")
@@ -358,6 +357,12 @@ class LogRepair:
             self._files.remove(path)
             self._files.sync_folder(self._folder)
         self.result.small_files[name] = None
+
+    async def _judge_tail(self) -> None:
+        """Save a doubt if there is a torn tail: the checkpoint, which alone distinguishes it from damage, is
+        lost. Called before the log is opened, which removes the tail. Raises StorageError."""
+        if await in_thread(self._recovery().has_torn_tail):
+            await self._doubt(lacks_records=True)
 
     def _recovery(self) -> Recovery:
         return Recovery(self._files, self._folder, self._log_id, self._committed_index())
@@ -402,13 +407,17 @@ class LogRepair:
     def _committed_index(self) -> int:
         """Index up to which the log was committed or durable before the damage."""
         held_index = max(self._held_index, self._marker.held_index)
+        checkpoint = self._checkpoint()
+        return held_index if checkpoint is None else max(held_index, checkpoint.committed_index)
+
+    def _checkpoint(self) -> Checkpoint | None:
+        """Return the checkpoint, None if it is damaged. Raises DiskError."""
         try:
-            checkpoint = CheckpointFile(self._files, f"{self._folder}/checkpoint").load()
+            return CheckpointFile(self._files, f"{self._folder}/checkpoint").load()
         except StorageError as error:
             if isinstance(as_damage(error), Damaged):
-                return held_index
+                return None
             raise
-        return max(held_index, checkpoint.committed_index)
 
     async def _repair_stretch(self, damage: Damage) -> RangeOutcome:
         """Fetch one range and write it in place, in pieces."""

@@ -25,7 +25,7 @@ from storage.errors import CorruptFile, CorruptLog, DiskError, InvariantError, U
 from storage.format.batch import stamp
 from storage.format.records import encode_control
 from storage.format.segment_format import segment_name
-from storage.log.checkpoint import SnapshotFile
+from storage.log.checkpoint import CheckpointFile, SnapshotFile
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from storage.log.hard_state import HardState, HardStateFile
 from storage.log.manifest import ManifestFile
@@ -79,6 +79,7 @@ class Host:
         if not self.files.exists(f"{FOLDER}/vote"):
             raise CorruptFile(f"{FOLDER}/vote", "missing")
         HardStateFile(self.files, f"{FOLDER}/vote").load()
+        CheckpointFile(self.files, f"{FOLDER}/checkpoint").load()
         self.marked_when_opened = RepairMarker(self.files, "data", "log").exists
         if self.always_damaged:
             raise CorruptLog(FOLDER, 0, "a disk that rots at once")
@@ -358,16 +359,23 @@ def test_a_damaged_small_file_takes_nothing_that_was_promised(name: str) -> None
 
 
 @pytest.mark.rule("R-02")
-def test_a_torn_tail_without_its_checkpoint_may_have_been_committed() -> None:
+@pytest.mark.parametrize("votes", [True, False])
+@pytest.mark.parametrize("vote_is_lost", [False, True])
+def test_a_torn_tail_without_its_checkpoint_may_have_been_committed(votes: bool, vote_is_lost: bool) -> None:
     """The checkpoint alone distinguishes damage beyond the durable point from records without a sync."""
     scene = Scene()
+    scene.votes = votes
     log = Commitlog.open(scene.files, FOLDER, log_id=7, config=SIZES)
     offset = log.end_offset
     scene.files.open(f"{FOLDER}/{segment_name(log._segments[-1].base_offset)}").pwrite(
         b"noise", offset - log._segments[-1].base_offset
     )
     scene.files.open(f"{FOLDER}/checkpoint", create=True).pwrite(b"noise", 0)
-    scene.run(Peers(gives_all), CorruptFile(f"{FOLDER}/checkpoint", "checksum"))
+    if vote_is_lost:  # its repair reads the log first
+        scene.files.remove(f"{FOLDER}/vote")
+    scene.run(
+        Peers(gives_all), CorruptFile(f"{FOLDER}/{'vote' if vote_is_lost else 'checkpoint'}", "checksum")
+    )
     assert scene.host.sound is False
     assert RepairMarker(scene.files, "data", "log").lacks_records
 
