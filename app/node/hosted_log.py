@@ -43,7 +43,7 @@ class HostedLog:
         self.ha: AutoSwitchCore | None = None  # of a log in controller mode, with its driver
         self._members_change = False  # a call is changing the members of this Raft log
         self._seen: tuple[Role, str | None, int] | None = None
-        self._group = GroupConfig(voters=settings.replicas)
+        self._group: GroupConfig | None = None  # that an open replica has known
         self._watchers: dict[asyncio.Future[None], None] = {}
         self._led_by: dict[asyncio.Timeout, str] = {}  # calls that wait for an answer of that leader
 
@@ -104,7 +104,12 @@ class HostedLog:
             return GroupConfig(voters=self.settings.replicas)
         if self.driver is not None:
             self._group = self.driver.group
-        return self._group
+        return self._group or GroupConfig(voters=self.settings.replicas)
+
+    @property
+    def knows_group(self) -> bool:
+        """True if `group` is that of the log, because it was open once since the start."""
+        return self._group is not None or self.driver is not None
 
     @property
     def voters(self) -> tuple[str, ...]:

@@ -58,7 +58,8 @@ class DamagedCopy:
 
     voters, learners: of the group, including this node. votes: the group elects; otherwise controllers or the
     configuration choose the leader, and the vote file only holds the epoch that this copy has opened.
-    state_type: of the log's state.
+    state_type: of the log's state. is_configured: voters and learners are those of the configuration, because
+    the log was not open since the start: it may name others.
     """
 
     files: FileSystem
@@ -72,6 +73,7 @@ class DamagedCopy:
     learners: Sequence[str] = ()
     votes: bool = True
     state_type: type[LogState] = LogState
+    is_configured: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from typing import Final
 from app.log.contract import NO_INDEX
 from app.log.driver_interfaces import Clock
 from app.log.events import Corruption, Repair
-from app.log.state import DAY_MS
+from app.log.state import DAY_MS, Membership
 from app.log.terms import is_plausible_term
 from app.node.job_threads import in_thread
 from app.node.network.peer_calls import PeerCalls
@@ -40,7 +40,7 @@ from app.node.repair.interfaces import (
 )
 from app.node.repair.marker import Note
 from app.node.repair.peer_replicas import PeerReplicas
-from app.node.replica.checkpoints import load_state
+from app.node.replica.checkpoints import load_snapshot, load_state
 from app.node.replica.driver import LogDriver
 from storage.care.begin import begin_with
 from storage.care.patch import batch_in, patch
@@ -111,19 +111,34 @@ class LogRepair:
         self._lacks_records = False
         self._held_index = found.held_index
         self._votes = copy.votes
-        self._peers = tuple(voter for voter in copy.voters if voter != copy.node_id)
-        self._is_alone = {*copy.voters, *copy.learners} <= {copy.node_id}
-        self._majority = len(copy.voters) // 2 + 1
         self._storage = copy.storage
         self._state_type = copy.state_type
         self._marker = copy.marker
-        self._peer_replicas = PeerReplicas(calls, copy.log_id, self._peers)
+        self._calls = calls
         self._clock = clock
+        self._set_group(copy.voters, copy.learners)
+        self._is_configured = copy.is_configured and copy.votes
         self._seen: dict[str, int] = {}  # file or folder -> number of times it was still damaged
         self._unreadable_until_ms: int | None = None  # until then the disk may read again; None: it reads
         self._read_pause_s = _RETRY_FIRST_S
         self._reported_waiting = False
         self._given_up = asyncio.Event()
+
+    def _set_group(self, voters: Sequence[str], learners: Sequence[str]) -> None:
+        self._voters = voters
+        self._peers = tuple(voter for voter in voters if voter != self._node_id)
+        self._is_alone = {*voters, *learners} <= {self._node_id}
+        self._majority = len(voters) // 2 + 1
+        self._peer_replicas = PeerReplicas(self._calls, self._log_id, self._peers)
+
+    def _saved_membership(self) -> Membership | None:
+        """Return the members that the saved state of the log names; None if it is lost, or names none."""
+        snapshot_file = SnapshotFile(self._files, f"{self._folder}/state")
+        try:
+            found = load_snapshot(snapshot_file, idempotency_ms=DAY_MS, state_type=self._state_type)
+        except StorageError:
+            return None
+        return None if found is None else found[0].membership
 
     def give_up(self) -> None:
         """The log is to be deleted: end soon, and leave its files unchanged."""
@@ -151,6 +166,11 @@ class LogRepair:
         while True:
             try:
                 await in_thread(self._note)
+                if self._is_configured and (saved := await in_thread(self._saved_membership)) is not None:
+                    # The log may name others than the configuration, which may be newer than the saved state.
+                    voters = dict.fromkeys((*saved.voters, *self._voters))
+                    self._set_group(tuple(voters), saved.learners)
+                self._is_configured = False
                 if not is_recorded:
                     self._host.record(self._corruption())
                 is_recorded = True

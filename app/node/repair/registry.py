@@ -105,6 +105,7 @@ class Repairs:
         """
         if hosted.repair is not None or hosted.rollback is not None or hosted.journal is None:
             return
+        is_configured = not hosted.knows_group
         group, marker = hosted.group, self.marker_of(hosted)
         driver, hosted.driver, hosted.caught_up = hosted.driver, None, False
         hosted.repair = LogRepair(
@@ -121,6 +122,7 @@ class Repairs:
                 marker=marker,
                 votes=hosted.settings.replication is Replication.RAFT,
                 state_type=MetadataLogState if hosted.name == CONTROLLER_LOG else LogState,
+                is_configured=is_configured,
             ),
             FoundDamage(
                 cause=cause,

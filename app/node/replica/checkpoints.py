@@ -212,20 +212,14 @@ def load_state(
     is still beyond the log's end is removed: other records may come to those places. Raises CorruptFile for a
     damaged snapshot.
     """
-    state = state_type(idempotency_ms=idempotency_ms)
-    payload = snapshot_file.load()
-    if payload is not None:
-        try:
-            saved = _decode_saved(memoryview(payload))
-            restoring = state_type.restoring(idempotency_ms=idempotency_ms)
-            for start in range(0, len(saved.snapshot), SLICE_BYTES):
-                restoring.feed(saved.snapshot[start : start + SLICE_BYTES])
-            state = restoring.finish()
-        except (ValueError, msgspec.DecodeError) as error:
-            raise CorruptFile(snapshot_file.path, str(error)) from error
+    found = load_snapshot(snapshot_file, idempotency_ms=idempotency_ms, state_type=state_type)
+    if found is None:
+        state = state_type(idempotency_ms=idempotency_ms)
+    else:
+        state, chain = found
         index = state.applied_index
         held = log.begin_index <= index <= log.end_index != NO_INDEX
-        if not held or log.batch_at(index).header.chain != saved.chain:
+        if not held or log.batch_at(index).header.chain != chain:
             state.truncate_after(state.committed_index)
             if may_lose_committed and state.applied_index >= log.next_index:
                 snapshot_file.remove()
@@ -236,3 +230,21 @@ def load_state(
             state.apply(batch)
             index = batch.next_index
     return state
+
+
+def load_snapshot(
+    snapshot_file: SnapshotFile, *, idempotency_ms: int, state_type: type[LogState] = LogState
+) -> tuple[LogState, bytes] | None:
+    """Return the saved state, and the chain of its last batch; None if none was saved. Raises CorruptFile,
+    DiskError."""
+    payload = snapshot_file.load()
+    if payload is None:
+        return None
+    try:
+        saved = _decode_saved(memoryview(payload))
+        restoring = state_type.restoring(idempotency_ms=idempotency_ms)
+        for start in range(0, len(saved.snapshot), SLICE_BYTES):
+            restoring.feed(saved.snapshot[start : start + SLICE_BYTES])
+        return restoring.finish(), saved.chain
+    except (ValueError, msgspec.DecodeError) as error:
+        raise CorruptFile(snapshot_file.path, str(error)) from error

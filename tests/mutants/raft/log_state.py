@@ -168,7 +168,7 @@ plant(
     (
         open_replica,
         "load_state",
-        "if not held or log.batch_at(index).header.chain != saved.chain:",
+        "if not held or log.batch_at(index).header.chain != chain:",
         "if not held:",
     ),
     lambda _: test_planted_bugs.test_a_snapshot_of_a_replaced_batch_goes_back_to_what_was_committed(

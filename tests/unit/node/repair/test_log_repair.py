@@ -32,6 +32,7 @@ from storage.log.manifest import ManifestFile
 from tests.support.memory_files import MemoryFiles
 from tests.unit.node.repair.test_fetch import history
 from tests.unit.node.repair.test_server import Clock
+from tests.unit.raft.support import MemoryLog
 
 BATCHES = history(40)
 SIZES = CommitlogConfig(segment_max_bytes=4_000, mark_interval_bytes=1_000, tail_cache_bytes=0)
@@ -113,6 +114,7 @@ class Scene:
         self.host = Host(self.files)
         self.votes = True
         self.state_type: type[LogState] = LogState
+        self.is_configured = False
         self.learners: tuple[str, ...] = ()
 
     def repair(
@@ -132,6 +134,7 @@ class Scene:
                 marker=RepairMarker(self.files, "data", "log"),
                 votes=self.votes,
                 state_type=self.state_type,
+                is_configured=self.is_configured,
             ),
             FoundDamage(
                 cause=cause,
@@ -658,3 +661,42 @@ def test_a_lost_vote_in_the_log_of_the_metadata_also_asks_voters_that_only_its_s
     peers = Peers(lambda peer, message: TermAnswer(message.id, terms[peer]))
     scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
     assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(9, "n1")
+
+
+def saved_state(scene: Scene, *members: str) -> None:
+    """Save a state of the log that names these members."""
+    value = {"kind": "membership", "voters": members, "learners": [], "nodes": {}}
+    log = MemoryLog()
+    log.write([log.stamp(encode_control(value), 1, control=True)])
+    state = scene.state_type()
+    state.apply(log.batches[0])
+    state.committed(0)
+    saved = msgspec.msgpack.encode((log.last_chain, state.snapshot()))
+    SnapshotFile(scene.files, f"{FOLDER}/state").save(saved)
+
+
+@pytest.mark.rule("R-10")
+@pytest.mark.parametrize("configured", [("n1",), ("n1", "n8", "n9")])
+def test_damage_found_at_the_start_is_repaired_by_the_members_that_the_log_names(
+    configured: tuple[str, ...],
+) -> None:
+    """They joined later, and those of the configuration may be gone."""
+    scene = Scene()
+    scene.is_configured = True
+    saved_state(scene, "n1", "n2", "n3")
+    peers = Peers(gives_all)
+    repair = scene.run(peers, scene.damage(20), voters=configured)
+    assert {peer for peer, _ in peers.asked} <= {"n2", "n3"}
+    assert not repair.result.set_aside
+    assert scene.host.sound
+
+
+@pytest.mark.rule("R-10")
+def test_a_repair_without_a_readable_state_asks_the_configured_members() -> None:
+    scene = Scene()
+    scene.is_configured = True
+    scene.files.open(f"{FOLDER}/state", create=True).pwrite(b"noise", 0)
+    peers = Peers(gives_all)
+    scene.run(peers, scene.damage(20))
+    assert {peer for peer, _ in peers.asked} <= {"n2", "n3"}
+    assert scene.host.sound
