@@ -34,6 +34,12 @@ class StaticGroup(MemberCore):
         self._member.durability = options.durability
 
     def configure(
-        self, group: GroupConfig, index: int, now_ms: int, nodes: Mapping[str, tuple[str, str]] | None = None
+        self,
+        group: GroupConfig,
+        index: int,
+        now_ms: int,
+        nodes: Mapping[str, tuple[str, str]] | None = None,
+        *,
+        settled: bool = False,
     ) -> None:
         """Ignore a group of a record: the configuration alone names the replicas of such a log."""

@@ -430,11 +430,19 @@ class ReplicationCore(Protocol):
         ...
 
     def configure(
-        self, group: GroupConfig, index: int, now_ms: int, nodes: Mapping[str, tuple[str, str]] = ...
+        self,
+        group: GroupConfig,
+        index: int,
+        now_ms: int,
+        nodes: Mapping[str, tuple[str, str]] = ...,
+        *,
+        settled: bool = False,
     ) -> None:
         """Adopt the group of the log's newest membership record, at `index` (NO_INDEX: the configured group).
 
-        nodes: id -> (base URL, host:port for peers) of the members whose addresses the record gives.
+        nodes: id -> (base URL, host:port for peers) of the members whose addresses the record gives. settled:
+        the record is known to be committed, perhaps beyond the committed index here: no former voter is
+        needed.
         """
         ...
 

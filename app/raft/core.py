@@ -274,11 +274,17 @@ class RaftCore(MemberCore):
         self._settle(now_ms)
 
     def configure(
-        self, group: GroupConfig, index: int, now_ms: int, nodes: Mapping[str, tuple[str, str]] = NO_NODES
+        self,
+        group: GroupConfig,
+        index: int,
+        now_ms: int,
+        nodes: Mapping[str, tuple[str, str]] = NO_NODES,
+        *,
+        settled: bool = False,
     ) -> None:
         if group != self._member.group:
             self._member.group_index = index
-        if not self._standing.configure(group, index, nodes):
+        if not self._standing.configure(group, index, nodes, settled=settled):
             return
         self._peers.regroup(now_ms)
         if self._member.role is not Role.CANDIDATE or not self._standing.may_campaign:

@@ -29,8 +29,17 @@ class Standing:
         self.notice: GroupNotice | None = None  # from a peer, until a leader or the own log knows better
         self.has_newest_log = False  # a candidate, of which this is a voter, was refused for an older log
 
-    def configure(self, group: GroupConfig, index: int, nodes: Mapping[str, tuple[str, str]]) -> bool:
+    def configure(
+        self,
+        group: GroupConfig,
+        index: int,
+        nodes: Mapping[str, tuple[str, str]],
+        *,
+        settled: bool = False,
+    ) -> bool:
         """Adopt the group of the log's newest membership record; return whether the members changed.
+
+        settled: as in ReplicationCore.configure.
 
         When a third voter joins two, both are witnesses of the record: otherwise one of them and the new one
         commit it, and if that one's disk is replaced, it elects the other together with it, as every voter of
@@ -39,7 +48,7 @@ class Standing:
         member = self._member
         if (group, index) == (member.group, self.index):
             return False
-        self._former = member.group if index > self.index else None
+        self._former = member.group if index > self.index and not settled else None
         pair = () if self._former is None or len(self._former.voters) != 2 else self._former.voters
         member.witnesses = pair if set(pair) < set(group.voters) else ()
         changed, member.group, self.index, self._nodes = group != member.group, group, index, nodes

@@ -227,4 +227,5 @@ class LogGroup:
         else:
             group = GroupConfig(voters=membership.voters, learners=membership.learners)
             index, nodes = membership.since, membership.nodes
-        self._core.configure(group, index, self._clock.monotonic_ms(), nodes)
+        settled = membership == self._state.settled_membership
+        self._core.configure(group, index, self._clock.monotonic_ms(), nodes, settled=settled)

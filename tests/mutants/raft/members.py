@@ -13,6 +13,7 @@ from app.raft.quorum import QuorumChecker, quorum_index
 from app.raft.standing import Standing
 from tests.mutants.planting import mutant, plant, planted
 from tests.unit.log import test_state as test_log_state
+from tests.unit.node.replica import test_log_group
 from tests.unit.raft import (
     test_doubt,
     test_membership,
@@ -84,8 +85,8 @@ def a_candidate_outside_its_group_votes_for_itself(patch: pytest.MonkeyPatch) ->
 )
 def a_member_outside_its_newest_group_never_campaigns(patch: pytest.MonkeyPatch) -> None:
     @planted(patch, Standing, "configure")
-    def configure(original: Any, self: Standing, *given: Any) -> bool:
-        changed = bool(original(self, *given))
+    def configure(original: Any, self: Standing, *given: Any, **options: Any) -> bool:
+        changed = bool(original(self, *given, **options))
         self._former = None
         return changed
 
@@ -155,7 +156,7 @@ plant(
 plant(
     "a_group_that_was_undone_counts_as_the_former_one",
     "R-10",
-    (Standing, "configure", "member.group if index > self.index else None", "member.group"),
+    (Standing, "configure", "member.group if index > self.index and not settled else None", "member.group"),
     lambda _: test_removal.test_a_group_that_was_undone_is_no_former_group(),
 )
 plant(
@@ -164,5 +165,13 @@ plant(
     (RaftCore, "_vote", "member.leader_id is None and ", ""),
     lambda _: (
         test_membership.test_a_learner_that_follows_a_leader_does_not_take_a_candidate_for_one_that_needs_it()
+    ),
+)
+plant(
+    "a_committed_group_waits_for_voters_of_an_older_one",
+    "R-10",
+    (Standing, "configure", " and not settled", ""),
+    lambda _: test_log_group.test_a_group_that_the_state_knows_to_be_committed_waits_for_no_former_voter(
+        True
     ),
 )

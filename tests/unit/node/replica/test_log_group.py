@@ -5,9 +5,11 @@ from typing import Any, cast
 
 import pytest
 
-from app.log.contract import GroupConfig
+from app.log.contract import NO_INDEX, Durability, GroupConfig, Role
 from app.log.state import LogState
 from app.node.replica.state_keeper import LogGroup
+from app.raft.standing import Standing
+from app.raft.state import MemberState, Outbox
 from storage.format.records import encode_control
 from tests.unit.raft.support import MemoryLog
 
@@ -26,7 +28,7 @@ def test_a_replica_that_starts_takes_only_the_last_change_for_one_in_progress() 
         state.apply(batch)
     configured: list[tuple[tuple[str, ...], int]] = []
 
-    def configure(group: GroupConfig, index: int, _now_ms: int, _nodes: Any) -> None:
+    def configure(group: GroupConfig, index: int, _now_ms: int, _nodes: Any, **_: bool) -> None:
         configured.append((group.voters, index))
 
     core, clock = SimpleNamespace(configure=configure), SimpleNamespace(monotonic_ms=lambda: 0)
@@ -37,3 +39,34 @@ def test_a_replica_that_starts_takes_only_the_last_change_for_one_in_progress() 
     state.truncate_after(1)
     group.refresh()
     assert configured[2:] == [(NODES[:3], 1)]
+
+
+@pytest.mark.rule("R-10")
+@pytest.mark.parametrize("runs", [False, True], ids=["at the start", "received"])
+def test_a_group_that_the_state_knows_to_be_committed_waits_for_no_former_voter(runs: bool) -> None:
+    """The checkpoint is lost, or the state of another replica has arrived. The two voters that this replica
+    knew before are not those that the group had: one may be gone for good."""
+    log, state, newer = MemoryLog(), LogState(), LogState()
+    for count in (2, 3, 4):
+        value = {"kind": "membership", "voters": NODES[:count], "learners": [], "nodes": {}}
+        batch = log.stamp(encode_control(value), 1, control=True)
+        log.write([batch])
+        newer.apply(batch)
+    newer.committed(2)
+    pair = GroupConfig(voters=NODES[:2])
+    member = MemberState("n1", pair, Durability.FSYNC, Role.FOLLOWER, 1, None, NO_INDEX)
+    standing = Standing(member, Outbox())
+
+    def configure(group: GroupConfig, index: int, _now_ms: int, nodes: Any, **options: bool) -> None:
+        standing.configure(group, index, nodes, **options)
+
+    core, clock = SimpleNamespace(configure=configure), SimpleNamespace(monotonic_ms=lambda: 0)
+    group = LogGroup(pair, state, cast(Any, core), cast(Any, clock))
+    if runs:
+        state.apply(log.batches[0])
+        state.committed(0)
+        group.refresh()
+        assert standing.index == 0
+    state.become(newer)
+    group.refresh()
+    assert (member.group.voters, standing.is_settled, member.witnesses) == (NODES, False, ())
