@@ -189,7 +189,7 @@ class Verifier:
         return chunk if chunk.batches else None
 
     async def _compare_peer(self, peer: ReplicaReport, chunk: _Chunk) -> None:
-        answer = await self._settled_digest(peer, chunk)
+        answer = await self._settled_digest(peer, chunk, len(chunk.batches) - 1)
         if answer is None:
             return
         if self._same(answer, chunk, len(chunk.batches) - 1):
@@ -198,9 +198,9 @@ class Verifier:
         low, high = 0, len(chunk.batches) - 1  # the first batch that differs is in [low, high]
         while low < high:
             middle = (low + high) // 2
-            answer = await self._digest(peer, chunk.first_index, chunk.batches[middle][1])
+            answer = await self._settled_digest(peer, chunk, middle)
             if answer is None:
-                return
+                return  # perhaps trimmed there since the first digest, which then ended early
             if self._same(answer, chunk, middle):
                 low = middle + 1
             else:
@@ -212,12 +212,12 @@ class Verifier:
     def _same(self, answer: DigestAnswer, chunk: _Chunk, position: int) -> bool:
         return answer.last_index == chunk.batches[position][1] and answer.digest == chunk.digests[position]
 
-    async def _settled_digest(self, peer: ReplicaReport, chunk: _Chunk) -> DigestAnswer | None:
-        """Return the peer's digest of the whole chunk, once it has settled it; otherwise its state has
-        the reason."""
+    async def _settled_digest(self, peer: ReplicaReport, chunk: _Chunk, position: int) -> DigestAnswer | None:
+        """Return the peer's digest of the chunk up to the batch at `position`, once it has settled it;
+        otherwise its state has the reason."""
         deadline = asyncio.get_running_loop().time() + BEHIND_MAX_S
         while True:
-            answer = await self._digest(peer, chunk.first_index, chunk.last_index)
+            answer = await self._digest(peer, chunk.first_index, chunk.batches[position][1])
             if answer is None or answer.digest:
                 return answer
             if answer.settled_index == NO_INDEX:
@@ -249,7 +249,10 @@ class Verifier:
     async def _first_record(self, peer: ReplicaReport, base_index: int, last_index: int) -> tuple[int, bytes]:
         """Return the first record of a batch that differs, and a digest of the peer's; the batch's first
         where the records are equal."""
-        ours = self._driver.log.batch_at(base_index)
+        log = self._driver.log
+        if not log.begin_index <= base_index <= log.end_index:
+            return base_index, b"?"  # trimmed here meanwhile
+        ours = log.batch_at(base_index)
         request = partial(FetchRequest, first_index=base_index, last_index=last_index)
         for _ in range(_FETCHES):
             answer = await self._calls.ask(peer.node, self._driver.log_id, request, _ANSWER_TIMEOUT_S)

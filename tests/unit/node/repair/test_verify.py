@@ -1,0 +1,73 @@
+"""Comparison of a replica with its peers while they go on."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from app.node.network.repair_messages import PeerCall
+from app.node.repair import server
+from app.node.repair.verify import Comparison, ReplicaState, Verifier
+from app.node.replica.driver import LogDriver
+from tests.unit.node.repair.test_fetch import OTHERS
+from tests.unit.node.repair.test_server import Node
+
+
+class Peer:
+    """The calls of n1, answered by n2. meanwhile(): called once, while n2 reads its log for the first
+    answer."""
+
+    def __init__(self, node: Node, meanwhile: Callable[[], None]) -> None:
+        self._node = node
+        self._meanwhile: Callable[[], None] | None = meanwhile
+
+    async def ask(
+        self, _peer: str, log_id: int, make: Callable[[int], PeerCall], _timeout_s: float
+    ) -> PeerCall | None:
+        driver = cast(LogDriver, self._node.replica)
+        answering = asyncio.create_task(self._node.server.answer("n1", log_id, driver, make(1)))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        meanwhile, self._meanwhile = self._meanwhile, None
+        if meanwhile is not None:
+            assert not answering.done()
+            meanwhile()
+        await answering
+        return self._node.sent.pop()
+
+
+def compared(own: Node, peer: Node, meanwhile: Callable[[], None]) -> Comparison:
+    calls: Any = Peer(peer, meanwhile)
+    driver: Any = own.replica
+    driver.node_id, driver.log_id = "n1", 7
+    return asyncio.run(Verifier(calls, driver, ["n2"]).compare(0, 20))
+
+
+def trim(node: Node) -> None:
+    ticket = node.replica.log.start_trim(8)
+    assert ticket is not None
+    ticket.run()
+
+
+@pytest.mark.rule("R-07")
+def test_a_peer_that_trims_while_it_is_compared_does_not_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_STEP_BYTES", 1)
+    own, peer = Node(committed=19), Node(committed=19)
+    result = compared(own, peer, lambda: trim(peer))
+    [_, report] = result.replicas
+    assert (report.state, report.first_difference) == (ReplicaState.SAME, None)
+    assert result.equal
+
+
+@pytest.mark.rule("R-07")
+def test_a_difference_is_reported_also_when_this_replica_trims_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "_STEP_BYTES", 1)
+    own = Node(committed=19)
+    monkeypatch.setattr("tests.unit.node.repair.test_server.BATCHES", OTHERS)
+    peer = Node(committed=19)
+    result = compared(own, peer, lambda: trim(own))
+    assert (result.first_difference, result.groups) == (0, [["n1"], ["n2"]])
+    assert not result.equal
