@@ -51,7 +51,8 @@ class GroupNotice(msgspec.Struct, frozen=True, array_like=True):
     """The committed group of a log, for a node outside of it (R-10).
 
     index: of its membership record. leader_id: None while the sender knows no leader. nodes: id -> (base URL,
-    host:port for peers) of the members whose addresses are in the log alone.
+    host:port for peers) of the members whose addresses are in the log alone. term: of that record; 0 if it
+    was trimmed, and from older versions.
     """
 
     index: Annotated[int, msgspec.Meta(ge=0)]
@@ -59,6 +60,7 @@ class GroupNotice(msgspec.Struct, frozen=True, array_like=True):
     learners: tuple[str, ...]
     leader_id: str | None
     nodes: dict[str, tuple[str, str]]
+    term: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class VoteAnswer(Message, frozen=True, array_like=True, tag=2):

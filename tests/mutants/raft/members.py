@@ -93,7 +93,7 @@ def a_member_outside_its_newest_group_never_campaigns(patch: pytest.MonkeyPatch)
 
 @mutant("R-10", lambda _: test_removal.test_a_notice_that_is_older_than_the_own_group_is_not_believed())
 def a_notice_of_any_age_is_believed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Standing, "take", lambda self, notice: setattr(self, "notice", notice))
+    patch.setattr(Standing, "take", lambda self, notice, _term: setattr(self, "notice", notice))
 
 
 @mutant(
@@ -173,5 +173,15 @@ plant(
     (Standing, "configure", " and not settled", ""),
     lambda _: test_log_group.test_a_group_that_the_state_knows_to_be_committed_waits_for_no_former_voter(
         True
+    ),
+)
+plant(
+    "a_group_that_was_given_up_counts_as_the_newer_one",
+    "R-10",
+    (Standing, "take", " and not is_given_up", ""),
+    lambda _: (
+        test_removal.test_a_removed_leader_learns_it_although_its_own_log_has_a_later_change_of_the_group(
+            False
+        )
     ),
 )

@@ -89,7 +89,7 @@ def test_a_removed_member_learns_it_from_the_others_and_who_leads() -> None:
     group.pass_time(2_500)
     assert removed.log.end_index < removal  # no leader pushes to it
     assert (removed.core.role, removed.core.leader_id) == (Role.REMOVED, "n1")
-    assert removed.core.notice == GroupNotice(removal, ("n1", "n2"), (), "n1", {})
+    assert removed.core.notice == GroupNotice(removal, ("n1", "n2"), (), "n1", {}, 1)
     assert leader.leads
     removed.restart()
     group.pass_time(2_500)
@@ -172,7 +172,7 @@ def test_a_notice_holds_until_the_own_log_has_a_newer_group_than_it_is_about() -
     """The record that it is about arrives late, and does not prove that it is committed."""
     standing = standing_of("n3", "n1", "n2", "n3")
     notice = GroupNotice(5, ("n1", "n2"), (), "n1", {})
-    standing.take(notice)
+    standing.take(notice, 0)
     standing.configure(GroupConfig(voters=("n1", "n2")), 5, {})
     assert (standing.notice, standing.may_campaign, standing.idle_role) == (notice, False, Role.REMOVED)
     standing.configure(GroupConfig(voters=("n1", "n2"), learners=("n3",)), 6, {})
@@ -200,12 +200,12 @@ def test_only_a_member_of_a_committed_group_that_the_log_names_gives_notice() ->
     assert notices(fresh) == [None]  # it may be the other's configuration that is right
 
     group, leader = led_group(3)
-    assert notices(leader) == [GroupNotice(0, ("n1", "n2", "n3"), (), "n1", {})]
+    assert notices(leader) == [GroupNotice(0, ("n1", "n2", "n3"), (), "n1", {}, 1)]
     leader.change(ChangeKind.REMOVE, "n2")
     assert notices(leader) == [None]  # that group may be undone
     group.pass_time(3_000)
     assert notices(group["n2"]) == [None]  # it is outside itself
-    assert notices(group["n3"]) == [GroupNotice(2, ("n1", "n3"), (), "n1", {})]
+    assert notices(group["n3"]) == [GroupNotice(2, ("n1", "n3"), (), "n1", {}, 1)]
 
 
 @pytest.mark.rule("R-10")
@@ -232,3 +232,27 @@ def test_a_log_of_an_older_version_gets_its_group_with_the_next_term() -> None:
     group.config = GroupConfig(voters=("n1", "n2", "n3"))
     group["n2"].restart()
     assert group["n2"].core.group == GroupConfig(voters=("n1", "n2"))
+
+
+@pytest.mark.rule("R-10")
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_removed_leader_learns_it_although_its_own_log_has_a_later_change_of_the_group(
+    restart: bool,
+) -> None:
+    """n1 is cut off with more records, and an addition after them, than the group had when it removed n1."""
+    group, leader = led_group(3)
+    for _ in range(5):
+        leader.append()
+    leader.change(ChangeKind.ADD, "n4")
+    group.sent.clear()
+    group.elect("n2", "n2", "n3")
+    group.settle("n2", "n3")
+    group.pass_time(1_500, "n2", "n3")
+    group["n2"].change(ChangeKind.REMOVE, "n1")
+    group.pass_time(200, "n2", "n3")
+    group.sent.clear()
+    assert group["n2"].core._standing.index < leader.core._standing.index
+    if restart:
+        leader.restart()
+    group.pass_time(15_000)
+    assert (leader.core.role, leader.core.leader_id) == (Role.REMOVED, "n2")
