@@ -127,7 +127,7 @@ def wanted_nodes(broker: Broker, hosted: HostedLog, asked: int | tuple[str, ...]
     """
     if not isinstance(asked, int):
         return asked
-    ranks, current = fewest_logs(broker), hosted.settings.replicas
+    ranks, current = fewest_logs(broker), hosted.members
     most = len(ranks.keys() | set(current))
     if asked > most:
         raise InvalidRequest(

@@ -21,7 +21,8 @@ def kept_by(*replicas: str, in_sync: tuple[str, ...] = (), learners: tuple[str, 
     """A broker that knows the log "a", and another one that n4 keeps; the log "a"."""
 
     def hosted(name: str, nodes: tuple[str, ...]) -> Any:
-        return SimpleNamespace(name=name, settings=SimpleNamespace(replicas=nodes, learners=learners))
+        settings = SimpleNamespace(replicas=nodes, learners=learners)
+        return SimpleNamespace(name=name, settings=settings, members=nodes)
 
     spec = LogSpec(replication="controller", replicas=replicas, learners=learners)
     copies = tuple(Replica(place + 1, node, "", node) for place, node in enumerate(replicas))
@@ -51,6 +52,17 @@ def test_those_that_keep_the_log_stay_and_the_others_that_keep_fewest_logs_are_a
 def test_those_in_sync_stay_before_others_and_learners_leave_first() -> None:
     assert wanted_nodes(*kept_by("n1", "n2", "n3", in_sync=("n3", "n2")), 2) == ("n2", "n3")
     assert wanted_nodes(*kept_by("n1", "n2", "n3", learners=("n1",)), 2) == ("n2", "n3")
+
+
+@pytest.mark.rule("R-10")
+def test_members_of_a_raft_log_stay_although_its_settings_do_not_name_them() -> None:
+    """They were added by `members add` and promoted. n3 receives the log, and does not vote yet."""
+    broker, _ = kept_by("n4")
+    hosted = HostedLog(LogSettings.of_spec("a", LogSpec(replication="raft", replicas=("n4",))), 1, None)
+    hosted._group = GroupConfig(voters=("n4", "n2"), learners=("n3",))
+    assert wanted_nodes(broker, hosted, 3) == ("n4", "n2", "n3")
+    hosted._group = GroupConfig(voters=("n2", "n4"), learners=("n3",))
+    assert wanted_nodes(broker, hosted, 2) == ("n2", "n4")
 
 
 def test_more_replicas_than_nodes_are_refused() -> None:
