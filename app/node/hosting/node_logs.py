@@ -266,7 +266,9 @@ class NodeLogs:
                 await asyncio.sleep(_REMOVED_RETRY_S)
                 continue
             with contextlib.suppress(CommitlogError):
-                await self._waits.read_index(hosted)
+                index = await self._waits.read_index(hosted)
+                if hosted is self._hosted.controller:
+                    self._birth.read(index)
                 hosted.caught_up = True
                 logger.info("log caught up", extra={"log": hosted.name})
                 return

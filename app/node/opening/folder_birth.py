@@ -28,15 +28,21 @@ class FolderBirth:
 
     def __init__(self, files: FileSystem, data_folder: str, metadata_marker: RepairMarker) -> None:
         """metadata_marker: the note of the replica of `__controller`. While that may lack committed
-        records, every log may be older than the folder."""
+        records, every log may be older than the folder, until `read`."""
         self._files = files
         self._path = f"{data_folder}/born"
         self._marker = metadata_marker
         self._known_index = NO_INDEX
+        self._read_index = _NEVER
 
     def know(self, index: int) -> None:
         """An earlier incarnation knew the metadata up to `index`."""
         self._known_index = index
+
+    def read(self, index: int) -> None:
+        """Record that the leader of the metadata has confirmed `index` to this incarnation: a log that is
+        created later is newer than this folder. Only the first index counts."""
+        self._read_index = min(self._read_index, index)
 
     @property
     def index(self) -> int:
@@ -49,7 +55,7 @@ class FolderBirth:
         """Index of `__controller`: a log created at or below it existed before this folder; NO_INDEX for
         none."""
         if self._marker.exists and self._marker.intact:
-            return _NEVER
+            return self._read_index
         if not self._files.exists(self._path):  # a folder of an earlier version
             return NO_INDEX
         try:
@@ -61,7 +67,8 @@ class FolderBirth:
         return msgspec.json.decode(text, type=_BirthLine).index
 
     def save(self, index: int) -> None:
-        """Save the first index; durable on return. Raises DiskError."""
+        """Save the index, or the one that was read if that is lower; the first one stays. Durable on return.
+        Raises DiskError."""
         if not self._files.exists(self._path):
-            text = msgspec.json.encode(_BirthLine(index))
+            text = msgspec.json.encode(_BirthLine(min(index, self._read_index)))
             write_durably(self._files, self._path, b"%08x %s\n" % (crc32c(text), text))

@@ -165,6 +165,22 @@ def test_logs_that_are_older_than_the_folder_may_have_been_here_before(
     assert birth.index > 10**9
 
 
+@pytest.mark.rule("R-02")
+def test_logs_that_are_created_after_the_first_confirmed_read_are_newer_than_the_folder() -> None:
+    """The replica of the metadata may still be in doubt then, while the node is ready for everything else."""
+    files = MemoryFiles()
+    birth, marker = birth_of(files)
+    marker.save(Note("empty", "start", 1, intact=True, lost_vote=True))
+    birth.read(41)
+    birth.read(60)
+    assert (birth.index, birth.folder_index) == (41, 41)
+    birth.save(70)
+    marker.remove()
+    assert birth.folder_index == 41
+    again, _ = birth_of(files)
+    assert again.folder_index == 41
+
+
 @pytest.mark.rule("R-01", "R-02")
 def test_a_note_of_the_folder_that_cannot_be_read_leaves_every_log_in_doubt() -> None:
     files = MemoryFiles()
