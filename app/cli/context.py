@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from app.cli.groups import local_problem
 
@@ -139,6 +140,19 @@ def cluster_options(command: Command) -> Command:
     return _with_target(command, uses_log=False)
 
 
+def _or_of_group(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
+    """Return the value of an option that a command shares with its group: `commitlog logs --json list` gives
+    it to the group. The value that the command itself gets is stronger."""
+    name, parent = str(option.name), ctx.parent
+    if parent is None or name not in parent.params or _on_the_command_line(ctx, name):
+        return value
+    return parent.params[name] if _on_the_command_line(parent, name) else value
+
+
+def _on_the_command_line(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
 def _with_target(command: Command, *, uses_log: bool) -> Command:
 
     def with_target(
@@ -164,12 +178,14 @@ def _with_target(command: Command, *, uses_log: bool) -> Command:
             type=click.FloatRange(0),
             default=GIVE_UP_S,
             show_default=True,
+            callback=_or_of_group,
             help="Time limit for retries, seconds.",
         ),
         click.option(
             "--token",
             envvar="COMMITLOG_TOKEN",
             show_envvar=True,
+            callback=_or_of_group,
             help="Bearer token, if the cluster requires one.",
         ),
         click.option(
@@ -179,6 +195,7 @@ def _with_target(command: Command, *, uses_log: bool) -> Command:
             show_envvar=True,
             shell_complete=complete_logs,
             hidden=not uses_log,
+            callback=_or_of_group,
             help="Name of the log. Default: the log of the context, else `default`.",
         ),
         click.option(
@@ -186,6 +203,7 @@ def _with_target(command: Command, *, uses_log: bool) -> Command:
             envvar="COMMITLOG_CONTEXT",
             show_envvar=True,
             shell_complete=complete_contexts,
+            callback=_or_of_group,
             help="Named cluster (`commitlog context`).",
         ),
         click.option(
@@ -194,6 +212,7 @@ def _with_target(command: Command, *, uses_log: bool) -> Command:
             multiple=True,
             envvar="COMMITLOG_ENDPOINT",
             show_envvar=True,
+            callback=_or_of_group,
             help="Base URL of a node; may be repeated or separated by commas. The URLs are tried in turn, "
             "then the other nodes of the cluster. Default: the context in use, else the newest running "
             "`commitlog up`, else http://127.0.0.1:8101.",
@@ -203,7 +222,7 @@ def _with_target(command: Command, *, uses_log: bool) -> Command:
     return decorated  # type: ignore[no-any-return]  # still the command, with more parameters
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+json_option = click.option("--json", "as_json", is_flag=True, callback=_or_of_group, help="Print JSON.")
 
 
 def find_target(

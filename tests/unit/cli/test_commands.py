@@ -353,3 +353,16 @@ def test_tables_in_a_pipe_are_as_wide_as_they_need_to_be(monkeypatch: pytest.Mon
     checks = json.loads(CliRunner().invoke(cli, ["doctor", "--json"]).output)["checks"]
     heading = 2  # lines
     assert len(CliRunner().invoke(cli, ["doctor"]).output.splitlines()) == heading + len(checks)
+
+
+def test_options_before_the_subcommand_hold_for_it() -> None:
+    """`commitlog logs -e URL delete orders` acts on the cluster of URL, not on the default one."""
+    log = {"name": "orders", "replication": "raft", "replicas": ["n1"]}
+    with fake_service(lambda _: Scripted(200, {"logs": [log], **log})) as node:
+        options = ["-e", node.url, "--token", "t", "--json"]
+        result = CliRunner().invoke(cli, ["logs", *options, "delete", "orders"])
+        assert json.loads(result.stdout)["name"] == "orders", result.output
+        assert (node.asked[-1].method, node.asked[-1].path) == ("DELETE", "/v1/logs/orders")
+        assert node.asked[-1].headers["authorization"] == "Bearer t"
+        nearer = ["logs", "-e", closed_url(), "list", "-e", node.url]
+        assert CliRunner().invoke(cli, nearer).exit_code == 0
