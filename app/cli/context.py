@@ -153,6 +153,16 @@ def _on_the_command_line(ctx: click.Context, name: str) -> bool:
     return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
+def _refuse_log(options: Mapping[str, Any]) -> None:
+    """Raise UsageError if --log is given to a command whose log is that of --of, and which otherwise concerns
+    every log."""
+    ctx: click.Context | None = click.get_current_context()
+    while "of" in options and ctx is not None:
+        if _on_the_command_line(ctx, "log"):
+            raise click.UsageError("The option --log has no effect on this command. --of LOG names the log.")
+        ctx = ctx.parent
+
+
 def _with_target(command: Command, *, uses_log: bool) -> Command:
 
     def with_target(
@@ -164,6 +174,8 @@ def _with_target(command: Command, *, uses_log: bool) -> Command:
         give_up_s: float,
         **options: Any,
     ) -> Any:
+        if not uses_log:
+            _refuse_log(options)
         target = find_target(endpoint, context, log, token, as_json=as_json, give_up_s=give_up_s)
         return command(target=target, **options)
 

@@ -366,3 +366,15 @@ def test_options_before_the_subcommand_hold_for_it() -> None:
         assert node.asked[-1].headers["authorization"] == "Bearer t"
         nearer = ["logs", "-e", closed_url(), "list", "-e", node.url]
         assert CliRunner().invoke(cli, nearer).exit_code == 0
+
+
+def test_members_change_in_one_log_by_of_and_never_by_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--log without an effect would remove the node from every log."""
+    monkeypatch.setenv("COMMITLOG_LOG", "a")  # names the log of the other commands
+    with fake_service(lambda _: Scripted(200, {"members": []})) as node:
+        for arguments in (["remove", "n3", "--log", "a"], ["--log", "a", "promote", "n3"]):
+            refused = run("members", *arguments, url=node.url)
+            assert (refused.exit_code, node.asked) == (2, [])
+            assert "--of LOG names the log" in refused.stderr
+        assert run("members", "remove", "n3", url=node.url).exit_code == 0
+        assert run("members", "list", "--log", "a", url=node.url).exit_code == 0
