@@ -12,9 +12,11 @@ from app.client.operations import Cursor, Operations
 _VERSION = re.compile(r'(W/)?"?(\d+)"?')
 
 
-@click.group("cursors")
-def cursors_command() -> None:
-    """List, show, set and delete the cursors of a log.
+@click.group("cursors", invoke_without_command=True)
+@target_options
+@click.pass_context
+def cursors_command(ctx: click.Context, target: Target) -> None:
+    """List (the default), show, set and delete the cursors of a log.
 
     A cursor is the next index that a reader reads. With a fence, retention and trims keep all records from
     it on.
@@ -26,6 +28,8 @@ def cursors_command() -> None:
       commitlog read --cursor etl --log orders
       commitlog cursors set etl 2000 --if-match 17 --log orders
     """
+    if ctx.invoked_subcommand is None:
+        _list(target)
 
 
 @cursors_command.command("list")
@@ -39,6 +43,10 @@ def list_cursors(target: Target) -> None:
     Examples:
       commitlog cursors list --log orders
     """
+    _list(target)
+
+
+def _list(target: Target) -> None:
     with target.client() as client:
         found = Operations(client).cursors()
     if target.as_json:

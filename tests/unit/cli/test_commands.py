@@ -341,6 +341,9 @@ def test_cursors_are_listed_with_their_versions() -> None:
         assert node.asked[-1].path == "/v1/logs/default/cursors"
         assert shown.rstrip().splitlines()[-1].split() == ["etl", "1,042", "yes", "17"]
         assert json.loads(run("cursors", "list", "--json", url=node.url).output) == {"cursors": [etl]}
+        assert run("cursors", url=node.url).output == shown
+        assert run("cursors", "--log", "a", "list", url=node.url).exit_code == 0
+        assert node.asked[-1].path == "/v1/logs/a/cursors"
     with answering(Scripted(200, {"cursors": []})) as node:
         assert "has no cursors" in run("cursors", "list", url=node.url).output
 
