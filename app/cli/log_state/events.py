@@ -12,6 +12,7 @@ import click
 from app.cli.context import Target, complete_nodes, print_json, target_options, url_of_node
 from app.cli.times import format_time
 from app.client.client import FOLLOW_WAIT_MS
+from app.log.events import KINDS
 
 PAGE = 1_000
 
@@ -19,7 +20,14 @@ PAGE = 1_000
 @click.command("events")
 @click.option("--node", shell_complete=complete_nodes, help="Node whose journal is read. Default: any node.")
 @click.option("--from-seq", type=click.IntRange(0), default=0, help="First sequence number.")
-@click.option("--kind", "kinds", multiple=True, help="Only events of this kind. May be repeated.")
+@click.option(
+    "--kind",
+    "kinds",
+    multiple=True,
+    type=click.Choice(sorted(KINDS)),
+    metavar="KIND",
+    help=f"Only events of this kind: {', '.join(sorted(KINDS))}. May be repeated.",
+)
 @click.option("--last", "-n", type=click.IntRange(1), help="Only the last N events that match.")
 @click.option("--follow", "-f", is_flag=True, help="Follow the journal until Ctrl-C.")
 @target_options

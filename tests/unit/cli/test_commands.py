@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from app.cli.bench import _shown
 from app.cli.main import COMMANDS, cli
 from app.client import connection
+from app.log.events import KINDS
 from tests.unit.cli.fake_service import Asked, Scripted, committed, fake_service, problem
 from tests.unit.cli.test_client import closed_url
 
@@ -381,3 +382,22 @@ def test_members_change_in_one_log_by_of_and_never_by_log(monkeypatch: pytest.Mo
             assert "--of LOG names the log" in refused.stderr
         assert run("members", "remove", "n3", url=node.url).exit_code == 0
         assert run("members", "list", "--log", "a", url=node.url).exit_code == 0
+
+
+def test_events_of_an_unknown_kind_are_refused() -> None:
+    event = {"seq": 0, "node": "n1", "timestamp": 0, "term": 1, "kind": "role", "data": {}}
+    page = {"events": [event, {**event, "kind": "of-a-newer-node"}], "next_seq": 2, "has_more": False}
+
+    def answer(asked: Asked) -> Scripted:
+        if asked.path == "/v1/cluster":
+            return Scripted(200, {"nodes": [{"id": "n1", "url": node.url}]})
+        return Scripted(200, page)
+
+    with fake_service(answer) as node:
+        refused = run("events", "--node", "n1", "--kind", "foo", url=node.url)
+        assert (refused.exit_code, node.asked) == (2, [])
+        assert "'foo' is not one of" in refused.stderr
+        assert all(repr(kind) in refused.stderr for kind in KINDS)
+        shown = run("events", "--node", "n1", "--kind", "role", url=node.url)
+        assert (shown.exit_code, len(shown.output.splitlines())) == (0, 1)
+        assert len(run("events", "--node", "n1", url=node.url).output.splitlines()) == 2
