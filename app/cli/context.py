@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from app.cli.groups import local_problem
+from app.names import check_cursor_name, check_log_name
 
 if TYPE_CHECKING:  # `--help` imports neither
     from rich.table import Table
@@ -115,6 +116,10 @@ class Target:
         """A client for the length of a `with`, whose errors end the command with their exit code."""
         from app.client import ClientError, CommitlogClient, known_nodes
 
+        try:
+            check_log_name(self.log)  # `materialize` alone takes patterns too, and uses no client
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--log") from None
         with CommitlogClient(
             self.endpoints,
             log=self.log,
@@ -177,6 +182,8 @@ def _with_target(command: Command, *, uses_log: bool) -> Command:
         if not uses_log:
             _refuse_log(options)
         target = find_target(endpoint, context, log, token, as_json=as_json, give_up_s=give_up_s)
+        if not uses_log:
+            target = replace(target, log="default")
         return command(target=target, **options)
 
     with_target.__name__ = command.__name__
@@ -262,6 +269,21 @@ def find_target(
         if named is not None:
             endpoint, log = named.endpoints, log or named.log
     return Target(split_endpoints(endpoint), log or "default", token, as_json, give_up_s)
+
+
+def _checked_by(check: Callable[[str], None]) -> Callable[[click.Context, click.Parameter, str], str]:
+    def callback(_ctx: click.Context, _parameter: click.Parameter, name: str) -> str:
+        try:
+            check(name)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+        return name
+
+    return callback
+
+
+a_log_name = _checked_by(check_log_name)  # callbacks of arguments
+a_cursor_name = _checked_by(check_cursor_name)
 
 
 def complete_logs(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:

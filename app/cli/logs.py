@@ -9,7 +9,15 @@ import click
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from app.cli.context import Target, cluster_options, complete_logs, print_json, print_table, target_options
+from app.cli.context import (
+    Target,
+    a_log_name,
+    cluster_options,
+    complete_logs,
+    print_json,
+    print_table,
+    target_options,
+)
 from app.client import CommitlogClient
 from app.client.errors import Problem
 from app.client.operations import Operations
@@ -67,7 +75,7 @@ def list_logs(target: Target) -> None:
 
 
 @logs_command.command("create")
-@click.argument("name")
+@click.argument("name", callback=a_log_name)
 @click.option(
     "--replication",
     type=click.Choice(["raft", "controller", "classic"]),
@@ -140,7 +148,7 @@ def create_log(
 
 
 @logs_command.command("show")
-@click.argument("name", shell_complete=complete_logs)
+@click.argument("name", shell_complete=complete_logs, callback=a_log_name)
 @cluster_options
 def show_log(target: Target, name: str) -> None:
     """Show the settings of a log.
@@ -161,7 +169,7 @@ def show_log(target: Target, name: str) -> None:
 
 
 @logs_command.command("change")
-@click.argument("name", shell_complete=complete_logs)
+@click.argument("name", shell_complete=complete_logs, callback=a_log_name)
 @click.option("--retention-ms", metavar="MS", callback=_bound, help="Age limit of records, ms; `none`: none.")
 @click.option("--retention-bytes", metavar="BYTES", callback=_bound, help="Size limit; `none`: none.")
 @click.option(
@@ -264,7 +272,7 @@ def _replicas(text: str) -> int | list[str]:
 
 
 @logs_command.command("delete")
-@click.argument("name", shell_complete=complete_logs)
+@click.argument("name", shell_complete=complete_logs, callback=a_log_name)
 @cluster_options
 def delete_log(target: Target, name: str) -> None:
     """Delete a log: its nodes remove their replicas.

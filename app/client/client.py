@@ -11,6 +11,7 @@ from app.client.connection import Answer, ClusterConnection
 from app.client.errors import NoAnswer, OtherLog
 from app.client.records import RecordLike, ndjson
 from app.media_types import ARROW_STREAM, JSON, NDJSON
+from app.names import check_log_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,7 +50,7 @@ class CommitlogClient:
     endpoints: base URLs of some nodes; the others are learned from the first that answers. Appends are sent
     to the leader that the answers name; every call is retried at other nodes for `give_up_s`. An append
     without a key or a producer gets a new idempotency key, so a retry never stores it twice.
-    waits_for_start: as of ClusterConnection.
+    waits_for_start: as of ClusterConnection. Raises ValueError for a name that no log can have.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class CommitlogClient:
             give_up_s=give_up_s,
             waits_for_start=waits_for_start,
         )
+        check_log_name(log)
         self.log = log
 
     def __enter__(self) -> Self:

@@ -9,6 +9,7 @@ from urllib.parse import quote, urlencode
 from app.client.client import CommitlogClient
 from app.client.connection import Answer
 from app.media_types import JSON
+from app.names import check_cursor_name, check_log_name
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class Cursor:
 
 
 class Operations:
-    """Calls of one client. Each is safe to repeat; all raise ClientError."""
+    """Calls of one client. Each is safe to repeat. All raise ClientError, and ValueError for a name that no
+    log or no cursor can have."""
 
     def __init__(self, client: CommitlogClient) -> None:
         self._connection = client.connection
@@ -79,15 +81,15 @@ class Operations:
 
     def log(self, name: str) -> dict[str, Any]:
         """Return the settings of a log."""
-        return self._call("GET", f"/v1/logs/{quote(name, safe='')}")[0]
+        return self._call("GET", _path_of_log(name))[0]
 
     def change_log(self, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Change settings of a log (docs/api.md §5); the others stay."""
-        return self._call("PATCH", f"/v1/logs/{quote(name, safe='')}", changes)[0]
+        return self._call("PATCH", _path_of_log(name), changes)[0]
 
     def delete_log(self, name: str) -> dict[str, Any]:
         """Let the nodes remove a log; its name is free when that is done."""
-        return self._call("DELETE", f"/v1/logs/{quote(name, safe='')}")[0]
+        return self._call("DELETE", _path_of_log(name))[0]
 
     def elect(self, candidate: str | None = None, *, unclean: bool = False) -> dict[str, Any]:
         """Elect the master of the client's log. unclean: it may be one that is not in sync."""
@@ -133,6 +135,7 @@ class Operations:
         headers = {}
         if if_match is not None:
             headers = {"If-Match": if_match} if if_match else {"If-None-Match": "*"}
+        check_cursor_name(name)
         found, answer = self._call(method, f"{self._log}/cursors/{quote(name, safe='')}", body, headers)
         return Cursor(found["name"], found["index"], found["fence"], answer.headers["ETag"])
 
@@ -156,6 +159,11 @@ class Operations:
         )
         document: dict[str, Any] = json.loads(answer.data)
         return document, answer
+
+
+def _path_of_log(name: str) -> str:
+    check_log_name(name)
+    return f"/v1/logs/{name}"
 
 
 def _member(node_id: str) -> str:

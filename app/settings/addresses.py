@@ -1,10 +1,9 @@
-"""Names and addresses of nodes, as the configuration and the nodes write them: ids, host:port, URLs."""
+"""Addresses of nodes, as the configuration and the nodes write them: host:port and URLs."""
 
 import ipaddress
 import re
 from typing import Final
 
-NODE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 _BASE_URL: Final = re.compile(
     r"https?://([A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[A-Za-z0-9._~-]+)*/?", re.ASCII
 )

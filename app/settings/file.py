@@ -17,11 +17,11 @@ from app.errors import ConfigError, check
 from app.ha.config import HaConfig
 from app.ha.roles import ADDRESS_MAX_BYTES
 from app.log.contract import Durability
+from app.names import LOG_NAME, NODE_ID
 from app.raft.config import RaftConfig
-from app.settings.addresses import NODE_ID, base_url, is_loopback, split_address
+from app.settings.addresses import base_url, is_loopback, split_address
 from app.settings.model import (
     DEFAULT_LOG,
-    LOG_NAME,
     DiskConfig,
     HttpSettings,
     JournalConfig,
@@ -52,7 +52,7 @@ class _Cluster(_Table):
 
 
 class _NodeTable(_Table):
-    id: str = Field(pattern=f"^{NODE_ID.pattern}$")
+    id: str = Field(pattern=NODE_ID.anchored)
     """Id of the node: 1 to 32 letters, digits, `.`, `_` or `-`; the first is a letter or a digit."""
     listen: str
     """Address (host:port) of the REST listener."""
@@ -72,7 +72,7 @@ class _NodeTable(_Table):
 
 
 class _LogTable(_Table):
-    name: str = Field(pattern=f"^{LOG_NAME.pattern}$")
+    name: str = Field(pattern=LOG_NAME.anchored)
     """Name of the log; the log `default` exists without being named."""
     replication: Replication = Replication.RAFT
     """Replication mode: `raft`, `controller` (elected master) or `classic` (configured master)."""

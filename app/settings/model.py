@@ -1,6 +1,5 @@
 """Settings of a node as frozen dataclasses; app/settings/file.py reads them from a file."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -18,7 +17,6 @@ from storage.units import MIB
 
 DEFAULT_LOG = "default"
 _KEYS_MAX, _PRODUCERS_MAX = 40_000_000, 1_000_000  # the snapshot of a log's state stays below 4 GiB
-LOG_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 
 
 class Replication(StrEnum):

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from app.errors import ConfigError
+from app.names import rule_of
 
 Settings = TypeVar("Settings")
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
@@ -37,4 +38,7 @@ def validated(model: type[Settings], document: Mapping[str, Any]) -> Settings:
 
 def _complaint(item: Any) -> str:
     place = ".".join(str(part) for part in item["loc"])
-    return f"{place}: {'unknown key' if item['type'] in _UNKNOWN else item['msg']}"
+    if item["type"] in _UNKNOWN:
+        return f"{place}: unknown key"
+    rule = rule_of(item.get("ctx", {}).get("pattern"))
+    return f"{place}: {item['msg'] if rule is None else rule.refusal(item['input'])}"

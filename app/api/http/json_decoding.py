@@ -1,12 +1,14 @@
 """Strict JSON of requests: one shape, and a JSON pointer to every error."""
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Final, TypeVar
 
 import msgspec
 from msgspec import Raw
 
 from app.errors import InvalidJson, InvalidRequest
+from app.names import rule_of
 
 MAX_ORDINAL: Final = 2**63 - 1
 Ordinal = Annotated[int, msgspec.Meta(ge=0, le=MAX_ORDINAL)]
@@ -17,6 +19,7 @@ _T = TypeVar("_T")
 _S = TypeVar("_S", bound=msgspec.Struct)
 _PLACE = re.compile(r"^(?P<detail>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
+_NAME = re.compile(r"Expected `str` matching regex '(?P<pattern>.*)'", re.DOTALL)
 _FIELD = re.compile(r"Object (?P<kind>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL)
 
 
@@ -31,7 +34,7 @@ def decode(decoder: msgspec.json.Decoder[_T], text: bytes, pointer: str) -> _T:
         return decoder.decode(text)
     except msgspec.ValidationError as error:
         _check_syntax(text, pointer)  # the decoder stops at the first error, whatever follows
-        raise InvalidRequest(_placed(str(error), pointer)) from error
+        raise InvalidRequest(_placed(str(error), pointer, text)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _invalid_json(error, pointer) from error
 
@@ -49,8 +52,8 @@ def _invalid_json(error: Exception, pointer: str) -> InvalidJson:
     return InvalidJson(f"{pointer}: {detail}" if pointer else detail)
 
 
-def _placed(complaint: str, pointer: str) -> tuple[str, str]:
-    """Return msgspec's error as (JSON pointer, detail)."""
+def _placed(complaint: str, pointer: str, text: bytes) -> tuple[str, str]:
+    """Return msgspec's error about `text` as (JSON pointer, detail)."""
     match = _PLACE.match(complaint)
     assert match is not None  # the pattern matches any text
     detail = match["detail"]
@@ -58,7 +61,17 @@ def _placed(complaint: str, pointer: str) -> tuple[str, str]:
     if field := _FIELD.fullmatch(detail):
         parts.append(field["name"])
         detail = "unknown field" if "unknown" in field["kind"] else "required field is missing"
+    elif (named := _NAME.fullmatch(detail)) and (rule := rule_of(named["pattern"])) is not None:
+        detail = rule.refusal(_value_at(text, parts))
     return pointer + "".join(f"/{escape_pointer(part)}" for part in parts), detail
+
+
+def _value_at(text: bytes, parts: Sequence[str]) -> object:
+    """Return the value at `parts`, the steps of its JSON pointer."""
+    value = msgspec.json.decode(text)
+    for part in parts:
+        value = value[int(part)] if isinstance(value, list) else value[part]
+    return value
 
 
 def escape_pointer(part: str) -> str:

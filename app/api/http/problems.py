@@ -13,6 +13,7 @@ from app.api.http.json_decoding import escape_pointer
 from app.api.http.log_call import AnsweredElsewhere
 from app.api.http.messages import problem_response
 from app.errors import CommitlogError, Internal, InvalidRequest, MethodNotAllowed, NotFound, Repairing
+from app.names import rule_of
 from app.tables.delta_log import DeltaLogError
 from storage.errors import StorageError
 
@@ -57,9 +58,15 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 def _complaint(item: Any) -> tuple[str, str]:
     place, *rest = (str(part) for part in item["loc"])
-    detail = "unknown parameter" if item["type"] == "extra_forbidden" else str(item["msg"])
-    if isinstance(item["input"], str) and item["type"] != "extra_forbidden":
-        detail += f", got {item['input'][:40]!r}"
+    rule = rule_of(item.get("ctx", {}).get("pattern"))
+    if item["type"] == "extra_forbidden":
+        detail = "unknown parameter"
+    elif rule is not None:
+        detail = rule.refusal(item["input"])
+    elif isinstance(item["input"], str):
+        detail = f"{item['msg']}, got {item['input'][:40]!r}"
+    else:
+        detail = str(item["msg"])
     place = {"header": "headers"}.get(place, place)
     return "/" + "/".join(escape_pointer(part) for part in (place, *rest)), detail
 

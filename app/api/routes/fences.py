@@ -14,12 +14,13 @@ from app.api.http.preconditions import is_held, wanted_version
 from app.errors import CursorNotFound
 from app.log.commands import ABSENT, UNSET, DropCursor, MoveCursor, SetFence
 from app.log.state import LogCursor
+from app.names import CURSOR_NAME
 
 router = APIRouter(tags=["logs"])
 
 CursorName = Annotated[
     str,
-    Path(description="Name of the cursor", pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$", examples=["etl"]),
+    Path(description="Name of the cursor", pattern=CURSOR_NAME.anchored, examples=["etl"]),
 ]
 FENCE_EXAMPLE = {"log": "default", "token": "w-a", "index": 45, "term": 7}
 CURSOR_EXAMPLE = {"log": "default", "name": "etl", "index": 42, "fence": True}

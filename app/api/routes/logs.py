@@ -23,9 +23,10 @@ from app.controller.metadata import AUDIT_LOG, LOG_CREATED, LOG_DELETING, PRIORI
 from app.controller.settings_of_logs import complaint_about_version, complaints_about, whole_changes
 from app.errors import ConfigChanged, InvalidRequest, LogExists
 from app.log.contract import GroupConfig
+from app.names import LOG_NAME
 from app.node.broker import Broker
 from app.node.hosted_log import CONFIGURED, HostedLog
-from app.settings.model import LOG_NAME, Replication
+from app.settings.model import Replication
 
 router = APIRouter(tags=["logs"])
 
@@ -47,7 +48,7 @@ class RetentionIn(msgspec.Struct, forbid_unknown_fields=True):
 class LogIn(msgspec.Struct, forbid_unknown_fields=True):
     """replicas: number or nodes; absent: all nodes. Other fields: app/controller/metadata.py (LogSpec)."""
 
-    name: Annotated[str, msgspec.Meta(pattern=f"^{LOG_NAME.pattern}$")]
+    name: Annotated[str, msgspec.Meta(pattern=LOG_NAME.anchored)]
     replication: str = "raft"
     replicas: Positive | NodeIds | None = None
     retention: RetentionIn | None = None

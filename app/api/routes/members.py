@@ -22,15 +22,16 @@ from app.errors import InvalidRequest, NotFound, Repairing, TransferFailed
 from app.log.commands import ChangeMembers, check_address
 from app.log.contract import ChangeKind
 from app.log.state import Address
+from app.names import KNOWN_NODE_ID, NODE_ID
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
-from app.settings.addresses import NODE_ID, base_url, split_address
+from app.settings.addresses import base_url, split_address
 from app.settings.model import Replication
 from app.version import VERSION
 
 router = APIRouter(tags=["cluster"])
 
-MemberId = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,64}$", examples=["n4"])]
+MemberId = Annotated[str, Path(pattern=KNOWN_NODE_ID.anchored, examples=["n4"])]
 MEMBER_EXAMPLE: Final = {
     "id": "n4",
     "url": "http://127.0.0.1:8104",
@@ -259,14 +260,8 @@ def logs_of_the_change(broker: Broker, change: ChangeMembers) -> list[HostedLog]
 
 def checked_address(asked: MemberIn) -> Address:
     """Return the address of a new member. Raises InvalidRequest."""
-    if NODE_ID.fullmatch(asked.id) is None:
-        raise InvalidRequest(
-            (
-                "/id",
-                "must have 1 to 32 letters, digits, `.`, `_` or `-`, the first one a letter or a digit, "
-                f"got {asked.id[:40]!r}",
-            )
-        )
+    if NODE_ID.pattern.fullmatch(asked.id) is None:
+        raise InvalidRequest(("/id", NODE_ID.refusal(asked.id)))
     try:
         url = base_url(asked.url)
     except ValueError as error:

@@ -21,6 +21,7 @@ from app.errors import ChangeInProgress, InvalidRequest, NotCaughtUp, NotFound
 from app.log.commands import ChangeMembers
 from app.log.contract import ChangeKind, GroupConfig
 from app.log.state import Address
+from app.names import KNOWN_NODE_ID
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
 from app.raft.membership import next_change
@@ -28,7 +29,7 @@ from app.settings.model import Replication
 
 router = APIRouter(tags=["cluster"])
 
-NodeId = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,64}$", examples=["n3"])]
+NodeId = Annotated[str, Path(pattern=KNOWN_NODE_ID.anchored, examples=["n3"])]
 OF_REPLICAS: Final = ("last-in-sync", "log-deleting", "config-changed")
 _CHANGES_MS: Final = 8_000  # of one call that changes the members of a Raft log; then it is to be repeated
 _POLL_S: Final = 0.05

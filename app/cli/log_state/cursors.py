@@ -6,7 +6,15 @@ import click
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from app.cli.context import CommandFailed, ExitCode, Target, print_json, print_table, target_options
+from app.cli.context import (
+    CommandFailed,
+    ExitCode,
+    Target,
+    a_cursor_name,
+    print_json,
+    print_table,
+    target_options,
+)
 from app.client.operations import Cursor, Operations
 
 _VERSION = re.compile(r'(W/)?"?(\d+)"?')
@@ -66,7 +74,7 @@ def _list(target: Target) -> None:
 
 
 @cursors_command.command("show")
-@click.argument("name")
+@click.argument("name", callback=a_cursor_name)
 @target_options
 def show_cursor(target: Target, name: str) -> None:
     """Show one cursor and its version.
@@ -81,7 +89,7 @@ def show_cursor(target: Target, name: str) -> None:
 
 
 @cursors_command.command("set")
-@click.argument("name")
+@click.argument("name", callback=a_cursor_name)
 @click.argument("index", type=click.IntRange(0))
 @click.option(
     "--fence", is_flag=True, help="Keep the records from INDEX on, in spite of retention and trims."
@@ -108,7 +116,7 @@ def set_cursor(
 
 
 @cursors_command.command("delete")
-@click.argument("name")
+@click.argument("name", callback=a_cursor_name)
 @click.option("--if-match", metavar="VERSION", help="Only if this is the version of the cursor.")
 @target_options
 def delete_cursor(target: Target, name: str, if_match: str | None) -> None:

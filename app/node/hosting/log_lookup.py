@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from app.errors import InvalidRequest, LogDeleting, LogNotFound, LogUnsupported, NoLeader
+from app.names import check_log_name
 from app.node.hosted_log import HostedLog
 from app.node.hosted_logs import HostedLogs
 from app.node.metadata.logs import MetadataLogs, Unsupported
 from app.node.metadata.service import MetadataService
 from app.node.request_waits import Waits
-from app.settings.model import LOG_NAME
 
 REMOVED: Final = "this node was removed from the cluster and does not know new logs; call a member"
 _POLL_S: Final = 0.01
@@ -41,9 +41,10 @@ class LogLookup:
         """
         hosted = self._hosted.get(name)
         if hosted is None:
-            if not LOG_NAME.fullmatch(name.removeprefix("__")):
-                detail = f"the name of a log must match {LOG_NAME.pattern}, got {name[:80]!r}"
-                raise InvalidRequest((pointer, detail))
+            try:
+                check_log_name(name)
+            except ValueError as error:
+                raise InvalidRequest((pointer, str(error))) from error
             if (unsupported := self.unsupported.get(name)) is not None:
                 raise LogUnsupported(name, unsupported.reason)
             if not self._metadata.is_current:
