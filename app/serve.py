@@ -48,10 +48,15 @@ EXIT_FAILED: Final = 1
 EXIT_CONFIG: Final = 2
 
 
-def serve(config_path: str | Path, node_id: str, ready: Callable[[Settings], None] = lambda _: None) -> int:
+def serve(
+    config_path: str | Path,
+    node_id: str,
+    ready: Callable[[Settings], None] = lambda _: None,
+    refused: Callable[[str], None] = logger.error,
+) -> int:
     """Run the node `node_id` of a configuration file until a signal or a failure; return the exit code.
 
-    ready: called once REST is served.
+    ready: called once REST is served. refused: called with the reason if the node cannot start.
     """
     configure_logging()
     try:
@@ -59,11 +64,11 @@ def serve(config_path: str | Path, node_id: str, ready: Callable[[Settings], Non
         configure_logging(settings.logging.level.upper(), as_json=settings.logging.format is LogFormat.JSON)
         check_security(settings.security)
     except ConfigError as error:
-        logger.error("configuration refused: %s", error)
+        refused(f"configuration refused: {error}")
         return EXIT_CONFIG
     keep_pandas_out()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(settings, ready))
+        return runner.run(_run(settings, ready, refused))
 
 
 class _WithoutPandas(importlib.abc.MetaPathFinder):
@@ -130,7 +135,7 @@ class Front(uvicorn.Server):
         yield
 
 
-async def _run(settings: Settings, ready: Callable[[Settings], None]) -> int:
+async def _run(settings: Settings, ready: Callable[[Settings], None], refused: Callable[[str], None]) -> int:
     _raise_descriptor_limit()
     broker = Broker(settings)
     stop = asyncio.Event()
@@ -141,10 +146,10 @@ async def _run(settings: Settings, ready: Callable[[Settings], None]) -> int:
         sockets = bind(settings.node.listen)
         await broker.start()
     except ConfigError as error:
-        logger.error("configuration refused: %s", error)
+        refused(f"configuration refused: {error}")
         return EXIT_CONFIG
     except (StorageError, OSError) as error:
-        logger.error("node cannot start: %s", error)
+        refused(f"node cannot start: {error}")
         return EXIT_FAILED
     application = build_app(settings, broker)
     listener = Listener(

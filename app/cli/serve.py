@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from app.cli.context import json_option, print_json
+from app.cli.context import CommandFailed, ExitCode, json_option, print_json
 
 
 @click.command("serve")
@@ -22,7 +22,8 @@ def serve_command(config: Path, node: str, as_json: bool) -> None:
     """Run one node in the foreground until SIGTERM.
 
     Log lines are written to standard error. With --json, one line on standard output reports that the node
-    serves. Exit codes: 0 clean stop, 2 invalid configuration, 1 any other error.
+    serves; if it cannot start, a problem document on standard error reports the reason. Exit codes: 0 clean
+    stop, 2 invalid configuration, 1 any other error.
 
     \b
     Examples:
@@ -32,8 +33,13 @@ def serve_command(config: Path, node: str, as_json: bool) -> None:
     from app.settings.model import Settings
 
     def report_ready(settings: Settings) -> None:
-        if as_json:
-            here = settings.node
-            print_json({"ready": True, "node": here.id, "url": here.url, "pid": os.getpid()})
+        here = settings.node
+        print_json({"ready": True, "node": here.id, "url": here.url, "pid": os.getpid()})
 
-    sys.exit(serve(config, node, report_ready))
+    if not as_json:
+        sys.exit(serve(config, node))
+    reasons: list[str] = []
+    code = serve(config, node, report_ready, reasons.append)
+    if reasons:
+        raise CommandFailed(reasons[0], ExitCode(code))
+    sys.exit(code)

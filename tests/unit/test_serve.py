@@ -1,9 +1,11 @@
 """The REST listener: many clients that connect at once to a busy node are accepted together."""
 
 import asyncio
+import json
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import uvicorn
@@ -112,3 +114,33 @@ def test_a_node_does_not_import_pandas_or_parquet() -> None:
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(("node_id", "code", "reason"), [("n9", 2, "has no node 'n9'"), ("n1", 1, "in use")])
+def test_a_node_that_cannot_start_reports_the_reason_as_json(
+    tmp_path: Path, node_id: str, code: int, reason: str
+) -> None:
+    rest, peers = free_ports(2)
+    config = tmp_path / "one.toml"
+    config.write_text(
+        f"""[cluster]
+id = "c"
+[[nodes]]
+id = "n1"
+listen = "127.0.0.1:{rest}"
+peer_listen = "127.0.0.1:{peers}"
+data = "{tmp_path / "data"}"
+"""
+    )
+    doors = bind(f"127.0.0.1:{rest}")
+    doors[0].listen()
+    command = [sys.executable, "-m", "app.cli.main", "serve", "--config", str(config), "--node", node_id]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False, timeout=60)
+    logged = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    for door in doors:
+        door.close()
+    assert (done.returncode, done.stdout) == (code, "")
+    assert reason in json.loads(done.stderr)["detail"]
+    assert (logged.returncode, logged.stdout) == (code, "")
+    assert reason in logged.stderr
+    assert "logger=app.serve" in logged.stderr
