@@ -32,6 +32,23 @@ def extra_of(module: str) -> str | None:
 
 
 @contextmanager
+def naming_the_extra() -> Iterator[None]:
+    """Import a library of an extra where a function needs it.
+
+    Raises ModuleNotFoundError that names the extra and the command that installs it.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        extra = extra_of(module)
+        if extra is None:
+            raise
+        reason = f"{module} is not installed: {install_command(extra)}"
+        raise ModuleNotFoundError(reason, name=error.name) from error
+
+
+@contextmanager
 def imports_of_extra(extra: str, importer: str) -> Iterator[None]:
     """Import libraries of an extra at the top of a program that `python -m` runs.
 

@@ -6,6 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from app.client.records import Record, ndjson
+from app.extras import naming_the_extra
 from app.media_types import ARROW_STREAM, NDJSON
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def pack(
 
 def arrow_body(table: "pa.Table | pa.RecordBatch", max_records: int, max_bytes: int) -> Iterator[Body]:
     """Yield the appends of a table, in order: at most max_records, and about max_bytes each."""
-    import pyarrow as pa
+    with naming_the_extra():
+        import pyarrow as pa
 
     whole = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
     row_bytes = max(1, whole.nbytes // max(1, whole.num_rows))

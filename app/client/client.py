@@ -10,6 +10,7 @@ from urllib.parse import quote
 from app.client.connection import Answer, ClusterConnection
 from app.client.errors import NoAnswer, OtherLog
 from app.client.records import RecordLike, ndjson
+from app.extras import naming_the_extra
 from app.media_types import ARROW_STREAM, JSON, NDJSON
 from app.names import check_log_name
 
@@ -98,7 +99,8 @@ class CommitlogClient:
 
     def append_arrow(self, records: "pa.Table | pa.RecordBatch", **options: Any) -> Appended:
         """As `append`, from Arrow: column `value` (binary or string), optional key, timestamp, headers."""
-        import pyarrow as pa  # the client installs without it
+        with naming_the_extra():  # the client installs without it
+            import pyarrow as pa
 
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, records.schema) as writer:
@@ -153,7 +155,8 @@ class CommitlogClient:
         log_id: of the log that the records must be of, None for any. Raises OtherLog; nodes of earlier
         versions send no id, and pass.
         """
-        import pyarrow as pa
+        with naming_the_extra():
+            import pyarrow as pa
 
         query = {"from_index": from_index, **query}
         headers = {"Accept": ARROW_STREAM}

@@ -1,4 +1,4 @@
-"""Tables in and out: pandas, polars and Arrow. Needs the extra `arrow`.
+"""Tables in and out: pandas, polars and Arrow. Without the extra `arrow`, ModuleNotFoundError names it.
 
 Columns of a table that is appended: `value` (binary or string), optional `key`, `timestamp` (a timestamp, or
 integer milliseconds) and `headers`. Columns of a table that is read: index, term, offset, timestamp, key,
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.client.batches import arrow_body
 from app.client.client import Appended, CommitlogClient
+from app.extras import naming_the_extra
 from storage.units import MIB
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ APPEND_BYTES = 8 * MIB
 def to_arrow(frame: Any) -> "pa.Table":
     """Return a pandas or polars data frame, or anything with the Arrow stream interface, as an Arrow table
     that the service accepts. Raises TypeError."""
-    import pyarrow as pa
+    with naming_the_extra():
+        import pyarrow as pa
 
     if isinstance(frame, pa.RecordBatch):
         table = pa.Table.from_batches([frame])
@@ -59,7 +61,8 @@ def read_frame(
 
     `polars.from_arrow(table)` and `table.to_pandas()` convert it. Raises ClientError.
     """
-    import pyarrow as pa
+    with naming_the_extra():
+        import pyarrow as pa
 
     tail = client.tail()
     from_index = max(from_index, int(tail["begin_index"]))

@@ -110,6 +110,24 @@ def test_a_command_without_its_library_names_the_extra(
     assert "Traceback" not in done.stderr
 
 
+def test_the_client_without_arrow_names_the_extra() -> None:
+    program = (
+        "import sys; sys.modules['pyarrow'] = None\n"
+        "from app.client import CommitlogClient, RecordProducer\n"
+        "from app.client.data_frames import append_frame, read_frame, read_pandas, to_arrow\n"
+        "client = CommitlogClient('http://127.0.0.1:1', give_up_s=0)\n"
+        "producer = RecordProducer(client)\n"
+        "for call in (lambda: to_arrow([1]), lambda: append_frame(client, [1]), lambda: read_frame(client),\n"
+        "             lambda: read_pandas(client), lambda: client.read_arrow(0),\n"
+        "             lambda: client.append_arrow(None), lambda: producer.send_arrow(None)):\n"
+        "    try: call()\n"
+        "    except ModuleNotFoundError as error: print(error.name, error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    line = "pyarrow pyarrow is not installed: pip install 'PATH_OF_THE_WHEEL[arrow]'"
+    assert done.stdout.splitlines() == [line] * 7
+
+
 def test_tables_need_no_arrow_and_explain_that_there_are_none() -> None:
     program = (
         "import sys; sys.modules['pyarrow'] = sys.modules['numpy'] = None\n"
