@@ -4,13 +4,31 @@ begin with `__`."""
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
+from app.names import check_log_name
+from spark_jobs.errors import OptionError
+
 WILD = frozenset("*?[")
 
 
 def split_names(given: Iterable[str]) -> tuple[str, ...]:
-    """Return names and patterns from lists with commas, each once, in order."""
+    """Return names and patterns from lists with commas, each once, in order.
+
+    Raises OptionError for a name that no log can have.
+    """
     names = (part.strip() for text in given for part in text.split(","))
-    return tuple(dict.fromkeys(name for name in names if name))
+    found = tuple(dict.fromkeys(name for name in names if name))
+    for name in found:
+        if not is_pattern(name):
+            check_name(name)
+    return found
+
+
+def check_name(name: str) -> None:
+    """Raise OptionError for a name that no log can have."""
+    try:
+        check_log_name(name)
+    except ValueError as error:
+        raise OptionError(str(error)) from error
 
 
 def is_pattern(name: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from spark_jobs.errors import OptionError
-from spark_jobs.source.log_names import split_names
+from spark_jobs.source.log_names import check_name, split_names
 from spark_jobs.source.planning import EARLIEST, LATEST
 
 RECORDS, EVENTS = "records", "events"
@@ -144,10 +144,12 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         raise OptionError("logs: give names or patterns, separated by commas, and leave out the option log")
     if "backlogRecords" in values and not logs:
         raise OptionError("backlogRecords requires the option logs")
+    log = values.get("log", "default")
+    check_name(log)
     options = SourceOptions(
         endpoints=parse_endpoints(values.get("endpoint", "")),
         token=parse_token(values.get("token", "")),
-        log=values.get("log", "default"),
+        log=log,
         starting_index=_start(values.get("startingIndex"), stream, by="log" if logs else None),
         ending_index=_end(values.get("endingIndex", LATEST)),
         max_records_per_trigger=_positive(values, "maxRecordsPerTrigger"),

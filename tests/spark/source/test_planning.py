@@ -124,6 +124,8 @@ def test_options_have_the_contracts_names_and_defaults() -> None:
         ({**ENDPOINT, "token": "secret\n"}, "token must consist of visible ASCII"),
         ({"option.endpoint": "http://127.0.0.1:1", **ENDPOINT, "owner": "me"}, "use CREATE TEMPORARY VIEW"),
         ({"owner": "me", **ENDPOINT, "option.endpoint": "http://127.0.0.1:1"}, "use CREATE TEMPORARY VIEW"),
+        ({**ENDPOINT, "log": "a/b"}, "the name of a log must have 1 to 128 characters .* got 'a/b'"),
+        ({**ENDPOINT, "logs": "a-*,B"}, "the name of a log must have 1 to 128 characters .* got 'B'"),
         ({**ENDPOINT, "tail": "both"}, "tail must be 'union', got 'both'"),
         ({**ENDPOINT, "startingIndex": "-1"}, "startingIndex: '-1' is neither"),
         ({**ENDPOINT, "endingIndex": "earliest"}, "endingIndex: 'earliest' is neither"),
