@@ -1,12 +1,15 @@
 """Errors of the source and the sink; each message states the remedy."""
 
+import json
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"  # read by Spark's Python processes when they report an error
 _CODED = re.compile(r"\[(COMMITLOG_[A-Z_]+)\] (.*)")
+_CODES = {2: "usage", 4: "not-found", 5: "unavailable"}  # of a problem document, by exit code
 _KINDS: dict[str, type["SourceError"]] = {}  # by condition
 
 
@@ -40,6 +43,23 @@ def own_error(error: BaseException) -> tuple[type[SourceError], str] | None:
         return type(error), error.message
     found = [(_KINDS.get(each[1]), each[2].strip()) for each in _CODED.finditer(str(error))]
     return next(((kind, message) for kind, message in reversed(found) if kind is not None), None)
+
+
+def write_failure(error: Exception, exit_code: int, *, as_json: bool) -> None:
+    """Write why a job ends to standard error: a sentence, or the problem document of docs/api.md §7."""
+    if not as_json:
+        sys.stderr.write(f"{error}\n")
+        return
+    code = _CODES.get(exit_code, "failed")
+    document = {
+        "type": "about:blank",
+        "title": code.replace("-", " ").capitalize(),
+        "detail": str(error),
+        "code": code,
+        "retryable": code == "unavailable",
+        "outcome": "not_applied",
+    }
+    sys.stderr.write(f"{json.dumps(document, ensure_ascii=False)}\n")
 
 
 @contextmanager

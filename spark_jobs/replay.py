@@ -23,7 +23,7 @@ with imports_of_extra("spark", __name__):
     from spark_jobs.materialize.replay import DeadLetterReplay
 
 from app.schemas import SchemaInvalid, SchemaLibraryMissing
-from spark_jobs.errors import OptionError, SourceError, Unreachable
+from spark_jobs.errors import OptionError, SourceError, Unreachable, write_failure
 from spark_jobs.materialize.groups import named
 from spark_jobs.session.jars import JarsUnavailable
 from spark_jobs.session.locations import location
@@ -97,11 +97,12 @@ def main(arguments: list[str] | None = None) -> int:
                 sys.stdout.write(f"{text}\n")
                 sys.stdout.flush()
     except (ConfigError, OptionError) as error:
-        sys.stderr.write(f"{error}\n")
+        write_failure(error, 2, as_json=given.json)
         return 2
     except FAILURES as error:
-        sys.stderr.write(f"{error}\n")
-        return 5 if isinstance(error, Unreachable) else 1
+        code = 5 if isinstance(error, Unreachable) else 1
+        write_failure(error, code, as_json=given.json)
+        return code
     return 0
 
 

@@ -26,7 +26,7 @@ from app.extras import imports_of_extra
 with imports_of_extra("spark", __name__):
     from pyspark.sql import SparkSession
 
-from spark_jobs.errors import OptionError, RequestRefused, SourceError, Unreachable, own_error
+from spark_jobs.errors import OptionError, RequestRefused, SourceError, Unreachable, own_error, write_failure
 from spark_jobs.materialize.config import MAX_DELAY, MIN_RECORDS, TRIGGER, MaterializeConfig
 from spark_jobs.materialize.entries import BACKLOG_TAG
 from spark_jobs.materialize.groups import FAILURES as GROUP_FAILURES
@@ -290,6 +290,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> MaterializeConfig
 
 
 def print_progress(progress: Progress) -> None:
+    if progress.state == "failed":
+        return  # the reason follows on standard error
     sys.stdout.write(f"{progress}\n")
     sys.stdout.flush()
 
@@ -316,12 +318,15 @@ def main(arguments: list[str] | None = None) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    config: MaterializeConfig | None = None
     try:
         config = parse_arguments(arguments)
         materialize(config, stop=stop, report=print_progress_json if config.as_json else print_progress)
     except FAILURES as error:
-        sys.stderr.write(f"{error}\n")
-        return exit_code(error)
+        code = exit_code(error)
+        as_json = config.as_json if config else "--json" in (arguments or sys.argv)
+        write_failure(error, code, as_json=as_json)
+        return code
     return 0
 
 

@@ -32,7 +32,7 @@ with imports_of_extra("spark", __name__):
 
 from app.tables.digests import BLOCK, COLUMNS, BlockSum, block_sums, first_unequal
 from app.tables.names import DEAD_LETTERS, ENTRIES, LOG_ID_PROPERTY, RECORDS
-from spark_jobs.errors import OptionError
+from spark_jobs.errors import OptionError, write_failure
 from spark_jobs.materialize.groups import named
 from spark_jobs.session.jars import JarsUnavailable
 from spark_jobs.session.settings import given_options, settings_of, spark_options, token_option
@@ -331,11 +331,12 @@ def main(arguments: list[str] | None = None) -> int:
         with open_session("commitlog-verify", settings) as spark:
             verified = [verify_tables(spark, given.endpoint, log, given.token) for log in logs]
     except (ConfigError, OptionError) as error:
-        sys.stderr.write(f"{error}\n")
+        write_failure(error, 2, as_json=given.json)
         return 2
     except (ClientError, PySparkException, TableChanged, JarsUnavailable, JavaNotFound) as error:
-        sys.stderr.write(f"{error}\n")
-        return 4 if isinstance(error, NotFound) else 5 if isinstance(error, NoAnswer | Unavailable) else 1
+        code = 4 if isinstance(error, NotFound) else 5 if isinstance(error, NoAnswer | Unavailable) else 1
+        write_failure(error, code, as_json=given.json)
+        return code
     for one in verified:
         outcome = json.dumps({**asdict(one), "equal": one.equal}) if given.json else str(one)
         sys.stdout.write(f"{outcome}\n")

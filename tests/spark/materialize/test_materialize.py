@@ -1,8 +1,9 @@
 """The whole job: every table from one log, its progress, its end."""
 
 import json
+import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from pyspark.sql import SparkSession
 
 from app.errors import ConfigError
 from app.tables.delta_log import DeltaLog
-from spark_jobs.errors import LogClash
+from spark_jobs import run
+from spark_jobs.errors import LogClash, RequestRefused
 from spark_jobs.materialize.config import MaterializeConfig, interval_s
 from spark_jobs.materialize.epochs import (
     Epoch,
@@ -22,6 +24,7 @@ from spark_jobs.materialize.epochs import (
     knowledge,
     news_of,
 )
+from spark_jobs.materialize.progress import LogProgress, Progress
 from spark_jobs.materialize.supervisor import reason_of
 from spark_jobs.run import materialize, parse_arguments
 from spark_jobs.source.log_reads import LogReads
@@ -254,6 +257,30 @@ def test_arguments_become_a_configuration() -> None:
         assert interval_s("trigger", text) == seconds
     with pytest.raises(ConfigError, match="trigger must be an interval such as '1 second'"):
         parse_arguments([*given, "--trigger", "often"])
+
+
+def test_a_job_that_fails_prints_the_reason_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Standard output has no line about the tables of a log that does not exist."""
+    refused = RequestRefused(404, "log-not-found", "log 'nope' does not exist")
+
+    def fail(config: MaterializeConfig, *, report: Callable[[Progress], None], **_: object) -> None:
+        report(Progress("failed", 0, {"nope": LogProgress(0, -1, None, 0, 0, 0, 0)}, 0.0))
+        raise refused
+
+    monkeypatch.setattr(run, "materialize", fail)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the handlers of the tests stay
+    given = ["--endpoint", "http://127.0.0.1:1", "--tables", "t", "--log", "nope", "--available-now"]
+    assert run.main(given) == 4
+    assert tuple(capsys.readouterr()) == ("", f"{refused}\n")
+    assert run.main([*given, "--json"]) == 4
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["state"] == "failed"
+    document = json.loads(shown.err)
+    assert (document["code"], document["detail"]) == ("not-found", str(refused))
+    assert run.main([*given, "--log", "a/b", "--json"]) == 2
+    assert json.loads(capsys.readouterr().err)["code"] == "usage"
 
 
 def test_the_reason_of_a_failure_is_found_in_sparks_pages_of_text() -> None:
