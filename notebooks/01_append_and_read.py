@@ -27,6 +27,7 @@ from spark_jobs.analytics.plots import delays_by_hour_figure, watermarks_figure
 from spark_jobs.analytics.service_plots import rates_figure
 from spark_jobs.analytics.silver import flights_in
 from spark_jobs.analytics.terms import fail_overs_sentence, terms_of
+from spark_jobs.session.requirements import require_cluster
 from spark_jobs.source import CommitlogDataSource
 from spark_jobs.tables.table import ENTRIES, EPOCHS, WATERMARKS, read_table, table_path
 from spark_jobs.tables.transforms import (
@@ -36,10 +37,13 @@ from spark_jobs.tables.transforms import (
     latest_watermarks,
     records_by_time,
 )
+from spark_jobs.tables.views import require_tables
 
 spark.dataSource.register(CommitlogDataSource)
 endpoint, log, tables = (dbutils.widgets.get(name) for name in ("endpoint", "log", "tables"))
 token = os.environ.get("COMMITLOG_TOKEN", "")  # a widget would show it
+require_cluster(endpoint, token or None)
+require_tables(spark, tables, log)
 
 # COMMAND ----------
 

@@ -25,13 +25,17 @@ from app.client import NotFound
 from pyspark.sql import functions as F
 from spark_jobs.analytics.service_plots import commits_figure, cuts_figure
 from spark_jobs.materialize.entries import APPLICATION
+from spark_jobs.session.requirements import require_cluster
 from spark_jobs.tables.table import ENTRIES, EPOCHS, append_once, identifier, read_table, table_path
 from spark_jobs.tables.transforms import commit_ranges, index_check
 from spark_jobs.tables.travel import at
+from spark_jobs.tables.views import require_tables
 from spark_jobs.verify import verify_tables
 
 endpoint, log, tables = (dbutils.widgets.get(name) for name in ("endpoint", "log", "tables"))
 token = os.environ.get("COMMITLOG_TOKEN")  # a widget would show it
+require_cluster(endpoint, token)
+require_tables(spark, tables, log)
 path = table_path(tables, log, ENTRIES)
 entries = read_table(spark, path)
 

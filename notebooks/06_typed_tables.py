@@ -33,6 +33,7 @@ from pyspark.sql import functions as F
 from spark_jobs.analytics.typed_plots import amounts_figure, producers_figure, versions_figure
 from spark_jobs.materialize.replay import DeadLetterReplay
 from spark_jobs.run import MaterializeConfig, materialize
+from spark_jobs.session.requirements import require_cluster
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.table import CURRENT, RECORDS, identifier, table_path
 from spark_jobs.tables.views import create_views
@@ -41,6 +42,7 @@ from spark_jobs.typed.law import misplaced
 endpoint, tables = dbutils.widgets.get("endpoint"), dbutils.widgets.get("tables")
 log = f"{dbutils.widgets.get('log')}-typed-{secrets.token_hex(3)}"
 token = os.environ.get("COMMITLOG_TOKEN")  # a widget would show it
+require_cluster(endpoint, token)
 client = CommitlogClient(endpoint.split(","), log=log, token=token)
 Operations(client).create_log({"name": log})
 dice = random.Random(6)

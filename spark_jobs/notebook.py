@@ -47,7 +47,8 @@ DOTS_PER_INCH = 120
 
 
 class NotebookFailed(RuntimeError):
-    """A cell failed: the message has its number and the traceback. The page is written up to that cell."""
+    """A cell failed: the message has its number, and the traceback unless the error is a ConfigError. The
+    page is written up to that cell."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,10 @@ def _run_cell(
             else:
                 _run_python(cell, path, names)
                 _show_open_figures(page)
+    except ConfigError as error:
+        page.text(printed.getvalue())
+        page.text(str(error), kind="error")
+        raise NotebookFailed(f"{path.name}: cell {number} (line {cell.line}) failed: {error}") from error
     except Exception as error:
         page.text(printed.getvalue())
         page.text(traceback.format_exc(), kind="error")

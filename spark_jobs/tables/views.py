@@ -32,6 +32,7 @@ from app.tables.delta_log import DeltaLog, table_folders
 from app.tables.names import CURRENT, KEYS_PROPERTY, RECORDS
 from spark_jobs.session.locations import is_url, location
 from spark_jobs.tables.table import (
+    ENTRIES,
     TABLES,
     TYPED_TABLES,
     WATERMARKS,
@@ -60,11 +61,7 @@ def create_views(spark: SparkSession, tables: Path | str, log: str = "default") 
         paths |= {name: f"{folder}/{name}" for name in table_folders(folder) if is_typed(name)}
     found = {name: read_table(spark, path) for name, path in paths.items() if _exists(spark, path)}
     if not found:
-        raise ConfigError(
-            f"{location(str(tables))} contains no table of log {log!r}: set the folder that the job writes "
-            "to (`commitlog up` and `commitlog materialize`: commitlog-data/tables, `commitlog demo`: "
-            "demo-data/tables)"
-        )
+        raise _no_table(tables, log)
     if WATERMARKS.name in found:
         found[LATEST_WATERMARKS] = latest_watermarks(found[WATERMARKS.name])
     views = dict(found)
@@ -79,6 +76,20 @@ def create_views(spark: SparkSession, tables: Path | str, log: str = "default") 
     for name, rows in views.items():
         rows.createOrReplaceTempView(name)
     return list(views)
+
+
+def require_tables(spark: SparkSession, tables: Path | str, log: str) -> None:
+    """Raise ConfigError if the folder or URL `tables` has no table `entries` of the log."""
+    if not _exists(spark, table_path(tables, log, ENTRIES)):
+        raise _no_table(tables, log)
+
+
+def _no_table(tables: Path | str, log: str) -> ConfigError:
+    return ConfigError(
+        f"{location(str(tables))} contains no table of log {log!r}: set the folder that the job writes "
+        "to (`commitlog up` and `commitlog materialize`: commitlog-data/tables, `commitlog demo`: "
+        "demo-data/tables)"
+    )
 
 
 def _exists(spark: SparkSession, path: str) -> bool:

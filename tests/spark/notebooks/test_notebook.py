@@ -1,6 +1,7 @@
 """The notebook runner: cells in order, what they show, and what happens when one fails."""
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,14 @@ import pytest
 from matplotlib.figure import Figure
 from pyspark.sql import SparkSession
 
+from app.errors import ConfigError
 from spark_jobs.notebook import NotebookFailed, main, read_cells, run_notebook, with_parameters
+from spark_jobs.session.requirements import require_cluster
+from spark_jobs.tables.views import require_tables
+from tests.support.cluster import free_ports
+from tests.unit.cli.fake_service import Scripted, fake_service
 
+NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 NOTEBOOK = """# Databricks notebook source
 # MAGIC %md
 # MAGIC # A title
@@ -114,6 +121,43 @@ def test_a_failing_cell_fails_the_run_with_its_place_and_traceback(tmp_path: Pat
     assert "so far" in page
     assert "x is not 2" in page
     assert "print(3)" not in page
+
+
+def test_a_missing_requirement_is_one_sentence(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    endpoint = f"http://127.0.0.1:{port}"
+    began_s = time.monotonic()
+    reported = run(
+        f"from spark_jobs.session.requirements import require_cluster\nrequire_cluster('{endpoint}')",
+        tmp_path,
+    )
+    assert time.monotonic() - began_s < 5
+    assert reported.startswith(
+        f"failing.py: cell 1 (line 2) failed: no node of a cluster answers: {endpoint}"
+    )
+    assert "`commitlog up`" in reported
+    assert "\n" not in reported
+    assert "Traceback" not in (tmp_path / "page.html").read_text()
+
+
+def test_one_node_that_answers_is_a_cluster() -> None:
+    (port,) = free_ports(1)
+    with fake_service(lambda _: Scripted(200, {"nodes": []})) as node:
+        require_cluster(f"http://127.0.0.1:{port}, {node.url}")
+
+
+@pytest.mark.parametrize("number", ["01", "04", "06"])
+def test_a_notebook_without_a_cluster_ends_at_once(spark: SparkSession, tmp_path: Path, number: str) -> None:
+    (notebook,) = NOTEBOOKS.glob(f"{number}_*.py")
+    (port,) = free_ports(1)
+    given = {"endpoint": f"http://127.0.0.1:{port}", "tables": str(tmp_path)}
+    with pytest.raises(NotebookFailed, match=r"failed: no node of a cluster answers: .* `commitlog up`"):
+        run_notebook(notebook, given, tmp_path / "page.html", spark)
+
+
+def test_a_folder_without_the_tables_is_reported(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="contains no table of log 'orders': set the folder"):
+        require_tables(spark, tmp_path, "orders")
 
 
 def test_a_widget_takes_only_its_choices(tmp_path: Path) -> None:
