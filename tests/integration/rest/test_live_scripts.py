@@ -149,6 +149,35 @@ def test_a_chart_begins_with_a_minute(site: Path) -> None:
     assert str(shown["legend"]).endswith("a2")  # the newest value, while no pointer chooses another
 
 
+def test_the_axes_of_a_chart_follow_the_scheme_of_the_system(site: Path) -> None:
+    """Labels in the ink of the light scheme cannot be read on the dark card."""
+    script = """
+      const inks = [];
+      const fill = CanvasRenderingContext2D.prototype.fillText;
+      CanvasRenderingContext2D.prototype.fillText = function (...given) {
+        inks.push(this.fillStyle);
+        return fill.apply(this, given);
+      };
+      const chart = new LineChart({ label: "rate", format: (value) => `${value}` });
+      holder.append(chart.element);
+      const series = new Series();
+      let second = 0;
+      const draw = async (color) => {
+        document.body.style.color = color;
+        inks.length = 0;
+        for (const each of [second, second + 1]) series.add(1_700_000_000_000 + 1_000 * each, { a: each });
+        second += 2;
+        chart.show(series, ["a"]);
+        await new Promise((resolve) => setTimeout(resolve, 50));
+        return [...new Set(inks)];
+      };
+      result.light = await draw("#1b2430");
+      result.dark = await draw("#e6ebf2");
+    """
+    shown = result_of(site, script)
+    assert (shown["light"], shown["dark"]) == (["#1b2430"], ["#e6ebf2"])
+
+
 def test_a_leader_without_a_connection_is_not_shown_as_leader(site: Path) -> None:
     script = """
       const { logsView } = await import("./logs.js");

@@ -71,8 +71,8 @@ export class LineChart {
     if (this.plot) this.plot.destroy();
     else this.element.textContent = "";
     this.names = names.join();
-    const style = getComputedStyle(document.body);
-    const axis = { stroke: style.getPropertyValue("color"), grid: { stroke: "rgba(128,140,155,.25)" } };
+    const ink = () => getComputedStyle(document.body).getPropertyValue("color"); // changes with the scheme of the system
+    const axis = { stroke: ink, grid: { stroke: "rgba(128,140,155,.25)" } };
     this.plot = new uPlot(
       {
         ...this.size(),
