@@ -12,6 +12,7 @@ from threading import Thread
 import pytest
 
 from app.api.routes import live_page
+from app.names import LOG_NAME
 
 SCRIPTS = Path(live_page.__file__).with_name("live")
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -176,6 +177,25 @@ def test_the_axes_of_a_chart_follow_the_scheme_of_the_system(site: Path) -> None
     """
     shown = result_of(site, script)
     assert (shown["light"], shown["dark"]) == (["#1b2430"], ["#e6ebf2"])
+
+
+def test_a_name_that_no_log_can_have_is_explained(site: Path) -> None:
+    script = """
+      const page = new DOMParser().parseFromString(await (await fetch("index.html")).text(), "text/html");
+      for (const script of page.querySelectorAll("script")) script.remove();
+      document.body.append(...page.body.children);
+      const { logsView } = await import("./logs.js");
+      const view = logsView();
+      holder.append(view.element);
+      [...holder.querySelectorAll("button")].find((each) => each.textContent === "Create log").click();
+      const name = byId("dialog").querySelector("input");
+      name.value = "a/b";
+      result.valid = name.checkValidity();
+      result.title = name.title;
+    """
+    shown = result_of(site, script)
+    assert shown["valid"] is False  # the browser shows the title with its own sentence
+    assert shown["title"] == LOG_NAME.words.removeprefix("must have ").replace("`", "")
 
 
 def test_a_leader_without_a_connection_is_not_shown_as_leader(site: Path) -> None:

@@ -117,7 +117,7 @@ function colorOfLog(name) {
 }
 
 async function create() {
-  const name = h("input", { required: true, pattern: "[a-z0-9][a-z0-9._\\-]{0,127}", placeholder: "orders" });
+  const name = h("input", { required: true, pattern: "[a-z0-9][a-z0-9._\\-]{0,127}", placeholder: "orders", title: "1 to 128 characters of a-z, 0-9, ., _ and -, the first one a letter or a digit" });
   const mode = h("select", {}, ["raft", "controller", "classic"].map((each) => h("option", {}, each)));
   const durability = h("select", {}, ["fsync", "replicated"].map((each) => h("option", {}, each)));
   const replicas = h("input", { type: "number", min: "1", placeholder: "all nodes" });
