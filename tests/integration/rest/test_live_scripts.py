@@ -198,6 +198,27 @@ def test_a_name_that_no_log_can_have_is_explained(site: Path) -> None:
     assert shown["title"] == LOG_NAME.words.removeprefix("must have ").replace("`", "")
 
 
+def test_the_title_names_the_view(site: Path) -> None:
+    script = """
+      const page = new DOMParser().parseFromString(await (await fetch("index.html")).text(), "text/html");
+      for (const script of page.querySelectorAll("script")) script.remove();
+      document.body.append(...page.body.children);
+      window.fetch = async () => new Response("{}", { status: 503 });
+      await import("./main.js");
+      result.titles = [document.title];
+      for (const view of ["#/nodes", "#/logs/orders/records"]) {
+        location.hash = view;
+        await new Promise((resolve) => window.addEventListener("hashchange", resolve, { once: true }));
+        result.titles.push(document.title);
+      }
+    """
+    assert result_of(site, script)["titles"] == [
+        "Logs - commitlog",
+        "Nodes - commitlog",
+        "orders - commitlog",
+    ]
+
+
 def test_a_leader_without_a_connection_is_not_shown_as_leader(site: Path) -> None:
     script = """
       const { logsView } = await import("./logs.js");

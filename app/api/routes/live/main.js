@@ -17,17 +17,18 @@ let declined = false; // to log in
 
 function route() {
   const parts = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
-  if (parts[0] === "nodes") return { name: "nodes", make: nodesView };
-  if (parts[0] === "logs" && parts[1]) return { name: "logs", make: () => logView(parts[1], parts[2] || "overview") };
-  return { name: "logs", make: logsView };
+  if (parts[0] === "nodes") return { name: "nodes", title: "Nodes", make: nodesView };
+  if (parts[0] === "logs" && parts[1]) return { name: "logs", title: parts[1], make: () => logView(parts[1], parts[2] || "overview") };
+  return { name: "logs", title: "Logs", make: logsView };
 }
 
 function show() {
-  const { name, make } = route();
+  const { name, title, make } = route();
   if (view) view.close();
   shownFor = location.hash;
   view = make();
   byId("view").replaceChildren(view.element);
+  document.title = `${title} - commitlog`; // the history and screen readers tell the views apart by it
   for (const link of document.querySelectorAll("[data-nav]")) {
     if (link.dataset.nav === name) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
