@@ -3,12 +3,14 @@
 import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import msgspec
 
 BATCH_RECORDS = 500
 BATCH_BYTES = 4 * 1024 * 1024
+CONTENTS = (str, bytes, bytearray, NoneType)  # of a value and of a key
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,12 @@ class Record:
 RecordLike = Record | str | bytes | Mapping[str, Any]
 
 
+def check_content(name: str, content: object) -> None:
+    """Raise TypeError for a value or a key that no record can have."""
+    if not isinstance(content, CONTENTS):
+        raise TypeError(f"the {name} of a record must be text, bytes or None, got {type(content).__name__}")
+
+
 def record_document(record: RecordLike) -> Mapping[str, Any]:
     """Return a record's JSON object: from a Record, a bare value, or a mapping that is one already."""
     if isinstance(record, Mapping):
@@ -51,7 +59,10 @@ def record_document(record: RecordLike) -> Mapping[str, Any]:
 
 
 def ndjson(records: Iterable[RecordLike]) -> bytes:
-    """Return one JSON object per line."""
+    """Return one JSON object per line. Raises TypeError for one record that is not in a list, and for a value
+    or a key that no record can have."""
+    if isinstance(records, (str, bytes, bytearray, Mapping, Record)):
+        raise TypeError(f"a list of records is required, got one {type(records).__name__}: append([record])")
     return msgspec.json.Encoder().encode_lines([record_document(record) for record in records])
 
 
@@ -74,6 +85,7 @@ def in_batches(
 def _field(name: str, content: str | bytes | None) -> dict[str, Any]:
     if content is None or isinstance(content, str):
         return {name: content}
+    check_content(name, content)
     try:
         return {name: content.decode()}
     except UnicodeDecodeError:
@@ -83,6 +95,8 @@ def _field(name: str, content: str | bytes | None) -> dict[str, Any]:
 def _header(content: str | bytes) -> str | dict[str, str]:
     if isinstance(content, str):
         return content
+    if not isinstance(content, bytes | bytearray):
+        raise TypeError(f"the value of a header must be text or bytes, got {type(content).__name__}")
     try:
         return content.decode()
     except UnicodeDecodeError:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import socket
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -240,3 +241,29 @@ def test_batches_keep_order_and_obey_both_limits() -> None:
 def test_the_reason_of_a_network_error_is_one_whole_clause(error: Exception, reason: str) -> None:
     assert connection._reason(error).endswith(reason)
     assert connection._reason(error).count("(") == connection._reason(error).count(")")
+
+
+@pytest.mark.parametrize("record", ["text", b"bytes", {"value": "v"}, Record("v")])
+def test_one_record_without_a_list_is_refused_and_not_taken_apart(record: Any) -> None:
+    """A text would be stored as one record for each of its characters."""
+    with (
+        fake_service(lambda _: Scripted(200, committed())) as node,
+        CommitlogClient(node.url) as client,
+        pytest.raises(TypeError, match=r"a list of records is required, got one \w+: append\(\[record\]\)"),
+    ):
+        client.append(record)
+    assert node.appends() == []
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (3, "the value of a record must be text, bytes or None, got int"),
+        (Record(["a"]), "the value of a record must be text, bytes or None, got list"),  # type: ignore[arg-type]
+        (Record("v", key=3), "the key of a record must be text, bytes or None, got int"),  # type: ignore[arg-type]
+        (Record("v", headers=[("a", 3)]), "the value of a header must be text or bytes, got int"),  # type: ignore[list-item]
+    ],
+)
+def test_a_record_that_cannot_be_is_explained(record: Any, reason: str) -> None:
+    with CommitlogClient("http://127.0.0.1:1") as client, pytest.raises(TypeError, match=reason):
+        client.append([record])

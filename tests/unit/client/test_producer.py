@@ -166,3 +166,12 @@ def test_bodies() -> None:
     table = pa.table({"value": [str(number) for number in range(10)]})
     parts = [pa.ipc.open_stream(body.content).read_all().num_rows for body in arrow_body(table, 4, 1 << 20)]
     assert parts == [4, 4, 2]
+
+
+def test_a_record_that_cannot_be_is_refused_and_the_producer_goes_on() -> None:
+    with fake_service(Log()) as service, producing(service) as producer:
+        for value, key in (({"a": 1}, None), ([1], None), ("v", 3)):
+            with pytest.raises(TypeError, match="of a record must be text, bytes or None, got"):
+                producer.send(value, key)  # type: ignore[arg-type]
+        sent = producer.send_many(["a", "b"])
+        assert [delivery.result(30) for delivery in sent] == [0, 1]
