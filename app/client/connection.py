@@ -2,12 +2,14 @@
 end."""
 
 import math
+import os
 import random
 import re
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.client import RemoteDisconnected
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -190,6 +192,9 @@ class ClusterConnection:
             self._forget(endpoint)
             if isinstance(error.__context__, ssl.SSLCertVerificationError):
                 advice = "for a private authority, set SSL_CERT_FILE to the file of its certificate"
+                named = os.environ.get("SSL_CERT_FILE")
+                if named and not Path(named).is_file():
+                    advice = f"SSL_CERT_FILE names {named}, which is not a file"
                 if error.__context__.verify_code in _OTHER_NAMES:
                     advice = "the URL needs a name or an address that is in the certificate"
                 raise Untrusted(

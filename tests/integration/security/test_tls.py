@@ -111,6 +111,12 @@ def test_the_client_trusts_a_private_authority_only_when_configured(
     ):
         client.append([Record("never sent")])
     assert refused.value.outcome == "not_applied"
+    monkeypatch.setenv("SSL_CERT_FILE", "/no/such/ca.pem")
+    with (
+        CommitlogClient(urls, token=TOKEN) as client,
+        pytest.raises(Untrusted, match="which is not a file"),
+    ):
+        client.tail()
     monkeypatch.setenv("SSL_CERT_FILE", str(guarded.authority))
     with CommitlogClient(urls, token=TOKEN) as client:
         appended = client.append([Record("sent")])
