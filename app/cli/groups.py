@@ -12,6 +12,7 @@ import click
 from app.extras import extra_of, install_command
 
 INTERRUPTED = 130  # as shells report SIGINT
+_KINDS_OF_NUMBERS = {"integer range": "a whole number", "float range": "a number"}  # click's words, and ours
 
 
 class RootGroup(click.Group):
@@ -69,8 +70,13 @@ def not_installed(error: ModuleNotFoundError) -> click.ClickException | None:
 
 
 def _with_advice(error: click.ClickException) -> click.ClickException:
-    """Return the error; it names --log to a person who gave a command the name of a log as an argument."""
+    """Return the error in plain words; it names --log to a person who gave a command the name of a log as an
+    argument."""
     ctx = error.ctx if isinstance(error, click.UsageError) else None
+    for kind, words in _KINDS_OF_NUMBERS.items():
+        error.message = error.message.replace(  # type: ignore[misc]  # click formats it when it is shown
+            f"is not a valid {kind}", f"is not {words}"
+        )
     if ctx is None or not error.message.startswith("Got unexpected extra argument"):
         return error
     if any(option.name == "log" for option in ctx.command.params if isinstance(option, click.Option)):

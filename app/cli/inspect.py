@@ -52,6 +52,12 @@ def watermarks_command(target: Target, term: int | None) -> None:
     if target.as_json:
         print_json(watermarks)
         return
+    if not any(watermarks.values()):
+        which = "term" if term is None else f"term {term}"
+        click.echo(
+            f"the leader of {target.log} keeps no watermarks of {which}; `commitlog epochs` lists the terms"
+        )
+        return
     print_table(watermarks_table(watermarks))
 
 

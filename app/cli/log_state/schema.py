@@ -177,9 +177,14 @@ def list_schemas(target: Target) -> None:
     if target.as_json:
         print_json({"schemas": found})
         return
+    if not found:
+        click.echo(f"log {target.log} has no schema")
+        return
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table("version", "index", "format", "columns", "key", "compatibility", "on_invalid")
+    columns = ("version", "index", "format", "columns", "key", "compatibility", "on_invalid")
+    table = Table(*columns, box=SIMPLE_HEAD)
     for each in found:
         table.add_row(
             str(each["version"]),

@@ -401,3 +401,29 @@ def test_events_of_an_unknown_kind_are_refused() -> None:
         shown = run("events", "--node", "n1", "--kind", "role", url=node.url)
         assert (shown.exit_code, len(shown.output.splitlines())) == (0, 1)
         assert len(run("events", "--node", "n1", url=node.url).output.splitlines()) == 2
+
+
+def test_a_log_without_a_schema_has_no_list_of_them() -> None:
+    with answering(Scripted(200, {"schemas": []})) as node:
+        shown = run("schema", "list", url=node.url)
+        assert (shown.exit_code, shown.output) == (0, "log default has no schema\n")
+        assert json.loads(run("schema", "list", "--json", url=node.url).output) == {"schemas": []}
+
+
+def test_a_term_without_watermarks_is_reported() -> None:
+    with answering(Scripted(200, {"99": {}})) as node:
+        shown = run("watermarks", "--term", "99", url=node.url)
+        assert shown.exit_code == 0
+        assert shown.output.startswith("the leader of default keeps no watermarks of term 99")
+        assert json.loads(run("watermarks", "--term", "99", "--json", url=node.url).output) == {"99": {}}
+
+
+def test_a_number_that_is_none_is_named_in_plain_words() -> None:
+    for arguments, words in (
+        (["trim", "abc"], "'abc' is not a whole number."),
+        (["cursors", "set", "etl", "3.5"], "'3.5' is not a whole number."),
+        (["read", "--give-up-s", "soon"], "'soon' is not a number."),
+    ):
+        result = CliRunner().invoke(cli, arguments)
+        assert result.exit_code == 2
+        assert words in result.stderr
