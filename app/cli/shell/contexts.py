@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import click
 
@@ -95,8 +96,9 @@ def add_context(
     if not name.isprintable() or not name or name.startswith("-"):
         raise click.BadParameter(f"must be printable and not begin with -, got {name!r}", param_hint="NAME")
     urls = split_endpoints(endpoint, learned=False)
+    kept = None if token_file is None else str(Path(token_file).absolute())  # used from any folder
     with _changing() as known:
-        known.contexts[name] = NamedCluster(urls, log, token_file and str(click.format_filename(token_file)))
+        known.contexts[name] = NamedCluster(urls, log, kept)
         known.current = known.current or name
     _report(known, name, f"context {name} is added", as_json)
 

@@ -119,3 +119,15 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("COMMITLOG_CONTEXTS", str(tmp_path / "plain" / "contexts.json"))
     with pytest.raises(contexts.ContextError, match=r"contexts.json cannot be written"):
         contexts.add_running("data", ["http://a"])
+
+
+def test_a_token_file_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    (here / "token").write_text("secret\n")
+    monkeypatch.chdir(here)
+    added = ["context", "add", "prod", "-e", "http://p", "--token-file", "token"]
+    assert CliRunner().invoke(cli, added).exit_code == 0
+    monkeypatch.chdir(there)
+    assert find_target((), None, None, None).token == "secret"
