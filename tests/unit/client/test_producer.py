@@ -168,7 +168,7 @@ def test_bodies() -> None:
     assert parts == [4, 4, 2]
 
 
-def test_a_record_that_cannot_be_is_refused_and_the_producer_goes_on() -> None:
+def test_a_producer_refuses_a_wrong_record_and_takes_the_next() -> None:
     with fake_service(Log()) as service, producing(service) as producer:
         for value, key in (({"a": 1}, None), ([1], None), ("v", 3)):
             with pytest.raises(TypeError, match="of a record must be text, bytes or None, got"):

@@ -112,7 +112,7 @@ def test_a_record_of_the_leader_leaves_half_of_the_reserve_for_the_trims_that_fo
 
 
 def test_a_full_disk_is_reported_once_in_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
-    """Clients try again and again; their refusals say the same."""
+    """Clients try again and again; each refusal names the cause."""
 
     def full(_batches: Sequence[Batch]) -> None:
         raise StorageFull("log", "write", "no space left")
