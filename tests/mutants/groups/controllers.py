@@ -205,7 +205,7 @@ def a_replica_that_died_with_the_master_is_elected(patch: pytest.MonkeyPatch) ->
     mode="controller",
 )
 def the_set_before_is_forgotten_at_the_election(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(elect_master, "_former_set", lambda log, chosen, *, unclean: ())
+    patch.setattr(elect_master, "_former_set", lambda log, chosen, clean: ())
 
 
 @group_mutant(
