@@ -4,11 +4,13 @@ An event contains its result, not its reason: applying it needs no clock, no ran
 every controller holds the same metadata (C-01). `time_ms` is the active controller's wall clock, for people.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from app.controller.metadata import Confirmed, LogSpec
+
+SKIPPED_EPOCHS: Final = 1_000_000  # more than can have been given without a trace
 
 
 class MetadataEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str):
@@ -117,7 +119,7 @@ class MetadataRebuilt(MetadataEvent, frozen=True, kw_only=True, tag="metadata-re
     the SyncStateSets here are not the last ones.
     """
 
-    skipped_epochs: int = 1_000_000
+    skipped_epochs: int = SKIPPED_EPOCHS
     doubtful: tuple[str, ...] = ()
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from app.controller.events import MetadataRebuilt, encode_event
+from app.controller.events import SKIPPED_EPOCHS, MetadataRebuilt, encode_event
 from app.controller.log_state import MetadataLogState
 from app.controller.metadata import CONTROLLER_LOG, Log
 from app.errors import ConfigError
@@ -168,7 +168,12 @@ def rebuild(
         found = Rebuilt(best.node.node, best.log.next_index, [node.node for node in targets])
         found.doubts = _doubts(nodes, best)
         term = max(copy.term for copy in copies.values()) + 1
-        event = MetadataRebuilt(log=CONTROLLER_LOG, time_ms=now_ms, doubtful=tuple(found.doubts))
+        event = MetadataRebuilt(
+            log=CONTROLLER_LOG,
+            time_ms=now_ms,
+            skipped_epochs=SKIPPED_EPOCHS + _missed_epochs(best, found.doubts),
+            doubtful=tuple(found.doubts),
+        )
         _skip_epochs(best, term, log_id, event)
         found.logs = tuple(best.state.metadata)
     finally:
@@ -226,6 +231,15 @@ def _doubts(nodes: Sequence[NodeFolder], best: _Copy) -> dict[str, tuple[str, in
                 if epoch > newest:
                     newest, doubts[log.name] = epoch, (node.node, epoch)
     return doubts
+
+
+def _missed_epochs(best: _Copy, doubts: Mapping[str, tuple[str, int]]) -> int:
+    """Return the largest number of epochs of one log that a node knows beyond those of the metadata.
+
+    An earlier rebuild may have skipped a million, and the copy used now may be from before that.
+    """
+    known = {log.name: log.master_epoch for log in best.state.metadata}
+    return max((epoch - known[name] for name, (_, epoch) in doubts.items()), default=0)
 
 
 def _skip_epochs(best: _Copy, term: int, log_id: int, event: MetadataRebuilt) -> None:

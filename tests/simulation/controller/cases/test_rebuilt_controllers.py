@@ -145,6 +145,22 @@ def test_an_election_that_no_copy_of_the_metadata_has_is_reported() -> None:
     assert [log.lost_history for log in found.logs] == [True]  # the set of the copy elects no master
 
 
+@pytest.mark.rule("C-04", "C-09")
+def test_a_second_rebuild_from_a_copy_from_before_the_first_one_gives_no_epoch_twice() -> None:
+    cluster = group_in_sync()
+    stop(cluster, *CONTROLLERS, wipe=True)
+    stop(cluster, "n1", "n2")
+    given = log_at(cluster, "n1").master_epoch + 1_000_020
+    for name in ("n1", "n2"):
+        HardStateFile(cluster.nodes[name].files, "data/logs/default/vote").save(HardState(given, "n2"))
+    found = rebuilt(cluster)
+    assert found.doubts["default"][1] == given
+    assert found.logs[0].master_epoch >= given + 1_000_000
+    for node in cluster.nodes.values():
+        node.start()
+    assert cluster.run_until(lambda: any(each.acknowledges for each in cluster.brokers), 10)
+
+
 @pytest.mark.rule("C-09")
 def test_a_majority_that_has_its_copy_is_not_rebuilt() -> None:
     cluster = group_in_sync()
