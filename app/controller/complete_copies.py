@@ -72,16 +72,33 @@ def reports_needed(log: Log) -> int:
 
 def may_become_complete(log: Log, liveness: Liveness, now_ms: int) -> bool:
     """True if so many members of the set live, or had no time yet to report, that one may win a clean
-    election; who has reported after the last lease counts too, dead or alive."""
+    election; who has reported after the last lease counts too, dead or alive.
+
+    Once all of them have reported, only those that are proven to hold everything may still win it.
+    """
     members, _acks = _counted_set(log)
     heard = _reports(log, members, liveness)
-    likely = 0
-    for member in members:
-        replica = log.replica(member) if log.is_current(member) else None
-        likely += member in heard or (replica is not None and liveness.may_have_copy(log, replica, now_ms))
-    able = (log.replica(member) for member in log.holders if log.is_current(member))
-    may_lead = any(each is not None and liveness.may_come_to_lead(log, each, now_ms) for each in able)
-    return may_lead and (likely >= reports_needed(log) or _winner_may_lead(log, liveness, now_ms))
+    awaited = [
+        member for member in members if member not in heard and _may_report(log, member, liveness, now_ms)
+    ]
+    able = [
+        member
+        for member in log.holders
+        if log.is_current(member)
+        and (replica := log.replica(member)) is not None
+        and liveness.may_come_to_lead(log, replica, now_ms)
+    ]
+    if not (awaited or counts_all(log)):
+        complete = complete_copies(log, liveness)
+        able = [member for member in able if member in complete]
+    is_likely = len(heard) + len(awaited) >= reports_needed(log)
+    return bool(able) and (is_likely or _winner_may_lead(log, liveness, now_ms))
+
+
+def _may_report(log: Log, member: int, liveness: Liveness, now_ms: int) -> bool:
+    """Return whether the copy exists, and is alive or had no time yet to report so."""
+    replica = log.replica(member) if log.is_current(member) else None
+    return replica is not None and liveness.may_have_copy(log, replica, now_ms)
 
 
 def _winner_may_lead(log: Log, liveness: Liveness, now_ms: int) -> bool:

@@ -236,6 +236,32 @@ def test_an_operators_election_is_not_unclean_while_the_master_leads() -> None:
     assert quorum.heartbeat("n1").granted == (("a", 1),)
 
 
+@pytest.mark.rule("C-05", "C-11")
+@pytest.mark.parametrize("allowed", [False, True])
+def test_an_unclean_election_is_possible_when_the_proven_member_lacks_the_logs_state(allowed: bool) -> None:
+    """n1 was to send it to n2, and is dead. n3 holds less than n2, so nothing proves that it holds all."""
+    quorum = by_two_of_three(unclean=allowed)
+    quorum.lacking.add("n2")
+    live(quorum, "n2", "n3")
+    if not allowed:
+        assert elected(quorum) is None
+        assert isinstance(quorum.events[-1], MasterLost)
+        quorum.done(ElectMaster("a", None, True, 1))
+    assert (elected(quorum), quorum.log().unclean_epoch) == ("n2", 2)
+
+
+@pytest.mark.rule("C-05")
+def test_a_member_that_has_not_reported_yet_gives_hope_of_a_clean_election() -> None:
+    quorum = by_two_of_three(unclean=True)
+    quorum.lacking.add("n2")
+    quorum.fail_over()
+    for _ in range(3):
+        quorum.let_pass(STEP_MS, "n2", "n3")
+    assert quorum.log().master_epoch == 1  # the lease of n1 may last
+    live(quorum, "n1", "n2", "n3")
+    assert quorum.log().unclean_epoch == 0
+
+
 @pytest.mark.rule("C-03", "C-05")
 def test_a_member_whose_disk_was_replaced_counts_as_not_heard() -> None:
     """A record may have been on n1 and n2 only. n2 comes back empty: n3 must not be elected without n1."""
