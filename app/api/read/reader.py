@@ -113,6 +113,7 @@ class Reader:
         """
         if self.consistency is Consistency.LINEARIZABLE:
             index = await self.broker.waits.read_index(self.hosted)
+            self.check_served()
             if self.driver.runs_ahead:
                 self._given = index
 

@@ -216,3 +216,20 @@ def test_an_epoch_event_is_not_ended_by_an_epoch_that_may_be_truncated(tmp_path:
         assert json.loads(event.split(b"data: ")[1])["end_index"] == expected_end
         following = stream._epoch_before(epochs[1].start_index)
         assert len(following) == (0 if expected_end is None else 1)
+
+
+@pytest.mark.rule("R-08")
+def test_a_confirmed_read_does_not_see_a_log_that_was_repaired_meanwhile(tmp_path: Path) -> None:
+    """The index that the leader confirms is committed in the log that is open now, not in the one before."""
+    node, reader = _reader_of_five_records(tmp_path)
+    hosted, waits = cast(Any, reader.hosted), cast(Any, reader.broker.waits)
+
+    async def read_index(_hosted: object) -> int:
+        hosted.driver = SimpleNamespace(committed_index=9)
+        return 9
+
+    waits.read_index = read_index
+    linearizable = Reader(reader.here, Consistency.LINEARIZABLE)
+    with pytest.raises(Repairing):
+        asyncio.run(linearizable.confirm())
+    assert linearizable.visible_end == node.driver.committed_index < 9

@@ -9,7 +9,7 @@ import pytest
 from app.api.read.query import ReadQuery
 from app.api.routes.fences import cursor, cursors
 from app.api.routes.reads import read
-from app.errors import CursorNotFound
+from app.errors import CursorNotFound, Repairing
 from app.log.state import LogState
 from storage.format.batch import FIRST_CHAIN, stamp
 from storage.format.records import encode_control
@@ -31,17 +31,22 @@ def moved(state: LogState, index: int, position: int | None, name: str = "etl") 
     )
 
 
-def call_of(state: LogState) -> Any:
-    """Return a call at the leader of a log with that state."""
+def call_of(state: LogState, reopened: LogState | None = None) -> Any:
+    """Return a call at the leader of a log with that state. reopened: that the log has when the read is
+    confirmed, because it was repaired meanwhile."""
+    driver = SimpleNamespace(state=state)
+    hosted = SimpleNamespace(name="default", driver=driver)
 
     async def confirmed(_hosted: object) -> int:
-        return state.committed_index
+        if reopened is not None:
+            hosted.driver = SimpleNamespace(state=reopened)
+        return hosted.driver.state.committed_index
 
     async def leader(_log: str) -> Any:
         return SimpleNamespace(
             broker=SimpleNamespace(waits=SimpleNamespace(read_index=confirmed)),
-            hosted=SimpleNamespace(name="default"),
-            driver=SimpleNamespace(state=state),
+            hosted=hosted,
+            driver=driver,
             answer=lambda content, headers=(): {**content, "headers": headers},
         )
 
@@ -70,6 +75,21 @@ def test_a_cursor_is_shown_as_it_is_committed() -> None:
     assert (get(state)["index"], get(state)["headers"]) == (42, [(b"etag", b'"0"')])
     state.committed(1)
     assert (get(state)["index"], get(state)["headers"]) == (50, [(b"etag", b'"1"')])
+
+
+@pytest.mark.rule("R-08")
+def test_a_cursor_is_not_read_from_a_log_that_was_repaired_meanwhile() -> None:
+    """The confirmed index is that of the log which is open now."""
+    state, reopened = LogState(), LogState()
+    for each in (state, reopened):
+        moved(each, 0, 42)
+        each.committed(0)
+    moved(reopened, 1, 50)
+    reopened.committed(1)
+    with pytest.raises(Repairing):
+        asyncio.run(cursor(call_of(state, reopened), "default", "etl", None))  # type: ignore[arg-type]
+    with pytest.raises(Repairing):
+        asyncio.run(cursors(call_of(state, reopened), "default", None))  # type: ignore[arg-type]
 
 
 class _Elsewhere(Exception):
