@@ -208,3 +208,11 @@ plant(
     (Doubt, "tick", "confirmation.is_asked, confirmation.index = True, None", "confirmation.is_asked = True"),
     lambda _: test_doubt.test_a_confirmation_of_an_older_term_does_not_end_the_doubt(),
 )
+plant(
+    "the_only_other_voter_of_an_old_group_needs_no_confirmation",
+    "R-01",
+    (Doubt, "_is_only_other", "leader_id in voters and member.electable and ", "leader_id is not None and "),
+    lambda _: test_doubt.test_only_a_member_that_knows_its_group_needs_no_other_voter_to_confirm_the_leader(
+        ("n1", "n2"), False, False
+    ),
+)

@@ -461,3 +461,57 @@ def test_a_replaced_disk_that_must_witness_the_third_voter_ends_the_wait() -> No
     assert group.leader is leader
     assert group["n1"].core.sound
     assert leader.core.committed_index == leader.log.end_index == promotion
+
+
+@pytest.mark.rule("R-01", "R-10")
+@pytest.mark.parametrize("configured", [("n2",), ("n1", "n2")])
+def test_a_replaced_disk_that_does_not_know_all_voters_does_not_elect_two_leaders(
+    monkeypatch: pytest.MonkeyPatch, configured: tuple[str, ...]
+) -> None:
+    """n2 elects n3 in term 2 and loses its disk. Its configuration is older than the group, and n1, still the
+    leader of term 1, has trimmed the record that names it."""
+    group = Group(3)
+    first = group.elect("n1")
+    for _ in range(4):
+        first.append()
+    group.pass_time(500)
+    group["n3"].step("n1", TimeoutNow(1))
+    group.settle("n2", "n3")
+    assert (group["n3"].leads, group["n3"].core.term) == (True, 2)
+    group.take()
+    first.log.trim(3)
+    monkeypatch.setattr(first, "_follow_membership", lambda: None)  # its state names the group
+    group.config = GroupConfig(voters=configured)
+    wipe(group["n2"])
+    group["n2"].core.electable = False  # it lacks the state of the log
+    stale = first.append()
+    for _ in range(40):
+        group.now_ms += 20
+        first.tick()
+        group["n2"].tick()
+        group.settle("n1", "n2")
+    assert group["n2"].log.batches == first.log.batches
+    assert not group["n2"].core.sound
+    assert first.core.committed_index < stale.last_index
+
+
+@pytest.mark.rule("R-01", "R-10")
+@pytest.mark.parametrize(
+    ("voters", "electable", "is_over"),
+    [(("n1", "n2"), True, True), (("n1", "n2"), False, False), (("n2",), True, False)],
+)
+def test_only_a_member_that_knows_its_group_needs_no_other_voter_to_confirm_the_leader(
+    voters: tuple[str, ...], electable: bool, is_over: bool
+) -> None:
+    member = MemberState(
+        "n2", GroupConfig(voters=voters), Durability.FSYNC, Role.FOLLOWER, 5, None, NO_INDEX, "n1"
+    )
+    member.electable = electable
+    reads: list[Confirmation] = []
+    handler: Any = SimpleNamespace(holds_all_committed=True)
+    asking: Any = SimpleNamespace(ask=lambda reader, _now_ms: reads.append(reader))
+    doubt = Doubt(member, handler, asking, knows_vote=False)
+    assert doubt.is_over is is_over
+    doubt.tick(0)
+    reads[0].give(3)
+    assert doubt.is_over
