@@ -263,7 +263,9 @@ def check_schema(
 def _show_check(document: Mapping[str, Any]) -> None:
     _show_columns(document)
     for each in document["differences"]:
-        click.echo(f"not compatible with version {document['version']}: {each['path']}: {each['detail']}")
+        click.echo(
+            f"not compatible with version {document['version']}: {each['path'] or '/'}: {each['detail']}"
+        )
     mismatches: Sequence[Mapping[str, Any]] = document["mismatches"]
     click.echo(f"{document['records']:,} records read, {len(mismatches):,} do not match")
     for each in mismatches[:10]:

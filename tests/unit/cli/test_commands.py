@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from app.cli.bench import _shown
+from app.cli.log_state.schema import _show_check
 from app.cli.main import COMMANDS, cli
 from app.client import connection
 from app.log.events import KINDS
@@ -427,3 +428,11 @@ def test_a_number_that_is_none_is_named_in_plain_words() -> None:
         result = CliRunner().invoke(cli, arguments)
         assert result.exit_code == 2
         assert words in result.stderr
+
+
+def test_a_difference_of_the_whole_schema_has_a_place(capsys: pytest.CaptureFixture[str]) -> None:
+    difference = {"path": "", "detail": "The key columns were (id), they are ()."}
+    _show_check({"columns": [], "version": 1, "differences": [difference], "records": 0, "mismatches": []})
+    assert (
+        "not compatible with version 1: /: The key columns were (id), they are ()." in capsys.readouterr().out
+    )
