@@ -77,6 +77,14 @@ def _with_advice(error: click.ClickException) -> click.ClickException:
         error.message = error.message.replace(  # type: ignore[misc]  # click formats it when it is shown
             f"is not a valid {kind}", f"is not {words}"
         )
+    if (
+        ctx is not None
+        and isinstance(ctx.command, click.Group)
+        and isinstance(error, click.NoSuchOption)
+        and error.option_name == "--json"  # every command takes it, and a group alone does nothing
+    ):
+        names = "" if ctx.parent is None else f" It is one of {', '.join(ctx.command.list_commands(ctx))}."
+        return click.UsageError(f"Missing command.{names} See --help.", ctx)
     if ctx is None or not error.message.startswith("Got unexpected extra argument"):
         return error
     if any(option.name == "log" for option in ctx.command.params if isinstance(option, click.Option)):

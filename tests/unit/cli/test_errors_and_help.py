@@ -33,6 +33,8 @@ def test_a_refusal_is_the_problem_document_on_standard_error() -> None:
         (["read", "--limit", "0"], "usage", 2),
         (["nonsense"], "usage", 2),
         (["logs", "nonsense"], "usage", 2),
+        ([], "usage", 2),
+        (["fence"], "usage", 2),
         (["read", "--give-up-s", "0", "-e", closed_url()], "no-answer", 5),
         (["tables", "--tables", "/no/such/folder"], "not-found", 4),
         (["append", "-f", "/no/such/file"], "usage", 2),
@@ -45,6 +47,15 @@ def test_every_failure_is_json_with_its_exit_code(arguments: list[str], code: st
     document = json.loads(result.stderr)
     assert (document["code"], document["outcome"]) == (code, "not_applied")
     assert document["detail"]
+
+
+def test_a_group_without_a_command_names_its_commands_as_json() -> None:
+    for group, reason in (
+        (["fence"], "Missing command. It is one of remove, set."),
+        ([], "Missing command. See"),
+    ):
+        detail = json.loads(CliRunner().invoke(cli, [*group, "--json"]).stderr)["detail"]
+        assert detail.startswith(reason)
 
 
 def test_json_as_a_value_is_not_the_option() -> None:
