@@ -219,6 +219,28 @@ def test_the_title_names_the_view(site: Path) -> None:
     ]
 
 
+def test_a_log_that_does_not_exist_is_reported_in_its_place(site: Path) -> None:
+    script = """
+      const { logView } = await import("./log.js");
+      let answer = new Response('{"code": "log-not-found", "detail": "no such log"}', { status: 404 });
+      window.fetch = async () => answer;
+      const view = logView("nope", "overview");
+      holder.append(view.element);
+      await view.refresh({});
+      result.text = holder.querySelector("[role=alert]").textContent;
+      result.waits = holder.textContent.includes("Waiting");
+      answer = new Response('{"code": "internal", "detail": "failed"}', { status: 500 });
+      result.failed = await view.refresh({}).catch((error) => error.message);
+      answer = new Response('{"nodes": [], "now_ms": 1, "size_bytes": 0, "replication": "raft"}');
+      await view.refresh({});
+      result.left = holder.querySelector("[role=alert]") === null;
+      result.nodes = holder.textContent.includes("Nodes");
+    """
+    shown = result_of(site, script)
+    assert (shown["text"], shown["waits"]) == ("The log nope does not exist. All logs", False)
+    assert (shown["failed"], shown["left"], shown["nodes"]) == ("failed", True, True)
+
+
 def test_a_leader_without_a_connection_is_not_shown_as_leader(site: Path) -> None:
     script = """
       const { logsView } = await import("./logs.js");

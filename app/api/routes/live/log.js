@@ -3,7 +3,7 @@
 import { drawEpochs, LineChart, Series } from "./charts.js";
 import { badge, bytes, count, duration, figure, h, named, roleBadge, swatch, table, time, update } from "./dom.js";
 import { recordsTab } from "./records.js";
-import { call, pathOf } from "./service.js";
+import { call, pathOf, Problem } from "./service.js";
 import { settingsTab } from "./settings.js";
 
 const TABS = ["overview", "records", "schema", "epochs", "events", "tables", "cursors", "settings"];
@@ -17,8 +17,23 @@ export function logView(log, name) {
     { href: `#/logs/${encodeURIComponent(log)}/${each}`, "aria-current": each === chosen ? "page" : null },
     each[0].toUpperCase() + each.slice(1),
   )));
-  const element = h("div", { style: "display:contents" }, h("section", {}, h("div", { class: "bar" }, h("h1", {}, log)), tabs), tab.element);
-  return { element, close: () => tab.close?.(), refresh: (overview) => tab.refresh(overview) };
+  const head = h("section", {}, h("div", { class: "bar" }, h("h1", {}, log)), tabs);
+  const element = h("div", { style: "display:contents" }, head, tab.element);
+  const missing = h("section", { role: "alert" }, `The log ${log} does not exist. `, h("a", { href: "#/" }, "All logs"));
+  return {
+    element,
+    close: () => tab.close?.(),
+    async refresh(overview) {
+      let part = tab.element;
+      try {
+        await tab.refresh(overview);
+      } catch (error) {
+        if (!(error instanceof Problem && error.code === "log-not-found")) throw error;
+        part = missing; // it may be created later
+      }
+      if (element.lastChild !== part) element.lastChild.replaceWith(part);
+    },
+  };
 }
 
 export const stateOf = (log, part) => call(`/ui/log.json?log=${encodeURIComponent(log)}&part=${part}`);
