@@ -108,10 +108,14 @@ def test_a_reader_waits_for_its_record_while_others_get_theirs(tmp_path: Path) -
             index = reader.visible_end + 1
             first = asyncio.ensure_future(pace.grown(reader, index, 30.0))
             await until(lambda: len(pace._waiting) == 1)
-            pace._next_s = asyncio.get_running_loop().time() + 0.1  # the next moment
+            pace._next_s = asyncio.get_running_loop().time() + 3_600  # the next moment
             await _append(node)
             second = asyncio.ensure_future(pace.grown(reader, index + 1, 30.0))
             await until(lambda: len(pace._waiting) == 2)
+            assert pace._timer is not None
+            pace._timer.cancel()
+            pace._next_s = 0.0
+            pace._wake()
             assert await first
             await until(lambda: len(pace._waiting) == 1)
             assert not second.done()
