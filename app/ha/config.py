@@ -31,6 +31,9 @@ class HaConfig:
     """Interval at which a master publishes its watermarks while nothing changes (D-22)."""
     ha_watermarks_moving_interval_ms: int = 500
     """Shortest interval at which a master publishes watermarks that move (D-22)."""
+    ha_disk_timeout_ms: int = 10_000
+    """Time after which a master in controller mode whose disk completes no sync gives its role up, if there
+    is another in-sync replica."""
     ha_read_index_timeout_ms: int = 1_000
     """Time within which the master must answer a slave that asks for the index of a linearizable read."""
     ha_refused_interval_max_ms: int = 10_000

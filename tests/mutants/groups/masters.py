@@ -12,6 +12,7 @@ from app.ha.roles import KnownReplica, MasterRole, SlaveRole
 from app.ha.sending import _Cutter
 from app.log.contract import NO_INDEX
 from tests.mutants.planting import group_mutant, plant, planted
+from tests.simulation.controller.cases import test_hung_disk
 from tests.unit.ha.auto_switch import (
     test_electable,
     test_master,
@@ -34,6 +35,13 @@ def a_lease_outlives_its_epoch(patch: pytest.MonkeyPatch) -> None:
 )
 def a_master_is_never_fenced(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(AutoSwitchCore, "_is_fenced", lambda self, now_ms: False)
+
+
+@group_mutant(
+    "C-05", lambda _: test_hung_disk.test_a_master_whose_disk_hangs_gives_its_role_up(), mode="controller"
+)
+def a_master_with_a_hung_disk_stays(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(AutoSwitchCore, "_disk_hangs", lambda self, now_ms: False)
 
 
 @group_mutant("C-04", lambda _: test_master.test_an_epoch_is_opened_by_one_life_only(), mode="controller")

@@ -185,7 +185,7 @@ plant(
 plant(
     "a_confirmation_of_an_older_term_ends_the_doubt",
     "R-02",
-    (Doubt, "_leader_is_confirmed", "self._asked_term == member.term and ", ""),
+    (Doubt, "_leader_is_confirmed", "self._asked_term == self._member.term and ", ""),
     lambda _: test_doubt.test_a_confirmation_of_an_older_term_does_not_end_the_doubt(),
 )
 plant(
