@@ -41,6 +41,7 @@ from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.options import parse_endpoints
 from spark_jobs.tables.conflicts import SPARK_ERRORS
 from spark_jobs.tables.table import table_path
+from spark_jobs.tables.views import require_tables
 from spark_jobs.verify import log_names
 
 FAILURES = (
@@ -87,6 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
         logs = named(given.log or ("default",), lambda: log_names(given.endpoint, given.token))
         with open_session("commitlog-replay", settings) as spark:
             for log in logs:
+                require_tables(spark, tables, log)
                 client = LogReads(parse_endpoints(given.endpoint), log, given.token)
                 path_of = partial(table_path, location(tables), log)
                 done = DeadLetterReplay(spark, client, path_of).run(given.version)

@@ -1,5 +1,6 @@
 """The notebook runner: cells in order, what they show, and what happens when one fails."""
 
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from matplotlib.figure import Figure
 from pyspark.sql import SparkSession
 
 from app.errors import ConfigError
+from spark_jobs import replay
 from spark_jobs.notebook import NotebookFailed, main, read_cells, run_notebook, with_parameters
 from spark_jobs.session.requirements import require_cluster
 from spark_jobs.tables.views import require_tables
@@ -155,9 +157,16 @@ def test_a_notebook_without_a_cluster_ends_at_once(spark: SparkSession, tmp_path
         run_notebook(notebook, given, tmp_path / "page.html", spark)
 
 
-def test_a_folder_without_the_tables_is_reported(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_folder_without_the_tables_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spark: Any = None  # is not needed to find no table in a folder
     with pytest.raises(ConfigError, match="contains no table of log 'orders': set the folder"):
         require_tables(spark, tmp_path, "orders")
+    monkeypatch.setattr(replay, "open_session", lambda *_: contextlib.nullcontext(spark))
+    given = ["--endpoint", "http://127.0.0.1:1", "--tables", str(tmp_path), "--log", "orders"]
+    assert replay.main(given) == 2
+    assert "contains no table of log 'orders': set the folder" in capsys.readouterr().err
 
 
 def test_a_widget_takes_only_its_choices(tmp_path: Path) -> None:
