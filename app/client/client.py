@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
-from app.client.connection import Answer, ClusterConnection
+from app.client.connection import ClusterConnection, HttpAnswer
 from app.client.errors import NoAnswer, OtherLog
 from app.client.records import RecordLike, ndjson
 from app.extras import naming_the_extra
@@ -277,7 +277,7 @@ def _parameter(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def _json(answer: Answer) -> dict[str, Any]:
+def _json(answer: HttpAnswer) -> dict[str, Any]:
     try:
         document = json.loads(answer.data)
     except ValueError as error:

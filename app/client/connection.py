@@ -29,7 +29,7 @@ NEVER_SENT = (
     urllib3.exceptions.LocationValueError,  # not an address
 )
 _OTHER_NAMES = (62, 64)  # of OpenSSL: the certificate has another host name, or IP address
-Answer = urllib3.BaseHTTPResponse
+HttpAnswer = urllib3.BaseHTTPResponse
 Result = TypeVar("Result")
 
 
@@ -84,7 +84,7 @@ class ClusterConnection:
         body: bytes | None = None,
         to_leader: bool = False,
         wait_s: float = 5.0,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Return the first good answer of any node. Raises ClientError: the last one, or at once one that a
         retry cannot fix.
 
@@ -175,7 +175,7 @@ class ClusterConnection:
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
         wait_s: float = 5.0,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Return one answer of one node. Raises NoAnswer, Untrusted and Problem."""
         url = f"{endpoint}{path}" + (f"?{urlencode(query)}" if query else "")
         timeout = urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=wait_s + SLACK_S)
@@ -247,7 +247,7 @@ class ClusterConnection:
         if self.leader == endpoint:
             self.leader = None
 
-    def _learn(self, answer: Answer) -> None:
+    def _learn(self, answer: HttpAnswer) -> None:
         leader = (answer.headers.get("Commitlog-Leader") or "").rstrip("/")
         if leader and self._avoided.get(leader, 0.0) < self._clock():
             self.leader = leader

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from app.client.client import CommitlogClient
-from app.client.connection import Answer
+from app.client.connection import HttpAnswer
 from app.media_types import JSON
 from app.names import check_cursor_name, check_log_name
 
@@ -149,7 +149,7 @@ class Operations:
         body: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         wait_s: float = 10.0,
-    ) -> tuple[dict[str, Any], Answer]:
+    ) -> tuple[dict[str, Any], HttpAnswer]:
         answer = self._connection.call(
             method,
             path,

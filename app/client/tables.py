@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from app.client.client import CommitlogClient
-from app.client.connection import Answer
+from app.client.connection import HttpAnswer
 from app.client.errors import NoAnswer, Unavailable
 from app.tables.digests import BLOCK, BlockSum
 from app.tables.names import ENTRIES
@@ -128,6 +128,6 @@ class Tables:
         return _json(self._connection.call("GET", f"{self._log}{route}", query=query))
 
 
-def _json(answer: Answer) -> dict[str, Any]:
+def _json(answer: HttpAnswer) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(answer.data)
     return document

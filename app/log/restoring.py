@@ -43,14 +43,14 @@ class Restorable(Protocol):
         ...
 
 
-State = TypeVar("State", bound=Restorable)
+AnyRestorable = TypeVar("AnyRestorable", bound=Restorable)
 Whole = TypeVar("Whole")
 
 
-class Restoring(Generic[State]):
+class Restoring(Generic[AnyRestorable]):
     """Rebuilds a state from a snapshot that arrives in pieces of any size."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: AnyRestorable) -> None:
         self._state = state
         self._frames = Frames()
         self._keys: list[RestoredKey] = []  # uncommitted, to be added after the committed ones
@@ -80,7 +80,7 @@ class Restoring(Generic[State]):
         else:
             raise ValueError(f"not a snapshot: unknown kind of frame {kind}")
 
-    def finish(self) -> State:
+    def finish(self) -> AnyRestorable:
         """Return the state. Raises ValueError when pieces are missing."""
         if self._frames.is_old:
             try:

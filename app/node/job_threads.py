@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Then = Callable[[Any, BaseException | None], None]
-Job = tuple[Callable[[], Any], Then]
+SubmittedWork = tuple[Callable[[], Any], Then]
 
 
 def result_or_error(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
@@ -111,7 +111,7 @@ class _Place:
     """The place of one waiting thread. Invariant: `filled` is locked while the thread has no job."""
 
     def __init__(self) -> None:
-        self.job: Job | None = None
+        self.job: SubmittedWork | None = None
         self.filled = threading.Lock()
         self.filled.acquire()
 
@@ -125,14 +125,14 @@ class _JobQueue:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._jobs: deque[Job | None] = deque()
+        self._jobs: deque[SubmittedWork | None] = deque()
         self._idle: list[_Place] = []
 
     @property
     def waiting(self) -> int:
         return len(self._jobs)
 
-    def put(self, job: Job | None) -> None:
+    def put(self, job: SubmittedWork | None) -> None:
         """Give the job to an idle thread, otherwise keep it until a thread asks."""
         with self._lock:
             if not self._idle:
@@ -142,7 +142,7 @@ class _JobQueue:
         place.job = job
         place.filled.release()
 
-    def take(self, place: _Place) -> Job | None:
+    def take(self, place: _Place) -> SubmittedWork | None:
         """Return the oldest job; wait for one if there is none."""
         with self._lock:
             if self._jobs:

@@ -2,13 +2,14 @@
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final
 
 from app.schemas.data_types import (
     DECIMAL_DIGITS_MAX,
     DEPTH_MAX,
+    Convert,
     DataType,
     DecimalType,
     Field,
@@ -16,6 +17,7 @@ from app.schemas.data_types import (
     ListType,
     MapType,
     Primitive,
+    Row,
     StructType,
     check_days,
     check_micros,
@@ -24,8 +26,6 @@ from app.schemas.errors import SchemaInvalid, SchemaLibraryMissing, ValueInvalid
 from app.schemas.json_text import read_json, shown
 from app.schemas.schema import AVRO_PREFIX_BYTES, LogSchema, prefix_version
 
-Convert = Callable[[Any], Any]
-Row = tuple[Any, ...]
 PRIMITIVES: Final = {
     "boolean": "boolean",
     "int": "int",

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from app.schemas.columns import struct_of
+from app.schemas.data_types import Row
 from app.schemas.errors import ValueInvalid
 from app.schemas.schema import LogSchema
-
-Row = tuple[Any, ...]
 
 
 class RowReader(Protocol):

@@ -5,10 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from datetime import date
-from typing import Final
+from typing import Any, Final
 
 from app.schemas.errors import SchemaInvalid, ValueInvalid
 
+Convert = Callable[[Any], Any]
+"""Function from a value of a record to the value of its column; it raises ValueInvalid."""
+Row = tuple[Any, ...]
+"""Values of one record, in the order of the columns."""
 RESERVED_NAMES: Final = frozenset({"_index", "_term", "_timestamp", "_key", "_schema_version", "_rescued"})
 """Columns of every typed table; a schema's own columns have other names."""
 FIELDS_MAX: Final = 2_000

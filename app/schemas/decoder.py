@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from app.schemas.avro import AvroReader
 from app.schemas.binary_records import BinaryReader
 from app.schemas.columns import arrow_schema_of
+from app.schemas.data_types import Row
 from app.schemas.errors import Mismatch, SchemaInvalid, ValueInvalid, pointer_of
 from app.schemas.json_records import JsonReader
 from app.schemas.protobuf import ProtobufReader
@@ -15,7 +16,6 @@ from app.schemas.schema import LogSchema
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Row = tuple[Any, ...]
 CHUNK_RECORDS: Final = 500
 """Records that become columns together: few enough to stay in the processor's cache."""
 FEW_RECORDS: Final = 16

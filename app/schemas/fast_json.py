@@ -32,6 +32,7 @@ from app.schemas.data_types import (
     ListType,
     MapType,
     Primitive,
+    Row,
     StructType,
     contains_type,
 )
@@ -59,8 +60,6 @@ TEXT_RULES: Final = {
 """Keywords for which a number with a fraction may be a double: they compare no numbers of the record."""
 
 _TIME_TYPES: Final = (Primitive("timestamp"), Primitive("timestamp_ntz"))
-
-Row = tuple[Any, ...]
 
 
 class Unproved(Exception):

@@ -152,11 +152,11 @@ def _name_of(field: Field) -> str:
     return field.type.name if isinstance(field.type, Primitive) else ""
 
 
-Column = Callable[["pa.Array", "pa.DataType"], "pa.Array"]
+ConvertColumn = Callable[["pa.Array", "pa.DataType"], "pa.Array"]
 Parse = Callable[["pa.Array"], "pa.Array"]
 
 
-def _column_of(field: Field) -> Column:
+def _column_of(field: Field) -> ConvertColumn:
     """Return the function from JSON values, as texts, to a column. It raises ArrowException, Unproved."""
     import pyarrow.compute as pc
 
@@ -229,7 +229,7 @@ def _require(condition: "pa.Array") -> None:
         raise Unproved
 
 
-def _converter_of(field: Field) -> Column:
+def _converter_of(field: Field) -> ConvertColumn:
     """Return the function from a parsed column to one of the schema's type. It raises ArrowException,
     Unproved."""
     import pyarrow as pa

@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from app.schemas.columns import arrow_schema_of, document_of, struct_of
+from app.schemas.data_types import Row
 from app.schemas.errors import ValueInvalid
 from app.schemas.fast_json import Unproved, fast_reader
 from app.schemas.json_blocks import BlockReader, block_reader
@@ -15,8 +16,6 @@ from app.schemas.schema import LogSchema
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-Row = tuple[Any, ...]
 
 
 class JsonReader:

@@ -12,6 +12,7 @@ import msgspec
 
 from app.schemas.data_types import (
     INTEGERS,
+    Convert,
     DataType,
     DecimalType,
     ListType,
@@ -22,7 +23,6 @@ from app.schemas.data_types import (
 from app.schemas.errors import ValueInvalid
 from app.schemas.json_text import shown
 
-Convert = Callable[[Any], Any]
 FLOAT_MAX: Final = 3.4028235677973366e38  # from here on the nearest 4-byte float is infinite
 _DATE: Final = re.compile(r"(\d{4})-(\d\d)-(\d\d)", re.ASCII)
 _DATE_TIME: Final = re.compile(

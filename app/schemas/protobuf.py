@@ -16,6 +16,7 @@ from app.schemas.data_types import (
     ListType,
     MapType,
     Primitive,
+    Row,
     StructType,
     check_micros,
 )
@@ -23,7 +24,6 @@ from app.schemas.errors import SchemaInvalid, SchemaLibraryMissing, ValueInvalid
 from app.schemas.json_text import shown
 from app.schemas.schema import LogSchema
 
-Row = tuple[Any, ...]
 Get = Callable[[Any], Any]
 """Function from a message, or a value of a field, to a value for Arrow."""
 PRIMITIVES: Final = {

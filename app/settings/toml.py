@@ -11,11 +11,11 @@ from pydantic import TypeAdapter, ValidationError
 from app.errors import ConfigError
 from app.names import rule_of
 
-Settings = TypeVar("Settings")
+Parsed = TypeVar("Parsed")
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
-def load_toml(path: Path, parse: Callable[[Mapping[str, Any]], Settings]) -> Settings:
+def load_toml(path: Path, parse: Callable[[Mapping[str, Any]], Parsed]) -> Parsed:
     """Read a file and return what `parse` makes of it. Raises ConfigError, led by the path."""
     try:
         return parse(tomllib.loads(path.read_text(encoding="utf-8")))
@@ -25,7 +25,7 @@ def load_toml(path: Path, parse: Callable[[Mapping[str, Any]], Settings]) -> Set
         raise ConfigError(f"{path}: {error}") from error
 
 
-def validated(model: type[Settings], document: Mapping[str, Any]) -> Settings:
+def validated(model: type[Parsed], document: Mapping[str, Any]) -> Parsed:
     """Return the document as an instance of a pydantic model or dataclass.
 
     Raises ConfigError with every complaint, each led by its place in the document.

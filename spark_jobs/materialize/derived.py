@@ -29,7 +29,7 @@ from spark_jobs.tables.table import (
     read_table,
 )
 
-Event = Mapping[str, Any]  # with `data` as an object
+EventRow = Mapping[str, Any]  # with `data` as an object
 WATERMARKS_KIND = "watermarks"
 
 
@@ -43,7 +43,7 @@ class DerivedTable(JournalTable):
         path: str,
         table: Table,
         kind: str,
-        rows_of: Callable[[Event], list[dict[str, Any]]],
+        rows_of: Callable[[EventRow], list[dict[str, Any]]],
     ) -> None:
         super().__init__(spark, path, table)
         self.kind = kind
@@ -97,7 +97,7 @@ class SyncStateSetsTable(DerivedTable):
             keys = collect_table(self.spark, self.path, self.table, ["epoch", "set_epoch"])
             self._known = {(row["epoch"], row["set_epoch"]): None for row in keys.to_pylist()}
 
-    def _new_of(self, event: Event) -> list[dict[str, Any]]:
+    def _new_of(self, event: EventRow) -> list[dict[str, Any]]:
         data = event["data"]
         key = (data["epoch"], data["set_epoch"])
         if key in self._known:
@@ -114,7 +114,7 @@ class QuarantineTable(DerivedTable):
         super().__init__(spark, path, QUARANTINE_TRUNCATED, "truncate", self._lost_of)
         self.client = client
 
-    def _lost_of(self, event: Event) -> list[dict[str, Any]]:
+    def _lost_of(self, event: EventRow) -> list[dict[str, Any]]:
         receipt = event["data"].get("receipt")
         if receipt is None:
             return []  # the truncated records were not committed
@@ -134,7 +134,7 @@ class QuarantineTable(DerivedTable):
         return [{**record, **reported} for record in records.to_pylist()]
 
 
-def watermarks_of(event: Event) -> list[dict[str, Any]]:
+def watermarks_of(event: EventRow) -> list[dict[str, Any]]:
     """Return one row per peer."""
     data = event["data"]
     reported = {name: data.get(name) for name in ("role", "begin_index", "end_index", "committed_index")}
@@ -142,5 +142,5 @@ def watermarks_of(event: Event) -> list[dict[str, Any]]:
     return [{**row, "peer": peer, "watermark": mark} for peer, mark in data.get("peers", {}).items()]
 
 
-def _place(event: Event) -> dict[str, Any]:
+def _place(event: EventRow) -> dict[str, Any]:
     return {name: event[name] for name in ("log", "node", "seq")}

@@ -26,7 +26,7 @@ from spark_jobs.tables.table import (
 from spark_jobs.tables.table_writer import TableWriter
 
 APPLICATION = "commitlog-epochs"
-Epoch = Mapping[str, Any]
+EpochRow = Mapping[str, Any]
 NAMES = ("epoch", "term", "leader", "start_index", "start_offset", "end_index", "end_offset")
 
 
@@ -50,8 +50,8 @@ class EpochsJob:
         self.files_path = files_path
         self._epochs = TableWriter(spark, epochs_path, EPOCHS, is_small=True)
         self._files = TableWriter(spark, files_path, EPOCH_FILES, is_small=True)
-        self.committed: list[Epoch] = []
-        self.files: dict[str, list[Epoch]] = {}
+        self.committed: list[EpochRow] = []
+        self.files: dict[str, list[EpochRow]] = {}
         self._is_open = False
 
     def open(self) -> None:
@@ -72,8 +72,8 @@ class EpochsJob:
         """
         if not self._is_open:
             self.open()
-        files: dict[str, list[Epoch]] = {}
-        committed: list[list[Epoch]] = []
+        files: dict[str, list[EpochRow]] = {}
+        committed: list[list[EpochRow]] = []
         nodes = self.client.nodes()
         gone = self.files.keys() - {node.id for node in nodes}
         for node in nodes:
@@ -81,7 +81,7 @@ class EpochsJob:
                 committed_index = self.client.committed_index(
                     node
                 )  # read before the file: what it covers is final
-                file: list[Epoch] = list(self.client.epochs(node))
+                file: list[EpochRow] = list(self.client.epochs(node))
             except Unreachable:
                 continue
             files[node.id] = file
@@ -101,7 +101,7 @@ class EpochsJob:
         rows = collect_table(self.spark, path, table, table.schema.names)
         return list(rows.sort_by("epoch").to_pylist())
 
-    def _publish(self, agreed: Sequence[Epoch]) -> None:
+    def _publish(self, agreed: Sequence[EpochRow]) -> None:
         """Write the changes to `epochs`. Raises TableClash if it refuses without another writer."""
         refusals = 0
         while news := news_of(agreed, self.committed):
@@ -123,7 +123,7 @@ class EpochsJob:
             if refusals == MAX_REFUSALS:
                 raise TableClash(self.epochs_path, "the epochs of the nodes")
 
-    def _replace_files(self, files: Mapping[str, Sequence[Epoch]]) -> None:
+    def _replace_files(self, files: Mapping[str, Sequence[EpochRow]]) -> None:
         """Replace the rows of these nodes; other drivers may write those of other nodes meanwhile."""
         rows = [
             {**_row(self.client.log, epoch), "node": node} for node, file in files.items() for epoch in file
@@ -140,20 +140,20 @@ def _table(table: Table, rows: list[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(rows, schemas.arrow_schema(table.schema))
 
 
-def committed_epochs(file: Sequence[Epoch], committed_index: int) -> list[Epoch]:
+def committed_epochs(file: Sequence[EpochRow], committed_index: int) -> list[EpochRow]:
     """Return the epochs whose first record is committed; an epoch ends only with a committed one.
 
     committed_index: of the same node before its file was read, since an uncommitted epoch may be truncated.
     """
     begun = [epoch for epoch in file if epoch["start_index"] <= committed_index]
-    ended: list[Epoch] = [
+    ended: list[EpochRow] = [
         {**epoch, "end_index": following["start_index"] - 1, "end_offset": following["start_offset"]}
         for epoch, following in pairwise(begun)
     ]
     return ended + [{**epoch, "end_index": None, "end_offset": None} for epoch in begun[-1:]]
 
 
-def news_of(reported: Sequence[Epoch], known: Sequence[Epoch]) -> dict[int, Epoch]:
+def news_of(reported: Sequence[EpochRow], known: Sequence[EpochRow]) -> dict[int, EpochRow]:
     """Return, by number, the epochs that are new and those that have ended since. An epoch that the nodes
     have trimmed is not a change, and neither is one that has not ended at a node that lags."""
     before = {epoch["epoch"]: epoch for epoch in known}
@@ -165,12 +165,12 @@ def news_of(reported: Sequence[Epoch], known: Sequence[Epoch]) -> dict[int, Epoc
     }
 
 
-def knowledge(known: Sequence[Epoch]) -> int:
+def knowledge(known: Sequence[EpochRow]) -> int:
     """Return the number of begins and ends of epochs: the claim of a write, since each write adds some."""
     return sum(1 if epoch["end_index"] is None else 2 for epoch in known)
 
 
-def agree(log: str, files: Sequence[Sequence[Epoch]]) -> list[Epoch]:
+def agree(log: str, files: Sequence[Sequence[EpochRow]]) -> list[EpochRow]:
     """Return the committed epochs that the nodes know together: the longest list, of which every other one
     is a part, preceded by what others have not trimmed. Raises EpochClash when one is not a part."""
     longest = max(files, key=lambda file: file[-1]["epoch"] if file else -1, default=[])
@@ -191,12 +191,12 @@ def agree(log: str, files: Sequence[Sequence[Epoch]]) -> list[Epoch]:
     return [known[number] for number in sorted(known)]
 
 
-def _row(log: str, epoch: Epoch) -> dict[str, Any]:
+def _row(log: str, epoch: EpochRow) -> dict[str, Any]:
     started = datetime.fromtimestamp(epoch["started_ms"] / 1_000, UTC)
     return {"log": log, **{name: epoch[name] for name in NAMES}, "started": started}
 
 
-def _epoch(row: Mapping[str, Any]) -> Epoch:
+def _epoch(row: Mapping[str, Any]) -> EpochRow:
     """Return a table's row from the service's answer."""
     started_ms = round(row["started"].timestamp() * 1_000)
     return {**{name: row[name] for name in NAMES}, "started_ms": started_ms}

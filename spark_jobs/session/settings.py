@@ -31,7 +31,7 @@ REMOTE = re.compile(r"sc://\S+")
 MEMORY = re.compile(r"[1-9]\d*[kmgt]b?", re.IGNORECASE)
 FILE = ConfigDict(extra="forbid", strict=True)
 _UNQUOTED = 'conf: put names in quotes, as in "spark.sql.ansi.enabled" = true'
-Command = TypeVar("Command", bound=Callable[..., Any])
+CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Any])
 SPARK_NAMES = {
     "driver_memory": "spark.driver.memory",
     "driver_host": "spark.driver.host",
@@ -168,7 +168,7 @@ token_option = click.option(
 )
 
 
-def spark_options(command: Command) -> Command:
+def spark_options(command: CommandFunction) -> CommandFunction:
     """Add the options of every job about Spark."""
     for option in (
         click.option("--jars", type=click.Path(path_type=Path), help="Folder of Delta's jars and ours."),

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from app.client.connection import Answer, ClusterConnection
+from app.client.connection import ClusterConnection, HttpAnswer
 from app.client.errors import ClientError, InvalidAnswer, NoReplica, Problem
 from app.media_types import ARROW_STREAM, BATCHES, JSON
 from app.schemas import LogSchema
@@ -427,7 +427,9 @@ class LogReads:
         except ValueError as error:
             raise InvalidAnswer(f"{endpoint}: the answer is cut or broken ({error})") from error
 
-    def _once(self, endpoint: str, path: str, query: Mapping[str, Any], headers: Mapping[str, str]) -> Answer:
+    def _once(
+        self, endpoint: str, path: str, query: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> HttpAnswer:
         return self._connection.once("GET", endpoint, path, query=query, headers=headers, wait_s=READ_WAIT_S)
 
 

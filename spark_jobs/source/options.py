@@ -57,7 +57,7 @@ NOT_FOR_EVENTS = {  # by option: its field, whose default changes nothing
 UNION = "union"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0}
-Start = int | str | dict[str, int]
+StartingIndex = int | str | dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class SourceOptions:
     endpoints: tuple[str, ...]
     token: str | None = None
     log: str = "default"
-    starting_index: Start | None = None
+    starting_index: StartingIndex | None = None
     ending_index: int | str = LATEST
     max_records_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
@@ -209,7 +209,7 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
     return endpoints
 
 
-def _start(text: str | None, stream: str, by: str | None) -> Start | None:
+def _start(text: str | None, stream: str, by: str | None) -> StartingIndex | None:
     """by: what a position of a stream is of, None where it has one."""
     if text is None or text in (EARLIEST, LATEST):
         return text

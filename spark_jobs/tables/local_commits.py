@@ -42,7 +42,7 @@ ENGINE = "commitlog"
 # Spark takes dates before 1900 in files of unknown writers for ones of an older calendar.
 CALENDAR = {"org.apache.spark.version": PYSPARK_VERSION}
 
-Action = Mapping[str, Mapping[str, Any]]
+DeltaAction = Mapping[str, Mapping[str, Any]]
 
 
 class NeedsSpark(Exception):
@@ -96,7 +96,7 @@ class LocalTable:
             "isManaged": "false",
             "properties": _json(dict(properties)),
         }
-        actions: list[Action] = [
+        actions: list[DeltaAction] = [
             _commit_info("CREATE TABLE", parameters, isBlindAppend=True, operationMetrics={}),
             {
                 "metaData": {
@@ -134,7 +134,7 @@ class LocalTable:
     ) -> bool:
         """Append rows unless the table has this claim of the application, or a higher one; return whether it
         did. Raises NeedsSpark, DeltaLogError."""
-        added: Action | None = None
+        added: DeltaAction | None = None
         while True:
             snapshot = self._plain_snapshot()
             if snapshot.transactions.get(application, -1) >= claim:
@@ -218,7 +218,7 @@ class LocalTable:
             raise NeedsSpark(f"{self.path} is partitioned")
         return snapshot
 
-    def _extend(self, snapshot: DeltaSnapshot, actions: Sequence[Action]) -> bool:
+    def _extend(self, snapshot: DeltaSnapshot, actions: Sequence[DeltaAction]) -> bool:
         """Make the commit after a version; return False if another one was first. Raises NeedsSpark."""
         version = snapshot.version + 1
         if not self._commit(version, actions):
@@ -228,7 +228,7 @@ class LocalTable:
             self._request_checkpoint(str(self.path))
         return True
 
-    def _add(self, rows: pa.Table, statistics: Sequence[str]) -> Action:
+    def _add(self, rows: pa.Table, statistics: Sequence[str]) -> DeltaAction:
         """Write a data file; return its action."""
         name = f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
         place = self.path / name
@@ -256,7 +256,7 @@ class LocalTable:
             }
         }
 
-    def _commit(self, version: int, actions: Sequence[Action]) -> bool:
+    def _commit(self, version: int, actions: Sequence[DeltaAction]) -> bool:
         """Give a commit its version; return False if another one has it. Raises NeedsSpark without hard
         links."""
         folder = self.path / LOG_FOLDER
@@ -317,8 +317,8 @@ def _statistic(value: Any) -> Any:
 
 
 def _written(
-    snapshot: DeltaSnapshot, added: Sequence[Action], rows: int, note: Mapping[str, Any], mode: str
-) -> Action:
+    snapshot: DeltaSnapshot, added: Sequence[DeltaAction], rows: int, note: Mapping[str, Any], mode: str
+) -> DeltaAction:
     size = sum(action["add"]["size"] for action in added)
     metrics = {"numFiles": len(added), "numOutputRows": rows, "numOutputBytes": size}
     return _commit_info(
@@ -331,16 +331,16 @@ def _written(
     )
 
 
-def _commit_info(operation: str, parameters: Mapping[str, str], **more: Any) -> Action:
+def _commit_info(operation: str, parameters: Mapping[str, str], **more: Any) -> DeltaAction:
     info = {"timestamp": _now_ms(), "operation": operation, "operationParameters": parameters}
     return {"commitInfo": {**info, "isolationLevel": "Serializable", "engineInfo": ENGINE, **more}}
 
 
-def _transaction(application: str, claim: int) -> Action:
+def _transaction(application: str, claim: int) -> DeltaAction:
     return {"txn": {"appId": application, "version": claim, "lastUpdated": _now_ms()}}
 
 
-def _removed(path: str, size_bytes: int) -> Action:
+def _removed(path: str, size_bytes: int) -> DeltaAction:
     file = {"path": path, "deletionTimestamp": _now_ms(), "dataChange": True, "extendedFileMetadata": True}
     return {"remove": {**file, "partitionValues": {}, "size": size_bytes}}
 

@@ -1,4 +1,4 @@
-"""One name, one meaning: constants, loggers and class names."""
+"""One name, one meaning: constants, loggers, names of classes and of types."""
 
 import ast
 import operator
@@ -65,6 +65,9 @@ def test_every_logger_is_called_logger_and_named_after_its_module() -> None:
 # The exceptions of the Python client have the names of the service's refusals that they represent, and a
 # full disk has the name of the refusal that it causes.
 TWO_OF_A_NAME = frozenset({"InvalidRequest", "NotFound", "StorageFull"})
+# The frames of AutoSwitch are a part of the frames of the wire; `Record` of the repairs is a function, as
+# their parameter `record`.
+TWO_TYPES_OF_A_NAME = frozenset({"Frame", "Record"})
 
 
 def test_a_class_name_has_one_meaning() -> None:
@@ -75,3 +78,22 @@ def test_a_class_name_has_one_meaning() -> None:
                 places[node.name].append(path)
     twice = {name: found for name, found in places.items() if len(found) > 1}
     assert {name: found for name, found in twice.items() if name not in TWO_OF_A_NAME} == {}
+
+
+def test_a_type_alias_has_the_name_of_no_other_type() -> None:
+    places = defaultdict(list)
+    for path, tree in modules():
+        classes = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        aliases = [name for name, value in assignments(tree) if is_alias(name, value)]
+        for name in (*classes, *aliases):
+            places[name].append(path)
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    known = TWO_OF_A_NAME | TWO_TYPES_OF_A_NAME
+    assert {name: found for name, found in twice.items() if name not in known} == {}
+
+
+def is_alias(name: str, value: ast.expr) -> bool:
+    """Return whether the assignment names a type. Type variables are names of one module alone."""
+    return bool(re.fullmatch(r"[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*", name)) and not (
+        isinstance(value, ast.Call) and ast.unparse(value.func) == "TypeVar"
+    )

@@ -30,18 +30,20 @@ from storage.units import KIB
 MEMBER_MAX_BYTES: Final = 16 * KIB  # of a body: for a larger one a group saves little
 GROUP_MAX_BYTES: Final = 256 * KIB  # of records
 
-Call = TypeVar("Call", bound=AppendCall, contravariant=True)
+AnyAppendCall = TypeVar("AnyAppendCall", bound=AppendCall, contravariant=True)
 GroupKey = tuple[str, Acks, int]  # log, acks, timeout_ms
 
 
-class AppendSource(Protocol[Call]):
+class AppendSource(Protocol[AnyAppendCall]):
     """Origin of an append. It gets one of the two calls, once."""
 
-    def answer(self, call: Call, answer: Response) -> None:
+    def answer(self, call: AnyAppendCall, answer: Response) -> None:
         """Give the answer to an append that was handled alone, or was not acknowledged."""
         ...
 
-    def answer_in_group(self, call: Call, answers: GroupAnswers, first_index: int, count: int) -> None:
+    def answer_in_group(
+        self, call: AnyAppendCall, answers: GroupAnswers, first_index: int, count: int
+    ) -> None:
         """Give the answer to a member of a group that was acknowledged."""
         ...
 
@@ -59,7 +61,7 @@ class AppendGroups:
         self._takes_any = handler.tracer is None  # a span describes one append
         self._waiting: dict[GroupKey, _Group] = {}  # the newest of each key
 
-    def begin(self, call: Call, source: AppendSource[Call]) -> None:
+    def begin(self, call: AnyAppendCall, source: AppendSource[AnyAppendCall]) -> None:
         """Begin an append, in a group if it can join or begin one."""
         if not (self._takes_any and call.head.is_plain and self._joins(call, source)):
             self.handler.handle(call, partial(source.answer, call))

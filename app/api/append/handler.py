@@ -26,7 +26,7 @@ from app.errors import CommitlogError, Forbidden, Internal, NoLeader, NotLeader,
 from app.log.contract import Acks, AppendRequest, AppendResult
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
-from app.node.network.append_carrier import Outcome
+from app.node.network.append_carrier import CarryOutcome
 from app.node.network.http_forwarder import NO_FORWARD, Lost, NotSent, Relayed
 from app.node.replica.commit_waiters import answer
 from app.node.replica.driver import LogDriver
@@ -35,7 +35,7 @@ from storage.format.records import RecordColumns, RecordTable
 
 logger = logging.getLogger(__name__)
 
-Done = Callable[[Response], None]
+ResponseDone = Callable[[Response], None]
 
 
 _GRACE_MS: Final = 1_000  # the leader's own timeout comes first, with the more precise answer
@@ -83,11 +83,13 @@ class AppendHandler:
         if name.startswith("__"):
             raise Forbidden("clients may not append to a system log")
 
-    def handle(self, call: AppendCall, done: Done) -> None:
+    def handle(self, call: AppendCall, done: ResponseDone) -> None:
         """Check a call and begin it; done(answer) when it ends. Order of checks: docs/api.md §3."""
         _OneAppend(self, self.broker, call, done).begin()
 
-    def refused(self, call: AppendCall, hosted: HostedLog, failure: CommitlogError, done: Done) -> None:
+    def refused(
+        self, call: AppendCall, hosted: HostedLog, failure: CommitlogError, done: ResponseDone
+    ) -> None:
         """Continue a valid append of a group that the driver of `hosted` has refused, or whose outcome is
         unknown: forward it or answer it, as one that was refused alone."""
         _OneAppend(self, self.broker, call, done).continue_after(hosted, failure)
@@ -150,7 +152,7 @@ class _OneAppend:
     _hosted: HostedLog
     _request: AppendRequest
 
-    def __init__(self, handler: AppendHandler, broker: Broker, call: AppendCall, done: Done) -> None:
+    def __init__(self, handler: AppendHandler, broker: Broker, call: AppendCall, done: ResponseDone) -> None:
         self._handler = handler
         self._broker = broker
         self._call = call
@@ -271,7 +273,7 @@ class _OneAppend:
         ):
             self._search()
 
-    def _returned(self, outcome: Outcome) -> None:
+    def _returned(self, outcome: CarryOutcome) -> None:
         """The leader's answer to an append that was carried, or why there is none."""
         if isinstance(outcome, Lost):
             self._search(outcome)

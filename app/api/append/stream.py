@@ -27,7 +27,7 @@ from app.api.append.openapi import STREAM_EXTRA, STREAM_RESPONSES
 from app.api.append.parameters import AppendParameters, parse_append_query
 from app.api.append.stream_groups import lines_of_answers, records_of_group, take_group
 from app.api.append.stream_pieces import pieces_of
-from app.api.http.dependencies import LogName, Node, request_id_of, target_of
+from app.api.http.dependencies import LogName, NodeBroker, request_id_of, target_of
 from app.api.http.leader_headers import log_headers
 from app.api.http.leader_proxy import LeaderProxy
 from app.api.http.messages import Response as Answer
@@ -69,7 +69,7 @@ _HEAD_TIMEOUT_S: Final = 2.0  # of a node that a stream is forwarded to
     openapi_extra=STREAM_EXTRA,
     response_class=Response,
 )
-async def append_stream(request: Request, broker: Node, log: LogName) -> Response:
+async def append_stream(request: Request, broker: NodeBroker, log: LogName) -> Response:
     hosted = broker.find(log)
     headers = {name.lower(): value for name, value in request.headers.raw}
     if b"idempotency-key" in headers:

@@ -35,7 +35,7 @@ PIECE_BYTES: Final = 256 * 1024  # of a body, written at once
 LogName = Annotated[
     str, Path(description="Name of the log: `[a-z0-9][a-z0-9._-]{0,127}`", examples=["default"])
 ]
-Node = Annotated[Broker, Depends(_node)]
+NodeBroker = Annotated[Broker, Depends(_node)]
 Nothing = Annotated[NoQuery, Query()]  # no query parameter at all
 
 

@@ -16,7 +16,14 @@ from fastapi import Depends, Request
 from starlette.responses import Response, StreamingResponse
 
 from app.api.access.administration import mark_forwarded
-from app.api.http.dependencies import ExactResponse, Node, is_here_only, json_answer, request_id_of, target_of
+from app.api.http.dependencies import (
+    ExactResponse,
+    NodeBroker,
+    is_here_only,
+    json_answer,
+    request_id_of,
+    target_of,
+)
 from app.api.http.json_decoding import decode_as
 from app.api.http.leader_headers import log_headers, not_leader
 from app.api.http.leader_proxy import LeaderProxy, check_led
@@ -257,7 +264,7 @@ class LogCall:
         raise AnsweredElsewhere(response)
 
 
-async def _log_call(request: Request, broker: Node) -> LogCall:
+async def _log_call(request: Request, broker: NodeBroker) -> LogCall:
     return LogCall(request, broker)
 
 

@@ -12,8 +12,8 @@ from app.errors import InvalidRequest
 from storage.format.records import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from storage.units import MIB
 
-Index = Annotated[WholeNumber, Field(ge=0, le=MAX_ORDINAL)]
-TimestampMs = Annotated[WholeNumber, Field(ge=MIN_TIMESTAMP_MS, le=MAX_TIMESTAMP_MS)]
+QueryOrdinal = Annotated[WholeNumber, Field(ge=0, le=MAX_ORDINAL)]
+QueryTimestampMs = Annotated[WholeNumber, Field(ge=MIN_TIMESTAMP_MS, le=MAX_TIMESTAMP_MS)]
 
 
 class StartPosition(StrEnum):
@@ -39,8 +39,8 @@ class RecordQuery(ConsistencyQuery):
 class ReadQuery(RecordQuery):
     """At most one start of from_index, from_timestamp, last, from and cursor."""
 
-    from_index: Index | None = Field(None, description="Index of the first record")
-    from_timestamp: TimestampMs | None = Field(
+    from_index: QueryOrdinal | None = Field(None, description="Index of the first record")
+    from_timestamp: QueryTimestampMs | None = Field(
         None, description="Start at the first record with this timestamp or a later one; ms since 1970 UTC"
     )
     last: Annotated[WholeNumber, Field(ge=1, le=100_000)] | None = Field(
@@ -57,8 +57,8 @@ class ReadQuery(RecordQuery):
         le=64 * MIB,
         description="Maximum bytes of values, keys and headers; at least one record",
     )
-    until_index: Index | None = Field(None, description="End index, exclusive")
-    until_timestamp: TimestampMs | None = Field(
+    until_index: QueryOrdinal | None = Field(None, description="End index, exclusive")
+    until_timestamp: QueryTimestampMs | None = Field(
         None,
         description="End before the first record from the start on with this timestamp or a later one; ms "
         "since 1970 UTC",
@@ -66,7 +66,7 @@ class ReadQuery(RecordQuery):
     wait_ms: WholeNumber = Field(0, ge=0, le=60_000, description="Long poll: time to wait for a record, ms")
     include: Literal["control"] | None = Field(None, description="Include control records")
     key: str | None = Field(None, description="Only records with this key (text)")
-    term: Index | None = Field(None, description="Only records of this term")
+    term: QueryOrdinal | None = Field(None, description="Only records of this term")
 
     def check_one_start(self) -> None:
         """Raise InvalidRequest when two starts are given."""
@@ -88,13 +88,13 @@ class ReadQuery(RecordQuery):
 
 
 class EventsQuery(Query):
-    from_seq: Index = Field(0, description="Sequence of the first event")
+    from_seq: QueryOrdinal = Field(0, description="Sequence of the first event")
     limit: WholeNumber = Field(1_000, ge=1, le=100_000, description="Maximum number of events")
     wait_ms: WholeNumber = Field(0, ge=0, le=60_000, description="Long poll: time to wait for an event, ms")
 
 
 class WatermarksQuery(Query):
-    term: Index | None = Field(None, description="Only this term; {} when its watermarks are not kept")
+    term: QueryOrdinal | None = Field(None, description="Only this term; {} when its watermarks are not kept")
 
 
 class OneLogQuery(Query):

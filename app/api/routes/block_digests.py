@@ -12,7 +12,7 @@ from app.api.http.log_call import Call
 from app.api.http.openapi import answers
 from app.api.http.query import Query as Parameters
 from app.api.http.query import WholeNumber
-from app.api.read.query import Index
+from app.api.read.query import QueryOrdinal
 from app.api.read.reader import Reader
 from app.api.read.selection import Consistency
 from app.tables.digests import BLOCK, BlockSum, block_sums
@@ -35,8 +35,8 @@ EXAMPLE: Final[dict[str, Any]] = {
 
 
 class DigestsQuery(Parameters):
-    from_index: Index | None = Field(None, description="First index. Default: the begin of the log")
-    until_index: Index | None = Field(None, description="End index, exclusive. Default: all committed")
+    from_index: QueryOrdinal | None = Field(None, description="First index. Default: the begin of the log")
+    until_index: QueryOrdinal | None = Field(None, description="End index, exclusive. Default: all committed")
     block: WholeNumber = Field(BLOCK, ge=1, le=1_000_000, description="Number of indexes in a block")
 
 

@@ -21,7 +21,7 @@ from app.node.broker import Broker
 
 router = APIRouter(tags=["cluster"])
 
-Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+PositiveInt32 = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
 EXAMPLE: Final = {
     "active": "n1",
@@ -40,10 +40,10 @@ EXAMPLE: Final = {
 class ControllerSettingsIn(msgspec.Struct, forbid_unknown_fields=True):
     """Absent fields are unchanged; null: the value of the configuration file."""
 
-    broker_timeout_ms: Positive | msgspec.UnsetType | None = msgspec.UNSET
-    lease_ms: Positive | msgspec.UnsetType | None = msgspec.UNSET
-    scan_interval_ms: Positive | msgspec.UnsetType | None = msgspec.UNSET
-    trim_after_records: Positive | msgspec.UnsetType | None = msgspec.UNSET
+    broker_timeout_ms: PositiveInt32 | msgspec.UnsetType | None = msgspec.UNSET
+    lease_ms: PositiveInt32 | msgspec.UnsetType | None = msgspec.UNSET
+    scan_interval_ms: PositiveInt32 | msgspec.UnsetType | None = msgspec.UNSET
+    trim_after_records: PositiveInt32 | msgspec.UnsetType | None = msgspec.UNSET
     elect_unclean: bool | msgspec.UnsetType | None = msgspec.UNSET
 
 

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.responses import RedirectResponse, Response
 
-from app.api.http.dependencies import Node, Nothing, body_answer, json_answer
+from app.api.http.dependencies import NodeBroker, Nothing, body_answer, json_answer
 from app.api.http.openapi import answers
 from app.api.metrics.node import NodeCollector
 from app.api.routes import documentation
@@ -68,7 +68,7 @@ async def healthz(query: Nothing) -> Response:
     | answers(example={**_READY, "ready": False}, description="Not ready", of_a_log=False, status=503),
     response_class=Response,
 )
-async def readyz(broker: Node, query: Nothing) -> Response:
+async def readyz(broker: NodeBroker, query: Nothing) -> Response:
     logs = {
         hosted.name: hosted.removed or (hosted.caught_up and hosted.has_leader and not hosted.repairing)
         for hosted in broker.logs.values()
@@ -88,7 +88,7 @@ async def readyz(broker: Node, query: Nothing) -> Response:
     responses=answers(content={"text/plain": {"schema": {"type": "string"}}}, of_a_log=False),
     response_class=Response,
 )
-async def metrics(broker: Node, query: Nothing) -> Response:
+async def metrics(broker: NodeBroker, query: Nothing) -> Response:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(NodeCollector(broker))
     return body_answer(generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4)

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from app.api.access.caller import UNRESTRICTED, Caller
 from app.api.access.rules import caller_of
-from app.api.http.dependencies import Node, Nothing, body_answer, json_answer, request_id_of
+from app.api.http.dependencies import NodeBroker, Nothing, body_answer, json_answer, request_id_of
 from app.api.http.log_call import Served
 from app.api.http.query import Query as StrictQuery
 from app.api.read.epochs import epoch_object
@@ -76,14 +76,14 @@ async def page() -> Response:
 
 
 @router.get("/ui/overview.json")
-async def overview(request: Request, broker: Node, query: Nothing) -> Response:
+async def overview(request: Request, broker: NodeBroker, query: Nothing) -> Response:
     others = [node["id"] for node in member_objects(broker) if node["alive"] and node["id"] != broker.node.id]
     answers = await asyncio.gather(*(_ask(request, broker, node, "/ui/led.json") for node in others))
     return json_answer(_overview(broker, caller_of(request), [each for each in answers if each is not None]))
 
 
 @router.get("/ui/led.json")
-async def led(request: Request, broker: Node, query: Nothing) -> Response:
+async def led(request: Request, broker: NodeBroker, query: Nothing) -> Response:
     """The logs that this node leads and their appends, for the overview at another node."""
     caller = caller_of(request)
     hosted = [each for each in broker.logs.values() if each.leads and caller.sees(each.name)]
@@ -96,7 +96,7 @@ async def led(request: Request, broker: Node, query: Nothing) -> Response:
 
 
 @router.get("/ui/log.json")
-async def log(request: Request, broker: Node, query: Annotated[LogQuery, Query()]) -> Response:
+async def log(request: Request, broker: NodeBroker, query: Annotated[LogQuery, Query()]) -> Response:
     hosted = broker.find(query.log, "/query/log")
     answer = await _nodes(request, broker, hosted)
     match query.part:

@@ -30,7 +30,7 @@ from app.settings.model import Replication
 
 router = APIRouter(tags=["logs"])
 
-Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+PositiveInt64 = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 NodeIds = tuple[str, ...]
 Priorities = dict[str, Annotated[int, msgspec.Meta(ge=0, le=PRIORITY_MAX)]]
 _NEW_LOG: Final = {**LOG_EXAMPLE, "name": "orders"}
@@ -41,8 +41,8 @@ _NO_VERSION: Final = 0  # the ETag of a log of the configuration file that the c
 class RetentionIn(msgspec.Struct, forbid_unknown_fields=True):
     """ms: maximum age by the record's timestamp. bytes: maximum size as stored. null: unlimited."""
 
-    ms: Positive | None = None
-    bytes: Positive | None = None
+    ms: PositiveInt64 | None = None
+    bytes: PositiveInt64 | None = None
 
 
 class LogIn(msgspec.Struct, forbid_unknown_fields=True):
@@ -50,15 +50,15 @@ class LogIn(msgspec.Struct, forbid_unknown_fields=True):
 
     name: Annotated[str, msgspec.Meta(pattern=LOG_NAME.anchored)]
     replication: str = "raft"
-    replicas: Positive | NodeIds | None = None
+    replicas: PositiveInt64 | NodeIds | None = None
     retention: RetentionIn | None = None
     durability: str = "fsync"
     learners: NodeIds = ()
-    min_in_sync_replicas: Positive = 1
+    min_in_sync_replicas: PositiveInt64 = 1
     unclean: bool = False
     preferred: str | None = None
     priorities: Priorities = {}
-    in_sync_replicas: Positive | None = None
+    in_sync_replicas: PositiveInt64 | None = None
 
 
 class LogChangeIn(msgspec.Struct, forbid_unknown_fields=True):
@@ -70,12 +70,12 @@ class LogChangeIn(msgspec.Struct, forbid_unknown_fields=True):
 
     durability: str | msgspec.UnsetType = msgspec.UNSET
     retention: RetentionIn | msgspec.UnsetType | None = msgspec.UNSET
-    min_in_sync_replicas: Positive | msgspec.UnsetType = msgspec.UNSET
+    min_in_sync_replicas: PositiveInt64 | msgspec.UnsetType = msgspec.UNSET
     unclean: bool | msgspec.UnsetType = msgspec.UNSET
     preferred: str | msgspec.UnsetType | None = msgspec.UNSET
     priorities: Priorities | msgspec.UnsetType = msgspec.UNSET
-    in_sync_replicas: Positive | msgspec.UnsetType | None = msgspec.UNSET
-    replicas: Positive | NodeIds | msgspec.UnsetType = msgspec.UNSET
+    in_sync_replicas: PositiveInt64 | msgspec.UnsetType | None = msgspec.UNSET
+    replicas: PositiveInt64 | NodeIds | msgspec.UnsetType = msgspec.UNSET
     learners: NodeIds | msgspec.UnsetType = msgspec.UNSET
     force: bool = False
 

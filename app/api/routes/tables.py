@@ -23,7 +23,7 @@ from app.api.http.log_call import Call, Served
 from app.api.http.openapi import answers
 from app.api.http.query import Query as Parameters
 from app.api.http.query import WholeNumber
-from app.api.read.query import Index, TimestampMs
+from app.api.read.query import QueryOrdinal, QueryTimestampMs
 from app.errors import InvalidRequest, NoSuchCut, NotYetMaterialized, TableNotFound
 from app.node.replica.driver import LogDriver
 from app.tables.catalog import NONE, LogTables, TableState, is_typed
@@ -77,7 +77,7 @@ class KnownTables:
 
 
 class WaitQuery(Parameters):
-    index: Index = Field(description="Index of the record to wait for")
+    index: QueryOrdinal = Field(description="Index of the record to wait for")
     timeout_ms: WholeNumber = Field(
         5_000, ge=0, le=60_000, description="Time to wait, ms; after it the response is 504"
     )
@@ -92,11 +92,11 @@ class LookQuery(Parameters):
 class AtQuery(Parameters):
     """Exactly one of index, timestamp and epoch."""
 
-    index: Index | None = Field(None, description="All records up to this index, inclusive")
-    timestamp: TimestampMs | None = Field(
+    index: QueryOrdinal | None = Field(None, description="All records up to this index, inclusive")
+    timestamp: QueryTimestampMs | None = Field(
         None, description="All records before the first later one; ms since 1970 UTC"
     )
-    epoch: Index | None = Field(None, description="All records up to the end of this epoch")
+    epoch: QueryOrdinal | None = Field(None, description="All records up to the end of this epoch")
     timeout_ms: WholeNumber = Field(0, ge=0, le=60_000, description="Time to wait for the tables, ms")
 
 

@@ -34,7 +34,7 @@ _RETRY_S: Final = 0.1
 _JOIN_RETRY_S: Final = 2.0
 _REMOVED_RETRY_S: Final = 1.0  # a removed replica may be added again
 
-Opened = LogDriver | Damaged | StorageFull | None  # None: this node keeps no replica of the log
+OpeningResult = LogDriver | Damaged | StorageFull | None  # None: this node keeps no replica of the log
 
 
 class NodeLogs:
@@ -94,7 +94,7 @@ class NodeLogs:
         log here. The checkpoint of what was committed is seconds older."""
         self._birth.know(max(controller.committed_index, controller.log.end_index))
 
-    async def open_all(self, logs: list[HostedLog], threads: int) -> list[tuple[HostedLog, Opened]]:
+    async def open_all(self, logs: list[HostedLog], threads: int) -> list[tuple[HostedLog, OpeningResult]]:
         """Open logs and journals side by side: each often waits for the disk. A log without space for its
         opening is opened later, except for that of the metadata. Raises StorageError."""
         loop = asyncio.get_running_loop()
@@ -103,7 +103,7 @@ class NodeLogs:
             await asyncio.wait(opening)
         return [(hosted, opened.result()) for hosted, opened in zip(logs, opening, strict=True)]
 
-    def serve_all(self, opened: Iterable[tuple[HostedLog, Opened]]) -> None:
+    def serve_all(self, opened: Iterable[tuple[HostedLog, OpeningResult]]) -> None:
         """Take part in the logs that are open, begin the repair of damaged ones, and open the others once
         the disk has space: until then these tasks count as failing."""
         for hosted, result in opened:
@@ -156,7 +156,7 @@ class NodeLogs:
         self._join_after_s.pop(hosted.log_id, None)
         self.serve_all([(hosted, opened)])
 
-    async def _open_aside(self, hosted: HostedLog) -> Opened:
+    async def _open_aside(self, hosted: HostedLog) -> OpeningResult:
         """Open the journal of a log, then the log, in a thread. Without the log the journal is closed again:
         a log with a journal counts as open, and would not be opened later. Raises StorageError."""
         hosted.is_opening = True
@@ -176,7 +176,7 @@ class NodeLogs:
             await self.open_replica(hosted)
             logger.info("log opened", extra={"log": hosted.name})
 
-    def _open_if_room(self, hosted: HostedLog) -> Opened:
+    def _open_if_room(self, hosted: HostedLog) -> OpeningResult:
         try:
             return self._open_new(hosted)
         except StorageFull as error:
@@ -193,11 +193,11 @@ class NodeLogs:
             with contextlib.suppress(StorageError):
                 journal.close()
 
-    def _open_new(self, hosted: HostedLog) -> Opened:
+    def _open_new(self, hosted: HostedLog) -> OpeningResult:
         self._journals.find(hosted)
         return self._recover(hosted)
 
-    def _recover(self, hosted: HostedLog) -> Opened:
+    def _recover(self, hosted: HostedLog) -> OpeningResult:
         """Return the driver of a log that this node keeps, or what is damaged in it. Blocks."""
         if hosted.journal is None:
             return None

@@ -7,27 +7,27 @@ address with the most connections, so a flood from one address does not displace
 
 from typing import Final, Generic, TypeVar
 
-Connection = TypeVar("Connection")
+AnyConnection = TypeVar("AnyConnection")
 
 HANDSHAKES_MAX: Final = 256
 OF_AN_ADDRESS_SHARE: Final = 4  # one address may have a fourth of them
 OF_AN_ADDRESS_MIN: Final = 8
 
 
-class HandshakesInProgress(Generic[Connection]):
+class HandshakesInProgress(Generic[AnyConnection]):
     """Connections whose other side is unidentified, oldest first, by the address that they come from."""
 
     def __init__(self, size: int = HANDSHAKES_MAX) -> None:
         """size: connections at once, at least 1."""
         self.size = max(1, size)
         self.size_of_address = min(self.size, max(OF_AN_ADDRESS_MIN, self.size // OF_AN_ADDRESS_SHARE))
-        self._address_of: dict[Connection, str] = {}
-        self._by_address: dict[str, dict[Connection, None]] = {}
+        self._address_of: dict[AnyConnection, str] = {}
+        self._by_address: dict[str, dict[AnyConnection, None]] = {}
 
     def __len__(self) -> int:
         return len(self._address_of)
 
-    def enter(self, connection: Connection, address: str) -> Connection | None:
+    def enter(self, connection: AnyConnection, address: str) -> AnyConnection | None:
         """Take a connection in; return the one that must be closed for it, which has left."""
         victim = None
         if len(self._by_address.get(address, ())) >= self.size_of_address:
@@ -41,7 +41,7 @@ class HandshakesInProgress(Generic[Connection]):
         self._by_address.setdefault(address, {})[connection] = None
         return victim
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: AnyConnection) -> None:
         """The connection has proved itself, or has ended; nothing changes when it has left before."""
         address = self._address_of.pop(connection, None)
         if address is None:
@@ -51,7 +51,7 @@ class HandshakesInProgress(Generic[Connection]):
         if not others:
             del self._by_address[address]
 
-    def clear(self) -> list[Connection]:
+    def clear(self) -> list[AnyConnection]:
         """Let all leave; return them."""
         connections = list(self._address_of)
         self._address_of.clear()

@@ -25,7 +25,7 @@ from app.node.links.handshake import (
     Session,
 )
 from app.node.links.handshakes_in_progress import HANDSHAKES_MAX, HandshakesInProgress
-from app.node.links.sealed_frames import Buffer, ForgedFrame, Opener, Sealer
+from app.node.links.sealed_frames import ForgedFrame, LinkBuffer, Opener, Sealer
 from app.node.links.tls_stream import TlsStream
 
 logger = logging.getLogger(__name__)
@@ -370,7 +370,7 @@ class SealedTransport(asyncio.Transport):
     """The transport of a proved connection: what is written leaves authenticated or encrypted."""
 
     def __init__(
-        self, transport: asyncio.Transport, seal: Callable[[Iterable[Buffer]], list[Buffer]]
+        self, transport: asyncio.Transport, seal: Callable[[Iterable[LinkBuffer]], list[LinkBuffer]]
     ) -> None:
         """seal: the bytes of some buffers as they are sent."""
         super().__init__()

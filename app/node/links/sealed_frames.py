@@ -20,7 +20,7 @@ MAC_BYTES: Final = 16
 _SIZE: Final = struct.Struct("<I")
 _HEAD: Final = struct.Struct("<QI")
 
-Buffer = bytes | bytearray | memoryview
+LinkBuffer = bytes | bytearray | memoryview
 
 
 class ForgedFrame(Exception):
@@ -40,10 +40,10 @@ class Sealer:
         self._key = key
         self._count = 0
 
-    def seal(self, buffers: Iterable[Buffer]) -> list[Buffer]:
+    def seal(self, buffers: Iterable[LinkBuffer]) -> list[LinkBuffer]:
         """Return the bytes of all buffers as frames, as buffers to be sent one after the other."""
         stream = memoryview(b"".join(buffers))
-        sealed: list[Buffer] = []
+        sealed: list[LinkBuffer] = []
         for start in range(0, len(stream), PAYLOAD_MAX_BYTES):
             payload = stream[start : start + PAYLOAD_MAX_BYTES]
             sealed += (_SIZE.pack(len(payload)), payload, _mac(self._key, self._count, payload))
@@ -99,7 +99,7 @@ class Opener:
         return b"".join(payloads)
 
 
-def _mac(key: bytes, count: int, payload: Buffer) -> bytes:
+def _mac(key: bytes, count: int, payload: LinkBuffer) -> bytes:
     mac = blake2b(_HEAD.pack(count, len(payload)), digest_size=MAC_BYTES, key=key)
     mac.update(payload)
     return mac.digest()

@@ -8,10 +8,10 @@ import ssl
 from collections.abc import Iterable
 from typing import Any, Final
 
+from app.node.links.sealed_frames import LinkBuffer
+
 PIECE_MAX_BYTES: Final = 256 * 1024
 _READ_BYTES: Final = 64 * 1024
-
-Buffer = bytes | bytearray | memoryview
 
 
 class TlsStream:
@@ -44,10 +44,10 @@ class TlsStream:
         """Return the bytes that must be sent, an alert after an error included."""
         return self._leaving.read()
 
-    def seal(self, buffers: Iterable[Buffer]) -> list[Buffer]:
+    def seal(self, buffers: Iterable[LinkBuffer]) -> list[LinkBuffer]:
         """Return the bytes of all buffers, encrypted. Raises ssl.SSLError."""
         stream = memoryview(b"".join(buffers))
-        sealed: list[Buffer] = []
+        sealed: list[LinkBuffer] = []
         while stream:
             stream = stream[self._tls.write(stream[:PIECE_MAX_BYTES]) :]
             sealed.append(self._leaving.read())

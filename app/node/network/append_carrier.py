@@ -31,7 +31,7 @@ GRACE_S: Final = 1.0  # the leader's own timeout comes first, with the more prec
 _NO_LOG: Final = 0  # a frame may be about several logs
 
 Item = TypeVar("Item", CarriedAppend, CarriedAnswer)
-Outcome = CarriedAnswer | NotSent | Lost
+CarryOutcome = CarriedAnswer | NotSent | Lost
 Serve = Callable[[CarriedAppend, Callable[[CarriedAnswer], None]], None]
 
 
@@ -50,7 +50,7 @@ class CarryingTransport(Protocol):
 @dataclass(slots=True)
 class _OpenCall:
     hosted: HostedLog
-    done: Callable[[Outcome], None]
+    done: Callable[[CarryOutcome], None]
     deadline_s: float  # in the loop's time
     replaced_s: float | None = None  # since when another leader is known
 
@@ -82,7 +82,7 @@ class AppendCarrier:
         request_id: bytes,
         body: bytes,
         timeout_ms: int,
-        done: Callable[[Outcome], None],
+        done: Callable[[CarryOutcome], None],
     ) -> bool:
         """Send an append to the leader of its log, then done(outcome), once; False: that is impossible now,
         and done is not called.

@@ -18,7 +18,7 @@ import msgspec
 from app.node.links.links import LinkedProtocol, Links
 from app.node.network import wire
 from app.node.network.frame_reader import LENGTH, FrameReader
-from app.node.network.record_queue import Buffer, RecordQueue
+from app.node.network.record_queue import FrameBuffer, RecordQueue
 from app.node.network.repair_messages import FetchAnswer
 from app.raft.config import RaftConfig
 from app.raft.messages import PushRequest, StateChunk
@@ -154,10 +154,10 @@ class OutgoingConnection(PeerConnection):
         self._owner = owner
         self._address = address
         self._chance = chance
-        self._queue: list[Buffer] = []
+        self._queue: list[FrameBuffer] = []
         self._queued_bytes = 0
         self._dropped = 0
-        self._kept: deque[tuple[float, list[Buffer]]] = deque(maxlen=KEPT_MESSAGES)  # (when, message)
+        self._kept: deque[tuple[float, list[FrameBuffer]]] = deque(maxlen=KEPT_MESSAGES)  # (when, message)
         self._lost = asyncio.Event()
         self._hurry = asyncio.Event()
         self._second: RecordConnection | None = None  # while this connection is open
@@ -280,7 +280,7 @@ class OutgoingConnection(PeerConnection):
         elif size and self._has_room(transport, self._queued_bytes + size):
             self._enqueue(buffers, size)
 
-    def _encoded(self, log_id: int, message: Any) -> list[Buffer]:
+    def _encoded(self, log_id: int, message: Any) -> list[FrameBuffer]:
         """Return the message as buffers, none if it cannot be encoded."""
         try:
             return wire.encode(log_id, message)
@@ -297,7 +297,7 @@ class OutgoingConnection(PeerConnection):
             logger.warning("messages dropped", extra={"peer": self.peer_id, "count": self._dropped})
         return False
 
-    def _enqueue(self, buffers: list[Buffer], size: int) -> None:
+    def _enqueue(self, buffers: list[FrameBuffer], size: int) -> None:
         if not self._queue:
             asyncio.get_running_loop().call_soon(self._flush)
         self._queue.append(LENGTH.pack(size))

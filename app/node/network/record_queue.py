@@ -11,7 +11,7 @@ from typing import Any
 
 from app.raft.messages import PushRequest
 
-Buffer = bytes | memoryview
+FrameBuffer = bytes | memoryview
 
 
 class _Entry:
@@ -19,7 +19,7 @@ class _Entry:
 
     __slots__ = ("begun", "buffers", "log_id", "push", "session", "size_bytes")
 
-    def __init__(self, log_id: int, message: Any, buffers: Iterable[Buffer]) -> None:
+    def __init__(self, log_id: int, message: Any, buffers: Iterable[FrameBuffer]) -> None:
         self.log_id = log_id
         self.session = _session_of(message)
         self.push = _push_of(log_id, message)
@@ -27,9 +27,9 @@ class _Entry:
         self.size_bytes = sum(map(len, self.buffers))
         self.begun = False
 
-    def take(self, max_bytes: int) -> list[Buffer]:
+    def take(self, max_bytes: int) -> list[FrameBuffer]:
         """Remove and return the first bytes, at most that many."""
-        taken: list[Buffer] = []
+        taken: list[FrameBuffer] = []
         self.begun = True
         while self.buffers and max_bytes > 0:
             buffer = self.buffers.popleft()
@@ -57,7 +57,7 @@ class RecordQueue:
         push = _push_of(log_id, message)
         return push is not None and push in self._pushes
 
-    def put(self, log_id: int, message: Any, buffers: Sequence[Buffer]) -> None:
+    def put(self, log_id: int, message: Any, buffers: Sequence[FrameBuffer]) -> None:
         """Add a message. buffers: its frame."""
         entry = _Entry(log_id, message, buffers)
         if entry.session is not None and entry.session > self._sessions.get(log_id, (0, 0)):
@@ -68,9 +68,9 @@ class RecordQueue:
         if entry.push is not None:
             self._pushes.add(entry.push)
 
-    def take(self, max_bytes: int) -> list[Buffer]:
+    def take(self, max_bytes: int) -> list[FrameBuffer]:
         """Remove and return the next bytes, at most that many, of at least one message."""
-        taken: list[Buffer] = []
+        taken: list[FrameBuffer] = []
         while self._entries and max_bytes > 0:
             entry = self._entries[0]
             before_bytes = entry.size_bytes

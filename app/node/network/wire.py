@@ -51,7 +51,7 @@ from app.raft.messages import (
 from storage.errors import CorruptBatch
 from storage.format.batch import Batch, decode_batch
 
-Message = RaftMessage | StateMessage | RepairMessage | AuditMessage | AppendMessage | AnyControllerMessage
+AnyMessage = RaftMessage | StateMessage | RepairMessage | AuditMessage | AppendMessage | AnyControllerMessage
 HEAD_MAX_BYTES: Final = 1024 * 1024  # a piece of state is the largest
 _PREFIX = struct.Struct("<IIQ")
 _ENCODER = msgspec.msgpack.Encoder()
@@ -92,7 +92,7 @@ class CorruptFrame(Exception):
         self.reason = reason
 
 
-def encode(log_id: int, message: Message) -> list[bytes | memoryview]:
+def encode(log_id: int, message: AnyMessage) -> list[bytes | memoryview]:
     """Return the frame as buffers to be sent one after the other; log_id: 0 to 2**64 - 1."""
     if isinstance(message, PushRequest):
         head = PushHead(
@@ -124,7 +124,7 @@ def _with_head(
     return [_PREFIX.pack(len(data), size, log_id) + data, *[batch.data for batch in batches]]
 
 
-def decode(frame: memoryview) -> tuple[int, Message]:
+def decode(frame: memoryview) -> tuple[int, AnyMessage]:
     """Invert `encode`; the batches are views of `frame`, checksums verified. Raises CorruptFrame."""
     if len(frame) < _PREFIX.size:
         raise CorruptFrame("shorter than its prefix")

@@ -36,7 +36,7 @@ from app.node.replica.append_checks import (
 )
 from app.node.replica.commit_waiters import answer
 from app.node.replica.confirmed_answers import ConfirmedAnswer
-from app.node.replica.open_appends import CommandDone, Done, OpenAppend, OpenCommand
+from app.node.replica.open_appends import AppendDone, CommandDone, OpenAppend, OpenCommand
 from app.node.replica.ready_executor import ReadyExecutor, ReplicaParts
 from storage.format.batch import BATCH_MAX_BYTES
 from storage.format.records import encode_control
@@ -77,7 +77,7 @@ class AppendQueue:
 
     # --- the queue --------------------------------------------------------------------------------------
 
-    def append(self, request: AppendRequest, done: Done, refusal: CommitlogError | None) -> OpenAppend:
+    def append(self, request: AppendRequest, done: AppendDone, refusal: CommitlogError | None) -> OpenAppend:
         """Queue an append, or answer it at once with the refusal given. Raises ValueError (LogDriver)."""
         size_bytes, packed_bytes = request.records.size_bytes, request.records.packed_bytes
         if not request.records.count or packed_bytes > APPEND_MAX_BYTES:

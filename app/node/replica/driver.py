@@ -34,7 +34,7 @@ from app.node.replica.commit_waiters import CommitWaiters, Waiter, answer
 from app.node.replica.inbox import Inbox
 from app.node.replica.log_space import LogSpace
 from app.node.replica.loosening import Loosening
-from app.node.replica.open_appends import CommandDone, Done, OpenAppend, OpenAppends
+from app.node.replica.open_appends import AppendDone, CommandDone, OpenAppend, OpenAppends
 from app.node.replica.proposer import Proposer
 from app.node.replica.read_index_queue import ReadDone, ReadGate
 from app.node.replica.ready_executor import MAX_INDEX, ReadyExecutor, ReplicaParts
@@ -228,7 +228,7 @@ class LogDriver:
         self._tick_due = True
         self._guarded(self._turn)
 
-    def append(self, request: AppendRequest, done: Done) -> OpenAppend:
+    def append(self, request: AppendRequest, done: AppendDone) -> OpenAppend:
         """Append at the leader; elsewhere NotLeader or NoLeader. done(result or refusal), exactly once.
 
         Raises ValueError for no records, or for more than APPEND_MAX_BYTES: the routes refuse both.

@@ -20,7 +20,7 @@ from storage.errors import InvariantError
 from storage.format.batch import Batch
 from storage.log.commitlog import Commitlog
 
-Done = Callable[[AppendResult | CommitlogError], None]
+AppendDone = Callable[[AppendResult | CommitlogError], None]
 CommandDone = Callable[[CommandResult | CommitlogError], None]
 
 
@@ -30,7 +30,7 @@ class OpenAppend:
 
     __slots__ = ("arrived_ms", "check", "claim", "deadline_ms", "done", "is_queued", "request", "stamped")
 
-    def __init__(self, request: AppendRequest, done: Done, now_ms: int) -> None:
+    def __init__(self, request: AppendRequest, done: AppendDone, now_ms: int) -> None:
         self.request = request
         self.done = done
         self.arrived_ms = now_ms  # monotonic
@@ -103,7 +103,7 @@ class OpenAppends:
         """Set what answers report from now on."""
         self._durability = durability
 
-    def add(self, request: AppendRequest, done: Done, now_ms: int) -> OpenAppend:
+    def add(self, request: AppendRequest, done: AppendDone, now_ms: int) -> OpenAppend:
         self.count += request.appends
         self.size_bytes += request.records.size_bytes
         return OpenAppend(request, done, now_ms)

@@ -9,7 +9,7 @@ from app.errors import CommitlogError, NoLeader, NotLeader, Outcome, QuorumTimeo
 from app.log.contract import AppendRequest, AppendResult
 from app.log.driver_interfaces import Clock
 from app.node.replica.driver import LogDriver
-from app.node.replica.open_appends import Done, OpenAppend
+from app.node.replica.open_appends import AppendDone, OpenAppend
 from storage.format.records import RecordColumns
 
 ALONE_OF_EACH = 4  # one of so many plain appends begins no group: it shares batches as an append of its own
@@ -24,7 +24,7 @@ class AppendGroups:
         self.hit = hit
         self._waiting: _Group | None = None
 
-    def append(self, driver: LogDriver, request: AppendRequest, done: Done) -> None:
+    def append(self, driver: LogDriver, request: AppendRequest, done: AppendDone) -> None:
         if not _may_join(request):
             driver.append(request, done)
         elif self._waiting is None or not self._waiting.join(driver, request, done):
@@ -42,15 +42,15 @@ class _Group:
         self._driver = driver
         self._records = RecordColumns()
         self._request = AppendRequest(self._records, like.acks, like.timeout_ms)
-        self._members: list[tuple[AppendRequest, Done, int]] = []  # int: when it arrived, in ms
+        self._members: list[tuple[AppendRequest, AppendDone, int]] = []  # int: when it arrived, in ms
 
-    def start(self, request: AppendRequest, done: Done) -> bool:
+    def start(self, request: AppendRequest, done: AppendDone) -> bool:
         """Queue the first member; return False if it was refused at once."""
         self._add(request, done, self._groups.clock.monotonic_ms())
         self._append = self._driver.append(self._request, self._ended)
         return self._append.is_queued
 
-    def join(self, driver: LogDriver, request: AppendRequest, done: Done) -> bool:
+    def join(self, driver: LogDriver, request: AppendRequest, done: AppendDone) -> bool:
         """Add a member; return False if the append cannot be one."""
         now_ms = self._groups.clock.monotonic_ms()
         own = (self._driver, self._request.acks, self._request.timeout_ms)
@@ -61,7 +61,7 @@ class _Group:
             self._add(request, done, now_ms)
         return joins
 
-    def _add(self, request: AppendRequest, done: Done, now_ms: int) -> None:
+    def _add(self, request: AppendRequest, done: AppendDone, now_ms: int) -> None:
         assert isinstance(request.records, RecordColumns)
         self._records.extend(request.records)
         self._members.append((request, done, now_ms))

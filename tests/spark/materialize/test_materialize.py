@@ -16,8 +16,8 @@ from spark_jobs import run
 from spark_jobs.errors import LogClash, RequestRefused
 from spark_jobs.materialize.config import MaterializeConfig, interval_s
 from spark_jobs.materialize.epochs import (
-    Epoch,
     EpochClash,
+    EpochRow,
     EpochsJob,
     agree,
     committed_epochs,
@@ -86,7 +86,7 @@ def test_all_tables_of_a_log_and_a_second_run_adds_only_what_is_new(
 ) -> None:
     whole = EpochsJob._publish
 
-    def fails_once(job: EpochsJob, agreed: Sequence[Epoch]) -> None:
+    def fails_once(job: EpochsJob, agreed: Sequence[EpochRow]) -> None:
         monkeypatch.setattr(EpochsJob, "_publish", whole)
         raise PySparkException("the disk was away")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.node.network import append_carrier as module
-from app.node.network.append_carrier import AppendCarrier, Outcome
+from app.node.network.append_carrier import AppendCarrier, CarryOutcome
 from app.node.network.append_messages import (
     DECLINED,
     AppendMessage,
@@ -49,7 +49,7 @@ class End:
         self.wire = Wire()
         self.hosted: Any = SimpleNamespace(leader_id="n2")
         self.carrier = AppendCarrier(self.wire, random.Random(1))
-        self.outcomes: dict[bytes, list[Outcome]] = {}
+        self.outcomes: dict[bytes, list[CarryOutcome]] = {}
 
     def send(self, name: bytes, body: bytes = b"v", timeout_ms: int = 5_000) -> bool:
         found = self.outcomes.setdefault(name, [])
