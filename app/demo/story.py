@@ -29,7 +29,7 @@ from app.local.processes import ChildProcess
 from app.local.spark_job import ENDING_LINES, SparkJob
 from app.tables.names import CURSOR
 
-LOOK_EACH_S = 0.05
+POLL_EACH_S = 0.05
 CURSOR_AT_ONCE = ("--cursor-each-s", "1")  # the demo ends with the move of the job's cursor
 STALLED_S = 300.0  # time without an acknowledged record, or a new row, after which the demo gives up
 SAME_END_TIMEOUT_S = 60.0
@@ -104,7 +104,7 @@ class Demo:
         stalled = Stalled("no append was acknowledged")
         with self.show.bar("flights sent", story.flights) as bar:
             while sender.running:
-                if not story.leader and sender.half_way.wait(LOOK_EACH_S):
+                if not story.leader and sender.half_way.wait(POLL_EACH_S):
                     latest = sender.done.acknowledgements[-1]
                     story.leader, killed_term = latest.leader, latest.term
                     story.killed_pid = self.cluster.pid(story.leader)
@@ -122,7 +122,7 @@ class Demo:
                 stalled.check(sender.done.sent)
                 bar.to(sender.done.sent)
                 if story.leader:
-                    time.sleep(LOOK_EACH_S)
+                    time.sleep(POLL_EACH_S)
         done = sender.done
         if done.error is not None:
             raise DemoFailed(f"the flights could not be sent: {done.error}") from done.error
@@ -163,11 +163,11 @@ class Demo:
                 bar.to(rows, "" if log else "(Spark starts)")
                 complete = rows >= sent.records and log["materialized_index"] >= sent.last_index
                 complete = complete and (log["typed"] or {}).get("typed_index", -1) >= sent.last_index
-                if complete and log["epochs_rows"] >= epochs and cursor_is_past(client, sent.last_index):
+                if complete and log["epochs_rows"] >= epochs and cursor_is_beyond(client, sent.last_index):
                     break
                 self._check_children()
                 stalled.check(rows)
-                time.sleep(LOOK_EACH_S)
+                time.sleep(POLL_EACH_S)
         self.story.into_delta_s = time.monotonic() - started
         self.show.line(f"every record is in Delta, {self.story.into_delta_s:.1f} s after the last append")
 
@@ -199,7 +199,7 @@ class Demo:
                 bar.to(rows)
                 self._check_children()
                 stalled.check(rows)
-                time.sleep(LOOK_EACH_S)
+                time.sleep(POLL_EACH_S)
 
     def start_spark_side(self) -> None:
         """The demo's own Spark: `look_at_tables` and `run_notebook` wait for its results."""
@@ -269,7 +269,7 @@ class Demo:
                     f"{what} took longer than {SPARK_TIMEOUT_S:.0f} s; log: {self._spark_side.log}"
                 )
             self._check_children()
-            time.sleep(LOOK_EACH_S)
+            time.sleep(POLL_EACH_S)
         if self._spark_side.exit_code:
             raise DemoFailed(f"{what} {self._spark_side.ending(ENDING_LINES)}")
 
@@ -283,7 +283,7 @@ class Demo:
         return CommitlogClient(self.cluster.urls)
 
 
-def cursor_is_past(client: CommitlogClient, index: int) -> bool:
+def cursor_is_beyond(client: CommitlogClient, index: int) -> bool:
     """Return whether the job has moved its cursor beyond `index`: the move is the last record of the log."""
     try:
         return Operations(client).cursor(CURSOR).index > index

@@ -16,7 +16,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--again", action="store_true", help="set up even if the environment is complete")
     options = parser.parse_args(arguments)
     if options.doctor:
-        look_with_the_environment()
+        restart_in_environment()
         return report()
     try:
         Environment().set_up(again=options.again)
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def look_with_the_environment() -> None:
+def restart_in_environment() -> None:
     """Replace this process by the environment's Python, if it exists, to check its packages."""
     environment = Environment()
     if environment.is_ready() and Path(sys.prefix) != environment.folder:

@@ -105,7 +105,7 @@ class Environment:
             self._install_project()
             self._prepare_spark()
             self._write_stamp()
-            _say(f"ready after {time.monotonic() - started:.0f} s")
+            _print_step(f"ready after {time.monotonic() - started:.0f} s")
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -122,9 +122,9 @@ class Environment:
                 f"On Debian: apt-get install python3-venv   (or python{version}-venv), then run this again."
             )
         if self._works():
-            _say(f"1/5 environment: {self.folder} exists")
+            _print_step(f"1/5 environment: {self.folder} exists")
             return
-        _say(f"1/5 environment: creating {self.folder} with Python {sys.version.split()[0]}")
+        _print_step(f"1/5 environment: creating {self.folder} with Python {sys.version.split()[0]}")
         self._run([sys.executable, "-m", "venv", "--clear", str(self.folder)], "make the environment")
         self._guard_activation()
 
@@ -145,7 +145,7 @@ class Environment:
 
     def _install_packages(self) -> None:
         packages = lock_packages(self.lock.read_text())
-        _say(f"2/5 packages: {len(packages)} from {self.lock.name}, each checked by its hash")
+        _print_step(f"2/5 packages: {len(packages)} from {self.lock.name}, each checked by its hash")
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as first:
             first.write("".join(packages[name] for name in BUILD_PACKAGES))
             first.flush()
@@ -155,18 +155,18 @@ class Environment:
         self._pip("install the packages", *hashes, watch=counter)
 
     def _install_project(self) -> None:
-        _say("3/5 commitlog itself")
+        _print_step("3/5 commitlog itself")
         # its only build requirement is installed from the lock file: nothing is downloaded
         options = ("--no-deps", "--no-build-isolation", "--no-index", "-e", str(self.root))
         self._pip("install commitlog", *options)
 
     def _prepare_spark(self) -> None:
-        look = (
+        find_java = (
             "from spark_jobs.session.java import find_java_home; java = find_java_home(); "
             "print(java.version, 'from', java.source)"
         )
-        _say(f"4/5 Java: {self._run([str(self.python), '-c', look], 'find Java').strip()}")
-        _say("5/5 jars: download Delta's and check their SHA-1; compile ours")
+        _print_step(f"4/5 Java: {self._run([str(self.python), '-c', find_java], 'find Java').strip()}")
+        _print_step("5/5 jars: download Delta's and check their SHA-1; compile ours")
         self._run([str(self.python), "-m", "spark_jobs.session.jars"], "have the jars")
 
     def _write_stamp(self) -> None:
@@ -222,20 +222,20 @@ class _PackageCounter:
             self._seen = min(self._seen + 1, self._total)
             name = line.split(": " if "satisfied" in line else " ", 1)[1].split("==")[0].split()[0]
             if self._moving or self._seen % 10 == 0:
-                self._tell(f"{self._seen}/{self._total} {name}")
+                self._show_progress(f"{self._seen}/{self._total} {name}")
         elif line.startswith(("Building wheels", "Installing collected")):
-            self._tell(line.split(":")[0].lower() + " (this takes a minute)")
+            self._show_progress(line.split(":")[0].lower() + " (this takes a minute)")
 
     def end(self) -> None:
         if self._moving:
             sys.stdout.write("\r\x1b[K")
             sys.stdout.flush()
 
-    def _tell(self, text: str) -> None:
+    def _show_progress(self, text: str) -> None:
         sys.stdout.write(f"\r\x1b[K    {text[:70]}" if self._moving else f"    {text}\n")
         sys.stdout.flush()
 
 
-def _say(text: str) -> None:
+def _print_step(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()

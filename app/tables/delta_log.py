@@ -27,7 +27,7 @@ _OF_FILES = tuple(b'{"%s"' % name.encode() for name in FILE_ACTIONS)
 DELETION_VECTORS = "deletionVectors"  # a reader feature, as COLUMN_MAPPING is
 COLUMN_MAPPING = "columnMapping"
 MAPPING_PROPERTY = "delta.columnMapping.mode"
-MAX_LOOKS = 3  # a commit may be removed between the listing and the reading
+MAX_ATTEMPTS = 3  # a commit may be removed between the listing and the reading
 
 
 class DeltaLogError(Exception):
@@ -122,7 +122,7 @@ class DeltaLog:
 
     def snapshot(self) -> DeltaSnapshot | None:
         """Return the newest version; None while there is none. Raises DeltaLogError."""
-        for look in range(1, MAX_LOOKS + 1):
+        for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
                 if self._stamp is None or self._stamp != self._stamp_of(self._version):
                     self._forget()
@@ -132,7 +132,7 @@ class DeltaLog:
                 break
             except FileNotFoundError as error:
                 self._stamp = None
-                if look == MAX_LOOKS:
+                if attempt == MAX_ATTEMPTS:
                     raise DeltaLogError(self.path, f"commits are missing ({error})") from error
             except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
                 self._stamp = None

@@ -12,9 +12,9 @@ from spark_jobs.source.log_reads import GIVE_UP_S
 from spark_jobs.source.options import parse_endpoints, parse_seconds
 from spark_jobs.tables.catalog import parse_catalog
 
-TRIGGER = "750 milliseconds"  # half of it, a look at the ends and a commit are within 0.6 s
+TRIGGER = "750 milliseconds"  # half of it, a check of the ends and a commit are within 0.6 s
 MIN_RECORDS = 100  # of a batch; fewer may wait for more
-MAX_DELAY = "2s"  # with the trigger, and a look and a commit, a record of a trickle is seen within 3 s
+MAX_DELAY = "2s"  # with the trigger, and a check and a commit, a record of a trickle is seen within 3 s
 _INTERVAL = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
 _UNITS_S = {
     "ms": 0.001,

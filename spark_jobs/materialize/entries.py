@@ -102,7 +102,7 @@ class EntriesJob:
         self._is_here = not is_url(path) and not is_remote(spark)  # only Spark can read a table elsewhere
         self._writer = TableWriter(spark, path, ENTRIES, follows=follows)
         self._commits = DeltaLog(path) if self._is_here else None
-        self._looked_at = 0  # the version after those that were checked
+        self._next_version = 0  # the first one that was not checked for RESTORE and deletes
         self._reader: RecordsStreamReader | None = None
         self._is_verified = False  # the log was compared with the table since it was opened
 
@@ -113,7 +113,7 @@ class EntriesJob:
         """
         log_id = self.client.log_id()
         if self._commits is not None:
-            self._looked_at = self._commits.versions().stop
+            self._next_version = self._commits.versions().stop
         snapshot = None
         tail = self.client.tail(confirmed=True)
         properties: Mapping[str, str] = {LOG_ID_PROPERTY: log_id, BEGIN_PROPERTY: str(tail.begin_index)}
@@ -183,7 +183,7 @@ class EntriesJob:
         self.has_more = False
         if planned <= start.next_index:
             self.waiting = 0
-            self._look_after_followers()
+            self._let_followers_repair()
             return False
         planned_s = time.monotonic()
         count = self.rows
@@ -198,7 +198,7 @@ class EntriesJob:
         self._taken(end, count, (began_s, planned_s, read_s))
         return True
 
-    def _look_after_followers(self) -> None:
+    def _let_followers_repair(self) -> None:
         """Let the followers repair what RESTORE took from their tables: the log has nothing new for them."""
         if self.follows and self.rows > 0:
             for follower in self.followers:
@@ -402,9 +402,9 @@ class EntriesJob:
     def _was_taken_from(self) -> bool:
         """Return whether a commit since the last call removed rows from the table."""
         taken = False
-        while self._commits is not None and (commit := self._commits.commit(self._looked_at)) is not None:
+        while self._commits is not None and (commit := self._commits.commit(self._next_version)) is not None:
             taken = taken or commit.operation in TAKING
-            self._looked_at += 1
+            self._next_version += 1
         return taken
 
     def _begin(self, begin_index: int) -> None:

@@ -104,17 +104,17 @@ class EpochsJob:
     def _publish(self, agreed: Sequence[EpochRow]) -> None:
         """Write the changes to `epochs`. Raises TableClash if it refuses without another writer."""
         refusals = 0
-        while news := news_of(agreed, self.committed):
+        while changed := changes_of(agreed, self.committed):
             known = {epoch["epoch"]: epoch for epoch in self.committed}
             claim = knowledge(self.committed)
-            all_of_them = [(known | news)[number] for number in sorted(known | news)]
+            all_of_them = [(known | changed)[number] for number in sorted(known | changed)]
             rows = [_row(self.client.log, epoch) for epoch in all_of_them]
             if self._epochs.replace(
                 _table(EPOCHS, rows),
                 application=APPLICATION,
                 claim=claim,
                 position="epoch",
-                note={"epochs": list(news)},
+                note={"epochs": list(changed)},
             ):
                 self.committed = all_of_them
                 return
@@ -153,7 +153,7 @@ def committed_epochs(file: Sequence[EpochRow], committed_index: int) -> list[Epo
     return ended + [{**epoch, "end_index": None, "end_offset": None} for epoch in begun[-1:]]
 
 
-def news_of(reported: Sequence[EpochRow], known: Sequence[EpochRow]) -> dict[int, EpochRow]:
+def changes_of(reported: Sequence[EpochRow], known: Sequence[EpochRow]) -> dict[int, EpochRow]:
     """Return, by number, the epochs that are new and those that have ended since. An epoch that the nodes
     have trimmed is not a change, and neither is one that has not ended at a node that lags."""
     before = {epoch["epoch"]: epoch for epoch in known}

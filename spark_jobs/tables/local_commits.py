@@ -4,7 +4,7 @@ A commit of a few rows by Spark costs 0.3 s and more, and grows with the history
 some milliseconds, and the same for any history. A job with many logs lives on that.
 
 Both kinds of writers may work on one table. A commit is a hard link to the name of its version, as Spark's is
-(session/LinkLogStore.java): of two writers one gets the version, and the other looks at what that one did.
+(session/LinkLogStore.java): of two writers one gets the version, and the other reads that commit.
 The plain protocol of this project's tables alone is written. Whatever else a table requires of its writers
 is left to Spark (NeedsSpark). Spark also writes the checkpoints, behind the commits (checkpoints.py).
 

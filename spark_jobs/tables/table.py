@@ -432,7 +432,7 @@ def claim_alone(spark: SparkSession, path: str, table: Table, *, application: st
     repeated(writer.append, (CONCURRENT_CLAIM,), MAX_REFUSALS)
 
 
-def look_ahead(spark: SparkSession, path: str, *, application: str, claimed: int) -> None:
+def precompute_claims(spark: SparkSession, path: str, *, application: str, claimed: int) -> None:
     """Let Delta compute now which claims the table's newest version holds, for the next append.
 
     Delta keeps the result until the next commit. This is more than half of the processor time of an append of

@@ -23,7 +23,7 @@ from spark_jobs.tables.table import (
     append_once,
     claim_alone,
     create_table,
-    look_ahead,
+    precompute_claims,
     settings_of_table,
 )
 
@@ -81,7 +81,7 @@ class TableWriter:
             self._frame(rows), self.path, application=application, claim=claim, position=position, note=note
         )
         if written is not None and self._follows and self._local is None:
-            look_ahead(self.spark, self.path, application=application, claimed=claim)
+            precompute_claims(self.spark, self.path, application=application, claimed=claim)
         return None if written is None else written[1]
 
     def claim(self, application: str, claim: int) -> None:

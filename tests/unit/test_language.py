@@ -52,6 +52,12 @@ REFUSED_IN_NAMES: Final = re.compile(
     r"test_(what|who|whose|whoever|of)_|_(tells?|told|says?|said|anew|whoever|nobody|somebody|for_ever|mend(?:s|ed)?"
     r"|strangers?|news|so_long_as|goes_on)(_|$)"
 )
+PLAIN_NAMES: Final = ("app", "spark_jobs", "storage")
+REFUSED_IN_IDENTIFIERS: Final = re.compile(
+    r"(?:^|_)(look|looks|looked|tells?|told|says?|said|news|whoever|nobody|somebody|strangers?)(?!_up)(?=_|$)"
+)
+# Names of the command line, and of the methods of the demo that it calls.
+NAMES_THAT_STAY: Final = frozenset({"_tell", "look_at_nodes", "look_at_tables", "looked", "tell_outcome"})
 FIRST_IN_CODE: Final = re.compile(r"(What|Who|Whose|Whether|Where|Of)\b[^?]*(?:\.|$)")
 NAMES: Final = re.compile(r"`[^`]*`|\b\w+: |\w+\([^)]*\)")  # code, parameters and fields keep their names
 STATEMENT_BEGINS_AFTER: Final = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
@@ -237,6 +243,31 @@ def test_names_of_tests_are_plain_technical_english() -> None:
         if isinstance(node, ast.FunctionDef) and REFUSED_IN_NAMES.search(node.name)
     ]
     assert not found, "\n".join(found)
+
+
+def test_identifiers_of_the_code_are_plain_english() -> None:
+    found = [
+        f"{file.relative_to(ROOT)}: {name}"
+        for folder in PLAIN_NAMES
+        for file in sorted((ROOT / folder).rglob("*.py"))
+        for name in sorted(names_in(ast.parse(file.read_text(encoding="utf-8"))) - NAMES_THAT_STAY)
+        if REFUSED_IN_IDENTIFIERS.search(name)
+    ]
+    assert not found, "\n".join(found)
+
+
+def names_in(tree: ast.Module) -> set[str]:
+    """Return the names that a module gives: of functions, classes, parameters, variables and attributes."""
+    names = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.arg(arg=name):
+                names.add(name)
+    return names
 
 
 @pytest.mark.parametrize(

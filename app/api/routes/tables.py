@@ -34,7 +34,7 @@ from storage.log.commitlog import Commitlog
 router = APIRouter(tags=["tables"])
 
 _POLL_S: Final = 0.1
-_LOOK_BYTES: Final = 1024 * 1024  # at once
+_READ_BYTES: Final = 1024 * 1024  # at once
 _COUNT_BYTES: Final = 16 * 1024 * 1024  # of log, for an exact lag; beyond it control records count as data
 TABLE_EXAMPLE: Final[dict[str, Any]] = {
     "name": "entries",
@@ -282,17 +282,17 @@ async def _lag(driver: LogDriver, held_index: int) -> Lag:
     seen = max(held_index + 1, 0 if cursor is None else cursor.position)
     lost = log.first_index > seen
     at = max(held_index + 1, log.first_index)
-    missing, first, oldest_ms, looked = 0, None, None, 0
-    while looked < _COUNT_BYTES:
+    missing, first, oldest_ms, read_bytes = 0, None, None, 0
+    while read_bytes < _COUNT_BYTES:
         at = max(at, log.first_index)  # a trim or a reset may have come in between
         if at > min(committed_index, log.end_index) or driver.is_truncating:
             break
-        for batch in log.read_batches(at, _LOOK_BYTES, committed_index):
+        for batch in log.read_batches(at, _READ_BYTES, committed_index):
             if not batch.is_control:
                 if first is None:
                     first, oldest_ms = max(at, batch.base_index), batch.timestamp_ms
                 missing += batch.next_index - max(at, batch.base_index)
-            looked += batch.size_bytes
+            read_bytes += batch.size_bytes
             at = batch.next_index
         await asyncio.sleep(0)  # replication has priority
     missing += max(0, committed_index + 1 - at)

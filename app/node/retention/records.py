@@ -26,7 +26,7 @@ from storage.units import MIB
 
 logger = logging.getLogger(__name__)
 
-_LOOK_BYTES: Final = 1024 * 1024  # of what would be removed, in search of a data record
+_SEARCH_BYTES: Final = 1024 * 1024  # of what would be removed, in search of a data record
 _SLACK_BYTES: Final = 4096
 _STEP_BYTES: Final = 64 * 1024
 
@@ -93,12 +93,12 @@ def _small_from(log: Commitlog, size_bytes: int | None) -> int:
 
 def _holds_data(log: Commitlog, begin: int, until: int) -> bool:
     """Return whether a data record would be removed. Control records alone are not worth another one."""
-    at, looked = begin, 0
-    while at < until and looked < _LOOK_BYTES:
+    at, read_bytes = begin, 0
+    while at < until and read_bytes < _SEARCH_BYTES:
         for batch in log.read_batches(at, _STEP_BYTES, until - 1):
             if not batch.is_control and batch.last_index < until:
                 return True
-            looked += batch.size_bytes
+            read_bytes += batch.size_bytes
             at = batch.next_index
     return at < until
 

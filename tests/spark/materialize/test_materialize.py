@@ -20,9 +20,9 @@ from spark_jobs.materialize.epochs import (
     EpochRow,
     EpochsJob,
     agree,
+    changes_of,
     committed_epochs,
     knowledge,
-    news_of,
 )
 from spark_jobs.materialize.progress import LogProgress, Progress
 from spark_jobs.materialize.supervisor import reason_of
@@ -319,10 +319,10 @@ def test_epochs_that_the_nodes_have_trimmed_stay_and_later_ones_come() -> None:
     ended = {**second, "end_index": 19}
     assert agree("default", [[third], [first, second]]) == [first, third]
     assert agree("default", [[third], [ended, third]]) == [ended, third]
-    assert news_of([third], []) == {4: third}
-    assert news_of([ended, third], [first, second]) == {2: ended, 4: third}
-    assert news_of([second], [first, ended]) == {}
-    assert news_of([first, second], [first, second]) == {}
+    assert changes_of([third], []) == {4: third}
+    assert changes_of([ended, third], [first, second]) == {2: ended, 4: third}
+    assert changes_of([second], [first, ended]) == {}
+    assert changes_of([first, second], [first, second]) == {}
     assert knowledge([first, second]) < knowledge([first, ended]) < knowledge([first, ended, third])
 
 
