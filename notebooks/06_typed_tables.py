@@ -37,7 +37,7 @@ from spark_jobs.session.requirements import require_cluster
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.table import CURRENT, RECORDS, identifier, table_path
 from spark_jobs.tables.views import create_views
-from spark_jobs.typed.law import misplaced
+from spark_jobs.typed.invariants import misplaced
 
 endpoint, tables = dbutils.widgets.get("endpoint"), dbutils.widgets.get("tables")
 log = f"{dbutils.widgets.get('log')}-typed-{secrets.token_hex(3)}"
@@ -265,7 +265,7 @@ print(f"{replayed.moved} dead letters are rows of version {replayed.version} now
 # MAGIC %md
 # MAGIC ## The claim: each record is a typed row or a dead letter, once
 # MAGIC
-# MAGIC `commitlog verify --tables` checks the same law.
+# MAGIC `commitlog verify --tables` checks the same.
 
 # COMMAND ----------
 

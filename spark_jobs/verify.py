@@ -4,7 +4,7 @@
 The service sums digests of its data records by blocks of 10 000 indexes, Spark does the same with the rows of
 `entries` (app/tables/digests.py). The first unequal block is compared record by record to find the first
 index that differs. Also compares `epoch_files` with `epochs`, and for a log with a schema the typed tables
-with `entries` (typed/law.py, typed/values.py). Exit code 0: equal; 1: not equal, or Spark
+with `entries` (typed/invariants.py, typed/values.py). Exit code 0: equal; 1: not equal, or Spark
 failed; 2: an invalid configuration; 4: no such table; 5: no node answers.
 """
 
@@ -41,7 +41,7 @@ from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.options import parse_endpoints
 from spark_jobs.tables.table import EPOCH_FILES, EPOCHS, table_properties
 from spark_jobs.tables.transforms import epoch_differences
-from spark_jobs.typed.law import misplaced, outdated
+from spark_jobs.typed.invariants import misplaced, outdated
 from spark_jobs.typed.layout import Generation, generations
 from spark_jobs.typed.values import wrong_copies, wrong_letters, wrong_records
 from storage.units import NO_INDEX

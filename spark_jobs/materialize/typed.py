@@ -25,12 +25,12 @@ from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.conflicts import SPARK_ERRORS
 from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, Table
 from spark_jobs.tables.table_writer import TableWriter
-from spark_jobs.typed.ahead import ahead
 from spark_jobs.typed.claimed_table import ClaimedTable
 from spark_jobs.typed.current import CurrentTable
 from spark_jobs.typed.decoding import COLUMNS, TypedDecoder, TypedRows
 from spark_jobs.typed.indexed_rows import IndexedRows
 from spark_jobs.typed.layout import Generation, generations
+from spark_jobs.typed.prefetch import prefetch
 from spark_jobs.typed.restored import RestoredTables
 from spark_jobs.typed.table_ends import TableEnds
 
@@ -106,7 +106,7 @@ class TypedTables:
         self._repair(self.decoder, until)
         self.until_index = until
         pieces = self._entries.pieces(self.next_index, until, COLUMNS, COMMIT_RECORDS)
-        with ahead(pieces) as read, ahead(_decoded(self.decoder, read)) as decoded:
+        with prefetch(pieces) as read, prefetch(_decoded(self.decoder, read)) as decoded:
             for end, rows, typed in decoded:
                 self._take(self.decoder, end, rows, typed)
         if not self.follows:

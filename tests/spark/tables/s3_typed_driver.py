@@ -2,7 +2,7 @@
 
 python -m tests.spark.tables.s3_typed_driver NAME TABLES ENDPOINTS UNTIL SETTINGS, with Spark's settings as
 JSON. It makes `entries` unless another driver does, and extends the typed tables in steps. It prints a JSON
-object for each step, and the indexes in each table and the breaches of the law at the end.
+object for each step, and the indexes in each table and the violations of their invariants at the end.
 """
 
 import json
@@ -18,7 +18,7 @@ from spark_jobs.source import CommitlogDataSource
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, append_once, create_table, read_table
 from spark_jobs.tables.transforms import entries
-from spark_jobs.typed.law import misplaced, outdated
+from spark_jobs.typed.invariants import misplaced, outdated
 from tests.spark.fast import FAST_SETTINGS
 from tests.spark.tables.s3_driver import tell
 

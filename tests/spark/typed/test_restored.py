@@ -15,7 +15,7 @@ from spark_jobs.run import materialize
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.restores import Restores
 from spark_jobs.tables.table import identifier, read_table
-from spark_jobs.typed.law import misplaced, outdated
+from spark_jobs.typed.invariants import misplaced, outdated
 from tests.spark.conftest import endpoints
 from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.typed.test_typed import path_in, to_json
@@ -70,7 +70,7 @@ class Job:
             self.spark.sql(statement.format(identifier(str(self.folder / name)))).collect()
 
     def check(self, newest: str = "") -> None:
-        """Check the law. newest: suffix of the newest generation."""
+        """Check the invariants. newest: suffix of the newest generation."""
         entries, end = self.table("entries"), self.log.next_index
         records = [self.table(each.name) for each in self.folder.glob("records*")]
         assert misplaced(entries, records, self.table("dead_letters"), end).collect() == []

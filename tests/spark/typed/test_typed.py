@@ -17,7 +17,7 @@ from spark_jobs.run import materialize
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.table import Table, identifier, read_table
 from spark_jobs.tables.table_writer import TableWriter
-from spark_jobs.typed.law import misplaced
+from spark_jobs.typed.invariants import misplaced
 from tests.spark.conftest import endpoints
 from tests.spark.source.log_server import FakeLog, FakeReplica
 

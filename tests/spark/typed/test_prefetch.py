@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from spark_jobs.typed.ahead import ahead
+from spark_jobs.typed.prefetch import prefetch
 
 
 class Items:
@@ -30,7 +30,7 @@ class Items:
 
 def test_one_item_is_made_while_the_caller_works_and_not_two() -> None:
     items = Items(5)
-    with ahead(iter(items)) as found:
+    with prefetch(iter(items)) as found:
         for number in found:
             if number < 4:
                 for _ in range(2 if number == 0 else 1):
@@ -43,12 +43,12 @@ def test_one_item_is_made_while_the_caller_works_and_not_two() -> None:
 
 def test_an_error_is_the_callers_and_after_the_block_nothing_runs() -> None:
     items, before = Items(5, fails_at=2), threading.active_count()
-    with ahead(iter(items)) as found:
+    with prefetch(iter(items)) as found:
         assert [next(found), next(found)] == [0, 1]
         with pytest.raises(OSError, match="2"):
             next(found)
     endless = Items(10**9)
-    with pytest.raises(KeyError), ahead(iter(endless)) as found:
+    with pytest.raises(KeyError), prefetch(iter(endless)) as found:
         raise KeyError(next(found))
     assert threading.active_count() == before
     assert endless.count <= 2

@@ -1,4 +1,4 @@
-"""The next items of an iterator are made in threads while the caller works on the last one."""
+"""Prefetch: a thread makes the next item of an iterator while the caller works on the last one."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +9,7 @@ Item = TypeVar("Item")
 
 
 @contextmanager
-def ahead(items: Iterator[Item]) -> Iterator[Iterator[Item]]:
+def prefetch(items: Iterator[Item]) -> Iterator[Iterator[Item]]:
     """Yield an iterator over `items` that makes the next item in a thread while the caller uses the last one.
 
     After the block no thread uses `items`.

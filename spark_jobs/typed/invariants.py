@@ -1,5 +1,8 @@
-"""The law of the typed tables, checked: each record of `entries` that is not a tombstone is once in `records`
-or in `dead_letters`, and `current` holds the newest record of each key, unless a tombstone removed it."""
+"""Checks of the invariants of the typed tables, by Spark.
+
+Each record of `entries` that is not a tombstone is once in `records` or in `dead_letters` (`misplaced`).
+`current` holds the newest record of each key, unless a tombstone removed it (`outdated`).
+"""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -19,7 +22,7 @@ def misplaced(
     until: int,
     log_end: int | None = None,
 ) -> DataFrame:
-    """Return the records before `until` that break the law: index, problem.
+    """Return the records before `until` that break the first invariant: index, problem.
 
     records: `records` of all generations. log_end: also rows from this index on, which no record can have.
     """

@@ -1,4 +1,4 @@
-"""`current` by keys and tombstones, the replay of dead letters, and the law that finds each broken row."""
+"""`current` by keys and tombstones, the replay of dead letters, and the checks that find each broken row."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ from spark_jobs.run import materialize
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.table import identifier, read_table
 from spark_jobs.tables.views import create_views
-from spark_jobs.typed.law import misplaced, outdated
+from spark_jobs.typed.invariants import misplaced, outdated
 from tests.spark.conftest import endpoints
 from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.typed.test_typed import path_in, to_json
