@@ -1,4 +1,4 @@
-"""ReplicasManager of one log at one node: turns metadata into a role, and wishes of the core into requests.
+"""ReplicasManager of one log at one node: turns metadata into a role, and what the core wants into requests.
 
 It registers its copy (C-03), adopts the role in the metadata (C-10), passes leases on (A-11), and requests
 the SyncStateSet that its core wants (C-06), or an election if its core cannot be the master that the metadata
@@ -119,7 +119,9 @@ class ReplicasManager:
         self._has_changes = False  # for the next heartbeat
         self._leaving = False
         self._has_left = False
-        self._silent_since_ms: int | None = None  # a member prevents the core's wish from being requested
+        self._silent_since_ms: int | None = (
+            None  # a member prevents a request for the set that the core wants
+        )
         self._has_opened_epoch = 0  # the controller was notified at once that this epoch is open here
         self._acted_epoch = 0  # the newest epoch in which the core here has been master
         self._is_opened_epoch = 0  # ... and that this node knows that the metadata have it open
@@ -148,7 +150,7 @@ class ReplicasManager:
         self._saving = False
 
     def answered(self, command: AnyCommand, answer: Done | Refusal | None, now_ms: int) -> None:
-        """Handle the answer to an Ask; None: there was none, and the outcome is unknown."""
+        """Handle the answer to a ControllerRequest; None: there was none, and the outcome is unknown."""
         if command is not self._open:
             return
         self._open = None
@@ -349,7 +351,7 @@ class ReplicasManager:
         """Request an election that this copy needs, or the set that it wants."""
         if self._open is not None or now_ms < self._pause_until_ms or not self._is_master(log):
             return
-        # A core that has not heard of this epoch yet speaks of one before: it may take this one up.
+        # A core that has not heard of this epoch yet reports an earlier one: it may take this one up.
         cannot = view.needs_election and view.epoch == log.master_epoch
         if log.master_epoch == self._given_up_epoch or cannot:
             self._step_down(log, view, actions)
@@ -394,7 +396,7 @@ class ReplicasManager:
         )
 
     def _wanted_set(self, log: Log, view: HaView, now_ms: int) -> tuple[int, ...] | None:
-        """Return the core's wish, without replicas that cannot join because they are not alive.
+        """Return the set that the core wants, without replicas that cannot join because they are not alive.
 
         A dead member that the core still wants is left to the core for a while: the core notices that soon.
         One that the core hears and the controllers do not must leave then: no set with it is accepted (C-06),

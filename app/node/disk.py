@@ -147,9 +147,9 @@ class DiskLane:
 
     def _put(self, piece: Callable[[], None]) -> None:
         self._queue.append(piece)
-        self._go_on()
+        self._run_next()
 
-    def _go_on(self) -> None:
+    def _run_next(self) -> None:
         while self._queue and not self._running and not self._threads.failed:
             self._queue.popleft()()
 
@@ -206,7 +206,7 @@ class DiskLane:
 
     def _end_part(self) -> None:
         self._running -= 1
-        self._go_on()
+        self._run_next()
 
 
 def _nothing() -> None:

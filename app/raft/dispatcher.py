@@ -1,7 +1,7 @@
 """The leader's dispatcher of one peer (D-01 to D-14): finds where the logs agree, then pushes the rest.
 
-COMPARE --equal, nothing behind--> APPEND --INCONSISTENT_STATE, new term--> COMPARE
-COMPARE --equal, but more behind; or nothing in common--> TRUNCATE --done--> APPEND
+COMPARE --equal, nothing after it--> APPEND --INCONSISTENT_STATE, new term--> COMPARE
+COMPARE --equal, but more after it; or nothing in common--> TRUNCATE --done--> APPEND
 """
 
 from collections.abc import Sequence

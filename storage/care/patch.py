@@ -62,10 +62,10 @@ def _verified(
     if index != damage.last_index + 1:
         raise PatchRefused(f"{batches[-1]!r} goes beyond index {damage.last_index}")
     if damage.next_offset != NO_OFFSET:
-        behind = batch_in(files, folder, log_id, damage.next_offset)
-        fits = behind is not None and offset == behind.offset and index == behind.base_index
-        if behind is None or not fits or not follows_chain(behind, batches[-1].header.chain):
-            raise PatchRefused(f"{behind!r} does not follow {batches[-1]!r}")
+        after = batch_in(files, folder, log_id, damage.next_offset)
+        fits = after is not None and offset == after.offset and index == after.base_index
+        if after is None or not fits or not follows_chain(after, batches[-1].header.chain):
+            raise PatchRefused(f"{after!r} does not follow {batches[-1]!r}")
     return None
 
 

@@ -131,16 +131,16 @@ class _Walk:
                 self.stopped = True
             elif self.doubtful:  # found after a damage and now contradicted: it was an old block
                 self.last = self.previous
-                return self._found_behind(batch, self.damages.pop())
+                return self._found_after(batch, self.damages.pop())
             else:  # one of the two is an old block; which one is unknown
                 self.last, self.reason = self.previous, "the hash chain is broken"
             return False
         if self.at_index > self.required_index:
             self.stopped = True  # a torn tail
             return False
-        return self._found_behind(batch, self._damage(batch.base_index - 1, batch.offset, reason))
+        return self._found_after(batch, self._damage(batch.base_index - 1, batch.offset, reason))
 
-    def _found_behind(self, batch: Batch, damage: Damage) -> bool:
+    def _found_after(self, batch: Batch, damage: Damage) -> bool:
         if batch.base_index <= damage.first_index or batch.term < damage.previous_term:
             return False
         self.damages.append(

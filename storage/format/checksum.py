@@ -19,5 +19,5 @@ def crc32c(data: Bytes) -> int:
 
 
 def extend_crc32c(crc: int, data: Bytes) -> int:
-    """Return the CRC32C of the bytes behind `crc`, followed by `data`."""
+    """Return the CRC32C of the bytes of which `crc` is the checksum, followed by `data`."""
     return int(google_crc32c.extend(crc, _readable(data)))

@@ -190,7 +190,7 @@ def _around(size_bytes: int) -> tuple[bytes, bytes]:
     value, records = b"\xff" * size_bytes, RecordColumns()
     records.add(value)
     body = bytes(_encode_columns(records).data)
-    start = body.rfind(value)  # the first bytes of a body are 0xff too; behind the value are zeros
+    start = body.rfind(value)  # the first bytes of a body are 0xff too; after the value are zeros
     return body[:start], body[start + size_bytes :]
 
 

@@ -1,7 +1,7 @@
 """Appends: the handler that every front shares, free of any framework.
 
 A call is checked, then either queued at this node's driver (when it leads the log) or forwarded to the
-leader. The answer comes by callback: nothing waits in here, so a client that disconnects disturbs no other.
+leader. A callback delivers the answer: nothing waits in here, so a client that disconnects disturbs no other.
 """
 
 import asyncio

@@ -5,7 +5,13 @@ the interfaces of app/log/driver_interfaces.py, so the simulator runs the same c
 arrived since the last one: messages, time, finished syncs, reads, and then all appends, which become as few
 batches as possible. While a hard state or a truncation is being written, everything else waits.
 
-    driver -> append_queue -> ready_executor -> proposer -> the core, which the driver alone calls otherwise
+    driver          passes messages, time, syncs and reads to the core
+    append_queue    checks appends and commands, and reads and joins at the core what must be confirmed
+    proposer        stamps their batches and proposes them to the core
+    ready_executor  takes each Ready of the core, carries it out, and reports that to the core
+    state_keeper    configures the core when the log names another group
+
+A call of the core that may give a Ready is followed by `ReadyExecutor.carry_out`.
 """
 
 import contextlib
@@ -419,7 +425,7 @@ class LogDriver:
             self._executor.carry_out()
         if self._tick_due and not self._executor.is_busy:
             self._tick_due = False
-            self._keep_house(now_ms)
+            self._tick_parts(now_ms)
             core.tick(now_ms)
             self._executor.carry_out()
         elif self._tick_due:
@@ -458,7 +464,7 @@ class LogDriver:
         else:
             self._core.step(source, message, now_ms)
 
-    def _keep_house(self, now_ms: int) -> None:
+    def _tick_parts(self, now_ms: int) -> None:
         self._core.has_room = self._space.has_room(now_ms)
         self._loosening.tick(now_ms)
         self._syncer.tick(now_ms)

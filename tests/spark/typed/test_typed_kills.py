@@ -1,4 +1,4 @@
-"""The invariants of the typed tables after SIGKILL of a driver at each of its commits, and beside other drivers."""
+"""Invariants of the typed tables after SIGKILL of a driver at each commit, and beside other drivers."""
 
 import json
 import signal
