@@ -119,9 +119,7 @@ class ReplicasManager:
         self._has_changes = False  # for the next heartbeat
         self._leaving = False
         self._has_left = False
-        self._silent_since_ms: int | None = (
-            None  # a member prevents a request for the set that the core wants
-        )
+        self._silent_since_ms: int | None = None  # a member that is not alive delays a change of the set
         self._has_opened_epoch = 0  # the controller was notified at once that this epoch is open here
         self._acted_epoch = 0  # the newest epoch in which the core here has been master
         self._is_opened_epoch = 0  # ... and that this node knows that the metadata have it open
