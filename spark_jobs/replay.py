@@ -24,7 +24,7 @@ with imports_of_extra("spark", __name__):
 
 from app.schemas import SchemaInvalid, SchemaLibraryMissing
 from spark_jobs.errors import OptionError, SourceError, Unreachable, write_failure
-from spark_jobs.materialize.groups import named
+from spark_jobs.materialize.followed_logs import named
 from spark_jobs.session.jars import JarsUnavailable
 from spark_jobs.session.locations import location
 from spark_jobs.session.settings import (

@@ -29,8 +29,8 @@ with imports_of_extra("spark", __name__):
 from spark_jobs.errors import OptionError, RequestRefused, SourceError, Unreachable, own_error, write_failure
 from spark_jobs.materialize.config import MAX_DELAY, MIN_RECORDS, TRIGGER, MaterializeConfig
 from spark_jobs.materialize.entries import BACKLOG_TAG
-from spark_jobs.materialize.groups import FAILURES as GROUP_FAILURES
-from spark_jobs.materialize.groups import Groups
+from spark_jobs.materialize.followed_logs import FAILURES as LOG_FAILURES
+from spark_jobs.materialize.followed_logs import FollowedLogs
 from spark_jobs.materialize.journal_poller import JournalPoller
 from spark_jobs.materialize.lease import MOVE_EACH_S
 from spark_jobs.materialize.log_materializer import LogMaterializer, SharedParts, query_options
@@ -71,7 +71,7 @@ SETTINGS = {
     "spark.databricks.delta.snapshotPartitions": "1",
     **INTERPRETED,
 }
-FAILURES = (*GROUP_FAILURES, ConfigError, JarsUnavailable, JavaNotFound)
+FAILURES = (*LOG_FAILURES, ConfigError, JarsUnavailable, JavaNotFound)
 
 
 def materialize(
@@ -116,7 +116,7 @@ def _follow(
         quick=quick,
     )
     workers, ends_poller = shared.workers, shared.ends_poller
-    logs = Groups(
+    logs = FollowedLogs(
         config.logs,
         partial(LogMaterializer, shared),
         client.log_names,

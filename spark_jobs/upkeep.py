@@ -28,7 +28,7 @@ from app.tables.catalog import is_typed
 from app.tables.delta_log import folders
 from spark_jobs.analytics.silver import DELAYS, LATE
 from spark_jobs.errors import OptionError
-from spark_jobs.materialize.groups import named
+from spark_jobs.materialize.followed_logs import named
 from spark_jobs.session.jars import JarsUnavailable
 from spark_jobs.session.locations import is_url, location
 from spark_jobs.session.settings import given_options, logs_option, settings_of, spark_options, tables_option

@@ -33,7 +33,7 @@ with imports_of_extra("spark", __name__):
 from app.tables.digests import BLOCK, COLUMNS, BlockSum, block_sums, first_unequal
 from app.tables.names import DEAD_LETTERS, ENTRIES, LOG_ID_PROPERTY, RECORDS
 from spark_jobs.errors import OptionError, write_failure
-from spark_jobs.materialize.groups import named
+from spark_jobs.materialize.followed_logs import named
 from spark_jobs.session.jars import JarsUnavailable
 from spark_jobs.session.settings import given_options, settings_of, spark_options, token_option
 from spark_jobs.session.spark_session import JavaNotFound, open_session

@@ -1,4 +1,4 @@
-"""Many logs in one job: an independent group of jobs for each log.
+"""Many logs in one program: the jobs of each log, which do not depend on those of the others.
 
 Logs are named directly, or by patterns (`orders-*`): new logs that match join, deleted logs leave.
 """
@@ -28,7 +28,7 @@ STOP_WITHIN_S = 3.0
 FAILURES = (MaterializeFailed, SourceError, TableClash, *SPARK_ERRORS)
 
 
-class Group(Protocol):
+class LogJobs(Protocol):
     """All jobs of one log."""
 
     def start(self) -> None: ...
@@ -62,8 +62,8 @@ def named(given: Iterable[str], logs: Callable[[], list[str]]) -> list[str]:
     return list(wanted)
 
 
-class Groups:
-    """The running groups, by log. A group that fails ends alone; the job fails when none is left.
+class FollowedLogs:
+    """The followed logs and their jobs. A log that fails ends alone; the program fails when none is left.
 
     Logs open a few at a time: first those that grow, then the long ones. Those that are open are followed
     meanwhile.
@@ -72,7 +72,7 @@ class Groups:
     def __init__(
         self,
         names: Sequence[str],
-        make: Callable[[str], Group],
+        make: Callable[[str], LogJobs],
         logs: Callable[[], list[str]],
         submit: Callable[[Callable[[], None]], Future[None]],
         reported: Callable[[str], LogEnds | None],
@@ -83,7 +83,7 @@ class Groups:
         last reported, None for unknown."""
         self.named = [name for name in names if not is_pattern(name)]
         self.patterns = [name for name in names if is_pattern(name)]
-        self.groups: dict[str, Group] = {}
+        self.jobs: dict[str, LogJobs] = {}
         self.failed: dict[str, Exception] = {}
         self._make = make
         self._logs = logs
@@ -92,14 +92,14 @@ class Groups:
         self._clock = clock
         self._asked_at_s = 0.0
         self._waiting: list[str] = []  # logs that have not begun to open
-        self._opening: dict[Future[None], tuple[str, Group]] = {}
+        self._opening: dict[Future[None], tuple[str, LogJobs]] = {}
         self._open: set[str] = set()
         self._first_ends: dict[str, int] = {}  # of logs that wait, as first reported
 
     def start(self) -> None:
-        """Open the groups of all selected logs; after OPEN_WITHIN_S `poll` opens those that are left.
+        """Open all selected logs; after OPEN_WITHIN_S `poll` opens those that are left.
 
-        Raises OptionError when there is none, Unreachable, and the error of a group that is the only one.
+        Raises OptionError when there is none, Unreachable, and the error of a log that is the only one.
         """
         found = named([*self.named, *self.patterns], self._logs)
         self._asked_at_s = self._clock()
@@ -112,44 +112,43 @@ class Groups:
         self._raise_when_all_failed()
 
     def poll(self, *, final: bool = False) -> None:
-        """Do what is due in every group, and add or drop groups of new and deleted logs."""
+        """Do what is due in every log, and add new logs and drop deleted ones."""
         if self.patterns and not final and self._clock() >= self._asked_at_s + NAMES_EACH_S:
             self._ask()
         self._open_next()
-        for log, group in list(self.groups.items()):
+        for log, jobs in list(self.jobs.items()):
             if log in self._open and log not in self.failed:
                 try:
-                    group.poll(final=final, logs=len(self.groups))
+                    jobs.poll(final=final, logs=len(self.jobs))
                 except FAILURES as error:
                     self._end(log, error)
         self._raise_when_all_failed()
 
     def take(self, delivery: LogRows) -> None:
         """Give rows to their log's jobs. A log that has just joined, or has failed, is left out."""
-        group = self.groups.get(delivery.log)
-        if group is not None and delivery.log not in self.failed:
-            group.take(delivery)
+        jobs = self.jobs.get(delivery.log)
+        if jobs is not None and delivery.log not in self.failed:
+            jobs.take(delivery)
 
     def ends(self) -> dict[str, int]:
         """Return by log where a query begins that brings new records: after what was read, and at the
-        reported end of a log that is not open: its group reads the records before it."""
+        reported end of a log that is not open: its own jobs read the records before it."""
         found = {}
-        for log, group in self.groups.items():
+        for log, jobs in self.jobs.items():
             if log in self._open and log not in self.failed:
-                found[log] = group.read_until
+                found[log] = jobs.read_until
             elif (ends := self._reported(log)) is not None:
                 found[log] = ends.next_index
         return found
 
     def finish(self) -> None:
-        """Raise the error of the first group that failed, once the others are done."""
+        """Raise the error of the first log that failed, once the others are done."""
         for error in self.failed.values():
             raise error
 
     def stop(self) -> None:
-        """Stop every group, in several threads; after STOP_WITHIN_S those that are left are not waited
-        for."""
-        left = [self.groups[log] for log in self._open]
+        """Stop the jobs of every log, in several threads, and wait STOP_WITHIN_S at most."""
+        left = [self.jobs[log] for log in self._open]
 
         def stop_some() -> None:
             while left:
@@ -165,43 +164,41 @@ class Groups:
 
     @property
     def done(self) -> bool:
-        return all(
-            log in self.failed or (log in self._open and group.done) for log, group in self.groups.items()
-        )
+        return all(log in self.failed or (log in self._open and jobs.done) for log, jobs in self.jobs.items())
 
     def progress(self) -> dict[str, LogProgress]:
         """Return the progress of every log that was opened."""
-        return {log: group.progress() for log, group in self.groups.items() if log in self._open}
+        return {log: jobs.progress() for log, jobs in self.jobs.items() if log in self._open}
 
     def _ask(self) -> None:
         self._asked_at_s = self._clock()
         try:
             found = matching(self.patterns, self._logs())
         except Unreachable:
-            return  # the groups report it themselves, and the next check asks again
-        self._add([log for log in found if log not in self.groups])
-        for log in set(self.groups).difference(found, self.named):
+            return  # the jobs report it themselves, and the next check asks again
+        self._add([log for log in found if log not in self.jobs])
+        for log in set(self.jobs).difference(found, self.named):
             self._drop(log)
 
     def _add(self, logs: list[str]) -> None:
-        self.groups.update({log: self._make(log) for log in logs})
+        self.jobs.update({log: self._make(log) for log in logs})
         self._waiting += logs
 
     def _drop(self, log: str) -> None:
-        group = self.groups.pop(log)
+        jobs = self.jobs.pop(log)
         self.failed.pop(log, None)
         self._first_ends.pop(log, None)
         if log in self._waiting:
             self._waiting.remove(log)
         if log in self._open:
             self._open.remove(log)
-            group.stop()
+            jobs.stop()
 
     def _open_next(self) -> None:
-        """Note which groups are open, and open the next ones."""
+        """Note which logs are open, and open the next ones."""
         for opening in [each for each in self._opening if each.done()]:
-            log, group = self._opening.pop(opening)
-            if self.groups.get(log) is not group or opening.cancelled():
+            log, jobs = self._opening.pop(opening)
+            if self.jobs.get(log) is not jobs or opening.cancelled():
                 continue  # deleted meanwhile, or the job ends
             self._open.add(log)
             self._first_ends.pop(log, None)
@@ -213,7 +210,7 @@ class Groups:
         while self._waiting and len(self._opening) < OPEN_AHEAD:
             log = max(self._waiting, key=self._urgency)
             self._waiting.remove(log)
-            self._opening[self._submit(self.groups[log].start)] = (log, self.groups[log])
+            self._opening[self._submit(self.jobs[log].start)] = (log, self.jobs[log])
 
     def _urgency(self, log: str) -> tuple[int, int]:
         """Return by how much a log has grown since its end was first reported, and its length."""
@@ -224,10 +221,10 @@ class Groups:
 
     def _end(self, log: str, error: Exception) -> None:
         self.failed[log] = error
-        self.groups[log].stop()
-        if len(self.groups) > 1:
+        self.jobs[log].stop()
+        if len(self.jobs) > 1:
             sys.stderr.write(f"{log}: {error}; the other logs go on\n")
 
     def _raise_when_all_failed(self) -> None:
-        if self.groups and len(self.failed) == len(self.groups):
+        if self.jobs and len(self.failed) == len(self.jobs):
             self.finish()

@@ -8,8 +8,8 @@ import pytest
 from pyspark.errors import AnalysisException
 
 from spark_jobs.errors import OptionError, Unreachable
-from spark_jobs.materialize import groups as groups_module
-from spark_jobs.materialize.groups import NAMES_EACH_S, Groups, named
+from spark_jobs.materialize import followed_logs as module
+from spark_jobs.materialize.followed_logs import NAMES_EACH_S, FollowedLogs, named
 from spark_jobs.materialize.progress import LogProgress
 from spark_jobs.materialize.query import LogRows
 from spark_jobs.materialize.supervisor import MaterializeFailed
@@ -50,7 +50,7 @@ class FakeGroup:
 
 
 class World:
-    """The logs of the service, and the groups that were made."""
+    """The logs of the service, and the jobs that were made."""
 
     def __init__(self, *logs: str) -> None:
         self.logs = list(logs)
@@ -61,8 +61,10 @@ class World:
         self.opens_at_once = True
         self.openings: list[tuple[Future[None], Callable[[], None]]] = []  # that have not ended
 
-    def groups(self, *names: str) -> Groups:
-        return Groups(names, self.make, self.names, self.submit, self.reported, clock=lambda: self.now_s)
+    def follow(self, *names: str) -> FollowedLogs:
+        return FollowedLogs(
+            names, self.make, self.names, self.submit, self.reported, clock=lambda: self.now_s
+        )
 
     def submit(self, opening: Callable[[], None]) -> Future[None]:
         future: Future[None] = Future()
@@ -111,21 +113,21 @@ def test_only_patterns_ask_which_logs_there_are() -> None:
 
 def test_logs_that_match_later_join_and_deleted_ones_leave() -> None:
     world = World("orders-eu", "other")
-    groups = world.groups("default", "orders-*")
-    groups.start()
-    groups.poll()
-    assert list(groups.groups) == ["default", "orders-eu"]
+    followed = world.follow("default", "orders-*")
+    followed.start()
+    followed.poll()
+    assert list(followed.jobs) == ["default", "orders-eu"]
     world.logs = ["orders-us"]
-    groups.poll()
-    assert list(groups.groups) == ["default", "orders-eu"]  # not asked at each look
+    followed.poll()
+    assert list(followed.jobs) == ["default", "orders-eu"]  # not asked at each poll
     world.now_s += NAMES_EACH_S
     world.unreachable = True
-    groups.poll()
+    followed.poll()
     world.now_s += NAMES_EACH_S
     world.unreachable = False
-    groups.poll()
-    groups.poll()  # the new one is open
-    assert list(groups.progress()) == ["default", "orders-us"]
+    followed.poll()
+    followed.poll()  # the new one is open
+    assert list(followed.progress()) == ["default", "orders-us"]
     assert world.made["orders-eu"].state == "stopped"
     assert world.made["orders-us"].state == "looked at"
 
@@ -135,61 +137,61 @@ def test_one_log_fails_alone_and_is_reported_in_the_end(
     error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world = World()
-    groups = world.groups("a", "b")
-    groups.start()
+    followed = world.follow("a", "b")
+    followed.start()
     world.made["a"].error = error
-    groups.poll()
-    groups.poll()
+    followed.poll()
+    followed.poll()
     assert world.made["a"].state == "stopped"
     assert world.made["b"].state == "looked at"
     assert capsys.readouterr().err == f"a: {error}; the other logs go on\n"
-    assert not groups.done
+    assert not followed.done
     world.made["b"].done = True
-    assert groups.done
+    assert followed.done
     with pytest.raises(type(error), match="it clashes"):
-        groups.finish()
+        followed.finish()
     world.made["b"].error = CLASH
     with pytest.raises(type(error)):
-        groups.poll()
+        followed.poll()
 
 
 def test_a_deleted_log_is_not_a_failure_once_it_is_known_to_be_gone() -> None:
     world = World("orders-eu", "orders-us")
-    groups = world.groups("orders-*")
-    groups.start()
+    followed = world.follow("orders-*")
+    followed.start()
     world.made["orders-eu"].error = CLASH
-    groups.poll()
+    followed.poll()
     world.logs = ["orders-us"]
     world.now_s += NAMES_EACH_S
-    groups.poll()
-    groups.finish()
-    assert list(groups.groups) == ["orders-us"]
+    followed.poll()
+    followed.finish()
+    assert list(followed.jobs) == ["orders-us"]
 
 
 def test_open_logs_are_followed_while_others_open_those_that_grow_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(groups_module, "OPEN_WITHIN_S", 0.0)
-    monkeypatch.setattr(groups_module, "OPEN_AHEAD", 2)
+    monkeypatch.setattr(module, "OPEN_WITHIN_S", 0.0)
+    monkeypatch.setattr(module, "OPEN_AHEAD", 2)
     world = World("a", "b", "c", "grows", "long", "unknown")
     world.opens_at_once = False
     world.next_indexes = {"a": 2, "b": 2, "c": 2, "grows": 2, "long": 900}
-    groups = world.groups("*")
-    groups.start()
+    followed = world.follow("*")
+    followed.start()
     assert len(world.openings) == 2
-    assert not groups.done
-    assert groups.ends() == world.next_indexes  # what is not open reads everything before its end itself
+    assert not followed.done
+    assert followed.ends() == world.next_indexes  # what is not open reads everything before its end itself
 
     def opened() -> list[str]:
         world.open_next()
-        groups.poll()
+        followed.poll()
         return sorted(log for log, group in world.made.items() if group.state == "looked at")
 
     world.next_indexes["grows"] = 12
     assert opened() == ["long"]
     world.made["long"].read_until = 700
-    assert groups.ends() == {**world.next_indexes, "long": 700}
-    assert list(groups.progress()) == ["long"]
+    assert followed.ends() == {**world.next_indexes, "long": 700}
+    assert list(followed.progress()) == ["long"]
     assert opened() == ["a", "long"]
     assert opened() == ["a", "grows", "long"]
     world.logs = ["a", "grows", "long", "unknown"]  # "b" and "c" are opening
@@ -197,7 +199,7 @@ def test_open_logs_are_followed_while_others_open_those_that_grow_first(
     assert opened() == opened() == ["a", "grows", "long"]
     assert opened() == ["a", "grows", "long", "unknown"]
     assert not world.openings
-    groups.stop()
+    followed.stop()
     assert [world.made[log].state for log in ("a", "b", "c")] == ["stopped", "started", "started"]
 
 
@@ -205,18 +207,18 @@ def test_a_log_that_does_not_open_fails_alone_unless_it_is_the_only_one() -> Non
     world = World()
     world.made = {"a": FakeGroup(start_error=CLASH), "b": FakeGroup(done=True)}
     world.next_indexes = {"a": 5}
-    groups = world.groups("a", "b")
-    groups.start()
-    groups.poll()
+    followed = world.follow("a", "b")
+    followed.start()
+    followed.poll()
     assert world.made["b"].state == "looked at"
-    assert groups.done
-    assert groups.ends() == {"a": 5, "b": 0}
+    assert followed.done
+    assert followed.ends() == {"a": 5, "b": 0}
     with pytest.raises(MaterializeFailed, match="it clashes"):
-        groups.finish()
+        followed.finish()
     with pytest.raises(MaterializeFailed, match="it clashes"):
-        world.groups("a").start()
+        world.follow("a").start()
 
 
 def test_a_pattern_that_matches_nothing_at_the_start_is_refused() -> None:
     with pytest.raises(OptionError, match=r"no log matches orders-\*"):
-        World("default").groups("orders-*").start()
+        World("default").follow("orders-*").start()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.tables.delta_log import DeltaLog
-from spark_jobs.materialize import groups
+from spark_jobs.materialize import followed_logs
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.journal_poller import JournalPoller
 from spark_jobs.materialize.progress import Progress
@@ -61,7 +61,7 @@ def test_logs_join_and_leave_a_job_that_runs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(groups, "NAMES_EACH_S", 0.2)
+    monkeypatch.setattr(followed_logs, "NAMES_EACH_S", 0.2)
     for name in ("joins-a", "joins-other"):
         assert service.call("POST", "n1", "/v1/logs", json={"name": name}).status_code == 201
     # The table of one log is another log's: it fails alone.
