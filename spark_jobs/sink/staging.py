@@ -114,7 +114,7 @@ class Staging:
         try:
             with path.open("xb") as file:
                 with pa.ipc.new_file(file, BODY_SCHEMA) as writer:
-                    for chunk in cut(batches, limits):
+                    for chunk in split(batches, limits):
                         writer.write_batch(chunk)
                         chunks += 1
                         rows += chunk.num_rows
@@ -218,7 +218,7 @@ class Staging:
         return temporary
 
 
-def cut(batches: Iterable[pa.RecordBatch], limits: AppendSizeLimits) -> Iterator[pa.RecordBatch]:
+def split(batches: Iterable[pa.RecordBatch], limits: AppendSizeLimits) -> Iterator[pa.RecordBatch]:
     """Yield the same rows in BODY_SCHEMA, in pieces of at most the size of an append. Raises SinkError."""
     pending: list[pa.RecordBatch] = []
     size = count = 0

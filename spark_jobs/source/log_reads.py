@@ -232,7 +232,7 @@ class LogReads:
             try:
                 found = json.loads(answer.data)["schemas"]
             except ValueError as error:
-                raise InvalidAnswer(f"{endpoint}: the answer is cut or broken ({error})") from error
+                raise InvalidAnswer(f"{endpoint}: the answer is truncated or malformed ({error})") from error
             return [_schema(document) for document in found]
 
         try:
@@ -336,7 +336,7 @@ class LogReads:
             try:
                 records = pa.ipc.open_stream(answer.data).read_all()
             except pa.ArrowException as error:
-                raise InvalidAnswer(f"{endpoint}: the answer is cut or broken ({error})") from error
+                raise InvalidAnswer(f"{endpoint}: the answer is truncated or malformed ({error})") from error
             if not records.num_rows:
                 raise InvalidAnswer(f"{endpoint}: does not hold index {index} yet")
             found = int(records["index"][0].as_py())
@@ -359,7 +359,7 @@ class LogReads:
             try:
                 batches = decode_batches(answer.data)
             except CorruptBatch as error:
-                raise InvalidAnswer(f"{endpoint}: the answer is cut or broken ({error})") from error
+                raise InvalidAnswer(f"{endpoint}: the answer is truncated or malformed ({error})") from error
             if not batches:
                 raise InvalidAnswer(f"{endpoint}: does not hold index {first} yet")
             if log_id:
@@ -425,7 +425,7 @@ class LogReads:
         try:
             return json.loads(answer.data)
         except ValueError as error:
-            raise InvalidAnswer(f"{endpoint}: the answer is cut or broken ({error})") from error
+            raise InvalidAnswer(f"{endpoint}: the answer is truncated or malformed ({error})") from error
 
     def _once(
         self, endpoint: str, path: str, query: Mapping[str, Any], headers: Mapping[str, str]

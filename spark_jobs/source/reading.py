@@ -192,14 +192,14 @@ def rows(options: SourceOptions, records: pa.Table) -> Iterator[pa.RecordBatch]:
             few.append(batch)
             continue
         if few:
-            yield from cut(options, pa.concat_batches(few))
+            yield from split(options, pa.concat_batches(few))
             few.clear()
-        yield from cut(options, batch)
+        yield from split(options, batch)
     if few:
-        yield from cut(options, pa.concat_batches(few))
+        yield from split(options, pa.concat_batches(few))
 
 
-def cut(options: SourceOptions, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def split(options: SourceOptions, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yield a record batch of READ_SCHEMA in the source's schema, in pieces of about PIECE_BYTES."""
     columns = [repeated(options.log, batch.num_rows), *batch.columns]
     typed = [column.cast(type) for column, type in zip(columns, RECORDS_ARROW.types, strict=True)]

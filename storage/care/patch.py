@@ -9,7 +9,7 @@ from storage.errors import CorruptBatch, PatchRefused
 from storage.file_system import FileSystem
 from storage.format.batch import Batch, decode_batch, follows_chain
 from storage.format.segment_format import index_offset, segment_name
-from storage.log.log_folder import cut_files, segment_offsets
+from storage.log.log_folder import segment_offsets, truncate_files
 from storage.log.scan import Scan
 
 
@@ -27,7 +27,7 @@ def patch(
         return damage
     rest = _verified(files, folder, log_id, damage, batches)
     if damage.next_offset == NO_OFFSET:
-        cut_files(files, folder, damage.first_offset)  # no intact batch follows the damage
+        truncate_files(files, folder, damage.first_offset)  # no intact batch follows the damage
     for first, end, offset in _runs(files, folder, batches):
         _write(files, folder, offset, batches[first:end])
     for offset, following in pairwise(segment_offsets(files, folder)):

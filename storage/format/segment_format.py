@@ -143,7 +143,7 @@ class SegmentIndex:
         self._buffer[at : at + ENTRY_SIZE_BYTES] = fields + _CRC.pack(crc32c(fields))  # type: ignore[index]
         self.count += 1
 
-    def cut(self, count: int) -> None:
+    def truncate(self, count: int) -> None:
         """Forget all entries from row `count` on."""
         self.count = count
         self._peak = self.entry(count - 1).peak_timestamp_us if count else _NO_PEAK

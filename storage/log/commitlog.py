@@ -156,7 +156,7 @@ class Commitlog(LogView):
             self._write(batches[start:])
         except DiskError as error:
             try:
-                self._cut_to(last)
+                self._truncate_to(last)
             except DiskError as again:
                 raise DiskError(self._folder, UNDO, f"{again}, after {error}") from error
             raise
@@ -277,7 +277,7 @@ class Commitlog(LogView):
             for segment in self._segments:
                 segment.close()
 
-    # --- cutting and trimming
+    # --- truncating and trimming
 
     def settle(self, committed_index: int) -> None:
         """Record that nothing up to `committed_index` will be truncated (R-07): it is read without a copy."""
@@ -292,16 +292,18 @@ class Commitlog(LogView):
         if index >= self.end_index:
             return
         if index < self._settled_index:
-            raise InvariantError(f"{self._folder}: cut after {index}, but {self._settled_index} is committed")
+            raise InvariantError(
+                f"{self._folder}: truncation after {index}, but {self._settled_index} is committed"
+            )
         if index < self.begin_index:
             if index not in (NO_INDEX, self.begin_index - 1):
-                raise InvariantError(f"{self._folder}: cut after {index}, before the log's begin")
-            self._cut_to(None)
+                raise InvariantError(f"{self._folder}: truncation after {index}, before the log's begin")
+            self._truncate_to(None)
             return
         last = self.batch_at(index)
         if last.last_index != index:
-            raise InvariantError(f"{self._folder}: cut after {index}, within {last!r}")
-        self._cut_to(last)
+            raise InvariantError(f"{self._folder}: truncation after {index}, within {last!r}")
+        self._truncate_to(last)
 
     def reset(self, base_index: int, base_offset: int, base_term: int = 0) -> None:
         """Empty the log; its next record has `base_index` at byte `base_offset`. Durable on return (D-12).
@@ -373,7 +375,7 @@ class Commitlog(LogView):
         """Implement TrimTicket.remove_oldest."""
         return self._disk.remove_oldest()
 
-    def _cut_to(self, last: Batch | None) -> None:
+    def _truncate_to(self, last: Batch | None) -> None:
         """Make `last` the last batch, first in memory: readers see the log before or after."""
         if last is None:
             self._empty(
@@ -388,7 +390,7 @@ class Commitlog(LogView):
         removed = self._segments[len(kept) :]
         for segment in kept:
             if segment.end_offset > offset:
-                segment.cut(offset)
+                segment.truncate(offset)
             elif not segment.mapped:
                 segment.restart_flush()  # a flush in progress is discarded
         self._segments = kept
@@ -400,7 +402,7 @@ class Commitlog(LogView):
         self._marked_offset = min(self._marked_offset, offset)
         self._durable_index = self.end_index
         unmapped = [segment for segment in kept if not segment.mapped]  # mapped segments were durable before
-        self._disk.cut(self.end_index, offset, removed, unmapped, self._epochs)
+        self._disk.truncate(self.end_index, offset, removed, unmapped, self._epochs)
 
     def _empty(self, base_index: int, base_offset: int, epochs: tuple[Epoch, ...]) -> None:
         self._disk.generation += 1

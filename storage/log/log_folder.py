@@ -66,14 +66,14 @@ def remove_oldest_trimmed(files: FileSystem, folder: str, base_offset: int) -> b
     return len(trimmed) > 1
 
 
-def cut_files(files: FileSystem, folder: str, cut_offset: int) -> None:
-    """Remove every byte of the log at or after `cut_offset`; durable on return, and may be repeated."""
-    remove_segments(files, folder, cut_offset)
+def truncate_files(files: FileSystem, folder: str, truncate_offset: int) -> None:
+    """Remove every byte of the log at or after `truncate_offset`; durable on return, and may be repeated."""
+    remove_segments(files, folder, truncate_offset)
     for offset in segment_offsets(files, folder)[-1:]:
         file = files.open(f"{folder}/{segment_name(offset)}")
         try:
-            if file.size() > cut_offset - offset:
-                file.truncate(cut_offset - offset)
+            if file.size() > truncate_offset - offset:
+                file.truncate(truncate_offset - offset)
             file.sync()
         finally:
             file.close()
@@ -205,23 +205,23 @@ class LogFolder:
                 return False  # all of it can be rebuilt: repeated with the next sync
             return True
 
-    def cut(
+    def truncate(
         self,
         last_index: int,
-        cut_offset: int,
+        truncate_offset: int,
         removed: Sequence[Segment],
         kept: Sequence[Segment],
         epochs: tuple[Epoch, ...],
     ) -> None:
-        """Set the intent, truncate, sync, clear: the log now ends with `last_index`, at `cut_offset`."""
+        """Set the intent, truncate, sync, clear: the log now ends with `last_index`, at `truncate_offset`."""
         with self._change():
             manifest = self._manifest
-            if cut_offset < manifest.durable_offset:
-                manifest = replace(manifest, durable_index=last_index, durable_offset=cut_offset)
-            self._save(replace(manifest, intent=Intent.TRUNCATE, cut_offset=cut_offset))
+            if truncate_offset < manifest.durable_offset:
+                manifest = replace(manifest, durable_index=last_index, durable_offset=truncate_offset)
+            self._save(replace(manifest, intent=Intent.TRUNCATE, truncate_offset=truncate_offset))
             for segment in removed:
                 segment.close()
-            cut_files(self.files, self.path, cut_offset)
+            truncate_files(self.files, self.path, truncate_offset)
             for segment in kept:
                 segment.sync()
                 segment.dirty = False

@@ -2,8 +2,8 @@
 
 Payload of the slots (storage/log/slots.py), magic `CLMF`, little-endian:
     log_id u64 | base_index i64 | base_offset i64 | durable_index i64 | durable_offset i64 | intent u8
-    cut_offset i64 | an epoch file (storage/format/epoch_file.py) of the one epoch `Manifest.epoch`; without
-    one base_term i64, unless it is 0
+    truncate_offset i64 | an epoch file (storage/format/epoch_file.py) of the one epoch `Manifest.epoch`;
+    without one base_term i64, unless it is 0
 """
 
 import struct
@@ -25,7 +25,7 @@ class Intent(IntEnum):
     """A change that was begun and must be completed before the log is used."""
 
     NONE = 0
-    TRUNCATE = 1  # nothing at or past cut_offset may remain
+    TRUNCATE = 1  # nothing at or after truncate_offset may remain
     RESET = 2  # no segment may remain
 
 
@@ -45,7 +45,7 @@ class Manifest:
     durable_index: int = -1
     durable_offset: int = 0
     intent: Intent = Intent.NONE
-    cut_offset: int = 0
+    truncate_offset: int = 0
     epoch: Epoch | None = None
     base_term: int = 0
 
@@ -79,7 +79,7 @@ def _encode(manifest: Manifest) -> bytes:
         manifest.durable_index,
         manifest.durable_offset,
         manifest.intent,
-        manifest.cut_offset,
+        manifest.truncate_offset,
     )
     if manifest.epoch is not None:
         return fixed + encode_epochs((manifest.epoch,))
@@ -90,8 +90,8 @@ def _decode(payload: bytes) -> Manifest:
     """Invert _encode. Raises ValueError."""
     if len(payload) < _PAYLOAD.size:
         raise ValueError("wrong size")
-    log_id, base_index, base_offset, durable_index, durable_offset, intent, cut_offset = _PAYLOAD.unpack_from(
-        payload
+    log_id, base_index, base_offset, durable_index, durable_offset, intent, truncate_offset = (
+        _PAYLOAD.unpack_from(payload)
     )
     epoch, base_term = _decode_base(payload[_PAYLOAD.size :])
     if intent not in tuple(Intent):
@@ -103,7 +103,7 @@ def _decode(payload: bytes) -> Manifest:
         durable_index,
         durable_offset,
         Intent(intent),
-        cut_offset,
+        truncate_offset,
         epoch,
         base_term,
     )

@@ -21,10 +21,10 @@ from storage.log.log_folder import (
     EPOCHS_NAME,
     MANIFEST_NAME,
     LogFolder,
-    cut_files,
     remove_segments,
     remove_trimmed,
     segment_offsets,
+    truncate_files,
 )
 from storage.log.manifest import Intent, Manifest, ManifestFile
 from storage.log.scan import Scan
@@ -115,12 +115,12 @@ class Recovery:
     def _finish_intent(self) -> None:
         manifest = self._manifest
         if manifest.intent is Intent.TRUNCATE:
-            cut_files(self._files, self._folder, manifest.cut_offset)
+            truncate_files(self._files, self._folder, manifest.truncate_offset)
         elif manifest.intent is Intent.RESET:
             remove_segments(self._files, self._folder, 0)
             write_durably(self._files, f"{self._folder}/{EPOCHS_NAME}", encode_epochs(()))
         if manifest.intent is not Intent.NONE:
-            self._manifest = replace(manifest, intent=Intent.NONE, cut_offset=0)
+            self._manifest = replace(manifest, intent=Intent.NONE, truncate_offset=0)
             self._manifest_file.save(self._manifest)
         remove_trimmed(self._files, self._folder, manifest.base_offset)
 
@@ -192,7 +192,7 @@ class Recovery:
             reason = f"{stopped_by}; index {self._committed_index} was committed"
             raise self._damaged(end_offset, reason)
         if torn:
-            self._cut(end_offset)
+            self._truncate(end_offset)
 
     def _walk_tail(self) -> tuple[int, str, bool]:
         """Accept valid batches from the durable point on. Return their end, the reason why the scan stopped,
@@ -241,14 +241,14 @@ class Recovery:
             return "a batch of another index or term"
         return None if follows_chain(batch, last.header.chain) else "the hash chain is broken"
 
-    def _cut(self, end_offset: int) -> None:
+    def _truncate(self, end_offset: int) -> None:
         """Remove the torn tail as a truncation would."""
-        self._manifest = replace(self._manifest, intent=Intent.TRUNCATE, cut_offset=end_offset)
+        self._manifest = replace(self._manifest, intent=Intent.TRUNCATE, truncate_offset=end_offset)
         self._manifest_file.save(self._manifest)
-        cut_files(self._files, self._folder, end_offset)
+        truncate_files(self._files, self._folder, end_offset)
         for segment in self._segments:
             segment.close()
-        self._manifest = replace(self._manifest, intent=Intent.NONE, cut_offset=0)
+        self._manifest = replace(self._manifest, intent=Intent.NONE, truncate_offset=0)
         self._manifest_file.save(self._manifest)
 
     def _keep(self, manifest: Manifest, epochs: tuple[Epoch, ...]) -> bool:

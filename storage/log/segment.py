@@ -96,14 +96,14 @@ class Segment:
             self.index.append(batch)
         self.end_offset = batches[-1].next_offset
 
-    def cut(self, end_offset: int) -> None:
+    def truncate(self, end_offset: int) -> None:
         """Forget, in memory, everything from `end_offset` on, a batch boundary after the base."""
         self.verify_order()
         rows = self.index.rows_until(end_offset)
         if self.mapped:  # not the file's bytes any more: the file will be written
             self._index = SegmentIndex(self.index.encoded(0, rows))
             self.mapped = False
-        self.index.cut(rows)
+        self.index.truncate(rows)
         self.restart_flush()  # a flush may have been in progress
         self.end_offset = end_offset
 
@@ -211,7 +211,7 @@ class Segment:
         self.end_offset = end_offset
         try:
             index = SegmentIndex(self._index_bytes())
-            index.cut(index.rows_until(end_offset))
+            index.truncate(index.rows_until(end_offset))
             self.skipped = index.begin_at(self.start_offset)
             index.check_order(self.start_offset, end_offset)
             self._index, self.ordered, self.flushed = index, True, index.count

@@ -150,7 +150,7 @@ class Checkpointer:
             self._taken.copy(_EVERYTHING)
         self.save(committed_index)
 
-    def cut(self) -> None:
+    def log_truncated(self) -> None:
         """The log was truncated: an unsaved snapshot may contain removed batches."""
         self._taken = None
 

@@ -199,7 +199,7 @@ class LogDriver:
             return
         self._ended = True
         self._state.stop()
-        self._syncer.cutting = True
+        self._syncer.is_truncating = True
         self._queue.refuse_all(NoLeader())
         self._reads.refuse_all()
         self._core.stop(self._clock.monotonic_ms())
@@ -316,7 +316,7 @@ class LogDriver:
     @property
     def is_truncating(self) -> bool:
         """True if the disk thread is truncating or resetting the log: a read may see a part of it."""
-        return self._syncer.cutting
+        return self._syncer.is_truncating
 
     @property
     def state(self) -> LogState:

@@ -131,7 +131,7 @@ class ReadyExecutor:
     def _wait_for_disk(self, ready: Ready) -> None:
         self.is_busy = True
         ready = self._unanswered = self._give_refusals(ready)
-        self._syncer.cutting = ready.truncate is not None
+        self._syncer.is_truncating = ready.truncate is not None
 
         def work() -> None:
             if ready.hard_state is not None:
@@ -143,7 +143,7 @@ class ReadyExecutor:
                 self._log.truncate_after(ready.truncate.index)
 
         def then(_result: Any, error: BaseException | None) -> None:
-            self.is_busy = self._syncer.cutting = False
+            self.is_busy = self._syncer.is_truncating = False
             self._disk_done(error)
 
         self._disk.submit(work, then)

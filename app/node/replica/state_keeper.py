@@ -120,8 +120,8 @@ class StateKeeper:
         emptied."""
         kept_index = self._core.committed_index if isinstance(truncate, Reset) else truncate.index
         self.state.truncate_after(max(kept_index, self.state.committed_index))
-        self.checkpointer.cut()
-        self.transfer.cut()
+        self.checkpointer.log_truncated()
+        self.transfer.log_truncated()
         self.group.refresh()
 
     def judge_electable(self) -> None:
@@ -138,7 +138,7 @@ class StateKeeper:
         if not self._core.needs_all_records:
             return
         if self.transfer.epoch_began(first_index):
-            self.checkpointer.cut()
+            self.checkpointer.log_truncated()
             self.state.committed(self._core.committed_index)
             self.judge_electable()
             self.group.refresh()
@@ -161,7 +161,7 @@ class StateKeeper:
         logger.warning("log %s: the state before index %d is lost", self._log_name, first_index)
         reason = "an unclean election: the state before the log is lost"
         journal.record(CoreEvent(self._core.term, Corruption(reason=reason, first_index=first_index)))
-        self.checkpointer.cut()
+        self.checkpointer.log_truncated()
         self.transfer.accept_loss()
         self._become_whole()
 

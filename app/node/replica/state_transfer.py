@@ -170,7 +170,7 @@ class StateTransfer:
         self._asked_ms = now_ms
         self._transport.send(leader_id, self._log_id, StateRequest(self._id, offset))
 
-    def cut(self) -> None:
+    def log_truncated(self) -> None:
         """The log was truncated: a replay may have applied removed records, and starts again."""
         self._taken = None
 

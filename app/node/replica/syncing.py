@@ -34,7 +34,7 @@ class LogSyncer:
         synced: Callable[[], None],
     ) -> None:
         """synced(): durable_index may have moved."""
-        self.cutting = False
+        self.is_truncating = False
         self._log = log
         self._disk = disk
         self._durability = durability
@@ -66,10 +66,10 @@ class LogSyncer:
             self._ask()
 
     def start_sync(self) -> SyncTicket | None:
-        return None if self.cutting else self._log.start_sync()
+        return None if self.is_truncating else self._log.start_sync()
 
     def finish_sync(self, ticket: SyncTicket) -> None:
-        if not self.cutting:
+        if not self.is_truncating:
             self._log.finish_sync(ticket)
 
     def _ask(self) -> None:
@@ -80,7 +80,7 @@ class LogSyncer:
     def _done(self) -> None:
         self._asked = False
         behind = self._log.durable_index < self._log.end_index
-        if self._durability is Durability.FSYNC and behind and not self.cutting:
+        if self._durability is Durability.FSYNC and behind and not self.is_truncating:
             self._ask()
         self._synced()
 

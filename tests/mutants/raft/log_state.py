@@ -159,7 +159,7 @@ plant(
 plant(
     "a_snapshot_outlives_the_truncation_of_what_it_holds",
     "D-20",
-    (Checkpointer, "cut", "self._taken = None", "pass"),
+    (Checkpointer, "log_truncated", "self._taken = None", "pass"),
     lambda _: test_planted_bugs.test_a_snapshot_that_is_not_saved_yet_goes_with_a_truncation(),
 )
 plant(
@@ -184,7 +184,7 @@ plant(
 plant(
     "a_truncation_leaves_the_durable_index",
     "R-11",
-    (Commitlog, "_cut_to", "self._durable_index = self.end_index", "pass"),
+    (Commitlog, "_truncate_to", "self._durable_index = self.end_index", "pass"),
     lambda _: test_commitlog.test_a_sync_that_began_before_a_cut_proves_nothing(),
 )
 plant(
@@ -214,7 +214,7 @@ plant(
 plant(
     "a_state_is_completed_with_truncated_records",
     "D-28",
-    (StateTransfer, "cut", "self._taken = None", "pass"),
+    (StateTransfer, "log_truncated", "self._taken = None", "pass"),
     test_state_transfer.test_a_truncation_takes_its_records_out_of_a_state_that_is_being_completed,
 )
 plant(

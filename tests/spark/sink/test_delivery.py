@@ -1,4 +1,4 @@
-"""The sink's parts without Spark: how rows are cut, what is durable when, and a kill at every step."""
+"""The sink's parts without Spark: how rows are split, what is durable when, and a kill at every step."""
 
 import os
 import time
@@ -23,8 +23,8 @@ from spark_jobs.sink.staging import (
     StagedList,
     Staging,
     body_rows,
-    cut,
     record_sizes,
+    split,
 )
 from spark_jobs.sink.writer import CHUNKS_A_BATCH, Delivery
 
@@ -302,7 +302,7 @@ def test_rows_are_cut_within_the_limits_and_as_few_as_that_allows(
         pa.record_batch({"value": pa.array(all_values[at : at + splits], pa.binary())})
         for at in range(0, len(all_values), splits)
     ]
-    chunks = list(cut(given_batches, limits))
+    chunks = list(split(given_batches, limits))
     assert [value for chunk in chunks for value in chunk.column("value").to_pylist()] == all_values
     counted = [int(record_sizes(chunk).sum()) for chunk in chunks]
     assert all(0 < chunk.num_rows <= chunk_records for chunk in chunks)
@@ -327,7 +327,7 @@ def test_columns_become_records_and_sizes_count_what_the_service_counts() -> Non
     assert record_sizes(rows.slice(1)).tolist() == [0, 3]
     assert rows.column("headers").to_pylist()[0] == [{"name": "é", "value": b"12"}]
     with pytest.raises(SinkError, match="got a row of 101"):
-        list(cut([values("x" * 101)], LIMITS))
+        list(split([values("x" * 101)], LIMITS))
     nameless = pa.array([[{"name": None, "value": "1"}]], headers)
     with pytest.raises(SinkError, match="without name"):
         body_rows(pa.record_batch({"value": pa.array(["v"]), "headers": nameless}))

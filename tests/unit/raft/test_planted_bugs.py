@@ -192,7 +192,7 @@ def test_a_snapshot_that_is_not_saved_yet_goes_with_a_truncation() -> None:
     checkpointer = Checkpointer(log, checkpoint_file, file, disk, config, lambda _what, _error: None)
     for now_ms in (0, 1_000, 1_100, 1_200):
         checkpointer.tick(state, NO_INDEX, now_ms)
-    checkpointer.cut()
+    checkpointer.log_truncated()
     log.durable_index = 0
     for now_ms in (1_300, 1_400):
         checkpointer.tick(state, NO_INDEX, now_ms)

@@ -83,11 +83,11 @@ def test_committed_records_that_a_reset_took_away_are_not_read_as_missing(tmp_pa
 
 def test_a_read_waits_for_a_truncation_in_the_disk_thread(tmp_path: Path) -> None:
     node, reader = _reader_of_five_records(tmp_path)
-    node.driver._syncer.cutting = True
+    node.driver._syncer.is_truncating = True
     with pytest.raises(Repairing):
         asyncio.run(_page(reader, 0))
     assert reader.broker.waits.pauses > 5  # type: ignore[attr-defined]
-    node.driver._syncer.cutting = False
+    node.driver._syncer.is_truncating = False
     assert asyncio.run(_page(reader, 0)).count == 4
 
 

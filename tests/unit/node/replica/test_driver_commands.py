@@ -391,7 +391,7 @@ def test_a_snapshot_is_thrown_away_when_the_log_is_truncated_while_it_is_copied(
     node.tick(1)
     checkpointer.demand()
     node.tick(20)
-    checkpointer.cut()
+    checkpointer.log_truncated()
     for _ in range(20):
         node.tick(20)
     assert checkpointer.safe_index == -1

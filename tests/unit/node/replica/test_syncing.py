@@ -49,7 +49,7 @@ def test_no_sync_is_requested_while_a_truncation_is_under_way() -> None:
     syncer = LogSyncer(log, disk, Durability.FSYNC, DriverConfig(), lambda: None)
     grow(log, 1, sync=False)
     syncer.written(0)
-    syncer.cutting = True
+    syncer.is_truncating = True
     _, then = disk.asked.pop()
     then()
     assert disk.asked == []
