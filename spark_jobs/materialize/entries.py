@@ -44,7 +44,7 @@ from spark_jobs.tables.table_writer import TableWriter
 from spark_jobs.tables.transforms import entries
 
 APPLICATION = "commitlog-entries"
-TAKING = (RESTORE, "DELETE", "TRUNCATE")  # commits of other writers, after which the table may end earlier
+REMOVING = (RESTORE, "DELETE", "TRUNCATE")  # commits of other writers, after which the table may end earlier
 SMALL_BATCH_RECORDS = 20_000  # up to this number the driver reads and writes a batch itself
 SMALL_BATCH_BYTES = 32 * 1024 * 1024  # and about so many of rows in memory; the rest is the next batch
 BACKLOG_TAG = "commitlog-backlog"  # of what Spark runs for a large batch
@@ -123,7 +123,7 @@ class EntriesJob:
             snapshot = self._snapshot()
             properties = self._properties(snapshot)
             check_same_log(self.client.log, properties.get(LOG_ID_PROPERTY, log_id), log_id)
-            self._take(snapshot)
+            self._adopt(snapshot)
             tail = self.client.tail(confirmed=True)  # read after the table, whose end is never beyond it
         if self.rows == 0:
             self._begin(tail.begin_index)
@@ -195,7 +195,7 @@ class EntriesJob:
             read_s = time.monotonic()
             self.write(rows, end.next_index)
         self.has_more = end.next_index < planned
-        self._taken(end, count, (began_s, planned_s, read_s))
+        self._note_end(end, count, (began_s, planned_s, read_s))
         return True
 
     def _let_followers_repair(self) -> None:
@@ -223,7 +223,7 @@ class EntriesJob:
         self._verify(end)
         data = rows.filter(pc.equal(rows["type"], "data")).select(ENTRIES.schema.fieldNames())
         self.write(data.cast(schemas.arrow_schema(ENTRIES.schema)), until)
-        self._taken(end, count, (began_s, began_s, read_s))
+        self._note_end(end, count, (began_s, began_s, read_s))
         return True
 
     def take_large(self, batch: DataFrame, first: int, until: int, began_s: float) -> bool:
@@ -237,7 +237,7 @@ class EntriesJob:
         end = self._reader.offset_at(until, self.offset.log_id)
         self._verify(end)
         self._write_frame(batch, until)
-        self._taken(end, count, (began_s, began_s, began_s))
+        self._note_end(end, count, (began_s, began_s, began_s))
         return True
 
     def _verify(self, end: RecordsOffset) -> None:
@@ -248,7 +248,7 @@ class EntriesJob:
             self._reader.verify(self.offset)
             self._is_verified = True
 
-    def _taken(self, end: RecordsOffset, count: int, times_s: Sequence[float]) -> None:
+    def _note_end(self, end: RecordsOffset, count: int, times_s: Sequence[float]) -> None:
         """Note that the table ends at `end`, and let the followers go on. count: of rows before. times_s: as
         `_note_batch`, all but the last."""
         self.offset = end
@@ -331,7 +331,7 @@ class EntriesJob:
         lacks: returns whether there are rows from an index on. append: makes the commit of those, by index
         and claim; returns the number of rows and the last index, None for a claim that was refused.
         """
-        if self._was_taken_from():
+        if self._has_lost_rows():
             self.refresh()
         refusals = 0
         while lacks(self.next_index):
@@ -363,9 +363,9 @@ class EntriesJob:
 
     def refresh(self) -> None:
         """Read the progress of the table from its statistics."""
-        self._take(self._snapshot())
+        self._adopt(self._snapshot())
 
-    def _take(self, snapshot: EntriesSnapshot | None) -> None:
+    def _adopt(self, snapshot: EntriesSnapshot | None) -> None:
         if snapshot is not None:
             self.rows, next_index = snapshot.rows, snapshot.next_index
         else:
@@ -399,13 +399,13 @@ class EntriesJob:
         row = read_table(self.spark, self.path).where(F.col("index") == self.next_index - 1)
         return Place(*row.select("term", "offset").collect()[0])
 
-    def _was_taken_from(self) -> bool:
+    def _has_lost_rows(self) -> bool:
         """Return whether a commit since the last call removed rows from the table."""
-        taken = False
+        has_lost = False
         while self._commits is not None and (commit := self._commits.commit(self._next_version)) is not None:
-            taken = taken or commit.operation in TAKING
+            has_lost = has_lost or commit.operation in REMOVING
             self._next_version += 1
-        return taken
+        return has_lost
 
     def _begin(self, begin_index: int) -> None:
         """Start a table without rows at the log's present begin."""

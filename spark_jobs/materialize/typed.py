@@ -108,13 +108,13 @@ class TypedTables:
         pieces = self._entries.pieces(self.next_index, until, COLUMNS, COMMIT_RECORDS)
         with prefetch(pieces) as read, prefetch(_decoded(self.decoder, read)) as decoded:
             for end, rows, typed in decoded:
-                self._take(self.decoder, end, rows, typed)
+                self._write_piece(self.decoder, end, rows, typed)
         if not self.follows:
             self.apply()
         elif self._is_behind and self._timer is None:
             self._start_timer()
 
-    def _take(self, decoder: TypedDecoder, end: int, rows: pa.Table, typed: TypedRows) -> None:
+    def _write_piece(self, decoder: TypedDecoder, end: int, rows: pa.Table, typed: TypedRows) -> None:
         """Write the typed rows of the next piece of `entries`, which ends before `end`."""
         self._write_rows(decoder, typed, end)
         has_keys = rows["key"].null_count < rows.num_rows

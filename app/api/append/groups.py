@@ -66,8 +66,8 @@ class AppendGroups:
         if not (self._takes_any and call.head.is_plain and self._joins(call, source)):
             self.handler.handle(call, partial(source.answer, call))
 
-    def left(self, group: "_Group") -> None:
-        """The group has been answered."""
+    def close(self, group: "_Group") -> None:
+        """Let nothing more join the group: it has been answered."""
         if self._waiting.get(group.key) is group:
             del self._waiting[group.key]
 
@@ -98,8 +98,8 @@ class AppendGroups:
         group.start(call, source, records, now_ms)
         return True
 
-    def entered(self, group: "_Group") -> None:
-        """The group waits for its driver: others may join it."""
+    def open(self, group: "_Group") -> None:
+        """Let others join the group, which waits for its driver."""
         self._waiting[group.key] = group
 
     def _led(self, log: str) -> tuple[HostedLog, LogDriver] | None:
@@ -142,7 +142,7 @@ class _Group:
         self._add(call, source, records, now_ms)
         self._append = self._driver.append(self._request, self._ended)
         if self._append.is_queued:  # otherwise it has been refused already
-            self._groups.entered(self)
+            self._groups.open(self)
 
     def join(
         self, call: AppendCall, source: AppendSource[Any], records: RecordColumns | None, now_ms: int
@@ -169,7 +169,7 @@ class _Group:
 
     def _ended(self, result: AppendResult | CommitlogError) -> None:
         """The driver answers. A failure of one source reaches no other member."""
-        self._groups.left(self)
+        self._groups.close(self)
         if isinstance(result, CommitlogError):
             self._refuse(result)
         else:

@@ -28,7 +28,9 @@ def earlier_of(own_ms: int, ahead_ms: Sequence[int]) -> int:
     return own_ms + min(0, ordered[(len(ordered) - 1) // 2])
 
 
-class Calls(Protocol):
+class TermCalls(Protocol):
+    """The part of PeerCalls that is used here."""
+
     async def ask(self, peer: str, log_id: int, make: type[TermRequest], timeout_s: float) -> PeerCall | None:
         """As PeerCalls.ask."""
         ...
@@ -37,7 +39,7 @@ class Calls(Protocol):
 class PeerClocks:
     """Clocks that the peers reported in the present round. Owned by the event loop."""
 
-    def __init__(self, calls: Calls, clock: Clock) -> None:
+    def __init__(self, calls: TermCalls, clock: Clock) -> None:
         self._calls = calls
         self._clock = clock
         self._ahead_ms: dict[str, int | None] = {}  # None: no answer
