@@ -176,7 +176,7 @@ class ClaimedTable:
 
     def append(self, rows: pa.Table, note: Mapping[str, int]) -> bool:
         """Add those of `rows` that are after the end of the table, in the order of `position`. Return whether
-        there was one. note: kept in the commit. follows: more appends are expected.
+        there was one. note: kept in the commit.
 
         Raises TableClash if the table refuses rows that it does not hold.
         """

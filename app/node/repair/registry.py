@@ -148,7 +148,7 @@ class Repairs:
             hosted.repair = None
 
     async def reread(self, driver: LogDriver, first_index: int, last_index: int) -> None:
-        """repair_server.reread, of a log of this node."""
+        """Read a log of this node again, as `app.node.repair.server.reread` does."""
         await reread(self._files, driver, first_index, last_index)
 
     async def _close(self, driver: LogDriver) -> None:
@@ -220,7 +220,7 @@ class Repairs:
 
 
 class _Host:
-    """app.node.repair.log_repair.RepairHost for one log."""
+    """app.node.repair.interfaces.RepairHost for one log."""
 
     def __init__(self, repairs: Repairs, hosted: HostedLog) -> None:
         self._repairs = repairs

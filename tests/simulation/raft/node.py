@@ -288,7 +288,7 @@ class SimulatedNode:
         if error is not None and not isinstance(error, StorageFull):
             self._fail("note of a repair", error)
 
-    # app.node.repair.log_repair.RepairHost
+    # app.node.repair.interfaces.RepairHost
 
     def record(self, event: JournalEvent) -> None:
         try:
