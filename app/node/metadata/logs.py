@@ -32,7 +32,7 @@ class Unsupported(NamedTuple):
 
 
 class LogHost(Protocol):
-    """Methods that the broker provides."""
+    """The part of app.node.hosting.node_logs.NodeLogs that is used here."""
 
     def hosted(self, name: str) -> HostedLog | None: ...
     def all_hosted(self) -> list[HostedLog]: ...

@@ -43,7 +43,7 @@ _LEAVE_S: Final = 1.0
 
 
 def controller_log(settings: Settings) -> LogSettings:
-    """The log of the metadata: controllers vote, the other nodes are its learners."""
+    """Return the settings of the log of the metadata: controllers vote, the other nodes are its learners."""
     nodes = tuple(node.id for node in settings.nodes)
     return LogSettings(
         name=CONTROLLER_LOG,
@@ -55,7 +55,8 @@ def controller_log(settings: Settings) -> LogSettings:
 
 
 def controller_raft(settings: Settings) -> RaftConfig:
-    """Shorter than for other logs: the masters' leases must outlast an election of the controller."""
+    """Return the Raft settings of the log of the metadata, which has shorter times than other logs: the
+    masters' leases must outlast an election of the controller."""
     raft, timeout = settings.raft, settings.controller.election_timeout_ms
     heartbeat_ms = min(raft.heartbeat_interval_ms, timeout[0] // 3)
     return replace(
@@ -100,7 +101,7 @@ class MetadataService:
         self.followed_index = -1  # index up to which the logs of this node follow the metadata
         self.is_current = False  # since the start it has known everything committed at least once
         self.elections: Counter[tuple[str, str, str]] = Counter()  # (log, clean, unclean or lost, reason)
-        self._seen_index: tuple[int, int] | None = None
+        self._seen_metadata: tuple[int, int] | None = None  # identity of the object, and its index
         self._recent_events: deque[tuple[int, AnyEvent]] = deque(maxlen=RECENT_EVENTS_MAX)
         self.changed = asyncio.Event()  # the metadata may have changed: the waiting task clears it
         self.server = ControllerServer(
@@ -226,8 +227,8 @@ class MetadataService:
         if state is None:
             return
         seen = (id(state.metadata), state.metadata.applied_index)
-        if seen != self._seen_index:
-            self._seen_index = seen
+        if seen != self._seen_metadata:
+            self._seen_metadata = seen
             self.changed.set()
         self._recent_events.extend(state.take_recent_events())
         # The logs are open by then.

@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 class RollBackHost(Protocol):
-    """Methods that the broker provides."""
+    """The part of app.node.hosting.node_logs.NodeLogs that is used here."""
 
     async def end_driver(self, hosted: HostedLog) -> None:
         """End the log's driver at once and close the log; its journal stays open. Raises StorageError."""
