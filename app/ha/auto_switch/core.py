@@ -480,8 +480,8 @@ class AutoSwitchCore(StaticGroup):
     def _disk_hangs(self, now_ms: int) -> bool:
         """Return whether records of this open master have waited too long for its disk.
 
-        It acknowledges nothing without it, and another member of the set could lead. The controllers judge the
-        opening.
+        It acknowledges nothing without it, and another member of the set could lead. The controllers judge
+        the opening.
         """
         durable_index = self._log.durable_index
         waits = self._is_open and durable_index < self._log.end_index

@@ -361,11 +361,6 @@ class LogRepair:
         else:
             await self._repair_batches()
 
-    def _is_for_repair(self, unreadable: UnreadableFile) -> bool:
-        """A segment is: bad blocks in it are fetched from peers. A small file is when the wait has ended."""
-        is_segment = segment_offset(unreadable.path.rpartition("/")[2]) is not None
-        return is_segment or unreadable.path in self._seen
-
     def _read(self, path: str) -> None:
         """Read a small file. Raises DiskError."""
         if self._files.exists(path):
