@@ -12,6 +12,7 @@ from app.ha.roles import acks_needed
 from app.log.contract import NO_INDEX, Acks, AppendResult
 from tests.simulation.controller.plan import LOG_NAME
 from tests.simulation.controller.records import ConfirmedRecords
+from tests.simulation.controller.unclean_reads import UncleanReads
 from tests.simulation.world.promises import Violation
 from tests.simulation.world.world import Life
 from tests.support.committed import broken_promise, values_in
@@ -32,6 +33,7 @@ class HaChecker:
         self.counts: Counter[str] = Counter()
         self.receipts: dict[str, None] = {}  # values that were written down before they went
         self.records = ConfirmedRecords()
+        self.unclean_reads = UncleanReads()
         self._trimmed_index = NO_INDEX  # the largest begin of any log
         self._excused: dict[str, None] = {}  # values that were on disks that are gone, with their receipts
         self.acted: HaSimNode | None = None  # the node of the last step
@@ -171,6 +173,9 @@ class HaChecker:
         if owner != node.name:
             raise Violation(f"{node.name} is master of epoch {epoch}, which was given to {owner}")
         log, index = self.truth.log(LOG_NAME), self.records.committed_index
+        if self._plan.unclean and log is not None and log.master_epoch == epoch:
+            history = self.unclean_reads.history(log.unclean_epoch)
+            history.take(node.log, node.driver.committed_index)
         if self._plan.unclean or log is None or log.master_epoch != epoch or not node.acknowledges:
             return
         if index > node.log.end_index:
@@ -237,7 +242,22 @@ class HaChecker:
         if len(holders) < acks_needed(len(log.sync_state_set), log.set_acks):
             members = log.sync_state_set
             self._problem = f"{result.last_index} is acknowledged, of {members} only {holders} hold it"
+        if self._plan.unclean:
+            history = self.unclean_reads.history(log.unclean_epoch)
+            history.acknowledged_index = max(history.acknowledged_index, result.last_index)
         self.counts["acks by a part"] += len(holders) < len(log.sync_state_set)
+
+    @property
+    def unclean_epoch(self) -> int:
+        """The epoch of the last unclean election, 0 for none."""
+        log = self.truth.log(LOG_NAME)
+        return 0 if log is None else log.unclean_epoch
+
+    def check_reads(self) -> None:
+        """Check the pages of this step where unclean elections are allowed."""
+        problem = self.unclean_reads.problem(self.unclean_epoch)
+        if problem is not None:
+            raise Violation(problem)
 
     def finish(self, promised: dict[str, int]) -> None:
         """At the end, of the logs as they are: what was acknowledged is there, or in a receipt."""

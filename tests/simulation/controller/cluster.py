@@ -16,6 +16,7 @@ from tests.simulation.controller.liveness import HaLiveness
 from tests.simulation.controller.nemesis import STORM, Nemesis
 from tests.simulation.controller.node import HaSimNode
 from tests.simulation.controller.plan import LOG_NAME, HaPlan
+from tests.simulation.controller.unclean_reads import UncleanReader
 from tests.simulation.raft.clients import Client, Ledger, OneShotClient, ProducingClient, Reader
 from tests.simulation.world.network import LinkFaults, Network
 from tests.simulation.world.promises import Violation
@@ -72,10 +73,19 @@ class HaCluster:
         self.liveness = HaLiveness(self) if plan.faults and plan.operates else None
 
     def _unclean_clients(self) -> SimpleLedger:
-        """Their records may be lost."""
+        """Their records may be lost. One client only reads."""
+        plan, checker = self.plan, self.checker
         ledger = UncleanLedger(loses=True)
-        for number in range(self.plan.clients):
-            KeyedClient(f"k{number}", self.world, self._doors, ledger, self.plan.timing.think_us).start()
+        for number in range(plan.clients):
+            KeyedClient(f"k{number}", self.world, self._doors, ledger, plan.timing.think_us).start()
+        if plan.clients:
+            UncleanReader(
+                self.world,
+                self._doors,
+                checker.unclean_reads,
+                lambda: checker.unclean_epoch,
+                plan.timing.read_pause_us,
+            ).start()
         return ledger
 
     def _clients(self) -> Ledger:
@@ -177,6 +187,8 @@ class HaCluster:
                 ledger.verify()
         elif ledger.violation is not None:
             raise Violation(ledger.violation)
+        else:
+            self.checker.check_reads()
 
     def settle(self, seconds: float = 30) -> None:
         """End all faults: soon every replica holds and has confirmed what was acknowledged, all the same."""

@@ -39,6 +39,7 @@ def counts_of(cluster: HaCluster) -> Counter[str]:
     """Counts of one cluster: rare paths, events, and reasons for being without a master."""
     counts = cluster.checker.counts + cluster.nemesis.counts
     counts.update({"seeds": 1, "reads": cluster.ledger.reads})
+    counts["unclean pages"] += cluster.checker.unclean_reads.pages
     counts["simulated seconds"] += cluster.world.now_us // 1_000_000
     if cluster.liveness is not None:
         looks = cluster.liveness.masterless

@@ -32,7 +32,16 @@ def test_groups_keep_every_promise_under_faults() -> None:
     assert counts["set changes"] >= 80
     assert counts["appends"] >= 1_000
     operations = ("trim all", "replaced disk", "copy set aside", "rebuilt controllers", "changed settings")
-    for rare in ("reads", "page-read", "cursor-read", "stall", "suspend", "hung disk", *operations):
+    for rare in (
+        "reads",
+        "unclean pages",
+        "page-read",
+        "cursor-read",
+        "stall",
+        "suspend",
+        "hung disk",
+        *operations,
+    ):
         assert counts[rare], f"a run without {rare} proves little"
 
 
