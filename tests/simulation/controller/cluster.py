@@ -208,12 +208,28 @@ class HaCluster:
             node.driver.committed_index for node in self.brokers if node.core.epoch == log.master_epoch
         )
         self._await(lambda: all(node.driver.committed_index >= least for node in self.brokers), seconds)
+        self.await_joined(seconds)
         target = min(node.driver.committed_index for node in self.brokers)
         if len({node.log.batch_at(target).header.chain for node in self.brokers}) > 1:
             raise Violation(f"the logs differ at {target}")
         self.checker.finish(promised)
         if isinstance(self.ledger, Ledger):
             self.ledger.verify_refusals()
+
+    def await_joined(self, seconds: float) -> None:
+        """Wait until every replica is in the SyncStateSet, except configured learners (C-08).
+
+        No plan sets `ha_sync_from_last_file`, so no copy has to wait for a trim that reaches its begin.
+        """
+
+        def missing() -> list[str]:
+            log = self.checker.truth.log(LOG_NAME)
+            assert log is not None
+            electable = [node for node in self.brokers if not log.is_learner(node.name)]
+            return [node.name for node in electable if node.copy_id not in log.sync_state_set]
+
+        if not self.run_until(lambda: not missing(), seconds):
+            raise Violation(f"not in the SyncStateSet: {missing()}, {self.checker.truth.log(LOG_NAME)}")
 
     def _await(self, done: Callable[[], bool], seconds: float) -> None:
         if not self.run_until(done, seconds):

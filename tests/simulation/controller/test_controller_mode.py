@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from app.controller.commands import ElectMaster
+from app.ha.auto_switch.slave_side import SlaveSide
 from app.log.contract import NO_INDEX
 from app.raft.messages import TimeoutNow
 from tests.simulation.classic import group as classic
@@ -16,6 +17,7 @@ from tests.simulation.controller.nemesis import EVENTS
 from tests.simulation.controller.plan import LOG_NAME, HaPlan, plan_with_acks
 from tests.simulation.controller.run import rare_events, run_seed, run_seeds
 from tests.simulation.world.network import LATE_US, LinkFaults, Network
+from tests.simulation.world.promises import Violation
 from tests.simulation.world.world import World
 
 SEEDS, SECONDS = 9, 18.0
@@ -96,6 +98,19 @@ def test_a_stall_lasts_to_its_end_when_the_faults_end() -> None:
     cluster.run(0.5)
     cluster.settle()
     assert cluster.world.now_us >= 15_000_000
+
+
+@pytest.mark.rule("C-08")
+def test_a_copy_that_never_joins_the_set_again_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = HaCluster(1, HaPlan(brokers=2, clients=1, faults=False))
+    cluster.run(2)
+    slave = next(node for node in cluster.brokers if not node.is_master)
+    slave.crash(power=False)
+    cluster.hang_up(slave.name)
+    cluster.run(2)
+    monkeypatch.setattr(SlaveSide, "_is_learner", True)
+    with pytest.raises(Violation, match=f"not in the SyncStateSet: .'{slave.name}'"):
+        cluster.settle(5)
 
 
 @pytest.mark.rule("C-02", "A-11")
