@@ -41,8 +41,8 @@ def rebuild_controllers_command(
     of other machines to this one and set them with --folder. Then start all nodes.
 
     Changes that no copy contains are lost: the last committed elections and changes of SyncStateSets and
-    logs. The command reports each log for which a node has recorded a newer master epoch. Such a log gets a
-    master once all of its replicas have reported what they hold.
+    logs. The command reports each log for which a node has recorded a newer master epoch, or whose record of
+    it is damaged at a node. Such a log gets a master once all of its replicas have reported what they hold.
 
     \b
     Examples:
@@ -63,6 +63,12 @@ def rebuild_controllers_command(
             "no copy of the metadata has. A later master may hold acknowledged records that the SyncStateSet "
             "above lacks: the log gets a master once all of its replicas have reported, or by "
             "`commitlog elect --unclean`."
+        )
+    for name, nodes in found.damaged.items():
+        click.echo(
+            f"WARNING log {name}: the vote file of {', '.join(nodes)} is damaged, so its newest master epoch "
+            "is not known. A later master may hold acknowledged records that the SyncStateSet above lacks: "
+            "the log gets a master once all of its replicas have reported, or by `commitlog elect --unclean`."
         )
 
 
@@ -119,7 +125,15 @@ def _result(found: "Rebuilt", not_known: str) -> dict[str, Any]:
             for log in found.logs
         ],
         "doubts": [
-            {"log": log, "node": node, "known_epoch": epoch} for log, (node, epoch) in found.doubts.items()
+            *(
+                {"log": log, "node": node, "known_epoch": epoch}
+                for log, (node, epoch) in found.doubts.items()
+            ),
+            *(
+                {"log": log, "node": node, "known_epoch": None}
+                for log, nodes in found.damaged.items()
+                for node in nodes
+            ),
         ],
         "not_known": not_known,
     }

@@ -11,7 +11,8 @@ another history.
 
 Events that no copy holds are lost: the last committed elections and changes of SyncStateSets and logs. A node
 that knows a newer master epoch than the metadata proves that there were some: the next master of such a log
-is elected among all of its replicas, not in the SyncStateSet of the copy.
+is elected among all of its replicas, not in the SyncStateSet of the copy. The same holds for a log whose vote
+file is damaged at a node: that epoch cannot be known.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +25,7 @@ from app.controller.metadata import CONTROLLER_LOG, Log
 from app.errors import ConfigError
 from app.log.state import DAY_MS
 from app.node.replica.checkpoints import load_state
+from storage.errors import CorruptFile
 from storage.file_system import FileSystem, write_durably
 from storage.format.batch import Batch, log_id_of, stamp
 from storage.format.records import RecordColumns, encode_body
@@ -60,7 +62,8 @@ class Rebuilt:
 
     source: the node whose copy was used. events: number of its records, its end index + 1. copied: the
     nodes that got the log. logs: as in the metadata now. doubts: log -> the newest master epoch that a
-    node knows and the metadata do not: its last master and set are unknown.
+    node knows and the metadata do not: its last master and set are unknown. damaged: log -> the nodes whose
+    vote file of it is damaged: what they knew is unknown.
     """
 
     source: str
@@ -68,6 +71,7 @@ class Rebuilt:
     copied: list[str] = field(default_factory=list)
     logs: tuple[Log, ...] = ()
     doubts: dict[str, tuple[str, int]] = field(default_factory=dict)
+    damaged: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class _Copy:
@@ -166,13 +170,13 @@ def rebuild(
         if len(kept) > len(controllers) // 2:
             raise ConfigError(f"a majority of the controllers has its copy: {', '.join(kept)}; start them")
         found = Rebuilt(best.node.node, best.log.next_index, [node.node for node in targets])
-        found.doubts = _doubts(nodes, best)
+        found.doubts, found.damaged = _doubts(nodes, best)
         term = max(copy.term for copy in copies.values()) + 1
         event = MetadataRebuilt(
             log=CONTROLLER_LOG,
             time_ms=now_ms,
-            skipped_epochs=SKIPPED_EPOCHS + _missed_epochs(best, found.doubts),
-            doubtful=tuple(found.doubts),
+            skipped_epochs=SKIPPED_EPOCHS + _missed_epochs(best, found),
+            doubtful=tuple(dict.fromkeys((*found.doubts, *found.damaged))),
         )
         _skip_epochs(best, term, log_id, event)
         found.logs = tuple(best.state.metadata)
@@ -219,27 +223,39 @@ def _completed(newest: _Copy, held: Iterable[_Copy]) -> _Copy:
     return best
 
 
-def _doubts(nodes: Sequence[NodeFolder], best: _Copy) -> dict[str, tuple[str, int]]:
-    """Return the logs of which a node knows a newer master epoch than the metadata."""
+def _doubts(
+    nodes: Sequence[NodeFolder], best: _Copy
+) -> tuple[dict[str, tuple[str, int]], dict[str, tuple[str, ...]]]:
+    """Return the logs of which a node knows a newer master epoch than the metadata, and those whose vote file
+    is damaged at a node."""
     doubts: dict[str, tuple[str, int]] = {}
+    damaged: dict[str, tuple[str, ...]] = {}
     for log in best.state.metadata:
         newest = log.master_epoch
         for node in nodes:
             path = f"{node.data}/logs/{log.name}/vote"
-            if log.elects and node.files.exists(path):
+            if not (log.elects and node.files.exists(path)):
+                continue
+            try:
                 epoch = HardStateFile(node.files, path).load().term
-                if epoch > newest:
-                    newest, doubts[log.name] = epoch, (node.node, epoch)
-    return doubts
+            except CorruptFile:
+                damaged[log.name] = (*damaged.get(log.name, ()), node.node)
+                continue
+            if epoch > newest:
+                newest, doubts[log.name] = epoch, (node.node, epoch)
+    return doubts, damaged
 
 
-def _missed_epochs(best: _Copy, doubts: Mapping[str, tuple[str, int]]) -> int:
-    """Return the largest number of epochs of one log that a node knows beyond those of the metadata.
+def _missed_epochs(best: _Copy, found: Rebuilt) -> int:
+    """Return the largest number of epochs of one log that a node knows, or may know, beyond those of the
+    metadata.
 
-    An earlier rebuild may have skipped a million, and the copy used now may be from before that.
+    An earlier rebuild may have skipped a million, and the copy used now may be from before that. A damaged
+    vote file may have recorded it.
     """
     known = {log.name: log.master_epoch for log in best.state.metadata}
-    return max((epoch - known[name] for name, (_, epoch) in doubts.items()), default=0)
+    missed = max((epoch - known[name] for name, (_, epoch) in found.doubts.items()), default=0)
+    return missed + (SKIPPED_EPOCHS if found.damaged else 0)
 
 
 def _skip_epochs(best: _Copy, term: int, log_id: int, event: MetadataRebuilt) -> None:

@@ -74,3 +74,20 @@ def test_the_controllers_get_the_copy_of_a_broker(tmp_path: Path) -> None:
     again = CliRunner().invoke(cli, command)
     assert again.exit_code == 1
     assert "start them" in again.output
+
+
+def test_a_damaged_vote_file_of_a_log_is_reported(tmp_path: Path) -> None:
+    config = cluster(tmp_path)
+    write_copy(tmp_path / "n1")
+    vote = tmp_path / "n1" / "logs" / "orders" / "vote"
+    vote.parent.mkdir()
+    vote.write_bytes(b"damaged")
+    command = ["rebuild-controllers", "--config", str(config)]
+    copies = [tmp_path / name / "logs" / "__controller" / "vote" for name in ("c1", "c2", "c3")]
+    done = CliRunner().invoke(cli, command)
+    assert done.exit_code == 0, done.output
+    assert "WARNING log orders: the vote file of n1 is damaged" in done.output
+    for copy in copies:  # the controllers are lost again
+        copy.unlink()
+    done = CliRunner().invoke(cli, [*command, "--json"])
+    assert json.loads(done.output)["doubts"] == [{"log": "orders", "node": "n1", "known_epoch": None}]

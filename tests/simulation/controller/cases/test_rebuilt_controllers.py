@@ -5,11 +5,12 @@ from random import Random
 
 import pytest
 
-from app.controller.events import MetadataRebuilt, encode_event
+from app.controller.events import SKIPPED_EPOCHS, MetadataRebuilt, encode_event
 from app.controller.metadata import CONTROLLER_LOG, Log
 from app.errors import ConfigError
 from app.log.contract import AppendResult
 from app.node.metadata.rebuild import NodeFolder, Rebuilt, rebuild
+from storage.file_system import write_durably
 from storage.format.batch import stamp
 from storage.format.records import RecordColumns, encode_body
 from storage.log.checkpoint import CheckpointFile
@@ -143,6 +144,21 @@ def test_an_election_that_no_copy_of_the_metadata_has_is_reported() -> None:
     found = rebuilt(cluster)
     assert found.doubts == {"default": ("n2", 9)}
     assert [log.lost_history for log in found.logs] == [True]  # the set of the copy elects no master
+
+
+@pytest.mark.rule("C-04", "C-09")
+def test_a_damaged_vote_makes_its_log_doubtful() -> None:
+    """An earlier rebuild may have skipped a million epochs, and only the damaged file knew of it."""
+    cluster = group_in_sync()
+    stop(cluster, *CONTROLLERS, wipe=True)
+    stop(cluster, "n1", "n2")
+    before = log_at(cluster, "n1").master_epoch
+    files, path = cluster.nodes["n2"].files, "data/logs/default/vote"
+    write_durably(files, path, bytes(len(files.read(path))))
+    found = rebuilt(cluster)
+    assert (found.doubts, found.damaged) == ({}, {"default": ("n2",)})
+    assert [log.lost_history for log in found.logs] == [True]  # the set of the copy elects no master
+    assert found.logs[0].master_epoch > before + 2 * SKIPPED_EPOCHS - 1
 
 
 @pytest.mark.rule("C-04", "C-09")
