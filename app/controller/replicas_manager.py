@@ -152,6 +152,8 @@ class ReplicasManager:
         if command is not self._open:
             return
         self._open = None
+        if isinstance(command, RegisterReplica) and not self._is_own(command):
+            return  # meanwhile the metadata were without this copy
         if isinstance(answer, Refusal):
             self._pause_until_ms = now_ms + self._config.heartbeat_interval_ms
             if answer.reason is Reason.STALE_SET_EPOCH:  # until the newest is known here
@@ -163,6 +165,8 @@ class ReplicasManager:
         elif isinstance(command, ApplyForReplicaId) and answer.value is not None:
             self._identity = CopyIdentity(command.check_code, answer.value)
             self._saving = True  # `step` requests it
+        elif isinstance(command, RegisterReplica) and self._registered:  # at its address again
+            self._pause_until_ms = now_ms + self._config.retry_interval_ms
         elif isinstance(command, RegisterReplica):
             self._registered = self._has_changes = True
             self._registered_index = answer.index
@@ -228,6 +232,7 @@ class ReplicasManager:
             self._send_role(log, actions)
             self._send_lease(log, actions)
             self._report_opening(log, view, actions)
+            self._correct_address(log, actions, now_ms)
             self._ask_for_more(log, view, actions, now_ms)
             if self._is_taken_out(log):
                 self._forget_identity()
@@ -255,20 +260,27 @@ class ReplicasManager:
         code, replica_id = self._identity.check_code, self._identity.replica_id
         if replica_id == 0:
             return [self._ask(ApplyForReplicaId(self.log, self.generation, self._node, code))]
-        return [
-            self._ask(
-                RegisterReplica(
-                    self.log,
-                    self.generation,
-                    self._node,
-                    replica_id,
-                    code,
-                    self._address,
-                    view.max_offset,
-                    view.log_epoch,
-                )
-            )
-        ]
+        return [self._ask(self._registration(view.max_offset, view.log_epoch))]
+
+    def _registration(self, max_offset: int | None, log_epoch: int | None) -> RegisterReplica:
+        assert self._identity is not None
+        code, replica_id = self._identity.check_code, self._identity.replica_id
+        return RegisterReplica(
+            self.log, self.generation, self._node, replica_id, code, self._address, max_offset, log_epoch
+        )
+
+    def _is_own(self, command: RegisterReplica) -> bool:
+        return self._identity is not None and self._identity.check_code == command.check_code
+
+    def _correct_address(self, log: Log, actions: list[Action], now_ms: int) -> None:
+        """Register again if the metadata have another address of this copy: a registration of an earlier
+        incarnation arrived late, and the other replicas do not reach this one. What the copy held at its
+        start was checked when it was registered."""
+        if self._open is not None or now_ms < self._pause_until_ms or self._leaving:
+            return
+        known = log.replica(self.replica_id)
+        if known is not None and log.is_current(known.id) and known.address != self._address:
+            actions.append(self._ask(self._registration(None, None)))
 
     def _forget_identity(self) -> None:
         """The id belongs to another copy: this one is new to the controller, whatever it holds."""

@@ -543,3 +543,47 @@ def test_a_process_that_was_not_master_in_the_epoch_does_not_report_what_was_ack
     bench.reported()
     bench.view.needs_election, bench.view.epoch, bench.view.confirm_offset = True, 1, 40
     assert bench.ask(StepDown).confirmed is None
+
+
+def register_late(bench: Bench) -> None:
+    """A registration of an earlier incarnation, at another address, arrives after the present one."""
+    assert bench.manager._identity is not None
+    code, replica_id = bench.manager._identity.check_code, bench.manager.replica_id
+    generation = bench.quorum.log().generation
+    bench.quorum.done(RegisterReplica("a", generation, "n1", replica_id, code, "n1:1", 0, 0))
+    found = bench.quorum.log().of_node("n1")
+    assert found is not None
+    assert found.address == "n1:1"
+
+
+@pytest.mark.rule("C-03")
+def test_a_copy_whose_address_was_replaced_by_an_earlier_one_registers_again_and_remains_master() -> None:
+    bench = Bench()
+    bench.become_master()
+    bench.reported()
+    register_late(bench)
+    command = bench.ask(RegisterReplica)
+    assert command.max_offset is None  # what it held at its start was checked then
+    assert not [action for action in bench.step() if isinstance(action, ControllerRequest)]
+    bench.answer(command)
+    found = bench.quorum.log().of_node("n1")
+    assert found is not None
+    assert found.address == "n1:10911"
+    bench.quorum.pass_time(CONFIG.retry_interval_ms)
+    actions = bench.step()
+    assert not [action for action in actions if isinstance(action, ControllerRequest)]
+    roles = [action.message for action in actions if isinstance(action, SendToCore)]
+    assert [type(role) for role in roles] == [MasterRole]
+
+
+@pytest.mark.rule("C-03")
+def test_an_answer_about_the_address_of_a_copy_that_was_taken_out_since_registers_no_other() -> None:
+    bench = Bench()
+    bench.become_master()
+    bench.reported()
+    register_late(bench)
+    command = bench.ask(RegisterReplica)
+    bench.manager._forget_identity()
+    bench.manager.answered(command, Done(bench.quorum.metadata.applied_index), bench.quorum.now_ms)
+    bench.register()
+    assert bench.manager.replica_id == 4
