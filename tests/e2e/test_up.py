@@ -104,7 +104,7 @@ def test_taken_ports_and_wrong_configurations_are_reported_in_one_line(tmp_path:
             "up", "--nodes", "1", "--data", str(tmp_path / "two"), "--port", port, "--no-spark"
         )
     assert second.returncode == 1
-    assert second.stderr.startswith(f"commitlog: port {port}")
+    assert second.stderr.startswith(f"commitlog: ports {port}, ")
     assert second.stderr.count("\n") == 1
     config = tmp_path / "wrong.toml"
     config.write_text("[cluster]\nid = 'c'\nnonsense = 1\n")
