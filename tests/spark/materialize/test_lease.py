@@ -20,8 +20,8 @@ from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.source.looks import await_true
 
 
-def lease(replicas: list[FakeReplica], log: str = "default") -> MaterializerLease:
-    return MaterializerLease(CommitlogClient([replica.url for replica in replicas], log=log, give_up_s=0.5))
+def lease(replicas: list[FakeReplica]) -> MaterializerLease:
+    return MaterializerLease(CommitlogClient([replica.url for replica in replicas], give_up_s=0.5))
 
 
 def where(log: FakeLog) -> tuple[int, bool]:
@@ -77,8 +77,10 @@ def test_a_cursor_that_cannot_be_moved_is_reported(replicas: list[FakeReplica]) 
         replica.refuse_moves = True
     with pytest.raises(Unreachable, match="no-leader"):
         held.move(10)
+    for replica in replicas:
+        replica.is_deleted = True
     with pytest.raises(RequestRefused, match="404"):
-        lease(replicas, "../nothing").take(0)
+        held.move(20)
 
 
 class Table:

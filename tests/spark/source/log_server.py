@@ -312,6 +312,8 @@ class FakeReplica:
     async def cursor(self, request: Request) -> Response:
         name = request.path_params["name"]
         found = self.log.cursors.get(name)
+        if self.is_deleted:
+            return problem(404, "not-found")
         if request.method == "PUT":
             if self.refuse_moves:
                 return problem(503, "no-leader", retryable=True)

@@ -51,7 +51,7 @@ def test_a_batch_reads_the_range_of_its_options_ends_included(batch: Batch) -> N
             {"startingIndex": "latest", "endingIndex": 50},
             "startingIndex must be at most the end of the read, 50, got 102",
         ),
-        ({"log": "other/log"}, "404"),
+        ({"log": "other/log"}, "the name of a log must have"),
         ({"tail": "both"}, "tail must be 'union', got 'both'"),
     ],
 )
