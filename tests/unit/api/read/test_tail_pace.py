@@ -69,22 +69,24 @@ def test_a_reader_sees_what_was_committed_when_it_began() -> None:
     asyncio.run(run())
 
 
-def _reader(node: InProcess) -> Reader:
-    hosted = node.broker.find("default")
-    assert hosted.driver is not None
-    return Reader(Served(node.broker, hosted, hosted.driver), Consistency.COMMITTED)
-
-
 async def _append(node: InProcess) -> None:
     octets = {"content-type": "application/octet-stream"}
     answer = await node.client.post("/v1/logs/default/records", content=b"v", headers=octets)
     assert answer.status_code == 200
 
 
+async def _reader(node: InProcess) -> Reader:
+    """Return a reader of a log to which the service itself appends nothing more."""
+    await _append(node)
+    hosted = node.broker.find("default")
+    assert hosted.driver is not None
+    return Reader(Served(node.broker, hosted, hosted.driver), Consistency.COMMITTED)
+
+
 def test_readers_that_wait_share_a_waiter_and_continue_in_small_groups(tmp_path: Path) -> None:
     async def run() -> None:
         async with node_in_process(tmp_path) as node:
-            reader, pace, count = _reader(node), TailPace(), 2 * WOKEN_AT_ONCE + 1
+            reader, pace, count = await _reader(node), TailPace(), 2 * WOKEN_AT_ONCE + 1
             index = reader.visible_end + 1
             waiting = [asyncio.ensure_future(pace.grown(reader, index, 30.0)) for _ in range(count)]
             await until(lambda: len(pace._waiting) == count)
@@ -104,7 +106,7 @@ def test_readers_that_wait_share_a_waiter_and_continue_in_small_groups(tmp_path:
 def test_a_reader_waits_for_its_record_while_others_get_theirs(tmp_path: Path) -> None:
     async def run() -> None:
         async with node_in_process(tmp_path) as node:
-            reader, pace = _reader(node), TailPace()
+            reader, pace = await _reader(node), TailPace()
             index = reader.visible_end + 1
             first = asyncio.ensure_future(pace.grown(reader, index, 30.0))
             await until(lambda: len(pace._waiting) == 1)
@@ -128,7 +130,7 @@ def test_a_reader_waits_for_its_record_while_others_get_theirs(tmp_path: Path) -
 def test_a_wait_that_ends_without_a_record_leaves_nothing(tmp_path: Path) -> None:
     async def run() -> None:
         async with node_in_process(tmp_path) as node:
-            reader, pace = _reader(node), TailPace()
+            reader, pace = await _reader(node), TailPace()
             for _ in range(3):
                 assert not await pace.grown(reader, reader.visible_end + 1, 0.001)
             assert not pace._waiting
