@@ -11,7 +11,9 @@ from app.api.http.json_decoding import Name, Ordinal
 from app.api.http.log_call import Call, Served
 from app.api.http.openapi import ETAG, OF_A_BODY, OF_A_COMMIT, answers, json_request
 from app.api.http.preconditions import is_held, wanted_version
-from app.errors import CursorNotFound, Repairing
+from app.api.read.reader import Reader
+from app.api.read.selection import Consistency
+from app.errors import CursorNotFound
 from app.log.commands import ABSENT, UNSET, DropCursor, MoveCursor, SetFence
 from app.log.state import LogCursor
 from app.names import CURSOR_NAME
@@ -72,7 +74,7 @@ async def fence(call: Call, log: LogName, query: Nothing) -> Response:
 )
 async def cursors(call: Call, log: LogName, query: Nothing) -> Response:
     here = await call.leader(log)
-    await _confirm(here)
+    await Reader(here, Consistency.LINEARIZABLE).confirm()
     listed = [
         {**_cursor_object(here, name, found), "version": str(found.revision)}
         for name, found in here.driver.state.committed_cursors().items()
@@ -89,7 +91,7 @@ async def cursors(call: Call, log: LogName, query: Nothing) -> Response:
 )
 async def cursor(call: Call, log: LogName, name: CursorName, query: Nothing) -> Response:
     here = await call.leader(log)
-    await _confirm(here)
+    await Reader(here, Consistency.LINEARIZABLE).confirm()
     found = here.driver.state.committed_cursor(name)
     if found is None:
         raise CursorNotFound(name)
@@ -140,16 +142,6 @@ async def drop_cursor(call: Call, log: LogName, name: CursorName, query: Nothing
         return _cursor_answer(here, name, before)
 
     return await call.at_leader(hosted, act)
-
-
-async def _confirm(here: Served) -> None:
-    """Wait until the state here has what was committed at the call (R-08).
-
-    Raises ReadIndexUnavailable; Repairing if the log was found damaged meanwhile, also if it is open again.
-    """
-    await here.broker.waits.read_index(here.hosted)
-    if here.hosted.driver is not here.driver:
-        raise Repairing()
 
 
 def _revision(request: Request, found: LogCursor | None) -> int | None:
