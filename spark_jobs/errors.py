@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from app.local_problem import local_problem
+
 HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"  # read by Spark's Python processes when they report an error
 _CODED = re.compile(r"\[(COMMITLOG_[A-Z_]+)\] (.*)")
 _CODES = {2: "usage", 4: "not-found", 5: "unavailable"}  # of a problem document, by exit code
@@ -51,14 +53,7 @@ def write_failure(error: Exception, exit_code: int, *, as_json: bool) -> None:
         sys.stderr.write(f"{error}\n")
         return
     code = _CODES.get(exit_code, "failed")
-    document = {
-        "type": "about:blank",
-        "title": code.replace("-", " ").capitalize(),
-        "detail": str(error),
-        "code": code,
-        "retryable": code == "unavailable",
-        "outcome": "not_applied",
-    }
+    document = local_problem(code, str(error), retryable=code == "unavailable")
     sys.stderr.write(f"{json.dumps(document, ensure_ascii=False)}\n")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from app.cli.groups import local_problem
+from app.local_problem import local_problem
 from app.names import check_cursor_name, check_log_name
 
 if TYPE_CHECKING:  # `--help` imports neither

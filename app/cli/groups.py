@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from app.extras import extra_of, install_command
+from app.local_problem import local_problem
 
 INTERRUPTED = 130  # as shells report SIGINT
 _KINDS_OF_NUMBERS = {"integer range": "a whole number", "float range": "a number"}  # click's words, and ours
@@ -105,15 +106,3 @@ def _report(error: click.ClickException, *, as_json: bool) -> None:
         usage = isinstance(error, click.UsageError)
         problem = local_problem("usage" if usage else "failed", error.format_message())
     click.echo(json.dumps(problem, ensure_ascii=False), err=True)
-
-
-def local_problem(code: str, detail: str, *, outcome: str = "not_applied", retryable: bool = False) -> Any:
-    """Return the problem document of a failure for which no node has sent one. It has no `status`."""
-    return {
-        "type": "about:blank",
-        "title": code.replace("-", " ").capitalize(),
-        "detail": detail,
-        "code": code,
-        "retryable": retryable,
-        "outcome": outcome,
-    }
