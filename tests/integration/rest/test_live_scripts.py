@@ -314,7 +314,7 @@ def test_a_page_that_a_person_chooses_ends_the_live_tail(site: Path) -> None:
       const row = (index) => ({ index, timestamp: 1, key: null, value: `v${index}`, term: 1, offset: 1 });
       window.fetch = async (address) => {
         const query = new URL(address, location).searchParams;
-        if (query.has("wait_ms")) await new Promise(() => {}); // the tail waits for ever
+        if (query.has("wait_ms")) await new Promise(() => {}); // the tail never ends
         const page = { records: [row(7)], next_index: 8, begin_index: 0, has_more: false };
         const headers = { "content-type": "application/json" };
         return new Response(JSON.stringify(page), { status: 200, headers });

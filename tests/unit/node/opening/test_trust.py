@@ -167,7 +167,7 @@ def test_logs_that_are_older_than_the_folder_may_have_been_here_before(
 
 @pytest.mark.rule("R-02")
 def test_logs_that_are_created_after_the_first_confirmed_read_are_newer_than_the_folder() -> None:
-    """The replica of the metadata may still be in doubt then, while the node is ready for everything else."""
+    """The replica of the metadata may still be in doubt then, although the node is ready."""
     files = MemoryFiles()
     birth, marker = birth_of(files)
     marker.save(Note("empty", "start", 1, intact=True, lost_vote=True))
