@@ -236,6 +236,8 @@ class ReplicasManager:
             self._ask_for_more(log, view, actions, now_ms)
             if self._is_taken_out(log):
                 self._forget_identity()
+        elif self._registered and self._given_up_epoch:
+            self._ask_for_successor(view, actions, now_ms)
         return actions
 
     def _is_taken_out(self, log: Log) -> bool:
@@ -357,6 +359,12 @@ class ReplicasManager:
             self._is_opened_epoch = epoch
             actions.append(HeartbeatNow())
 
+    def _ask_for_successor(self, view: HaView, actions: list[Action], now_ms: int) -> None:
+        """Give up the epoch of the incarnation before, which the registration reported, before the metadata
+        are here: while the disk hangs they do not arrive, and this copy would remain master (C-05)."""
+        if self._open is None and now_ms >= self._pause_until_ms:
+            self._step_down(self._given_up_epoch, view, actions)
+
     def _ask_for_more(self, log: Log, view: HaView, actions: list[Action], now_ms: int) -> None:
         """Request an election that this copy needs, or the set that it wants."""
         if self._open is not None or now_ms < self._pause_until_ms or not self._is_master(log):
@@ -364,7 +372,7 @@ class ReplicasManager:
         # A core that has not heard of this epoch yet reports an earlier one: it may take this one up.
         cannot = view.needs_election and view.epoch == log.master_epoch
         if log.master_epoch == self._given_up_epoch or cannot:
-            self._step_down(log, view, actions)
+            self._step_down(log.master_epoch, view, actions)
             return
         request, wanted = view.set_request, self._wanted_set(log, view, now_ms)
         if request is not None and wanted is not None:
@@ -382,23 +390,23 @@ class ReplicasManager:
                 )
             )
 
-    def _step_down(self, log: Log, view: HaView, actions: list[Action]) -> None:
+    def _step_down(self, master_epoch: int, view: HaView, actions: list[Action]) -> None:
         """Request an election once the core does not act as master any more: what it acknowledged after that
         could be unknown to the replicas that are asked what they hold (C-12).
 
         What a core that was master has acknowledged ends at its confirm offset; one that restarted after that
         does not know it.
         """
-        if view.role is Role.MASTER and view.epoch == log.master_epoch:
+        if view.role is Role.MASTER and view.epoch == master_epoch:
             return
-        confirmed = view.confirm_offset if self._acted_epoch == log.master_epoch else None
+        confirmed = view.confirm_offset if self._acted_epoch == master_epoch else None
         actions.append(
             self._ask(
                 StepDown(
                     self.log,
                     self.generation,
                     self.replica_id,
-                    log.master_epoch,
+                    master_epoch,
                     self._leaving,
                     confirmed,
                 )

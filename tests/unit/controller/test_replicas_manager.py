@@ -511,6 +511,26 @@ def test_a_copy_opens_no_epoch_of_which_it_was_master_before_its_registration() 
     assert role.master_epoch == 2
 
 
+@pytest.mark.rule("C-05")
+def test_a_restarted_master_gives_its_epoch_up_even_if_the_metadata_do_not_arrive() -> None:
+    """While its disk hangs its node stores none, and the controllers would grant it lease after lease."""
+    bench = Bench()
+    bench.become_master()
+    bench.quorum.join_all()
+    before = bench.quorum.metadata.copy()
+    bench.quorum.done(ChangeLog("a", {"min_in_sync_replicas": 2}, "later"))
+    bench.start(bench.manager._identity)
+    bench.view.log_epoch, bench.view.max_offset = 1, 1_000
+    bench.answer(bench.ask(RegisterReplica))
+    actions = bench.manager.step(before, bench.view, bench.quorum.now_ms)
+    (request,) = [action.command for action in actions if isinstance(action, ControllerRequest)]
+    assert request == StepDown("a", bench.quorum.log().generation, 1, 1, False, None)
+    assert not any(isinstance(action, SendToCore) for action in actions)
+    assert bench.quorum.heartbeat("n1").granted == (("a", 1),)
+    bench.answer(request)
+    assert bench.quorum.log().master_epoch == 2
+
+
 @pytest.mark.rule("C-03")
 def test_older_metadata_do_not_take_a_copy_out() -> None:
     bench = Bench()
