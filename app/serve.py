@@ -6,7 +6,6 @@ Exit codes: 0 a clean stop (SIGTERM, SIGINT), 2 an invalid configuration, 1 any 
 is in use or damaged, an address in use, or a failed disk (R-11: at once).
 """
 
-import argparse
 import asyncio
 import contextlib
 import gc
@@ -22,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, cast
 
+import click
 import pyarrow as pa
 import uvicorn
 import uvloop
@@ -261,13 +261,21 @@ def _end_at_once(reason: str) -> None:
     os._exit(EXIT_FAILED)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m app.serve", description="Run one node.")
-    parser.add_argument("--config", required=True, type=Path)
-    parser.add_argument("--node", required=True)
-    arguments = parser.parse_args()
-    return serve(arguments.config, arguments.node)
+@click.command()
+@click.option(
+    "--config",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Configuration file of the cluster (TOML; see conf/).",
+)
+@click.option("--node", required=True, help="Id of the node that this process runs, for example n1.")
+def main(config: Path, node: str) -> None:
+    """Run one node in the foreground until SIGTERM.
+
+    Exit codes: 0 clean stop, 2 invalid configuration, 1 any other error.
+    """
+    sys.exit(serve(config, node))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,15 +1,15 @@
-"""The demo's own Spark, in a process of its own: it looks at the Delta tables, then runs the notebook.
+"""The Spark process of the demo: it reads the Delta tables, then runs the notebook.
 
-`python -m app.demo.spark_side --tables DIR --endpoint URLS --answer FILE --notebook FILE`. What it finds, it
-writes as one JSON document; whether that is right, the demo decides, which knows what was sent.
+`python -m app.demo.spark_side --tables DIR --endpoint URLS --answer FILE --notebook FILE` writes its findings
+as one JSON document. The demo, which has sent the records, decides whether they are right.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import click
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -39,6 +39,7 @@ SETTINGS = {  # for two processors and tables of one file
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.sql.adaptive.enabled": "false",
 }
+A_PATH = click.Path(path_type=Path)
 EVENT_COLUMNS = ("node", "kind", "term", "timestamp", "data")
 
 
@@ -81,28 +82,29 @@ def _rows(frame: DataFrame) -> list[dict[str, Any]]:
     return [row.asDict(recursive=True) for row in frame.collect()]
 
 
-def main() -> int:
-    """Exit code 1 when a cell of the notebook fails; the answer is written before it runs."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tables", required=True, type=Path)
-    parser.add_argument("--endpoint", required=True, help="base URLs of nodes, comma-separated")
-    parser.add_argument("--answer", required=True, type=Path, help="JSON file, appears whole")
-    parser.add_argument("--notebook", required=True, type=Path, help="HTML file")
-    options = parser.parse_args()
+@click.command()
+@click.option("--tables", required=True, type=A_PATH, help="Folder of the Delta tables.")
+@click.option("--endpoint", required=True, metavar="URLS", help="Base URLs of nodes, comma-separated.")
+@click.option("--answer", required=True, type=A_PATH, help="JSON file of the findings; it appears whole.")
+@click.option("--notebook", required=True, type=A_PATH, help="HTML file of the notebook's page.")
+def main(tables: Path, endpoint: str, answer: Path, notebook: Path) -> None:
+    """Read the Delta tables of the demo, then run its notebook.
+
+    Exit code 1: a cell of the notebook fails. The answer is written before it runs.
+    """
     spark = build_session("commitlog-demo", jars_folder=DEFAULT_JARS_FOLDER, extra=SETTINGS)
     try:
-        unfinished = options.answer.with_suffix(".new")
-        unfinished.write_text(json.dumps(collect_findings(spark, options.tables)) + "\n")
-        unfinished.replace(options.answer)
-        parameters = {"tables": str(options.tables), "endpoint": options.endpoint, "log": LOG}
-        run_notebook(NOTEBOOK, parameters, options.notebook, spark)
+        unfinished = answer.with_suffix(".new")
+        unfinished.write_text(json.dumps(collect_findings(spark, tables)) + "\n")
+        unfinished.replace(answer)
+        parameters = {"tables": str(tables), "endpoint": endpoint, "log": LOG}
+        run_notebook(NOTEBOOK, parameters, notebook, spark)
     except NotebookFailed as error:
         sys.stderr.write(f"{error}\n")
-        return 1
+        sys.exit(1)
     finally:
         spark.stop()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,6 +1,6 @@
 """The command line of `python3 app/setup`, and its plain output."""
 
-import argparse
+import argparse  # not click: no package is installed yet
 import os
 import sys
 from pathlib import Path

@@ -5,7 +5,7 @@ central repository, so no registry address is needed. Janino compiles our classe
 so a Java without a compiler is sufficient. `python -m spark_jobs.session.jars` creates the folder.
 """
 
-import argparse
+import argparse  # not click: `make doctor` imports this module before any package is installed
 import hashlib
 import importlib.util
 import os
@@ -261,7 +261,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m spark_jobs.session.jars", description="Download and build the jars."
     )
-    parser.add_argument("--cache", type=Path, default=DEFAULT_JARS_FOLDER, help="folder of the jars")
+    parser.add_argument("--cache", type=Path, default=DEFAULT_JARS_FOLDER, help="Folder of the jars.")
     try:
         paths = ensure_jars(parser.parse_args().cache)
     except RuntimeError as error:

@@ -3,7 +3,7 @@
 `commitlog sim` runs this module. `--help` shows the options of the mode.
 """
 
-import sys
+import click
 
 from tests.simulation.classic import group as classic
 from tests.simulation.controller import run as controller
@@ -12,18 +12,15 @@ from tests.simulation.raft import run as raft
 SIMULATORS = {"raft": raft.main, "controller": controller.main, "classic": classic.main}
 
 
-def main(arguments: list[str]) -> int:
-    """Run the simulator of the mode and return its exit code; 2 for an unknown mode."""
-    mode = "raft"
-    if "--mode" in arguments:
-        place = arguments.index("--mode")
-        mode = "".join(arguments[place + 1 : place + 2])
-        arguments = arguments[:place] + arguments[place + 2 :]
-    if mode not in SIMULATORS:
-        sys.stderr.write(f"Error: --mode must be one of {', '.join(SIMULATORS)}, got {mode!r}\n")
-        return 2
-    return SIMULATORS[mode](arguments)
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+)
+@click.option("--mode", type=click.Choice(list(SIMULATORS)), default="raft")
+@click.pass_context
+def main(ctx: click.Context, mode: str) -> None:
+    """Run the simulator of the mode with all other arguments."""
+    SIMULATORS[mode].main(ctx.args, prog_name=f"commitlog sim --mode {mode}")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(prog_name="commitlog sim")

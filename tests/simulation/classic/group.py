@@ -6,15 +6,16 @@ node, stays the same record at every node that serves it. After each round of fa
 itself, but for what needs an operator: refused copies, and a master that must not open its epoch.
 """
 
-import argparse
 import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from random import Random
 from typing import Any
+
+import click
 
 from app.errors import CommitlogError
 from app.ha.config import HaConfig
@@ -31,6 +32,7 @@ from tests.simulation.classic.operators import Nemesis
 from tests.simulation.controller.node import DISK, LOG_ID
 from tests.simulation.controller.plan import DRIVER, LOG_NAME, STORAGE
 from tests.simulation.raft.plans import SimulatedLimits
+from tests.simulation.seed_options import seed_options
 from tests.simulation.world.disk import DiskThread
 from tests.simulation.world.process import SimulatedProcess
 from tests.simulation.world.promises import Violation, unexpected
@@ -299,27 +301,23 @@ def run_seeds(seeds: Iterable[int], seconds: float) -> tuple[Counter[str], list[
     return counts, violations
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="commitlog sim --mode classic", description=__doc__)
-    parser.add_argument("--seed", type=int, help="one seed, to replay it")
-    parser.add_argument("--seeds", type=int, default=20, help="how many seeds, from --first on")
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="simulated seconds of a seed")
-    parser.add_argument(
-        "--full", action="store_true", help=f"{FULL_SEEDS} seeds of {FULL_SECONDS:.0f} seconds"
-    )
-    options = parser.parse_args(argv)
+@click.command()
+@seed_options(SECONDS)
+@click.option("--full", is_flag=True, help=f"Run {FULL_SEEDS:,} seeds of {FULL_SECONDS:,.0f} seconds.")
+def main(seed: int | None, seeds: int, first: int, seconds: float, full: bool) -> None:
+    """Simulate classic groups under faults and under their operator.
+
+    The last line is one JSON document. Exit code 1: a promise was broken.
+    """
     logging.disable(logging.CRITICAL)
-    seconds = options.seconds
-    seeds = range(options.first, options.first + options.seeds)
-    if options.seed is not None:
-        seeds = range(options.seed, options.seed + 1)
-    elif options.full:
-        seeds, seconds = range(FULL_SEEDS), FULL_SECONDS
-    counts, violations = run_seeds(seeds, seconds)
+    if seed is not None:
+        first, seeds = seed, 1
+    elif full:
+        first, seeds, seconds = 0, FULL_SEEDS, FULL_SECONDS
+    counts, violations = run_seeds(range(first, first + seeds), seconds)
     sys.stdout.write(json.dumps({**counts, "violations": violations}) + "\n")
-    return 1 if violations else 0
+    sys.exit(1 if violations else 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,17 +1,19 @@
 """Many seeds of groups in controller mode: `commitlog sim --mode controller`. A seed replays its run."""
 
-import argparse
 import gc
 import json
 import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+
+import click
 
 from tests.simulation.controller.cluster import HaCluster
 from tests.simulation.controller.nemesis import EVENTS
 from tests.simulation.controller.plan import long_plan_of, plan_of
+from tests.simulation.seed_options import seed_options
 from tests.simulation.world.promises import Violation, unexpected
 
 SECONDS = 40.0  # simulated, of one seed
@@ -86,35 +88,34 @@ def _without_collector(seed: int, seconds: float, usual: bool) -> tuple[HaCluste
         gc.enable()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="commitlog sim --mode controller", description=__doc__)
-    parser.add_argument("--seed", type=int, help="one seed, to replay it")
-    parser.add_argument("--seeds", type=int, default=20, help="how many seeds, from --first on")
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="simulated seconds of a seed")
-    parser.add_argument("--full", action="store_true", help=f"until {FULL_MASTER_CHANGES} master changes")
-    parser.add_argument("--usual", action="store_true", help="at the times of the defaults: longer, cheaper")
-    options = parser.parse_args(argv)
+@click.command()
+@seed_options(SECONDS)
+@click.option("--full", is_flag=True, help=f"Run until {FULL_MASTER_CHANGES:,} changes of the master.")
+@click.option("--usual", is_flag=True, help="Use the times of the default settings: longer, and cheaper.")
+def main(seed: int | None, seeds: int, first: int, seconds: float, full: bool, usual: bool) -> None:
+    """Simulate controllers and their groups under faults. A seed replays its run.
+
+    The last line is one JSON document. Exit code 1: a promise was broken, or --full did not reach its size.
+    """
     logging.disable(logging.CRITICAL)
     started = time.process_time()
-    if options.seed is not None:
-        cluster, violation = run_seed(options.seed, options.seconds, tell=True, usual=options.usual)
+    if seed is not None:
+        cluster, violation = run_seed(seed, seconds, tell=True, usual=usual)
         for line in (cluster.world.lines or ()) if violation else ():
             sys.stderr.write(f"  {line}\n")
         counts, violations = counts_of(cluster), [] if violation is None else [str(violation)]
         counts["trace"] = cluster.world.trace_digest  # type: ignore[assignment]
-    elif options.full:
-        counts, violations = run_seeds(range(FULL_SEEDS), options.seconds, until=FULL_MASTER_CHANGES)
+    elif full:
+        counts, violations = run_seeds(range(FULL_SEEDS), seconds, until=FULL_MASTER_CHANGES)
         if counts["master changes"] < FULL_MASTER_CHANGES:
             violations.append(f"only {counts['master changes']} master changes")
         violations += rare_events(counts)
     else:
-        seeds = range(options.first, options.first + options.seeds)
-        counts, violations = run_seeds(seeds, options.seconds, usual=options.usual)
+        counts, violations = run_seeds(range(first, first + seeds), seconds, usual=usual)
     figures = {**counts, "cpu_s": round(time.process_time() - started, 1), "violations": violations}
     sys.stdout.write(json.dumps(figures) + "\n")
-    return 1 if violations else 0
+    sys.exit(1 if violations else 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

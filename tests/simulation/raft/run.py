@@ -5,7 +5,6 @@ last line is one JSON document. Exit code 0: every promise was kept (with --full
 reached, at the size that is asked for); 1: not.
 """
 
-import argparse
 import gc
 import json
 import logging
@@ -13,7 +12,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from tests.simulation.raft.many_logs import run_many_logs
 from tests.simulation.raft.plans import plan_of
 from tests.simulation.raft.shrink import shrink
 from tests.simulation.raft.sometimes import POINTS
+from tests.simulation.seed_options import seed_options
 from tests.simulation.world.promises import Violation, unexpected
 
 CHUNK = 4  # seeds a process takes at a time
@@ -198,45 +198,26 @@ def _only(text: str) -> list[int]:
     return [] if text == "none" else [int(number) for number in text.split(",")]
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="commitlog sim", description=__doc__)
-    parser.add_argument("--seed", type=int, help="one seed, to replay it")
-    parser.add_argument("--only", type=_only, help="with --seed: numbers of the faults that happen")
-    parser.add_argument("--seeds", type=int, default=20, help="how many seeds, from --first on")
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=60.0, help="simulated seconds of a calm seed")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    parser.add_argument("--full", action="store_true", help="the whole size, and every rare path must be met")
-    options = parser.parse_args(argv)
-    if options.full:
-        options.seeds, options.seconds = FULL_SEEDS, FULL_SECONDS
-    return options
-
-
-def replay(options: argparse.Namespace) -> int:
-    """Run one seed, and print its trace when it fails."""
-    cluster, violation = run_seed(options.seed, options.seconds, options.only, tell=True)
+def replay(seed: int, seconds: float, only: Sequence[int] | None) -> int:
+    """Run one seed, and print its trace when it fails; return the exit code."""
+    cluster, violation = run_seed(seed, seconds, only, tell=True)
     for line in (cluster.world.lines or ()) if violation else ():
         sys.stderr.write(f"  {line}\n")
     figures = {
-        "seed": options.seed,
+        "seed": seed,
         "simulated_s": cluster.world.now_us / 1e6,
         "violation": None if violation is None else str(violation),
-        "faults": len(cluster.faults) if options.only is None else [str(each) for each in cluster.faults],
+        "faults": len(cluster.faults) if only is None else [str(each) for each in cluster.faults],
         "trace": cluster.world.trace_digest,
     }
     sys.stdout.write(json.dumps(figures) + "\n")
     return 0 if violation is None else 1
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    options = parse(argv)
-    logging.disable(logging.CRITICAL)
-    if options.seed is not None:
-        return replay(options)
-    seeds = range(options.first, options.first + options.seeds)
+def run(seeds: Sequence[int], seconds: float, jobs: int, *, full: bool) -> int:
+    """Run the seeds and print the figures; return the exit code. full: also many logs, and the least size."""
     started = time.perf_counter()
-    outcomes = run_seeds(seeds, options.seconds, max(1, options.jobs))
+    outcomes = run_seeds(seeds, seconds, jobs)
     with click.progressbar(
         outcomes, length=len(seeds), label="seeds", file=sys.stderr, hidden=not sys.stderr.isatty()
     ) as watched:
@@ -245,20 +226,57 @@ def main(argv: Sequence[str] | None = None) -> int:
     problems = [f"{failure.seed}: {failure.message}" for failure in total.failures]
     for failure in total.failures:
         report(failure)
-    if options.full and not problems:
-        broken, figures["many_logs"] = run_all_many_logs(max(1, options.jobs))
-        problems += broken
-        missed = [point for point in POINTS if not total.sometimes[point]]
-        problems += [f"never reached: {point} ({POINTS[point]})" for point in missed]
-        small = [name for name, least in FULL.items() if figures[name] < least]
-        problems += [f"{name}: {figures[name]} of {FULL[name]}" for name in small]
-        rare = [kind for kind in OPERATIONS if total.faults[kind] < OPERATIONS_MIN]
-        problems += [f"{kind}: {total.faults[kind]} of {OPERATIONS_MIN} operations" for kind in rare]
+    if full and not problems:
+        broken, figures["many_logs"] = run_all_many_logs(jobs)
+        problems += broken + missing(total, figures)
         for problem in problems:
             sys.stderr.write(f"{problem}\n")
     sys.stdout.write(json.dumps(figures | {"problems": problems}) + "\n")
     return 1 if problems else 0
 
 
+def missing(total: Outcome, figures: Mapping[str, Any]) -> list[str]:
+    """Return what a full run has not reached: rare paths, its size, operations of each kind."""
+    missed = [point for point in POINTS if not total.sometimes[point]]
+    small = [name for name, least in FULL.items() if figures[name] < least]
+    rare = [kind for kind in OPERATIONS if total.faults[kind] < OPERATIONS_MIN]
+    return [
+        *(f"never reached: {point} ({POINTS[point]})" for point in missed),
+        *(f"{name}: {figures[name]} of {FULL[name]}" for name in small),
+        *(f"{kind}: {total.faults[kind]} of {OPERATIONS_MIN} operations" for kind in rare),
+    ]
+
+
+@click.command()
+@seed_options(60.0)
+@click.option(
+    "--only", type=_only, metavar="N,N", help="With --seed: numbers of the faults that happen, or `none`."
+)
+@click.option(
+    "--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, show_default=True, help="Processes."
+)
+@click.option("--full", is_flag=True, help="Run the whole size; every rare path must be reached.")
+def main(
+    seed: int | None,
+    seeds: int,
+    first: int,
+    seconds: float,
+    only: list[int] | None,
+    jobs: int,
+    full: bool,
+) -> None:
+    """Simulate clusters in Raft mode under faults.
+
+    A failure is shrunk to the few faults that it needs, and printed with the command that replays it. The
+    last line is one JSON document. Exit code 1: a promise was broken, or --full did not reach its size.
+    """
+    logging.disable(logging.CRITICAL)
+    if full:
+        seeds, seconds = FULL_SEEDS, FULL_SECONDS
+    if seed is not None:
+        sys.exit(replay(seed, seconds, only))
+    sys.exit(run(range(first, first + seeds), seconds, jobs, full=full))
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

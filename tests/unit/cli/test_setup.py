@@ -140,6 +140,14 @@ def test_the_doctor_finds_what_the_tests_run_with() -> None:
     assert checks.check_disk(Path("/no/such/folder")).state is State.OK
 
 
+def test_the_doctor_needs_no_package() -> None:
+    report = "from app.setup.command import report; report()"
+    found = subprocess.run([sys.executable, "-S", "-c", report], cwd=ROOT, capture_output=True, text=True)
+    assert found.stderr == ""
+    assert "missing  packages" in found.stdout
+    assert "jars: " in found.stdout
+
+
 def test_an_installation_from_a_wheel_is_not_measured_by_the_lock_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

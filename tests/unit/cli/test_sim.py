@@ -21,4 +21,14 @@ def test_without_the_tests_the_error_names_the_remedy(
 def test_an_unknown_mode_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     result = CliRunner().invoke(sim.sim_command, ["--mode", "paxos"])
     assert result.exit_code == 2
-    assert "--mode must be one of raft, controller, classic, got 'paxos'" in capfd.readouterr().err
+    assert "'paxos' is not one of 'raft', 'controller', 'classic'" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("mode", ["raft", "controller", "classic"])
+def test_each_mode_has_help_and_refuses_the_options_of_others(
+    mode: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert CliRunner().invoke(sim.sim_command, ["--mode", mode, "--help"]).exit_code == 0
+    assert f"commitlog sim --mode {mode}" in capfd.readouterr().out
+    assert CliRunner().invoke(sim.sim_command, ["--seed", "7", "--mode", mode, "--colour"]).exit_code == 2
+    assert "No such option '--colour'" in capfd.readouterr().err
