@@ -71,7 +71,7 @@ def member_objects(broker: Broker) -> list[dict[str, Any]]:
     for hosted in broker.logs.values():
         voters.update(dict.fromkeys(hosted.voters))
     members = []
-    for node_id, address in _addresses(broker).items():
+    for node_id, address in known_addresses(broker).items():
         is_this = node_id == broker.node.id
         version = VERSION if is_this else broker.transport.peer_version(node_id)
         members.append(
@@ -87,7 +87,7 @@ def member_objects(broker: Broker) -> list[dict[str, Any]]:
     return members
 
 
-def _addresses(broker: Broker) -> dict[str, Address]:
+def known_addresses(broker: Broker) -> dict[str, Address]:
     """Return the addresses of every known node, also of one that a log names and that this node has not yet
     tried to reach."""
     known = {node.id: Address(node.url, node.peer_address) for node in broker.nodes}
@@ -128,7 +128,7 @@ async def add_member(call: Call, query: OneLog) -> Response:
     call.wants_json()
     asked = await call.asked(MemberIn)
     address = checked_address(asked)
-    check_address(asked.id, address, known_addresses(call.broker, asked.id))
+    check_address(asked.id, address, taken_addresses(call.broker, asked.id))
     change = ChangeMembers(ChangeKind.ADD, asked.id, address)
     return await _change(call, query.log, change, ReplicaChange.ADD)
 
@@ -273,10 +273,10 @@ def checked_address(asked: MemberIn) -> Address:
     return Address(url, asked.peer_address)
 
 
-def known_addresses(broker: Broker, new_id: str) -> dict[str, Address]:
-    """Return the addresses of the nodes that this node knows, without those of `new_id` unless it is a member
-    of a log: a node that only the configuration names may be added with another address."""
-    known = {node.id: Address(node.url, node.peer_address) for node in broker.nodes}
+def taken_addresses(broker: Broker, new_id: str) -> dict[str, Address]:
+    """Return `known_addresses` without that of `new_id` unless it is a member of a log: a node that only the
+    configuration names may be added with another address."""
+    known = known_addresses(broker)
     if not any(new_id in hosted.members for hosted in (*broker.logs.values(), broker.metadata.hosted)):
         known.pop(new_id, None)
     return known

@@ -8,9 +8,9 @@ import pytest
 from app.api.routes.members import (
     MemberIn,
     checked_address,
-    known_addresses,
     logs_of_the_change,
     member_objects,
+    taken_addresses,
 )
 from app.errors import InvalidRequest
 from app.log.commands import ChangeMembers
@@ -26,7 +26,8 @@ def broker_of(logs: dict[str, Replication], *, kept: bool = True, controllers: t
 
     def hosted(name: str, replication: Replication) -> Any:
         settings = SimpleNamespace(replication=replication, replicas=ALL)
-        return SimpleNamespace(name=name, settings=settings, members=ALL, driver=kept or None)
+        driver = SimpleNamespace(addresses={})
+        return SimpleNamespace(name=name, settings=settings, members=ALL, driver=driver if kept else None)
 
     return cast(
         Any,
@@ -102,9 +103,11 @@ def test_addresses_of_a_node_that_is_not_a_member_yet_may_differ_from_the_config
     broker.nodes = [
         SimpleNamespace(id=f"n{k}", url=f"http://h{k}:8101", peer_address=f"h{k}:9101") for k in (1, 2, 3, 4)
     ]
-    assert sorted(known_addresses(broker, "n3")) == ["n1", "n2", "n3", "n4"]
-    assert sorted(known_addresses(broker, "n4")) == ["n1", "n2", "n3"]
-    assert known_addresses(broker, "n4")["n2"] == Address("http://h2:8101", "h2:9101")
+    assert sorted(taken_addresses(broker, "n3")) == ["n1", "n2", "n3", "n4"]
+    assert sorted(taken_addresses(broker, "n4")) == ["n1", "n2", "n3"]
+    assert taken_addresses(broker, "n4")["n2"] == Address("http://h2:8101", "h2:9101")
+    broker.logs["a"].driver.addresses = {"n5": Address("http://h5:8101", "h5:9101")}
+    assert sorted(taken_addresses(broker, "n4")) == ["n1", "n2", "n3", "n5"]
 
 
 @pytest.mark.rule("R-10")
