@@ -84,9 +84,7 @@ def may_become_complete(log: Log, liveness: Liveness, now_ms: int) -> bool:
     able = [
         member
         for member in log.holders
-        if log.is_current(member)
-        and (replica := log.replica(member)) is not None
-        and liveness.may_come_to_lead(log, replica, now_ms)
+        if (replica := log.current(member)) is not None and liveness.may_come_to_lead(log, replica, now_ms)
     ]
     if not (awaited or counts_all(log)):
         complete = complete_copies(log, liveness)
@@ -97,13 +95,13 @@ def may_become_complete(log: Log, liveness: Liveness, now_ms: int) -> bool:
 
 def _may_report(log: Log, member: int, liveness: Liveness, now_ms: int) -> bool:
     """Return whether the copy exists, and is alive or had no time yet to report so."""
-    replica = log.replica(member) if log.is_current(member) else None
+    replica = log.current(member)
     return replica is not None and liveness.may_have_copy(log, replica, now_ms)
 
 
 def _winner_may_lead(log: Log, liveness: Liveness, now_ms: int) -> bool:
     """True if the winner of the last election, whose epoch is not open yet, may win the next one too."""
-    winners = [log.replica(member) for member in log.sync_state_set if log.is_current(member)]
+    winners = [log.current(member) for member in log.sync_state_set]
     return log.is_opening and any(
         winner is not None and liveness.may_come_to_lead(log, winner, now_ms) for winner in winners
     )
@@ -156,7 +154,7 @@ def _reports(log: Log, members: Sequence[int], liveness: Liveness) -> dict[int, 
 
 def _report_of(log: Log, member: int, liveness: Liveness) -> Report | None:
     """The last report of a copy that exists still."""
-    replica = log.replica(member)
-    if replica is None or not log.is_current(member):
+    replica = log.current(member)
+    if replica is None:
         return None
     return liveness.report(replica.node, log.name, log.generation, member)

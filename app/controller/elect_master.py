@@ -32,10 +32,8 @@ REASON_LEAVING = "leaving"  # the master's node is removed from the log
 
 def has_living_master(log: Log, liveness: Liveness, now_ms: int) -> bool:
     """Return whether the master's copy still exists and may be alive."""
-    replica = None if log.master is None else log.replica(log.master)
-    if replica is None or not log.is_current(replica.id):
-        return False
-    return liveness.may_have_copy(log, replica, now_ms)
+    replica = None if log.master is None else log.current(log.master)
+    return replica is not None and liveness.may_have_copy(log, replica, now_ms)
 
 
 def has_opened(log: Log, liveness: Liveness) -> bool:

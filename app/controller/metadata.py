@@ -187,10 +187,13 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
         """Return the recorded position of the copy's confirmed records, None for nothing."""
         return next((each for each in self.confirmed if each.replica_id == replica_id), None)
 
-    def is_current(self, replica_id: int) -> bool:
-        """Return whether the replica still exists: registered, and its node has registered no later one."""
+    def current(self, replica_id: int) -> Replica | None:
+        """Return the replica if it still exists: registered, and its node has registered no later one."""
         replica = self.replica(replica_id)
-        return replica is not None and self.of_node(replica.node) is replica
+        return replica if replica is not None and self.of_node(replica.node) is replica else None
+
+    def is_current(self, replica_id: int) -> bool:
+        return self.current(replica_id) is not None
 
     def eligible(self) -> tuple[Replica, ...]:
         """The replicas that may ever be elected or join the set, in the order of the settings."""
@@ -200,9 +203,7 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     def nodes_of(self, replica_ids: tuple[int, ...]) -> tuple[str, ...]:
         """The nodes of the replicas that still exist, in the order of the ids."""
         return tuple(
-            replica.node
-            for replica_id in replica_ids
-            if self.is_current(replica_id) and (replica := self.replica(replica_id)) is not None
+            replica.node for replica_id in replica_ids if (replica := self.current(replica_id)) is not None
         )
 
     @property

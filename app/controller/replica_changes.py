@@ -140,8 +140,7 @@ def _why_not_without(log: Log, nodes: Sequence[str], liveness: Liveness, now_ms:
     staying = [
         replica.node
         for member in log.sync_state_set
-        if log.is_current(member)
-        and (replica := log.replica(member)) is not None
+        if (replica := log.current(member)) is not None
         and replica.node not in nodes
         and liveness.may_lead(log, replica, now_ms)
     ]

@@ -280,8 +280,8 @@ class ReplicasManager:
         start was checked when it was registered."""
         if self._open is not None or now_ms < self._pause_until_ms or self._leaving:
             return
-        known = log.replica(self.replica_id)
-        if known is not None and log.is_current(known.id) and known.address != self._address:
+        known = log.current(self.replica_id)
+        if known is not None and known.address != self._address:
             actions.append(self._ask(self._registration(None, None)))
 
     def _forget_identity(self) -> None:
@@ -428,10 +428,10 @@ class ReplicasManager:
             return None  # the core, or this node, does not know the newest yet
         wanted, silent = [self.replica_id], False
         for member in request.members:
-            replica = log.replica(member)
             if member == self.replica_id:
                 continue
-            if replica is not None and log.is_current(member) and replica.node in self._alive:
+            replica = log.current(member)
+            if replica is not None and replica.node in self._alive:
                 wanted.append(member)
             elif member in log.sync_state_set:
                 silent = True

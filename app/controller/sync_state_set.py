@@ -51,8 +51,8 @@ def alter(
 
 
 def _check_member(log: Log, member: int, liveness: Liveness, now_ms: int) -> None:
-    replica = log.replica(member)
-    if replica is None or not log.is_current(member):
+    replica = log.current(member)
+    if replica is None:
         raise Refused(Reason.NOT_REGISTERED, f"replica {member} is not registered")
     if log.is_learner(replica.node):
         raise Refused(Reason.LEARNER, f"{replica.node} is a learner")
