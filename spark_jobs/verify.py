@@ -42,14 +42,14 @@ from spark_jobs.source.options import parse_endpoints
 from spark_jobs.tables.table import EPOCH_FILES, EPOCHS, table_properties
 from spark_jobs.tables.transforms import epoch_differences
 from spark_jobs.typed.invariants import misplaced, outdated
-from spark_jobs.typed.layout import Generation, generations
+from spark_jobs.typed.layout import CompatibilityGroup, compatibility_groups
 from spark_jobs.typed.values import wrong_copies, wrong_letters, wrong_records
 from storage.units import NO_INDEX
 
 SUMS = "first bigint, count bigint, high bigint, low bigint"
 HALF = 1 << 32
 TRIMMED = "index-trimmed"
-OF_GENERATION = re.compile(r"(records|current)(_v\d+)?")
+OF_A_GROUP = re.compile(r"(records|current)(_v\d+)?")
 REPORTED_MAX = 10  # differences of one table that are reported
 _ATTEMPTS = 5  # to compare before retention removes a part of it
 _PAUSE_S = 1.0
@@ -164,15 +164,15 @@ def _typed_problems(
     entries = tables[ENTRIES]
     assert entries.materialized_index is not None
     versions = reads.schemas(NO_INDEX) or []
-    layout = generations(versions)  # also of versions that the job has not seen
+    layout = compatibility_groups(versions)  # also of versions that the job has not seen
     named = _typed_names(layout)
     for name in sorted(tables):
-        if OF_GENERATION.fullmatch(name) and name not in named:
+        if OF_A_GROUP.fullmatch(name) and name not in named:
             yield f"{name}: no version of the schema begins this table"
     versions = [each for each in versions if each.index <= entries.materialized_index]
     if not versions:
         return
-    layout = generations(versions)
+    layout = compatibility_groups(versions)
     if missing := sorted(_typed_names(layout) - tables.keys()):
         yield f"missing: {', '.join(missing)}"
         return
@@ -199,7 +199,7 @@ def _typed_problems(
             yield from (f"{name}, {_at(row)}" for row in _first(wrong, "index"))
 
 
-def _typed_names(layout: Sequence[Generation]) -> set[str]:
+def _typed_names(layout: Sequence[CompatibilityGroup]) -> set[str]:
     return {DEAD_LETTERS, *(name for each in layout for name in (each.records().name, each.current().name))}
 
 

@@ -32,7 +32,7 @@ from app.node.network.peer_host import PeerIdentity
 from app.node.network.peer_transport import PeerTransport
 from app.node.network.repair_messages import PeerCall
 from app.node.opening.opener import LogOpener
-from app.node.repair.rollbacks import RollBacks
+from app.node.repair.rollbacks import Rollbacks
 from app.node.replica.driver import LogDriver
 from app.node.request_waits import Waits
 from app.node.reserve import disk_bytes_of
@@ -113,7 +113,7 @@ class Broker:
             folders=self._node_logs.folders,
         )
         self._lookup = LogLookup(self._hosted, self.metadata, self._metadata_logs, self.waits)
-        rollbacks = RollBacks(self._node_logs, services, journals.record, self.tasks)
+        rollbacks = Rollbacks(self._node_logs, services, journals.record, self.tasks)
         self._timer = NodeTimer(
             TickInterval(settings.raft.tick_interval_ms / 1000, settings.raft.heartbeat_interval_ms / 1000),
             self.clock,

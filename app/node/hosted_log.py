@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from app.ha.auto_switch.core import AutoSwitchCore
     from app.node.repair.interfaces import RepairResult
     from app.node.repair.log_repair import LogRepair
-    from app.node.repair.rollbacks import RunningRollBack
+    from app.node.repair.rollbacks import RunningRollback
 
 REPLACED_GRACE_S: Final = 0.2
 CONFIGURED: Final = -1  # the generation of a log of the configuration file
@@ -33,7 +33,7 @@ class HostedLog:
         self.journal: Journal | None = None
         self.is_opening = False  # a thread opens the replica
         self.repair: LogRepair | None = None  # in progress; the log is not served meanwhile
-        self.rollback: RunningRollBack | None = None  # in progress; the log is not served meanwhile
+        self.rollback: RunningRollback | None = None  # in progress; the log is not served meanwhile
         self.repair_result: RepairResult | None = None  # by the last repair, until the replica is sound
         self.generation = CONFIGURED  # distinguishes logs of the same name (app/controller/metadata.py)
         self.deleting = False  # by the metadata: the log is not served any more

@@ -11,7 +11,7 @@ from app.node.hosted_logs import HostedLogs
 from app.node.metadata.service import MetadataService
 from app.node.network.node_directory import Directory
 from app.node.network.peer_transport import PeerTransport
-from app.node.repair.rollbacks import RollBacks
+from app.node.repair.rollbacks import Rollbacks
 from app.node.replica.driver import LogDriver
 
 QUIET_AFTER_S: Final = 1.0  # without a change, after which the timer ticks less often
@@ -54,7 +54,7 @@ class NodeTimer:
         clock: Clock,
         hosted: HostedLogs,
         metadata: MetadataService,
-        rollbacks: RollBacks,
+        rollbacks: Rollbacks,
         nodes: Directory,
         transport: PeerTransport,
         fail: Callable[[str, BaseException], None],

@@ -78,8 +78,8 @@ class DeadLetterReplay:
             first = pc.max(piece["index"]).as_py() + 1
 
     def _held(self, letters: pa.Table) -> dict[int, int]:
-        """Return the letters that are records already: the index, and the first version of the
-        generation."""
+        """Return the letters that are records already: the index, and the first version of
+        the compatibility group."""
         indexes = self.spark.createDataFrame(letters.select(["index"]).rename_columns(["_index"]))
         return {
             row["_index"]: first
@@ -97,7 +97,7 @@ class DeadLetterReplay:
         end = until
         for first in sorted(set(moved.values())):
             current, path = self.tables.current[first], self.tables.records[first].path
-            own = [index for index, generation in moved.items() if generation == first]
+            own = [index for index, group in moved.items() if group == first]
             indexes = current.session.createDataFrame(pa.table({"_index": own}))
             rows = read_table(current.session, path).join(F.broadcast(indexes), "_index", "left_semi")
             while True:

@@ -2,8 +2,8 @@
 
 They follow `entries`: what they lack is read from there. So recovery, a schema that is set on a log with
 history, and the records of the last micro-batch take one path. The rows of a range are written in this order:
-`dead_letters`, the records of older generations of the schema, those of the newest one. So each range before
-the last row of the newest generation is complete in all of them. `current` follows `records`: at once in a
+`dead_letters`, the records of older compatibility groups, those of the newest one. So each range before
+the last row of the newest group is complete in all of them. `current` follows `records`: at once in a
 job that does not follow the log, else every CURRENT_EACH_S.
 A table without a row of the last records gets a commit that claims its end (typed/table_ends.py).
 """
@@ -29,7 +29,7 @@ from spark_jobs.typed.claimed_table import ClaimedTable
 from spark_jobs.typed.current import CurrentTable
 from spark_jobs.typed.decoding import COLUMNS, TypedDecoder, TypedRows
 from spark_jobs.typed.indexed_rows import IndexedRows
-from spark_jobs.typed.layout import Generation, generations
+from spark_jobs.typed.layout import CompatibilityGroup, compatibility_groups
 from spark_jobs.typed.prefetch import prefetch
 from spark_jobs.typed.restored import RestoredTables
 from spark_jobs.typed.table_ends import TableEnds
@@ -66,12 +66,12 @@ class TypedTables:
         self.until_index = 0  # of the last call of `extend`
         self.current: dict[int, CurrentTable] = {}
         self.decoder: TypedDecoder | None = None
-        self.records: dict[int, ClaimedTable] = {}  # by the first version of their generation
+        self.records: dict[int, ClaimedTable] = {}  # by the first version of their group
         self.dead_letters = self._claimed(DEAD_LETTERS, "index")
         self._entries = IndexedRows(spark, path_of(ENTRIES), ENTRIES, "index")
         self._versions: Sequence[LogSchema] = ()
         self._term: int | None = None  # of the last record that was handed to `extend`
-        self._changed: set[int] = set()  # generations with records that may have a row in `current`
+        self._changed: set[int] = set()  # groups with records that may have a row in `current`
         self._applying = threading.Lock()
         self._noting = threading.Lock()  # protects next_index, _changed and _ends
         self._ends = TableEnds()
@@ -207,7 +207,7 @@ class TypedTables:
         versions = self.client.schemas(until - 1, self._versions[-1].version if self._versions else 0)
         if not versions:
             return
-        layout = generations(versions)
+        layout = compatibility_groups(versions)
         self._open_tables(layout)
         self.decoder, self._versions = TypedDecoder(versions, layout), versions
 
@@ -229,47 +229,47 @@ class TypedTables:
                     self.current[first].rebuild(self.next_index)
             restored.finish()
 
-    def _complete_before(self, layout: Sequence[Generation]) -> int:
-        ends = [self.records[generation.first].last_index for generation in layout]
+    def _complete_before(self, layout: Sequence[CompatibilityGroup]) -> int:
+        ends = [self.records[group.first].last_index for group in layout]
         return complete_before([each.from_index for each in layout], ends)
 
-    def _open_tables(self, layout: Sequence[Generation]) -> None:
+    def _open_tables(self, layout: Sequence[CompatibilityGroup]) -> None:
         log, log_id = self.client.log, self.client.log_id()
         is_first = not self.records
         begin = math.inf  # of the tables that are created now, which may have been removed
         if is_first and self.dead_letters.open(log, log_id):
             begin = 0
-        for generation in layout:
-            table = generation.records()
-            held = self.records.get(generation.first)
+        for group in layout:
+            table = group.records()
+            held = self.records.get(group.first)
             if held is None:
                 held = self._claimed(table, "_index")
                 if held.open(log, log_id):
-                    begin = min(begin, generation.from_index)
-                self.records[generation.first] = held
+                    begin = min(begin, group.from_index)
+                self.records[group.first] = held
             elif held.table != table:
                 held.evolve(table)
-            self._open_current(generation, log_id)
+            self._open_current(group, log_id)
         if is_first:
             self.next_index = int(min(begin, self._complete_before(layout)))
             self._ends.until = self._ends.noted = self.next_index
 
-    def _open_current(self, generation: Generation, log_id: str) -> None:
-        table = self.current.get(generation.first)
-        if table is not None and table.generation == generation:
+    def _open_current(self, group: CompatibilityGroup, log_id: str) -> None:
+        table = self.current.get(group.first)
+        if table is not None and table.group == group:
             return
         with self._applying:
             table = CurrentTable(
                 self.spark,
-                self.path_of(generation.current()),
-                self.path_of(generation.records()),
+                self.path_of(group.current()),
+                self.path_of(group.records()),
                 self.path_of(ENTRIES),
                 change_data_feed=self.change_data_feed,
             )
-            table.open(generation, self.client.log, log_id)
+            table.open(group, self.client.log, log_id)
         with self._noting:
-            self.current[generation.first] = table
-            self._changed.add(generation.first)
+            self.current[group.first] = table
+            self._changed.add(group.first)
 
     def _write_rows(self, decoder: TypedDecoder, typed: TypedRows, until: int) -> None:
         note = {"first_index": self.next_index, "until_index": until}
@@ -292,8 +292,8 @@ def _decoded(
 def complete_before(from_indexes: Sequence[int], ends: Sequence[int]) -> int:
     """Return an index before which the tables hold all rows.
 
-    from_indexes: of the generations, oldest first. ends: index of the last row of each, NO_INDEX for none.
-    Rows of a range are written to the newest generation last, which has no row before its `from_index`.
+    from_indexes: of the groups, oldest first. ends: index of the last row of each, NO_INDEX for none.
+    Rows of a range are written to the newest group last, which has no row before its `from_index`.
     """
     complete = 0
     for from_index, end in zip(from_indexes, ends, strict=True):

@@ -1,7 +1,7 @@
 """The tables of a log by name, for SQL: temporary views, including one of the present watermarks.
 
-The typed tables of a schema with incompatible versions have several generations: `records`, `records_v3`. The
-views `records` and `current` are over all of them; `records_v3` is one generation.
+A schema with incompatible versions has several compatibility groups, each with typed tables of its own:
+`records`, `records_v3`. The views `records` and `current` are over all of them; `records_v3` is one group.
 """
 
 import json
@@ -52,8 +52,9 @@ _NESTED = (StructType, ArrayType, MapType)
 def create_views(spark: SparkSession, tables: Path | str, log: str = "default") -> list[str]:
     """Create a view of each existing table, and `latest_watermarks`. Return their names.
 
-    tables: folder or URL; a relative path starts at the current folder. At a URL, generations of the typed
-    tables after the first are not found. Raises ConfigError when it contains no table of the log.
+    tables: folder or URL; a relative path starts at the current folder. At a URL, the typed
+    tables of compatibility groups after the first are not found. Raises ConfigError when it contains no
+    table of the log.
     """
     paths = {table.name: table_path(tables, log, table) for table in (*TABLES, *TYPED_TABLES)}
     folder = f"{location(str(tables)).rstrip('/')}/{log}"
@@ -65,7 +66,7 @@ def create_views(spark: SparkSession, tables: Path | str, log: str = "default") 
     if WATERMARKS.name in found:
         found[LATEST_WATERMARKS] = latest_watermarks(found[WATERMARKS.name])
     views = dict(found)
-    records, current = (_generations(found, kind) for kind in (RECORDS, CURRENT))
+    records, current = (_tables_of(found, kind) for kind in (RECORDS, CURRENT))
     if records:
         views[RECORDS] = united(list(records.values()))
     if current:
@@ -97,21 +98,21 @@ def _exists(spark: SparkSession, path: str) -> bool:
     return is_table(spark, path) if is_url(path) else bool(DeltaLog(path).versions())
 
 
-def _generations(found: Mapping[str, DataFrame], kind: str) -> dict[str, DataFrame]:
-    """Return the tables of one kind, oldest generation first."""
+def _tables_of(found: Mapping[str, DataFrame], kind: str) -> dict[str, DataFrame]:
+    """Return the tables `records` or `current` of all compatibility groups, oldest first."""
     names = (name for name in found if is_typed(name, kind))
     return {name: found[name] for name in sorted(names, key=lambda name: int(name.partition("_v")[2] or 0))}
 
 
-def united(generations: Sequence[DataFrame]) -> DataFrame:
-    """Return the rows of all generations of a table, oldest generation first, by the names of the columns.
+def united(groups: Sequence[DataFrame]) -> DataFrame:
+    """Return the rows of a table of all compatibility groups, oldest first, by the names of the columns.
 
     A column that has several types is a bigint if all of them are integers, a double for float and double,
     else a string: JSON for nested types, base64 for binary.
     """
     kinds: dict[str, list[DataType]] = {}
     names: dict[str, str] = {}
-    for rows in reversed(generations):
+    for rows in reversed(groups):
         for each in rows.schema:
             kinds.setdefault(each.name.lower(), []).append(each.dataType)
             names.setdefault(each.name.lower(), each.name)
@@ -125,16 +126,18 @@ def united(generations: Sequence[DataFrame]) -> DataFrame:
                 for each in rows.schema
             )
         )
-        for rows in generations
+        for rows in groups
     ]
     return reduce(lambda rows, more: more.unionByName(rows, allowMissingColumns=True), pieces)
 
 
-def newest_rows(generations: Sequence[DataFrame], keys: Sequence[str]) -> DataFrame:
-    """Return the newest row of each key over all generations of `current`. keys: of the newest generation; a
-    row that lacks one is of an older generation with other keys, and stays."""
-    rows = united(generations)
-    if len(generations) == 1:
+def newest_rows(groups: Sequence[DataFrame], keys: Sequence[str]) -> DataFrame:
+    """Return the newest row of each key over `current` of all compatibility groups.
+
+    keys: of the newest group; a row that lacks one is of an older group with other keys, and stays.
+    """
+    rows = united(groups)
+    if len(groups) == 1:
         return rows
     own = [F.col(quoted_name(name)) for name in keys]
     place = F.row_number().over(Window.partitionBy(*own).orderBy(F.desc("_index"))).alias("_place")

@@ -30,7 +30,7 @@ from spark_jobs.tables.table import (
 from spark_jobs.tables.table_writer import TableWriter, links_commits, local_table
 from spark_jobs.typed.claimed_table import MERGE_ATTEMPTS, ClaimedTable
 from spark_jobs.typed.indexed_rows import IndexedRows
-from spark_jobs.typed.layout import Generation
+from spark_jobs.typed.layout import CompatibilityGroup
 from spark_jobs.typed.local_current import LocalCurrent
 
 TXN_SETTINGS: Final = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
@@ -39,8 +39,8 @@ ONE_AT_A_TIME = threading.Lock()  # of all logs of the process: each takes all c
 
 
 class CurrentTable:
-    """`current` of one generation. next_index: the records before it are applied. Not safe for use by two
-    threads."""
+    """`current` of one compatibility group. next_index: the records before it are applied. Not safe for use
+    by two threads."""
 
     def __init__(
         self,
@@ -59,27 +59,27 @@ class CurrentTable:
         self._has_feed = change_data_feed
         self.next_index = 0
         self.restores = Restores(spark, path)
-        self.generation: Generation | None = None
+        self.group: CompatibilityGroup | None = None
         self._claimed: ClaimedTable | None = None  # its layout
         self._writer: TableWriter | None = None
         self._local: LocalCurrent | None = None  # None where only Spark can change the table
         self._own: SparkSession | None = None  # its settings are of one MERGE at a time
 
-    def open(self, generation: Generation, log: str, log_id: str) -> None:
+    def open(self, group: CompatibilityGroup, log: str, log_id: str) -> None:
         """Create the table if needed, change its columns if needed, and read its progress."""
-        self.generation = generation
-        self._claimed = ClaimedTable(self.spark, self.path, generation.current(), "_index")
-        self._claimed.open(log, log_id, {KEYS_PROPERTY: json.dumps(generation.keys)})
+        self.group = group
+        self._claimed = ClaimedTable(self.spark, self.path, group.current(), "_index")
+        self._claimed.open(log, log_id, {KEYS_PROPERTY: json.dumps(group.keys)})
         self._set_feed()
-        self._writer = TableWriter(self.spark, self.path, generation.current())
+        self._writer = TableWriter(self.spark, self.path, group.current())
         if links_commits(self.spark, self.path):
             self._local = LocalCurrent(
-                generation.current(),
-                generation.keys,
+                group.current(),
+                group.keys,
                 local_table(self.spark, self.path, keeps_files=True),
                 self._application,
             )
-            self._records = IndexedRows(self.spark, self.records_path, generation.records(), "_index")
+            self._records = IndexedRows(self.spark, self.records_path, group.records(), "_index")
             self._entries = IndexedRows(self.spark, self.entries_path, ENTRIES, "index")
         self.next_index = max(self._claimed.last_index + 1, self._applied())
 
@@ -97,8 +97,8 @@ class CurrentTable:
 
     @property
     def _application(self) -> str:
-        assert self.generation is not None
-        return application_of(self.generation.current().name)
+        assert self.group is not None
+        return application_of(self.group.current().name)
 
     def extend(self, until: int) -> None:
         """Apply the records before `until`, which are in `records` and `entries`."""
@@ -130,7 +130,7 @@ class CurrentTable:
 
     def _extend_here(self, first: int, until: int) -> bool:
         """Apply the records without Spark; return false where that is not possible."""
-        if self._local is None or self.generation is None:
+        if self._local is None or self.group is None:
             return False
         try:
             with ONE_AT_A_TIME:
@@ -148,8 +148,8 @@ class CurrentTable:
 
     def apply(self, rows: DataFrame, tombstones: DataFrame, until: int | None) -> None:
         """Apply rows of `records`, and tombstones. until: the transaction version, None for none."""
-        assert self.generation is not None
-        session, keys = self.session, list(self.generation.keys)
+        assert self.group is not None
+        session, keys = self.session, list(self.group.keys)
         held = read_table(session, self.path)
         names = held.columns
         known = rows.where(" AND ".join(f"{quoted_name(name)} IS NOT NULL" for name in keys))

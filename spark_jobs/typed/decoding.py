@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from app.schemas import Decoded, LogSchema, RecordDecoder, version_of
 from spark_jobs.tables import schemas
-from spark_jobs.typed.layout import Generation
+from spark_jobs.typed.layout import CompatibilityGroup
 
 COLUMNS: Final = ("index", "term", "timestamp", "key", "value", "headers")
 """Columns of `entries` that decoding needs."""
@@ -25,7 +25,7 @@ DEAD_LETTERS_SCHEMA: Final = schemas.arrow_schema(schemas.DEAD_LETTERS)
 
 @dataclass
 class TypedRows:
-    """Rows of a range of `entries`. records: by the first version of their generation. tombstones: number of
+    """Rows of a range of `entries`. records: by the first version of their group. tombstones: number of
     records without a value."""
 
     records: dict[int, pa.Table] = field(default_factory=dict)
@@ -36,17 +36,17 @@ class TypedRows:
 class TypedDecoder:
     """Decodes the records of one log. versions: of its schema, oldest first, at least one."""
 
-    def __init__(self, versions: Sequence[LogSchema], layout: Sequence[Generation]) -> None:
-        """layout: `generations(versions)`."""
+    def __init__(self, versions: Sequence[LogSchema], layout: Sequence[CompatibilityGroup]) -> None:
+        """layout: `compatibility_groups(versions)`."""
         self.versions = list(versions)
         self.layout = list(layout)
         self._indexes = [schema.index for schema in versions]
         self._by_version = {schema.version: schema for schema in versions}
-        self._generation_of = {
-            schema.version: generation
-            for generation in layout
+        self._group_of = {
+            schema.version: group
+            for group in layout
             for schema in versions
-            if generation.first <= schema.version <= generation.last
+            if group.first <= schema.version <= group.last
         }
         self._decoders: dict[int, RecordDecoder] = {}
 
@@ -66,10 +66,10 @@ class TypedDecoder:
             if number not in self._by_version:
                 dead.append(_unknown(rows, number))
                 continue
-            generation = self._generation_of[number]
+            group = self._group_of[number]
             decoded = self._decoder(number).decode(_one_chunk(rows["value"]))
             if decoded.rows.num_rows:
-                pieces[generation.first].append(_typed(rows, decoded, generation, number))
+                pieces[group.first].append(_typed(rows, decoded, group, number))
             if decoded.errors:
                 dead.append(_mismatched(rows, decoded, number))
         found.records = {first: _in_order(tables, "_index") for first, tables in pieces.items()}
@@ -129,9 +129,9 @@ class TypedDecoder:
         return self._decoders[version]
 
 
-def _typed(rows: pa.Table, decoded: Decoded, generation: Generation, version: int) -> pa.Table:
+def _typed(rows: pa.Table, decoded: Decoded, group: CompatibilityGroup, version: int) -> pa.Table:
     """Return decoded records as rows of their table: narrower types widen, missing fields are null."""
-    wanted = schemas.arrow_schema(generation.schema)
+    wanted = schemas.arrow_schema(group.schema)
     count = decoded.rows.num_rows
     kept = rows if count == rows.num_rows else rows.take(decoded.positions)
     columns: dict[str, Any] = {name: decoded.rows.column(name) for name in decoded.rows.schema.names}

@@ -24,7 +24,8 @@ def misplaced(
 ) -> DataFrame:
     """Return the records before `until` that break the first invariant: index, problem.
 
-    records: `records` of all generations. log_end: also rows from this index on, which no record can have.
+    records: `records` of all compatibility groups. log_end: also rows from this index on, which no record can
+    have.
     """
     named = [rows.select(*(F.col(f"_{name}").alias(name) for name in ("index", *PLACE))) for rows in records]
     index = F.col("index")

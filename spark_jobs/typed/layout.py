@@ -1,8 +1,8 @@
 """Layout of the typed tables: which table holds the records of a schema version, and its columns. PURE.
 
-Versions that one table can hold form a generation: each reads what the one before it wrote, and Delta adds
-its columns and widens its types in place. A version for which this is not so begins a new generation, with
-tables of its own: `records_v{n}` and `current_v{n}`, n being that version.
+Versions that one table can hold form a compatibility group: each reads what the one before it wrote, and
+Delta adds its columns and widens its types in place. A version for which this is not so begins a new group,
+with tables of its own: `records_v{n}` and `current_v{n}`, n being that version.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,11 +29,11 @@ UNORDERED = (BinaryType, BooleanType)  # Delta has no statistics of their values
 
 
 @dataclass(frozen=True)
-class Generation:
+class CompatibilityGroup:
     """Schema versions whose records are in one table.
 
     first, last: its versions, inclusive. from_index: no record before it is in the table: the index of the
-    control record of `first`, 0 for the first generation. columns: the schema's own, all nullable, with the
+    control record of `first`, 0 for the first group. columns: the schema's own, all nullable, with the
     types of the newest version. comments: of these columns. key_columns, cluster_by: of the newest version.
     """
 
@@ -78,19 +78,19 @@ class Generation:
         )
 
 
-def generations(versions: Sequence[LogSchema]) -> list[Generation]:
-    """Return the generations of all versions of a log, oldest first.
+def compatibility_groups(versions: Sequence[LogSchema]) -> list[CompatibilityGroup]:
+    """Return the compatibility groups of all versions of a log, oldest first.
 
     Raises SchemaInvalid, SchemaLibraryMissing.
     """
-    found: list[Generation] = []
+    found: list[CompatibilityGroup] = []
     before: LogSchema | None = None
     for schema in versions:
         same = before is not None and not incompatibilities(before, schema)
         grown = found.pop() if same else None
         from_index = 0 if not found else schema.index
         found.append(
-            Generation(
+            CompatibilityGroup(
                 first=schema.version if grown is None else grown.first,
                 last=schema.version,
                 from_index=from_index if grown is None else grown.from_index,

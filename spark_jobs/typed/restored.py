@@ -21,7 +21,7 @@ from spark_jobs.typed.indexed_rows import IndexedRows
 
 
 class RestoredTables:
-    """The typed tables of one log. records, current: by the first version of their generation.
+    """The typed tables of one log. records, current: by the first version of their group.
 
     until: `entries` holds all records before it. log_end: returns the index after the last record of the log.
     """
@@ -45,7 +45,7 @@ class RestoredTables:
         self.log_end = log_end
 
     def repair(self, decoder: TypedDecoder) -> set[int]:
-        """Add the rows that the tables lack after a RESTORE, and note it in them. Return the generations with
+        """Add the rows that the tables lack after a RESTORE, and note it in them. Return the groups with
         such a table `records` or `current`: their `current` is due to be brought up to date as a whole.
 
         `finish` follows. Raises RowsLost if rows cannot be made again.

@@ -14,7 +14,7 @@ from app.schemas import LogSchema
 from spark_jobs.tables import schemas
 from spark_jobs.tables.table import quoted_name
 from spark_jobs.typed.decoding import COLUMNS, TypedDecoder
-from spark_jobs.typed.layout import generations, is_part
+from spark_jobs.typed.layout import compatibility_groups, is_part
 
 HELD_VERSION = "held_version"  # of the schema, of the record's row in `records`
 # formats of times in JSON; the default ones end at milliseconds
@@ -36,10 +36,10 @@ def wrong_records(
 ) -> DataFrame:
     """Return the rows of one table `records` that differ from the records before `until`: index, problem.
 
-    records: of all generations, by first version. versions: of the schema, oldest first. first: of the
-    generation that is compared. A dead letter that a replay moved is read with the version in its row.
+    records: of all compatibility groups, by first version. versions: of the schema, oldest first. first: of
+    the group that is compared. A dead letter that a replay moved is read with the version in its row.
     """
-    schema = next(each.schema for each in generations(versions) if each.first == first)
+    schema = next(each.schema for each in compatibility_groups(versions) if each.first == first)
     due = _decoded(entries, records, versions, first, until).select(*map(quoted_name, schema.names))
     return _differences(due, records[first].where(F.col("_index") < until), schema, "_index")
 
@@ -71,15 +71,15 @@ def _decoded(
     first: int | None,
     until: int,
 ) -> DataFrame:
-    """Return the rows of a generation that the records before `until` give; None: the dead letters."""
-    layout = generations(versions)
+    """Return the rows of a group that the records before `until` give. first: None for the dead letters."""
+    layout = compatibility_groups(versions)
     schema = (
         schemas.DEAD_LETTERS if first is None else next(each.schema for each in layout if each.first == first)
     )
     known = list(versions)
 
     def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        decoder = TypedDecoder(known, generations(known))
+        decoder = TypedDecoder(known, compatibility_groups(known))
         for batch in batches:
             rows = pa.Table.from_batches([batch])
             typed = decoder.decode(rows)

@@ -85,8 +85,11 @@ class Scrub:
         try:
             self._verify(stretch)
         except (CorruptLog, DiskError):
-            moved = self._log.begin_offset > stretch.offset or self._log.generation != stretch.generation
-            if not moved:  # otherwise it is no longer in the log; the next round checks it
+            was_trimmed = self._log.begin_offset > stretch.offset
+            was_truncated = self._log.truncation_count != stretch.truncation_count
+            if not (
+                was_trimmed or was_truncated
+            ):  # else it is no longer in the log; the next round checks it
                 raise
 
     def _verify(self, stretch: Stretch) -> None:

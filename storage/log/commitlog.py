@@ -55,9 +55,9 @@ class CommitlogConfig:
 class SyncTicket:
     """The writes before a sync began: `run` in any thread, then `finish_sync` in the owner's."""
 
-    def __init__(self, log: "Commitlog", generation: int, end_index: int, dirty: list[Segment]) -> None:
+    def __init__(self, log: "Commitlog", truncation_count: int, end_index: int, dirty: list[Segment]) -> None:
         self._log = log
-        self.generation = generation
+        self.truncation_count = truncation_count
         self.end_index = end_index
         self.dirty = dirty
         self.entries: list[IndexWrite] = []
@@ -216,7 +216,7 @@ class Commitlog(LogView):
                 break
             segment.dirty = False
             dirty.insert(0, segment)
-        ticket = SyncTicket(self, self._disk.generation, self.end_index, dirty)
+        ticket = SyncTicket(self, self._disk.truncation_count, self.end_index, dirty)
         ticket.folder_changed, self._folder_changed = self._folder_changed, False
         if self.end_offset - self._marked_offset >= self._config.mark_interval_bytes or len(dirty) > 1:
             self._plan_mark(ticket)
@@ -234,7 +234,7 @@ class Commitlog(LogView):
     def carry_out(self, ticket: SyncTicket) -> None:
         """Implement SyncTicket.run."""
         ticket.no_room = not self._disk.sync(
-            ticket.generation,
+            ticket.truncation_count,
             ticket.dirty,
             ticket.folder_changed,
             self._epochs,
@@ -244,7 +244,7 @@ class Commitlog(LogView):
 
     def finish_sync(self, ticket: SyncTicket) -> None:
         """Record that the ticket's run has succeeded; ignored if the log was truncated meanwhile."""
-        if ticket.generation != self._disk.generation:
+        if ticket.truncation_count != self._disk.truncation_count:
             return
         self._durable_index = max(self._durable_index, ticket.end_index)
         if ticket.no_room:
@@ -267,7 +267,7 @@ class Commitlog(LogView):
         """Make everything durable, move the durable point to the end, and close the files."""
         ticket = self.start_sync()
         if ticket is None:
-            ticket = SyncTicket(self, self._disk.generation, self.end_index, [])
+            ticket = SyncTicket(self, self._disk.truncation_count, self.end_index, [])
         if self.end_offset != self._marked_offset:
             self._plan_mark(ticket)
         try:
@@ -385,7 +385,7 @@ class Commitlog(LogView):
             )
             return
         offset = last.next_offset
-        self._disk.generation += 1
+        self._disk.truncation_count += 1
         kept = [segment for segment in self._segments if segment.base_offset < offset]
         removed = self._segments[len(kept) :]
         for segment in kept:
@@ -405,7 +405,7 @@ class Commitlog(LogView):
         self._disk.truncate(self.end_index, offset, removed, unmapped, self._epochs)
 
     def _empty(self, base_index: int, base_offset: int, epochs: tuple[Epoch, ...]) -> None:
-        self._disk.generation += 1
+        self._disk.truncation_count += 1
         removed, self._segments = self._segments, []
         self._last = None
         self._tail.drop_from(0)

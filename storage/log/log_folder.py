@@ -103,7 +103,7 @@ class LogFolder:
         """manifest: as `manifest_file` holds it."""
         self.files = files
         self.path = path
-        self.generation = 0  # counts truncations: a sync that began before one proves nothing
+        self.truncation_count = 0  # a sync that began before a truncation proves nothing
         self.epochs: tuple[Epoch, ...] | None = None  # content of the epoch file, None: unknown
         self._manifest_file = manifest_file
         self._manifest = manifest
@@ -172,7 +172,7 @@ class LogFolder:
 
     def sync(
         self,
-        generation: int,
+        truncation_count: int,
         dirty: Sequence[Segment],
         folder_changed: bool,
         epochs: tuple[Epoch, ...],
@@ -182,11 +182,11 @@ class LogFolder:
         """Make the segments durable; return whether there was room for epochs and durable point too.
 
         mark: (index, end offset) of the new durable point, with `entries`, the index entries up to it; None
-        leaves it unchanged. If the log was truncated since `generation`, nothing is done: the truncation
-        synced what it left.
+        leaves it unchanged. If the log was truncated since it had this count, nothing is done: the
+        truncation synced what it left.
         """
         with self._change():
-            if generation != self.generation:
+            if truncation_count != self.truncation_count:
                 return True
             for segment in dirty:
                 segment.sync()

@@ -24,8 +24,8 @@ _TIMESTAMP: Final = READ_SCHEMA.get_field_index("timestamp")
 class Stretch:
     """A range of the log within one segment: first_index to last_index, offset to end_offset (exclusive).
 
-    generation: of the log at the time of the call; settled batches are never truncated, but may be trimmed or
-    reset.
+    truncation_count: of the log at the time of the call; settled batches are never truncated, but may be
+    trimmed or reset.
     """
 
     segment: Segment
@@ -33,7 +33,7 @@ class Stretch:
     last_index: int
     offset: int
     end_offset: int
-    generation: int
+    truncation_count: int
     index_position: int | None  # of its first entry in the index file, None: not written yet
 
 
@@ -92,9 +92,9 @@ class LogView:
         return self._log_id
 
     @property
-    def generation(self) -> int:
+    def truncation_count(self) -> int:
         """Number of truncations and resets since the log was opened."""
-        return self._disk.generation
+        return self._disk.truncation_count
 
     @property
     def begin_offset(self) -> int:
@@ -192,7 +192,7 @@ class LogView:
             last.last_index,
             first.offset,
             last.next_offset,
-            self._disk.generation,
+            self._disk.truncation_count,
             (segment.skipped + row) * ENTRY_SIZE_BYTES if segment.mapped else None,
         )
 

@@ -13,7 +13,7 @@ from spark_jobs.materialize.typed import complete_before
 from spark_jobs.tables.schemas import ENTRIES, arrow_schema
 from spark_jobs.typed.decoding import TypedDecoder, TypedRows
 from spark_jobs.typed.indexed_rows import _end_of_piece
-from spark_jobs.typed.layout import ColumnChange, changes, generations
+from spark_jobs.typed.layout import ColumnChange, changes, compatibility_groups
 
 Header = tuple[str, bytes]
 
@@ -43,7 +43,7 @@ def entries(*records: tuple[int, Any] | tuple[int, Any, Header]) -> pa.Table:
 
 
 def decoded(schemas: list[LogSchema], *records: Any, version: int | None = None) -> TypedRows:
-    return TypedDecoder(schemas, generations(schemas)).decode(entries(*records), version)
+    return TypedDecoder(schemas, compatibility_groups(schemas)).decode(entries(*records), version)
 
 
 def test_a_record_is_read_with_the_schema_in_force_at_its_index() -> None:
@@ -84,11 +84,11 @@ def test_rows_do_not_depend_on_how_a_range_is_divided(cut: int) -> None:
     assert pa.concat_tables([piece.dead_letters for piece in pieces]) == whole.dead_letters
 
 
-def test_versions_that_one_table_can_hold_form_a_generation() -> None:
+def test_versions_that_one_table_can_hold_form_a_compatibility_group() -> None:
     schemas = versions(
         "a INT", "a BIGINT, b STRING", "a BIGINT", "a BIGINT, c DATE", indexes=(1, 2, 3, 4), cluster_by=("a",)
     )
-    found = generations(schemas)
+    found = compatibility_groups(schemas)
     assert [(each.first, each.last, each.from_index) for each in found] == [(1, 2, 0), (3, 4, 3)]
     assert [each.records().name for each in found] == ["records", "records_v3"]
     assert [each.current().name for each in found] == ["current", "current_v3"]
@@ -109,7 +109,7 @@ def test_changes_name_nested_columns() -> None:
     assert list(changes(wanted, wanted)) == []
 
 
-def test_the_tables_are_complete_up_to_the_end_of_the_newest_generation() -> None:
+def test_the_tables_are_complete_up_to_the_end_of_the_newest_group() -> None:
     assert complete_before([0], [-1]) == 0
     assert complete_before([0], [41]) == 42
     assert complete_before([0, 50], [99, -1]) == 50  # a row of the second may be missing

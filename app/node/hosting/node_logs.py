@@ -38,7 +38,7 @@ OpeningResult = LogDriver | Damaged | StorageFull | None  # None: this node keep
 
 
 class NodeLogs:
-    """LogHost of metadata/logs.py and RollBackHost of repair/rollbacks.py. Owned by the event loop."""
+    """LogHost of metadata/logs.py and RollbackHost of repair/rollbacks.py. Owned by the event loop."""
 
     def __init__(
         self,

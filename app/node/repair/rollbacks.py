@@ -26,7 +26,7 @@ _RETRY_S: Final = 2.0
 Result = TypeVar("Result")
 
 
-class RollBackHost(Protocol):
+class RollbackHost(Protocol):
     """The part of app.node.hosting.node_logs.NodeLogs that is used here."""
 
     async def end_driver(self, hosted: HostedLog) -> None:
@@ -42,7 +42,7 @@ class RollBackHost(Protocol):
         ...
 
 
-class RunningRollBack:
+class RunningRollback:
     """A rollback in progress. Owned by the event loop."""
 
     def __init__(self) -> None:
@@ -63,12 +63,12 @@ class RunningRollBack:
                 await self._given_up.wait()
 
 
-class RollBacks:
+class Rollbacks:
     """Owned by the event loop. `begin_wanted` is called each tick."""
 
     def __init__(
         self,
-        host: RollBackHost,
+        host: RollbackHost,
         services: NodeServices,
         record: Callable[[HostedLog, JournalEvent], None],
         tasks: TaskSupervisor,
@@ -86,10 +86,10 @@ class RollBacks:
         """Begin what the log's core requests, once."""
         rollback = None if hosted.ha is None or hosted.driver is None else hosted.ha.wanted_rollback
         if rollback is not None and hosted.rollback is None and not hosted.deleting:
-            running = hosted.rollback = RunningRollBack()
+            running = hosted.rollback = RunningRollback()
             self._tasks.critical(f"roll back {hosted.name}", self._roll_back(hosted, rollback, running))
 
-    async def _roll_back(self, hosted: HostedLog, rollback: Rollback, running: RunningRollBack) -> None:
+    async def _roll_back(self, hosted: HostedLog, rollback: Rollback, running: RunningRollback) -> None:
         damage: BaseException | None = None
         try:
             await self._host.end_driver(hosted)
@@ -130,7 +130,7 @@ class RollBacks:
         )
 
     async def _when_there_is_room(
-        self, hosted: HostedLog, running: RunningRollBack, step: Callable[[], Awaitable[Result]]
+        self, hosted: HostedLog, running: RunningRollback, step: Callable[[], Awaitable[Result]]
     ) -> Result | None:
         """Return the result of a step, which is repeated while the disk is full; None if it was given up."""
         while not running.is_given_up:

@@ -287,7 +287,7 @@ class BeginEpoch:
         self._fail = fail
         self._id = 0  # of the open request; 0: none
         self._asked_ms = 0
-        # Of the newest request: leader, its term, and generation of the log.
+        # Of the newest request: leader, its term, and truncation count of the log.
         self._asked: tuple[str, int, int] | None = None
         self._answered: tuple[str, int, int] | None = None
 
@@ -298,7 +298,7 @@ class BeginEpoch:
         log = self._log
         if log.knows_begin_epoch or leader_id is None or leader_id == self._node_id:
             return
-        asked = (leader_id, term, log.generation)
+        asked = (leader_id, term, log.truncation_count)
         if self._answered == asked:
             return
         if not self._id or now_ms - self._asked_ms >= ASK_AGAIN_MS or self._asked != asked:

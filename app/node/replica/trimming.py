@@ -37,7 +37,7 @@ class Trimmer:
         self._disk = disk
         self._fail = fail
         self._trimmed_index = 0  # index up to which a trim was attempted
-        self._generation = log.generation  # of the log at that attempt
+        self._truncation_count = log.truncation_count  # of the log at that attempt
         self._ticket: TrimTicket | None = None  # of the trim in progress
         self._retry_ticks = 0
         self._stopped = False
@@ -52,14 +52,14 @@ class Trimmer:
             self._retry()
             return
         until_index = self._state.trim_index
-        if until_index <= self._trimmed_index and self._log.generation == self._generation:
+        if until_index <= self._trimmed_index and self._log.truncation_count == self._truncation_count:
             return
         if self._log.settled_index < until_index:
             return  # it was reset, and gets the records again
         if self._checkpointer.safe_index < until_index - 1:
             self._checkpointer.demand()
             return
-        self._trimmed_index, self._generation = until_index, self._log.generation
+        self._trimmed_index, self._truncation_count = until_index, self._log.truncation_count
         ticket = self._log.start_trim(until_index)
         if ticket is not None:
             self._ticket = ticket

@@ -40,7 +40,7 @@ from spark_jobs.tables.table import ENTRIES
 from spark_jobs.tables.table_writer import TableWriter
 from spark_jobs.typed.claimed_table import ClaimedTable
 from spark_jobs.typed.current import CurrentTable
-from spark_jobs.typed.layout import generations
+from spark_jobs.typed.layout import compatibility_groups
 from tests.bench.spark.job import report, running_job
 from tests.bench.spark.many_tables import percentiles
 from tests.bench.systems.local_cluster import print_figure
@@ -219,14 +219,14 @@ INDEXES = {"entries": "index", "records": "_index"}
 def measure_current(folder: Path, keys: int, changes: int) -> None:
     spark = warm_session()
     schema = LogSchema(1, 0, "json", "id BIGINT NOT NULL, name STRING, amount DOUBLE, at TIMESTAMP")
-    [generation] = generations([schema])
+    [group] = compatibility_groups([schema])
     paths = {name: str(folder / name) for name in ("entries", "records", "current")}
     entries = TableWriter(spark, paths["entries"], ENTRIES)
     entries.create()
-    records = ClaimedTable(spark, paths["records"], generation.records(), "_index")
+    records = ClaimedTable(spark, paths["records"], group.records(), "_index")
     records.open("log", "id")
     current = CurrentTable(spark, paths["current"], paths["records"], paths["entries"])
-    current.open(generation, "log", "id")
+    current.open(group, "log", "id")
     chance = np.random.default_rng(1)
     first = 0
     for number in range(ROUNDS + 2):

@@ -11,7 +11,7 @@ from app.schemas import LogSchema
 from spark_jobs.analytics import silver
 from spark_jobs.analytics.silver import DELAYS, LATE, DelaysJob, delays
 from spark_jobs.tables.table import create_table, read_table, table_path
-from spark_jobs.typed.layout import generations
+from spark_jobs.typed.layout import compatibility_groups
 
 # (carrier, hours after noon, delay): the fourth and the last but one come when the watermark has passed them
 FLIGHTS = [
@@ -24,7 +24,7 @@ FLIGHTS = [
     ("AA", 1, 7.0),
     ("UA", 4, 20.0),
 ]
-RECORDS_OF_FLIGHTS = generations([LogSchema(1, 0, "json", FLIGHTS_SCHEMA)])[0].records()
+RECORDS_OF_FLIGHTS = compatibility_groups([LogSchema(1, 0, "json", FLIGHTS_SCHEMA)])[0].records()
 
 
 def append(spark: SparkSession, path: str, first: int, flights: list[tuple[str, int, float | None]]) -> None:

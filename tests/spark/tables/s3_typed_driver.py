@@ -49,11 +49,11 @@ def main(name: str, tables: str, endpoints: str, until: str, settings: str) -> N
 
 def report(spark: SparkSession, tables: str, typed: TypedTables, until: int) -> None:
     assert typed.decoder is not None
-    [generation] = typed.decoder.layout
-    names = ENTRIES.name, generation.records().name, DEAD_LETTERS.name, generation.current().name
+    [group] = typed.decoder.layout
+    names = ENTRIES.name, group.records().name, DEAD_LETTERS.name, group.current().name
     held, records, letters, current = (read_table(spark, f"{tables}/{each}") for each in names)
     breaches = misplaced(held, [records], letters, until).collect()
-    breaches += outdated(held, records, current, generation.keys, until).collect()
+    breaches += outdated(held, records, current, group.keys, until).collect()
     tell(
         records=sorted(row[0] for row in records.select("_index").collect()),
         letters=sorted(row[0] for row in letters.select("index").collect()),

@@ -14,7 +14,7 @@ from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import ENTRIES, Table, settings_of_table
 from spark_jobs.typed import local_current
 from spark_jobs.typed.indexed_rows import IndexedRows
-from spark_jobs.typed.layout import generations
+from spark_jobs.typed.layout import compatibility_groups
 from spark_jobs.typed.local_current import LocalCurrent
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -25,12 +25,12 @@ class Tables:
 
     def __init__(self, folder: Path, keys: tuple[str, ...]) -> None:
         definition = "id BIGINT NOT NULL, part STRING NOT NULL, note STRING"
-        [self.generation] = generations([LogSchema(1, 0, "json", definition, key_columns=keys)])
+        [self.group] = compatibility_groups([LogSchema(1, 0, "json", definition, key_columns=keys)])
         self.folder = folder
-        self.keys = self.generation.keys
+        self.keys = self.group.keys
         self.next_index = 0
         self.log: list[tuple[bytes | None, dict[str, object] | None]] = []
-        for table in (ENTRIES, self.generation.records(), self.generation.current()):
+        for table in (ENTRIES, self.group.records(), self.group.current()):
             assert self.local(table).create(
                 table.schema,
                 cluster_by=table.cluster_by,
@@ -58,7 +58,7 @@ class Tables:
             for index, (key, row) in enumerate(added, first)
             if row is not None
         ]
-        for table, rows in ((ENTRIES, entries), (self.generation.records(), typed)):
+        for table, rows in ((ENTRIES, entries), (self.group.records(), typed)):
             if rows:
                 self.local(table).append(
                     pa.Table.from_pylist(rows, arrow_schema(table.schema)),
@@ -69,15 +69,15 @@ class Tables:
                 )
 
     def driver(self) -> LocalCurrent:
-        table = self.generation.current()
+        table = self.group.current()
         return LocalCurrent(table, self.keys, self.local(table), "test-current")
 
     def extend(self, first: int, until: int) -> None:
-        records = self.rows_at(self.generation.records(), "_index")
+        records = self.rows_at(self.group.records(), "_index")
         self.driver().extend(records, self.rows_at(ENTRIES, "index"), first, until)
 
     def held(self) -> dict[object, int]:
-        table = self.generation.current()
+        table = self.group.current()
         rows = read_plain(str(self.folder / table.name), table.schema, [*self.keys, "_index"])
         assert rows is not None
         found = {tuple(row[key] for key in self.keys): row["_index"] for row in rows.to_pylist()}

@@ -70,7 +70,7 @@ class Job:
             self.spark.sql(statement.format(identifier(str(self.folder / name)))).collect()
 
     def check(self, newest: str = "") -> None:
-        """Check the invariants. newest: suffix of the newest generation."""
+        """Check the invariants. newest: suffix of the newest group."""
         entries, end = self.table("entries"), self.log.next_index
         records = [self.table(each.name) for each in self.folder.glob("records*")]
         assert misplaced(entries, records, self.table("dead_letters"), end).collect() == []

@@ -152,9 +152,9 @@ def test_each_record_is_once_in_the_tables_after_a_stop_at_any_point(
     for tables in (*slept, driver()):
         tables.extend(log.next_index)
     entries, letters = (read_table(spark, str(folder / name)) for name in ("entries", "dead_letters"))
-    of_generations = [read_table(spark, str(folder / name)) for name in ("records", "records_v2")]
-    assert misplaced(entries, of_generations, letters, log.next_index).collect() == []
-    assert sum(table.count() for table in of_generations) == 8
+    of_groups = [read_table(spark, str(folder / name)) for name in ("records", "records_v2")]
+    assert misplaced(entries, of_groups, letters, log.next_index).collect() == []
+    assert sum(table.count() for table in of_groups) == 8
     assert letters.count() == 10
 
 

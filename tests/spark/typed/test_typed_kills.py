@@ -18,18 +18,18 @@ from spark_jobs.tables.local_commits import LocalTable
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, Table, settings_of_table
-from spark_jobs.typed.layout import Generation, generations
+from spark_jobs.typed.layout import CompatibilityGroup, compatibility_groups
 from spark_jobs.typed.table_ends import CLAIM_EACH_S, TableEnds
 from tests.spark.conftest import endpoints
 from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica
 
-SECOND = 9  # records of the second generation
+SECOND = 9  # records of the second compatibility group
 
 
 @pytest.fixture
 def log() -> FakeLog:
-    """Two generations of a schema, dead letters, tombstones, keys that come again."""
+    """Two compatibility groups of a schema, dead letters, tombstones, keys that come again."""
     log = FakeLog()
     log.open_term(1, "n1")
     log.set_schema("id INT")
@@ -75,7 +75,7 @@ def newest(records: Sequence[Mapping[str, Any]], removed: Mapping[bytes, int]) -
     return {key: index for key, index in found.items() if index > removed.get(key, -1)}
 
 
-def check_law(log: FakeLog, folder: Path, layout: Sequence[Generation]) -> None:
+def check_law(log: FakeLog, folder: Path, layout: Sequence[CompatibilityGroup]) -> None:
     data = [record for record in log.records if record["type"] == "data"]
     tombstones = [record for record in data if record["value"] is None]
     removed = {record["key"]: record["index"] for record in tombstones}
@@ -84,15 +84,15 @@ def check_law(log: FakeLog, folder: Path, layout: Sequence[Generation]) -> None:
     indexes = [row["_index"] for rows in records for row in rows] + letters
     assert sorted(indexes) == [each["index"] for each in data if each["value"] is not None]
     assert len(records[1]) == SECOND
-    for generation, rows in zip(layout, records, strict=True):
-        held = rows_of(folder, generation.current(), ["_index", "_key"])
+    for group, rows in zip(layout, records, strict=True):
+        held = rows_of(folder, group.current(), ["_index", "_key"])
         assert len({row["_key"] for row in held}) == len(held)
         assert {row["_key"]: row["_index"] for row in held} == newest(rows, removed)
     ends = {name: each.held_index for name in names_of(layout) if (each := tables_in(folder).find(name))}
     assert ends == dict.fromkeys(names_of(layout), data[-1]["index"])
 
 
-def names_of(layout: Sequence[Generation]) -> list[str]:
+def names_of(layout: Sequence[CompatibilityGroup]) -> list[str]:
     pairs = [(each.records().name, each.current().name) for each in layout]
     return [DEAD_LETTERS.name, *(name for pair in pairs for name in pair)]
 
@@ -122,7 +122,7 @@ def test_the_law_holds_after_a_kill_at_any_commit_and_beside_other_drivers(
         assert codes[: len(kills)].count(-signal.SIGKILL) >= 10, done.stderr
     assert codes[-racers:] == [0] * racers, done.stderr
     client = LogReads([replica.url for replica in replicas], "default")
-    check_law(log, tmp_path, generations(client.schemas(log.next_index - 1) or []))
+    check_law(log, tmp_path, compatibility_groups(client.schemas(log.next_index - 1) or []))
 
 
 def test_the_end_of_each_table_is_claimed_in_a_pause_and_not_with_each_batch(
@@ -132,7 +132,7 @@ def test_the_end_of_each_table_is_claimed_in_a_pause_and_not_with_each_batch(
     fill_entries(log, tmp_path)
     client = LogReads([replica.url for replica in replicas], "default")
     typed = TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name))
-    names = names_of(generations(client.schemas(log.next_index - 1) or []))
+    names = names_of(compatibility_groups(client.schemas(log.next_index - 1) or []))
 
     def look() -> dict[str, tuple[int, int | None]]:
         found = [tables_in(tmp_path).find(name) for name in names]

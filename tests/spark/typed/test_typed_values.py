@@ -51,7 +51,7 @@ CHANGED = {
 
 @pytest.fixture
 def log() -> FakeLog:
-    """A schema with a widened version and one that begins another generation; a dead letter of each."""
+    """Two compatibility groups, the first with a widened version; a dead letter of each version."""
     log = FakeLog()
     log.open_term(1, "n1")
     log.set_schema(SCHEMA, key_columns=["id"])

@@ -12,7 +12,7 @@ from app.controller.metadata import LogSpec
 from app.ha.auto_switch.slave_side import Rollback
 from app.node.hosted_log import HostedLog
 from app.node.repair.registry import Repairs
-from app.node.repair.rollbacks import RollBacks
+from app.node.repair.rollbacks import Rollbacks
 from app.settings.model import LogSettings
 from storage.errors import CorruptLog, DiskError, StorageFull
 from storage.log.commitlog import Commitlog, CommitlogConfig
@@ -50,7 +50,7 @@ class Scene:
             random=Random(1),
         )
         self.tasks: Any = SimpleNamespace(critical=lambda _name, work: self.running.append(work))
-        self.rollbacks = RollBacks(cast(Any, self), self.services, lambda *_: None, self.tasks)
+        self.rollbacks = Rollbacks(cast(Any, self), self.services, lambda *_: None, self.tasks)
 
     async def end_driver(self, hosted: Any) -> None:
         hosted.driver = None

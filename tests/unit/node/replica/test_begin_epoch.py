@@ -13,7 +13,7 @@ from storage.format.epoch_file import Epoch
 class ResetLog:
     """A log whose begin is within an epoch that it does not know."""
 
-    begin_index, generation, knows_begin_epoch = 5, 1, False
+    begin_index, truncation_count, knows_begin_epoch = 5, 1, False
 
     def term_at(self, index: int) -> int:
         return 2
