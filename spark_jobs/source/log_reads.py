@@ -6,6 +6,7 @@ workers, so an object holds only sockets and is created where it is used.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -229,10 +230,8 @@ class LogReads:
             answer = self._once(endpoint, self._path("/schemas"), {"consistency": "committed"}, headers)
             if answer.status == 304:
                 return None
-            try:
+            with _decoding(endpoint):
                 found = json.loads(answer.data)["schemas"]
-            except ValueError as error:
-                raise InvalidAnswer(f"{endpoint}: the answer is truncated or malformed ({error})") from error
             return [_schema(document) for document in found]
 
         try:
@@ -333,10 +332,8 @@ class LogReads:
 
         def ask(endpoint: str) -> pa.Table:
             answer = self._once(endpoint, self._path("/records"), {**query, **ALL_COMMITTED}, headers)
-            try:
+            with _decoding(endpoint):
                 records = pa.ipc.open_stream(answer.data).read_all()
-            except pa.ArrowException as error:
-                raise InvalidAnswer(f"{endpoint}: the answer is truncated or malformed ({error})") from error
             if not records.num_rows:
                 raise InvalidAnswer(f"{endpoint}: does not hold index {index} yet")
             found = int(records["index"][0].as_py())
@@ -356,10 +353,8 @@ class LogReads:
 
         def ask(endpoint: str) -> list[Batch]:
             answer = self._once(endpoint, self._path("/records"), {**query, **ALL_COMMITTED}, headers)
-            try:
+            with _decoding(endpoint):
                 batches = decode_batches(answer.data)
-            except CorruptBatch as error:
-                raise InvalidAnswer(f"{endpoint}: the answer is truncated or malformed ({error})") from error
             if not batches:
                 raise InvalidAnswer(f"{endpoint}: does not hold index {first} yet")
             if log_id:
@@ -422,10 +417,8 @@ class LogReads:
 
     def _json(self, endpoint: str, path: str, headers: Mapping[str, str] | None = None, **query: Any) -> Any:
         answer = self._once(endpoint, path, query, {"Accept": JSON, **(headers or {})})
-        try:
+        with _decoding(endpoint):
             return json.loads(answer.data)
-        except ValueError as error:
-            raise InvalidAnswer(f"{endpoint}: the answer is truncated or malformed ({error})") from error
 
     def _once(
         self, endpoint: str, path: str, query: Mapping[str, Any], headers: Mapping[str, str]
@@ -460,8 +453,17 @@ def source_error(log: str, error: ClientError, position: int = 0, node: str = ""
     return RequestRefused(error.status, error.code, error.detail, error.document)
 
 
+@contextmanager
+def _decoding(endpoint: str) -> Iterator[None]:
+    """Turn the errors of a decoder into InvalidAnswer, after which another replica is asked."""
+    try:
+        yield
+    except (ValueError, pa.ArrowException, CorruptBatch) as error:
+        raise InvalidAnswer(f"{endpoint}: the answer is truncated or malformed ({error})") from error
+
+
 def decode_batches(data: bytes) -> list[Batch]:
-    """Yield consecutive stored batches, views of `data`. Raises CorruptBatch."""
+    """Return consecutive stored batches, views of `data`. Raises CorruptBatch."""
     rest, batches = memoryview(data), []
     while rest:
         batches.append(decode_batch(rest))
