@@ -1,0 +1,122 @@
+"""Repairs of a lost vote, and the nodes that are asked for it."""
+
+import msgspec
+import pytest
+
+from app.controller.log_state import MetadataLogState
+from app.node.network.repair_messages import PeerCall, TermAnswer
+from app.node.repair import log_repair as repair_module
+from app.node.repair import peer_replicas
+from storage.errors import CorruptFile
+from storage.format.batch import stamp
+from storage.format.records import encode_control
+from storage.log.checkpoint import SnapshotFile
+from storage.log.commitlog import Commitlog
+from storage.log.hard_state import HardState, HardStateFile
+from tests.support.memory_files import MemoryFiles
+from tests.unit.node.repair.damaged_log import BATCHES, FOLDER, SIZES, Host, Peers, Scene
+
+
+@pytest.mark.rule("R-01")
+def test_a_lost_vote_is_made_safe_by_the_terms_of_all_others() -> None:
+    silent = ["n3"]
+
+    def answers(peer: str, message: PeerCall) -> PeerCall | None:
+        if peer in silent:
+            silent.remove(peer)  # the first time
+            return None
+        return TermAnswer(message.id, 9 if peer == "n2" else 12)
+
+    scene = Scene()
+    scene.files.remove(f"{FOLDER}/vote")
+    peers = Peers(answers)
+    repair = scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
+    assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(12, "n1")
+    assert [peer for peer, _ in peers.asked] == ["n2", "n3", "n3"]  # who has answered is not asked again
+    assert list(repair.result.small_files) == ["vote"]
+    assert scene.host.sound  # every record is there, and the vote forbids what it may have promised
+    assert ("repair", "waiting") in [(kind, data.get("state")) for kind, data in scene.host.events]
+
+
+@pytest.mark.rule("R-01")
+def test_a_lost_vote_does_not_wait_for_a_voter_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This node may have elected it in a later term, but not in one that is days of elections away."""
+    monkeypatch.setattr(repair_module, "PATIENCE_S", 0)
+    monkeypatch.setattr(peer_replicas, "ANSWER_TIMEOUT_S", 0.01)
+    scene = Scene()
+    scene.files.remove(f"{FOLDER}/vote")
+    scene.run(
+        Peers(lambda peer, message: TermAnswer(message.id, 9) if peer == "n2" else None),
+        CorruptFile(f"{FOLDER}/vote", "checksum"),
+    )
+    promise = HardStateFile(scene.files, f"{FOLDER}/vote").load()
+    assert promise == HardState(9 + repair_module.VOTE_GAP, "n1")
+    assert scene.host.sound
+
+
+@pytest.mark.rule("R-01")
+def test_a_lost_vote_also_asks_voters_that_only_the_log_knows() -> None:
+    """The group has grown since the configuration was written: they too may have been voted for."""
+    scene = Scene()
+    log = Commitlog.open(scene.files, FOLDER, log_id=7, config=SIZES)
+    value = {"kind": "membership", "voters": ["n1", "n2", "n3", "n4"], "learners": [], "nodes": {}}
+    grown = stamp(
+        encode_control(value),
+        log_id=7,
+        base_index=log.next_index,
+        term=4,
+        timestamp_ms=1,
+        offset=log.end_offset,
+        previous_chain=log.last_chain,
+        control=True,
+    )
+    log.append([grown])
+    log.close()
+    scene.files.remove(f"{FOLDER}/vote")
+    terms = {"n2": 5, "n3": 6, "n4": 9}
+    peers = Peers(lambda peer, message: TermAnswer(message.id, terms[peer]))
+    scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
+    assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(9, "n1")
+
+
+@pytest.mark.rule("R-01", "R-10")
+def test_a_lost_vote_in_the_log_of_the_metadata_also_asks_voters_that_only_its_state_knows() -> None:
+    """The record that names them may be trimmed."""
+    scene = Scene()
+    scene.files = MemoryFiles()
+    scene.host = Host(scene.files)
+    scene.state_type = MetadataLogState
+    log = Commitlog.open(scene.files, FOLDER, log_id=7, config=SIZES)
+    value = {"kind": "membership", "voters": ["n1", "n2", "n3", "n4"], "learners": [], "nodes": {}}
+    grown = stamp(
+        encode_control(value),
+        log_id=7,
+        base_index=0,
+        term=4,
+        timestamp_ms=1,
+        offset=0,
+        previous_chain=log.last_chain,
+        control=True,
+    )
+    log.append([grown])
+    log.close()
+    state = MetadataLogState()
+    state.apply(grown)
+    state.committed(0)
+    saved = msgspec.msgpack.encode((grown.header.chain, state.snapshot()))
+    SnapshotFile(scene.files, f"{FOLDER}/state").save(saved)
+    terms = {"n2": 5, "n3": 6, "n4": 9}
+    peers = Peers(lambda peer, message: TermAnswer(message.id, terms[peer]))
+    scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
+    assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(9, "n1")
+
+
+@pytest.mark.rule("C-04", "C-03")
+def test_a_lost_epoch_of_a_log_that_does_not_vote_needs_no_peer_and_another_identity() -> None:
+    """A term that no controller has given would make the copy deaf to every role."""
+    scene, peers = Scene(), Peers(lambda _peer, _message: None)
+    scene.votes = False
+    scene.files.remove(f"{FOLDER}/vote")
+    scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
+    assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(BATCHES[-1].term, "n1")
+    assert scene.host.sound is False

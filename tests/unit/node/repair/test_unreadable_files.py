@@ -1,0 +1,93 @@
+"""Repairs of files that a disk refuses to read."""
+
+from typing import Any
+
+import pytest
+
+from app.log.contract import NO_INDEX
+from app.node.network.repair_messages import FetchAnswer, FetchRequest, PeerCall, TermRequest
+from app.node.repair import log_repair as repair_module
+from storage.errors import DiskError, UnreadableFile
+from tests.unit.node.repair.damaged_log import FOLDER, Peers, Scene, gives_all
+
+
+@pytest.mark.parametrize(
+    ("name", "sound"),
+    [("vote", True), ("checkpoint", True), ("state", True), ("group", False), ("opened", False)],
+)
+def test_a_small_file_that_cannot_be_read_for_long_is_repaired_as_a_damaged_one(
+    name: str, sound: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair_module, "UNREADABLE_S", 0)
+    scene = Scene()
+    path = f"{FOLDER}/{name}"
+    if name != "vote":
+        scene.files.open(path, create=True)
+    opened = scene.host.open_log
+
+    def open_log(*, sound: bool) -> Any:
+        scene.files.read(path)
+        return opened(sound=sound)
+
+    def unreadable(operation: str, met: str) -> None:
+        if operation == "read" and met == path:
+            raise DiskError(met, "read", "input/output error")
+
+    scene.host.open_log = open_log if name == "vote" else opened  # type: ignore[method-assign]
+    scene.files.refuse = unreadable
+
+    def answers(peer: str, message: PeerCall) -> PeerCall | None:
+        if isinstance(message, TermRequest) or name != "vote":
+            scene.files.refuse = None  # a new file takes the place of the unreadable one
+        return gives_all(peer, message)
+
+    scene.run(Peers(answers), UnreadableFile(path, 0, "it cannot be read: input/output error"))
+    assert scene.host.log is not None
+    assert (scene.host.log.end_index, scene.host.sound) == (79, sound)
+    assert name == "vote" or not scene.files.exists(path)
+
+
+@pytest.mark.rule("R-01", "R-02")
+@pytest.mark.parametrize("name", ["manifest", "vote", "origin", "checkpoint"])
+def test_a_disk_that_refuses_reads_for_a_while_loses_nothing(name: str) -> None:
+    """Three repairs in a row found the manifest unreadable and set the whole log aside within 14 ms."""
+    scene, refused = Scene(), []
+
+    def refuse_reads(operation: str, path: str) -> None:
+        if operation == "read" and len(refused) < 4:
+            refused.append(path)
+            raise DiskError(path, operation, "input/output error")
+
+    held = {file: scene.files.read(f"{FOLDER}/{file}") for file in ("manifest", "vote")}
+    scene.files.refuse = refuse_reads
+    cause = UnreadableFile(f"{FOLDER}/{name}", 0, "it cannot be read: input/output error")
+    repair = scene.run(Peers(lambda _peer, _message: None), cause)
+    assert scene.host.log is not None
+    assert (scene.host.log.end_index, scene.host.sound, repair.result.set_aside) == (79, True, False)
+    assert {file: scene.files.read(f"{FOLDER}/{file}") for file in held} == held
+    assert [kind for kind, _ in scene.host.events] == ["corruption", "repair"]
+
+
+@pytest.mark.rule("R-01", "R-02")
+def test_an_unreadable_log_is_not_set_aside_while_no_peer_has_records_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a group whose disks all refuse to read for a minute would begin again without its records."""
+    monkeypatch.setattr(repair_module, "UNREADABLE_S", 0)
+    scene = Scene()
+
+    def refuse_reads(operation: str, path: str) -> None:
+        if operation == "read":
+            raise DiskError(path, operation, "input/output error")
+
+    def offline(_peer: str, message: PeerCall) -> PeerCall | None:
+        if isinstance(message, FetchRequest) and len(peers.asked) > 6:
+            scene.files.refuse = None
+        return FetchAnswer(message.id, NO_INDEX, NO_INDEX) if isinstance(message, FetchRequest) else None
+
+    peers = Peers(offline)
+    scene.files.refuse = refuse_reads
+    path = f"{FOLDER}/manifest"
+    repair = scene.run(peers, UnreadableFile(path, 0, "it cannot be read: input/output error"))
+    assert scene.host.log is not None
+    assert (scene.host.log.end_index, scene.host.sound, repair.result.set_aside) == (79, True, False)
