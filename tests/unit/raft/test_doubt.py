@@ -124,25 +124,35 @@ def test_an_unsound_voter_confirms_no_read() -> None:
     assert [token for token, index in leader.reads if index is not None] == ["r"]
 
 
-@pytest.mark.rule("R-01")
-def test_a_lost_vote_in_a_newer_term_does_not_elect_two_leaders() -> None:
-    """n2 elects n3 in term 2 and loses its disk; n1, still the leader of term 1, brings it all it has."""
-    group = Group(3)
-    first = group.elect("n1")
+def elect_n3_in_term_2(group: Group) -> None:
+    """Let n2 elect n3. n1 does not know it, and still leads term 1."""
     group.pass_time(500)
     group["n3"].step("n1", TimeoutNow(1))
     group.settle("n2", "n3")
     assert (group["n3"].leads, group["n3"].core.term) == (True, 2)
     group.take()
-    wipe(group["n2"])
-    first.append()
+
+
+def bring_n2_all_of_n1(group: Group) -> None:
+    """Let n1 bring n2, whose disk was lost, all that it has. n2 stays in doubt."""
     for _ in range(40):
         group.now_ms += 20
-        first.tick()
+        group["n1"].tick()
         group["n2"].tick()
         group.settle("n1", "n2")
-    assert group["n2"].log.batches == first.log.batches
+    assert group["n2"].log.batches == group["n1"].log.batches
     assert not group["n2"].core.sound
+
+
+@pytest.mark.rule("R-01")
+def test_a_lost_vote_in_a_newer_term_does_not_elect_two_leaders() -> None:
+    """n2 elects n3 in term 2 and loses its disk; n1, still the leader of term 1, brings it all it has."""
+    group = Group(3)
+    first = group.elect("n1")
+    elect_n3_in_term_2(group)
+    wipe(group["n2"])
+    first.append()
+    bring_n2_all_of_n1(group)
     group.take()
     group.pass_time(20_000, "n1", "n2")
     assert not [m.name for m in (first, group["n2"]) if m.leads and m.core.term >= 2]
@@ -474,24 +484,14 @@ def test_a_replaced_disk_that_does_not_know_all_voters_does_not_elect_two_leader
     first = group.elect("n1")
     for _ in range(4):
         first.append()
-    group.pass_time(500)
-    group["n3"].step("n1", TimeoutNow(1))
-    group.settle("n2", "n3")
-    assert (group["n3"].leads, group["n3"].core.term) == (True, 2)
-    group.take()
+    elect_n3_in_term_2(group)
     first.log.trim(3)
     monkeypatch.setattr(first, "_follow_membership", lambda: None)  # its state names the group
     group.config = GroupConfig(voters=configured)
     wipe(group["n2"])
     group["n2"].core.electable = False  # it lacks the state of the log
     stale = first.append()
-    for _ in range(40):
-        group.now_ms += 20
-        first.tick()
-        group["n2"].tick()
-        group.settle("n1", "n2")
-    assert group["n2"].log.batches == first.log.batches
-    assert not group["n2"].core.sound
+    bring_n2_all_of_n1(group)
     assert first.core.committed_index < stale.last_index
 
 
