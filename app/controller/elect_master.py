@@ -154,17 +154,24 @@ def _newest_of_all(
     """Return the replicas that hold everything of a log whose masters are not known any more (C-09).
 
     The last master and its set held all that was acknowledged, with records of the newest epoch. So of all
-    replicas the one with the newest epoch, and the largest offset in it, holds that; none can be missing.
-    waits: whether to raise Refused while a node may yet report.
+    replicas the one with the newest epoch, and the largest offset in it, holds that; none can be missing, and
+    none can have lost its disk. waits: whether to raise Refused while a node may yet report.
     """
     missing = [node for node in log.voters if all(each.node != node for each in living)]
     if waits and any(liveness.may_live(node, now_ms) for node in missing):
         raise Refused(Reason.NO_ELIGIBLE_REPLICA, f"{', '.join(missing)} may hold acknowledged records")
-    if missing:
+    if missing or _lost_copies(log, liveness, living):
         return []
     ends = {each.id: _end_of(log, liveness, each) for each in living}
     newest = max(ends.values())
     return [each for each in able if ends[each.id] == newest]
+
+
+def _lost_copies(log: Log, liveness: Liveness, living: Sequence[Replica]) -> list[str]:
+    """Return the nodes with an empty copy in place of one that was registered before: what that held is
+    lost."""
+    earlier = {each.node for each in log.replicas if each.registered and not log.is_current(each.id)}
+    return [each.node for each in living if each.node in earlier and _end_of(log, liveness, each) == (0, 0)]
 
 
 def _end_of(log: Log, liveness: Liveness, replica: Replica) -> tuple[int, int]:
@@ -237,6 +244,9 @@ def _why_none(log: Log, liveness: Liveness, living: list[Replica]) -> str:
     members = ", ".join(log.nodes_of(log.holders)) or "none"
     alive = ", ".join(each.node for each in living) or "none"
     detail = f"in sync: {members}; alive and able to lead: {alive}"
+    lost = _lost_copies(log, liveness, living)
+    if log.lost_history and lost:
+        return f"{', '.join(lost)} may have held acknowledged records on a disk that was replaced; {detail}"
     if counts_all(log):
         return detail
     held = ", ".join(log.nodes_of(complete_copies(log, liveness))) or "none"

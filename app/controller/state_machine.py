@@ -274,7 +274,8 @@ def _may_change_set(log: Log, event: SyncStateSetChanged) -> bool:
 
 
 def _registered(log: Log, event: ReplicaRegistered) -> Log:
-    """Record the replica's address; older copies of its node are removed (C-03)."""
+    """Record the replica's address; older copies of its node are removed (C-03). Without the last
+    SyncStateSet they stay known: an election must not take the new copy for them."""
     replica = log.replica(event.replica_id)
     if replica is None:
         return log
@@ -284,7 +285,7 @@ def _registered(log: Log, event: ReplicaRegistered) -> Log:
     replicas = tuple(
         registered if each is replica else each
         for each in log.replicas
-        if each.id not in gone or each.id in members
+        if each.id not in gone or each.id in members or log.lost_history
     )
     if not gone:
         return msgspec.structs.replace(log, replicas=replicas)

@@ -300,3 +300,33 @@ def test_an_unclean_election_of_a_rebuilt_log_does_not_wait_for_the_outdated_set
     is_elected = by == "operator" or missing == "node"  # a living node may serve its copy yet
     assert quorum.log().master_node == ("n2" if is_elected else None)
     assert (quorum.log().unclean_epoch == quorum.log().master_epoch) is is_elected
+
+
+@pytest.mark.rule("C-05", "C-09")
+@pytest.mark.parametrize("empty", [True, False])
+def test_an_empty_copy_vouches_for_nothing_that_its_node_held_before_the_rebuild(empty: bool) -> None:
+    """The last set is unknown, and the disk of n1 was lost with those of the controllers: it may have been
+    alone in the set. A copy that is only not known any more, with its records, is as good as before."""
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.join_all()
+    event = MetadataRebuilt(log="__controller", doubtful=("a",))
+    quorum.metadata.apply(len(quorum.events), event)
+    quorum.events.append(event)
+    quorum.fail_over()
+    quorum.offsets["n1", "a"] = (0, 0, 0) if empty else (2, 600, 600)
+    quorum.offsets["n2", "a"] = (1, 900, 900)
+    quorum.offsets["n3", "a"] = (2, 500, 500)
+    quorum.register("n1", code="another disk")
+    for _ in range(8):
+        quorum.let_pass(500)
+    log = quorum.log()
+    assert (log.master_node, log.unclean_epoch) == (None if empty else "n1", 0)
+    if empty:
+        election = ElectMaster("a", None, False, log.master_epoch)
+        answer = quorum.ask(election)
+        assert isinstance(answer, Refusal)
+        assert answer.detail.startswith("n1 may have held acknowledged records")
+        quorum.done(msgspec.structs.replace(election, unclean=True))
+        assert quorum.log().master_node == "n3"
+        assert quorum.log().unclean_epoch == quorum.log().master_epoch
