@@ -42,7 +42,8 @@ def rebuild_controllers_command(
 
     Changes that no copy contains are lost: the last committed elections and changes of SyncStateSets and
     logs. The command reports each log for which a node has recorded a newer master epoch, or whose record of
-    it is damaged at a node. Such a log gets a master once all of its replicas have reported what they hold.
+    it is damaged or missing at a node. Such a log gets a master once all of its replicas have reported what
+    they hold.
 
     \b
     Examples:
@@ -66,9 +67,10 @@ def rebuild_controllers_command(
         )
     for name, nodes in found.damaged.items():
         click.echo(
-            f"WARNING log {name}: the vote file of {', '.join(nodes)} is damaged, so its newest master epoch "
-            "is not known. A later master may hold acknowledged records that the SyncStateSet above lacks: "
-            "the log gets a master once all of its replicas have reported, or by `commitlog elect --unclean`."
+            f"WARNING log {name}: the vote file of {', '.join(nodes)} is damaged or missing, so its newest "
+            "master epoch is not known. A later master may hold acknowledged records that the SyncStateSet "
+            "above lacks: the log gets a master once all of its replicas have reported, or by "
+            "`commitlog elect --unclean`."
         )
 
 

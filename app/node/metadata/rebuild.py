@@ -12,7 +12,7 @@ another history.
 Events that no copy holds are lost: the last committed elections and changes of SyncStateSets and logs. A node
 that knows a newer master epoch than the metadata proves that there were some: the next master of such a log
 is elected among all of its replicas, not in the SyncStateSet of the copy. The same holds for a log whose vote
-file is damaged at a node: that epoch cannot be known.
+file is damaged or missing at a node: that epoch cannot be known.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,6 +33,7 @@ from storage.log.checkpoint import CheckpointFile, SnapshotFile
 from storage.log.clean_stop import OPENED_NAME
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from storage.log.hard_state import HardState, HardStateFile
+from storage.log.log_folder import MANIFEST_NAME
 from storage.log.origin import ORIGIN_NAME, FolderOrigin
 from storage.units import MIB
 
@@ -63,7 +64,7 @@ class Rebuilt:
     source: the node whose copy was used. events: number of its records, its end index + 1. copied: the
     nodes that got the log. logs: as in the metadata now. doubts: log -> the newest master epoch that a
     node knows and the metadata do not: its last master and set are unknown. damaged: log -> the nodes whose
-    vote file of it is damaged: what they knew is unknown.
+    vote file of it is damaged or missing: what they knew is unknown.
     """
 
     source: str
@@ -227,23 +228,31 @@ def _doubts(
     nodes: Sequence[NodeFolder], best: _Copy
 ) -> tuple[dict[str, tuple[str, int]], dict[str, tuple[str, ...]]]:
     """Return the logs of which a node knows a newer master epoch than the metadata, and those whose vote file
-    is damaged at a node."""
+    is damaged or missing at a node that has records."""
     doubts: dict[str, tuple[str, int]] = {}
     damaged: dict[str, tuple[str, ...]] = {}
     for log in best.state.metadata:
         newest = log.master_epoch
         for node in nodes:
-            path = f"{node.data}/logs/{log.name}/vote"
-            if not (log.elects and node.files.exists(path)):
+            if not log.elects:
                 continue
-            try:
-                epoch = HardStateFile(node.files, path).load().term
-            except CorruptFile:
+            epoch = _known_epoch(node, log.name)
+            if epoch is None:
                 damaged[log.name] = (*damaged.get(log.name, ()), node.node)
-                continue
-            if epoch > newest:
+            elif epoch > newest:
                 newest, doubts[log.name] = epoch, (node.node, epoch)
     return doubts, damaged
+
+
+def _known_epoch(node: NodeFolder, log: str) -> int | None:
+    """Return the newest master epoch that the node has recorded, 0 without a copy; None if that is lost."""
+    folder = f"{node.data}/logs/{log}"
+    if not node.files.exists(f"{folder}/vote"):
+        return None if node.files.exists(f"{folder}/{MANIFEST_NAME}") else 0
+    try:
+        return HardStateFile(node.files, f"{folder}/vote").load().term
+    except CorruptFile:
+        return None
 
 
 def _missed_epochs(best: _Copy, found: Rebuilt) -> int:

@@ -147,14 +147,18 @@ def test_an_election_that_no_copy_of_the_metadata_has_is_reported() -> None:
 
 
 @pytest.mark.rule("C-04", "C-09")
-def test_a_damaged_vote_makes_its_log_doubtful() -> None:
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_damaged_vote_makes_its_log_doubtful(missing: bool) -> None:
     """An earlier rebuild may have skipped a million epochs, and only the damaged file knew of it."""
     cluster = group_in_sync()
     stop(cluster, *CONTROLLERS, wipe=True)
     stop(cluster, "n1", "n2")
     before = log_at(cluster, "n1").master_epoch
     files, path = cluster.nodes["n2"].files, "data/logs/default/vote"
-    write_durably(files, path, bytes(len(files.read(path))))
+    if missing:
+        files.remove(path)
+    else:
+        write_durably(files, path, bytes(len(files.read(path))))
     found = rebuilt(cluster)
     assert (found.doubts, found.damaged) == ({}, {"default": ("n2",)})
     assert [log.lost_history for log in found.logs] == [True]  # the set of the copy elects no master
