@@ -42,8 +42,8 @@ def rebuild_controllers_command(
 
     Changes that no copy contains are lost: the last committed elections and changes of SyncStateSets and
     logs. The command reports each log for which a node has recorded a newer master epoch, or whose record of
-    it is damaged or missing at a node. Such a log gets a master once all of its replicas have reported what
-    they hold.
+    it is damaged or missing at a node, or of which the folder of a replica is not here. Such a log gets a
+    master once all of its replicas have reported what they hold.
 
     \b
     Examples:
@@ -65,12 +65,12 @@ def rebuild_controllers_command(
             "above lacks: the log gets a master once all of its replicas have reported, or by "
             "`commitlog elect --unclean`."
         )
-    for name, nodes in found.damaged.items():
+    for name, nodes in found.unknown.items():
         click.echo(
-            f"WARNING log {name}: the vote file of {', '.join(nodes)} is damaged or missing, so its newest "
-            "master epoch is not known. A later master may hold acknowledged records that the SyncStateSet "
-            "above lacks: the log gets a master once all of its replicas have reported, or by "
-            "`commitlog elect --unclean`."
+            f"WARNING log {name}: the newest master epoch of {', '.join(nodes)} is not known: the vote file "
+            "is damaged or missing, or the data folder is not here. A later master may hold acknowledged "
+            "records that the SyncStateSet above lacks: the log gets a master once all of its replicas have "
+            "reported, or by `commitlog elect --unclean`."
         )
 
 
@@ -133,7 +133,7 @@ def _result(found: "Rebuilt", not_known: str) -> dict[str, Any]:
             ),
             *(
                 {"log": log, "node": node, "known_epoch": None}
-                for log, nodes in found.damaged.items()
+                for log, nodes in found.unknown.items()
                 for node in nodes
             ),
         ],

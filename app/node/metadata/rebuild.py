@@ -12,7 +12,8 @@ another history.
 Events that no copy holds are lost: the last committed elections and changes of SyncStateSets and logs. A node
 that knows a newer master epoch than the metadata proves that there were some: the next master of such a log
 is elected among all of its replicas, not in the SyncStateSet of the copy. The same holds for a log whose vote
-file is damaged or missing at a node: that epoch cannot be known.
+file is damaged or missing at a node, and for one of which a replica's folder is not here: those epochs cannot
+be known.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,8 +64,8 @@ class Rebuilt:
 
     source: the node whose copy was used. events: number of its records, its end index + 1. copied: the
     nodes that got the log. logs: as in the metadata now. doubts: log -> the newest master epoch that a
-    node knows and the metadata do not: its last master and set are unknown. damaged: log -> the nodes whose
-    vote file of it is damaged or missing: what they knew is unknown.
+    node knows and the metadata do not: its last master and set are unknown. unknown: log -> the nodes whose
+    newest epoch is unknown: their vote file is damaged or missing, or their folder is not here.
     """
 
     source: str
@@ -72,7 +73,7 @@ class Rebuilt:
     copied: list[str] = field(default_factory=list)
     logs: tuple[Log, ...] = ()
     doubts: dict[str, tuple[str, int]] = field(default_factory=dict)
-    damaged: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    unknown: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class _Copy:
@@ -171,13 +172,13 @@ def rebuild(
         if len(kept) > len(controllers) // 2:
             raise ConfigError(f"a majority of the controllers has its copy: {', '.join(kept)}; start them")
         found = Rebuilt(best.node.node, best.log.next_index, [node.node for node in targets])
-        found.doubts, found.damaged = _doubts(nodes, best)
+        found.doubts, found.unknown = _doubts(nodes, best)
         term = max(copy.term for copy in copies.values()) + 1
         event = MetadataRebuilt(
             log=CONTROLLER_LOG,
             time_ms=now_ms,
             skipped_epochs=SKIPPED_EPOCHS + _missed_epochs(best, found),
-            doubtful=tuple(dict.fromkeys((*found.doubts, *found.damaged))),
+            doubtful=tuple(dict.fromkeys((*found.doubts, *found.unknown))),
         )
         _skip_epochs(best, term, log_id, event)
         found.logs = tuple(best.state.metadata)
@@ -227,21 +228,22 @@ def _completed(newest: _Copy, held: Iterable[_Copy]) -> _Copy:
 def _doubts(
     nodes: Sequence[NodeFolder], best: _Copy
 ) -> tuple[dict[str, tuple[str, int]], dict[str, tuple[str, ...]]]:
-    """Return the logs of which a node knows a newer master epoch than the metadata, and those whose vote file
-    is damaged or missing at a node that has records."""
+    """Return the logs of which a node knows a newer master epoch than the metadata, and those of which a node
+    may know one."""
     doubts: dict[str, tuple[str, int]] = {}
-    damaged: dict[str, tuple[str, ...]] = {}
+    unknown: dict[str, tuple[str, ...]] = {}
+    here = {node.node: node for node in nodes}
     for log in best.state.metadata:
+        if not log.elects:
+            continue
         newest = log.master_epoch
-        for node in nodes:
-            if not log.elects:
-                continue
-            epoch = _known_epoch(node, log.name)
+        for name in dict.fromkeys((*here, *log.voters)):
+            epoch = _known_epoch(here[name], log.name) if name in here else None
             if epoch is None:
-                damaged[log.name] = (*damaged.get(log.name, ()), node.node)
+                unknown[log.name] = (*unknown.get(log.name, ()), name)
             elif epoch > newest:
-                newest, doubts[log.name] = epoch, (node.node, epoch)
-    return doubts, damaged
+                newest, doubts[log.name] = epoch, (name, epoch)
+    return doubts, unknown
 
 
 def _known_epoch(node: NodeFolder, log: str) -> int | None:
@@ -259,12 +261,12 @@ def _missed_epochs(best: _Copy, found: Rebuilt) -> int:
     """Return the largest number of epochs of one log that a node knows, or may know, beyond those of the
     metadata.
 
-    An earlier rebuild may have skipped a million, and the copy used now may be from before that. A damaged
-    vote file may have recorded it.
+    An earlier rebuild may have skipped a million, and the copy used now may be from before that. A node whose
+    epoch is unknown may have recorded it.
     """
     known = {log.name: log.master_epoch for log in best.state.metadata}
     missed = max((epoch - known[name] for name, (_, epoch) in found.doubts.items()), default=0)
-    return missed + (SKIPPED_EPOCHS if found.damaged else 0)
+    return missed + (SKIPPED_EPOCHS if found.unknown else 0)
 
 
 def _skip_epochs(best: _Copy, term: int, log_id: int, event: MetadataRebuilt) -> None:

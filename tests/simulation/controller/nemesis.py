@@ -438,7 +438,7 @@ class Nemesis:
         for node in self._nodes:
             node.crash(power=False)
         lost = self._world.random.sample(controllers, self._world.random.choice((2, 3)))
-        if all(_metadata_of(each).log(LOG_NAME) is None for each in self._nodes if each not in lost):
+        if all(metadata_of(each).log(LOG_NAME) is None for each in self._nodes if each not in lost):
             for node in self._nodes:  # nothing that is left has the state: no rebuild is possible
                 self._cluster.bring_up(node)
             return False
@@ -457,7 +457,7 @@ class Nemesis:
             found = with_these(source=max(copies, key=_place_of).name)
         if LOG_NAME in found.doubts:
             raise Violation(f"a master epoch that no copy of the metadata has: {found.doubts}")
-        cluster.checker.rebuilt(_metadata_of(cluster.nodes[found.source]))
+        cluster.checker.rebuilt(metadata_of(cluster.nodes[found.source]))
         for node in self._nodes:
             self._back(node, self._world.between((1_000, lasting_us)))
         return True
@@ -472,7 +472,7 @@ def _place_of(node: HaSimNode) -> tuple[int, int]:
         log.close()
 
 
-def _metadata_of(node: HaSimNode) -> Metadata:
+def metadata_of(node: HaSimNode) -> Metadata:
     """The metadata in a copy of the controllers' log whose node is down, all of it."""
     folder = f"data/logs/{CONTROLLER_LOG}"
     log = Commitlog.open(node.files, folder, log_id=CONTROLLER_LOG_ID, config=STORAGE)

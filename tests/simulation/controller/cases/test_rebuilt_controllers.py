@@ -18,6 +18,7 @@ from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState, HardStateFile
 from tests.simulation.controller.cases.operations import append_at, master_of, request, truth
 from tests.simulation.controller.cluster import HaCluster
+from tests.simulation.controller.nemesis import metadata_of
 from tests.simulation.controller.node import CONTROLLER_LOG_ID, HaSimNode
 from tests.simulation.controller.plan import STORAGE, HaPlan
 from tests.simulation.world.network import LinkFaults
@@ -43,8 +44,11 @@ def stop(cluster: HaCluster, *names: str, wipe: bool = False) -> None:
             cluster.nodes[name].files = MemoryFiles(Random(3))
 
 
-def rebuilt(cluster: HaCluster, *, replace: bool = False, source: str | None = None) -> Rebuilt:
-    nodes = [NodeFolder(name, node.files, "data") for name, node in cluster.nodes.items()]
+def rebuilt(
+    cluster: HaCluster, *, replace: bool = False, source: str | None = None, without: str = ""
+) -> Rebuilt:
+    """without: the node whose folder is on another machine."""
+    nodes = [NodeFolder(name, node.files, "data") for name, node in cluster.nodes.items() if name != without]
     return rebuild(
         nodes, CONTROLLERS, cluster_id="ha", storage=STORAGE, now_ms=1, replace=replace, source=source
     )
@@ -160,9 +164,40 @@ def test_a_damaged_vote_makes_its_log_doubtful(missing: bool) -> None:
     else:
         write_durably(files, path, bytes(len(files.read(path))))
     found = rebuilt(cluster)
-    assert (found.doubts, found.damaged) == ({}, {"default": ("n2",)})
+    assert (found.doubts, found.unknown) == ({}, {"default": ("n2",)})
     assert [log.lost_history for log in found.logs] == [True]  # the set of the copy elects no master
     assert found.logs[0].master_epoch > before + 2 * SKIPPED_EPOCHS - 1
+
+
+@pytest.mark.rule("C-05", "C-09")
+def test_a_replica_whose_folder_was_not_there_is_waited_for() -> None:
+    """Its metadata are newer than the copy: it became master after that, and has acknowledged alone. A second
+    rebuild with its folder brings that back."""
+    cluster = group_in_sync()
+    old = master_of(cluster)
+    new = next(node for node in cluster.brokers if node is not old)
+    stop(cluster, old.name)
+    assert cluster.run_until(lambda: new.is_master and new.acknowledges, 8)
+    append_at(cluster, new, b"acknowledged alone")
+    stop(cluster, *CONTROLLERS, wipe=True)
+    stop(cluster, new.name)
+    learn = cluster.checker._learn
+    cluster.checker._learn = lambda node: None  # type: ignore[method-assign]  # it is another history
+    found = rebuilt(cluster, without=new.name)
+    assert (found.source, found.unknown) == (old.name, {"default": (new.name,)})
+    others = [*CONTROLLERS, old.name]
+    for name in others:
+        cluster.nodes[name].start()
+    cluster.run(5)
+    assert not old.is_master
+    stop(cluster, *others)
+    assert rebuilt(cluster, source=new.name).unknown == {}
+    cluster.checker.rebuilt(metadata_of(new))
+    cluster.checker._learn = learn  # type: ignore[method-assign]
+    for node in cluster.nodes.values():
+        node.start()
+    assert cluster.run_until(lambda: new.is_master and new.acknowledges, 10)
+    assert b"acknowledged alone" in b"".join(bytes(batch.body) for batch in new.log.read_batches(0, 1 << 20))
 
 
 @pytest.mark.rule("C-04", "C-09")
