@@ -7,7 +7,8 @@ event, when
 
 - every member of the set counts for acknowledgements, also if the settings ask for fewer (`acting_spec`),
 - every node that came with the change (`arriving`) is in the SyncStateSet,
-- without them the set has a living member, and at least `min_in_sync_replicas` of them, and
+- without them the set has a living member, and at least `min_in_sync_replicas` of them,
+- the set is known to be the last one (a rebuild of the controllers may have lost it, C-09), and
 - none of them is master: another member is elected first, after the master has given up its lease (A-11).
 
 A change by force waits for nothing. It may take the last copy of acknowledged records, and then only an
@@ -95,6 +96,7 @@ def check_gone(log: Log, node: str, liveness: Liveness, now_ms: int, *, force: b
         return
     if liveness.may_live(node, now_ms):
         raise Refused(Reason.NODE_ALIVE, f"{node} is alive: remove it, or clean its metadata by force")
+    _check_history(log, node)
     others = [each for each in log.nodes_of(log.holders) if each != node]
     if log.holders and not others:
         raise Refused(
@@ -105,10 +107,22 @@ def check_gone(log: Log, node: str, liveness: Liveness, now_ms: int, *, force: b
 
 def check_removal(log: Log, node: str, liveness: Liveness, now_ms: int) -> None:
     """Check that a replica can leave now, or as soon as another is master. Raises Refused."""
+    _check_history(log, node)
     if node in log.voters:
         why = _why_not_without(log, (node,), liveness, now_ms)
         if why is not None:
             raise Refused(Reason.LAST_IN_SYNC, why)
+
+
+def _check_history(log: Log, node: str) -> None:
+    """Refuse to give a copy up while it is not known which ones hold the acknowledged records (C-09). Raises
+    Refused."""
+    if log.lost_history and node in log.voters:
+        raise Refused(
+            Reason.LAST_IN_SYNC,
+            f"the last SyncStateSet is not known, and {node} may hold the only copy of acknowledged records "
+            "until the log has a master; by force they are lost",
+        )
 
 
 def is_master_leaving(log: Log) -> bool:
@@ -118,7 +132,7 @@ def is_master_leaving(log: Log) -> bool:
 
 def may_leave(log: Log, liveness: Liveness, now_ms: int) -> bool:
     """Return whether the leaving nodes may go, or transfer the mastership if one of them is master."""
-    if not log.leaving or log.is_opening or not log.elects:
+    if not log.leaving or log.is_opening or log.lost_history or not log.elects:
         return False
     in_sync = log.set_nodes
     if not counts_all(log) and any(node in in_sync for node in log.leaving):

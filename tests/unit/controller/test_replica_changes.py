@@ -16,6 +16,7 @@ from app.controller.commands import (
     ReplicaChange,
     StepDown,
 )
+from app.controller.events import MetadataRebuilt
 from app.controller.metadata import Log
 from app.controller.state_machine import Metadata
 from tests.unit.controller.support import CONFIG, Quorum, spec
@@ -268,6 +269,33 @@ def test_metadata_of_a_node_that_joined_just_now_are_not_cleaned() -> None:
     quorum.now_ms += CONFIG.broker_timeout_ms
     quorum.heartbeats("n1", "n2", "n3")
     quorum.done(one(quorum, ReplicaChange.CLEAN, "n9"))
+
+
+@pytest.mark.rule("C-05", "C-09")
+def test_no_copy_leaves_a_log_whose_last_set_is_not_known() -> None:
+    """After a rebuild of the controllers, n3 alone has the records of a later master."""
+    quorum = in_sync()
+    event = MetadataRebuilt(log="__controller", doubtful=("a",))
+    quorum.metadata.apply(len(quorum.events), event)
+    quorum.events.append(event)
+    quorum.fail_over()
+    quorum.offsets["n3", "a"] = (2, 120, 120)
+    quorum.heartbeats("n1", "n2", "n4")
+    assert change(quorum, "n1", "n2").leaving == ("n3",)
+    assert quorum.refused(one(quorum, ReplicaChange.REMOVE, "n2")) is Reason.LAST_IN_SYNC
+    quorum.active.liveness.disconnected("n2")
+    assert quorum.refused(one(quorum, ReplicaChange.CLEAN, "n2")) is Reason.LAST_IN_SYNC
+    for _ in range(8):
+        quorum.let_pass(500)
+    assert (quorum.log().master_node, quorum.log().unclean_epoch) == ("n3", 0)
+    open_epoch(quorum)
+    alter(quorum, *KEEPING)
+    quorum.scan()
+    hand_over(quorum)
+    open_epoch(quorum)
+    alter(quorum, "n1", "n2")
+    quorum.scan()
+    assert quorum.log().nodes == ("n1", "n2")
 
 
 def test_a_change_that_is_under_way_survives_a_fail_over_and_can_be_taken_back() -> None:
