@@ -24,7 +24,7 @@ class Ballot:
         self._votes = {member.node_id: VoteAnswer(term, True, pre_vote, sound=member.sound)}
         last_term, last_index = log.last_position
         request = VoteRequest(term, last_index, last_term, pre_vote, transfer, weighs=True)
-        for voter in member.group.voters:
+        for voter in member.every_voter:
             if voter != member.node_id:
                 self._outbox.send(voter, request)
 
@@ -35,8 +35,8 @@ class Ballot:
 
     @property
     def is_won(self) -> bool:
-        """True if a majority of the present voters, all of them sound, has granted it; or every voter has,
-        of whom the candidate is one.
+        """True if a majority of the present voters, all of them sound, has granted it; or every voter has
+        (MemberState.every_voter), and the candidate is a present one.
 
         An unsound member may have lost what it acknowledged or voted, so it proves nothing. When every voter
         grants, no remaining log holds more than the candidate's, and no other candidate of the term can have
@@ -44,10 +44,10 @@ class Ballot:
         removed and does not know that its removal is committed does not count for that: the group may have
         new voters since, whose log holds more.
         """
-        voters = self._member.group.voters
-        granted = [vote for voter in voters if (vote := self._votes.get(voter)) and vote.granted]
-        by_all = len(granted) == len(voters) and self._member.node_id in voters
-        return sum(vote.sound for vote in granted) >= self._member.majority or by_all
+        member, voters = self._member, self._member.group.voters
+        granted = {voter: vote.sound for voter, vote in self._votes.items() if vote.granted}
+        by_all = set(member.every_voter) <= granted.keys() and member.node_id in voters
+        return sum(granted.get(voter, False) for voter in voters) >= member.majority or by_all
 
 
 def grants(

@@ -178,11 +178,8 @@ class RaftCore(MemberCore):
         self._settle(now_ms)
 
     def step(self, source: str, message: RaftMessage, now_ms: int) -> None:
-        """Handle a message of another node. A node that this log does not know as a member yet may lead or
-        ask for a vote, because its group may be newer (R-10); other messages of non-members are dropped."""
-        if source not in self._peers.dispatchers and not isinstance(
-            message, (VoteRequest, PushRequest, Heartbeat, TimeoutNow)
-        ):
+        """Handle a message of another node; most messages of non-members are dropped."""
+        if source not in self._peers.dispatchers and not self._concerns(source, message):
             return
         if not self._term_guard.allows(source, message.term):
             self._announce()
@@ -228,6 +225,14 @@ class RaftCore(MemberCore):
         else:
             self._follower_reads.answered(message, now_ms)
         self._settle(now_ms)
+
+    def _concerns(self, source: str, message: RaftMessage) -> bool:
+        """Return whether a message of a node that is not a member matters. Its group may be newer than that
+        of this log: it may lead, or ask for a vote (R-10). A voter that the newest group removes is asked
+        until that is committed."""
+        if isinstance(message, (VoteAnswer, HeartbeatAnswer)):
+            return source in self._member.every_voter
+        return isinstance(message, (VoteRequest, PushRequest, Heartbeat, TimeoutNow))
 
     def tick(self, now_ms: int) -> None:
         member, config = self._member, self._config
@@ -494,8 +499,9 @@ class RaftCore(MemberCore):
         self._heartbeat_due_ms = now_ms - now_ms % interval_ms + interval_ms
         number = self._leader_reads.begin_round()
         heartbeat = Heartbeat(member.term, member.node_id, member.committed_index, number)
-        for peer in self._peers.dispatchers:
-            self._outbox.send(peer, heartbeat)
+        for peer in dict.fromkeys((*self._peers.dispatchers, *member.every_voter)):
+            if peer != member.node_id:
+                self._outbox.send(peer, heartbeat)
 
     def _answer_heartbeat(self, source: str, heartbeat: Heartbeat) -> None:
         trusts = self._doubt is None or self._doubt.trusts_leader

@@ -6,10 +6,10 @@ counts only when every voter grants (ballot.py). It becomes sound by one of
 - an election that it wins: by every voter, or by a majority of sound ones;
 - a leader whose log it holds, up to a record of the leader's term and to all that the leader has committed
   (EntryHandler.holds_all_committed). If it has lost its vote too, it may have helped to elect a leader of a
-  newer term than this one's. That is excluded when there is no other voter, or when a quorum of sound voters
-  or every voter has confirmed this leader since, by the leader's group: members that are in this term now
-  were in no newer one before. Its own vote for this leader excludes nothing: other votes of that term may be
-  older than the one that it has lost.
+  newer term than this one's. That is excluded when a quorum of sound voters or every voter has confirmed
+  this leader since: members that are in this term now were in no newer one before. The leader counts them:
+  this member may not know all of them. Its own vote for this leader excludes nothing: other votes of that
+  term may be older than the one that it has lost.
 """
 
 from app.raft.entry_handler import EntryHandler
@@ -56,14 +56,4 @@ class Doubt:
 
     @property
     def _leader_is_confirmed(self) -> bool:
-        return self._is_only_other or (
-            self._asked_term == self._member.term and self._confirmation.index is not None
-        )
-
-    @property
-    def _is_only_other(self) -> bool:
-        """True if the leader is the only other voter. A member whose log lacks its state, or whose group
-        lacks the leader, does not know all voters."""
-        member = self._member
-        voters, leader_id = member.group.voters, member.leader_id
-        return leader_id in voters and member.electable and set(voters) <= {member.node_id, leader_id}
+        return self._asked_term == self._member.term and self._confirmation.index is not None

@@ -88,7 +88,10 @@ class Peers:
             self._doubting_ms.setdefault(peer, now_ms)
 
     def hear_answer(self, peer: str, answer: HeartbeatAnswer, now_ms: int) -> None:
-        """Record a peer's answer to a heartbeat of this term."""
+        """Record a peer's answer to a heartbeat of this term; that of a former voter only confirms the
+        leader (reads.py)."""
+        if peer not in self.dispatchers:
+            return
         self.hear(peer, now_ms)
         self.set_trust(peer, answer.trusts, now_ms)
         self.has_room[peer] = answer.has_room

@@ -47,7 +47,7 @@ class LeaderReads:
 
     Invariant: a read index is a committed index of this term, taken before the round that confirms it. It is
     confirmed by a quorum of sound voters. A question about leadership alone needs no committed record, and
-    all voters together confirm it too, sound or not.
+    all voters together (MemberState.every_voter) confirm it too, sound or not.
     """
 
     def __init__(self, state: MemberState, log: ReplicaLog, outbox: Outbox, config: RaftConfig) -> None:
@@ -138,18 +138,18 @@ class LeaderReads:
     def _settle(self) -> None:
         if not (self._confirming or self._proving):
             return
-        voters, node_id = self._member.group.voters, self._member.node_id
-        answered = {**self._answered, node_id: self._round}
-        confirmed = quorum_index(answered.get(voter, 0) for voter in voters)
+        member, own = self._member, {self._member.node_id: self._round}
+        answered, heard = self._answered | own, self._heard | own
+        confirmed = quorum_index(answered.get(voter, 0) for voter in member.group.voters)
         while self._confirming and self._confirming[0][0] <= confirmed:
             _, index, readers = self._confirming.pop(0)
             for _, reader in readers:
                 self._give(reader, index)
-        by_all = min(self._round if voter == node_id else self._heard.get(voter, 0) for voter in voters)
+        by_all = min(heard.get(voter, 0) for voter in member.every_voter)
         while self._proving and self._proving[0][0] <= max(confirmed, by_all):
             _, readers = self._proving.pop(0)
             for _, reader in readers:
-                self._give(reader, self._member.committed_index)
+                self._give(reader, member.committed_index)
 
     def _give(self, reader: Any, index: int | None) -> None:
         if isinstance(reader, PeerReader):

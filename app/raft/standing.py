@@ -23,7 +23,6 @@ class Standing:
     def __init__(self, member: MemberState, outbox: Outbox) -> None:
         self._member = member
         self._outbox = outbox
-        self._former: GroupConfig | None = None  # the group that the newest one replaced
         self._nodes = NO_NODES
         self.index = NO_INDEX
         self.notice: GroupNotice | None = None  # from a peer, until a leader or the own log knows better
@@ -48,9 +47,9 @@ class Standing:
         member = self._member
         if (group, index) == (member.group, self.index):
             return False
-        self._former = member.group if index > self.index and not settled else None
-        pair = () if self._former is None or len(self._former.voters) != 2 else self._former.voters
-        member.witnesses = pair if set(pair) < set(group.voters) else ()
+        former = member.group.voters if index > self.index and not settled else ()
+        member.former_voters = former
+        member.witnesses = former if len(former) == 2 and set(former) < set(group.voters) else ()
         changed, member.group, self.index, self._nodes = group != member.group, group, index, nodes
         if self.notice is not None and index > self.notice.index:
             self.notice = None
@@ -89,12 +88,12 @@ class Standing:
         that has promoted it needs its vote and lacks records of it: if another voter is lost, no voter can
         win. It leads until the voters have its records.
         """
-        member, former = self._member, self._former
+        member = self._member
         if self.notice is not None or not member.electable:
             return False
         if not member.sound:
             return self.is_voter and len(member.group.voters) > 1
-        in_doubt = former is not None and not self.is_settled and member.node_id in former.voters
+        in_doubt = member.node_id in member.former_voters and not self.is_settled
         is_needed = self.has_newest_log and member.node_id in member.group.learners
         return self.is_voter or in_doubt or is_needed
 

@@ -28,8 +28,10 @@ class MemberState:
     sound: it holds all that it ever acknowledged or voted. An unsound member's acknowledgements and confirmed
     reads do not count, and its vote counts only when every voter grants (ballot.py). electable: it holds the
     log's state; without that it does not campaign. group_index: of the record that names the group, NO_INDEX
-    for the configured group. witnesses: voters that must hold that record before it is committed, beside a
-    majority (Standing.configure). leader_syncs: the leader that it follows promises `fsync`.
+    for the configured group. former_voters: of the group that the newest one replaced; () if the newest was
+    known to be committed when it was adopted. witnesses: voters that must hold its record before it is
+    committed, beside a majority (Standing.configure). leader_syncs: the leader that it follows promises
+    `fsync`.
     """
 
     node_id: str
@@ -43,6 +45,7 @@ class MemberState:
     sound: bool = True
     electable: bool = True
     group_index: int = NO_INDEX
+    former_voters: tuple[str, ...] = ()
     witnesses: tuple[str, ...] = ()
     leader_syncs: bool = False
 
@@ -54,6 +57,17 @@ class MemberState:
     def majority(self) -> int:
         """Number of voters that form a quorum."""
         return len(self.group.voters) // 2 + 1
+
+    @property
+    def every_voter(self) -> tuple[str, ...]:
+        """Voters of the newest group, and of the former one until the newest is known to be committed.
+
+        A voter that the newest group removes may lead without that record, and what it has committed may be
+        held by one other voter. If that one forgets, the remaining voters of the newest group prove nothing.
+        """
+        if self.group_index <= self.committed_index:
+            return self.group.voters
+        return tuple(dict.fromkeys((*self.group.voters, *self.former_voters)))
 
     def held_index(self, log: ReplicaLog) -> int:
         """The last index that this member may acknowledge: on disk with `fsync`, otherwise written (R-11).

@@ -12,6 +12,7 @@ from app.raft.ballot import Ballot
 from app.raft.core import RaftCore
 from app.raft.doubt import Doubt
 from app.raft.messages import TimeoutNow, VoteAnswer, VoteRequest
+from app.raft.reads import LeaderReads
 from app.raft.state import MemberState
 from app.raft.transfer import Transfer
 from storage.log.commitlog import Commitlog
@@ -209,10 +210,26 @@ plant(
     lambda _: test_doubt.test_a_confirmation_of_an_older_term_does_not_end_the_doubt(),
 )
 plant(
-    "the_only_other_voter_of_an_old_group_needs_no_confirmation",
+    "a_removal_that_is_not_committed_counts_when_all_grant",
+    "R-02",
+    (Ballot, "is_won", "set(member.every_voter)", "set(voters)"),
+    lambda _: test_doubt.test_a_voter_that_may_lead_without_its_removal_must_grant_too(),
+)
+plant(
+    "a_removal_that_is_not_committed_counts_when_all_confirm",
     "R-01",
-    (Doubt, "_is_only_other", "leader_id in voters and member.electable and ", "leader_id is not None and "),
-    lambda _: test_doubt.test_only_a_member_that_knows_its_group_needs_no_other_voter_to_confirm_the_leader(
-        ("n1", "n2"), False, False
-    ),
+    (LeaderReads, "_settle", "for voter in member.every_voter", "for voter in member.group.voters"),
+    lambda _: test_doubt.test_a_voter_that_may_lead_without_its_removal_must_confirm_the_leader_too(),
+)
+plant(
+    "the_voter_that_is_removed_is_not_asked",
+    "R-10",
+    (Ballot, "open", "member.every_voter", "member.group.voters"),
+    lambda _: test_doubt.test_a_removal_is_committed_although_a_disk_is_replaced_meanwhile(True),
+)
+plant(
+    "the_voter_that_is_removed_gets_no_heartbeat",
+    "R-10",
+    (RaftCore, "_broadcast", "*member.every_voter", ""),
+    lambda _: test_doubt.test_a_removal_is_committed_although_a_disk_is_replaced_meanwhile(False),
 )

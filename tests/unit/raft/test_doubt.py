@@ -7,6 +7,7 @@ import pytest
 
 from app.log.contract import NO_INDEX, ChangeKind, Durability, GroupConfig, Role
 from app.raft.ballot import Ballot
+from app.raft.config import RaftConfig
 from app.raft.doubt import Doubt
 from app.raft.messages import HeartbeatAnswer, TimeoutNow, VoteAnswer, VoteRequest
 from app.raft.reads import Confirmation
@@ -495,23 +496,106 @@ def test_a_replaced_disk_that_does_not_know_all_voters_does_not_elect_two_leader
     assert first.core.committed_index < stale.last_index
 
 
+def removed_third() -> tuple[Group, Member, Member]:
+    """n2 leads term 1 and appends the removal of n3, which reaches no other voter. n1 helps n3 to lead term
+    2, both commit a record, and the disk of n1 is replaced. The leaders of both terms."""
+    group = Group(3, raft=RaftConfig(max_push_timeout_ms=100))
+    stale = group.elect("n2")
+    group.pass_time(500)
+    group.take()
+    stale.change(ChangeKind.REMOVE, "n3")
+    group.take()
+    newer = group["n3"]
+    newer.step("n2", TimeoutNow(1))
+    group.settle("n1", "n3")
+    assert (newer.leads, newer.core.term) == (True, 2)
+    batch = newer.append()
+    group.settle("n1", "n3")
+    assert newer.core.committed_index == batch.last_index
+    wipe(group["n1"])
+    group.take()
+    return group, stale, newer
+
+
+@pytest.mark.rule("R-02", "R-10")
+def test_a_voter_that_may_lead_without_its_removal_must_grant_too() -> None:
+    """The other two are all voters of the newest group, of which one has forgotten what was committed."""
+    group, stale, newer = removed_third()
+    stale.restart()
+    group.pass_time(10_000, "n1", "n2")
+    assert not stale.leads
+    group.take()
+    group.pass_time(10_000)
+    assert group.leader is newer
+    assert all(member.core.sound for member in group.members.values())
+    assert all(member.log.batches == newer.log.batches for member in group.members.values())
+
+
 @pytest.mark.rule("R-01", "R-10")
-@pytest.mark.parametrize(
-    ("voters", "electable", "is_over"),
-    [(("n1", "n2"), True, True), (("n1", "n2"), False, False), (("n2",), True, False)],
-)
-def test_only_a_member_that_knows_its_group_needs_no_other_voter_to_confirm_the_leader(
-    voters: tuple[str, ...], electable: bool, is_over: bool
-) -> None:
-    member = MemberState(
-        "n2", GroupConfig(voters=voters), Durability.FSYNC, Role.FOLLOWER, 5, None, NO_INDEX, "n1"
-    )
-    member.electable = electable
-    reads: list[Confirmation] = []
-    handler: Any = SimpleNamespace(holds_all_committed=True)
-    asking: Any = SimpleNamespace(ask=lambda reader, _now_ms: reads.append(reader))
-    doubt = Doubt(member, handler, asking, knows_vote=False)
-    assert doubt.is_over is is_over
-    doubt.tick(0)
-    reads[0].give(3)
-    assert doubt.is_over
+def test_a_voter_that_may_lead_without_its_removal_must_confirm_the_leader_too() -> None:
+    group, stale, _ = removed_third()
+    for _ in range(45):
+        group.now_ms += 20
+        stale.tick()
+        group["n1"].tick()
+        group.settle("n1", "n2")
+    assert stale.leads
+    assert group["n1"].log.batches == stale.log.batches
+    assert not group["n1"].core.sound
+    assert stale.core.committed_index < stale.log.end_index
+
+
+@pytest.mark.rule("R-10")
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_removal_is_committed_although_a_disk_is_replaced_meanwhile(restarts: bool) -> None:
+    """The removed voter is there: it grants, and confirms the leader."""
+    group = Group(3)
+    leader = group.elect("n2")
+    group.pass_time(500)
+    group.take()
+    leader.change(ChangeKind.REMOVE, "n3")
+    wipe(group["n1"])
+    if restarts:
+        leader.restart()
+    group.take()
+    group.pass_time(10_000)
+    assert leader.leads
+    assert leader.core.committed_index == leader.log.end_index
+    assert group["n1"].core.sound
+    assert group["n3"].core.role is Role.REMOVED
+
+
+@pytest.mark.rule("R-01", "R-10")
+def test_a_replaced_disk_of_two_voters_that_lacks_the_record_of_the_third_asks_for_a_confirmation() -> None:
+    """n1 helps n3, which n2 has just made the third voter, to lead term 2, and its disk is replaced. What n2
+    sends first, still the leader of term 1, names two voters, and is all that n2 has committed."""
+    group = Group(2, raft=RaftConfig(max_push_timeout_ms=100, push_max_bytes=1))
+    stale = group.elect("n2")
+    group.settle()
+    group.join("n3")
+    stale.change(ChangeKind.ADD, "n3")
+    group.pass_time(500)
+    group.take()
+    stale.change(ChangeKind.PROMOTE, "n3")
+    promotion = stale.log.end_index
+    group.deliver("n2")
+    group.take()
+    group["n3"].step("n2", TimeoutNow(1))
+    group.settle("n1", "n3")
+    assert (group["n3"].leads, group["n3"].core.term) == (True, 2)
+    wipe(group["n1"])
+    group.take()
+    for _ in range(45):
+        group.now_ms += 20
+        stale.tick()
+        group["n1"].tick()
+        for _ in range(20):
+            for push in group.pushes("n1"):
+                is_late = bool(push.batches) and push.batches[-1].last_index == promotion
+                if not is_late or not group["n1"].log.batches:
+                    group.send("n2", "n1", push)
+            group.deliver("n2", "n1")
+            group.deliver("n1", "n2")
+    assert stale.leads
+    assert group["n1"].log.end_index == promotion - 1 == stale.core.committed_index
+    assert not group["n1"].core.sound
