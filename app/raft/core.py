@@ -212,7 +212,7 @@ class RaftCore(MemberCore):
                 self._ballot.count(source, message)
                 self._count_votes(now_ms)
             if message.group is not None and self._member.leader_id is None:
-                self._standing.take(message.group, self._group_term)
+                self._standing.take(message.group, self._term_of(self._standing.index))
                 self._idle()
         elif isinstance(message, TimeoutNow):
             if source == self._member.leader_id and self._standing.may_campaign and self._member.sound:
@@ -461,13 +461,13 @@ class RaftCore(MemberCore):
             self._standing.has_newest_log = True
         notice = None
         if request.pre_vote:
-            notice = self._standing.notice_for(source, member.leader_id, self._group_term)
+            committed_term = self._term_of(member.committed_index)
+            notice = self._standing.notice_for(source, member.leader_id, committed_term)
         self._outbox.send(source, VoteAnswer(member.term, False, request.pre_vote, notice, member.sound))
 
-    @property
-    def _group_term(self) -> int:
-        """Term of the record that names the group, 0 if the log does not hold it."""
-        log, index = self._log, self._standing.index
+    def _term_of(self, index: int) -> int:
+        """Return the term of the record at `index`, 0 if the log does not hold it."""
+        log = self._log
         return log.term_at(index) if NO_INDEX < log.begin_index <= index <= log.end_index else 0
 
     def _count_votes(self, now_ms: int) -> None:

@@ -51,8 +51,8 @@ class GroupNotice(msgspec.Struct, frozen=True, array_like=True):
     """The committed group of a log, for a node outside of it (R-10).
 
     index: of its membership record. leader_id: None while the sender knows no leader. nodes: id -> (base URL,
-    host:port for peers) of the members whose addresses are in the log alone. term: of that record; 0 if it
-    was trimmed, and from older versions.
+    host:port for peers) of the members whose addresses are in the log alone. term: of the newest record
+    that the sender knows to be committed; 0 if it does not hold it, and from older versions.
     """
 
     index: Annotated[int, msgspec.Meta(ge=0)]

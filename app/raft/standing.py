@@ -113,19 +113,22 @@ class Standing:
 
     def notice_for(self, source: str, leader_id: str | None, term: int) -> GroupNotice | None:
         """Return the notice for a node outside the committed group; None for a member, or in doubt. term: of
-        the record at `index`, 0 if unknown."""
-        group = self._member.group
+        the record at the committed index, 0 if unknown."""
+        member, group = self._member, self._member.group
         if self.index == NO_INDEX or self.notice is not None or not self.is_settled:
             return None
-        if source in group.members or self._member.node_id not in group.members:
+        if not member.electable:  # without the state of the log the group may be older than that index
+            return None
+        if source in group.members or member.node_id not in group.members:
             return None
         return GroupNotice(self.index, group.voters, group.learners, leader_id, dict(self._nodes), term)
 
     def take(self, notice: GroupNotice, term: int) -> None:
         """Adopt a peer's notice that this member is outside the group, unless its own log has a newer group.
 
-        term: of the own record at `index`, 0 if unknown. A committed record of a newer term and a lower index
-        shows that the own one is on a branch that was given up: a leader that was cut off has written it.
+        term: of the own record at `index`, 0 if unknown. If the peer has committed a record of a newer term,
+        and its newest group has a lower index, the own record is on a branch that was given up: a leader that
+        was cut off has written it.
         """
         is_given_up = 0 < term < notice.term
         if notice.index < self.index and not is_given_up:

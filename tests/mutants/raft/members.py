@@ -181,7 +181,23 @@ plant(
     (Standing, "take", " and not is_given_up", ""),
     lambda _: (
         test_removal.test_a_removed_leader_learns_it_although_its_own_log_has_a_later_change_of_the_group(
-            False
+            False, False
         )
     ),
+)
+plant(
+    "a_notice_has_the_term_of_the_record_of_the_group",
+    "R-10",
+    (RaftCore, "_vote", "self._term_of(member.committed_index)", "self._term_of(self._standing.index)"),
+    lambda _: (
+        test_removal.test_a_removed_leader_learns_it_although_its_own_log_has_a_later_change_of_the_group(
+            True, False
+        )
+    ),
+)
+plant(
+    "a_replica_without_the_state_of_its_log_knows_who_is_removed",
+    "R-10",
+    (Standing, "notice_for", "not member.electable", "False"),
+    lambda _: test_removal.test_a_replica_without_the_state_of_its_log_removes_no_node(),
 )

@@ -236,8 +236,9 @@ def test_a_log_of_an_older_version_gets_its_group_with_the_next_term() -> None:
 
 @pytest.mark.rule("R-10")
 @pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("trimmed", [False, True])
 def test_a_removed_leader_learns_it_although_its_own_log_has_a_later_change_of_the_group(
-    restart: bool,
+    trimmed: bool, restart: bool
 ) -> None:
     """n1 is cut off with more records, and an addition after them, than the group had when it removed n1."""
     group, leader = led_group(3)
@@ -252,7 +253,28 @@ def test_a_removed_leader_learns_it_although_its_own_log_has_a_later_change_of_t
     group.pass_time(200, "n2", "n3")
     group.sent.clear()
     assert group["n2"].core._standing.index < leader.core._standing.index
+    if trimmed:
+        group["n2"].append()
+        group.pass_time(200, "n2", "n3")
+        group.sent.clear()
+        for name in ("n2", "n3"):
+            group[name].log.trim(group["n2"].core.committed_index)
     if restart:
         leader.restart()
     group.pass_time(15_000)
     assert (leader.core.role, leader.core.leader_id) == (Role.REMOVED, "n2")
+
+
+@pytest.mark.rule("R-10")
+def test_a_replica_without_the_state_of_its_log_removes_no_node() -> None:
+    """Its group may be older than the log that it holds: n4 may have been added in between."""
+    group, leader = led_group(3)
+    leader.change(ChangeKind.REMOVE, "n3")
+    group.pass_time(200)
+    member = group["n1"]
+    for electable in (False, True):
+        member.core.electable = electable
+        member.step("n4", VoteRequest(member.core.term + 1, 9, 1, pre_vote=True))
+        [answer] = group.take(source="n1", target="n4")
+        assert isinstance(answer, VoteAnswer)
+        assert (answer.group is not None) is electable
