@@ -116,7 +116,7 @@ class LogRepair:
         self._marker = copy.marker
         self._calls = calls
         self._clock = clock
-        self._set_group(copy.voters, copy.learners)
+        self._set_group(copy.voters, learners=copy.learners)
         self._is_configured = copy.is_configured and copy.votes
         self._seen: dict[str, int] = {}  # file or folder -> number of times it was still damaged
         self._unreadable_until_ms: int | None = None  # until then the disk may read again; None: it reads
@@ -124,11 +124,14 @@ class LogRepair:
         self._reported_waiting = False
         self._given_up = asyncio.Event()
 
-    def _set_group(self, voters: Sequence[str], learners: Sequence[str]) -> None:
-        self._voters = voters
-        self._peers = tuple(voter for voter in voters if voter != self._node_id)
-        self._is_alone = {*voters, *learners} <= {self._node_id}
-        self._majority = len(voters) // 2 + 1
+    def _set_group(self, *groups: Sequence[str], learners: Sequence[str]) -> None:
+        """groups: voters of the log's group; of more than one if it is unknown which is newer. All are asked,
+        those of the first one first. As many as a majority of the largest one decide: the nodes that only one
+        of them names may be gone."""
+        self._voters = tuple(dict.fromkeys(voter for group in groups for voter in group))
+        self._peers = tuple(voter for voter in self._voters if voter != self._node_id)
+        self._is_alone = {*self._voters, *learners} <= {self._node_id}
+        self._majority = max(map(len, groups)) // 2 + 1
         self._peer_replicas = PeerReplicas(self._calls, self._log_id, self._peers)
 
     def _saved_membership(self) -> Membership | None:
@@ -168,8 +171,7 @@ class LogRepair:
                 await in_thread(self._note)
                 if self._is_configured and (saved := await in_thread(self._saved_membership)) is not None:
                     # The log may name others than the configuration, which may be newer than the saved state.
-                    voters = dict.fromkeys((*saved.voters, *self._voters))
-                    self._set_group(tuple(voters), saved.learners)
+                    self._set_group(saved.voters, self._voters, learners=saved.learners)
                 self._is_configured = False
                 if not is_recorded:
                     self._host.record(self._corruption())
@@ -231,18 +233,15 @@ class LogRepair:
         asked = [*self._peers, *(voter for voter in voters if voter not in (*self._peers, self._node_id))]
         pause_s = _RETRY_FIRST_S
         until_ms = self._clock.monotonic_ms() + PATIENCE_S * 1000
-        voters_count = len(asked) + 1
+        majority = max(self._majority, len(voters) // 2 + 1)
+        silent_max = len(asked) + 1 - majority
         while asked:
             answers = await asyncio.gather(*(self._peer_replicas.term(peer) for peer in asked))
             for peer, answer in zip(list(asked), answers, strict=True):
                 if answer is not None and is_plausible_term(term, answer.term):
                     term = max(term, answer.term)
                     asked.remove(peer)
-            if (
-                voters_count - len(asked) >= voters_count // 2 + 1
-                and asked
-                and self._clock.monotonic_ms() >= until_ms
-            ):
+            if asked and len(asked) <= silent_max and self._clock.monotonic_ms() >= until_ms:
                 term += VOTE_GAP
                 break
             if asked:

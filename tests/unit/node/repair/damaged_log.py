@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
 
+import msgspec
+
 from app.log.events import JournalEvent
 from app.log.state import LogState
 from app.node.network.peer_calls import PeerCalls
@@ -14,12 +16,14 @@ from app.node.repair.log_repair import LogRepair
 from app.node.repair.marker import RepairMarker
 from app.node.replica.driver import LogDriver
 from storage.errors import CorruptFile, CorruptLog
-from storage.log.checkpoint import CheckpointFile
+from storage.format.records import encode_control
+from storage.log.checkpoint import CheckpointFile, SnapshotFile
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from storage.log.hard_state import HardState, HardStateFile
 from tests.support.memory_files import MemoryFiles
 from tests.unit.node.repair.test_fetch import history
 from tests.unit.node.repair.test_server import Clock
+from tests.unit.raft.support import MemoryLog
 
 BATCHES = history(40)
 SIZES = CommitlogConfig(segment_max_bytes=4_000, mark_interval_bytes=1_000, tail_cache_bytes=0)
@@ -155,3 +159,15 @@ class Scene:
                 self.files.open(f"{FOLDER}/{name}").pwrite(data, batch.offset - int(name[:20]))
                 return CorruptLog(f"{FOLDER}/{name}", batch.offset, "noise")
         raise AssertionError("no such segment")
+
+
+def saved_state(scene: Scene, *members: str) -> None:
+    """Save a state of the log that names these members."""
+    value = {"kind": "membership", "voters": members, "learners": [], "nodes": {}}
+    log = MemoryLog()
+    log.write([log.stamp(encode_control(value), 1, control=True)])
+    state = scene.state_type()
+    state.apply(log.batches[0])
+    state.committed(0)
+    saved = msgspec.msgpack.encode((log.last_chain, state.snapshot()))
+    SnapshotFile(scene.files, f"{FOLDER}/state").save(saved)

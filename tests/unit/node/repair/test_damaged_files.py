@@ -3,20 +3,18 @@
 import asyncio
 from dataclasses import replace
 
-import msgspec
 import pytest
 
+from app.node.network.repair_messages import FetchAnswer, PeerCall
+from app.node.repair import peer_replicas
 from app.node.repair.interfaces import RepairState
 from app.node.repair.log_repair import LogRepair
 from app.node.repair.marker import Note, RepairMarker
 from storage.errors import CorruptFile, CorruptLog
-from storage.format.records import encode_control
 from storage.format.segment_format import segment_name
-from storage.log.checkpoint import SnapshotFile
 from storage.log.commitlog import Commitlog
 from storage.log.manifest import ManifestFile
-from tests.unit.node.repair.damaged_log import BATCHES, FOLDER, SIZES, Peers, Scene, gives_all
-from tests.unit.raft.support import MemoryLog
+from tests.unit.node.repair.damaged_log import BATCHES, FOLDER, SIZES, Peers, Scene, gives_all, saved_state
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "state"])
@@ -105,18 +103,6 @@ def test_a_state_that_no_record_and_no_peer_can_restore_is_left_for_the_operator
     assert (scene.host.log is None, scene.files.exists(f"{FOLDER}/state")) == (is_left, is_left)
 
 
-def saved_state(scene: Scene, *members: str) -> None:
-    """Save a state of the log that names these members."""
-    value = {"kind": "membership", "voters": members, "learners": [], "nodes": {}}
-    log = MemoryLog()
-    log.write([log.stamp(encode_control(value), 1, control=True)])
-    state = scene.state_type()
-    state.apply(log.batches[0])
-    state.committed(0)
-    saved = msgspec.msgpack.encode((log.last_chain, state.snapshot()))
-    SnapshotFile(scene.files, f"{FOLDER}/state").save(saved)
-
-
 @pytest.mark.rule("R-10")
 @pytest.mark.parametrize("configured", [("n1",), ("n1", "n8", "n9")])
 def test_damage_found_at_the_start_is_repaired_by_the_members_that_the_log_names(
@@ -131,6 +117,22 @@ def test_damage_found_at_the_start_is_repaired_by_the_members_that_the_log_names
     assert {peer for peer, _ in peers.asked} <= {"n2", "n3"}
     assert not repair.result.set_aside
     assert scene.host.sound
+
+
+@pytest.mark.rule("R-10")
+def test_a_repair_does_not_wait_for_configured_members_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The members of the log never committed what is damaged."""
+    monkeypatch.setattr(peer_replicas, "ANSWER_TIMEOUT_S", 0.01)
+
+    def answers(peer: str, message: PeerCall) -> PeerCall | None:
+        return None if peer in ("n8", "n9") else FetchAnswer(message.id, 0, 9)
+
+    scene = Scene()
+    scene.is_configured = True
+    saved_state(scene, "n1", "n2", "n3")
+    repair = scene.run(Peers(answers), scene.damage(20), voters=("n1", "n8", "n9"))
+    assert repair.result.set_aside
+    assert not scene.host.sound
 
 
 @pytest.mark.rule("R-10")

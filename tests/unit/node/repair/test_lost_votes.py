@@ -14,7 +14,7 @@ from storage.log.checkpoint import SnapshotFile
 from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState, HardStateFile
 from tests.support.memory_files import MemoryFiles
-from tests.unit.node.repair.damaged_log import BATCHES, FOLDER, SIZES, Host, Peers, Scene
+from tests.unit.node.repair.damaged_log import BATCHES, FOLDER, SIZES, Host, Peers, Scene, saved_state
 
 
 @pytest.mark.rule("R-01")
@@ -120,3 +120,18 @@ def test_a_lost_epoch_of_a_log_that_does_not_vote_needs_no_peer_and_another_iden
     scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
     assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(BATCHES[-1].term, "n1")
     assert scene.host.sound is False
+
+
+@pytest.mark.rule("R-01", "R-10")
+def test_a_lost_vote_does_not_wait_for_configured_members_that_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peer_replicas, "ANSWER_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(repair_module, "PATIENCE_S", 0)
+    scene = Scene()
+    scene.is_configured = True
+    saved_state(scene, "n1", "n2", "n3")
+    scene.files.remove(f"{FOLDER}/vote")
+    peers = Peers(lambda peer, message: TermAnswer(message.id, 9) if peer == "n2" else None)
+    scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"), voters=("n1", "n8", "n9"))
+    assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(9 + repair_module.VOTE_GAP, "n1")
