@@ -71,7 +71,7 @@ def add_member(target: Target, node_id: str, url: str, peer_address: str, of: st
       commitlog members add n4 --url http://127.0.0.1:8104 --peer-address 127.0.0.1:9104
     """
     with target.client(writes=True) as client:
-        _show(target, Operations(client).add_member(node_id, url, peer_address, of=of))
+        _show(target, Operations(client).add_member(node_id, url, peer_address, of=of), of)
 
 
 @members_command.command("promote")
@@ -99,7 +99,7 @@ def promote_member(target: Target, node_id: str, wait_s: float, of: str | None) 
                 if not lagging or time.monotonic() >= give_up_at:
                     raise
             time.sleep(_RETRY_S)
-        _show(target, members)
+        _show(target, members, of)
 
 
 @members_command.command("demote")
@@ -114,7 +114,7 @@ def demote_member(target: Target, node_id: str, of: str) -> None:
       commitlog members demote n3 --of payments
     """
     with target.client(writes=True) as client:
-        _show(target, Operations(client).demote_member(node_id, of=of))
+        _show(target, Operations(client).demote_member(node_id, of=of), of)
 
 
 @members_command.command("remove")
@@ -130,7 +130,7 @@ def remove_member(target: Target, node_id: str, of: str | None, force: bool) -> 
       commitlog members remove n3
     """
     with target.client(writes=True) as client:
-        _show(target, Operations(client).remove_member(node_id, of=of, force=force))
+        _show(target, Operations(client).remove_member(node_id, of=of, force=force), of)
 
 
 @members_command.command("clean")
@@ -235,11 +235,15 @@ def _show_controller(target: Target, found: Mapping[str, Any]) -> None:
     print_table(table)
 
 
-def _show(target: Target, members: Sequence[Mapping[str, Any]]) -> None:
+def _show(target: Target, members: Sequence[Mapping[str, Any]], of: str | None = None) -> None:
+    """Print the nodes, after a change of one log with their roles in it."""
     if target.as_json:
         print_json({"members": list(members)})
         return
     table = Table("node", "votes", "alive", "version", "url", "peer address", box=SIMPLE_HEAD)
+    has_roles = of is not None and any("role" in member for member in members)
+    if has_roles:
+        table.add_column(f"role in {of}")
     for member in members:
         table.add_row(
             member["id"],
@@ -248,5 +252,6 @@ def _show(target: Target, members: Sequence[Mapping[str, Any]]) -> None:
             member["version"] or "",
             member["url"],
             member["peer_address"],
+            *([member["role"] or "none"] if has_roles else ()),
         )
     print_table(table)

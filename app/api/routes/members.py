@@ -1,5 +1,6 @@
 """Members of the cluster and leadership of its logs: add, promote, remove, transfer (C-05, R-09, R-10)."""
 
+import asyncio
 from contextlib import suppress
 from typing import Annotated, Any, Final
 from urllib.parse import quote
@@ -15,7 +16,15 @@ from app.api.http.log_call import Call, Served
 from app.api.http.openapi import OF_A_BODY, OF_A_COMMIT, answers, json_request
 from app.api.read.query import OneLogQuery
 from app.api.routes.move_master import move_master
-from app.api.routes.replicas import OF_REPLICAS, Forced, change_replica, replica_nodes
+from app.api.routes.replicas import (
+    LEAVING,
+    OF_REPLICAS,
+    VOTER,
+    Forced,
+    change_replica,
+    replica_nodes,
+    role_of,
+)
 from app.controller.commands import ReplicaChange
 from app.controller.metadata import CONTROLLER_LOG
 from app.errors import InvalidRequest, NotFound, Repairing, TransferFailed
@@ -42,6 +51,7 @@ MEMBER_EXAMPLE: Final = {
 }
 _TRANSFER_POLL_S: Final = 0.05
 _LEARN_S: Final = 1.0
+_LEAVING_POLL_S: Final = 0.02
 _REFUSALS: Final = ("change-in-progress", "not-caught-up", "would-lose-quorum", *OF_A_COMMIT)
 
 
@@ -64,12 +74,16 @@ class TransferIn(msgspec.Struct, forbid_unknown_fields=True):
     log: Name = "default"
 
 
-def member_objects(broker: Broker) -> list[dict[str, Any]]:
+def member_objects(broker: Broker, of: HostedLog | None = None) -> list[dict[str, Any]]:
     """Every known node as docs/api.md §2 shows it. voter: of some log, by the newest group that is known
-    here. alive: connected to this node, and listed by the answers of the active controller."""
-    voters: dict[str, None] = {}
-    for hosted in broker.logs.values():
-        voters.update(dict.fromkeys(hosted.voters))
+    here. alive: connected to this node, and listed by the answers of the active controller. of: the log that
+    the call names; each node then has its role in it."""
+    voters = {
+        node
+        for hosted in broker.logs.values()
+        for node in hosted.voters
+        if role_of(broker, hosted, node) in (VOTER, LEAVING)
+    }
     members = []
     for node_id, address in known_addresses(broker).items():
         is_this = node_id == broker.node.id
@@ -82,6 +96,7 @@ def member_objects(broker: Broker) -> list[dict[str, Any]]:
                 "voter": node_id in voters,
                 "alive": is_this or (version is not None and not broker.metadata.is_silent(node_id)),
                 "version": version,
+                **({} if of is None else {"role": role_of(broker, of, node_id)}),
             }
         )
     return members
@@ -110,8 +125,8 @@ async def members(call: Call, query: Nothing) -> Response:
     return _members_answer(call.broker)
 
 
-def _members_answer(broker: Broker) -> Response:
-    return json_answer({"members": member_objects(broker)})
+def _members_answer(broker: Broker, of: HostedLog | None = None) -> Response:
+    return json_answer({"members": member_objects(broker, of)})
 
 
 @router.post(
@@ -157,8 +172,8 @@ async def demote_member(call: Call, id: MemberId, query: OneLog) -> Response:
     call.wants_json()
     if query.log is None:
         raise InvalidRequest(("/query/log", "name the log in controller mode whose replica is demoted"))
-    await change_replica(call, call.broker.find(query.log, "/query/log"), id, ReplicaChange.DEMOTE)
-    return _members_answer(call.broker)
+    hosted = call.broker.find(query.log, "/query/log")
+    return await _change_replica(call, hosted, id, ReplicaChange.DEMOTE)
 
 
 @router.delete(
@@ -185,15 +200,14 @@ async def _change(
     broker = call.broker
     one = None if log is None else broker.hosted(log) or broker.find(log, "/query/log")
     if one is not None and one.settings.replication is Replication.CONTROLLER:
-        await change_replica(call, one, change.node_id, of_replica, force=force)
-        return _members_answer(broker)
+        return await _change_replica(call, one, change.node_id, of_replica, force=force)
     if force:
         raise InvalidRequest(("/query/force", "is of logs in controller mode; name one with `log`"))
 
     async def act(here: Served) -> Response:
         with here.hosted.changing_members():
             await here.commit(change)
-        return here.answer({"members": member_objects(broker)})
+        return here.answer({"members": member_objects(broker, one)})
 
     if one is not None:
         return await call.at_leader(one, act)
@@ -212,6 +226,20 @@ async def _change(
     if not found:
         raise NotFound(f"{change.node_id} is not a member of any log")
     return _members_answer(broker)
+
+
+async def _change_replica(
+    call: Call, hosted: HostedLog, node: str, change: ReplicaChange, *, force: bool = False
+) -> Response:
+    """The change of one replica in controller mode. The answer waits a moment for a node that is leaving, so
+    that it has the new role."""
+    broker = call.broker
+    await change_replica(call, hosted, node, change, force=force)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LEARN_S):
+            while role_of(broker, hosted, node) == LEAVING:
+                await broker.waits.pause(_LEAVING_POLL_S)
+    return _members_answer(broker, hosted)
 
 
 async def _learn(broker: Broker, hosted: HostedLog, answer: Response) -> None:

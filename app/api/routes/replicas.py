@@ -33,6 +33,9 @@ NodeId = Annotated[str, Path(pattern=KNOWN_NODE_ID.anchored, examples=["n3"])]
 OF_REPLICAS: Final = ("last-in-sync", "log-deleting", "config-changed")
 _CHANGES_MS: Final = 8_000  # of one call that changes the members of a Raft log; then it is to be repeated
 _POLL_S: Final = 0.05
+VOTER: Final = "voter"  # roles of a node in a log
+LEARNER: Final = "learner"
+LEAVING: Final = "leaving"
 
 
 class ForcedQuery(OneLogQuery):
@@ -94,6 +97,17 @@ def replica_nodes(broker: Broker, hosted: HostedLog) -> tuple[str, ...]:
         return ()
     log = broker.metadata.log(hosted.name)
     return hosted.settings.replicas if log is None else log.nodes
+
+
+def role_of(broker: Broker, hosted: HostedLog, node: str) -> str | None:
+    """The role of a node in a log of Raft or controller mode, None without a replica. LEAVING: it acts as a
+    replica until the log can do without it."""
+    log = broker.metadata.log(hosted.name)
+    if hosted.settings.replication is Replication.RAFT or log is None:
+        return VOTER if node in hosted.voters else LEARNER if node in hosted.members else None
+    if node in log.leaving:
+        return LEAVING
+    return VOTER if node in log.voters else LEARNER if node in log.nodes else None
 
 
 # --- all nodes of a log -----------------------------------------------------------------------------------

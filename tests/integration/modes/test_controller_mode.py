@@ -229,6 +229,22 @@ def test_leader_transfer_elects_the_named_member_of_the_set(cluster: Cluster, na
     assert anyone.json()["leader"] in ("n1", "n3")
 
 
+@pytest.mark.rule("C-11")
+def test_the_answer_to_a_change_of_a_replica_has_its_new_role(cluster: Cluster, name: str) -> None:
+    create(cluster, name, replicas=["n1", "n3"])
+    wait_in_sync(cluster, name, "n1", "n3")
+    for method, action, role in (
+        ("POST", ":demote", "learner"),
+        ("POST", ":promote", "voter"),
+        ("DELETE", "", None),
+    ):
+        changed = cluster.call(method, "n2", f"/v1/cluster/members/n3{action}", params={"log": name})
+        assert changed.status_code == 200, changed.text
+        roles = {member["id"]: member["role"] for member in changed.json()["members"]}
+        assert roles == {"n1": "voter", "n2": None, "n3": role}
+    assert "role" not in cluster.get("n2", "/v1/cluster/members").json()["members"][0]
+
+
 @pytest.mark.rule("C-02", "C-12")
 def test_acks_by_a_part_of_the_set_and_settings_of_the_controllers_change_at_run_time(
     cluster: Cluster, name: str

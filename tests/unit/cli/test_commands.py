@@ -322,6 +322,17 @@ def test_members_of_one_log_and_the_metadata_of_dead_nodes() -> None:
     ]
 
 
+def test_a_change_of_one_log_shows_the_roles_in_it() -> None:
+    member = {"voter": True, "alive": True, "version": "1", "url": "http://h:1", "peer_address": "h:2"}
+    members = [{"id": "n1", "role": "voter", **member}, {"id": "n3", "role": "learner", **member}]
+    with fake_service(lambda _: Scripted(200, {"members": members})) as node:
+        lines = run("members", "demote", "n3", "--of", "pay", url=node.url).output.splitlines()
+        whole = run("members", "promote", "n3", url=node.url).output
+    assert "role in pay" in lines[1]
+    assert next(line for line in lines if "n3" in line).split()[-1] == "learner"
+    assert "role" not in whole
+
+
 def test_settings_of_the_controllers_are_name_and_value() -> None:
     for wrong in (["lease_ms"], ["lease_ms=long"], []):
         assert CliRunner().invoke(cli, ["controller", "set", *wrong]).exit_code == 2
