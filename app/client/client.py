@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
-from app.client.connection import ClusterConnection, HttpAnswer
+from app.client.connection import DEFAULT_ENDPOINT, ClusterConnection, HttpAnswer
 from app.client.errors import NoAnswer, OtherLog
 from app.client.records import RecordLike, ndjson
 from app.extras import naming_the_extra
@@ -17,7 +17,6 @@ from app.names import check_log_name
 if TYPE_CHECKING:
     import pyarrow as pa
 
-DEFAULT_ENDPOINT = "http://127.0.0.1:8101"
 FOLLOW_WAIT_MS = 10_000
 
 
@@ -51,7 +50,8 @@ class CommitlogClient:
     endpoints: base URLs of some nodes; the others are learned from the first that answers. Appends are sent
     to the leader that the answers name; every call is retried at other nodes for `give_up_s`. An append
     without a key or a producer gets a new idempotency key, so a retry never stores it twice.
-    waits_for_start: as of ClusterConnection. Raises ValueError for a name that no log can have.
+    waits_for_start: as of ClusterConnection. Raises ValueError for an endpoint without `http://` or `https://`,
+    and for a name that no log can have.
     """
 
     def __init__(

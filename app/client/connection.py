@@ -17,6 +17,7 @@ import urllib3
 
 from app.client.errors import ClientError, NoAnswer, NoReplica, Problem, Untrusted, problem_of
 
+DEFAULT_ENDPOINT = "http://127.0.0.1:8101"
 _CONNECT_TIMEOUT_S = 2.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 AVOID_S = 1.0  # for this time a node that did not answer is not used as leader, even if others report it
@@ -40,7 +41,7 @@ class ClusterConnection:
     after the given ones. give_up_s: time for which a call is retried before its error is raised.
     waits_for_start: False: when no node has answered yet and all of them refuse the connection, their
     machines run without them, and the error is raised at once. learns_nodes: False: only `endpoints` are
-    asked.
+    asked. Raises ValueError for an endpoint without a scheme.
     """
 
     def __init__(
@@ -56,6 +57,9 @@ class ClusterConnection:
     ) -> None:
         if not endpoints:
             raise ValueError("at least one endpoint is required")
+        for endpoint in endpoints:
+            if not endpoint.startswith(("http://", "https://")):
+                raise ValueError(f"an endpoint is a base URL such as {DEFAULT_ENDPOINT}, got {endpoint!r}")
         self.endpoints = [endpoint.rstrip("/") for endpoint in endpoints]
         self.give_up_s = give_up_s
         self.leader: str | None = None

@@ -154,7 +154,8 @@ def problem_of(status: int, body: bytes, retry_after: str | None = None) -> Prob
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        document = {"detail": body[:200].decode("utf-8", "replace") or f"HTTP status {status}"}
+        text = " ".join(body.decode("utf-8", "replace").split())[:200]  # of a proxy, for example
+        document = {"detail": f"not a problem document: {text}" if text else f"HTTP status {status}"}
     pause_s = float(retry_after) if retry_after and retry_after.isdecimal() else 0.0
     if document.get("outcome") == "unknown":
         return OutcomeUnknown(status, document, pause_s)

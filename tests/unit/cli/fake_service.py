@@ -79,7 +79,7 @@ def fake_service(answer: Callable[[Asked], Scripted], others: Sequence[str] = ()
             if self.command != "HEAD":
                 self.wfile.write(data)
 
-        do_HEAD = do_POST = do_PATCH = do_DELETE = do_GET
+        do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
 
         def log_message(self, *_: object) -> None:
             """Tests read `asked`; nothing is printed."""

@@ -20,6 +20,7 @@ from app.client import (
     connection,
     in_batches,
 )
+from app.client.errors import problem_of
 from tests.unit.cli.fake_service import Asked, Scripted, committed, fake_service, problem
 
 
@@ -28,6 +29,18 @@ def closed_url() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:8101", "localhost", "", "ftp://127.0.0.1:8101"])
+def test_an_endpoint_without_a_scheme_is_refused(endpoint: str) -> None:
+    for given in (endpoint, ["http://127.0.0.1:8101", endpoint]):
+        with pytest.raises(ValueError, match=f"a base URL such as http://127.0.0.1:8101, got '{endpoint}'"):
+            CommitlogClient(given)
+
+
+def test_a_page_of_a_proxy_is_one_line_of_the_error() -> None:
+    error = problem_of(501, b"<html>\n  <title>Not here</title>\n</html>\n")
+    assert str(error) == "http-501: not a problem document: <html> <title>Not here</title> </html>"
 
 
 def test_https_for_a_node_without_tls_sends_nothing_and_names_the_url() -> None:
