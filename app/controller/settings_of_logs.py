@@ -29,36 +29,51 @@ def complaints_about(spec: LogSpec, brokers: Collection[str]) -> list[tuple[str,
     """Return the errors of the settings: (JSON pointer, detail). brokers: nodes that may keep logs."""
     complaints = []
     if spec.replication not in MODES:
-        complaints.append(("/replication", f"replication is one of {', '.join(MODES)}"))
+        detail = f"replication is one of {', '.join(MODES)}, got {spec.replication!r}"
+        complaints.append(("/replication", detail))
     if spec.durability not in DURABILITIES:
-        complaints.append(("/durability", f"durability is one of {', '.join(DURABILITIES)}"))
+        detail = f"durability is one of {', '.join(DURABILITIES)}, got {spec.durability!r}"
+        complaints.append(("/durability", detail))
     if not spec.replicas:
         complaints.append(("/replicas", "a log needs a replica"))
-    if len(set(spec.replicas)) != len(spec.replicas):
-        complaints.append(("/replicas", "a replica is named twice"))
+    twice = [node for node in dict.fromkeys(spec.replicas) if spec.replicas.count(node) > 1]
+    if twice:
+        complaints.append(("/replicas", f"a replica is named twice: {', '.join(twice)}"))
     unknown = [node for node in spec.replicas if node not in brokers]
     if unknown:
         complaints.append(("/replicas", f"no such nodes: {', '.join(unknown)}"))
-    if any(node not in spec.replicas for node in spec.learners):
-        complaints.append(("/learners", "learners are replicas of the log"))
-    voters = len(spec.replicas) - len(spec.learners)
-    if spec.replicas and voters < 1:
+    without_copy = [node for node in spec.learners if node not in spec.replicas]
+    if without_copy:
+        detail = f"learners are replicas of the log; {', '.join(without_copy)} keeps none"
+        complaints.append(("/learners", detail))
+    voters = [node for node in spec.replicas if node not in spec.learners]
+    if spec.replicas and not voters:
         complaints.append(("/learners", "at least one replica must not be a learner"))
-    if not 1 <= spec.min_in_sync_replicas <= max(1, voters):
-        detail = "min_in_sync_replicas is from 1 to the number of replicas that are not learners"
-        complaints.append(("/min_in_sync_replicas", detail))
-    if spec.preferred is not None and (
-        spec.preferred not in spec.replicas or spec.preferred in spec.learners
-    ):
-        complaints.append(("/preferred", "preferred is a replica that is not a learner"))
+    if spec.preferred is not None and spec.preferred not in voters:
+        detail = f"preferred is a replica that is not a learner ({', '.join(voters)}), got {spec.preferred!r}"
+        complaints.append(("/preferred", detail))
     complaints += _about_priorities(spec)
-    complaints += _about_acks(spec, voters)
-    if spec.replication == "raft" and spec.min_in_sync_replicas > 1:
-        detail = "min_in_sync_replicas is a setting of controller mode; Raft waits for a majority"
-        complaints.append(("/min_in_sync_replicas", detail))
+    complaints += _about_min_in_sync(spec, len(voters))
+    complaints += _about_acks(spec, len(voters))
     if spec.replication == "raft" and spec.unclean:
         complaints.append(("/unclean", "unclean elections are of controller mode"))
     return complaints
+
+
+def _about_min_in_sync(spec: LogSpec, voters: int) -> list[tuple[str, str]]:
+    least = spec.min_in_sync_replicas
+    if spec.replication == "raft" and least > 1:
+        detail = (
+            f"min_in_sync_replicas is a setting of controller mode, got {least}; Raft waits for a majority"
+        )
+        return [("/min_in_sync_replicas", detail)]
+    if not 1 <= least <= max(1, voters):
+        detail = (
+            f"min_in_sync_replicas is from 1 to {max(1, voters)}, the number of replicas that are not "
+            f"learners, got {least}"
+        )
+        return [("/min_in_sync_replicas", detail)]
+    return []
 
 
 def _about_priorities(spec: LogSpec) -> list[tuple[str, str]]:
@@ -85,12 +100,12 @@ def _about_acks(spec: LogSpec, voters: int) -> list[tuple[str, str]]:
     if acks is None:
         return []
     if spec.replication != "controller":
-        return [("/in_sync_replicas", "in_sync_replicas is a setting of controller mode")]
+        return [("/in_sync_replicas", f"in_sync_replicas is a setting of controller mode, got {acks}")]
     least = min(2, voters)
     if not least <= acks <= max(least, voters):
         detail = (
             f"in_sync_replicas is from {least} to {voters}, the number of replicas that are not learners; "
-            f"null for the whole SyncStateSet; got {acks}"
+            f"null for the whole SyncStateSet, got {acks}"
         )
         return [("/in_sync_replicas", detail)]
     return []

@@ -17,6 +17,7 @@ from app.controller.commands import (
     StepDown,
 )
 from app.controller.metadata import LogSpec
+from app.controller.settings_of_logs import complaints_about
 from app.controller.state_machine import Metadata
 from tests.unit.controller.support import CONFIG, Quorum, spec
 
@@ -57,6 +58,37 @@ def test_settings_that_cannot_work_are_refused(bad: object) -> None:
     quorum = Quorum()
     assert quorum.refused(CreateLog("a", bad, "x")) is Reason.INVALID  # type: ignore[arg-type]
     assert quorum.events == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "detail"),
+    [
+        (
+            {"min_in_sync_replicas": 5},
+            "min_in_sync_replicas is from 1 to 3, the number of replicas that are not learners, got 5",
+        ),
+        (
+            {"min_in_sync_replicas": 3, "learners": ("n3",)},
+            "from 1 to 2, the number of replicas that are not learners, got 3",
+        ),
+        ({"in_sync_replicas": 4}, "null for the whole SyncStateSet, got 4"),
+        ({"durability": "disk"}, "durability is one of fsync, replicated, got 'disk'"),
+        ({"replicas": ("n1", "n2", "n1")}, "a replica is named twice: n1"),
+        ({"learners": ("n9",)}, "learners are replicas of the log; n9 keeps none"),
+        ({"preferred": "n9"}, "preferred is a replica that is not a learner (n1, n2, n3), got 'n9'"),
+        (
+            {"replication": "raft", "min_in_sync_replicas": 5},
+            "is a setting of controller mode, got 5; Raft waits",
+        ),
+    ],
+)
+def test_a_refused_setting_is_named_with_its_value_and_what_is_allowed(
+    bad: dict[str, Any], detail: str
+) -> None:
+    wanted = msgspec.structs.replace(spec(), **bad)
+    complaints = complaints_about(wanted, ("n1", "n2", "n3"))
+    assert [text for _, text in complaints if detail in text], complaints
+    assert len(complaints) == 1
 
 
 def test_changes_by_version_and_what_never_changes() -> None:
