@@ -122,7 +122,8 @@ def set_schema(
             done = client.put_schema(**asked, if_match=if_match)
         except Problem as problem:
             if problem.code == "schema-incompatible":
-                raise _incompatible(problem.document) from problem
+                newest = client.schema(problem.document["version"])
+                raise _incompatible(problem.document, newest["key_columns"]) from problem
             raise
     if target.as_json:
         print_json(done)
@@ -131,10 +132,19 @@ def set_schema(
         _show_columns(done)
 
 
-def _incompatible(document: Mapping[str, Any]) -> CommandFailed:
-    lines = [f"  {each['path'] or '/'}: {each['detail']}" for each in document["differences"]]
+def _incompatible(document: Mapping[str, Any], key_columns: Sequence[str]) -> CommandFailed:
+    lines = [f"  {_shown(each, key_columns)}" for each in document["differences"]]
     text = f"not compatible with version {document['version']}; --compatibility none accepts it:"
     return CommandFailed("\n".join([text, *lines]), ExitCode.FAILED, document)
+
+
+def _shown(difference: Mapping[str, Any], key_columns: Sequence[str]) -> str:
+    """Return the text of a difference. key_columns: of the newest version; the options keep them."""
+    text = f"{difference['path'] or '/'}: {difference['detail']}"
+    if difference["kind"] != "key_changed":
+        return text
+    options = " ".join(f"--key {name}" for name in key_columns)
+    return f"{text} To keep them: {options or 'without the option --key'}."
 
 
 @schema_command.command("show")
@@ -245,6 +255,7 @@ def check_schema(
             for each in columns
         ],
         "version": None if newest is None else newest["version"],
+        "key_columns": [] if newest is None else newest["key_columns"],
         "differences": differences,
         "records": len(values),
         "mismatches": [
@@ -263,9 +274,8 @@ def check_schema(
 def _show_check(document: Mapping[str, Any]) -> None:
     _show_columns(document)
     for each in document["differences"]:
-        click.echo(
-            f"not compatible with version {document['version']}: {each['path'] or '/'}: {each['detail']}"
-        )
+        shown = _shown(each, document["key_columns"])
+        click.echo(f"not compatible with version {document['version']}: {shown}")
     mismatches: Sequence[Mapping[str, Any]] = document["mismatches"]
     click.echo(f"{document['records']:,} records read, {len(mismatches):,} do not match")
     for each in mismatches[:10]:

@@ -442,8 +442,49 @@ def test_a_number_that_is_none_is_named_in_plain_words() -> None:
 
 
 def test_a_difference_of_the_whole_schema_has_a_place(capsys: pytest.CaptureFixture[str]) -> None:
-    difference = {"path": "", "detail": "The key columns were (id), they are ()."}
-    _show_check({"columns": [], "version": 1, "differences": [difference], "records": 0, "mismatches": []})
-    assert (
-        "not compatible with version 1: /: The key columns were (id), they are ()." in capsys.readouterr().out
-    )
+    difference = {"path": "", "kind": "format_changed", "detail": "The format was json, it is avro."}
+    document = {"columns": [], "version": 1, "key_columns": [], "differences": [difference]}
+    _show_check({**document, "records": 0, "mismatches": []})
+    assert "not compatible with version 1: /: The format was json, it is avro.\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("before", "given", "advice"),
+    [
+        (["id", "shop"], [], "To keep them: --key id --key shop."),
+        ([], ["--key", "id"], "To keep them: without the option --key."),
+    ],
+)
+def test_other_key_columns_are_refused_with_the_options_that_keep_them(
+    tmp_path: Path, before: list[str], given: list[str], advice: str
+) -> None:
+    definition = "id BIGINT NOT NULL, shop STRING NOT NULL"
+    file = tmp_path / "a.ddl"
+    file.write_text(definition)
+    newest = {
+        "version": 3,
+        "index": 7,
+        "format": "json",
+        "definition": definition,
+        "message": None,
+        "key_columns": before,
+        "compatibility": "backward",
+        "on_invalid": "dead_letter",
+        "cluster_by": [],
+    }
+    difference = {"path": "", "kind": "key_changed", "detail": "The key columns were (…), they are (…)."}
+
+    def answer(asked: Asked) -> Scripted:
+        if asked.method == "PUT":
+            extra = {"version": 3, "differences": [difference]}
+            return problem("schema-incompatible", 409, "not_applied", retryable=False, **extra)
+        return Scripted(
+            200, newest if "schema" in asked.path else {"records": [], "next_index": 0, "has_more": False}
+        )
+
+    with fake_service(answer) as node:
+        refused = run("schema", "set", str(file), *given, url=node.url)
+        checked = run("schema", "check", str(file), *given, url=node.url)
+    assert (refused.exit_code, checked.exit_code) == (1, 1), refused.stderr
+    assert advice in refused.stderr
+    assert advice in checked.stdout
