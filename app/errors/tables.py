@@ -5,13 +5,21 @@ from typing import Any
 from app.errors.base import CommitlogError
 
 
+def no_table(table: str, log: str) -> str:
+    """Return why a log has no table, and which command makes it."""
+    return (
+        f"log {log!r} has no table {table!r}; the Spark job (`commitlog up` or `commitlog materialize`) "
+        "writes the tables, into the folder that [tables] path of the nodes' configuration names"
+    )
+
+
 class TableNotFound(CommitlogError):
     """The log has no Delta table with this name, or the location of its tables is unknown."""
 
     code, title, http_status = "table-not-found", "Table not found", 404
 
     def __init__(self, table: str, log: str) -> None:
-        super().__init__(f"log {log!r} has no table {table!r}")
+        super().__init__(no_table(table, log))
         self.table = table
 
     def fields(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from app.api.http.query import Query as Parameters
 from app.api.http.query import WholeNumber
 from app.api.read.query import QueryOrdinal, QueryTimestampMs
 from app.errors import InvalidRequest, NoSuchCut, NotYetMaterialized, TableNotFound
+from app.errors.tables import no_table
 from app.node.replica.driver import LogDriver
 from app.tables.catalog import NONE, LogTables, TableState, is_typed
 from app.tables.names import CURRENT, CURSOR, DEAD_LETTERS, ENTRIES, EPOCH_TABLES, JOURNAL_TABLES, RECORDS
@@ -201,7 +202,7 @@ async def _cut(call: Call, here: Served, log: str, query: AtQuery) -> dict[str, 
     """Return the versions of all tables at one point of the log. Raises NoSuchCut."""
     state = await known_tables(call).query(log, lambda found: found.find(ENTRIES))
     if state is None or not _is_ours(here, state):
-        raise NoSuchCut(f"log {log!r} has no table {ENTRIES!r}", None)
+        raise NoSuchCut(no_table(ENTRIES, log), None)
     held_index = (await _table_object(here, state))["materialized_index"]
     index = _point(here.driver, query)
     if index > held_index:

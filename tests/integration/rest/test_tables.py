@@ -118,7 +118,9 @@ def test_missing_tables_and_points_are_refused(cluster: Cluster, entries: DeltaF
     ):
         answer = get(cluster, path)
         assert (answer.status_code, answer.json()["code"]) == (status, code), path
-    assert get(cluster, "tables/entries", log="pair").json()["code"] == "table-not-found"
+    missing = get(cluster, "tables/entries", log="pair").json()
+    assert missing["code"] == "table-not-found"
+    assert "'entries'; the Spark job (`commitlog up` or `commitlog materialize`)" in missing["detail"]
     late = get(cluster, "tables/entries:wait?index=1&timeout_ms=10", log="pair")
     assert late.json()["code"] == "table-not-found"
     assert get(cluster, "tables:at?index=1", log="pair").json()["code"] == "no-such-cut"
