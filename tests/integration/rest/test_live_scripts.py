@@ -198,6 +198,109 @@ def test_a_name_that_no_log_can_have_is_explained(site: Path) -> None:
     assert shown["title"] == LOG_NAME.words.removeprefix("must have ").replace("`", "")
 
 
+@pytest.mark.parametrize("how", ["click", "enter"])
+def test_a_refused_trim_keeps_the_dialog_with_what_was_typed(site: Path, how: str) -> None:
+    script = """
+      document.body.append(h("dialog", { id: "dialog" }), h("div", { id: "toasts" }));
+      const { settingsTab } = await import("./settings.js");
+      const answers = [
+        [409, { code: "not-materialized", detail: "the cursor __entries is at 7" }],
+        [200, { log: "orders", begin_index: 7 }],
+      ];
+      const asked = [];
+      window.fetch = async (path, { method = "GET", body } = {}) => {
+        if (method === "GET") return new Response('{"replication": "raft", "replicas": ["n1"]}');
+        asked.push([path, body]);
+        const [status, document] = answers.shift();
+        return new Response(JSON.stringify(document), { status });
+      };
+      const pause = () => new Promise((resolve) => setTimeout(resolve, 20));
+      const tab = settingsTab("orders");
+      holder.append(tab.element);
+      await pause();
+      [...holder.querySelectorAll("button")].find((each) => each.textContent === "Trim").click();
+      await pause();
+      const dialog = byId("dialog");
+      const input = dialog.querySelector("input");
+      input.value = "9";
+      const from = HOW === "enter" ? input : dialog.querySelector("[type=submit]");
+      from.focus();
+      dialog.querySelector("form").requestSubmit();
+      while (!dialog.querySelector("[role=alert]").textContent) await pause();
+      result.refused = {
+        open: dialog.open,
+        text: dialog.querySelector("[role=alert]").textContent,
+        typed: input.value,
+        can_repeat: !dialog.querySelector("[type=submit]").disabled,
+        focus: document.activeElement === from,
+        toasts: byId("toasts").textContent,
+      };
+      input.value = "7";
+      dialog.querySelector("form").requestSubmit();
+      while (dialog.open) await pause();
+      result.toasts = byId("toasts").textContent;
+      result.asked = asked;
+    """
+    shown = result_of(site, script.replace("HOW", json.dumps(how)))
+    assert shown["refused"] == {
+        "open": True,
+        "text": "the cursor __entries is at 7",
+        "typed": "9",
+        "can_repeat": True,
+        "focus": True,
+        "toasts": "",
+    }
+    assert shown["toasts"] == "Trimmed to index 7"
+    path = "/v1/logs/orders:trim"
+    assert shown["asked"] == [[path, '{"until_index":9}'], [path, '{"until_index":7}']]
+
+
+def test_a_refused_append_keeps_the_record_and_a_repeat_stores_it_once(site: Path) -> None:
+    script = """
+      document.body.append(h("dialog", { id: "dialog" }), h("div", { id: "toasts" }));
+      const { recordsTab } = await import("./records.js");
+      const keys = [];
+      window.fetch = async (path, { method = "GET", headers } = {}) => {
+        const empty = { records: [], next_index: 0, begin_index: 0, has_more: false };
+        if (method === "GET") return new Response(JSON.stringify(empty));
+        keys.push(headers["idempotency-key"]);
+        const document = { code: "quorum-timeout", detail: "no majority", outcome: "unknown" };
+        return new Response(JSON.stringify(document), { status: 504 });
+      };
+      const pause = () => new Promise((resolve) => setTimeout(resolve, 20));
+      const tab = recordsTab("orders");
+      holder.append(tab.element);
+      [...holder.querySelectorAll("button")].find((each) => each.textContent === "Append").click();
+      await pause();
+      const form = byId("dialog").querySelector("form");
+      const refusal = form.querySelector("[role=alert]");
+      const [key, value, headers] = form.querySelectorAll("input, textarea");
+      const send = async () => {
+        form.requestSubmit();
+        while (!refusal.textContent || form.querySelector("[type=submit]").disabled) await pause();
+        return refusal.textContent;
+      };
+      value.value = "v";
+      headers.value = "no colon";
+      result.texts = [await send()];
+      headers.value = "a: b";
+      result.texts.push(await send(), await send());
+      value.value = "w";
+      await send();
+      result.kept = [key.value, value.value, headers.value];
+      result.keys = keys.map((each) => keys.indexOf(each));
+      tab.close?.();
+    """
+    shown = result_of(site, script)
+    assert shown["texts"] == [
+        'A header is a line "name: value", got "no colon"',
+        "no majority (unknown)",
+        "no majority (unknown)",
+    ]
+    assert shown["kept"] == ["", "w", "a: b"]
+    assert shown["keys"] == [0, 0, 2]  # another record has another key
+
+
 def test_the_title_names_the_view(site: Path) -> None:
     script = """
       const page = new DOMParser().parseFromString(await (await fetch("index.html")).text(), "text/html");

@@ -136,18 +136,34 @@ export function toast(text, bad = false) {
   setTimeout(() => made.remove(), bad ? 12_000 : 5_000);
 }
 
-// A form in a dialog. fields: [name, text, input]. Resolves to {name: value}, or null when it is left.
-export function ask({ title, text, fields = [], confirm = "OK", danger = false, match }) {
+// A form in a dialog. fields: [name, text, input]. act({name: value}) carries it out; while it fails, the dialog
+// stays as it was filled in and shows the reason. Resolves to the result of act, or to null when it is left.
+export function ask({ title, text, fields = [], confirm = "OK", danger = false, match, act = (given) => given }) {
   const dialog = byId("dialog");
   return new Promise((resolve) => {
-    let answer = null;
+    let result = null;
     const submit = h("button", { type: "submit", class: danger ? "danger" : "primary", disabled: Boolean(match) }, confirm);
+    const refusal = h("p", { role: "alert", class: "refusal" });
+
+    async function carryOut(event) {
+      event.preventDefault();
+      const focused = document.activeElement; // a disabled button loses it
+      refusal.textContent = "";
+      submit.disabled = true;
+      try {
+        result = await act(Object.fromEntries(fields.map(([name, , input]) => [name, input.value])));
+        if (form.isConnected) dialog.close();
+      } catch (error) {
+        if (!dialog.open || !form.isConnected) toast(error.message, true);
+        refusal.textContent = error.message;
+      }
+      submit.disabled = false;
+      focused.focus();
+    }
+
     const form = h(
       "form",
-      {
-        method: "dialog",
-        onsubmit: () => { answer = Object.fromEntries(fields.map(([name, , input]) => [name, input.value])); },
-      },
+      { onsubmit: carryOut },
       h("h2", { id: "dialog-title" }, title),
       text && h("p", {}, text),
       fields.map(([, label, input]) => field(label, input)),
@@ -155,11 +171,12 @@ export function ask({ title, text, fields = [], confirm = "OK", danger = false, 
         autocomplete: "off",
         oninput: (event) => { submit.disabled = event.target.value !== match; },
       })),
+      refusal,
       h("div", { class: "actions" }, h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"), submit),
     );
     dialog.setAttribute("aria-labelledby", "dialog-title");
     dialog.replaceChildren(form);
-    dialog.addEventListener("close", () => resolve(answer), { once: true });
+    dialog.addEventListener("close", () => resolve(result), { once: true });
     dialog.showModal();
   });
 }

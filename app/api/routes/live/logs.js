@@ -121,20 +121,17 @@ async function create() {
   const mode = h("select", {}, ["raft", "controller", "classic"].map((each) => h("option", {}, each)));
   const durability = h("select", {}, ["fsync", "replicated"].map((each) => h("option", {}, each)));
   const replicas = h("input", { type: "number", min: "1", placeholder: "all nodes" });
-  const answer = await ask({
+  await ask({
     title: "Create a log",
     fields: [["name", "Name", name], ["replication", "Replication", mode], ["durability", "Durability", durability], ["replicas", "Replicas", replicas]],
     confirm: "Create",
+    act: async (given) => {
+      const body = { name: given.name, replication: given.replication, durability: given.durability };
+      if (given.replicas) body.replicas = Number(given.replicas);
+      await call("/v1/logs", { method: "POST", body });
+      toast(`Log ${given.name} was created`);
+      location.hash = `#/logs/${encodeURIComponent(given.name)}`;
+    },
   });
-  if (!answer) return;
-  const body = { name: answer.name, replication: answer.replication, durability: answer.durability };
-  if (answer.replicas) body.replicas = Number(answer.replicas);
-  try {
-    await call("/v1/logs", { method: "POST", body });
-    toast(`Log ${answer.name} was created`);
-    location.hash = `#/logs/${encodeURIComponent(answer.name)}`;
-  } catch (error) {
-    toast(error.message, true);
-  }
   byId("view").focus();
 }

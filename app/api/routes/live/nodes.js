@@ -3,46 +3,43 @@
 import { ask, badge, h, named, table, toast, update } from "./dom.js";
 import { call } from "./service.js";
 
+const MEMBERS = "/v1/cluster/members";
+
 export function nodesView() {
   const list = h("div");
 
-  async function done(text, work) {
-    try {
-      await work();
-      toast(text);
-    } catch (error) {
-      toast(error.message, true);
-    }
+  async function done(text, path, options) {
+    await call(path, { ...options, timeoutMs: 20_000 });
+    toast(text);
   }
 
   async function add() {
     const id = h("input", { required: true, placeholder: "n4" });
     const url = h("input", { required: true, type: "url", placeholder: "http://127.0.0.1:8104" });
     const peer = h("input", { required: true, placeholder: "127.0.0.1:9104" });
-    const answer = await ask({
+    await ask({
       title: "Add a node as a learner",
       text: "Start the node first; promote it once it has caught up.",
       fields: [["id", "Id", id], ["url", "URL", url], ["peer_address", "Peer address", peer]],
       confirm: "Add",
+      act: (given) => done(`${given.id} was added`, MEMBERS, { method: "POST", body: given }),
     });
-    if (answer) await done(`${answer.id} was added`, () => call("/v1/cluster/members", { method: "POST", body: answer, timeoutMs: 20_000 }));
   }
 
   async function promote(node) {
-    const path = `/v1/cluster/members/${encodeURIComponent(node.id)}:promote`;
-    await done(`${node.id} is a voter`, () => call(path, { method: "POST", body: {}, timeoutMs: 20_000 }));
+    const path = `${MEMBERS}/${encodeURIComponent(node.id)}:promote`;
+    await done(`${node.id} is a voter`, path, { method: "POST", body: {} }).catch((error) => toast(error.message, true));
   }
 
   async function remove(node) {
-    const answer = await ask({
+    await ask({
       title: `Remove ${node.id}`,
       text: "The node leaves the groups of all logs. Its folder stays as it is.",
       confirm: "Remove",
       danger: true,
       match: node.id,
+      act: () => done(`${node.id} was removed`, `${MEMBERS}/${encodeURIComponent(node.id)}`, { method: "DELETE" }),
     });
-    const path = `/v1/cluster/members/${encodeURIComponent(node.id)}`;
-    if (answer) await done(`${node.id} was removed`, () => call(path, { method: "DELETE", timeoutMs: 20_000 }));
   }
 
   return {

@@ -224,22 +224,35 @@ async function produce(log) {
   const key = h("input", { autocomplete: "off" });
   const value = h("textarea", { rows: "6" });
   const headers = h("textarea", { rows: "2", placeholder: "name: value, one a line" });
-  const answer = await ask({
+  let sent = null; // the same record again is stored once
+  return ask({
     title: `Append a record to ${log}`,
     fields: [["key", "Key (empty: none)", key], ["value", "Value", value], ["headers", "Headers", headers]],
     confirm: "Append",
+    act: async (given) => {
+      const body = recordOf(given);
+      const text = JSON.stringify(body);
+      if (sent?.text !== text) sent = { text, key: newKey() };
+      try {
+        const done = await call(`${pathOf(log)}/records`, { method: "POST", body, headers: { "idempotency-key": sent.key } });
+        toast(`Committed at index ${count(done.first_index)}, term ${done.term}`);
+      } catch (error) {
+        throw new Error(`${error.message} (${error.document?.outcome ?? "outcome unknown"})`);
+      }
+      return true;
+    },
   });
-  if (!answer) return false;
-  const record = { value: answer.value };
-  if (answer.key) record.key = answer.key;
-  const pairs = answer.headers.split("\n").filter((line) => line.includes(":"));
-  if (pairs.length) record.headers = pairs.map((line) => [line.slice(0, line.indexOf(":")).trim(), line.slice(line.indexOf(":") + 1).trim()]);
-  try {
-    const done = await call(`${pathOf(log)}/records`, { method: "POST", body: record });
-    toast(`Committed at index ${count(done.first_index)}, term ${done.term}`);
-    return true;
-  } catch (error) {
-    toast(`${error.message} (${error.document?.outcome ?? "outcome unknown"})`, true);
-    return false;
-  }
 }
+
+// Raises Error for a line of the headers without a colon.
+function recordOf({ key, value, headers }) {
+  const record = { value };
+  if (key) record.key = key;
+  const lines = headers.split("\n").filter((line) => line.trim());
+  const wrong = lines.find((line) => !line.includes(":"));
+  if (wrong !== undefined) throw new Error(`A header is a line "name: value", got "${wrong}"`);
+  if (lines.length) record.headers = lines.map((line) => [line.slice(0, line.indexOf(":")).trim(), line.slice(line.indexOf(":") + 1).trim()]);
+  return record;
+}
+
+const newKey = () => [...crypto.getRandomValues(new Uint32Array(4))].join("-");

@@ -40,30 +40,28 @@ export function settingsTab(log) {
     ));
   }
 
-  async function done(text, work) {
-    try {
-      await work();
-      toast(text);
-      await load();
-    } catch (error) {
-      toast(error.message, true);
-    }
+  async function done(text, path, options) {
+    await call(path, options);
+    toast(text);
+    load().catch((error) => toast(error.message, true));
   }
 
   async function change() {
+    await load();
     const durability = h("select", {}, ["fsync", "replicated"].map((each) => h("option", { selected: each === config.durability }, each)));
     const days = h("input", { type: "number", min: "0", step: "any", value: config.retention?.ms ? config.retention.ms / DAY_MS : "", placeholder: "default" });
     const mib = h("input", { type: "number", min: "0", step: "any", value: config.retention?.bytes ? config.retention.bytes / 1_048_576 : "", placeholder: "default" });
-    const answer = await ask({
+    await ask({
       title: `Change ${log}`,
       fields: [["durability", "Durability", durability], ["days", "Keep for days", days], ["mib", "Keep at most MiB", mib]],
       confirm: "Change",
+      act: (given) => {
+        const ms = given.days ? Math.round(Number(given.days) * DAY_MS) : null;
+        const size = given.mib ? Math.round(Number(given.mib) * 1_048_576) : null;
+        const body = { durability: given.durability, retention: ms === null && size === null ? null : { ms, bytes: size } };
+        return done("Settings changed", pathOf(log), { method: "PATCH", body, headers: etag ? { "if-match": etag } : {} });
+      },
     });
-    if (!answer) return;
-    const ms = answer.days ? Math.round(Number(answer.days) * DAY_MS) : null;
-    const size = answer.mib ? Math.round(Number(answer.mib) * 1_048_576) : null;
-    const body = { durability: answer.durability, retention: ms === null && size === null ? null : { ms, bytes: size } };
-    await done("Settings changed", () => call(pathOf(log), { method: "PATCH", body, headers: etag ? { "if-match": etag } : {} }));
   }
 
   async function transfer() {
@@ -71,47 +69,59 @@ export function settingsTab(log) {
     const others = config.replicas.filter((each) => each !== leader);
     if (!others.length) { toast(`No other node keeps ${log}`, true); return; }
     const to = h("select", {}, others.map((each) => h("option", {}, each)));
-    const answer = await ask({ title: `Transfer the leadership of ${log}`, fields: [["to", "New leader", to]], confirm: "Transfer" });
-    if (answer) await done(`${answer.to} leads ${log}`, () => call("/v1/cluster/leader:transfer", { method: "POST", body: { to: answer.to, log }, timeoutMs: 20_000 }));
+    await ask({
+      title: `Transfer the leadership of ${log}`,
+      fields: [["to", "New leader", to]],
+      confirm: "Transfer",
+      act: (given) => done(`${given.to} leads ${log}`, "/v1/cluster/leader:transfer", { method: "POST", body: { to: given.to, log }, timeoutMs: 20_000 }),
+    });
   }
 
   async function elect() {
     const candidate = h("select", {}, h("option", { value: "" }, "any in sync"), config.replicas.map((each) => h("option", {}, each)));
     const unclean = h("select", {}, h("option", { value: "" }, "no"), h("option", { value: "yes" }, "yes: acknowledged records may be lost"));
-    const answer = await ask({
+    await ask({
       title: `Elect a master of ${log}`,
       text: "A live master stays, unless another node is named. A node that is not in sync is elected only if that is allowed here.",
       fields: [["candidate", "Master", candidate], ["unclean", "Allow a node that is not in sync", unclean]],
       confirm: "Elect",
       danger: true,
       match: log,
+      act: (given) => {
+        const body = { candidate: given.candidate || null, unclean: given.unclean === "yes" };
+        return done("The controllers have decided", `${pathOf(log)}:elect`, { method: "POST", body, timeoutMs: 20_000 });
+      },
     });
-    const body = answer && { candidate: answer.candidate || null, unclean: answer.unclean === "yes" };
-    if (answer) await done("The controllers have decided", () => call(`${pathOf(log)}:elect`, { method: "POST", body, timeoutMs: 20_000 }));
   }
 
   async function trim() {
     const until = h("input", { type: "number", min: "0", required: true });
-    const answer = await ask({
+    await ask({
       title: `Trim ${log}`,
       text: "Records before the index are deleted at every node. This cannot be undone.",
       fields: [["until", "Keep from index", until]],
       confirm: "Trim",
       danger: true,
+      act: (given) => {
+        const index = Number(given.until);
+        return done(`Trimmed to index ${count(index)}`, `${pathOf(log)}:trim`, { method: "POST", body: { until_index: index } });
+      },
     });
-    if (answer) await done(`Trimmed to index ${count(Number(answer.until))}`, () => call(`${pathOf(log)}:trim`, { method: "POST", body: { until_index: Number(answer.until) } }));
   }
 
   async function remove() {
-    const answer = await ask({ title: `Delete ${log}`, text: "The log and all its records are deleted at every node.", confirm: "Delete", danger: true, match: log });
-    if (!answer) return;
-    try {
-      await call(pathOf(log), { method: "DELETE" });
-      toast(`Log ${log} is being deleted`);
-      location.hash = "#/";
-    } catch (error) {
-      toast(error.message, true);
-    }
+    await ask({
+      title: `Delete ${log}`,
+      text: "The log and all its records are deleted at every node.",
+      confirm: "Delete",
+      danger: true,
+      match: log,
+      act: async () => {
+        await call(pathOf(log), { method: "DELETE" });
+        toast(`Log ${log} is being deleted`);
+        location.hash = "#/";
+      },
+    });
   }
 
   const guarded = (work) => () => { if (config) work().catch((error) => toast(error.message, true)); };
