@@ -20,6 +20,7 @@ from app.schemas.data_types import (
     Row,
     StructType,
     check_days,
+    check_int,
     check_micros,
 )
 from app.schemas.errors import SchemaInvalid, SchemaLibraryMissing, ValueInvalid
@@ -246,10 +247,10 @@ class _Walker:
         logical = schema.get("logicalType")
         if logical == "decimal" and name in ("bytes", "fixed"):
             return _decimal_of(schema["precision"], schema.get("scale", 0))
+        if name == "int":  # fastavro reads numbers of up to 64 bits
+            return check_days if logical == "date" else check_int
         if not isinstance(logical, str) or LOGICAL_TYPES.get(logical, ("", ""))[0] != name:
             return None
-        if logical == "date":
-            return check_days
         return _MICROS[logical.rpartition("-")[2]] if "timestamp" in logical else None
 
 

@@ -24,6 +24,7 @@ INTEGERS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 PRIMITIVES: Final = (
     "boolean", *INTEGERS, "float", "double", "string", "binary", "date", "timestamp", "timestamp_ntz",
 )  # fmt: skip
+_INT_LIMIT: Final = 1 << INTEGERS["int"] - 1
 DECIMAL_DIGITS_MAX: Final = 38
 DAY_MICROS: Final = 86_400_000_000
 _EPOCH: Final = date(1970, 1, 1).toordinal()
@@ -202,6 +203,13 @@ def contains_type(kind: DataType, test: Callable[[DataType], bool]) -> bool:
         case MapType(_, value):
             return contains_type(value, test)
     return False
+
+
+def check_int(value: int) -> int:
+    """Return a number that an `int` column holds. Raises ValueInvalid for another one."""
+    if not -_INT_LIMIT <= value < _INT_LIMIT:
+        raise ValueInvalid(f"{value} is outside the range of int.")
+    return value
 
 
 def check_days(value: int) -> int:

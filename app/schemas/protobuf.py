@@ -57,6 +57,7 @@ _TYPE_NUMBERS: Final = {
     9: "string", 12: "bytes", 13: "uint32", 14: "enum", 15: "sfixed32", 16: "sfixed64", 17: "sint32",
     18: "sint64",
 }  # fmt: skip
+_NOT_UTF8: Final = "The text is not valid UTF-8."
 _UINT64: Final = ("uint64", "fixed64")
 
 
@@ -89,8 +90,11 @@ class ProtobufReader:
         if not record.IsInitialized():
             missing = shown(", ".join(record.FindInitializationErrors()))
             raise ValueInvalid(f"Required fields are missing: {missing}.")
-        unknown = self._message.unknown(record)
-        row = tuple(self._message.values(record))
+        try:
+            unknown = self._message.unknown(record)
+            row = tuple(self._message.values(record))
+        except UnicodeDecodeError:  # a key of a map; only proto3 checks texts when it parses
+            raise ValueInvalid(_NOT_UTF8) from None
         return row, json.dumps(unknown, separators=(",", ":")) if unknown else None
 
 
@@ -193,6 +197,8 @@ class _Message:
             return Primitive("string"), lambda number: names.get(number) or str(number)
         if kind_name in _UINT64:
             return DecimalType(20, 0), None
+        if kind_name == "string":
+            return Primitive("string"), _text
         return Primitive(PRIMITIVES[kind_name]), None
 
     def as_dict(self, record: Any) -> dict[str, Any]:
@@ -228,6 +234,13 @@ def _entries(of_key: Get | None, of_value: Get | None) -> Get:
         return entries
 
     return converted
+
+
+def _text(value: Any) -> Any:
+    """Return a text, which the parser hands over as bytes if it is not UTF-8 in proto2."""
+    if type(value) is not str:
+        raise ValueInvalid(_NOT_UTF8)
+    return value
 
 
 def _micros(value: Any) -> int:

@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import fastavro
+import pyarrow as pa
 import pytest
 
 from app.schemas import Column, LogSchema, RecordDecoder, SchemaInvalid, columns_of, version_of
@@ -125,6 +126,31 @@ def test_times_outside_the_calendar_do_not_match() -> None:
         found = decoder().check([encoded(raw, {**VALUE, "at": millis})])
         assert found is not None
         assert found.pointer == "/at"
+
+
+def test_numbers_beyond_an_int_do_not_match() -> None:
+    document = {
+        "type": "record",
+        "name": "R",
+        "fields": [
+            {"name": "n", "type": "int"},
+            {"name": "list", "type": {"type": "array", "items": ["null", "int"]}},
+            {"name": "time", "type": {"type": "int", "logicalType": "time-millis"}},
+        ],
+    }
+    wide = json.loads(json.dumps(document).replace('"int"', '"long"').replace('"time-millis"', '""'))
+    ends = {"n": -(2**31), "list": [None, 2**31 - 1], "time": 0}
+    reader = RecordDecoder({3: avro_of(document)}, 3)
+    assert rows_of(reader, encoded(wide, ends)) == [ends]
+    for change, pointer in (
+        ({"n": 2**31}, "/n"),
+        ({"list": [1, -(2**40)]}, "/list/1"),
+        ({"time": 2**62}, "/time"),
+    ):
+        value = encoded(wide, {**ends, **change})
+        found = reader.decode(pa.array([value], pa.binary())).errors
+        assert found == [reader.check([value])]
+        assert found[0].pointer == pointer
 
 
 def test_a_key_column_that_is_null_does_not_match() -> None:

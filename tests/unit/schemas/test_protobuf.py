@@ -150,6 +150,25 @@ def test_missing_required_fields_of_proto2_do_not_match() -> None:
     assert "id" in found.reason
 
 
+@pytest.mark.parametrize(
+    ("value", "pointer"),
+    [
+        (b"\x42\x01\xff", "/mail"),
+        (b"\x32\x05\x0a\x03\xed\xa0\x80", "/lines/0/sku"),
+        (b"\x3a\x05\x0a\x01\xff\x10\x01", ""),
+    ],
+)
+@pytest.mark.parametrize("syntax", ["proto2", "proto3"])
+def test_texts_that_are_not_utf8_do_not_match(syntax: str, value: bytes, pointer: str) -> None:
+    reader = RecordDecoder({1: schema_of_file(file_of(syntax))}, 1)
+    found = reader.decode(pa.array([value, b"\x42\x01x"], pa.binary()))
+    assert found.positions.to_pylist() == [1]
+    assert found.errors == [reader.check([value])]
+    assert "UTF-8" in found.errors[0].reason
+    if syntax == "proto2":  # proto3 checks before it knows the field
+        assert found.errors[0].pointer == pointer
+
+
 def test_a_changed_number_is_not_allowed() -> None:
     newer = file_of()
     newer.message_type[1].field[0].number = 30
