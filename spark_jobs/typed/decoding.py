@@ -79,7 +79,10 @@ class TypedDecoder:
 
     def in_force_at(self, index: int) -> LogSchema:
         """Return the version with which a record that names none is read."""
-        return self.versions[max(0, bisect_left(self._indexes, index) - 1)]
+        return self.versions[self._place_at(index)]
+
+    def _place_at(self, index: int) -> int:
+        return max(0, bisect_left(self._indexes, index) - 1)
 
     def _by_versions(self, rows: pa.Table, version: int | None) -> list[tuple[int, pa.Table]]:
         """Return the rows of each version; the numbers are those of `_named`."""
@@ -88,10 +91,11 @@ class TypedDecoder:
         if version is not None:
             return [(version, rows)]
         indexes = rows["index"].to_pylist()
-        first, last = self.in_force_at(min(indexes)), self.in_force_at(max(indexes))
-        is_named = first.format == "avro" or last.format == "avro" or rows["headers"].null_count < len(rows)
-        if first.version == last.version and not is_named:
-            return [(first.version, rows)]
+        in_force = self.versions[self._place_at(min(indexes)) : self._place_at(max(indexes)) + 1]
+        has_headers = rows["headers"].null_count < len(rows)
+        is_named = has_headers or any(schema.format == "avro" for schema in in_force)
+        if len(in_force) == 1 and not is_named:
+            return [(in_force[0].version, rows)]
         numbers = [self.in_force_at(index).version for index in indexes]
         if is_named:
             headers, values = rows["headers"].to_pylist(), rows["value"].to_pylist()

@@ -84,6 +84,33 @@ def test_rows_do_not_depend_on_how_a_range_is_divided(cut: int) -> None:
     assert pa.concat_tables([piece.dead_letters for piece in pieces]) == whole.dead_letters
 
 
+@pytest.mark.parametrize("cut", range(5))
+def test_a_prefix_names_a_version_of_avro_between_versions_of_json(cut: int) -> None:
+    avro = json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": "string"}]})
+    wider = avro.replace("}]}", '}, {"name": "b", "type": "string"}]}')
+    formats = (("json", "a STRING"), ("avro", avro), ("avro", wider), ("json", "a STRING"))
+    schemas = [
+        LogSchema(number, 10 * number, format, definition, compatibility="none")
+        for number, (format, definition) in enumerate(formats, 1)
+    ]
+    records = entries((11, {"a": "x"}), (31, "?"), (32, "?"), (41, {"a": "y"}))
+    values = [records["value"][0].as_py(), b"\0\0\0\0\2\2x", b"\2x\2y", records["value"][3].as_py()]
+    place = records.schema.get_field_index("value")
+    records = records.set_column(place, "value", pa.array(values, pa.binary()))
+    reader = TypedDecoder(schemas, compatibility_groups(schemas))
+    pieces = [reader.decode(records.slice(0, cut)), reader.decode(records.slice(cut))]
+    assert [piece.dead_letters.num_rows for piece in pieces] == [0, 0]
+    found = pa.concat_tables(
+        rows.select(["_index", "_schema_version"]) for piece in pieces for rows in piece.records.values()
+    )
+    assert sorted(map(tuple, (row.values() for row in found.to_pylist()))) == [
+        (11, 1),
+        (31, 2),
+        (32, 3),
+        (41, 4),
+    ]
+
+
 def test_versions_that_one_table_can_hold_form_a_compatibility_group() -> None:
     schemas = versions(
         "a INT", "a BIGINT, b STRING", "a BIGINT", "a BIGINT, c DATE", indexes=(1, 2, 3, 4), cluster_by=("a",)
