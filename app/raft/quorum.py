@@ -1,14 +1,12 @@
 """Quorum ack checker (D-22 to D-29): watermarks of the peers, committed index, waiting appends."""
 
-from bisect import insort
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from app.log.contract import NO_INDEX, Acks, AppendFate, PendingAppend, ReplicaLog
 from app.log.events import Watermarks
+from app.log.pending_appends import PendingAppends
 from app.raft.config import RaftConfig
 from app.raft.state import MemberState, Outbox, is_of_term
-from storage.units import NEVER_MS
 
 
 def quorum_index(watermarks: Iterable[int]) -> int:
@@ -19,10 +17,6 @@ def quorum_index(watermarks: Iterable[int]) -> int:
     """
     ordered = sorted(watermarks, reverse=True)
     return ordered[len(ordered) // 2]
-
-
-def _last_index(append: PendingAppend) -> int:
-    return append.last_index
 
 
 class QuorumChecker:
@@ -38,8 +32,7 @@ class QuorumChecker:
         self._config = config
         self._watermarks: dict[str, int] = {}
         self._unsound: dict[str, None] = {}  # peers whose acknowledgements do not count
-        self._pending: dict[Acks, deque[PendingAppend]] = {acks: deque() for acks in Acks}
-        self._next_deadline_ms = NEVER_MS  # no append times out before it
+        self._pending = PendingAppends()
         self._last_leak_check_ms = 0
         self._published_ms = 0
         self._published: tuple[int, dict[str, int]] = (NO_INDEX, {})
@@ -72,10 +65,7 @@ class QuorumChecker:
     def close_term(self, now_ms: int) -> None:
         """Leadership is lost: the outcome of waiting appends is unknown (D-23)."""
         self.publish(now_ms)
-        for append in self._all_pending():
-            self._outbox.answers.append((append, AppendFate.TERM_CHANGED))
-        for waiting in self._pending.values():
-            waiting.clear()
+        self._outbox.answers += self._pending.close()
         self._watermarks = {}
         self.needs_check = False
 
@@ -104,21 +94,16 @@ class QuorumChecker:
 
     def add(self, appends: Sequence[PendingAppend]) -> None:
         """Add new appends of one batch, in index order, after all that wait."""
-        for append in appends:
-            self._pending[append.acks].append(append)
-            self._note_deadline(append)
+        self._pending.add(appends)
 
     def join(self, append: PendingAppend) -> None:
         """Add an append that is already in the log at its place among those that wait."""
-        insort(self._pending[append.acks], append, key=_last_index)
-        self._note_deadline(append)
+        self._pending.join(append)
         self.needs_check = True
 
     def drop(self, first_index: int) -> None:
         """The batch from `first_index` on was never stored: refuse its appends."""
-        for waiting in self._pending.values():
-            while waiting and waiting[-1].first_index >= first_index:
-                self._outbox.answers.append((waiting.pop(), AppendFate.REFUSED))
+        self._outbox.answers += self._pending.drop(first_index)
 
     def check(self, now_ms: int) -> None:
         """Commit what a majority holds (D-24, R-05) and answer the appends that waited for it (D-25)."""
@@ -137,8 +122,7 @@ class QuorumChecker:
         if now_ms - self._last_leak_check_ms >= self._config.leak_check_interval_ms:  # D-27
             self._last_leak_check_ms = now_ms
             self._release()
-        if now_ms >= self._next_deadline_ms:
-            self._time_out(now_ms)
+        self._outbox.answers += self._pending.time_out(now_ms, AppendFate.TIMED_OUT)  # D-26
         quiet_ms = now_ms - self._published_ms
         if quiet_ms >= self._config.watermarks_interval_ms or (
             quiet_ms >= self._config.watermarks_moving_interval_ms
@@ -160,13 +144,6 @@ class QuorumChecker:
         )
         self._outbox.record(state.term, watermarks)
 
-    def _all_pending(self) -> list[PendingAppend]:
-        return sorted((each for waiting in self._pending.values() for each in waiting), key=_last_index)
-
-    def _note_deadline(self, append: PendingAppend) -> None:
-        if append.deadline_ms < self._next_deadline_ms:
-            self._next_deadline_ms = append.deadline_ms
-
     def _release(self) -> None:
         """Answer every append whose acks are complete, in the order of indexes."""
         marks = self._watermarks
@@ -176,18 +153,4 @@ class QuorumChecker:
             Acks.QUORUM: committed,
             Acks.ALL: min(committed, *(self._counted(voter) for voter in self._state.group.voters)),
         }
-        done: list[PendingAppend] = []
-        for acks, waiting in self._pending.items():
-            while waiting and waiting[0].last_index <= reached[acks]:
-                done.append(waiting.popleft())
-        done.sort(key=_last_index)
-        self._outbox.answers.extend((append, AppendFate.ACKNOWLEDGED) for append in done)
-
-    def _time_out(self, now_ms: int) -> None:
-        """Answer the appends that waited too long: their outcome is unknown (D-26)."""
-        for acks, waiting in self._pending.items():
-            late = [append for append in waiting if append.deadline_ms <= now_ms]
-            if late:
-                self._pending[acks] = deque(append for append in waiting if append.deadline_ms > now_ms)
-                self._outbox.answers.extend((append, AppendFate.TIMED_OUT) for append in late)
-        self._next_deadline_ms = min((append.deadline_ms for append in self._all_pending()), default=NEVER_MS)
+        self._outbox.answers += self._pending.release(reached)

@@ -14,13 +14,13 @@ from app.ha.frames import Ack, EpochStart, Frame, Handshake, HandshakeAnswer, Ha
 from app.ha.log import epoch_starts, held_index, index_before, offset_after
 from app.ha.messages import Disconnect
 from app.ha.parts import CoreParts
-from app.ha.pending import PendingAppends
 from app.ha.roles import KnownReplica, SetRequest, acks_needed, nodes_of
 from app.ha.sending import Sender, Trimmed
 from app.ha.slave_link import SlaveLink
 from app.ha.watermark_reports import WatermarkReports
 from app.log.contract import NO_INDEX, Acks, AppendFate, PeerStatus
 from app.log.events import SyncStateSetPublished
+from app.log.pending_appends import PendingAppends
 
 NOTES_MAX = 64  # samples of position and time for one slave
 

@@ -18,7 +18,6 @@ from app.ha.frames import ClassicFrame, ClassicReport
 from app.ha.log import HaLog, held_index, is_empty, offset_after
 from app.ha.messages import INCOMING, Closed, Disconnect, Drained, Opened
 from app.ha.parts import CoreParts
-from app.ha.pending import PendingAppends
 from app.ha.sending import Sender, Trimmed
 from app.ha.static_group import StaticGroup
 from app.ha.watermark_reports import WatermarkReports
@@ -36,6 +35,7 @@ from app.log.contract import (
 from app.log.control_records import TermRecord
 from app.log.core_start import CoreStart
 from app.log.events import Corruption, RoleChanged, TermKnown
+from app.log.pending_appends import PendingAppends
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from app.raft.state import MemberState, committed_at_open
 from storage.format.batch import Batch

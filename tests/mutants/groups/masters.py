@@ -7,10 +7,10 @@ import pytest
 from app.ha.auto_switch.core import AutoSwitchCore
 from app.ha.auto_switch.master_side import MasterSide
 from app.ha.auto_switch.sync_state_set import SyncStateSet
-from app.ha.pending import PendingAppends
 from app.ha.roles import KnownReplica, MasterRole, SlaveRole
 from app.ha.sending import _Cutter
 from app.log.contract import NO_INDEX
+from app.log.pending_appends import PendingAppends
 from tests.mutants.planting import group_mutant, plant, planted
 from tests.simulation.controller.cases import test_hung_disk
 from tests.unit.ha.auto_switch import (

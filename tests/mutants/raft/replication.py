@@ -8,6 +8,7 @@ import pytest
 from app.errors import QuorumTimeout, TermChanged
 from app.errors.base import Outcome
 from app.log.contract import NO_INDEX, Durability
+from app.log.pending_appends import PendingAppends
 from app.raft import quorum as quorum_module
 from app.raft.core import RaftCore
 from app.raft.dispatcher import Dispatcher, DispatcherState
@@ -282,7 +283,7 @@ plant(
     "a_refused_batch_leaves_its_first_append",
     "R-11",
     (
-        QuorumChecker,
+        PendingAppends,
         "drop",
         "waiting[-1].first_index >= first_index",
         "waiting[-1].first_index > first_index",

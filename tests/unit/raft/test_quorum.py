@@ -166,7 +166,7 @@ def test_when_the_lead_is_lost_all_that_wait_hear_term_changed_and_watermarks_go
     leader.step("n2", Heartbeat(leader.core.term + 1, "n2", NO_INDEX, 1))
     assert leader.answers == [("a", AppendFate.TERM_CHANGED), ("b", AppendFate.TERM_CHANGED)]
     assert leader.core.watermarks() == {}
-    assert not any(leader.core._quorum._pending.values())
+    assert leader.core._quorum._pending.close() == []
 
 
 @pytest.mark.rule("D-23")
@@ -231,7 +231,7 @@ def test_appends_that_found_no_room_on_disk_are_refused_and_leave_nothing() -> N
     leader.append(token="a")
     assert leader.answers == [("a", AppendFate.REFUSED)]
     assert leader.log.end_index == end_index
-    assert not any(leader.core._quorum._pending.values())
+    assert leader.core._quorum._pending.close() == []
     leader.full = False
     leader.append(token="b")
     group.settle()

@@ -7,9 +7,9 @@ import pytest
 from app.errors import NotEnoughInSync
 from app.ha.auto_switch.sync_state_set import SyncStateSet
 from app.ha.messages import Closed
-from app.ha.pending import PendingAppends
 from app.ha.roles import MANAGER, MasterRole, SyncStateSetUpdate
 from app.log.contract import Acks, AppendFate, Durability, LogOptions, PendingAppend
+from app.log.pending_appends import PendingAppends
 from tests.unit.ha.lab import NAMES, REPLICAS, Replicated
 from tests.unit.ha.masters import ack_all, grant, in_sync_with_n2, join
 

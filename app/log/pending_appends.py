@@ -1,4 +1,4 @@
-"""Appends at a master that wait for their acks (C-12, H-07). PURE."""
+"""Appends at a leader or master that wait for their acks (D-25, C-12, H-07). PURE."""
 
 from bisect import insort
 from collections import deque
@@ -34,7 +34,7 @@ class PendingAppends:
         self._next_deadline_ms = min(self._next_deadline_ms, append.deadline_ms)
 
     def drop(self, first_index: int) -> Answers:
-        """Remove the appends from first_index on, which were never stored."""
+        """Refuse the appends from first_index on, which were never stored."""
         dropped: list[PendingAppend] = []
         for waiting in self._waiting.values():
             while waiting and waiting[-1].first_index >= first_index:
@@ -64,7 +64,7 @@ class PendingAppends:
         return _answers(done, AppendFate.ACKNOWLEDGED)
 
     def time_out(self, now_ms: int, fate: AppendFate) -> Answers:
-        """Return the answers to appends whose deadline has passed."""
+        """Return the answers to appends whose deadline has passed (D-26)."""
         if now_ms < self._next_deadline_ms:
             return []
         late: list[PendingAppend] = []
@@ -76,7 +76,7 @@ class PendingAppends:
         return _answers(late, fate)
 
     def close(self) -> Answers:
-        """The epoch is over: the outcome of waiting appends is unknown (D-23)."""
+        """The term or epoch is over: the outcome of waiting appends is unknown (D-23)."""
         left = [append for waiting in self._waiting.values() for append in waiting]
         for waiting in self._waiting.values():
             waiting.clear()
