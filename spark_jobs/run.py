@@ -99,70 +99,86 @@ def materialize(
 def _follow(
     spark: SparkSession, config: MaterializeConfig, stop: threading.Event, file: ProgressFile
 ) -> Progress:
+    """Follow the logs until they are done or `stop` is set; stop every part; return the last progress."""
     spark.dataSource.register(CommitlogDataSource)
-    patient = connect(config.endpoints, config.token, config.give_up_s)
-    quick = connect(config.endpoints, config.token, STATUS_GIVE_UP_S)
-    client = LogReads(config.endpoints, "", connection=patient)
     wake = threading.Event()  # something has changed, or ended
-    query = _query(spark, config, lambda delivery: logs.take(delivery))
-    shared = SharedParts(
-        config=config,
-        spark=spark,
-        workers=Workers(lambda: spark.interruptTag(BACKLOG_TAG), wake),
-        ends_poller=LogEndsPoller(config.endpoints, config.token, wake),
-        query=query,
-        journals=JournalPoller(LogReads(config.endpoints, "", connection=quick), config.events_trigger_s),
-        patient=patient,
-        quick=quick,
-    )
-    workers, ends_poller = shared.workers, shared.ends_poller
+    shared = _shared_parts(spark, config, wake, lambda delivery: logs.take(delivery))
     logs = FollowedLogs(
         config.logs,
         partial(LogMaterializer, shared),
-        client.log_names,
-        lambda opening: workers.submit(opening, Kind.OPENING),
-        ends_poller.ends,
+        LogReads(config.endpoints, "", connection=shared.patient).log_names,
+        lambda opening: shared.workers.submit(opening, Kind.OPENING),
+        shared.ends_poller.ends,
     )
     named = None
     if config.catalog is not None:
         named = CatalogTables(spark, parse_catalog(config.catalog), config.tables_root)
     state = "failed"
-    named_at_s = 0.0
-    ends_poller.start()
+    shared.ends_poller.start()
     try:
         logs.start()
-        while not stop.is_set():
-            began_s = time.monotonic()
-            shared.journals.ask_when_due(workers)
-            if query is not None:
-                query.ensure_running(logs.ends)
-            logs.poll()
-            file.write("running", logs.progress())
-            # without the catalog, which may take seconds for each table
-            polled_s = time.monotonic() - began_s
-            if named is not None and (logs.done or began_s >= named_at_s):
-                named.refresh(logs.progress())
-                named_at_s = time.monotonic() + CATALOG_EACH_S
-            if logs.done:
-                break
-            stop.wait(max(MIN_PAUSE_S, PAUSE_FACTOR * polled_s))
-            wake.wait(POLL_INTERVAL_S)
-            wake.clear()
+        _poll(logs, shared, named, stop, wake, file)
         if not stop.is_set():
             logs.poll(final=True)
             logs.finish()
         state = "stopped" if stop.is_set() else "done"
     finally:
-        ends_poller.stop()
-        if query is not None:
-            query.stop()
-        workers.stop()
+        shared.ends_poller.stop()
+        if shared.query is not None:
+            shared.query.stop()
+        shared.workers.stop()
         logs.stop()
         CHECKPOINTS.finish(CHECKPOINTS_STOP_S if stop.is_set() else CHECKPOINTS_END_S)
-        patient.close()
-        quick.close()
+        shared.patient.close()
+        shared.quick.close()
         last = file.write(state, logs.progress(), force=True)
     return last
+
+
+def _shared_parts(
+    spark: SparkSession, config: MaterializeConfig, wake: threading.Event, give: Callable[[LogRows], None]
+) -> SharedParts:
+    """Return what the jobs of all logs share. give: gets the rows of the query."""
+    quick = connect(config.endpoints, config.token, STATUS_GIVE_UP_S)
+    return SharedParts(
+        config=config,
+        spark=spark,
+        workers=Workers(lambda: spark.interruptTag(BACKLOG_TAG), wake),
+        ends_poller=LogEndsPoller(config.endpoints, config.token, wake),
+        query=_query(spark, config, give),
+        journals=JournalPoller(LogReads(config.endpoints, "", connection=quick), config.events_trigger_s),
+        patient=connect(config.endpoints, config.token, config.give_up_s),
+        quick=quick,
+    )
+
+
+def _poll(
+    logs: FollowedLogs,
+    shared: SharedParts,
+    named: CatalogTables | None,
+    stop: threading.Event,
+    wake: threading.Event,
+    file: ProgressFile,
+) -> None:
+    """Let the jobs of all logs work until they are done or `stop` is set. named: gives the tables names."""
+    named_at_s = 0.0
+    while not stop.is_set():
+        began_s = time.monotonic()
+        shared.journals.ask_when_due(shared.workers)
+        if shared.query is not None:
+            shared.query.ensure_running(logs.ends)
+        logs.poll()
+        file.write("running", logs.progress())
+        # without the catalog, which may take seconds for each table
+        polled_s = time.monotonic() - began_s
+        if named is not None and (logs.done or began_s >= named_at_s):
+            named.refresh(logs.progress())
+            named_at_s = time.monotonic() + CATALOG_EACH_S
+        if logs.done:
+            return
+        stop.wait(max(MIN_PAUSE_S, PAUSE_FACTOR * polled_s))
+        wake.wait(POLL_INTERVAL_S)
+        wake.clear()
 
 
 def _query(

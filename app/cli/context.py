@@ -192,56 +192,14 @@ def _with_target(command: Command, *, uses_log: bool) -> Command:
     decorated: Any = with_target
     for option in (
         json_option,
-        click.option(
-            "--give-up-s",
-            type=click.FloatRange(0),
-            default=GIVE_UP_S,
-            show_default=True,
-            callback=_or_of_group,
-            help="Time limit for retries, seconds.",
-        ),
-        click.option(
-            "--token",
-            envvar="COMMITLOG_TOKEN",
-            show_envvar=True,
-            callback=_or_of_group,
-            help="Bearer token, if the cluster requires one.",
-        ),
-        click.option(
-            "--log",
-            "-l",
-            envvar="COMMITLOG_LOG",
-            show_envvar=True,
-            shell_complete=complete_logs,
-            hidden=not uses_log,
-            callback=_or_of_group,
-            help="Name of the log. Default: the log of the context, else `default`.",
-        ),
-        click.option(
-            "--context",
-            envvar="COMMITLOG_CONTEXT",
-            show_envvar=True,
-            shell_complete=complete_contexts,
-            callback=_or_of_group,
-            help="Named cluster (`commitlog context`).",
-        ),
-        click.option(
-            "--endpoint",
-            "-e",
-            multiple=True,
-            envvar="COMMITLOG_ENDPOINT",
-            show_envvar=True,
-            callback=_or_of_group,
-            help="Base URL of a node; may be repeated or separated by commas. The URLs are tried in turn, "
-            "then the other nodes of the cluster. Default: the context in use, else the newest running "
-            "`commitlog up`, else http://127.0.0.1:8101.",
-        ),
+        _give_up_option,
+        _token_option,
+        _log_option(hidden=not uses_log),
+        _context_option,
+        _endpoint_option,
     ):
         decorated = option(decorated)
     return decorated  # type: ignore[no-any-return]  # still the command, with more parameters
-
-
-json_option = click.option("--json", "as_json", is_flag=True, callback=_or_of_group, help="Print JSON.")
 
 
 def find_target(
@@ -309,6 +267,57 @@ def complete_contexts(_ctx: click.Context, _parameter: click.Parameter, incomple
     except contexts.ContextError:
         return []  # a command reports it; the line that is being typed is not disturbed
     return [name for name in known.contexts if name.startswith(incomplete)]
+
+
+# Options of every command that calls a cluster. A group and its commands share them.
+json_option = click.option("--json", "as_json", is_flag=True, callback=_or_of_group, help="Print JSON.")
+_give_up_option = click.option(
+    "--give-up-s",
+    type=click.FloatRange(0),
+    default=GIVE_UP_S,
+    show_default=True,
+    callback=_or_of_group,
+    help="Time limit for retries, seconds.",
+)
+_token_option = click.option(
+    "--token",
+    envvar="COMMITLOG_TOKEN",
+    show_envvar=True,
+    callback=_or_of_group,
+    help="Bearer token, if the cluster requires one.",
+)
+_context_option = click.option(
+    "--context",
+    envvar="COMMITLOG_CONTEXT",
+    show_envvar=True,
+    shell_complete=complete_contexts,
+    callback=_or_of_group,
+    help="Named cluster (`commitlog context`).",
+)
+_endpoint_option = click.option(
+    "--endpoint",
+    "-e",
+    multiple=True,
+    envvar="COMMITLOG_ENDPOINT",
+    show_envvar=True,
+    callback=_or_of_group,
+    help="Base URL of a node; may be repeated or separated by commas. The URLs are tried in turn, "
+    "then the other nodes of the cluster. Default: the context in use, else the newest running "
+    "`commitlog up`, else http://127.0.0.1:8101.",
+)
+
+
+def _log_option(*, hidden: bool) -> Callable[[Command], Command]:
+    return click.option(
+        "--log",
+        "-l",
+        envvar="COMMITLOG_LOG",
+        show_envvar=True,
+        shell_complete=complete_logs,
+        hidden=hidden,
+        callback=_or_of_group,
+        help="Name of the log. Default: the log of the context, else `default`.",
+    )
 
 
 def split_endpoints(endpoints: Sequence[str], *, learned: bool = True) -> list[str]:

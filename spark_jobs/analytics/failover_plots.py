@@ -1,5 +1,6 @@
 """Figures of fail-overs: each answers one question; its title states the answer."""
 
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -38,32 +39,50 @@ def story_figure(reigns: Rows, memberships: Rows, confirmed: Rows, pauses: Rows)
     width = seconds_after(begin, max(happened)) + QUIET_S
     labelled = spaced([seconds_after(begin, row["from"]) for row in reigns], width, EPOCH_SHARE)
     nodes = sorted({row["master"] for row in reigns} | {row["node"] for row in memberships})
-    colors = colors_of(nodes)
     figure = Figure(figsize=(9, 7.6), layout="constrained")
     masters, members, offsets = figure.subplots(3, 1, sharex=True, height_ratios=(1, 1, 1.4))
     for number, row in enumerate(reigns):
-        start, end = seconds_after(begin, row["from"]), seconds_after(begin, row["until"])
-        place = nodes.index(row["master"])
-        masters.barh(place, end - start, left=start, color=colors[row["master"]], height=0.62)
+        _draw_period(masters, row, "master", nodes, begin)
         if number in labelled:
             masters.annotate(
                 f"epoch {row['master_epoch']}",
-                (start, place - 0.31),
+                (seconds_after(begin, row["from"]), nodes.index(row["master"]) - 0.31),
                 xytext=(0, 2),
                 textcoords="offset points",
                 color=MUTED,
                 fontsize="small",
             )
     for row in memberships:
-        start, end = seconds_after(begin, row["from"]), seconds_after(begin, row["until"])
-        place = nodes.index(row["node"])
-        members.barh(place, end - start, left=start, color=colors[row["node"]], height=0.62)
+        _draw_period(members, row, "node", nodes, begin)
     by_kind = {
         of_set: [row for row in confirmed if row["of_set"] is of_set and row["confirm_offset"] is not None]
         for of_set in (False, True)
     }
+    _draw_offsets(offsets, by_kind, begin)
+    offsets.set_xlabel(f"time (seconds); red: no record for longer than {LONG_PAUSE_S} s")
+    for axes, what in ((masters, "master"), (members, "in the set")):
+        axes.set_yticks(range(len(nodes)), nodes)
+        axes.set_ylim(len(nodes) - 0.5, -0.75)
+        axes.set_ylabel(what)
+    for axes in (masters, members, offsets):
+        _mark_pauses(axes, pauses, begin)
+    offsets.set_xlim(0, width)
+    masters.set_title(_title_of(reigns, by_kind), loc="left", fontweight="bold", color=INK)
+    bare(masters, members, offsets)
+    return figure
+
+
+def _draw_period(axes: Axes, row: Mapping[str, Any], name: str, nodes: Sequence[str], begin: Any) -> None:
+    """Draw a period of the node in the column `name` as a bar in the line of that node."""
+    start, end = seconds_after(begin, row["from"]), seconds_after(begin, row["until"])
+    node = row[name]
+    axes.barh(nodes.index(node), end - start, left=start, color=colors_of(nodes)[node], height=0.62)
+
+
+def _draw_offsets(axes: Axes, by_kind: Mapping[bool, Rows], begin: Any) -> None:
+    """Draw the confirm offsets. by_kind: True for those with a change of the set, False for the others."""
     for of_set, rows in by_kind.items():
-        offsets.step(
+        axes.step(
             [seconds_after(begin, row["timestamp"]) for row in rows],
             [row["confirm_offset"] / KIB for row in rows],
             where="post",
@@ -73,28 +92,19 @@ def story_figure(reigns: Rows, memberships: Rows, confirmed: Rows, pauses: Rows)
             markersize=4,
             label="with a change of the set" if of_set else "begin of the last confirmed batch",
         )
-    offsets.legend(loc="lower right", frameon=False)
-    offsets.set_ylabel("confirm offset (KiB)")
-    offsets.set_ylim(bottom=0)
-    offsets.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    offsets.set_xlabel(f"time (seconds); red: no record for longer than {LONG_PAUSE_S} s")
-    for axes, what in ((masters, "master"), (members, "in the set")):
-        axes.set_yticks(range(len(nodes)), nodes)
-        axes.set_ylim(len(nodes) - 0.5, -0.75)
-        axes.set_ylabel(what)
-    for axes in (masters, members, offsets):
-        _mark_pauses(axes, pauses, begin)
-    offsets.set_xlim(0, width)
-    changes = len(reigns) - 1
-    title = f"Epochs: {len(reigns)}, each with one master; the confirm offset never decreased"
+    axes.legend(loc="lower right", frameon=False)
+    axes.set_ylabel("confirm offset (KiB)")
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+def _title_of(reigns: Rows, by_kind: Mapping[bool, Rows]) -> str:
+    if len(reigns) == 1:
+        return f"{reigns[0]['master']} was the master all the time"
     known = ([row["confirm_offset"] for row in rows] for rows in by_kind.values())
     if any(after < before for of_kind in known for before, after in pairwise(of_kind)):
-        title = f"Epochs: {len(reigns)}; the confirm offset was lower than before at least once"
-    if not changes:
-        title = f"{reigns[0]['master']} was the master all the time"
-    masters.set_title(title, loc="left", fontweight="bold", color=INK)
-    bare(masters, members, offsets)
-    return figure
+        return f"Epochs: {len(reigns)}; the confirm offset was lower than before at least once"
+    return f"Epochs: {len(reigns)}, each with one master; the confirm offset never decreased"
 
 
 def pauses_figure(pauses: Rows, reigns: Rows, terms: Rows) -> Figure:

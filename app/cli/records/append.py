@@ -1,8 +1,8 @@
 """`commitlog append`: records from arguments, a file, or standard input."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -125,30 +125,42 @@ def append_command(
             records: list[RecordLike] = [Record(value, key, pairs, timestamp) for value in values]
             _tell(target, client.append(records, **conditions))
         return
-    if conditions["idempotency_key"] or conditions["match_index"] is not None:
-        raise click.UsageError(
-            "--idempotency-key and --match-index require VALUES; the records of a file are several appends"
-        )
     form = _format(form, file, ndjson=ndjson)
-    if form not in ("lines", "raw") and (key or headers or timestamp is not None):
-        raise click.UsageError(
-            f"--key, --header and --timestamp cannot be used with {form}; set them in each record"
-        )
-    if key_column is not None and form not in ("csv", "arrow", "parquet"):
-        raise click.UsageError(f"--key-column cannot be used with {form}; it names a column")
-    if file in (None, "-") and sys.stdin.isatty():
-        click.echo("reading records from the terminal, one a line; Ctrl-D ends the input", err=True)
-    with ExitStack() as stack:
-        if file in (None, "-"):
-            source, size = sys.stdin.buffer, None
-        else:
-            assert file is not None
-            source, size = stack.enter_context(Path(file).open("rb")), Path(file).stat().st_size
-        client = stack.enter_context(target.client(writes=True))
+    has_fields = bool(key or headers or timestamp is not None)
+    _check_file_options(form, conditions, has_fields=has_fields, names_key=key_column is not None)
+    with _opened(file) as (source, size), target.client(writes=True) as client:
         common = Record(None, key, pairs, timestamp)
         _append_all(
             target, client, _batches(source, form, key_column, batch, skip, common), size, skip, conditions
         )
+
+
+def _check_file_options(
+    form: str, conditions: Mapping[str, Any], *, has_fields: bool, names_key: bool
+) -> None:
+    """Raise UsageError for options that the records of a file cannot have, or not in its format."""
+    if conditions["idempotency_key"] or conditions["match_index"] is not None:
+        raise click.UsageError(
+            "--idempotency-key and --match-index require VALUES; the records of a file are several appends"
+        )
+    if has_fields and form not in ("lines", "raw"):
+        raise click.UsageError(
+            f"--key, --header and --timestamp cannot be used with {form}; set them in each record"
+        )
+    if names_key and form not in ("csv", "arrow", "parquet"):
+        raise click.UsageError(f"--key-column cannot be used with {form}; it names a column")
+
+
+@contextmanager
+def _opened(file: str | None) -> Iterator[tuple[IO[bytes], int | None]]:
+    """Open the input; yield it with its size in bytes, None for standard input."""
+    if file is None or file == "-":
+        if sys.stdin.isatty():
+            click.echo("reading records from the terminal, one a line; Ctrl-D ends the input", err=True)
+        yield sys.stdin.buffer, None
+        return
+    with Path(file).open("rb") as source:
+        yield source, Path(file).stat().st_size
 
 
 def _format(form: str | None, file: str | None, *, ndjson: bool) -> str:
