@@ -19,7 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
-from spark_jobs.package import STAMP
+from spark_jobs.session.archive import STAMP
 from spark_jobs.session.java import CACHE_FOLDER, find_java
 
 DEFAULT_JARS_FOLDER = CACHE_FOLDER / "jars"

@@ -25,7 +25,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from app.errors import ConfigError
-from spark_jobs.package import make_zip, package_root
+from spark_jobs.session.archive import make_zip, package_root
 from spark_jobs.session.jars import (
     CATALOG_CLASS,
     LOG_STORE_CLASS,

@@ -10,7 +10,8 @@ import pytest
 from app.errors import ConfigError
 from spark_jobs import package
 from spark_jobs.errors import SinkError
-from spark_jobs.package import make_zip, properties
+from spark_jobs.package import properties
+from spark_jobs.session.archive import make_zip
 from spark_jobs.session.settings import SessionSettings, SparkSettings
 from spark_jobs.session.spark_session import open_session
 from spark_jobs.sink.staging import Staging
@@ -28,8 +29,9 @@ def test_the_archive_is_whole_stable_and_importable(tmp_path: Path) -> None:
     assert {"app/__init__.py", "spark_jobs/source/data_source.py", "storage/format/records.py"} <= set(names)
     assert not [name for name in names if name.endswith(".pyc")]
     look = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from spark_jobs import package, source; "
-        "print(package.package_root(), package.make_zip('/nowhere'))"
+        "import sys; sys.path.insert(0, sys.argv[1]); from spark_jobs import source; "
+        "from spark_jobs.session import archive; "
+        "print(archive.package_root(), archive.make_zip('/nowhere'))"
     )
     reported = subprocess.run(
         [sys.executable, "-I", "-c", look, archive], check=True, capture_output=True, text=True, cwd=tmp_path

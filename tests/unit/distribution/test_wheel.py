@@ -184,7 +184,7 @@ def test_it_works_beside_packages_of_a_user(python: Path, tmp_path: Path) -> Non
         "from commitlog.client import CommitlogClient, Record\n"
         "assert not {'pyarrow', 'numpy', 'pandas', 'pydantic'} & set(sys.modules)\n"
         "assert b'commitlog.client.records' in pickle.dumps(Record('x'))\n"
-        "from commitlog.spark.package import make_zip, package_root\n"
+        "from commitlog.spark.session.archive import make_zip, package_root\n"
         "import zipfile, pathlib\n"
         "names = zipfile.ZipFile(make_zip(pathlib.Path('zip'))).namelist()\n"
         "assert 'commitlog/spark/run.py' in names and 'commitlog/storage/errors.py' in names\n"
