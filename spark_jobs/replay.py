@@ -37,12 +37,12 @@ from spark_jobs.session.settings import (
     token_option,
 )
 from spark_jobs.session.spark_session import JavaNotFound, open_session
+from spark_jobs.source.log_names import logs_of_cluster
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.options import parse_endpoints
 from spark_jobs.tables.conflicts import SPARK_ERRORS
 from spark_jobs.tables.table import table_path
 from spark_jobs.tables.views import require_tables
-from spark_jobs.verify import log_names
 
 FAILURES = (
     *SPARK_ERRORS,
@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         settings = settings_of(given)
         tables = tables_of(given, settings)
-        logs = named(given.log or ("default",), lambda: log_names(given.endpoint, given.token))
+        logs = named(given.log or ("default",), lambda: logs_of_cluster(given.endpoint, given.token))
         with open_session("commitlog-replay", settings) as spark:
             for log in logs:
                 require_tables(spark, tables, log)

@@ -31,7 +31,14 @@ from spark_jobs.errors import OptionError
 from spark_jobs.materialize.followed_logs import named
 from spark_jobs.session.jars import JarsUnavailable
 from spark_jobs.session.locations import is_url, location
-from spark_jobs.session.settings import given_options, logs_option, settings_of, spark_options, tables_option
+from spark_jobs.session.settings import (
+    given_options,
+    logs_option,
+    settings_of,
+    spark_options,
+    tables_of,
+    tables_option,
+)
 from spark_jobs.session.spark_session import SETTINGS as SESSION_SETTINGS
 from spark_jobs.session.spark_session import JavaNotFound, open_session
 from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, SPARK_ERRORS
@@ -135,10 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(number, lambda *_: stop.set())
     try:
         settings = settings_of(given, master="local[1]")
-        tables = given.tables or settings.locations.tables
-        if tables is None:
-            raise ConfigError("set --tables, or locations.tables in the --conf file")
-        root = location(tables)
+        root = location(tables_of(given, settings))
         with open_session("commitlog-upkeep", settings, SETTINGS) as spark:
             while not stop.is_set():
                 logs = named(given.log or ("default",), lambda: folders(root))

@@ -37,6 +37,7 @@ from spark_jobs.materialize.followed_logs import named
 from spark_jobs.session.jars import JarsUnavailable
 from spark_jobs.session.settings import given_options, settings_of, spark_options, token_option
 from spark_jobs.session.spark_session import JavaNotFound, open_session
+from spark_jobs.source.log_names import logs_of_cluster
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.options import parse_endpoints
 from spark_jobs.tables.table import EPOCH_FILES, EPOCHS, table_properties
@@ -291,11 +292,6 @@ def _as_rows(sums: Mapping[int, BlockSum]) -> pa.RecordBatch:
     )
 
 
-def log_names(endpoint: str, token: str | None) -> list[str]:
-    with CommitlogClient([url.strip() for url in endpoint.split(",")], token=token) as client:
-        return [each["name"] for each in client.logs()]
-
-
 @click.command(
     epilog="\b\nExamples:\n"
     "  python -m spark_jobs.verify --endpoint http://127.0.0.1:8101\n"
@@ -327,7 +323,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parse_arguments(arguments)
     try:
         settings = settings_of(given)
-        logs = named([given.log], lambda: log_names(given.endpoint, given.token))
+        logs = named([given.log], lambda: logs_of_cluster(given.endpoint, given.token))
         with open_session("commitlog-verify", settings) as spark:
             verified = [verify_tables(spark, given.endpoint, log, given.token) for log in logs]
     except (ConfigError, OptionError) as error:

@@ -193,8 +193,7 @@ class RetentionConfig:
     """Interval at which a leader checks the retention of its logs."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            check(value is None or value > 0, f"{name} must be positive, got {value}")
+        _check_positive(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,8 +208,13 @@ class JournalConfig:
     """Size of a journal segment; disk space is freed by whole segments."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            check(value is None or value > 0, f"{name} must be positive, got {value}")
+        _check_positive(self)
+
+
+def _check_positive(config: RetentionConfig | JournalConfig) -> None:
+    """Raise ConfigError for a number that is not positive; absent ones are allowed."""
+    for name, value in vars(config).items():
+        check(value is None or value > 0, f"{name} must be positive, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)

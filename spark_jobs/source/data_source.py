@@ -351,13 +351,7 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def asked_range(options: SourceOptions, tail: LogTail) -> tuple[int, int]:
     """Return [first, until) of a batch query in a log with this tail. Raises OptionError, LogTrimmed,
     LogClash."""
-    first, until = first_index(options, tail), tail.next_index
-    if isinstance(options.ending_index, int):
-        until = options.ending_index + 1
-        if until > tail.next_index:
-            raise OptionError(
-                f"endingIndex must be at most the last index, {tail.next_index - 1}, got {until - 1}"
-            )
+    first, until = first_index(options, tail), options.until(tail.next_index)
     if first > until:
         if options.starting_index in (first, LATEST):
             raise OptionError(f"startingIndex must be at most the end of the read, {until - 1}, got {first}")

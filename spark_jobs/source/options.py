@@ -96,6 +96,19 @@ class SourceOptions:
     logs: tuple[str, ...] = ()
     backlog_records: int | None = None
 
+    def until(self, next_index: int) -> int:
+        """Return the exclusive end of a batch query of a log that ends before `next_index`.
+
+        Raises OptionError.
+        """
+        if not isinstance(self.ending_index, int):
+            return next_index
+        if self.ending_index >= next_index:
+            raise OptionError(
+                f"endingIndex must be at most the last index, {next_index - 1}, got {self.ending_index}"
+            )
+        return self.ending_index + 1
+
     def for_batch(self) -> "SourceOptions":
         """Return the options for a batch query, with its default start.
 

@@ -53,13 +53,7 @@ def plan_union(
     tail = client.tail(confirmed=True)
     snapshot = read_snapshot(_path_of(options, client))
     _check_table(options, client, snapshot, tail.next_index)
-    until = tail.next_index
-    if isinstance(options.ending_index, int):
-        until = options.ending_index + 1
-        if until > tail.next_index:
-            raise OptionError(
-                f"endingIndex must be at most the last index, {tail.next_index - 1}, got {until - 1}"
-            )
+    until = options.until(tail.next_index)
     if options.starting_index == LATEST:
         first = tail.next_index
     else:

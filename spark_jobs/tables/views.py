@@ -66,7 +66,7 @@ def create_views(spark: SparkSession, tables: Path | str, log: str = "default") 
     if WATERMARKS.name in found:
         found[LATEST_WATERMARKS] = latest_watermarks(found[WATERMARKS.name])
     views = dict(found)
-    records, current = (_tables_of(found, kind) for kind in (RECORDS, CURRENT))
+    records, current = (_groups_of(found, kind) for kind in (RECORDS, CURRENT))
     if records:
         views[RECORDS] = united(list(records.values()))
     if current:
@@ -98,7 +98,7 @@ def _exists(spark: SparkSession, path: str) -> bool:
     return is_table(spark, path) if is_url(path) else bool(DeltaLog(path).versions())
 
 
-def _tables_of(found: Mapping[str, DataFrame], kind: str) -> dict[str, DataFrame]:
+def _groups_of(found: Mapping[str, DataFrame], kind: str) -> dict[str, DataFrame]:
     """Return the tables `records` or `current` of all compatibility groups, oldest first."""
     names = (name for name in found if is_typed(name, kind))
     return {name: found[name] for name in sorted(names, key=lambda name: int(name.partition("_v")[2] or 0))}

@@ -333,20 +333,25 @@ def _ends(hosted: HostedLog) -> dict[str, int] | None:
 
 def _unsupported_object(log: Log) -> dict[str, Any]:
     """A log that this node's version leaves alone, as the metadata have it."""
+    return _object_of(log.name, log.log_id, log.spec, UNSUPPORTED)
+
+
+def _object_of(name: str, log_id: int, spec: LogSpec, state: str) -> dict[str, Any]:
+    """Return a log with its settings and without a role of its replicas."""
     return {
-        "name": log.name,
-        "id": f"{log.log_id:016x}",
-        "replication": log.spec.replication,
-        "replicas": list(log.spec.replicas),
-        "durability": log.spec.durability,
-        "retention": log.spec.retention,
-        "learners": list(log.spec.learners),
-        "min_in_sync_replicas": log.spec.min_in_sync_replicas,
-        "unclean": log.spec.unclean,
-        "preferred": log.spec.preferred,
-        "priorities": dict(log.spec.priorities),
-        "in_sync_replicas": log.spec.in_sync_replicas,
-        "state": UNSUPPORTED,
+        "name": name,
+        "id": f"{log_id:016x}",
+        "replication": spec.replication,
+        "replicas": list(spec.replicas),
+        "durability": spec.durability,
+        "retention": spec.retention,
+        "learners": list(spec.learners),
+        "min_in_sync_replicas": spec.min_in_sync_replicas,
+        "unclean": spec.unclean,
+        "preferred": spec.preferred,
+        "priorities": dict(spec.priorities),
+        "in_sync_replicas": spec.in_sync_replicas,
+        "state": state,
         "master": None,
         "epoch": None,
         "sync_state_set": None,
@@ -363,26 +368,8 @@ def _log_object(broker: Broker, hosted: HostedLog) -> dict[str, Any]:
     schema_version: of the committed records at a node that serves the log, if it has a schema.
     """
     settings, log = hosted.settings, _metadata_of(broker, hosted)
-    found: dict[str, Any] = {
-        "name": settings.name,
-        "id": f"{hosted.log_id:016x}",
-        "replication": settings.replication,
-        "replicas": list(settings.replicas),
-        "durability": settings.durability,
-        "retention": None if settings.retention is None else dict(settings.retention),
-        "learners": list(settings.learners),
-        "min_in_sync_replicas": settings.min_in_sync_replicas,
-        "unclean": settings.unclean,
-        "preferred": settings.preferred,
-        "priorities": dict(settings.priorities),
-        "in_sync_replicas": settings.in_sync_replicas,
-        "state": LOG_DELETING if hosted.deleting else LOG_CREATED,
-        "master": None,
-        "epoch": None,
-        "sync_state_set": None,
-        "set_epoch": None,
-        "leaving": [],
-    }
+    state = LOG_DELETING if hosted.deleting else LOG_CREATED
+    found = _object_of(settings.name, hosted.log_id, settings.spec, state)
     if hosted.driver is not None and (
         version := hosted.driver.state.schema_version(hosted.driver.committed_index)
     ):
