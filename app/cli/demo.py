@@ -96,17 +96,17 @@ def run(folder: Path, port: int, flights: int, show: Show, *, keep: bool) -> Sto
         show.step("waiting until every record is in Delta")
         demo.wait_for_tables(sent)
         show.step("reading the log of every node")
-        demo.look_at_nodes()
+        demo.read_nodes()
         demo.wait_for_events()
         if not keep:
             demo.stop_job()
         show.step("reading the tables with Spark")
         demo.start_spark_side()
-        demo.look_at_tables()
+        demo.await_findings()
         show_findings(show, demo, sent)
         show.step("running the notebook on the tables")
-        demo.run_notebook()
-        tell_outcome(show, demo.story, folder, demo.cluster.urls, keep=keep)
+        demo.await_notebook()
+        show_outcome(show, demo.story, folder, demo.cluster.urls, keep=keep)
         if keep:
             try:
                 demo.watch()
@@ -128,7 +128,7 @@ def show_findings(show: Show, demo: Demo, sent: Sent) -> None:
         show.table(table)
 
 
-def tell_outcome(show: Show, story: Story, folder: Path, urls: list[str], *, keep: bool) -> None:
+def show_outcome(show: Show, story: Story, folder: Path, urls: list[str], *, keep: bool) -> None:
     """Print the locations of the results, and the number of proofs that hold."""
     show.step("done")
     show.line(f"Delta tables: {folder / 'tables'}")

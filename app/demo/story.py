@@ -173,7 +173,7 @@ class Demo:
 
     # --- the proofs ---
 
-    def look_at_nodes(self) -> None:
+    def read_nodes(self) -> None:
         """Read the whole log, and the epoch file, of each node."""
         with self._client() as client:
             try:
@@ -202,7 +202,7 @@ class Demo:
                 time.sleep(POLL_EACH_S)
 
     def start_spark_side(self) -> None:
-        """The demo's own Spark: `look_at_tables` and `run_notebook` wait for its results."""
+        """Start the demo's own Spark: `await_findings` and `await_notebook` wait for its results."""
         folder = self.folder / "spark"
         arguments = ["--tables", str(self.folder / "tables"), "--endpoint", ",".join(self.cluster.urls)]
         arguments += ["--answer", str(self._answer), "--notebook", str(self._notebook)]
@@ -215,9 +215,9 @@ class Demo:
         )
         self._stack.callback(self._spark_side.end, 2.0)
 
-    def look_at_tables(self) -> None:
+    def await_findings(self) -> None:
         """Wait for the results of Spark's queries, and keep them in the story."""
-        self._await_spark(self._answer.exists, "Spark's look at the tables")
+        self._await_spark(self._answer.exists, "Spark's queries of the tables")
         self.story.found = json.loads(self._answer.read_text())
 
     def prove(self, sent: Sent) -> list[Proof]:
@@ -236,8 +236,8 @@ class Demo:
         ]
         return story.proofs
 
-    def run_notebook(self) -> None:
-        """Run the first notebook on these tables; return the HTML page with its plots."""
+    def await_notebook(self) -> None:
+        """Wait until Spark has run the first notebook on these tables, and keep its page in the story."""
         assert self._spark_side is not None
         spark_side = self._spark_side
         self._await_spark(lambda: not spark_side.running, "the notebook")

@@ -49,7 +49,7 @@ class ChildProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative: the signal that ended it."""
+        """Exit code, None while the process runs; negative: the signal that ended it."""
         return self._process.poll()
 
     @property

@@ -26,8 +26,7 @@ _PRODUCERS_A_FRAME: Final = 500
 
 
 class SnapshotHead(msgspec.Struct, array_like=True):
-    """Everything but committed keys and the producers; `*undo` and keys contain what may still be
-    truncated."""
+    """The state without committed keys and producers; `*undo` and keys contain what may be truncated yet."""
 
     index: int
     committed_index: int

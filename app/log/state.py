@@ -107,7 +107,7 @@ class LogState:
 
     @property
     def committed_index(self) -> int:
-        """Nothing up to this index is ever truncated; NO_INDEX for none."""
+        """Index up to which nothing is ever truncated; NO_INDEX for none."""
         return self._committed_index
 
     @property

@@ -16,7 +16,7 @@ from app.settings.model import Settings
 
 
 class NodeUpkeep:
-    """Each piece of work is a kept task of its own (tasks.py)."""
+    """The periodic work of a node; each piece is a kept task of its own (tasks.py)."""
 
     def __init__(
         self,

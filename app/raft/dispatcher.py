@@ -230,7 +230,7 @@ class Dispatcher:
             self._pending[first.base_index] = Push(last.last_index, last.next_offset, size_bytes, now_ms)
 
     def _commit(self, now_ms: int) -> None:
-        """Everything is pushed: send the committed index, and check that the peer holds what it reported."""
+        """Send the committed index, as everything is pushed; check that the peer holds what it reported."""
         is_due = self._sent_committed < self._member.committed_index or not self._peer_is_sound
         config = self._config
         interval_ms = config.commit_interval_ms if is_due else config.idle_commit_interval_ms

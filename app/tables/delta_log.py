@@ -91,7 +91,7 @@ class DeltaSnapshot:
 
     @property
     def rows(self) -> int | None:
-        """None if the statistics of a file are missing."""
+        """Number of rows, None if the statistics of a file are missing."""
         counts = [file.rows for file in self.files.values()]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None

@@ -28,7 +28,7 @@ EPOCH_SHARE, MASTER_SHARE = 0.07, 0.11  # of the width of a plot, for the label 
 
 
 def story_figure(reigns: Rows, memberships: Rows, confirmed: Rows, pauses: Rows) -> Figure:
-    """Who was master, who was in sync, and what was confirmed?
+    """Plot the masters, the members of the SyncStateSet, and the confirm offset.
 
     In: rows of failovers.reigns, .memberships, .confirmed and .pauses.
     """
@@ -108,7 +108,7 @@ def _title_of(reigns: Rows, by_kind: Mapping[bool, Rows]) -> str:
 
 
 def pauses_figure(pauses: Rows, reigns: Rows, terms: Rows) -> Figure:
-    """How long did producers wait?
+    """Plot the time that producers waited for each record.
 
     In: rows of failovers.pauses and .reigns, terms of terms.terms_of.
     """

@@ -20,7 +20,7 @@ LEAST_SPAN_S = 1.0  # of an axis of time
 
 
 def delays_by_hour_figure(rows: Rows) -> Figure:
-    """When does one leave on time?
+    """Plot the delays of departures by hour of the day.
 
     rows: of transforms.delays_by_hour, in order; an hour at which no flight left is left out.
     """
@@ -74,7 +74,7 @@ def delays_by_hour_figure(rows: Rows) -> Figure:
 
 
 def watermarks_figure(watermarks: Rows, terms: Rows) -> Figure:
-    """How far had each peer followed, and what did the fail-overs cost?
+    """Plot the watermarks of each peer, and the pauses of the fail-overs.
 
     watermarks: of the table, in the order of time. terms: of terms.terms_of. The figure shows the time in
     which something changed.

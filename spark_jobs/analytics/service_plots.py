@@ -33,7 +33,7 @@ THOUSANDS = FuncFormatter(lambda value, _: f"{value:,.0f}")
 
 
 def lag_figure(lags: Rows, levels: Rows) -> Figure:
-    """Who is behind, and by how much?
+    """Plot the records that each follower lacks.
 
     lags: of gold.lag in the order of time, of the followers alone. levels: of gold.lag_by_peer.
     """
@@ -92,7 +92,7 @@ def lag_figure(lags: Rows, levels: Rows) -> Figure:
 
 
 def service_figure(terms: Rows) -> Figure:
-    """When was the log appended to, under which leader, and when was there no leader?
+    """Plot the appends to the log, its leaders, and the times without a leader.
 
     terms: of terms.terms_of.
     """
@@ -143,7 +143,7 @@ def service_figure(terms: Rows) -> Figure:
 
 
 def rates_figure(bins: Rows, width_s: float) -> Figure:
-    """How many records were appended, and when?
+    """Plot the number of appended records over time.
 
     bins: of transforms.records_by_time, in order. width_s: of a bin, in seconds.
     """
@@ -172,7 +172,7 @@ def rates_figure(bins: Rows, width_s: float) -> Figure:
 
 
 def commits_figure(commits: Rows) -> Figure:
-    """Does each commit of `entries` start where the one before ended, and was each row added once?
+    """Plot the ranges of rows that the commits of `entries` added.
 
     commits: of transforms.commit_ranges.
     """
@@ -218,7 +218,7 @@ def commits_figure(commits: Rows) -> Figure:
 
 
 def cuts_figure(cuts: Rows) -> Figure:
-    """How many records does the table have up to the end of each epoch?
+    """Plot the records that the table has up to the end of each epoch.
 
     cuts: epoch, leader, rows, version (of `entries`), in order.
     """
@@ -249,7 +249,7 @@ def cuts_figure(cuts: Rows) -> Figure:
 
 
 def carriers_figure(delays: Rows) -> Figure:
-    """Which carrier is late at which hour of the day?
+    """Plot the delays of each carrier by hour of the day.
 
     delays: carrier, hour_of_day, flights, mean (minutes), one row each; the carriers with most flights show.
     """
@@ -295,7 +295,7 @@ def carriers_figure(delays: Rows) -> Figure:
 
 
 def late_figure(late: Rows, on_time: int) -> Figure:
-    """How late are the records behind the watermark?
+    """Plot the lateness of the records behind the watermark.
 
     late: hours_behind (whole hours), flights, cancelled of them, in order. on_time: the others. More than a
     day is one bar.

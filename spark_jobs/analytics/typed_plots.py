@@ -12,7 +12,7 @@ BAR_INCHES = 0.45
 
 
 def versions_figure(blocks: Rows, changes: Rows) -> Figure:
-    """Which records became typed rows, by which version of the schema, and which did not match?
+    """Plot the typed rows and the dead letters by version of the schema.
 
     blocks: first_index, size, version (None for dead letters), records; in order. changes: version, index
     of each version of the schema.
@@ -66,7 +66,7 @@ def versions_figure(blocks: Rows, changes: Rows) -> Figure:
 
 
 def producers_figure(producers: Rows) -> Figure:
-    """Which producer sends records that do not match, and what is wrong with them?
+    """Plot the dead letters of each producer by their reason.
 
     producers: producer, records, dead_letters (of these records), path (the most frequent one, None for
     none).
@@ -119,7 +119,7 @@ def producers_figure(producers: Rows) -> Figure:
 
 
 def amounts_figure(blocks: Rows, suspect: str, since: int) -> Figure:
-    """Are the typed values of a suspect producer like those of the others?
+    """Plot the typed values of a suspect producer beside those of the others.
 
     blocks: producer, first_index, median; in order. since: index of the first dead letter.
     """

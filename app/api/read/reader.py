@@ -107,7 +107,7 @@ class Reader:
         return not self.lacks_state and self.visible_end >= self.driver.committed_index
 
     async def confirm(self) -> None:
-        """For a linearizable read: wait until this node has what was committed at the call (R-08).
+        """Wait, in a linearizable read, until this node has what was committed at the call (R-08).
 
         Raises ReadIndexUnavailable, Repairing.
         """

@@ -182,7 +182,7 @@ def _of_earlier_log(folder: Path, log: str) -> CommandFailed:
 
 
 def _next_records(client: "CommitlogClient", at: int, end: int, log_id: str) -> tuple["pa.Table", int]:
-    """Return the records of the next file, and the index after the last one looked at. Each answer proves of
+    """Return the records of the next file, and the index after the last one read. Each answer proves of
     which log it is: nodes may differ in what they know of a deletion. Raises OtherLog."""
     import pyarrow as pa
 

@@ -68,7 +68,9 @@ def restore_command(
     if check:
         for part in manifest.parts:
             read_part(folder, part)
-        _tell(target, summary(manifest), f"{folder}: {manifest.records:,} records of {manifest.log}, intact")
+        _print_outcome(
+            target, summary(manifest), f"{folder}: {manifest.records:,} records of {manifest.log}, intact"
+        )
         return
     if ctx.get_parameter_source("log") in (None, ParameterSource.DEFAULT):
         target = replace(target, log=manifest.log)
@@ -81,10 +83,10 @@ def restore_command(
     document |= {"cursors": cursors, "retention": retention, "schemas": len(manifest.schemas)}
     document |= {"verified": True, "backup": manifest.id}
     words = f"{target.log}: {restored.records:,} records restored from {folder}, equal to the backup"
-    _tell(target, document, words)
+    _print_outcome(target, document, words)
 
 
-def _tell(target: Target, document: Mapping[str, Any], words: str) -> None:
+def _print_outcome(target: Target, document: Mapping[str, Any], words: str) -> None:
     if target.as_json:
         print_json(document)
     else:

@@ -123,13 +123,13 @@ def _show_folder(root: Path, as_json: bool) -> None:
         raise CommandFailed(f"{root} does not exist; set the folder with --tables", ExitCode.NOT_FOUND)
     paths = sorted(path.parent for depth in range(DEPTH + 1) for path in root.glob("*/" * depth + LOG_FOLDER))
     try:
-        looked = [(path, DeltaLog(str(path)).snapshot()) for path in paths]
+        snapshots = [(path, DeltaLog(str(path)).snapshot()) for path in paths]
         names = {folder: catalog_names(str(folder)) for folder in {path.parent for path in paths}}
     except DeltaLogError as error:
         raise CommandFailed(str(error)) from error
     found = [
         (str(path.relative_to(root)), snapshot, names[path.parent].get(path.name))
-        for path, snapshot in looked
+        for path, snapshot in snapshots
         if snapshot is not None
     ]
     if as_json:

@@ -123,7 +123,7 @@ def append_command(
     if values:
         with target.client(writes=True) as client:
             records: list[RecordLike] = [Record(value, key, pairs, timestamp) for value in values]
-            _tell(target, client.append(records, **conditions))
+            _print_outcome(target, client.append(records, **conditions))
         return
     form = _format(form, file, ndjson=ndjson)
     has_fields = bool(key or headers or timestamp is not None)
@@ -271,7 +271,7 @@ def _progress(stack: ExitStack, size: int | None) -> Any:
     return lambda position: progress.update(task, completed=position)
 
 
-def _tell(target: Target, appended: "Appended") -> None:
+def _print_outcome(target: Target, appended: "Appended") -> None:
     if target.as_json:
         print_json(appended.document)
         return

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
     from app.client import CommitlogClient, Page
 
-FIRST_WINDOW = 1_000  # indexes looked at for the last records that match a filter; then four times as many
+FIRST_WINDOW = 1_000  # indexes read for the last records that match a filter; then four times as many
 LONGEST_WINDOW = 100_000
 LARGEST_PAGE = 100_000
 PAGE_BYTES = 8 * 1024 * 1024

@@ -219,7 +219,7 @@ class ClassicSlaveCore(StaticGroup):
             self._outbox.send(self._key, ClassicReport(self._reported_offset))
 
     def _learn(self) -> None:
-        """Everything held is committed."""
+        """Adopt the term of the log, and commit everything held."""
         member = self._member
         member.term = max(member.term, self._log.last_term)
         member.committed_index = max(member.committed_index, held_index(self._log, member.durability))

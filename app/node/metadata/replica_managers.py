@@ -54,7 +54,7 @@ class ManagedReplica:
 
 
 class ReplicasManagers:
-    """All copies of a node. Owned by the event loop."""
+    """The managers of all copies of a node. Owned by the event loop."""
 
     def __init__(
         self,

@@ -372,10 +372,10 @@ class RecordConnection(OutgoingConnection):
         self._records = RecordQueue()
 
     def welcomed(self) -> None:
-        """Nothing waits for it: without it, records leave on the first connection."""
+        """Do nothing: without this connection, records leave on the first one."""
 
     def ended(self) -> None:
-        """The first connection reports whether the peer is reached."""
+        """Do nothing: the first connection reports whether the peer is reached."""
 
 
 def _bound_silence(transport: asyncio.Transport) -> None:

@@ -64,7 +64,7 @@ class _Taken:
 
     @property
     def committed_index(self) -> int:
-        """Nothing of the snapshot up to this index can be truncated."""
+        """Index up to which nothing of the snapshot can be truncated."""
         return self.capture.committed_index
 
     def copy(self, max_bytes: int) -> None:

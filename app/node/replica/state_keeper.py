@@ -110,7 +110,7 @@ class StateKeeper:
         self.checkpointer.save_all(self.state, self._core.committed_index)
 
     def committed(self, committed_index: int) -> None:
-        """Everything up to `committed_index` is committed."""
+        """Record that everything up to `committed_index` is committed."""
         self.state.committed(committed_index)
         if not self._core.electable:
             self.judge_electable()
