@@ -123,7 +123,7 @@ plant(
     (
         ReplicasManager,
         "_step_down",
-        "if view.role is Role.MASTER and view.epoch == log.master_epoch:",
+        "if view.role is Role.MASTER and view.epoch == master_epoch:",
         "if False:",
     ),
     lambda _: (
