@@ -142,6 +142,8 @@ plant(
 )
 def a_restarted_master_says_what_it_acknowledged(patch: pytest.MonkeyPatch) -> None:
     @planted(patch, ReplicasManager, "_step_down")
-    def _step_down(original: Any, self: ReplicasManager, log: Log, view: Any, actions: list[Action]) -> None:
-        self._acted_epoch = log.master_epoch
-        original(self, log, view, actions)
+    def _step_down(
+        original: Any, self: ReplicasManager, master_epoch: int, view: Any, actions: list[Action]
+    ) -> None:
+        self._acted_epoch = master_epoch
+        original(self, master_epoch, view, actions)
