@@ -9,7 +9,7 @@ from app.ha.auto_switch.master_side import MasterSide
 from app.ha.auto_switch.sync_state_set import SyncStateSet
 from app.ha.roles import KnownReplica, MasterRole, SlaveRole
 from app.ha.sending import _Cutter
-from app.log.contract import NO_INDEX
+from app.log.contract import NO_INDEX, Durability
 from app.log.pending_appends import PendingAppends
 from tests.mutants.planting import group_mutant, plant, planted
 from tests.simulation.controller.cases import test_hung_disk
@@ -19,6 +19,9 @@ from tests.unit.ha.auto_switch import (
     test_master_acks,
     test_master_set,
     test_replaced_copy,
+)
+from tests.unit.ha.auto_switch import (
+    test_hung_disk as test_slow_disks,
 )
 from tests.unit.ha.auto_switch import (
     test_partial_acks as test_master_partial_acks,
@@ -42,6 +45,31 @@ def a_master_is_never_fenced(patch: pytest.MonkeyPatch) -> None:
 )
 def a_master_with_a_hung_disk_stays(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(AutoSwitchCore, "_disk_hangs", lambda self, now_ms: False)
+
+
+@group_mutant(
+    "C-05", lambda _: test_slow_disks.test_a_master_whose_disk_is_slow_keeps_the_role(), mode="controller"
+)
+def a_slow_disk_is_taken_for_one_that_hangs(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, AutoSwitchCore, "_disk_hangs")
+    def disk_hangs(original: Any, self: AutoSwitchCore, now_ms: int) -> bool:
+        if self._durable[1]:
+            self._durable = (self._log.durable_index, self._durable[1])  # its progress does not count
+        return original(self, now_ms)
+
+
+@group_mutant(
+    "C-05",
+    lambda _: test_slow_disks.test_a_master_that_acknowledges_before_its_disk_keeps_the_role(),
+    mode="controller",
+)
+def a_master_that_needs_no_disk_is_judged_by_it(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, AutoSwitchCore, "_disk_hangs")
+    def disk_hangs(original: Any, self: AutoSwitchCore, now_ms: int) -> bool:
+        known, self._member.durability = self._member.durability, Durability.FSYNC
+        hangs = original(self, now_ms)
+        self._member.durability = known
+        return hangs
 
 
 @group_mutant("C-04", lambda _: test_master.test_an_epoch_is_opened_by_one_life_only(), mode="controller")
