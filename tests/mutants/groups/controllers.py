@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.controller import complete_copies, elect_master, registration, state_machine
+from app.controller import complete_copies, elect_master, registration, replica_changes, state_machine
 from app.controller import sync_state_set as alter_module
 from app.controller.active import controller as active_module
 from app.controller.active.controller import ActiveController
@@ -23,7 +23,9 @@ from tests.unit.controller import (
     test_elections,
     test_log_state,
     test_logs,
+    test_lost_records,
     test_registration,
+    test_replica_changes,
     test_settings_at_run_time,
     test_sync_state_set,
 )
@@ -43,6 +45,54 @@ def a_copy_outside_the_set_is_elected(patch: pytest.MonkeyPatch) -> None:
         everybody = tuple(replica.id for replica in log.replicas)
         log = msgspec.structs.replace(log, sync_state_set=everybody)
         return original(log, liveness, now_ms, **options)
+
+
+@group_mutant(
+    "C-09",
+    lambda _: test_lost_records.test_the_newest_of_all_is_not_elected_while_it_lacks_what_a_master_needs(),
+    mode="controller",
+)
+def a_rebuilt_log_gets_a_master_that_cannot_lead(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, elect_master, "_newest_of_all")
+    def newest(
+        original: Any, log: Log, liveness: Liveness, living: Any, _able: Any, *args: Any, **options: Any
+    ) -> list[Any]:
+        found: list[Any] = original(log, liveness, living, living, *args, **options)
+        return found
+
+
+@group_mutant(
+    "C-09",
+    lambda _: test_lost_records.test_each_copy_that_equals_the_winner_of_a_rebuilt_log_may_replace_it_alone(),
+    mode="controller",
+)
+def the_acks_of_an_outdated_set_count(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, elect_master, "_elected")
+    def elected(original: Any, log: Log, *args: Any, **options: Any) -> MasterElected:
+        event: MasterElected = original(log, *args, **options)
+        return msgspec.structs.replace(event, former_acks=complete_copies.counted_acks(log))
+
+
+@group_mutant(
+    "C-09",
+    lambda _: test_lost_records.test_an_empty_copy_vouches_for_nothing_that_its_node_held_before_the_rebuild(
+        empty=True
+    ),
+    mode="controller",
+)
+def an_empty_copy_vouches_for_a_lost_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(elect_master, "_lost_copies", lambda log, liveness, living: [])
+
+
+@group_mutant(
+    "C-09",
+    lambda _: test_replica_changes.test_no_copy_leaves_a_log_whose_last_set_is_not_known(),
+    mode="controller",
+)
+def a_copy_leaves_a_rebuilt_log(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, replica_changes, "may_leave")
+    def may_leave(original: Any, log: Log, liveness: Liveness, now_ms: int) -> bool:
+        return bool(original(msgspec.structs.replace(log, lost_history=False), liveness, now_ms))
 
 
 @group_mutant(

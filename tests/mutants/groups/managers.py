@@ -33,6 +33,21 @@ def a_lease_counts_for_any_epoch(patch: pytest.MonkeyPatch) -> None:
 
 @group_mutant(
     "A-11",
+    lambda _: test_replicas_manager.test_a_lease_of_a_deleted_log_counts_for_no_later_log_of_its_name(
+        registered=False
+    ),
+    mode="controller",
+)
+def a_lease_from_before_the_registration_counts(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, ReplicasManager, "heartbeat_answered")
+    def heartbeat_answered(original: Any, self: ReplicasManager, *args: Any) -> None:
+        known, self._registered = self._registered, True
+        original(self, *args)
+        self._registered = known
+
+
+@group_mutant(
+    "A-11",
     lambda _: test_replicas_manager.test_a_mastership_is_given_up_before_the_controller_hears_of_it("leaves"),
     mode="controller",
 )

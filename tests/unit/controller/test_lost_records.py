@@ -330,3 +330,44 @@ def test_an_empty_copy_vouches_for_nothing_that_its_node_held_before_the_rebuild
         quorum.done(msgspec.structs.replace(election, unclean=True))
         assert quorum.log().master_node == "n3"
         assert quorum.log().unclean_epoch == quorum.log().master_epoch
+
+
+@pytest.mark.rule("C-05", "C-09")
+def test_the_newest_of_all_is_not_elected_while_it_lacks_what_a_master_needs() -> None:
+    """No other copy has its records, so nobody is elected in its place."""
+    quorum = rebuilt_before_the_first_election()
+    quorum.offsets.update(
+        {("n1", "a"): (1, 900, 900), ("n2", "a"): (1, 900, 900), ("n3", "a"): (2, 500, 500)}
+    )
+    quorum.lacking.add("n3")
+    for _ in range(8):
+        quorum.let_pass(500)
+    assert quorum.log().master is None
+    quorum.lacking.clear()
+    for _ in range(4):
+        quorum.let_pass(500)
+    assert quorum.log().master_node == "n3"
+
+
+@pytest.mark.rule("C-05", "C-09", "C-12")
+def test_each_copy_that_equals_the_winner_of_a_rebuilt_log_may_replace_it_alone() -> None:
+    """Two of three held each record in the outdated set; of these three each one holds all."""
+    quorum = Quorum()
+    quorum.confirms = True
+    quorum.with_master(in_sync_replicas=2)
+    quorum.offsets.update({(node, "a"): (1, 20, 20) for node in quorum.nodes})
+    quorum.heartbeats()
+    quorum.alter("n1", "n2", "n3", acks=2)
+    assert quorum.log().set_acks == 2
+    event = MetadataRebuilt(log="__controller", doubtful=("a",))
+    quorum.metadata.apply(len(quorum.events), event)
+    quorum.events.append(event)
+    quorum.fail_over()
+    while quorum.log().master is None:
+        quorum.let_pass(500)
+    assert (quorum.log().former_set, quorum.log().former_acks) == ((1, 2, 3), 0)
+    for node in ("n1", "n2"):
+        quorum.active.liveness.disconnected(node)
+    for _ in range(20):
+        quorum.let_pass(500, "n3")
+    assert (quorum.log().master_node, quorum.log().unclean_epoch) == ("n3", 0)

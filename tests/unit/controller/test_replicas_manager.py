@@ -349,13 +349,16 @@ def test_a_copy_has_no_role_while_the_metadata_here_are_older_than_its_registrat
 
 
 @pytest.mark.rule("A-11")
-def test_a_lease_of_a_deleted_log_counts_for_no_later_log_of_its_name() -> None:
+@pytest.mark.parametrize("registered", [True, False])
+def test_a_lease_of_a_deleted_log_counts_for_no_later_log_of_its_name(registered: bool) -> None:
     """Its answer is late: the controllers know of no lease for the new log, whose first epoch is 1 too."""
     bench = Bench()
     sent_ms = bench.quorum.now_ms
     bench.quorum.pass_time(CONFIG.heartbeat_interval_ms)
+    if not registered:
+        bench.manager.heartbeat_answered((("a", 1),), (), ("n1",), sent_ms)
     bench.become_master()
-    bench.reported()
+    assert [type(message) for message in bench.reported()] == [MasterRole]
     bench.manager.heartbeat_answered((("a", 1),), (), ("n1",), sent_ms)
     assert bench.reported() == []
     bench.manager.heartbeat_answered((("a", 1),), (), ("n1",), bench.quorum.now_ms)
