@@ -13,10 +13,10 @@ from app.controller.metadata import Log
 
 
 class CatchingUp:
-    """Elections that wait for records, at most one for each log: a later one replaces it."""
+    """Elections that wait for records, each on its own: several of one log may be requested at once."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, tuple[ElectMaster, int, int]] = {}  # log -> election, end in bytes, until
+        self._waiting: dict[ElectMaster, tuple[int, int]] = {}  # election -> end in bytes, until
 
     def must_wait(self, log: Log, command: ElectMaster, liveness: Liveness, now_ms: int) -> bool:
         """Return whether the election must wait for records. Raises Refused once it has waited long enough:
@@ -24,17 +24,17 @@ class CatchingUp:
         replica = None if command.candidate is None else log.of_node(command.candidate)
         if replica is None or command.unclean or counts_all(log):
             return False
-        waiting = self._waiting.get(log.name)
-        if waiting is None or waiting[0] != command:
+        waiting = self._waiting.get(command)
+        if waiting is None:
+            self._forget_past(now_ms)
             config = liveness.config
             until_ms = now_ms + 2 * config.heartbeat_interval_ms + config.retry_interval_ms
-            waiting = (command, confirmed_end(log, liveness), until_ms)
-            self._waiting[log.name] = waiting
-        _, end, until_ms = waiting
+            waiting = self._waiting[command] = confirmed_end(log, liveness), until_ms
+        end, until_ms = waiting
         lacks_bytes = max(0, end - held_end(log, liveness, replica))
         if lacks_bytes and now_ms < until_ms:
             return True
-        del self._waiting[log.name]
+        del self._waiting[command]
         if lacks_bytes:
             raise Refused(
                 Reason.NO_ELIGIBLE_REPLICA,
@@ -42,6 +42,10 @@ class CatchingUp:
             )
         return False
 
+    def _forget_past(self, now_ms: int) -> None:
+        """Forget the elections that were decided for other reasons."""
+        self._waiting = {each: known for each, known in self._waiting.items() if now_ms < known[1]}
+
     def forget(self, log: str) -> None:
         """The log is deleted."""
-        self._waiting.pop(log, None)
+        self._waiting = {each: known for each, known in self._waiting.items() if each.log != log}

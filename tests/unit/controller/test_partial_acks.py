@@ -173,6 +173,24 @@ def test_an_operators_election_waits_for_records_while_the_master_leads(catches_
 
 
 @pytest.mark.rule("C-05", "C-12")
+def test_elections_of_two_copies_that_lack_records_are_both_refused_in_time() -> None:
+    """Each waits on its own: they do not begin to wait again because of each other."""
+    quorum = by_two_of_three()
+    quorum.offsets["n2", "a"] = (1, 15, 15)
+    quorum.heartbeats()
+    elections = [ElectMaster("a", node, False, 1) for node in ("n2", "n3")]
+    for election in elections:
+        quorum.active.ask(election.candidate, election)
+    answers = quorum.turn()
+    for _ in range(3 * CONFIG.heartbeat_interval_ms // STEP_MS):
+        quorum.pass_time(STEP_MS)
+        quorum.heartbeats()
+        answers += quorum.turn()
+    assert sorted(token for token, answer in answers if isinstance(answer, Refusal)) == ["n2", "n3"]
+    assert quorum.log().master_node == "n1"
+
+
+@pytest.mark.rule("C-05", "C-12")
 def test_an_operators_election_is_refused_as_soon_as_the_copy_cannot_get_what_it_lacks() -> None:
     """n3 held all that n1 had confirmed; n1 acknowledged more before it gave its lease up."""
     quorum = by_two_of_three()
