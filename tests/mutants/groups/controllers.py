@@ -9,6 +9,7 @@ import pytest
 from app.controller import complete_copies, elect_master, registration, replica_changes, state_machine
 from app.controller import sync_state_set as alter_module
 from app.controller.active import controller as active_module
+from app.controller.active.catching_up import CatchingUp
 from app.controller.active.controller import ActiveController
 from app.controller.commands import AlterSyncStateSet, Reason
 from app.controller.events import MasterElected, SyncStateSetChanged
@@ -431,3 +432,28 @@ def what_a_master_hands_over_counts_in_every_epoch(patch: pytest.MonkeyPatch) ->
 )
 def a_master_that_gave_its_epoch_up_is_granted_leases(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Liveness, "is_given_up", lambda self, log: False)
+
+
+@group_mutant(
+    "C-03",
+    lambda _: test_lost_records.test_an_older_copy_is_no_member_of_the_former_set_either(),
+    mode="controller",
+)
+def an_older_copy_stays_in_the_former_set(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, registration, "_check_epoch")
+    def check_epoch(original: Any, log: Log, command: Any) -> None:
+        original(msgspec.structs.replace(log, former_set=()), command)
+
+
+@group_mutant(
+    "C-12",
+    lambda _: (
+        test_elections_by_part.test_elections_of_two_copies_that_lack_records_are_both_refused_in_time()
+    ),
+    mode="controller",
+)
+def an_election_that_waits_replaces_another(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, CatchingUp, "must_wait")
+    def must_wait(original: Any, self: CatchingUp, log: Log, command: Any, *args: Any) -> bool:
+        self._waiting = {each: known for each, known in self._waiting.items() if each == command}
+        return bool(original(self, log, command, *args))

@@ -288,3 +288,18 @@ plant(
     lambda _: test_master_acks.test_an_append_that_joins_has_a_deadline_too(),
     mode="controller",
 )
+
+
+@group_mutant(
+    "C-12",
+    lambda _: (
+        test_master_partial_acks.test_a_change_that_is_prepared_and_not_wanted_any_more_delays_nothing()
+    ),
+    mode="controller",
+)
+def a_change_that_is_not_wanted_any_more_counts(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, SyncStateSet, "want")
+    def want(original: Any, self: SyncStateSet, members: Any, acks: int = 0, *, ready: bool = True) -> None:
+        prepared = self._prepared
+        original(self, members, acks, ready=ready)
+        self._prepared = self._prepared or prepared

@@ -160,6 +160,22 @@ def test_an_answer_and_a_registration_of_an_older_build_are_understood() -> None
     assert msgspec.msgpack.decode(command, type=RegisterReplica).max_offset is None
 
 
+@pytest.mark.rule("C-03", "C-05")
+def test_an_older_copy_is_no_member_of_the_former_set_either() -> None:
+    """While n2 has not opened its epoch, n3 may replace it; without the records of epoch 1 it must not."""
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.offsets.update({(node, "a"): (1, 900, 0) for node in quorum.nodes})
+    quorum.join_all()
+    quorum.done(StepDown("a", quorum.log().generation, 1, 1))
+    log = quorum.log()
+    assert (log.opened_epoch, log.former_set, log.sync_state_set) == (1, (1, 2, 3), (log.master,))
+    other = next(node for node in ("n3", "n2") if node != log.master_node)
+    command = msgspec.structs.replace(start_of(quorum, other, 500), log_epoch=0)
+    assert quorum.refused(command) is Reason.LOST_RECORDS
+    quorum.done(msgspec.structs.replace(command, log_epoch=1))
+
+
 def rebuilt_before_the_first_election() -> Quorum:
     """Metadata that know the log's replicas and no master."""
     quorum = Quorum()

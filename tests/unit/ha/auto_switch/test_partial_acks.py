@@ -107,6 +107,21 @@ def test_records_that_a_member_to_be_kept_lacks_are_not_confirmed_while_the_chan
 
 
 @pytest.mark.rule("C-12")
+def test_a_change_that_is_prepared_and_not_wanted_any_more_delays_nothing() -> None:
+    master, keys = by_two_of_three()
+    master.append(b"a")
+    ack_all(master, keys["n2"])
+    for acks in (3, 2):  # n3 lacks a record: the first change waits, and is taken back
+        options = LogOptions(durability=Durability.FSYNC, in_sync_replicas=acks)
+        master.core.apply_options(options, master.now_ms)
+        master.tick(1)
+        assert master.core.set_request is None
+    pending = master.append(b"b")
+    ack_all(master, keys["n2"])
+    assert (pending.last_index, "acknowledged") in master.fates()
+
+
+@pytest.mark.rule("C-12")
 def test_while_a_change_is_unanswered_each_member_of_the_new_set_counts_and_enough_of_the_old() -> None:
     master, keys = by_two_of_three()
     master.deliver(keys["n2"], Closed("died"))

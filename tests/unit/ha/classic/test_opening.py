@@ -105,9 +105,23 @@ def test_an_empty_replica_vouches_for_nothing() -> None:
     assert not is_open(master)
 
 
+def test_a_replica_that_returns_empty_vouches_no_more() -> None:
+    master = taken_over(sync_slaves=2, auto_in_sync_replicas=True)  # both must vouch
+    connect(master, master.log, place=2)
+    master.slave(3, place=2, at=0)
+    connect(master, master.log, place=3, number=2)
+    master.tick(WAIT_MS)
+    assert not is_open(master)
+
+
 def test_unclean_takes_over_at_once() -> None:
     master = taken_over(unclean=True)
     assert is_open(master)
+    newer = copy(master.log)
+    write(newer, 3, opened_by="n2")
+    connect(master, newer, place=2)
+    master.tick()
+    assert is_open(master)  # n2 is refused, and prevents nothing
 
 
 def test_a_master_that_waits_takes_over_when_the_setting_becomes_unclean() -> None:
