@@ -30,7 +30,8 @@ class Masters:
         """liveness: its `config` has the settings that hold now."""
         self._liveness = liveness
         self._began_ms = now_ms
-        self._withheld: dict[str, None] = {}  # logs whose lease is not granted: an operator's election waits
+        # Logs whose lease is not granted -> the operator's election that waits for that, None for a handover.
+        self._withheld: dict[str, ElectMaster | None] = {}
         self._catching_up = CatchingUp()
         self._handing_over: dict[str, None] = {}  # of those: a node that leaves the log is its master
         self._unmastered_ms: dict[str, int] = {}  # log that never had a master -> since when it is known
@@ -64,7 +65,8 @@ class Masters:
         if not isinstance(command, ElectMaster):
             return False
         is_withheld = command.log in self._withheld
-        self._withheld.pop(command.log, None)
+        if self._withheld.get(command.log) == command:
+            del self._withheld[command.log]
         log = state.log(command.log)
         if log is None or not log.elects or log.master_epoch > command.seen_epoch:
             return False
@@ -89,7 +91,7 @@ class Masters:
             if self._liveness.may_be_leased(log.name, now_ms):
                 raise  # no copy is proven to be complete before that ends, so it would be unclean
             return False
-        self._withheld[command.log] = None
+        self._withheld[command.log] = command
         return True
 
     def _can_elect(self, log: Log, command: ElectMaster, now_ms: int) -> bool:
@@ -165,7 +167,8 @@ class Masters:
             self._stop_handing_over(log)
             return False
         if is_leased:
-            self._withheld[log.name] = self._handing_over[log.name] = None
+            self._handing_over[log.name] = None
+            self._withheld.setdefault(log.name, None)
             return False
         self._stop_handing_over(log)
         self._elected(log, msgspec.structs.replace(event, reason=elect_master.REASON_LEAVING), happen)
@@ -175,7 +178,8 @@ class Masters:
         """Grant leases again; a master that has given its own up requests an election."""
         if log.name in self._handing_over:
             del self._handing_over[log.name]
-            self._withheld.pop(log.name, None)
+            if self._withheld.get(log.name) is None:
+                self._withheld.pop(log.name, None)
 
     def supervise(self, log: Log, happen: Happen, now_ms: int) -> None:
         """Replace a master that is gone, or that does not open its epoch; note when it has, and from time to

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from app.controller.commands import Done, ElectMaster, Reason, StepDown
@@ -586,3 +587,29 @@ def test_the_lease_is_the_epochs_comes_with_the_answer_and_leaves_a_margin(
     assert (log.master_node, log.lease_ms) == ("n2", 1_000)
     opened(quorum, "n2")
     assert quorum.heartbeat("n2").leases == (900,)
+
+
+@pytest.mark.rule("A-11", "C-05")
+@pytest.mark.parametrize("other", ["outdated", "not a replica", "of an earlier log"])
+def test_an_election_that_waits_is_left_alone_by_commands_that_change_nothing(other: str) -> None:
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.join_all()
+    quorum.heartbeats()
+    log = quorum.log()
+    election = ElectMaster("a", "n3", False, log.master_epoch)
+    quorum.active.ask(election, election)
+    quorum.turn()
+    assert quorum.heartbeat("n1").withheld == ("a",)
+    changes: dict[str, dict[str, Any]] = {
+        "outdated": {"seen_epoch": 0},
+        "not a replica": {"candidate": "n9"},
+        "of an earlier log": {"generation": log.generation - 1},
+    }
+    late = msgspec.structs.replace(election, **changes[other])
+    down = StepDown("a", log.generation, 1, log.master_epoch)
+    quorum.active.ask(late, late)
+    quorum.active.ask(down, down)
+    answers = quorum.turn() + quorum.turn()
+    assert quorum.log().master_node == "n3"
+    assert isinstance(next(answer for token, answer in answers if token is election), Done)
