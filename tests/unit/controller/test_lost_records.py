@@ -350,7 +350,7 @@ def test_an_empty_copy_vouches_for_nothing_that_its_node_held_before_the_rebuild
 
 @pytest.mark.rule("C-05", "C-09")
 def test_the_newest_of_all_is_not_elected_while_it_lacks_what_a_master_needs() -> None:
-    """No other copy has its records, so nobody is elected in its place."""
+    """No other copy has its records, so no copy is elected in its place."""
     quorum = rebuilt_before_the_first_election()
     quorum.offsets.update(
         {("n1", "a"): (1, 900, 900), ("n2", "a"): (1, 900, 900), ("n3", "a"): (2, 500, 500)}
