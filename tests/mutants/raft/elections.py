@@ -12,6 +12,7 @@ from app.raft.ballot import Ballot
 from app.raft.core import RaftCore
 from app.raft.doubt import Doubt
 from app.raft.messages import TimeoutNow, VoteAnswer, VoteRequest
+from app.raft.peers import Peers
 from app.raft.reads import LeaderReads
 from app.raft.state import MemberState
 from app.raft.transfer import Transfer
@@ -232,4 +233,16 @@ plant(
     "R-10",
     (RaftCore, "_broadcast", "*member.every_voter", ""),
     lambda _: test_doubt.test_a_removal_is_committed_although_a_disk_is_replaced_meanwhile(False),
+)
+plant(
+    "a_doubt_of_an_earlier_term_ends_the_next_one",
+    "R-04",
+    (Peers, "open_term", "self._doubting_ms = {}", "pass"),
+    lambda _: test_doubt.test_a_doubt_of_an_earlier_term_does_not_end_the_next_one_at_once(),
+)
+plant(
+    "a_full_disk_of_an_earlier_term_counts",
+    "D-29",
+    (Peers, "open_term", "self.has_room = {}", "pass"),
+    lambda _: test_transfer.test_a_new_term_begins_without_the_reports_about_disks_of_an_older_one(),
 )

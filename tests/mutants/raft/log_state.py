@@ -293,3 +293,11 @@ plant(
     (survey_module, "_walk_segment", "- offset) > 0:", "- offset) > 4_000:"),
     lambda _: test_damage.test_a_survey_reads_also_a_small_log_from_the_disk(),
 )
+plant(
+    "a_snapshot_outlives_the_truncation_of_its_records",
+    "D-20",
+    (StateKeeper, "truncated", "self.checkpointer.log_truncated()", "pass"),
+    lambda folder: (
+        test_state_transfer.test_a_snapshot_that_waits_for_the_disk_goes_with_its_truncated_records(folder)
+    ),
+)

@@ -11,6 +11,7 @@ from app.raft.core import RaftCore
 from app.raft.peers import Peers
 from app.raft.quorum import QuorumChecker, quorum_index
 from app.raft.standing import Standing
+from app.raft.transfer import Transfer
 from tests.mutants.planting import mutant, plant, planted
 from tests.unit.log import test_state as test_log_state
 from tests.unit.node.replica import test_log_group
@@ -20,6 +21,7 @@ from tests.unit.raft import (
     test_planted_bugs,
     test_quorum,
     test_removal,
+    test_transfer,
 )
 
 
@@ -200,4 +202,10 @@ plant(
     "R-10",
     (Standing, "notice_for", "not member.electable", "False"),
     lambda _: test_removal.test_a_replica_without_the_state_of_its_log_removes_no_node(),
+)
+plant(
+    "a_leader_that_was_removed_before_does_not_hand_the_lead_over",
+    "R-09",
+    (Transfer, "close_term", "self._leaving = False", "pass"),
+    lambda _: test_transfer.test_a_leader_that_is_removed_again_hands_the_lead_over_again(),
 )

@@ -599,3 +599,21 @@ def test_a_replaced_disk_of_two_voters_that_lacks_the_record_of_the_third_asks_f
     assert stale.leads
     assert group["n1"].log.end_index == promotion - 1 == stale.core.committed_index
     assert not group["n1"].core.sound
+
+
+@pytest.mark.rule("R-04")
+def test_a_doubt_of_an_earlier_term_does_not_end_the_next_one_at_once() -> None:
+    group = Group(3)
+    leader = group.elect("n1")
+    group.pass_time(500)
+    for name in ("n2", "n3"):
+        leader.step(name, HeartbeatAnswer(1, 1, sound=False, trusts=False))
+    leader.core._stand_down(group.now_ms)
+    group.now_ms += 5_000
+    leader.core._campaign(group.now_ms)
+    leader.run()
+    group.deliver(kind=VoteRequest)
+    group.deliver(kind=VoteAnswer)
+    assert leader.leads
+    leader.tick()  # before any answer of the new term
+    assert leader.leads

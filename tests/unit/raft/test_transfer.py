@@ -7,7 +7,7 @@ import pytest
 from app.errors import AlreadyLeader, StorageFull, TransferFailed
 from app.log.contract import AppendFate, ChangeKind
 from app.raft.config import RaftConfig
-from app.raft.messages import TimeoutNow, VoteRequest
+from app.raft.messages import TimeoutNow, VoteAnswer, VoteRequest
 from tests.unit.raft.support import Group, Member
 
 
@@ -309,3 +309,46 @@ def test_a_preferred_leader_that_soon_lost_the_lead_waits_longer_also_with_anoth
     while group.leader.name != "n1":
         group.pass_time(100)
     assert group.now_ms - back <= 6_500
+
+
+@pytest.mark.rule("D-29")
+def test_a_new_term_begins_without_the_reports_about_disks_of_an_older_one() -> None:
+    """The peers may have room since, or be down."""
+    group = Group(3)
+    leader = group.elect("n1")
+    group.pass_time(300)
+    for name in ("n2", "n3"):
+        group[name].core.has_room = False
+    group.pass_time(300)
+    assert isinstance(leader.core.refusal, StorageFull)
+    for name in ("n2", "n3"):
+        group[name].core.has_room = True
+    group["n2"].step("n1", TimeoutNow(1))
+    group.settle()
+    assert group["n2"].leads
+    leader.tick()
+    group.now_ms += 2_000
+    leader.tick()
+    group.deliver(kind=VoteRequest)
+    group.deliver(kind=VoteAnswer)
+    group.deliver(kind=VoteRequest)
+    group.deliver(kind=VoteAnswer)
+    assert leader.leads
+    assert leader.core.refusal is None
+
+
+@pytest.mark.rule("R-09", "R-10")
+def test_a_leader_that_is_removed_again_hands_the_lead_over_again() -> None:
+    group = Group(3)
+    for _ in range(2):
+        leader = group.elect("n1")
+        group.pass_time(500)
+        group.take()
+        leader.change(ChangeKind.REMOVE, "n1")
+        group.settle("n1", "n2", "n3")
+        assert not leader.leads
+        assert any(member.leads for member in group.members.values())  # without the wait for an election
+        group.pass_time(500)
+        for kind in (ChangeKind.ADD, ChangeKind.PROMOTE):
+            group.leader.change(kind, "n1")
+            group.pass_time(500)

@@ -8,13 +8,16 @@ import pytest
 
 from app.log.contract import TruncateAfter
 from app.log.driver_interfaces import DriverConfig
-from app.log.state import LogState
+from app.log.state import DAY_MS, LogState
+from app.node.replica.checkpoints import load_snapshot
 from app.node.replica.state_transfer import ASK_AGAIN_MS, StateTransfer
-from app.raft.messages import PushRequest, PushType, StateChunk, StateRequest
+from app.raft.messages import Heartbeat, PushRequest, PushType, StateChunk, StateRequest
+from storage.files import OsFileSystem
 from storage.format.batch import AppendMark, stamp
+from storage.log.checkpoint import SnapshotFile
 from tests.unit.log.test_state import DIGEST, Log
 from tests.unit.node.replica.driver_support import Node, follower_of_n2, push_to, result
-from tests.unit.raft.support import LOG_ID, body_of
+from tests.unit.raft.support import LOG_ID, MemoryLog, body_of
 
 
 def whole_node(folder: Path) -> Node:
@@ -182,3 +185,31 @@ def test_a_leader_forgets_what_a_received_state_knows_of_records_that_never_came
     node.seams.run()
     kinds = [event.kind for event in node.driver.journal.read(0, 100)[0]]
     assert ("corruption" in kinds) is committed
+
+
+@pytest.mark.rule("D-20")
+def test_a_snapshot_that_waits_for_the_disk_goes_with_its_truncated_records(tmp_path: Path) -> None:
+    node, log = follower_of_n2(tmp_path)
+    opening, removed = log.batches
+    push_to(node, PushType.APPEND, 1, "n2", 0, opening)
+    node.seams.run()
+    push_to(node, PushType.APPEND, 1, "n2", 0, removed)
+    node.seams.turn()
+    checkpointer = node.driver._state.checkpointer
+    checkpointer.demand()
+    node.seams.now += 20
+    node.driver.tick()  # a snapshot at index 1, which is not durable
+    node.driver.deliver("n3", Heartbeat(2, "n3", -1, 1))
+    node.seams.run()
+    push_to(node, PushType.TRUNCATE, 2, "n3", 0, opening)
+    node.seams.run()
+    other = MemoryLog([opening])
+    other.write([other.stamp(body_of(1, b"other"), 2)])
+    push_to(node, PushType.APPEND, 2, "n3", 1, other.batches[1])
+    node.seams.run()
+    assert node.driver.log.batch_at(1) == other.batches[1]
+    for _ in range(3):
+        node.tick(1_000)
+    snapshot_file = SnapshotFile(OsFileSystem(), f"{tmp_path}/logs/default/state")
+    found = load_snapshot(snapshot_file, idempotency_ms=DAY_MS)
+    assert found is None or found[1] == node.driver.log.last_chain
