@@ -16,6 +16,7 @@ from app.node.opening import open_replica
 from app.node.replica import append_queue, checkpoints
 from app.node.replica.append_queue import AppendQueue
 from app.node.replica.checkpoints import Checkpointer
+from app.node.replica.loosening import Loosening
 from app.node.replica.open_appends import OpenAppends
 from app.node.replica.ready_executor import ReadyExecutor
 from app.node.replica.state_keeper import StateKeeper
@@ -34,6 +35,7 @@ from tests.unit.node.replica import (
     test_driver,
     test_driver_commands,
     test_driver_endings,
+    test_loosening,
     test_state_transfer,
 )
 from tests.unit.raft import test_opening as test_raft_opening
@@ -300,4 +302,10 @@ plant(
     lambda folder: (
         test_state_transfer.test_a_snapshot_that_waits_for_the_disk_goes_with_its_truncated_records(folder)
     ),
+)
+plant(
+    "unsynced_records_are_acknowledged_before_the_note",
+    "R-11",
+    (Loosening, "_begin", "self._is_noting, self._retry_ms = True, None", "self._is_noted = True"),
+    lambda _: test_loosening.test_unsynced_records_are_acknowledged_only_after_the_note_is_durable(),
 )

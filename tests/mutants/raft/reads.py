@@ -10,6 +10,7 @@ from app.api.read.selection import Consistency
 from app.log.contract import Acks, PendingAppend
 from app.log.schemas import LogSchemas
 from app.log.state import LogState
+from app.node.replica.append_queue import AppendQueue
 from app.node.replica.confirmed_answers import ConfirmedAnswer
 from app.node.replica.read_index_queue import ReadGate
 from app.raft.core import RaftCore
@@ -135,4 +136,21 @@ plant(
     "R-08",
     (LogSchemas, "until", "[: bisect_right(self._versions, index, key=_INDEX)]", "[:]"),
     lambda _: test_log_state.test_a_schema_goes_with_its_record_and_readers_get_what_they_may_see(),
+)
+plant(
+    "readers_wait_for_ever_after_a_lost_request",
+    "R-08",
+    (
+        FollowerReads,
+        "tick",
+        "self._finish(None)\n        if self._queued:\n            self._send(now_ms)",
+        "self._finish(None)",
+    ),
+    lambda _: test_reads.test_readers_that_queue_after_a_lost_request_are_asked_for_when_it_times_out(),
+)
+plant(
+    "an_answer_of_an_earlier_term_is_given",
+    "R-08",
+    (AppendQueue, "_confirm_decided", "core.term != each.term", "False"),
+    _led(test_confirmed_answers.test_an_answer_that_an_earlier_term_has_decided_is_withdrawn),
 )

@@ -198,3 +198,17 @@ def test_more_readers_than_the_limit_are_refused_at_once(name: str) -> None:
     assert member.core.waiting_reads == 2
     group.settle()
     assert sorted(member.reads) == [("a", 0), ("b", 0), ("c", None)]
+
+
+@pytest.mark.rule("R-08")
+def test_readers_that_queue_after_a_lost_request_are_asked_for_when_it_times_out() -> None:
+    group, _ = ready_group()
+    follower = group["n2"]
+    ask(follower, "lost")
+    ask(follower, "queued")
+    assert len(group.take(source="n2", kind=ReadIndexRequest)) == 1
+    group.now_ms += group.raft.read_index_timeout_ms + 1
+    follower.core._follower_reads.tick(group.now_ms)
+    follower.run()
+    assert follower.reads == [("lost", None)]
+    assert len(group.take(source="n2", kind=ReadIndexRequest)) == 1

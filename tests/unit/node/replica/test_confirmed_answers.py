@@ -338,3 +338,14 @@ def test_the_limit_counts_the_appends_of_the_same_turn(tmp_path: Path) -> None:
     assert [isinstance(answer, AppendResult) for (answer,) in keyed] == [True, True, False]
     assert [isinstance(answer, AppendResult) for (answer,) in produced] == [True, False]
     assert code(*keyed[2]) == code(*produced[1]) == "rate-limited"
+
+
+@pytest.mark.rule("R-08")
+def test_an_answer_that_an_earlier_term_has_decided_is_withdrawn(led: Led) -> None:
+    """Its log may have been truncated before this node led again."""
+    given: list[str] = []
+    queue = led.driver._queue
+    queue._decide(lambda: given.append("given"), lambda refusal: given.append(refusal.code), 10**9)
+    queue._decided[0].term -= 1
+    led.node.tick(20)
+    assert given == ["no-leader"]
