@@ -352,3 +352,18 @@ def test_a_leader_that_is_removed_again_hands_the_lead_over_again() -> None:
         for kind in (ChangeKind.ADD, ChangeKind.PROMOTE):
             group.leader.change(kind, "n1")
             group.pass_time(500)
+
+
+@pytest.mark.rule("R-09")
+def test_a_transfer_that_is_asked_for_again_is_given_up_in_the_same_time() -> None:
+    group = Group(3)
+    leader = group.elect("n1")
+    group.pass_time(500)
+    group["n3"].full = True
+    leader.append()
+    leader.core.transfer("n3", group.now_ms)
+    group.pass_time(group.raft.transfer_catch_up_ms - 500)
+    leader.core.transfer("n3", group.now_ms)
+    assert leader.core.is_transferring
+    group.pass_time(600)
+    assert not leader.core.is_transferring
