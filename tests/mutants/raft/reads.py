@@ -154,3 +154,9 @@ plant(
     (AppendQueue, "_confirm_decided", "core.term != each.term", "False"),
     _led(test_confirmed_answers.test_an_answer_that_an_earlier_term_has_decided_is_withdrawn),
 )
+plant(
+    "a_read_that_was_given_up_is_answered_again",
+    "R-08",
+    (ReadGate, "give_up", "waiter.cancel()", "pass"),
+    lambda _: test_planted_bugs.test_a_confirmed_read_that_was_given_up_is_not_answered_again(),
+)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from app.api.read.reader import Reader
 from app.api.read.selection import Consistency
+from app.errors import ReadIndexUnavailable
 from app.log.contract import NO_INDEX, ChangeKind, Role
 from app.log.driver_interfaces import DriverConfig
 from app.log.state import DAY_MS, LogState
@@ -140,6 +141,17 @@ def test_a_confirmed_read_waits_until_this_replica_has_its_index() -> None:
     assert answers == []
     waiters.wake(5)
     assert answers == [5]
+
+
+@pytest.mark.rule("R-08")
+def test_a_confirmed_read_that_was_given_up_is_not_answered_again() -> None:
+    waiters = CommitWaiters()
+    gate = ReadGate(1_000, waiters.add)
+    answers: list[Any] = []
+    gate.give(answers.append, 5, 0)
+    gate.give_up(1_000)
+    waiters.wake(5)
+    assert [type(answer) for answer in answers] == [ReadIndexUnavailable]
 
 
 @pytest.mark.rule("R-03")
