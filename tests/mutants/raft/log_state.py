@@ -35,8 +35,8 @@ from tests.unit.node.replica import (
     test_driver,
     test_driver_commands,
     test_driver_endings,
-    test_loosening,
     test_state_transfer,
+    test_syncing,
 )
 from tests.unit.raft import test_opening as test_raft_opening
 from tests.unit.raft import (
@@ -307,5 +307,5 @@ plant(
     "unsynced_records_are_acknowledged_before_the_note",
     "R-11",
     (Loosening, "_begin", "self._is_noting, self._retry_ms = True, None", "self._is_noted = True"),
-    lambda _: test_loosening.test_unsynced_records_are_acknowledged_only_after_the_note_is_durable(),
+    lambda _: test_syncing.test_unsynced_records_are_acknowledged_only_after_the_note_is_durable(),
 )
