@@ -309,3 +309,9 @@ plant(
     (Loosening, "_begin", "self._is_noting, self._retry_ms = True, None", "self._is_noted = True"),
     lambda _: test_syncing.test_unsynced_records_are_acknowledged_only_after_the_note_is_durable(),
 )
+plant(
+    "a_reset_keeps_what_was_settled",
+    "R-07",
+    (Commitlog, "reset", "self._settled_index = NO_INDEX", "pass"),
+    lambda _: test_commitlog.test_a_log_that_was_reset_has_settled_nothing(),
+)

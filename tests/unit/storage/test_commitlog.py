@@ -401,3 +401,16 @@ def test_sizes_must_be_sizes() -> None:
         CommitlogConfig(segment_max_bytes=0)
     assert SMALL.segment_max_bytes < CommitlogConfig().segment_max_bytes
     assert Commitlog.open(MemoryFiles(), FOLDER, log_id=LOG_ID).end_index == NO_INDEX
+
+
+@pytest.mark.rule("R-07")
+def test_a_log_that_was_reset_has_settled_nothing() -> None:
+    """An unclean election may give other records to the places of settled ones."""
+    log = open_log(MemoryFiles())
+    grow(log, 3)
+    log.settle(log.end_index)
+    log.reset(0, 0)
+    assert log.settled_index == NO_INDEX
+    first, _ = grow(log, 2)
+    log.truncate_after(first.last_index)
+    assert log.end_index == first.last_index
