@@ -3,16 +3,22 @@
 
 Each dead letter is read again with the newest version of the log's schema, or with --version. Those that
 match move to `records`, each once (materialize/replay.py). Exit code 0: done; 1: Spark failed; 2: an invalid
-configuration, or a log without a schema; 5: no node answers.
+configuration, or a log without a schema; 5: no node answers; 130: Ctrl-C.
 """
 
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+
+from spark_jobs.interruption import end_at_once
+
+if __name__ == "__main__":
+    end_at_once({signal.SIGINT: 130})  # docs/api.md §7
 
 import click
 

@@ -12,11 +12,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from spark_jobs.interruption import STOPPED, end_at_once
+
+if __name__ == "__main__":
+    end_at_once({signal.SIGTERM: STOPPED, signal.SIGINT: STOPPED})
 
 import click
 
@@ -90,10 +95,14 @@ def materialize(
     stop = stop or threading.Event()
     config.progress_file.parent.mkdir(parents=True, exist_ok=True)
     file = ProgressFile(config.progress_file, report)
-    own = partial(open_session, "commitlog-materialize", config.spark, SETTINGS)
-    with own() if spark is None else nullcontext(spark) as session:
+    with materialize_session(config) if spark is None else nullcontext(spark) as session:
         check_exclusive(session, config.tables_root, single_driver=config.single_driver)
         return _follow(session, config, stop, file)
+
+
+def materialize_session(config: MaterializeConfig) -> AbstractContextManager[SparkSession]:
+    """Return the session of the job, for a `with`. Raises what `open_session` raises."""
+    return open_session("commitlog-materialize", config.spark, SETTINGS)
 
 
 def _follow(
@@ -332,18 +341,20 @@ def exit_code(error: Exception) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Run `materialize` until SIGTERM or SIGINT, and print its progress. Return the exit code."""
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     config: MaterializeConfig | None = None
     try:
         config = parse_arguments(arguments)
-        materialize(config, stop=stop, report=print_progress_json if config.as_json else print_progress)
+        report = print_progress_json if config.as_json else print_progress
+        with materialize_session(config) as spark:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: stop.set())
+            materialize(config, stop=stop, report=report, spark=spark)
     except FAILURES as error:
         code = exit_code(error)
         as_json = config.as_json if config else "--json" in (arguments or sys.argv)
         write_failure(error, code, as_json=as_json)
         return code
-    return 0
+    return STOPPED
 
 
 if __name__ == "__main__":

@@ -16,6 +16,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from spark_jobs.interruption import STOPPED, end_at_once
+
+if __name__ == "__main__":
+    end_at_once({signal.SIGTERM: STOPPED, signal.SIGINT: STOPPED})
+
 import click
 
 from app.errors import ConfigError
@@ -138,12 +143,12 @@ def main(arguments: list[str] | None = None) -> int:
     an invalid configuration."""
     given = parse_arguments(arguments)
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     try:
         settings = settings_of(given, master="local[1]")
         root = location(tables_of(given, settings))
         with open_session("commitlog-upkeep", settings, SETTINGS) as spark:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: stop.set())
             while not stop.is_set():
                 logs = named(given.log or ("default",), lambda: folders(root))
                 done = 0

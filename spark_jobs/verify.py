@@ -5,17 +5,23 @@ The service sums digests of its data records by blocks of 10 000 indexes, Spark 
 `entries` (app/tables/digests.py). The first unequal block is compared record by record to find the first
 index that differs. Also compares `epoch_files` with `epochs`, and for a log with a schema the typed tables
 with `entries` (typed/invariants.py, typed/values.py). Exit code 0: equal; 1: not equal, or Spark
-failed; 2: an invalid configuration; 4: no such table; 5: no node answers.
+failed; 2: an invalid configuration; 4: no such table; 5: no node answers; 130: Ctrl-C.
 """
 
 import json
 import re
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
 from typing import Any
+
+from spark_jobs.interruption import end_at_once
+
+if __name__ == "__main__":
+    end_at_once({signal.SIGINT: 130})  # docs/api.md §7
 
 import click
 

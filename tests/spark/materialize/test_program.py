@@ -1,6 +1,7 @@
 """`python -m spark_jobs.run`: its output and its exit codes."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -40,6 +41,43 @@ def test_the_program_follows_the_log_and_ends_cleanly_on_sigterm(
     assert batch["records"] == 100
     assert batch["duration_ms"]["triggerExecution"] >= batch["duration_ms"]["addBatch"] > 0
     assert sorted(path.name for path in config.tables.iterdir()) == ["default", "progress.json"]
+
+
+@pytest.mark.parametrize(
+    ("job", "number", "code"),
+    [
+        ("spark_jobs.run", signal.SIGTERM, 0),
+        ("spark_jobs.run", signal.SIGINT, 0),
+        ("spark_jobs.upkeep", signal.SIGTERM, 0),
+        ("spark_jobs.verify", signal.SIGINT, 130),
+        ("spark_jobs.replay", signal.SIGINT, 130),
+    ],
+)
+def test_a_signal_while_spark_starts_ends_a_job_with_one_sentence(
+    config: MaterializeConfig, tmp_path: Path, job: str, number: signal.Signals, code: int
+) -> None:
+    """The JVM gets the signal too, as from a terminal or systemd, and ends with its standard input."""
+    submit = tmp_path / "bin" / "spark-submit"
+    submit.parent.mkdir()
+    submit.write_text("#!/bin/sh\ntouch $SPARK_HOME/started\nexec cat > /dev/null\n")
+    submit.chmod(0o755)
+    command = [sys.executable, "-m", job]
+    if job != "spark_jobs.upkeep":
+        command += ["--endpoint", config.endpoint]
+    if job != "spark_jobs.verify":
+        command += ["--tables", str(config.tables)]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "SPARK_HOME": str(tmp_path)},
+    ) as process:
+        eventually((tmp_path / "started").exists, what="the JVM is started", timeout_s=60)
+        os.killpg(process.pid, number)
+        out, errors = process.communicate(timeout=30)
+    assert (out, errors, process.returncode) == ("", f"stopped by {number.name}\n", code)
 
 
 def last_batch(config: MaterializeConfig) -> dict[str, Any] | None:
