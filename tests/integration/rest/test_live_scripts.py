@@ -250,7 +250,7 @@ def test_a_refused_trim_keeps_the_dialog_with_what_was_typed(site: Path, how: st
         "focus": True,
         "toasts": "",
     }
-    assert shown["toasts"] == "Trimmed to index 7"
+    assert shown["toasts"] == "orders begins at index 7"
     path = "/v1/logs/orders:trim"
     assert shown["asked"] == [[path, '{"until_index":9}'], [path, '{"until_index":7}']]
 
@@ -299,6 +299,28 @@ def test_a_refused_append_keeps_the_record_and_a_repeat_stores_it_once(site: Pat
     ]
     assert shown["kept"] == ["", "w", "a: b"]
     assert shown["keys"] == [0, 0, 2]  # another record has another key
+
+
+def test_a_log_that_existed_is_not_reported_as_created(site: Path) -> None:
+    script = """
+      document.body.append(h("dialog", { id: "dialog" }), h("div", { id: "toasts" }));
+      document.body.append(h("main", { id: "view" }));
+      const { logsView } = await import("./logs.js");
+      holder.append(logsView().element);
+      const pause = () => new Promise((resolve) => setTimeout(resolve, 20));
+      for (const status of [201, 200]) {
+        window.fetch = async () => new Response("{}", { status });
+        [...holder.querySelectorAll("button")].find((each) => each.textContent === "Create log").click();
+        byId("dialog").querySelector("input").value = "orders";
+        byId("dialog").querySelector("form").requestSubmit();
+        while (byId("dialog").open) await pause();
+      }
+      result.toasts = [...byId("toasts").children].map((each) => each.textContent);
+    """
+    assert result_of(site, script)["toasts"] == [
+        "Log orders was created",
+        "Log orders existed with these settings",
+    ]
 
 
 def test_the_title_names_the_view(site: Path) -> None:

@@ -2,7 +2,7 @@
 
 import { LineChart, quantile, Series } from "./charts.js";
 import { ask, badge, byId, bytes, COLORS, count, figure, h, indexes, named, table, toast, update } from "./dom.js";
-import { call } from "./service.js";
+import { fetchRaw } from "./service.js";
 
 const LINES = 8; // as many as there are colours that can be told apart
 
@@ -128,8 +128,8 @@ async function create() {
     act: async (given) => {
       const body = { name: given.name, replication: given.replication, durability: given.durability };
       if (given.replicas) body.replicas = Number(given.replicas);
-      await call("/v1/logs", { method: "POST", body });
-      toast(`Log ${given.name} was created`);
+      const { status } = await fetchRaw("/v1/logs", { method: "POST", body });
+      toast(status === 201 ? `Log ${given.name} was created` : `Log ${given.name} existed with these settings`);
       location.hash = `#/logs/${encodeURIComponent(given.name)}`;
     },
   });

@@ -40,9 +40,9 @@ export function settingsTab(log) {
     ));
   }
 
+  // text(answer): what has happened.
   async function done(text, path, options) {
-    await call(path, options);
-    toast(text);
+    toast(text(await call(path, options)));
     load().catch((error) => toast(error.message, true));
   }
 
@@ -59,7 +59,7 @@ export function settingsTab(log) {
         const ms = given.days ? Math.round(Number(given.days) * DAY_MS) : null;
         const size = given.mib ? Math.round(Number(given.mib) * 1_048_576) : null;
         const body = { durability: given.durability, retention: ms === null && size === null ? null : { ms, bytes: size } };
-        return done("Settings changed", pathOf(log), { method: "PATCH", body, headers: etag ? { "if-match": etag } : {} });
+        return done(() => "Settings changed", pathOf(log), { method: "PATCH", body, headers: etag ? { "if-match": etag } : {} });
       },
     });
   }
@@ -73,7 +73,7 @@ export function settingsTab(log) {
       title: `Transfer the leadership of ${log}`,
       fields: [["to", "New leader", to]],
       confirm: "Transfer",
-      act: (given) => done(`${given.to} leads ${log}`, "/v1/cluster/leader:transfer", { method: "POST", body: { to: given.to, log }, timeoutMs: 20_000 }),
+      act: (given) => done((answer) => `${answer.leader} leads ${log}`, "/v1/cluster/leader:transfer", { method: "POST", body: { to: given.to, log }, timeoutMs: 20_000 }),
     });
   }
 
@@ -89,7 +89,7 @@ export function settingsTab(log) {
       match: log,
       act: (given) => {
         const body = { candidate: given.candidate || null, unclean: given.unclean === "yes" };
-        return done("The controllers have decided", `${pathOf(log)}:elect`, { method: "POST", body, timeoutMs: 20_000 });
+        return done((answer) => `${answer.master} is master of ${log} in epoch ${answer.epoch}`, `${pathOf(log)}:elect`, { method: "POST", body, timeoutMs: 20_000 });
       },
     });
   }
@@ -103,8 +103,8 @@ export function settingsTab(log) {
       confirm: "Trim",
       danger: true,
       act: (given) => {
-        const index = Number(given.until);
-        return done(`Trimmed to index ${count(index)}`, `${pathOf(log)}:trim`, { method: "POST", body: { until_index: index } });
+        const body = { until_index: Number(given.until) };
+        return done((answer) => `${log} begins at index ${count(answer.begin_index)}`, `${pathOf(log)}:trim`, { method: "POST", body });
       },
     });
   }
