@@ -108,7 +108,9 @@ def _refusal_of(error: httptools.HttpParserError) -> CommitlogError:
     if not isinstance(refusal, HeadTooLarge | BadRequest):
         unknown_method = isinstance(error, httptools.HttpParserInvalidMethodError)
         return BadRequest(
-            "it does not begin with a method of HTTP" if unknown_method else "this is not HTTP/1.1"
+            "it does not begin with a method of HTTP"
+            if unknown_method
+            else f"this is not HTTP/1.1: {error.args[0]}"
         )
     return refusal.with_traceback(None)
 

@@ -288,7 +288,14 @@ def test_junk_and_a_broken_body_are_refused() -> None:
         head = b"POST /slow HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n"
         assert problem(await server.exchange(head)) == (400, "bad-request")
         both = head.replace(b"transfer-encoding", b"content-length: 2\r\ntransfer-encoding")
-        assert problem(await server.exchange(both)) == (400, "bad-request")
+        negative = head.replace(b"transfer-encoding: chunked", b"content-length: -2")
+        for wrong, reason in (
+            (both, b"Transfer-Encoding can't be present with Content-Length"),
+            (negative, b"Invalid character in Content-Length"),
+        ):
+            answer = await server.exchange(wrong)
+            assert problem(answer) == (400, "bad-request")
+            assert b"this is not HTTP/1.1: " + reason in answer
 
     run(test)
 
