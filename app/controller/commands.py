@@ -7,6 +7,7 @@ name, may have followed. `generation` identifies the log, `change_id` the change
 the changes that were carried out.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -192,10 +193,12 @@ class Reason(StrEnum):
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True):
-    """reason: for programs; detail: for people."""
+    """reason: for programs; detail: for people. errors: the refused fields of the command, as (JSON pointer,
+    detail); an earlier version sends none."""
 
     reason: Reason
     detail: str
+    errors: tuple[tuple[str, str], ...] = ()
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True):
@@ -215,6 +218,6 @@ class Done(msgspec.Struct, frozen=True, array_like=True):
 class Refused(Exception):
     """Refusal of a decision; becomes a Refusal."""
 
-    def __init__(self, reason: Reason, detail: str) -> None:
+    def __init__(self, reason: Reason, detail: str, errors: Sequence[tuple[str, str]] = ()) -> None:
         super().__init__(detail)
-        self.refusal = Refusal(reason, detail)
+        self.refusal = Refusal(reason, detail, tuple(errors))

@@ -115,7 +115,7 @@ def check_spec(spec: LogSpec, brokers: Collection[str]) -> None:
     """brokers: nodes that may keep logs. Raises Refused(INVALID) with every error."""
     complaints = complaints_about(spec, brokers)
     if complaints:
-        raise Refused(Reason.INVALID, "; ".join(detail for _, detail in complaints))
+        raise Refused(Reason.INVALID, "; ".join(detail for _, detail in complaints), complaints)
 
 
 def check_change(before: LogSpec, after: LogSpec, brokers: Collection[str]) -> None:
@@ -123,7 +123,7 @@ def check_change(before: LogSpec, after: LogSpec, brokers: Collection[str]) -> N
     known = complaints_about(before, brokers)
     complaints = [each for each in complaints_about(after, brokers) if each not in known]
     if complaints:
-        raise Refused(Reason.INVALID, "; ".join(detail for _, detail in complaints))
+        raise Refused(Reason.INVALID, "; ".join(detail for _, detail in complaints), complaints)
 
 
 def complaint_about_version(current: int, required: int | None) -> str | None:

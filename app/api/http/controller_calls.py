@@ -68,6 +68,6 @@ def _refusal(log: str, refusal: Refusal) -> CommitlogError:
     if refusal.reason is Reason.LOG_DELETING:
         return LogDeleting(log)
     if refusal.reason in _INVALID:
-        return InvalidRequest((_INVALID[refusal.reason], refusal.detail))
+        return InvalidRequest(*(refusal.errors or [(_INVALID[refusal.reason], refusal.detail)]))
     kind = _AS_SUCH.get(refusal.reason)
     return Internal(refusal.detail) if kind is None else kind(refusal.detail)

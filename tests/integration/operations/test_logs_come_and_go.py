@@ -83,6 +83,10 @@ def test_settings_change_by_their_version(cluster: Cluster) -> None:
     strange = {"If-Match": '"another"'}
     never = cluster.call("PATCH", "n3", "/v1/logs/changes", json={"retention": None}, headers=strange)
     refused(never, 412, "config-changed")
+    useless = {"min_in_sync_replicas": 5, "unclean": True}
+    wrong = cluster.call("PATCH", "n2", "/v1/logs/changes", json=useless)
+    refused(wrong, 422, "invalid-request")
+    assert [each["pointer"] for each in wrong.json()["errors"]] == ["/min_in_sync_replicas", "/unclean"]
     right = cluster.call(
         "PATCH",
         "n3",

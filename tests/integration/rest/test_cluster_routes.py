@@ -312,6 +312,7 @@ def test_the_name_of_a_log_is_refused_where_it_was_given(cluster: Cluster) -> No
         ("POST", "/v1/cluster/members/n9:promote?log=BAD", {}, "/query/log"),
         ("POST", "/v1/cluster/members/n9:demote?log=BAD", {}, "/query/log"),
         ("POST", "/v1/cluster/members/n9:clean?log=BAD", {}, "/query/log"),
+        ("POST", "/v1/cluster/members/n1:demote?log=default", {}, "/query/log"),
         ("DELETE", "/v1/cluster/members/n9?log=BAD", {}, "/query/log"),
     ]
     for method, path, options, pointer in calls:
