@@ -240,8 +240,8 @@ class IndexOutOfRange(CommitlogError):
 
     code, title, http_status = "index-out-of-range", "The index is beyond the end of the log", 416
 
-    def __init__(self, next_index: int) -> None:
-        super().__init__(f"the next index of the log is {next_index}")
+    def __init__(self, index: int, next_index: int) -> None:
+        super().__init__(f"index {index} is beyond the log, whose next index is {next_index}")
         self.next_index = next_index
 
     def fields(self) -> dict[str, Any]:

@@ -64,5 +64,12 @@ class CursorMoved(CommitlogError):
 
     code, title, http_status = "cursor-moved", "The cursor has moved", 412
 
-    def __init__(self, cursor: str) -> None:
-        super().__init__(f"the version of cursor {cursor!r} differs from If-Match")
+    def __init__(self, cursor: str, version: int | None, *, wanted_none: bool) -> None:
+        """version: None: there is no such cursor. wanted_none: the call requires that there is none."""
+        if version is None:
+            detail = f"cursor {cursor!r} does not exist; the call requires a version of it"
+        elif wanted_none:
+            detail = f"cursor {cursor!r} exists, at version {version}"
+        else:
+            detail = f"cursor {cursor!r} is at version {version}; the call requires another version"
+        super().__init__(detail)

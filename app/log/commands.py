@@ -129,7 +129,8 @@ def _check_revision(state: LogState, name: str, if_match: int | None) -> None:
     cursor = state.cursors.get(name)
     revision = ABSENT if cursor is None else cursor.revision
     if if_match is not None and revision != if_match:
-        raise CursorMoved(name)
+        version = None if cursor is None else cursor.revision
+        raise CursorMoved(name, version, wanted_none=if_match == ABSENT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ def decode_as(kind: type[_S], body: bytes) -> _S:
 
 
 def decode(decoder: msgspec.json.Decoder[_T], text: bytes, pointer: str) -> _T:
+    if not text:
+        raise InvalidJson("the body is empty")
     try:
         text.decode()  # msgspec checks only the strings that it creates
         return decoder.decode(text)
@@ -57,7 +59,8 @@ def _placed(complaint: str, pointer: str, text: bytes) -> tuple[str, str]:
     match = _PLACE.match(complaint)
     assert match is not None  # the pattern matches any text
     detail = match["detail"]
-    parts = [name or number for name, number in _STEP.findall(match["path"] or "")]
+    steps = _STEP.findall(match["path"] or "")
+    parts = [name or number for name, number in steps if number != "..."]  # a value of unknown key
     if field := _FIELD.fullmatch(detail):
         parts.append(field["name"])
         detail = "unknown field" if "unknown" in field["kind"] else "required field is missing"

@@ -224,7 +224,7 @@ class Reader:
         """Raise IndexTrimmed or IndexOutOfRange for an index that the request may not see."""
         end = self.visible_end
         if index > end:
-            raise IndexOutOfRange(end + 1)
+            raise IndexOutOfRange(index, end + 1)
         self._check_begin(index)
 
     def _check_begin(self, index: int) -> None:
@@ -235,7 +235,7 @@ class Reader:
     def _checked(self, index: int, end: int) -> int:
         self._check_begin(index)
         if index > end + 1 and self.consistency is not Consistency.COMMITTED:
-            raise IndexOutOfRange(end + 1)
+            raise IndexOutOfRange(index, end + 1)
         return index
 
     async def _last(self, wanted: int, end: int) -> int:

@@ -213,7 +213,9 @@ def test_past_the_end(filled: Cluster) -> None:
         )
     behind = read(filled, from_index=500, consistency="committed")
     assert (indexes(behind), behind["next_index"], behind["has_more"]) == ([], 500, False)
-    assert refused(filled.get("n1", f"{RECORDS}/101"), 416, "index-out-of-range")["next_index"] == 101
+    beyond = refused(filled.get("n1", f"{RECORDS}/101"), 416, "index-out-of-range")
+    assert beyond["next_index"] == 101
+    assert beyond["detail"] == "index 101 is beyond the log, whose next index is 101"
     event_stream = {"Accept": "text/event-stream"}
     refused(
         filled.get("n1", RECORDS, params={"from_index": 102}, headers=event_stream), 416, "index-out-of-range"
