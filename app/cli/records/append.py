@@ -1,5 +1,6 @@
 """`commitlog append`: records from arguments, a file, or standard input."""
 
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,9 +21,10 @@ from app.cli.context import (
 from app.cli.times import Time
 
 if TYPE_CHECKING:
-    from app.client import Appended, CommitlogClient
+    from app.client import Appended, ClientError, CommitlogClient
     from app.client.records import RecordLike
 
+_RECORD = re.compile(r"/(\d+)\b")  # in an append, as a pointer begins
 FORMATS = ("lines", "ndjson", "csv", "arrow", "parquet", "raw")
 
 
@@ -227,7 +229,8 @@ def _append_all(
                 if advance is not None:
                     advance(position)
         except ClientError as error:
-            raise failure_of(error, writes=True, note=_rest(count, skipped)) from error
+            notes = (_place(error, skipped + count), _rest(count, skipped))
+            raise failure_of(error, writes=True, note="; ".join(filter(None, notes))) from error
         except KeyboardInterrupt:
             rest = _rest(count, skipped) or "no append has been answered yet"
             raise CommandFailed(f"interrupted; {rest}", ExitCode.OUTCOME_UNKNOWN) from None
@@ -243,11 +246,22 @@ def _append_all(
         click.echo(f"appended {words} of log {target.log}, term {appended.term}")
 
 
+def _place(error: "ClientError", before: int) -> str:
+    """Return which record of the input was refused: the service counts those of one append. before: the
+    records of the input before that append."""
+    document = getattr(error, "document", {})
+    pointers = [str(each["pointer"]) for each in document.get("errors", ())]
+    found = _RECORD.match(pointers[0] if pointers else str(document.get("detail", "")))
+    number = document.get("record", found and int(found[1]))
+    return "" if number is None else f"it is record {before + number + 1:,} of the input"
+
+
 def _rest(count: int, skipped: int, separator: str = "") -> str:
     """Return what is stored of a file whose append has failed in the middle."""
     if count == 0:
         return ""
-    return f"{separator}{count:,} records before it are stored; continue with --skip {skipped + count}"
+    stored = f"the {count:,} records of earlier appends are stored"
+    return f"{separator}{stored}; continue with --skip {skipped + count}"
 
 
 def _progress(stack: ExitStack, size: int | None) -> Any:

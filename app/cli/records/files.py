@@ -64,8 +64,10 @@ def _ndjson(file: IO[bytes]) -> Found:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-        except ValueError as error:  # also bytes that are not UTF-8
+            record = json.loads(line.rstrip())
+        except json.JSONDecodeError as error:
+            raise invalid(f"line {number} is not JSON: {error.msg} at column {error.colno}") from error
+        except UnicodeDecodeError as error:
             raise invalid(f"line {number} is not JSON: {error}") from error
         if not isinstance(record, dict):
             raise invalid(f"line {number} is not a JSON object; a record is required")
@@ -99,7 +101,7 @@ def _csv(file: IO[bytes], key_column: str | None) -> Found:
     except UnicodeDecodeError as error:
         raise invalid(f"the input is not CSV in UTF-8: {error}") from error
     except csv.Error as error:
-        raise invalid(f"line {rows.line_num} is not CSV: {error}") from error
+        raise invalid(f"line {rows.line_num + 1} is not CSV: {error}") from error
     finally:
         text.detach()
 

@@ -56,6 +56,43 @@ def test_a_csv_file_with_a_value_column_has_records(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("format_name", "content", "text"),
+    [
+        (
+            "ndjson",
+            '{"value": "a"}\n{"value": "b"\n',
+            "line 2 is not JSON: Expecting ',' delimiter at column 14",
+        ),
+        ("csv", 'key,value\nk,a\nk,"b\n', "line 3 is not CSV: unexpected end of data"),
+    ],
+)
+def test_a_malformed_line_is_named_by_its_number(format_name: str, content: str, text: str) -> None:
+    result, records = append("--format", format_name, stdin=content.encode())
+    assert (result.exit_code, records) == (2, [])
+    assert text in result.stderr
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"errors": [{"pointer": "/1/value", "detail": "Expected `str | null`, got `int`"}]},
+        {"detail": "/1: a record may have at most 1048576 bytes, got 2000000"},
+        {"record": 1, "detail": "record 1, /id: Expected an integer"},
+    ],
+)
+def test_a_refused_record_is_named_by_its_place_in_the_input(fields: dict[str, Any]) -> None:
+    refusal = problem("invalid-request", 422, "not_applied", retryable=False, **fields)
+    answers = iter([Scripted(200, committed(0, 2)), refusal])
+    with fake_service(lambda asked: next(answers) if asked.method == "POST" else Scripted(404)) as node:
+        command = ["append", "--batch", "2", "--skip", "1", "-e", node.url]
+        result = CliRunner().invoke(cli, command, input=b"s\na\nb\nc\nd\n")
+    assert (
+        "it is record 5 of the input; the 2 records of earlier appends are stored; continue with --skip 3"
+        in result.stderr
+    )
+
+
 def test_rows_without_a_value_column_become_objects(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id,name\n1,ann\n2,\n")
     result, records = append("--file", str(tmp_path / "a.csv"), "--key-column", "id")
@@ -129,7 +166,7 @@ def test_a_failure_in_the_middle_reports_what_is_stored() -> None:
         arguments = ["append", "--batch", "2", "--skip", "1", "-e", node.url]
         result = CliRunner().invoke(cli, arguments, input=b"a\nb\nc\nd\n")
     assert result.exit_code == 1
-    assert "2 records before it are stored; continue with --skip 3" in result.stderr
+    assert "the 2 records of earlier appends are stored; continue with --skip 3" in result.stderr
     assert [json.loads(line)["value"] for line in node.appends()[0].body.splitlines()] == ["b", "c"]
 
 
@@ -148,7 +185,7 @@ def test_an_interrupted_append_reports_what_is_stored(monkeypatch: pytest.Monkey
         arguments = ["append", "--batch", "1", "-e", node.url]
         result = CliRunner().invoke(cli, arguments, input=b"a\nb\nc\n")
     assert result.exit_code == 6
-    assert "interrupted; 2 records before it are stored; continue with --skip 2" in result.stderr
+    assert "interrupted; the 2 records of earlier appends are stored; continue with --skip 2" in result.stderr
 
 
 def test_text_marks_bytes_headers_and_escapes_control_characters() -> None:
