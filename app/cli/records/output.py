@@ -47,18 +47,33 @@ Emit = Callable[[Mapping[str, Any]], None]
 
 @contextmanager
 def output_file(path: Path | None) -> Iterator[IO[bytes]]:
-    """Standard output, or a file that appears under its name only when it is complete."""
+    """Standard output, or a file that appears under its name only when it is complete. A device or a pipe is
+    written as it is, and a link stays."""
     if path is None:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            yield file
+        return
     partial = path.with_name(f".{path.name}.partial")
     try:
-        with partial.open("wb") as file:
+        with _opened(partial, path) as file:
             yield file
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _opened(partial: Path, path: Path) -> IO[bytes]:
+    """Open the file. Raises OSError with the name that the user has given."""
+    try:
+        return partial.open("wb")
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 def emitter(form: str, file: IO[bytes]) -> Emit:

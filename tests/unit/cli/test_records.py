@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,25 @@ def test_a_refused_record_is_named_by_its_place_in_the_input(fields: dict[str, A
         "it is record 5 of the input; the 2 records of earlier appends are stored; continue with --skip 3"
         in result.stderr
     )
+
+
+def test_an_output_that_is_no_file_is_written_as_it_is(tmp_path: Path) -> None:
+    """A device that is replaced by a file is lost to every program."""
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link.ndjson", tmp_path / "target.ndjson"
+    os.mkfifo(pipe)
+    link.symlink_to(target)
+    page = {"records": [{**RECORD, "value": "v"}], "next_index": 5, "has_more": False, "committed_index": 4}
+    with fake_service(lambda asked: Scripted(200, page)) as node, ThreadPoolExecutor(1) as thread:
+        reading = thread.submit(pipe.read_bytes)
+        written = CliRunner().invoke(cli, ["read", "--format", "ndjson", "-o", str(pipe), "-e", node.url])
+        linked = CliRunner().invoke(cli, ["read", "-o", str(link), "-e", node.url])
+        missing = CliRunner().invoke(cli, ["read", "-o", str(tmp_path / "no" / "a.csv"), "-e", node.url])
+    assert (written.exit_code, linked.exit_code) == (0, 0), written.output + linked.output
+    assert json.loads(reading.result())["value"] == "v"
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    assert json.loads(target.read_bytes())["value"] == "v"
+    assert missing.stderr == f"commitlog: No such file or directory: {tmp_path / 'no' / 'a.csv'}\n"
 
 
 def test_rows_without_a_value_column_become_objects(tmp_path: Path) -> None:
