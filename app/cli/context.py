@@ -158,14 +158,28 @@ def _on_the_command_line(ctx: click.Context, name: str) -> bool:
     return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
+def not_of_another_cluster(
+    ctx: click.Context, endpoint: tuple[str, ...], token: str | None
+) -> tuple[tuple[str, ...], str | None]:
+    """Return both; without those of the environment if the command line names a context. Raises UsageError
+    if it names an endpoint too."""
+    if not _is_given(ctx, "context"):
+        return endpoint, token
+    if _is_given(ctx, "endpoint"):
+        raise click.UsageError("--endpoint and --context cannot be used together: a context has endpoints")
+    return (), token if _is_given(ctx, "token") else None
+
+
+def _is_given(ctx: click.Context | None, name: str) -> bool:
+    """Return whether the command line has the option, at the command or at one of its groups."""
+    return ctx is not None and (_on_the_command_line(ctx, name) or _is_given(ctx.parent, name))
+
+
 def _refuse_log(options: Mapping[str, Any]) -> None:
     """Raise UsageError if --log is given to a command whose log is that of --of, and which otherwise concerns
     every log."""
-    ctx: click.Context | None = click.get_current_context()
-    while "of" in options and ctx is not None:
-        if _on_the_command_line(ctx, "log"):
-            raise click.UsageError("The option --log has no effect on this command. --of LOG names the log.")
-        ctx = ctx.parent
+    if "of" in options and _is_given(click.get_current_context(), "log"):
+        raise click.UsageError("The option --log has no effect on this command. --of LOG names the log.")
 
 
 def _with_target(command: Command, *, uses_log: bool) -> Command:
@@ -181,6 +195,7 @@ def _with_target(command: Command, *, uses_log: bool) -> Command:
     ) -> Any:
         if not uses_log:
             _refuse_log(options)
+        endpoint, token = not_of_another_cluster(click.get_current_context(), endpoint, token)
         target = find_target(endpoint, context, log, token, as_json=as_json, give_up_s=give_up_s)
         if not uses_log:
             target = replace(target, log="default")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import click
 
-from app.cli.context import find_target
+from app.cli.context import find_target, not_of_another_cluster
 
 LOOK_UP_S = 1.0  # a shell waits for its user, so a cluster that is down costs at most this
 
@@ -46,9 +46,8 @@ def _names(ctx: click.Context, *, logs: bool) -> Sequence[str]:
 
     options = ctx.params
     try:
-        target = find_target(
-            options.get("endpoint") or (), options.get("context"), None, options.get("token")
-        )
+        endpoint, token = not_of_another_cluster(ctx, options.get("endpoint") or (), options.get("token"))
+        target = find_target(endpoint, options.get("context"), None, token)
         with CommitlogClient(
             target.endpoints, token=target.token, give_up_s=LOOK_UP_S, waits_for_start=False
         ) as client:

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from app.cli.context import complete_contexts, find_target
 from app.cli.main import cli
 from app.client import contexts
+from tests.unit.cli.fake_service import Scripted, fake_service
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +45,26 @@ def test_commands_without_an_endpoint_go_to_the_newest_cluster_that_runs() -> No
     assert endpoints() == ["http://a"]
     contexts.remove_running("first")
     assert endpoints() == ["http://127.0.0.1:8101"]
+
+
+def test_a_named_context_is_stronger_than_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a command for one cluster would be sent to another, or the token of another to it."""
+    with (
+        fake_service(lambda _: Scripted(200, {"logs": []})) as named,
+        fake_service(lambda _: Scripted(200, {"logs": []})) as other,
+    ):
+        assert CliRunner().invoke(cli, ["context", "add", "prod", "-e", named.url]).exit_code == 0
+        monkeypatch.setenv("COMMITLOG_ENDPOINT", other.url)
+        monkeypatch.setenv("COMMITLOG_TOKEN", "of-the-other")
+        for command in (["logs", "--context", "prod"], ["logs", "--context", "prod", "list"]):
+            assert CliRunner().invoke(cli, command).exit_code == 0
+        assert (bool(named.asked), other.asked) == (True, [])
+        assert not any("authorization" in asked.headers for asked in named.asked)
+        assert CliRunner().invoke(cli, ["logs"]).exit_code == 0
+        assert other.asked[0].headers["authorization"] == "Bearer of-the-other"
+    both = CliRunner().invoke(cli, ["logs", "--context", "prod", "-e", "http://h:1"])
+    assert both.exit_code == 2
+    assert "--endpoint and --context cannot be used together" in both.stderr
 
 
 def test_a_selected_context_stays_in_use_when_a_cluster_starts_and_ends() -> None:
