@@ -50,8 +50,8 @@ class CommitlogClient:
     endpoints: base URLs of some nodes; the others are learned from the first that answers. Appends are sent
     to the leader that the answers name; every call is retried at other nodes for `give_up_s`. An append
     without a key or a producer gets a new idempotency key, so a retry never stores it twice.
-    waits_for_start: as of ClusterConnection. Raises ValueError for an endpoint without `http://` or `https://`,
-    and for a name that no log can have.
+    waits_for_start: as of ClusterConnection. Raises ValueError for an endpoint that is not one base URL with
+    `http://` or `https://`, and for a name that no log can have.
     """
 
     def __init__(

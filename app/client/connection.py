@@ -41,7 +41,7 @@ class ClusterConnection:
     after the given ones. give_up_s: time for which a call is retried before its error is raised.
     waits_for_start: False: when no node has answered yet and all of them refuse the connection, their
     machines run without them, and the error is raised at once. learns_nodes: False: only `endpoints` are
-    asked. Raises ValueError for an endpoint without a scheme.
+    asked. Raises ValueError for an endpoint that is not one base URL with its scheme.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ClusterConnection:
         if not endpoints:
             raise ValueError("at least one endpoint is required")
         for endpoint in endpoints:
-            if not endpoint.startswith(("http://", "https://")):
+            if not _is_base_url(endpoint):
                 raise ValueError(f"an endpoint is a base URL such as {DEFAULT_ENDPOINT}, got {endpoint!r}")
         self.endpoints = [endpoint.rstrip("/") for endpoint in endpoints]
         self.give_up_s = give_up_s
@@ -255,6 +255,14 @@ class ClusterConnection:
         leader = (answer.headers.get("Commitlog-Leader") or "").rstrip("/")
         if leader and self._avoided.get(leader, 0.0) < self._clock():
             self.leader = leader
+
+
+def _is_base_url(endpoint: str) -> bool:
+    try:
+        url = urllib3.util.parse_url(endpoint)
+    except urllib3.exceptions.LocationParseError:
+        return False
+    return url.scheme in ("http", "https") and bool(url.host)
 
 
 def _tls_advice(endpoint: str, error: Exception) -> str:

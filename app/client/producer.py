@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from app.client.batches import Body, arrow_body, pack
 from app.client.client import Appended, CommitlogClient
 from app.client.errors import ClientError, Problem, ProducerFailed
-from app.client.records import CONTENTS, Record, check_content
+from app.client.records import CONTENTS, Record, check_content, check_details
 from storage.units import MIB
 
 if TYPE_CHECKING:
@@ -148,11 +148,12 @@ class RecordProducer:
         self, value: str | bytes | Record | None, key: str | bytes | None = None, *, wait: bool = True
     ) -> RecordDelivery:
         """Queue one record. Raises ProducerFailed after an earlier failure, BlockingIOError with wait=False
-        while max_pending_bytes are pending, and TypeError for a value or a key that no record can have."""
+        while max_pending_bytes are pending, and TypeError for a part that no record can have."""
         other = None
         if isinstance(value, Record):
             record = value
             if record.headers or record.timestamp is not None:
+                check_details(record)
                 other = record
             value, key = record.value, record.key
         if not isinstance(value, CONTENTS) or not isinstance(key, CONTENTS):

@@ -35,6 +35,7 @@ class Record:
         document: dict[str, Any] = {**_field("value", self.value)}
         if self.key is not None:
             document.update(_field("key", self.key))
+        check_details(self)
         if self.headers:
             document["headers"] = [[name, _header(value)] for name, value in self.headers]
         if self.timestamp is not None:
@@ -51,6 +52,19 @@ def check_content(name: str, content: object) -> None:
         raise TypeError(f"the {name} of a record must be text, bytes or None, got {type(content).__name__}")
 
 
+def check_details(record: Record) -> None:
+    """Raise TypeError for headers or a timestamp that no record can have."""
+    for header in record.headers:
+        if not isinstance(header, tuple | list) or len(header) != 2 or not isinstance(header[0], str):
+            raise TypeError(f"a header of a record must be a pair (name, value), got {header!r}")
+        if not isinstance(header[1], str | bytes | bytearray):
+            kind = type(header[1]).__name__
+            raise TypeError(f"the value of a header must be text or bytes, got {kind}")
+    if record.timestamp is not None and not isinstance(record.timestamp, int):
+        kind = type(record.timestamp).__name__
+        raise TypeError(f"the timestamp of a record must be whole milliseconds since 1970 UTC, got {kind}")
+
+
 def record_document(record: RecordLike) -> Mapping[str, Any]:
     """Return a record's JSON object: from a Record, a bare value, or a mapping that is one already."""
     if isinstance(record, Mapping):
@@ -59,8 +73,8 @@ def record_document(record: RecordLike) -> Mapping[str, Any]:
 
 
 def ndjson(records: Iterable[RecordLike]) -> bytes:
-    """Return one JSON object per line. Raises TypeError for one record that is not in a list, and for a value
-    or a key that no record can have."""
+    """Return one JSON object per line. Raises TypeError for one record that is not in a list, and for a part
+    that no record can have."""
     if isinstance(records, (str, bytes, bytearray, Mapping, Record)):
         raise TypeError(f"a list of records is required, got one {type(records).__name__}: append([record])")
     return msgspec.json.Encoder().encode_lines([record_document(record) for record in records])
@@ -95,8 +109,6 @@ def _field(name: str, content: str | bytes | None) -> dict[str, Any]:
 def _header(content: str | bytes) -> str | dict[str, str]:
     if isinstance(content, str):
         return content
-    if not isinstance(content, bytes | bytearray):
-        raise TypeError(f"the value of a header must be text or bytes, got {type(content).__name__}")
     try:
         return content.decode()
     except UnicodeDecodeError:

@@ -31,8 +31,11 @@ def closed_url() -> str:
         return f"http://127.0.0.1:{probe.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("endpoint", ["127.0.0.1:8101", "localhost", "", "ftp://127.0.0.1:8101"])
-def test_an_endpoint_without_a_scheme_is_refused(endpoint: str) -> None:
+@pytest.mark.parametrize(
+    "endpoint",
+    ["127.0.0.1:8101", "localhost", "", "ftp://127.0.0.1:8101", "http://", "http://a:1,http://b:1"],
+)
+def test_an_endpoint_that_is_not_one_base_url_is_refused(endpoint: str) -> None:
     for given in (endpoint, ["http://127.0.0.1:8101", endpoint]):
         with pytest.raises(ValueError, match=f"a base URL such as http://127.0.0.1:8101, got '{endpoint}'"):
             CommitlogClient(given)
@@ -275,6 +278,9 @@ def test_one_record_without_a_list_is_refused_and_not_taken_apart(record: Any) -
         (Record(["a"]), "the value of a record must be text, bytes or None, got list"),  # type: ignore[arg-type]
         (Record("v", key=3), "the key of a record must be text, bytes or None, got int"),  # type: ignore[arg-type]
         (Record("v", headers=[("a", 3)]), "the value of a header must be text or bytes, got int"),  # type: ignore[list-item]
+        (Record("v", headers={"ab": "v"}), r"must be a pair \(name, value\), got 'ab'"),  # type: ignore[arg-type]
+        (Record("v", headers=["ab"]), r"must be a pair \(name, value\), got 'ab'"),  # type: ignore[list-item]
+        (Record("v", timestamp=1.5), "must be whole milliseconds since 1970 UTC, got float"),  # type: ignore[arg-type]
     ],
 )
 def test_a_record_that_cannot_be_is_explained(record: Any, reason: str) -> None:

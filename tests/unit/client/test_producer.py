@@ -173,5 +173,7 @@ def test_a_producer_refuses_a_wrong_record_and_takes_the_next() -> None:
         for value, key in (({"a": 1}, None), ([1], None), ("v", 3)):
             with pytest.raises(TypeError, match="of a record must be text, bytes or None, got"):
                 producer.send(value, key)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="a header of a record must be a pair"):
+            producer.send(Record("v", headers=["ab"]))  # type: ignore[list-item]
         sent = producer.send_many(["a", "b"])
         assert [delivery.result(30) for delivery in sent] == [0, 1]
