@@ -214,23 +214,26 @@ def _calm_collector() -> None:
 
 
 def bind(address: str) -> list[socket.socket]:
-    """Bind the REST address before anything is opened. Raises OSError when it is in use.
+    """Bind the REST address before anything is opened. Raises OSError, which names it, when that fails.
 
     Return ACCEPTED_IN_A_TURN descriptors of one socket. The event loop accepts one connection of each in a
     turn: with one descriptor, hundreds of clients that connect at once to a busy node wait for hundreds of
     turns, and those that are connected already get all of its time.
     """
     host, port = split_address(address)
-    family, kind, protocol, _, place = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listening = socket.socket(family, kind, protocol)
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(place)
-    except OSError:
-        listening.close()
-        raise
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(place)
+        except OSError:
+            listening.close()
+            raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, address) from error
     return [listening, *(listening.dup() for _ in range(ACCEPTED_IN_A_TURN - 1))]
 
 

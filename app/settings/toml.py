@@ -33,7 +33,16 @@ def validated(model: type[Parsed], document: Mapping[str, Any]) -> Parsed:
     try:
         return TypeAdapter(model).validate_json(json.dumps(document, default=str))  # strict fields take paths
     except ValidationError as error:
-        raise ConfigError("; ".join(_complaint(item) for item in error.errors())) from error
+        items = error.errors()
+        inner = [item for item in items if not any(_is_inside(other, item) for other in items)]
+        raise ConfigError("; ".join(map(_complaint, inner))) from error
+
+
+def _is_inside(item: Any, outer: Any) -> bool:
+    """Return whether the place of `item` is in that of `outer`, whose complaint only follows from it: a list
+    has too few valid entries."""
+    place, around = item["loc"], outer["loc"]
+    return len(place) > len(around) and place[: len(around)] == around
 
 
 def _complaint(item: Any) -> str:

@@ -55,8 +55,10 @@ def test_an_address_in_use_is_an_error_before_anything_is_opened() -> None:
     (port,) = free_ports(1)
     doors = bind(f"127.0.0.1:{port}")
     doors[0].listen()
-    with pytest.raises(OSError, match="in use"):
+    with pytest.raises(OSError, match=f"in use: '127.0.0.1:{port}'"):
         bind(f"127.0.0.1:{port}")
+    with pytest.raises(OSError, match=r"no-such-host\.invalid:1"):
+        bind("no-such-host.invalid:1")
     for door in doors:
         door.close()
 

@@ -98,9 +98,10 @@ def add_context(
     urls = split_endpoints(endpoint, learned=False)
     kept = None if token_file is None else str(Path(token_file).absolute())  # used from any folder
     with _changing() as known:
+        done = "replaced" if name in known.contexts else "added"
         known.contexts[name] = NamedCluster(urls, log, kept)
         known.current = known.current or name
-    _report(known, name, f"context {name} is added", as_json)
+    _report(known, name, f"context {name} is {done}", as_json)
 
 
 @context_command.command("use")

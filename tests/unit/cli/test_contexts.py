@@ -67,6 +67,13 @@ def test_a_named_context_is_stronger_than_the_environment(monkeypatch: pytest.Mo
     assert "--endpoint and --context cannot be used together" in both.stderr
 
 
+def test_a_context_of_the_same_name_is_replaced() -> None:
+    shown = [
+        CliRunner().invoke(cli, ["context", "add", "p", "-e", url]).output for url in ("http://a", "http://b")
+    ]
+    assert [text.splitlines()[0] for text in shown] == ["context p is added", "context p is replaced"]
+
+
 def test_a_selected_context_stays_in_use_when_a_cluster_starts_and_ends() -> None:
     assert CliRunner().invoke(cli, ["context", "add", "prod", "-e", "http://p"]).exit_code == 0
     contexts.add_running("data", ["http://a"])

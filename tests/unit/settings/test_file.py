@@ -102,6 +102,12 @@ def test_invalid_settings_are_refused(sections: dict[str, Any], complaint: str) 
         parse(document(**sections), "n1")
 
 
+def test_a_list_whose_only_entry_is_invalid_is_not_also_called_empty() -> None:
+    nodes = [{"id": "n1", "listen": "127.0.0.1:1", "peer_listen": "127.0.0.1:2", "data": "d", "bogus": 1}]
+    with pytest.raises(ConfigError, match=r"^nodes\.0\.bogus: unknown key$"):
+        parse(document(nodes=nodes), "n1")
+
+
 def test_nodes_must_differ_and_be_known() -> None:
     with pytest.raises(ConfigError, match="no node 'n9'"):
         parse(document(), "n9")
