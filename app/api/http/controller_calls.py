@@ -5,7 +5,7 @@ from typing import Final
 from fastapi import Request
 
 from app.api.http.dependencies import is_here_only
-from app.controller.commands import AnyCommand, Done, Reason, Refusal
+from app.controller.commands import AnyCommand, ChangeLog, CreateLog, Done, Reason, Refusal
 from app.errors import (
     CommitlogError,
     ConfigChanged,
@@ -58,16 +58,19 @@ async def carried_out(broker: Broker, command: AnyCommand) -> Done:
     """As `decided`, for a call that another node may have forwarded here."""
     answer = await broker.metadata.ask(command)
     if isinstance(answer, Refusal):
-        raise _refusal(command.log, answer)
+        raise _refusal(command, answer)
     return answer
 
 
-def _refusal(log: str, refusal: Refusal) -> CommitlogError:
+def _refusal(command: AnyCommand, refusal: Refusal) -> CommitlogError:
+    log = command.log
     if refusal.reason is Reason.UNKNOWN_LOG:
         return LogNotFound(log)
     if refusal.reason is Reason.LOG_DELETING:
         return LogDeleting(log)
     if refusal.reason in _INVALID:
-        return InvalidRequest(*(refusal.errors or [(_INVALID[refusal.reason], refusal.detail)]))
+        has_settings = isinstance(command, CreateLog | ChangeLog)  # in its body
+        errors = refusal.errors if has_settings else ()
+        return InvalidRequest(*(errors or [(_INVALID[refusal.reason], refusal.detail)]))
     kind = _AS_SUCH.get(refusal.reason)
     return Internal(refusal.detail) if kind is None else kind(refusal.detail)
