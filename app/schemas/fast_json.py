@@ -218,11 +218,18 @@ def fast_reader(kind: StructType, document: object, validator: Any) -> FastReade
 
     document: the JSON Schema whose keywords must be checked, and its validator; None without any.
     """
+    if contains_type(kind, _has_escaped_name):
+        return None
     if is_covered(kind, document):
         return FastReader(kind, None)
     if count_rules(document).keys() <= TEXT_RULES:
         return FastReader(kind, validator)
     return None
+
+
+def _has_escaped_name(kind: DataType) -> bool:
+    """Return true for a struct with a field that has another name in JSON text: msgspec refuses it."""
+    return isinstance(kind, StructType) and any(set('"\\') & set(field.name) for field in kind.fields)
 
 
 def is_covered(kind: StructType, document: object) -> bool:

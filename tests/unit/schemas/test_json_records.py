@@ -10,7 +10,7 @@ from app.schemas import RecordDecoder, arrow_schema_of
 from app.schemas.errors import ValueInvalid
 from app.schemas.json_records import JsonReader
 from tests.unit.schemas.random_records import RandomRecords
-from tests.unit.schemas.support import schema_of
+from tests.unit.schemas.support import decoder_of, rows_of, schema_of
 
 
 def in_utc(value: Any) -> Any:
@@ -84,6 +84,13 @@ def test_a_missing_field_does_not_hide_a_repeated_one() -> None:
     assert decoder.check([b'{"a":1,"a":2}']) is not None
     assert decoder.check([b'{"a" :1,"a":2}']) is not None
     assert decoder.check([b'{"a":1,"b":2}', b'{"a":1,"a":2}', b'{"a":1}']) is not None
+
+
+def test_names_that_json_escapes_are_read() -> None:
+    decoder = decoder_of('`"q"` INT, `b\\c` STRUCT<`"`: STRING>, `x` INT')
+    record = rb'{"\"q\"": 1, "b\\c": {"\"": "v"}, "\u0078": 2}'
+    assert rows_of(decoder, record) == [{'"q"': 1, "b\\c": {'"': "v"}, "x": 2}]
+    assert decoder.check([record[:-1] + b', "x": 3}']) is not None
 
 
 def test_a_colon_in_a_time_does_not_hide_a_repeated_name() -> None:
