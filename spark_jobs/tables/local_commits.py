@@ -238,7 +238,7 @@ class LocalTable:
             rows.schema,
             compression="snappy",
             use_dictionary=words,
-            write_statistics=list(statistics),
+            write_statistics=[name for name in statistics if not _has_nan(rows[name])],
             store_schema=False,
         ) as writer:
             writer.write_table(rows)
@@ -287,6 +287,8 @@ def statistics_of(rows: pa.Table, columns: Sequence[str]) -> dict[str, Any]:
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
     for name in columns:
+        if _has_nan(rows[name]):
+            continue
         try:
             bounds = pc.min_max(rows[name]).as_py()
         except (OverflowError, ValueError):  # a time that Python cannot represent
@@ -296,6 +298,11 @@ def statistics_of(rows: pa.Table, columns: Sequence[str]) -> dict[str, Any]:
             least[name], most[name] = texts
     nulls = {name: rows[name].null_count for name in columns}
     return {"numRecords": rows.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
+
+
+def _has_nan(column: pa.ChunkedArray) -> bool:
+    """Return whether a column has no bounds: for Spark NaN is above all numbers, Arrow leaves it out."""
+    return pa.types.is_floating(column.type) and bool(pc.any(pc.is_nan(column)).as_py())
 
 
 def _statistic(value: Any) -> Any:

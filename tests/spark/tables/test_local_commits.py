@@ -242,14 +242,16 @@ def test_statistics_are_those_of_the_protocol() -> None:
             "long": ["x" * 33, "a", "b"],
             "none": pa.nulls(3, pa.int64()),
             "at": pa.array([AT, AT, None], pa.timestamp("us", "UTC")),
+            "speed": [1.5, None, -2.0],
+            "nan": [1.5, None, float("nan")],
         }
     )
     text = "2026-01-02T03:04:05.678Z"
     assert statistics_of(table, table.column_names) == {
         "numRecords": 3,
-        "minValues": {"index": 1, "node": "n1", "at": text},
-        "maxValues": {"index": 3, "node": "n2", "at": text},
-        "nullCount": {"index": 1, "node": 0, "long": 0, "none": 3, "at": 1},
+        "minValues": {"index": 1, "node": "n1", "at": text, "speed": -2.0},
+        "maxValues": {"index": 3, "node": "n2", "at": text, "speed": 1.5},
+        "nullCount": {"index": 1, "node": 0, "long": 0, "none": 3, "at": 1, "speed": 1, "nan": 1},
     }
 
 
