@@ -140,9 +140,9 @@ def newest_rows(groups: Sequence[DataFrame], keys: Sequence[str]) -> DataFrame:
     if len(groups) == 1:
         return rows
     own = [F.col(quoted_name(name)) for name in keys]
-    place = F.row_number().over(Window.partitionBy(*own).orderBy(F.desc("_index"))).alias("_place")
+    place = F.row_number().over(Window.partitionBy(*own).orderBy(F.desc("_index"))).alias("place of key")
     lacks = reduce(Column.__or__, (key.isNull() for key in own))
-    return rows.select("*", place).where((F.col("_place") == 1) | lacks).drop("_place")
+    return rows.select("*", place).where((F.col("place of key") == 1) | lacks).drop("place of key")
 
 
 def _common(kinds: Sequence[DataType]) -> DataType:

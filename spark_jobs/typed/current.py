@@ -31,7 +31,7 @@ from spark_jobs.tables.table_writer import TableWriter, links_commits, local_tab
 from spark_jobs.typed.claimed_table import MERGE_ATTEMPTS, ClaimedTable
 from spark_jobs.typed.indexed_rows import IndexedRows
 from spark_jobs.typed.layout import CompatibilityGroup
-from spark_jobs.typed.local_current import LocalCurrent
+from spark_jobs.typed.local_current import IS_GONE, REMOVED_AT, LocalCurrent
 
 TXN_SETTINGS: Final = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 CHANGE_DATA_FEED: Final = {"delta.enableChangeDataFeed": "true"}
@@ -140,11 +140,11 @@ class CurrentTable:
         return True
 
     def tombstones(self, first: int, until: int) -> DataFrame:
-        """Return the newest tombstone of each key in a range: `_key` and `_removed_at`."""
+        """Return the newest tombstone of each key in a range: `_key` and REMOVED_AT."""
         entries = read_table(self.session, self.entries_path)
         inside = (F.col("index") >= first) & (F.col("index") < until)
         found = entries.where(inside & F.col("value").isNull() & F.col("key").isNotNull())
-        return found.groupBy(F.col("key").alias("_key")).agg(F.max("index").alias("_removed_at"))
+        return found.groupBy(F.col("key").alias("_key")).agg(F.max("index").alias(REMOVED_AT))
 
     def apply(self, rows: DataFrame, tombstones: DataFrame, until: int | None) -> None:
         """Apply rows of `records`, and tombstones. until: the transaction version, None for none."""
@@ -153,14 +153,14 @@ class CurrentTable:
         held = read_table(session, self.path)
         names = held.columns
         known = rows.where(" AND ".join(f"{quoted_name(name)} IS NOT NULL" for name in keys))
-        row = F.max_by(F.struct(*(quoted_name(name) for name in known.columns)), "_index").alias("row")
-        newest = known.groupBy(*(quoted_name(name) for name in keys)).agg(row).select("row.*")
-        is_gone = F.coalesce(F.col("_removed_at") > F.col("_index"), F.lit(False)).alias("_is_gone")
+        row = F.max_by(F.struct(*(quoted_name(name) for name in known.columns)), "_index").alias("newest row")
+        newest = known.groupBy(*(quoted_name(name) for name in keys)).agg(row).select("`newest row`.*")
+        is_gone = F.coalesce(F.col(REMOVED_AT) > F.col("_index"), F.lit(False)).alias(IS_GONE)
         changed = newest.join(F.broadcast(tombstones), "_key", "left")
-        changed = changed.select(*map(quoted_name, newest.columns), "_removed_at", is_gone)
-        removed = held.join(F.broadcast(tombstones), "_key").where("_removed_at > _index")
+        changed = changed.select(*map(quoted_name, newest.columns), REMOVED_AT, is_gone)
+        removed = held.join(F.broadcast(tombstones), "_key").where(F.col(REMOVED_AT) > F.col("_index"))
         removed = removed.join(changed.select(*map(quoted_name, keys)), keys, "left_anti")
-        removed = removed.select(*map(quoted_name, names), "_removed_at", F.lit(True).alias("_is_gone"))
+        removed = removed.select(*map(quoted_name, names), REMOVED_AT, F.lit(True).alias(IS_GONE))
         source = changed.unionByName(removed, allowMissingColumns=True)
         self._merge(source, keys, until)
 
@@ -169,9 +169,9 @@ class CurrentTable:
         matched = " AND ".join(f"t.{quoted_name(name)} = s.{quoted_name(name)}" for name in keys)
         statement = (
             f"MERGE INTO {identifier(self.path)} t USING commitlog_changes s ON {matched} "
-            "WHEN MATCHED AND s._is_gone AND t._index < s._removed_at THEN DELETE "
-            "WHEN MATCHED AND NOT s._is_gone AND t._index < s._index THEN UPDATE SET * "
-            "WHEN NOT MATCHED AND NOT s._is_gone THEN INSERT *"
+            f"WHEN MATCHED AND s.`{IS_GONE}` AND t._index < s.`{REMOVED_AT}` THEN DELETE "
+            f"WHEN MATCHED AND NOT s.`{IS_GONE}` AND t._index < s._index THEN UPDATE SET * "
+            f"WHEN NOT MATCHED AND NOT s.`{IS_GONE}` THEN INSERT *"
         )
 
         def merge() -> None:

@@ -13,6 +13,8 @@ from pyspark.sql import functions as F
 from spark_jobs.tables.table import quoted_name
 
 PLACE = ("term", "timestamp", "key")  # of a record, the same in all tables
+RECORD_KEY, REMOVED_AT, DUE, HELD, COUNT = "record key", "removed at", "due index", "held index", "held rows"
+"""Columns beside the keys of a schema, whose names have no space."""
 
 
 def misplaced(
@@ -59,23 +61,24 @@ def outdated(
     own = list(map(quoted_name, keys))
     known = records.where(F.col("_index") < until).where(" AND ".join(f"{key} IS NOT NULL" for key in own))
     newest = known.groupBy(*own).agg(
-        F.max("_index").alias("_index"), F.max_by("_key", "_index").alias("_record_key")
+        F.max("_index").alias("_index"), F.max_by("_key", "_index").alias(RECORD_KEY)
     )
     removed = entries.where((F.col("index") < until) & F.col("value").isNull() & F.col("key").isNotNull())
-    removed = removed.groupBy(F.col("key").alias("_record_key")).agg(F.max("index").alias("removed_at"))
-    due = newest.join(removed, "_record_key", "left").where("removed_at IS NULL OR removed_at < _index")
-    due = due.select(*own, F.col("_index").alias("due"))
-    held = current.groupBy(*own).agg(F.max("_index").alias("held"), F.count("*").alias("count"))
+    removed = removed.groupBy(F.col("key").alias(RECORD_KEY)).agg(F.max("index").alias(REMOVED_AT))
+    removed_at = F.col(REMOVED_AT)
+    due = newest.join(removed, RECORD_KEY, "left").where(removed_at.isNull() | (removed_at < F.col("_index")))
+    due = due.select(*own, F.col("_index").alias(DUE))
+    held = current.groupBy(*own).agg(F.max("_index").alias(HELD), F.count("*").alias(COUNT))
     both = due.join(held, list(keys), "full_outer")
     key = F.to_json(F.struct(*own))
-    due_text, held_text = F.col("due").cast("string"), F.col("held").cast("string")
+    due_text, held_text = F.col(DUE).cast("string"), F.col(HELD).cast("string")
     problem = (
-        F.when(F.col("due").isNull() & F.col("held").isNull(), F.lit("it is of no record"))
-        .when(F.col("held").isNull(), F.concat(F.lit("the record at index "), due_text, F.lit(" is missing")))
-        .when(F.col("due").isNull(), F.concat(F.lit("the record at index "), held_text, F.lit(" is removed")))
-        .when(F.col("count") > 1, F.lit("it is there twice"))
+        F.when(F.col(DUE).isNull() & F.col(HELD).isNull(), F.lit("it is of no record"))
+        .when(F.col(HELD).isNull(), F.concat(F.lit("the record at index "), due_text, F.lit(" is missing")))
+        .when(F.col(DUE).isNull(), F.concat(F.lit("the record at index "), held_text, F.lit(" is removed")))
+        .when(F.col(COUNT) > 1, F.lit("it is there twice"))
         .when(
-            F.col("due") != F.col("held"),
+            F.col(DUE) != F.col(HELD),
             F.concat(F.lit("it is of index "), held_text, F.lit(", the newest is "), due_text),
         )
     )

@@ -24,6 +24,11 @@ TABLE_BYTES_MAX: Final = 256 * 1024 * 1024  # of data files, compressed
 FILE_ROWS_MAX: Final = 500_000  # of a file that is written here
 ENTRIES_COLUMNS: Final = ("index", "key", "value")
 NONE: Final = pa.array([], pa.int64())
+REMOVED_AT: Final = "removed at"
+IS_GONE: Final = "is gone"
+NEW_INDEX: Final = "new index"
+PLACE: Final = "place in file"
+"""Columns beside those of a schema, whose names have no space."""
 
 
 class LocalCurrent:
@@ -79,9 +84,9 @@ class LocalCurrent:
 
 @dataclass(frozen=True)
 class Changes:
-    """Changes of a range of the log. rows: the newest record of each key, with `_removed_at`, the index of
-    the newest tombstone of its record key, and `_is_gone`: that tombstone is newer. tombstones: `_key` and
-    `_removed_at`, one for each key. keys: columns that identify a row."""
+    """Changes of a range of the log. rows: the newest record of each key, with REMOVED_AT, the index of the
+    newest tombstone of its record key, and IS_GONE: that tombstone is newer. tombstones: `_key` and
+    REMOVED_AT, one for each key. keys: columns that identify a row."""
 
     rows: pa.Table
     tombstones: pa.Table
@@ -93,16 +98,16 @@ class Changes:
         Arrow cannot group by."""
         try:
             tombstones = removed.group_by("key").aggregate([("index", "max")])
-            tombstones = tombstones.select(["key", "index_max"]).rename_columns(["_key", "_removed_at"])
+            tombstones = tombstones.select(["key", "index_max"]).rename_columns(["_key", REMOVED_AT])
             known = rows.filter(_all_valid(rows, keys))
-            newest = known.group_by(keys).aggregate([("_index", "max")])["_index_max"]
+            newest = known.group_by(keys).aggregate([("_index", "max")]).columns[-1]
             changed = known.filter(pc.is_in(known["_index"], newest.combine_chunks()))
             at = pc.index_in(changed["_key"], tombstones["_key"].combine_chunks())
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise NeedsSpark(str(error)) from error
-        removed_at = pc.take(tombstones["_removed_at"].combine_chunks(), at)
+        removed_at = pc.take(tombstones[REMOVED_AT].combine_chunks(), at)
         is_gone = pc.fill_null(pc.greater(removed_at, changed["_index"]), False)
-        changed = changed.append_column("_removed_at", removed_at).append_column("_is_gone", is_gone)
+        changed = changed.append_column(REMOVED_AT, removed_at).append_column(IS_GONE, is_gone)
         return cls(changed, tombstones, keys)
 
     def in_file(self, held: pa.Table) -> tuple[pa.Array, pa.Array]:
@@ -111,26 +116,26 @@ class Changes:
 
         held: keys, `_index` and `_key` of the rows of the file.
         """
-        held = held.append_column("_at", pa.array(range(held.num_rows), pa.int64()))
-        changed = self.rows.select([*self.keys, "_index", "_removed_at", "_is_gone"])
-        both = held.select([*self.keys, "_index", "_at"]).join(
-            changed.rename_columns([*self.keys, "_new_index", "_removed_at", "_is_gone"]),
+        held = held.append_column(PLACE, pa.array(range(held.num_rows), pa.int64()))
+        changed = self.rows.select([*self.keys, "_index", REMOVED_AT, IS_GONE])
+        both = held.select([*self.keys, "_index", PLACE]).join(
+            changed.rename_columns([*self.keys, NEW_INDEX, REMOVED_AT, IS_GONE]),
             self.keys,
             join_type="inner",
         )
-        limit = pc.if_else(both["_is_gone"], both["_removed_at"], both["_new_index"])
+        limit = pc.if_else(both[IS_GONE], both[REMOVED_AT], both[NEW_INDEX])
         is_older = pc.less(both["_index"], limit)
-        drops = both.filter(is_older)["_at"]
-        newer = both.filter(pc.invert(is_older))["_new_index"]
+        drops = both.filter(is_older)[PLACE]
+        newer = both.filter(pc.invert(is_older))[NEW_INDEX]
         at = pc.index_in(held["_key"], self.tombstones["_key"].combine_chunks())
-        removed_at = pc.take(self.tombstones["_removed_at"].combine_chunks(), at)
-        gone = held.filter(pc.fill_null(pc.less(held["_index"], removed_at), False))["_at"]
-        gone = gone.filter(pc.invert(pc.is_in(gone, both["_at"].combine_chunks())))
+        removed_at = pc.take(self.tombstones[REMOVED_AT].combine_chunks(), at)
+        gone = held.filter(pc.fill_null(pc.less(held["_index"], removed_at), False))[PLACE]
+        gone = gone.filter(pc.invert(pc.is_in(gone, both[PLACE].combine_chunks())))
         return _joined(drops, gone), _joined(newer)
 
     def added(self, outdated: pa.Array) -> pa.Table:
         """Return the rows to insert. outdated: indexes of those for which the table has a newer row."""
-        is_due = pc.invert(pc.or_(self.rows["_is_gone"], pc.is_in(self.rows["_index"], outdated)))
+        is_due = pc.invert(pc.or_(self.rows[IS_GONE], pc.is_in(self.rows["_index"], outdated)))
         return self.rows.filter(is_due)
 
 

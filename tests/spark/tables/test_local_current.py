@@ -15,7 +15,7 @@ from spark_jobs.tables.table import ENTRIES, Table, settings_of_table
 from spark_jobs.typed import local_current
 from spark_jobs.typed.indexed_rows import IndexedRows
 from spark_jobs.typed.layout import compatibility_groups
-from spark_jobs.typed.local_current import LocalCurrent
+from spark_jobs.typed.local_current import Changes, LocalCurrent
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -119,6 +119,24 @@ def test_any_ranges_give_the_newest_record_of_each_key(
     tables.extend(0, applied)  # a driver that slept
     tables.extend(0, applied // 2)
     assert tables.held() == tables.expected()
+
+
+@pytest.mark.parametrize(
+    "name", ["_removed_at", "_is_gone", "_at", "_new_index", "_index_max", "index", "a.b", "[x"]
+)
+def test_a_key_column_may_have_any_name(name: str) -> None:
+    rows = pa.table(
+        {
+            "_index": pa.array([1, 2, 3, 5], pa.int64()),
+            "_key": pa.array([b"a", b"b", b"a", b"c"], pa.binary()),
+            name: ["x", "y", "x", "z"],
+        }
+    )
+    removed = pa.table({"index": pa.array([4], pa.int64()), "key": pa.array([b"b"], pa.binary())})
+    changes = Changes.of(rows, removed, [name])
+    drops, newer = changes.in_file(rows.slice(0, 2))
+    assert sorted(drops.to_pylist()) == [0, 1]
+    assert changes.added(newer).select(rows.column_names).to_pylist() == rows.slice(2).to_pylist()
 
 
 def test_few_new_rows_do_not_add_a_file_for_each_commit(tmp_path: Path) -> None:
