@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from app.schemas import LogSchema
@@ -277,9 +278,21 @@ class TypedTables:
         pending += [(self.records[each.first], typed.records.get(each.first)) for each in decoder.layout]
         due = [(table, rows) for table, rows in pending if rows is not None and rows.num_rows]
         for table, found in due:
-            table.append(found, note if table is due[-1][0] else {})
+            unwritten = self._unwritten if table is self.dead_letters else None
+            table.append(found, note if table is due[-1][0] else {}, unwritten)
         if due:
             self._ends.noted = until
+
+    def _unwritten(self, letters: pa.Table) -> pa.Table:
+        """Return the letters that no table has. A replay moves letters to `records`, first into that table;
+        the user may have removed letters, or a table with moved ones."""
+        first, until = letters["index"][0].as_py(), letters["index"][-1].as_py() + 1
+        for table in (self.dead_letters, *self.records.values()):
+            rows = IndexedRows(self.spark, table.path, table.table, table.position)
+            for _, held in rows.pieces(first, until, [table.position]):
+                is_held = pc.is_in(letters["index"], held[table.position].combine_chunks())
+                letters = letters.filter(pc.invert(is_held))
+        return letters
 
 
 def _decoded(

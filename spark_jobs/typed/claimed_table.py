@@ -48,6 +48,8 @@ MERGE_ATTEMPTS = 5
 FILES_ARE_GONE = ("FILE_NOT_EXIST", "DELTA_FILE_NOT_FOUND", "DELTA_VERSION_NOT_FOUND", "VersionNotFound")
 CHANGED_MEANWHILE = ("DELTA_METADATA_CHANGED", CONCURRENT_CHANGE, PROTOCOL_CHANGED, "ALREADY_EXISTS")
 
+Unwritten = Callable[[pa.Table], pa.Table]
+
 
 class ClaimedTable:
     """Table of one log at a path, and its progress.
@@ -67,6 +69,7 @@ class ClaimedTable:
         self._write_as(table)
         self.last_index = NO_INDEX
         self.rows = 0
+        self._was_read = True  # since the last own append: other writers may have added and removed rows
         self.restores = Restores(spark, path)
         self._commits = None if is_url(path) else DeltaLog(path)
 
@@ -78,6 +81,7 @@ class ClaimedTable:
         """
         self.restores = Restores(self.spark, self.path)  # of a table that was removed and made again, from 0
         self._own = dict(properties or {})
+        self._was_read = True
         if self._create({LOG_ID_PROPERTY: log_id, **self._due_properties}):
             self.last_index, self.rows = NO_INDEX, 0
             return True
@@ -163,6 +167,7 @@ class ClaimedTable:
 
     def refresh(self) -> None:
         """Read the progress of the table: from its statistics, if only Spark can read it by a query."""
+        self._was_read = True
         snapshot = self._snapshot()
         if snapshot is not None and snapshot.rows is not None:
             self.rows = snapshot.rows
@@ -174,14 +179,22 @@ class ClaimedTable:
         row = read_table(self.spark, self.path).agg(F.count("*"), largest).collect()[0]
         self.rows, self.last_index = int(row[0]), int(row[1])
 
-    def append(self, rows: pa.Table, note: Mapping[str, int]) -> bool:
+    def append(self, rows: pa.Table, note: Mapping[str, int], unwritten: Unwritten | None = None) -> bool:
         """Add those of `rows` that are after the end of the table, in the order of `position`. Return whether
         there was one. note: kept in the commit.
 
-        Raises TableClash if the table refuses rows that it does not hold.
+        unwritten: for a table from which other writers remove rows; returns the rows that neither the table
+        nor another one has. They are added wherever the table ends. Raises TableClash if the table refuses
+        rows that it does not hold.
         """
         refusals = 0
-        while (due := self._after_the_end(rows)).num_rows:
+        while rows.num_rows:
+            if unwritten is not None and self._was_read:
+                rows = unwritten(rows)
+                self._fill(rows.filter(pc.less_equal(rows[self.position], self.last_index)))
+            due = self._after_the_end(rows)
+            if not due.num_rows:
+                break
             claim = due[self.position][0].as_py()
             application = application_of(self.table.name)
             last = self._writer.append(
@@ -190,13 +203,22 @@ class ClaimedTable:
             if last is not None:
                 self.rows += due.num_rows
                 self.last_index = max(self.last_index, last)
+                self._was_read = False
                 return True
             before = self.last_index
             self.refresh()
             refusals = refusals + 1 if self.last_index == before else 0
-            if refusals == MAX_REFUSALS:
+            if refusals == MAX_REFUSALS and unwritten is None:
                 raise TableClash(self.path, f"the records from index {claim} on")
+            if refusals == MAX_REFUSALS:
+                self._fill(due)  # they were there once
         return False
+
+    def _fill(self, rows: pa.Table) -> None:
+        """Add rows that the table lacks before its end or its last claim."""
+        if rows.num_rows:
+            self.insert_missing(rows)
+            self.refresh()
 
     def _after_the_end(self, rows: pa.Table) -> pa.Table:
         indexes = rows[self.position]

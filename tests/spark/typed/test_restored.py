@@ -54,9 +54,12 @@ class Job:
         self.typed.open()
 
     def append(self, number: int) -> None:
-        """Append a record, a dead letter, a record and the tombstone of another key; write all tables."""
+        """Append a record, a dead letter, a record and the tombstone of another key; write the tables."""
         self.log.append(to_json(id=number), to_json(id="x"), to_json(id=number + 1), key=b"%d" % number)
         self.log.append(None, key=b"%d" % (number - 10))
+        self.write()
+
+    def write(self) -> None:
         with self.patch.context() as patched:
             patched.setattr(TypedTables, "extend", lambda *_: None)
             materialize(self.config, spark=self.spark)
@@ -161,4 +164,28 @@ def test_a_table_that_is_removed_is_not_begun_in_the_middle(job: Job, name: str)
         job.append(10)
     job.restart()
     job.append(20)
+    job.check()
+
+
+@pytest.mark.parametrize("name", ["records_v2", "dead_letters"])
+def test_a_table_that_is_removed_after_a_replay_leaves_each_letter_once(job: Job, name: str) -> None:
+    job.append(0)
+    job.log.set_schema("id STRING NOT NULL", key_columns=["id"], compatibility="none")
+    job.typed.extend(job.log.next_index)
+    DeadLetterReplay(job.spark, job.client, path_in(job.folder)).run()
+    assert job.table("dead_letters").count() == 0
+    shutil.rmtree(job.folder / name)
+    job.restart()
+    job.append(10)
+    job.check("_v2")
+
+
+def test_letters_that_the_user_removed_after_the_last_record_are_written_again(job: Job) -> None:
+    """The table refuses their claim, since they were there once."""
+    job.append(0)
+    job.log.append(to_json(id="x"), to_json(id="y"))
+    job.write()
+    job.change("DELETE FROM {} WHERE true", "dead_letters")
+    job.restart()
+    job.write()
     job.check()

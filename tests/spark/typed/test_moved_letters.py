@@ -1,0 +1,98 @@
+"""Dead letters that a replay moved to `records`: no later driver writes them again."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from app.tables.delta_log import DeltaSnapshot
+from spark_jobs.materialize.typed import TypedTables
+from spark_jobs.source.log_reads import LogReads
+from spark_jobs.tables.local_commits import LocalTable, Rewrite
+from spark_jobs.tables.snapshot import read_plain
+from spark_jobs.tables.table import DEAD_LETTERS, Table
+from spark_jobs.typed.decoding import COLUMNS
+from spark_jobs.typed.indexed_rows import IndexedRows
+from tests.spark.no_spark import no_spark
+from tests.spark.source.log_server import FakeLog, FakeReplica
+from tests.spark.typed.test_typed_kills import fill_entries
+
+OLDER, NEWER = b'{"id":1}', b'{"id":"x"}'
+
+
+@pytest.fixture
+def log() -> FakeLog:
+    """The schema breaks at index 3. Index 4 is the last record that matches, the letters after it match the
+    older version."""
+    log = FakeLog()
+    log.open_term(1, "n1")
+    log.set_schema("id INT")
+    log.append(OLDER)
+    log.set_schema("id STRING", compatibility="none")
+    log.append(NEWER, OLDER, OLDER, b"no JSON", OLDER)
+    return log
+
+
+@pytest.fixture
+def typed(log: FakeLog, replicas: list[FakeReplica], tmp_path: Path) -> TypedTables:
+    fill_entries(log, tmp_path)
+    client = LogReads([replica.url for replica in replicas], "default")
+    return TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name), follows=False)
+
+
+def indexes(folder: Path, table: Table) -> list[int]:
+    position = "index" if table == DEAD_LETTERS else "_index"
+    rows = read_plain(str(folder / table.name), table.schema, [position])
+    assert rows is not None
+    return sorted(rows[position].to_pylist())
+
+
+def move(typed: TypedTables, folder: Path, moved: Sequence[int]) -> None:
+    """Move letters to the table of the first generation, as a replay with version 1 does."""
+    assert typed.decoder is not None
+    rows = typed._entries.pieces(min(moved), max(moved) + 1, COLUMNS)
+    letters = pa.concat_tables(piece for _, piece in rows)
+    letters = letters.filter(pc.is_in(letters["index"], pa.array(moved)))
+    records = typed.decoder.layout[0].records()
+    found = typed.decoder.decode(letters, 1).records[1]
+    options = {"statistics": records.statistics, "application": "replay", "claim": moved[0], "note": {}}
+    local = partial(LocalTable, request_checkpoint=lambda path: None, keeps_files=True)
+    assert local(str(folder / records.name)).append(found, **options)
+    held = IndexedRows(no_spark(), str(folder / DEAD_LETTERS.name), DEAD_LETTERS, "index")
+
+    def left(snapshot: DeltaSnapshot) -> Rewrite:
+        names = DEAD_LETTERS.schema.fieldNames()
+        rows = pa.concat_tables(piece for _, piece in held.local_pieces(0, 100, names))
+        rows = rows.filter(pc.invert(pc.is_in(rows["index"], pa.array(moved))))
+        return Rewrite(list(snapshot.files), [rows], "Overwrite")
+
+    letters_table = local(str(folder / DEAD_LETTERS.name))
+    assert letters_table.rewrite(left, statistics=DEAD_LETTERS.statistics, claim=None, note={})
+
+
+@pytest.mark.parametrize("moved", [[5, 6, 8], [5, 6], [6, 8], [8]])
+@pytest.mark.parametrize("lags", [False, True], ids=["restarted", "lagging"])
+def test_no_driver_writes_moved_letters_again(
+    log: FakeLog,
+    replicas: list[FakeReplica],
+    typed: TypedTables,
+    tmp_path: Path,
+    moved: list[int],
+    lags: bool,
+) -> None:
+    client = LogReads([replica.url for replica in replicas], "default")
+    other = TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name), follows=False)
+    if lags:
+        other.extend(5)
+    typed.extend(log.next_index)
+    move(typed, tmp_path, moved)
+    for until in (7, log.next_index):
+        other.extend(until)
+    assert typed.decoder is not None
+    older, newer = (indexes(tmp_path, each.records()) for each in typed.decoder.layout)
+    letters = [5, 6, 7, 8]
+    assert (older, newer) == ([2, *moved], [4])
+    assert indexes(tmp_path, DEAD_LETTERS) == [index for index in letters if index not in moved]
