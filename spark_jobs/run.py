@@ -93,7 +93,10 @@ def materialize(
     at the start), TableClash, ConfigError, JarsUnavailable, JavaNotFound.
     """
     stop = stop or threading.Event()
-    config.progress_file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        config.progress_file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"progress: {config.progress_file} cannot be written: {error}") from error
     file = ProgressFile(config.progress_file, report)
     with materialize_session(config) if spark is None else nullcontext(spark) as session:
         check_exclusive(session, config.tables_root, single_driver=config.single_driver)

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from app.client import CommitlogClient
 from app.client.connection import ClusterConnection
-from spark_jobs.errors import LogTrimmed, Unreachable
+from spark_jobs.errors import LogTrimmed, SourceError, Unreachable
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.entries import SMALL_BATCH_BYTES, SMALL_BATCH_RECORDS, EntriesJob
 from spark_jobs.materialize.epochs import EpochsJob
@@ -26,7 +26,7 @@ from spark_jobs.materialize.workers import Kind, Workers
 from spark_jobs.source.ends_poller import LogEndsPoller
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.planning import SmallBatchPace
-from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, SPARK_ERRORS
+from spark_jobs.tables.conflicts import CONCURRENT_CHANGE
 from spark_jobs.tables.table import ENTRIES, EPOCH_FILES, EPOCHS, Table, table_path
 
 EPOCHS_EACH_S = 1.0  # least time between two refreshes of a log's epochs while they change
@@ -200,14 +200,14 @@ class LogMaterializer:
             self._epochs_refresh = self._workers.submit(self.epochs.refresh, Kind.BACKGROUND)
 
     def _note_refresh(self, error: BaseException | None) -> None:
-        """The next refresh repeats a failed one. Raises MaterializeFailed when that does not help, and every
-        other error."""
+        """The next refresh repeats a failed one. Raises MaterializeFailed when that does not help, and
+        SourceError."""
         if error is None:
             self._epochs_failures = 0
             return
         if isinstance(error, Unreachable):
             return
-        if not isinstance(error, (*SPARK_ERRORS, OSError)):
+        if isinstance(error, SourceError) or not isinstance(error, Exception):
             raise error
         if CONCURRENT_CHANGE in str(error):
             return  # another driver wrote the same: the next refresh finds it there
@@ -227,7 +227,7 @@ class LogMaterializer:
             try:
                 self.epochs.refresh()
                 self._measure_lag()
-            except (*SPARK_ERRORS, OSError, Unreachable) as failure:
+            except Exception as failure:
                 error = failure
             self._note_refresh(error)
             if error is None or isinstance(error, Unreachable):

@@ -1,6 +1,7 @@
 """Progress of a materializer: a JSON file for programs, a line for people."""
 
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -85,6 +86,7 @@ class ProgressFile:
         self.path = path
         self.report = report
         self.written_at_s = 0.0
+        self.is_failing = False
         self.reported_at_s = time.monotonic()
         self.reported_rows: int | None = None
         self.rate = 0.0
@@ -96,9 +98,7 @@ class ProgressFile:
         progress = Progress(state, time.time_ns() // 1_000_000, logs, self.rate)
         if force or now_s - self.written_at_s >= WRITE_EACH_S:
             self.written_at_s = now_s
-            temporary = self.path.with_name(f".{self.path.name}.new")
-            temporary.write_text(json.dumps(progress.to_json()) + "\n")
-            temporary.replace(self.path)
+            self._replace(json.dumps(progress.to_json()) + "\n")
         elapsed_s = now_s - self.reported_at_s
         if self.reported_rows is None or (elapsed_s >= REPORT_EACH_S and rows != self.reported_rows):
             self.rate = 0.0 if self.reported_rows is None else (rows - self.reported_rows) / elapsed_s
@@ -108,3 +108,15 @@ class ProgressFile:
         if force and self.report is not None:
             self.report(progress)
         return progress
+
+    def _replace(self, text: str) -> None:
+        """Replace the content of the file. An error is reported once: it stops no table."""
+        temporary = self.path.with_name(f".{self.path.name}.new")
+        try:
+            temporary.write_text(text)
+            temporary.replace(self.path)
+            self.is_failing = False
+        except OSError as error:
+            if not self.is_failing:
+                sys.stderr.write(f"progress: {error}; the tables are written without it\n")
+            self.is_failing = True

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 from spark_jobs.errors import SourceError, Unreachable, own_error
 from spark_jobs.materialize.workers import Kind, Workers
-from spark_jobs.tables.conflicts import SPARK_ERRORS
 
 MAX_FAILURES = 5  # of one job, without a step in between
 FAILURE_PAUSE_S = 1.0
@@ -73,7 +72,9 @@ class Supervisor:
         fix."""
         try:
             self._open()
-        except (*SPARK_ERRORS, Unreachable, OSError) as error:
+        except Exception as error:
+            if isinstance(error, SourceError) and not isinstance(error, Unreachable):
+                raise
             self._failed(error)
 
     def ensure_running(self, *, due: bool) -> None:

@@ -21,9 +21,8 @@ from pyspark.sql import SparkSession
 
 from app.schemas import LogSchema
 from app.tables.names import end_application_of
-from spark_jobs.materialize.supervisor import MAX_FAILURES
+from spark_jobs.materialize.supervisor import MAX_FAILURES, reason_of
 from spark_jobs.source.log_reads import LogReads
-from spark_jobs.tables.conflicts import SPARK_ERRORS
 from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, Table
 from spark_jobs.tables.table_writer import TableWriter
 from spark_jobs.typed.claimed_table import ClaimedTable
@@ -132,8 +131,7 @@ class TypedTables:
         return bool(self._changed) or self._ends.is_unclaimed
 
     def apply(self) -> None:
-        """Bring `current` to the state of `records`, and claim the ends of tables if that is due. Raises
-        SPARK_ERRORS."""
+        """Bring `current` to the state of `records`, and claim the ends of tables if that is due."""
         with self._applying:
             with self._noting:
                 changed, self._changed = self._changed, set()
@@ -175,13 +173,12 @@ class TypedTables:
         try:
             self.apply()
             self._failures = 0
-        except (*SPARK_ERRORS, OSError) as error:
+        except Exception as error:
             self._failures += 1
             if self._failures > MAX_FAILURES:
                 self._failed = error
             else:
-                reason = str(error).strip().partition("\n")[0][:500]
-                sys.stderr.write(f"{self.client.log}: current: {reason}; trying again\n")
+                sys.stderr.write(f"{self.client.log}: current: {reason_of(error)}; trying again\n")
         self._applied_at_s = time.monotonic()
         self._pause_s = max(CURRENT_EACH_S, CURRENT_PAUSES * (self._applied_at_s - began_s))
         self._timer = None

@@ -24,7 +24,7 @@ from spark_jobs.materialize.epochs import (
     committed_epochs,
     knowledge,
 )
-from spark_jobs.materialize.progress import LogProgress, Progress
+from spark_jobs.materialize.progress import LogProgress, Progress, ProgressFile
 from spark_jobs.materialize.supervisor import reason_of
 from spark_jobs.run import materialize, parse_arguments
 from spark_jobs.source.log_reads import LogReads
@@ -281,6 +281,19 @@ def test_a_job_that_fails_prints_the_reason_alone(
     assert (document["code"], document["detail"]) == ("not-found", str(refused))
     assert run.main([*given, "--log", "a/b", "--json"]) == 2
     assert json.loads(capsys.readouterr().err)["code"] == "usage"
+
+
+def test_a_progress_file_that_cannot_be_written_stops_no_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    given = ["--endpoint", "http://127.0.0.1:1", "--tables", f"{tmp_path}/file/tables", "--available-now"]
+    with pytest.raises(ConfigError, match=r"progress: .* cannot be written"):
+        materialize(parse_arguments(given))
+    (tmp_path / "folder").mkdir()
+    file = ProgressFile(tmp_path / "folder")
+    assert [file.write("running", {}, force=True).state for _ in range(3)] == ["running"] * 3
+    assert capsys.readouterr().err.count("the tables are written without it") == 1
 
 
 def test_the_reason_of_a_failure_is_found_in_sparks_pages_of_text() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from app.errors import ConfigError
+from app.schemas import SchemaInvalid
 from spark_jobs.errors import (
     LogClash,
     OptionError,
@@ -100,6 +101,21 @@ class Counted:
     def step(self) -> bool:
         self.batches -= 1
         return True
+
+
+@pytest.mark.parametrize("error", [SchemaInvalid("", "no columns"), ValueError("no reader"), OSError("full")])
+def test_a_job_that_does_not_open_ends_its_own_log_alone(error: Exception) -> None:
+    """`FollowedLogs` ends one log for MaterializeFailed and errors of the source; others end the program."""
+    supervisor = Supervisor(Failing(error), SameThread(), follows=True)
+    supervisor.open()
+    supervisor.start_at_s = 0.0
+    for _ in range(MAX_FAILURES - 1):
+        attempt(supervisor)
+    with pytest.raises(MaterializeFailed, match=str(error)):
+        attempt(supervisor)
+    for final in (LogClash("default", "full"), OptionError("no log")):
+        with pytest.raises(type(final)):
+            Supervisor(Failing(final), SameThread(), follows=True).open()
 
 
 def test_a_job_without_an_end_steps_when_it_is_due_and_another_one_until_it_is_done() -> None:
