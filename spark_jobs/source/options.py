@@ -216,10 +216,17 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
     if not endpoints:
         raise OptionError("endpoint: give the base URL of one replica or more, separated by commas")
     for endpoint in endpoints:
-        url = urlsplit(endpoint)
-        if url.scheme not in ("http", "https") or not url.hostname:
+        if not _is_base_url(endpoint):
             raise OptionError(f"endpoint: {endpoint!r} is not a URL such as http://host:8101")
     return endpoints
+
+
+def _is_base_url(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+        return url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # of an IPv6 address, or of a port
+        return False
 
 
 def _start(text: str | None, stream: str, by: str | None) -> StartingIndex | None:

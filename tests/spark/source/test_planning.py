@@ -120,6 +120,8 @@ def test_options_have_the_contracts_names_and_defaults() -> None:
     [
         ({}, "endpoint: give the base URL"),
         ({"endpoint": "127.0.0.1:1"}, "is not a URL"),
+        ({"endpoint": "http://[::1"}, "is not a URL"),
+        ({"endpoint": "http://127.0.0.1:99999"}, "is not a URL"),
         ({**ENDPOINT, "maxOffsetsPerTrigger": "1"}, "unknown option 'maxOffsetsPerTrigger'"),
         ({**ENDPOINT, "token": "secret\n"}, "token must consist of visible ASCII"),
         ({"option.endpoint": "http://127.0.0.1:1", **ENDPOINT, "owner": "me"}, "use CREATE TEMPORARY VIEW"),
