@@ -57,6 +57,14 @@ def test_a_record_is_read_with_the_schema_in_force_at_its_index() -> None:
     assert found.tombstones == 1
 
 
+def test_unknown_fields_are_rescued_in_the_row_of_their_record() -> None:
+    found = decoded(versions("a INT", indexes=(0,)), (1, {"a": 1}), (2, {"a": "x"}), (3, {"a": 3, "b": [4]}))
+    assert found.records[1].select(["_index", "_key", "_rescued", "a"]).to_pylist() == [
+        {"_index": 1, "_key": b"k", "_rescued": None, "a": 1},
+        {"_index": 3, "_key": b"k", "_rescued": '{"b":[4]}', "a": 3},
+    ]
+
+
 def test_a_named_version_counts_from_its_control_record_on() -> None:
     schemas = versions("a INT", "a BIGINT", indexes=(5, 10))
 
