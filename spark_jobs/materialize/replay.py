@@ -4,19 +4,19 @@ A letter is moved by three commits: to `records`, to `current`, out of `dead_let
 killed between them is repeated: a letter that is in `records` already is not added again.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_jobs.errors import OptionError
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
-from spark_jobs.tables.table import ENTRIES, Table, read_table
+from spark_jobs.tables.table import ENTRIES, Table, quoted_name, read_table
 
 PIECE_LETTERS: Final = 20_000
 
@@ -99,7 +99,7 @@ class DeadLetterReplay:
             current, path = self.tables.current[first], self.tables.records[first].path
             own = [index for index, group in moved.items() if group == first]
             indexes = current.session.createDataFrame(pa.table({"_index": own}))
-            rows = read_table(current.session, path).join(F.broadcast(indexes), "_index", "left_semi")
+            rows = _of_same_keys(read_table(current.session, path), indexes, current.keys)
             while True:
                 current.apply(rows, current.tombstones(min(own), end), None)
                 before, end = end, self._end()
@@ -111,3 +111,10 @@ class DeadLetterReplay:
         """Return the index after the last row of `entries`."""
         entries = read_table(self.spark, self.path_of(ENTRIES))
         return int(entries.agg(F.coalesce(F.max("index") + 1, F.lit(0))).collect()[0][0])
+
+
+def _of_same_keys(records: DataFrame, indexes: DataFrame, keys: Sequence[str]) -> DataFrame:
+    """Return all rows with the keys of the rows at these indexes. A newer row of a key counts although a
+    tombstone of another record key has removed it from `current`."""
+    moved = records.join(F.broadcast(indexes), "_index", "left_semi")
+    return records.join(moved.select(*map(quoted_name, keys)), list(keys), "left_semi")

@@ -271,6 +271,8 @@ class TypedTables:
 
     def _write_rows(self, decoder: TypedDecoder, typed: TypedRows, until: int) -> None:
         note = {"first_index": self.next_index, "until_index": until}
+        if any(table.last_index >= self.next_index for table in self.records.values()):
+            self.dead_letters.is_doubtful = True  # a replay may have moved letters of this range
         pending = [(self.dead_letters, typed.dead_letters)]
         pending += [(self.records[each.first], typed.records.get(each.first)) for each in decoder.layout]
         due = [(table, rows) for table, rows in pending if rows is not None and rows.num_rows]

@@ -55,6 +55,7 @@ class ClaimedTable:
     """Table of one log at a path, and its progress.
 
     position: column with the index. last_index: of the table's rows, NO_INDEX for none. rows: their number.
+    is_doubtful: other writers may have added rows since the last own append, and removed some.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class ClaimedTable:
         self._write_as(table)
         self.last_index = NO_INDEX
         self.rows = 0
-        self._was_read = True  # since the last own append: other writers may have added and removed rows
+        self.is_doubtful = True
         self.restores = Restores(spark, path)
         self._commits = None if is_url(path) else DeltaLog(path)
 
@@ -81,7 +82,7 @@ class ClaimedTable:
         """
         self.restores = Restores(self.spark, self.path)  # of a table that was removed and made again, from 0
         self._own = dict(properties or {})
-        self._was_read = True
+        self.is_doubtful = True
         if self._create({LOG_ID_PROPERTY: log_id, **self._due_properties}):
             self.last_index, self.rows = NO_INDEX, 0
             return True
@@ -167,7 +168,7 @@ class ClaimedTable:
 
     def refresh(self) -> None:
         """Read the progress of the table: from its statistics, if only Spark can read it by a query."""
-        self._was_read = True
+        self.is_doubtful = True
         snapshot = self._snapshot()
         if snapshot is not None and snapshot.rows is not None:
             self.rows = snapshot.rows
@@ -189,7 +190,7 @@ class ClaimedTable:
         """
         refusals = 0
         while rows.num_rows:
-            if unwritten is not None and self._was_read:
+            if unwritten is not None and self.is_doubtful:
                 rows = unwritten(rows)
                 self._fill(rows.filter(pc.less_equal(rows[self.position], self.last_index)))
             due = self._after_the_end(rows)
@@ -203,7 +204,7 @@ class ClaimedTable:
             if last is not None:
                 self.rows += due.num_rows
                 self.last_index = max(self.last_index, last)
-                self._was_read = False
+                self.is_doubtful = False
                 return True
             before = self.last_index
             self.refresh()

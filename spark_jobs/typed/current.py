@@ -96,6 +96,12 @@ class CurrentTable:
         return 0 if snapshot is None else snapshot.transactions.get(self._application, 0)
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns that identify a row."""
+        assert self.generation is not None
+        return self.generation.keys
+
+    @property
     def _application(self) -> str:
         assert self.group is not None
         return application_of(self.group.current().name)

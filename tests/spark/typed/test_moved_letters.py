@@ -1,5 +1,6 @@
 """Dead letters that a replay moved to `records`: no later driver writes them again."""
 
+import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -74,21 +75,23 @@ def move(typed: TypedTables, folder: Path, moved: Sequence[int]) -> None:
 
 
 @pytest.mark.parametrize("moved", [[5, 6, 8], [5, 6], [6, 8], [8]])
-@pytest.mark.parametrize("lags", [False, True], ids=["restarted", "lagging"])
+@pytest.mark.parametrize("state", ["restarted", "lagging", "without dead_letters"])
 def test_no_driver_writes_moved_letters_again(
     log: FakeLog,
     replicas: list[FakeReplica],
     typed: TypedTables,
     tmp_path: Path,
     moved: list[int],
-    lags: bool,
+    state: str,
 ) -> None:
     client = LogReads([replica.url for replica in replicas], "default")
     other = TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name), follows=False)
-    if lags:
+    if state == "lagging":
         other.extend(5)
     typed.extend(log.next_index)
     move(typed, tmp_path, moved)
+    if state == "without dead_letters":
+        shutil.rmtree(tmp_path / DEAD_LETTERS.name)
     for until in (7, log.next_index):
         other.extend(until)
     assert typed.decoder is not None

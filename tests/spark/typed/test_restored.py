@@ -167,6 +167,20 @@ def test_a_table_that_is_removed_is_not_begun_in_the_middle(job: Job, name: str)
     job.check()
 
 
+def test_a_replay_does_not_bring_back_a_key_whose_newer_record_is_removed(job: Job) -> None:
+    """The newer record has another record key, so the tombstone does not name the letter."""
+    narrow = f"{SCHEMA}, size TINYINT"
+    job.log.set_schema(narrow, key_columns=["id"])
+    job.log.append(to_json(id=77, size=1_000), key=b"late")
+    job.log.append(to_json(id=77), key=b"newer")
+    job.log.append(None, key=b"newer")
+    job.append(0)
+    job.log.set_schema(narrow.replace("TINYINT", "INT"), key_columns=["id"])
+    job.append(10)
+    assert DeadLetterReplay(job.spark, job.client, path_in(job.folder)).run().moved == 1
+    job.check()
+
+
 @pytest.mark.parametrize("name", ["records_v2", "dead_letters"])
 def test_a_table_that_is_removed_after_a_replay_leaves_each_letter_once(job: Job, name: str) -> None:
     job.append(0)
