@@ -53,6 +53,8 @@ def test_small_ranges_share_a_partition_and_long_ones_are_divided_in_order() -> 
     assert packed([LogRange("x", 0, PACKED_RECORDS + 1, 1)], None)[0][0].records == PACKED_RECORDS + 1
     lost = LogRange("lost", 9, 9, 3, lost_from=4)
     assert packed([lost], None) == [[lost]]
+    [[first], [second]] = packed([LogRange("lost", 10, 30, 3, lost_from=4)], 10)
+    assert (first.lost_from, second.lost_from) == (4, None)  # reported once
     assert packed([], None) == []
 
 

@@ -122,6 +122,22 @@ def test_unknown_fields_are_rescued_with_their_path() -> None:
     assert decoded.rescued.to_pylist() == ['{"20":["YQ==","Yg=="],"lines":{"1":{"5":3}},"first":{"5":9}}']
 
 
+def test_unknown_fields_in_the_values_of_a_map_are_rescued() -> None:
+    file = file_of()
+    order = file.message_type[1]
+    order.field.add(
+        name="parts", number=12, type=Fields.TYPE_MESSAGE, label=REPEATED, type_name=".shop.Order.PartsEntry"
+    )
+    entry = order.nested_type.add(name="PartsEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, type=Fields.TYPE_INT32, label=OPTIONAL)
+    entry.field.add(name="value", number=2, type=Fields.TYPE_MESSAGE, label=OPTIONAL, type_name=".shop.Line")
+    value = b"\x62\x06\x08\x07\x12\x02\x28\x03" + b"\x62\x07\x08\x08\x12\x03\x0a\x01x"  # 7: size 3, 8: sku x
+    decoded = RecordDecoder({1: schema_of_file(file)}, 1).decode(pa.array([value], pa.binary()))
+    assert decoded.rows["parts"].to_pylist() == [[(7, {"sku": ""}), (8, {"sku": "x"})]]
+    assert decoded.rescued.to_pylist() == ['{"parts":{"7":{"5":3}}}']
+
+
 def test_an_unknown_number_of_an_enum_stays_a_number() -> None:
     assert rows_of(decoder(), b"\x18\x09")[0]["state"] == "9"
 
