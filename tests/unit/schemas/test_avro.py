@@ -192,6 +192,7 @@ def test_the_version_of_a_record() -> None:
     assert version_of({b"schema-version": "٣".encode()}, b"{}", "json") == -1
     assert version_of({}, b"\x00\x00\x00\x00\x07", "json") is None
     assert version_of({}, b"\x00\x01\x00\x00\x07", "avro") is None
+    assert version_of({}, b"\x00\x00\x00\x00\x00", "avro") is None
     assert version_of({}, None, "avro") is None
 
 
