@@ -25,6 +25,7 @@ AT = dt.datetime(2013, 1, 31, 10, 0, 0, tzinfo=dt.UTC)
         ("bigint", "9007199254740993.0", 9007199254740993),
         ("bigint", "1e3", 1000),
         ("float", "0.1", struct.unpack("f", struct.pack("f", 0.1))[0]),
+        ("float", "3.4028235677973362e38", struct.unpack("f", b"\xff\xff\x7f\x7f")[0]),
         ("double", "1", 1.0),
         ("double", "1e-400", 0.0),
         ("decimal(5,2)", "1.10", Decimal("1.10")),
@@ -62,6 +63,7 @@ def test_a_value_is_read(kind: str, text: str, value: Any) -> None:
         ("int", '"1"', "/a", "Expected an integer"),
         ("int", "true", "/a", "Expected an integer"),
         ("float", "1e39", "/a", "beyond the range of a float"),
+        ("float", "3.4028235677973366e38", "/a", "beyond the range of a float"),  # rounds to infinity
         ("double", "1e999", "", "beyond the range of a double"),
         ("double", "NaN", "", "NaN is not a JSON number"),
         ("double", '"NaN"', "/a", "Expected a number"),
