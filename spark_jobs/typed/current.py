@@ -98,8 +98,8 @@ class CurrentTable:
     @property
     def keys(self) -> tuple[str, ...]:
         """The columns that identify a row."""
-        assert self.generation is not None
-        return self.generation.keys
+        assert self.group is not None
+        return self.group.keys
 
     @property
     def _application(self) -> str:
