@@ -14,10 +14,20 @@ def seed_options(seconds: float) -> Callable[[CommandFunction], CommandFunction]
     def add(command: CommandFunction) -> CommandFunction:
         for option in (
             click.option(
-                "--seconds", default=seconds, show_default=True, help="Simulated seconds of a usual seed."
+                "--seconds",
+                type=click.FloatRange(0, min_open=True),
+                default=seconds,
+                show_default=True,
+                help="Simulated seconds of a usual seed.",
             ),
             click.option("--first", default=0, show_default=True, help="First of the --seeds."),
-            click.option("--seeds", default=20, show_default=True, help="Number of seeds to run."),
+            click.option(
+                "--seeds",
+                type=click.IntRange(1),
+                default=20,
+                show_default=True,
+                help="Number of seeds to run.",
+            ),
             click.option("--seed", type=int, help="Replay this seed alone."),
         ):
             command = option(command)

@@ -32,3 +32,9 @@ def test_each_mode_has_help_and_refuses_the_options_of_others(
     assert f"commitlog sim --mode {mode}" in capfd.readouterr().out
     assert CliRunner().invoke(sim.sim_command, ["--seed", "7", "--mode", mode, "--colour"]).exit_code == 2
     assert "No such option '--colour'" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("option", "value"), [("--seeds", "-3"), ("--seeds", "0"), ("--seconds", "0")])
+def test_a_run_of_nothing_is_refused(option: str, value: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert CliRunner().invoke(sim.sim_command, [option, value]).exit_code == 2
+    assert f"Invalid value for '{option}'" in capfd.readouterr().err
