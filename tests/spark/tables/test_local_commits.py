@@ -255,6 +255,16 @@ def test_statistics_are_those_of_the_protocol() -> None:
     }
 
 
+def test_a_file_with_nan_has_no_bounds_of_that_column(tmp_path: Path) -> None:
+    """Spark takes NaN for the largest number, so bounds without it would hide its rows."""
+    speed = pa.table({"index": [1, 2], "speed": [1.5, float("nan")]})
+    statistics = ("index", "speed")
+    added = table_at(str(tmp_path))._add(speed, statistics)["add"]
+    assert json.loads(added["stats"])["maxValues"] == {"index": 2}
+    columns = pq.read_metadata(tmp_path / added["path"]).row_group(0)
+    assert [columns.column(place).is_stats_set for place in range(2)] == [True, False]
+
+
 def test_spark_and_the_driver_write_one_table(spark: SparkSession, tmp_path: Path) -> None:
     """The table is as Spark creates it; each sees the other's claims; Spark alone can use all of it."""
     paths = [str(tmp_path / name) for name in ("ours", "sparks")]
