@@ -58,9 +58,12 @@ class DeadLetterReplay:
             held = self._held(letters)
             letters = letters.filter(pc.invert(pc.is_in(letters["index"], pa.array(held, pa.int64()))))
             typed = decoder.decode(letters, wanted)
-            for first, rows in typed.records.items():
-                self.tables.records[first].insert_missing(rows)
-                held |= dict.fromkeys(rows["_index"].to_pylist(), first)
+            for group in decoder.layout:
+                rows = typed.records.get(group.first)
+                if rows is not None:
+                    self.tables.note_moved(group, rows["_index"][0].as_py())
+                    self.tables.records[group.first].insert_missing(rows)
+                    held |= dict.fromkeys(rows["_index"].to_pylist(), group.first)
             self._settle(held, until)
             moved += len(held)
             left += typed.dead_letters.num_rows

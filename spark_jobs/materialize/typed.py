@@ -8,6 +8,7 @@ job that does not follow the log, else every CURRENT_EACH_S.
 A table without a row of the last records gets a commit that claims its end (typed/table_ends.py).
 """
 
+import json
 import math
 import sys
 import threading
@@ -20,7 +21,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from app.schemas import LogSchema
-from app.tables.names import end_application_of
+from app.tables.names import MOVED_PROPERTY, end_application_of
 from spark_jobs.materialize.supervisor import MAX_FAILURES, reason_of
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, Table
@@ -234,16 +235,19 @@ class TypedTables:
     def _open_tables(self, layout: Sequence[CompatibilityGroup]) -> None:
         log, log_id = self.client.log, self.client.log_id()
         is_first = not self.records
+        moved = {}
         begin = math.inf  # of the tables that are created now, which may have been removed
         if is_first and self.dead_letters.open(log, log_id):
             begin = 0
+        elif is_first:
+            moved = self._moved()
         for group in layout:
             table = group.records()
             held = self.records.get(group.first)
             if held is None:
                 held = self._claimed(table, "_index")
                 if held.open(log, log_id):
-                    begin = min(begin, group.from_index)
+                    begin = min(begin, moved.get(group.first, group.from_index))
                 self.records[group.first] = held
             elif held.table != table:
                 held.evolve(table)
@@ -251,6 +255,17 @@ class TypedTables:
         if is_first:
             self.next_index = int(min(begin, self._complete_before(layout)))
             self._ends.until = self._ends.noted = self.next_index
+
+    def note_moved(self, group: CompatibilityGroup, index: int) -> None:
+        """A replay moves letters from this index on to the table of the group. If that is removed later, the
+        letters that are older than the group must be read again too."""
+        moved = self._moved()
+        if index < moved.get(group.first, group.from_index):
+            self.dead_letters.set_properties({MOVED_PROPERTY: json.dumps({**moved, group.first: index})})
+
+    def _moved(self) -> dict[int, int]:
+        known = json.loads(self.dead_letters.properties().get(MOVED_PROPERTY, "{}"))
+        return {int(first): index for first, index in known.items()}
 
     def _open_current(self, group: CompatibilityGroup, log_id: str) -> None:
         table = self.current.get(group.first)

@@ -86,7 +86,7 @@ class ClaimedTable:
         if self._create({LOG_ID_PROPERTY: log_id, **self._due_properties}):
             self.last_index, self.rows = NO_INDEX, 0
             return True
-        known = self._properties()
+        known = self.properties()
         if known.get(LOG_ID_PROPERTY, log_id) != log_id:
             raise LogClash(log, f"{self.path} holds the records of the log with id {known[LOG_ID_PROPERTY]}")
         self.lay_out()
@@ -97,14 +97,18 @@ class ClaimedTable:
         """Change the columns, the clustering and the properties where they are not those that are due: the
         table is older, or RESTORE took them. The table must be open."""
         self._add_columns()
-        known = self._properties()
+        known = self.properties()
         changed = {name: text for name, text in self._due_properties.items() if known.get(name) != text}
         if CLUSTERING_PROPERTY in changed:
             self._cluster()
         if changed:
-            self._repeated(lambda: set_properties(self.spark, self.path, changed))
+            self.set_properties(changed)
 
-    def _properties(self) -> Mapping[str, str]:
+    def set_properties(self, changed: Mapping[str, str]) -> None:
+        self._repeated(lambda: set_properties(self.spark, self.path, changed))
+
+    def properties(self) -> Mapping[str, str]:
+        """Return the properties of the table, which exists."""
         snapshot = self._snapshot()
         return table_properties(self.spark, self.path) if snapshot is None else snapshot.properties
 
