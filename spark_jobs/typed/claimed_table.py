@@ -23,6 +23,7 @@ from app.tables.names import CLUSTERING_PROPERTY, LOG_ID_PROPERTY, application_o
 from spark_jobs.errors import LogClash, RowsLost
 from spark_jobs.session.locations import is_url
 from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, PROTOCOL_CHANGED, SPARK_ERRORS, repeated
+from spark_jobs.tables.merge import insert_clause
 from spark_jobs.tables.restores import Restores
 from spark_jobs.tables.table import (
     MAX_REFUSALS,
@@ -261,7 +262,7 @@ class ClaimedTable:
         at = quoted_name(self.position)
         self._merge(
             self.spark.createDataFrame(rows, self.table.schema),
-            f"t.{at} = s.{at} AND t.{at} {span} WHEN NOT MATCHED THEN INSERT *",
+            f"t.{at} = s.{at} AND t.{at} {span} WHEN NOT MATCHED THEN {insert_clause(rows.column_names)}",
         )
 
     def remove(self, indexes: DataFrame) -> None:

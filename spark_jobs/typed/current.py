@@ -18,6 +18,7 @@ from app.tables.names import KEYS_PROPERTY, application_of
 from spark_jobs.session.locations import is_url
 from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, repeated
 from spark_jobs.tables.local_commits import NeedsSpark
+from spark_jobs.tables.merge import insert_clause, update_clause
 from spark_jobs.tables.restores import Restores
 from spark_jobs.tables.table import (
     ENTRIES,
@@ -168,16 +169,16 @@ class CurrentTable:
         removed = removed.join(changed.select(*map(quoted_name, keys)), keys, "left_anti")
         removed = removed.select(*map(quoted_name, names), REMOVED_AT, F.lit(True).alias(IS_GONE))
         source = changed.unionByName(removed, allowMissingColumns=True)
-        self._merge(source, keys, until)
+        self._merge(source, names, keys, until)
 
-    def _merge(self, source: DataFrame, keys: list[str], until: int | None) -> None:
+    def _merge(self, source: DataFrame, names: list[str], keys: list[str], until: int | None) -> None:
         source.createOrReplaceTempView("commitlog_changes")
         matched = " AND ".join(f"t.{quoted_name(name)} = s.{quoted_name(name)}" for name in keys)
         statement = (
             f"MERGE INTO {identifier(self.path)} t USING commitlog_changes s ON {matched} "
             f"WHEN MATCHED AND s.`{IS_GONE}` AND t._index < s.`{REMOVED_AT}` THEN DELETE "
-            f"WHEN MATCHED AND NOT s.`{IS_GONE}` AND t._index < s._index THEN UPDATE SET * "
-            f"WHEN NOT MATCHED AND NOT s.`{IS_GONE}` THEN INSERT *"
+            f"WHEN MATCHED AND NOT s.`{IS_GONE}` AND t._index < s._index THEN {update_clause(names)} "
+            f"WHEN NOT MATCHED AND NOT s.`{IS_GONE}` THEN {insert_clause(names)}"
         )
 
         def merge() -> None:
