@@ -125,11 +125,29 @@ def set_schema(
                 newest = client.schema(problem.document["version"])
                 raise _incompatible(problem.document, newest["key_columns"]) from problem
             raise
+        former = None if target.as_json else _former(client, done["version"])
     if target.as_json:
         print_json(done)
-    else:
-        click.echo(f"{target.log}: version {done['version']} applies to the records after {done['index']}")
-        _show_columns(done)
+        return
+    click.echo(f"{target.log}: version {done['version']} applies to the records after {done['index']}")
+    if former is not None and former["on_invalid"] != done["on_invalid"]:
+        effect = {"dead_letter": "stored", "reject": "refused"}
+        click.echo(
+            f"Records that do not match are {effect[done['on_invalid']]} "
+            f"(--on-invalid {done['on_invalid']}); in version {former['version']} they were "
+            f"{effect[former['on_invalid']]}."
+        )
+    _show_columns(done)
+
+
+def _former(client: "CommitlogClient", version: int) -> dict[str, Any] | None:
+    """Return the version before this one; None without one, and with a token that may not read."""
+    from app.client.errors import ClientError
+
+    try:
+        return client.schema(version - 1) if version > 1 else None
+    except ClientError:  # the schema is set: only the comparison is left out
+        return None
 
 
 def _incompatible(document: Mapping[str, Any], key_columns: Sequence[str]) -> CommandFailed:

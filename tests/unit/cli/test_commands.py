@@ -488,3 +488,23 @@ def test_other_key_columns_are_refused_with_the_options_that_keep_them(
     assert (refused.exit_code, checked.exit_code) == (1, 1), refused.stderr
     assert advice in refused.stderr
     assert advice in checked.stdout
+
+
+@pytest.mark.parametrize("before", ["dead_letter", "reject", "not readable"])
+def test_a_schema_that_stores_what_the_former_one_refused_is_reported(tmp_path: Path, before: str) -> None:
+    file = tmp_path / "a.ddl"
+    file.write_text("id BIGINT")
+
+    def answer(asked: Asked) -> Scripted:
+        if asked.method == "GET" and before == "not readable":
+            return problem("forbidden", 403, "not_applied", retryable=False)
+        of = {"PUT": (2, "dead_letter"), "GET": (1, before)}[asked.method]
+        return Scripted(200, {"version": of[0], "index": 7, "on_invalid": of[1], "columns": []})
+
+    with fake_service(answer) as node:
+        shown = run("schema", "set", str(file), url=node.url)
+    change = (
+        "Records that do not match are stored (--on-invalid dead_letter); in version 1 they were refused."
+    )
+    assert shown.exit_code == 0
+    assert (change in shown.stdout) is (before == "reject")
