@@ -70,6 +70,15 @@ def test_a_move_that_was_made_after_all_is_known_later(replicas: list[FakeReplic
         held.move(80)
 
 
+def test_a_cursor_without_its_fence_is_lost(replicas: list[FakeReplica], log: FakeLog) -> None:
+    """Somebody else has moved it: retention does not wait for the table any more."""
+    held = lease(replicas)
+    held.take(0)
+    log.cursors[CURSOR] |= {"index": 40, "fence": False, "version": '"7"'}
+    with pytest.raises(LeaseLost, match="it is at index 40"):
+        held.move(40)
+
+
 def test_a_cursor_that_cannot_be_moved_is_reported(replicas: list[FakeReplica]) -> None:
     held = lease(replicas)
     held.take(0)
