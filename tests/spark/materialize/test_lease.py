@@ -71,7 +71,7 @@ def test_a_move_that_was_made_after_all_is_known_later(replicas: list[FakeReplic
 
 
 def test_a_cursor_without_its_fence_is_lost(replicas: list[FakeReplica], log: FakeLog) -> None:
-    """Somebody else has moved it: retention does not wait for the table any more."""
+    """Another program has moved it, and retention does not wait for the table any more."""
     held = lease(replicas)
     held.take(0)
     log.cursors[CURSOR] |= {"index": 40, "fence": False, "version": '"7"'}
