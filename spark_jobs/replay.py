@@ -43,7 +43,6 @@ from spark_jobs.session.settings import (
     token_option,
 )
 from spark_jobs.session.spark_session import JavaNotFound, open_session
-from spark_jobs.source.log_names import logs_of_cluster
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.options import parse_endpoints
 from spark_jobs.tables.conflicts import SPARK_ERRORS
@@ -91,11 +90,12 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         settings = settings_of(given)
         tables = tables_of(given, settings)
-        logs = named(given.log or ("default",), lambda: logs_of_cluster(given.endpoint, given.token))
+        endpoints = parse_endpoints(given.endpoint)
+        logs = named(given.log or ("default",), LogReads(endpoints, "", given.token).log_names)
         with open_session("commitlog-replay", settings) as spark:
             for log in logs:
                 require_tables(spark, tables, log)
-                client = LogReads(parse_endpoints(given.endpoint), log, given.token)
+                client = LogReads(endpoints, log, given.token)
                 path_of = partial(table_path, location(tables), log)
                 done = DeadLetterReplay(spark, client, path_of).run(given.version)
                 line = f"{log}: {done.moved:,} dead letters moved to records with version {done.version}"

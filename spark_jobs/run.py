@@ -12,13 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from spark_jobs.interruption import STOPPED, end_at_once
+from spark_jobs.interruption import STOPPED, end_at_once, finish_at_signals
 
 if __name__ == "__main__":
     end_at_once({signal.SIGTERM: STOPPED, signal.SIGINT: STOPPED})
@@ -85,12 +85,14 @@ def materialize(
     stop: threading.Event | None = None,
     report: Callable[[Progress], None] | None = None,
     spark: SparkSession | None = None,
+    started: Callable[[], None] | None = None,
 ) -> Progress:
     """Keep the tables of `config.logs` up to date until `stop` is set, or, with available_now, to the end.
 
     report: called with each progress that is written to the file. spark: a session to use and to leave
-    running. Raises MaterializeFailed, SourceError (the log clashes with the tables, or could not be reached
-    at the start), TableClash, ConfigError, JarsUnavailable, JavaNotFound.
+    running. started: called once there is a session. Raises MaterializeFailed, SourceError (the log clashes
+    with the tables, or could not be reached at the start), TableClash, ConfigError, JarsUnavailable,
+    JavaNotFound.
     """
     stop = stop or threading.Event()
     try:
@@ -98,14 +100,12 @@ def materialize(
     except OSError as error:
         raise ConfigError(f"progress: {config.progress_file} cannot be written: {error}") from error
     file = ProgressFile(config.progress_file, report)
-    with materialize_session(config) if spark is None else nullcontext(spark) as session:
+    own = partial(open_session, "commitlog-materialize", config.spark, SETTINGS)
+    with own() if spark is None else nullcontext(spark) as session:
+        if started is not None:
+            started()
         check_exclusive(session, config.tables_root, single_driver=config.single_driver)
         return _follow(session, config, stop, file)
-
-
-def materialize_session(config: MaterializeConfig) -> AbstractContextManager[SparkSession]:
-    """Return the session of the job, for a `with`. Raises what `open_session` raises."""
-    return open_session("commitlog-materialize", config.spark, SETTINGS)
 
 
 def _follow(
@@ -348,10 +348,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         config = parse_arguments(arguments)
         report = print_progress_json if config.as_json else print_progress
-        with materialize_session(config) as spark:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: stop.set())
-            materialize(config, stop=stop, report=report, spark=spark)
+        materialize(config, stop=stop, report=report, started=partial(finish_at_signals, stop))
     except FAILURES as error:
         code = exit_code(error)
         as_json = config.as_json if config else "--json" in (arguments or sys.argv)

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from spark_jobs.interruption import STOPPED, end_at_once
+from spark_jobs.interruption import STOPPED, end_at_once, finish_at_signals
 
 if __name__ == "__main__":
     end_at_once({signal.SIGTERM: STOPPED, signal.SIGINT: STOPPED})
@@ -147,8 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
         settings = settings_of(given, master="local[1]")
         root = location(tables_of(given, settings))
         with open_session("commitlog-upkeep", settings, SETTINGS) as spark:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: stop.set())
+            finish_at_signals(stop)
             while not stop.is_set():
                 logs = named(given.log or ("default",), lambda: folders(root))
                 done = 0

@@ -38,12 +38,11 @@ with imports_of_extra("spark", __name__):
 
 from app.tables.digests import BLOCK, COLUMNS, BlockSum, block_sums, first_unequal
 from app.tables.names import DEAD_LETTERS, ENTRIES, LOG_ID_PROPERTY, RECORDS
-from spark_jobs.errors import OptionError, write_failure
+from spark_jobs.errors import OptionError, SourceError, Unreachable, write_failure
 from spark_jobs.materialize.followed_logs import named
 from spark_jobs.session.jars import JarsUnavailable
 from spark_jobs.session.settings import given_options, settings_of, spark_options, token_option
 from spark_jobs.session.spark_session import JavaNotFound, open_session
-from spark_jobs.source.log_names import logs_of_cluster
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.options import parse_endpoints
 from spark_jobs.tables.table import EPOCH_FILES, EPOCHS, table_properties
@@ -60,6 +59,7 @@ OF_A_GROUP = re.compile(r"(records|current)(_v\d+)?")
 REPORTED_MAX = 10  # differences of one table that are reported
 _ATTEMPTS = 5  # to compare before retention removes a part of it
 _PAUSE_S = 1.0
+_NAMES_GIVE_UP_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,15 @@ class TableChanged(RuntimeError):
     """One version of a table was read twice with different results: another program writes to its files."""
 
 
+FAILURES = (ClientError, SourceError, PySparkException, TableChanged, JarsUnavailable, JavaNotFound)
+
+
 def verify_tables(
     spark: SparkSession, endpoint: str, log: str = "default", token: str | None = None
 ) -> Verified:
-    """Compare a log with its tables as they are now. Raises ClientError, PySparkException."""
-    with CommitlogClient([url.strip() for url in endpoint.split(",")], log=log, token=token) as client:
+    """Compare a log with its tables as they are now. Raises ClientError, SourceError, PySparkException."""
+    endpoints = parse_endpoints(endpoint)
+    with CommitlogClient(endpoints, log=log, token=token) as client:
         known = Tables(client)
         paths = [known.find(each.name).path for each in (EPOCHS, EPOCH_FILES)]
         for attempt in range(1, _ATTEMPTS + 1):
@@ -124,7 +128,7 @@ def verify_tables(
             f"epoch {row['epoch']} in the epoch file of {row['node']} against `epochs`: {row['difference']}"
             for row in differences.orderBy("node", "epoch").collect()
         )
-        reads = LogReads(parse_endpoints(endpoint), log, token)
+        reads = LogReads(endpoints, log, token)
         typed, typed_until = _typed_differences(spark, known, reads)
     return replace(compared, epochs=epochs, typed=typed, typed_until_index=typed_until)
 
@@ -329,14 +333,16 @@ def main(arguments: list[str] | None = None) -> int:
     given = parse_arguments(arguments)
     try:
         settings = settings_of(given)
-        logs = named([given.log], lambda: logs_of_cluster(given.endpoint, given.token))
+        of_cluster = LogReads(parse_endpoints(given.endpoint), "", given.token, _NAMES_GIVE_UP_S)
+        logs = named([given.log], of_cluster.log_names)
         with open_session("commitlog-verify", settings) as spark:
             verified = [verify_tables(spark, given.endpoint, log, given.token) for log in logs]
     except (ConfigError, OptionError) as error:
         write_failure(error, 2, as_json=given.json)
         return 2
-    except (ClientError, PySparkException, TableChanged, JarsUnavailable, JavaNotFound) as error:
-        code = 4 if isinstance(error, NotFound) else 5 if isinstance(error, NoAnswer | Unavailable) else 1
+    except FAILURES as error:
+        is_unavailable = isinstance(error, NoAnswer | Unavailable | Unreachable)
+        code = 4 if isinstance(error, NotFound) else 5 if is_unavailable else 1
         write_failure(error, code, as_json=given.json)
         return code
     for one in verified:

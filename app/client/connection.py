@@ -58,7 +58,7 @@ class ClusterConnection:
         if not endpoints:
             raise ValueError("at least one endpoint is required")
         for endpoint in endpoints:
-            if not _is_base_url(endpoint):
+            if not is_base_url(endpoint):
                 raise ValueError(f"an endpoint is a base URL such as {DEFAULT_ENDPOINT}, got {endpoint!r}")
         self.endpoints = [endpoint.rstrip("/") for endpoint in endpoints]
         self.give_up_s = give_up_s
@@ -257,12 +257,13 @@ class ClusterConnection:
             self.leader = leader
 
 
-def _is_base_url(endpoint: str) -> bool:
+def is_base_url(endpoint: str) -> bool:
+    """Return whether a text is one URL of a node, with its scheme."""
     try:
         url = urllib3.util.parse_url(endpoint)
     except urllib3.exceptions.LocationParseError:
         return False
-    return url.scheme in ("http", "https") and bool(url.host)
+    return url.scheme in ("http", "https") and bool(url.host) and url.port != 0
 
 
 def _tls_advice(endpoint: str, error: Exception) -> str:

@@ -127,9 +127,8 @@ class DropCursor:
 
 def _check_revision(state: LogState, name: str, if_match: int | None) -> None:
     cursor = state.cursors.get(name)
-    revision = ABSENT if cursor is None else cursor.revision
-    if if_match is not None and revision != if_match:
-        version = None if cursor is None else cursor.revision
+    version = None if cursor is None else cursor.revision
+    if if_match is not None and if_match != (ABSENT if version is None else version):
         raise CursorMoved(name, version, wanted_none=if_match == ABSENT)
 
 

@@ -235,19 +235,16 @@ class TypedTables:
     def _open_tables(self, layout: Sequence[CompatibilityGroup]) -> None:
         log, log_id = self.client.log, self.client.log_id()
         is_first = not self.records
-        moved = {}
         begin = math.inf  # of the tables that are created now, which may have been removed
         if is_first and self.dead_letters.open(log, log_id):
             begin = 0
-        elif is_first:
-            moved = self._moved()
         for group in layout:
             table = group.records()
             held = self.records.get(group.first)
             if held is None:
                 held = self._claimed(table, "_index")
                 if held.open(log, log_id):
-                    begin = min(begin, moved.get(group.first, group.from_index))
+                    begin = min(begin, self._moved().get(group.first, group.from_index))
                 self.records[group.first] = held
             elif held.table != table:
                 held.evolve(table)

@@ -4,7 +4,6 @@ begin with `__`."""
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from app.client import CommitlogClient
 from app.names import check_log_name
 from spark_jobs.errors import OptionError
 
@@ -30,12 +29,6 @@ def check_name(name: str) -> None:
         check_log_name(name)
     except ValueError as error:
         raise OptionError(str(error)) from error
-
-
-def logs_of_cluster(endpoint: str, token: str | None) -> list[str]:
-    """Return the names of all logs. endpoint: base URLs of nodes, comma-separated. Raises ClientError."""
-    with CommitlogClient([url.strip() for url in endpoint.split(",")], token=token) as client:
-        return [each["name"] for each in client.logs()]
 
 
 def is_pattern(name: str) -> bool:

@@ -5,8 +5,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import urlsplit
 
+from app.client.connection import is_base_url
 from spark_jobs.errors import OptionError
 from spark_jobs.source.log_names import check_name, split_names
 from spark_jobs.source.planning import EARLIEST, LATEST
@@ -216,17 +216,9 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
     if not endpoints:
         raise OptionError("endpoint: give the base URL of one replica or more, separated by commas")
     for endpoint in endpoints:
-        if not _is_base_url(endpoint):
+        if not is_base_url(endpoint):
             raise OptionError(f"endpoint: {endpoint!r} is not a URL such as http://host:8101")
     return endpoints
-
-
-def _is_base_url(text: str) -> bool:
-    try:
-        url = urlsplit(text)
-        return url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-    except ValueError:  # of an IPv6 address, or of a port
-        return False
 
 
 def _start(text: str | None, stream: str, by: str | None) -> StartingIndex | None:

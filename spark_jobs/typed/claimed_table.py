@@ -106,6 +106,7 @@ class ClaimedTable:
             self.set_properties(changed)
 
     def set_properties(self, changed: Mapping[str, str]) -> None:
+        """Set these properties of the table, which exists."""
         self._repeated(lambda: set_properties(self.spark, self.path, changed))
 
     def properties(self) -> Mapping[str, str]:
@@ -214,9 +215,9 @@ class ClaimedTable:
             before = self.last_index
             self.refresh()
             refusals = refusals + 1 if self.last_index == before else 0
-            if refusals == MAX_REFUSALS and unwritten is None:
-                raise TableClash(self.path, f"the records from index {claim} on")
             if refusals == MAX_REFUSALS:
+                if unwritten is None:
+                    raise TableClash(self.path, f"the records from index {claim} on")
                 self._fill(due)  # they were there once
         return False
 

@@ -11,10 +11,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from spark_jobs.tables.table import quoted_name
+from spark_jobs.typed.local_current import REMOVED_AT
 
 PLACE = ("term", "timestamp", "key")  # of a record, the same in all tables
-RECORD_KEY, REMOVED_AT, DUE, HELD, COUNT = "record key", "removed at", "due index", "held index", "held rows"
-"""Columns beside the keys of a schema, whose names have no space."""
+RECORD_KEY, DUE, HELD, COUNT = "record key", "due index", "held index", "held rows"  # as REMOVED_AT
 
 
 def misplaced(

@@ -36,6 +36,8 @@ def test_a_refusal_is_the_problem_document_on_standard_error() -> None:
         ([], "usage", 2),
         (["fence"], "usage", 2),
         (["read", "--give-up-s", "0", "-e", closed_url()], "no-answer", 5),
+        (["logs", "list", "-e", "http://127.0.0.1:99999"], "usage", 2),
+        (["logs", "list", "-e", "127.0.0.1:8101"], "usage", 2),
         (["tables", "--tables", "/no/such/folder"], "not-found", 4),
         (["append", "-f", "/no/such/file"], "usage", 2),
         (["read", "-o", "/no/such/folder/a.csv", "-e", "http://127.0.0.1:1"], "failed", 1),

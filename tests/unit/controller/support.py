@@ -18,7 +18,7 @@ from app.controller.commands import (
     RegisterReplica,
 )
 from app.controller.config import ControllerConfig
-from app.controller.events import AnyEvent, decode_event, encode_event
+from app.controller.events import AnyEvent, MetadataRebuilt, decode_event, encode_event
 from app.controller.liveness import Report
 from app.controller.messages import BrokerHeartbeatAnswer
 from app.controller.metadata import Log, LogSpec
@@ -118,6 +118,12 @@ class Quorum:
     def create(self, name: str = "a", **settings: Any) -> Log:
         self.done(CreateLog(name, spec(*self.nodes, **settings), f"create {name} {len(self.events)}"))
         return self.log(name)
+
+    def rebuild(self, *doubtful: str) -> None:
+        """The controllers are rebuilt from a copy of the metadata. doubtful: logs of unknown last set."""
+        event = MetadataRebuilt(log="__controller", doubtful=doubtful)
+        self.metadata.apply(len(self.events), event)
+        self.events.append(event)
 
     def register(self, node: str, name: str = "a", code: str = "") -> int:
         """Both steps of C-03; the replica id."""

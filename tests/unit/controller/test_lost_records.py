@@ -12,7 +12,6 @@ from app.controller.commands import (
     RegisterReplica,
     StepDown,
 )
-from app.controller.events import MetadataRebuilt
 from app.controller.messages import BrokerHeartbeatAnswer
 from app.controller.replicas_manager import SendToCore
 from app.ha.roles import MasterRole
@@ -186,9 +185,7 @@ def rebuilt_before_the_first_election() -> Quorum:
         assert copy is not None
         quorum.done(RegisterReplica("a", log.generation, node, copy, code, f"{node}:10911"))
     assert quorum.log().master_epoch == 0
-    event = MetadataRebuilt(log="__controller")
-    quorum.metadata.apply(len(quorum.events), event)
-    quorum.events.append(event)
+    quorum.rebuild()
     quorum.fail_over()
     return quorum
 
@@ -221,9 +218,7 @@ def test_rebuilt_metadata_without_the_last_election_elect_the_newest_of_all() ->
     quorum = Quorum()
     quorum.with_master()
     assert quorum.log().nodes_of(quorum.log().holders) == ("n1",)
-    event = MetadataRebuilt(log="__controller", doubtful=("a",))
-    quorum.metadata.apply(len(quorum.events), event)
-    quorum.events.append(event)
+    quorum.rebuild("a")
     quorum.fail_over()
     quorum.offsets["n1", "a"] = (1, 900, 900)
     quorum.offsets["n2", "a"] = (1, 900, 900)
@@ -247,9 +242,7 @@ def test_the_set_of_rebuilt_metadata_replaces_no_winner_that_has_not_opened_its_
     quorum = Quorum()
     quorum.with_master()
     quorum.join_all()
-    event = MetadataRebuilt(log="__controller", doubtful=("a",))
-    quorum.metadata.apply(len(quorum.events), event)
-    quorum.events.append(event)
+    quorum.rebuild("a")
     quorum.fail_over()
     quorum.offsets["n1", "a"] = quorum.offsets["n2", "a"] = (1, 900, 900)
     quorum.offsets["n3", "a"] = (2, 500, 500)
@@ -291,9 +284,7 @@ def test_an_unclean_election_of_a_rebuilt_log_does_not_wait_for_the_outdated_set
     quorum = Quorum()
     quorum.with_master(unclean=by == "settings")
     quorum.join_all()
-    event = MetadataRebuilt(log="__controller", doubtful=("a",))
-    quorum.metadata.apply(len(quorum.events), event)
-    quorum.events.append(event)
+    quorum.rebuild("a")
     if missing == "node":
         quorum.connected.discard("n3")
     quorum.fail_over()
@@ -326,9 +317,7 @@ def test_an_empty_copy_vouches_for_nothing_that_its_node_held_before_the_rebuild
     quorum = Quorum()
     quorum.with_master()
     quorum.join_all()
-    event = MetadataRebuilt(log="__controller", doubtful=("a",))
-    quorum.metadata.apply(len(quorum.events), event)
-    quorum.events.append(event)
+    quorum.rebuild("a")
     quorum.fail_over()
     quorum.offsets["n1", "a"] = (0, 0, 0) if empty else (2, 600, 600)
     quorum.offsets["n2", "a"] = (1, 900, 900)
@@ -375,9 +364,7 @@ def test_each_copy_that_equals_the_winner_of_a_rebuilt_log_may_replace_it_alone(
     quorum.heartbeats()
     quorum.alter("n1", "n2", "n3", acks=2)
     assert quorum.log().set_acks == 2
-    event = MetadataRebuilt(log="__controller", doubtful=("a",))
-    quorum.metadata.apply(len(quorum.events), event)
-    quorum.events.append(event)
+    quorum.rebuild("a")
     quorum.fail_over()
     while quorum.log().master is None:
         quorum.let_pass(500)

@@ -16,7 +16,6 @@ from app.controller.commands import (
     ReplicaChange,
     StepDown,
 )
-from app.controller.events import MetadataRebuilt
 from app.controller.metadata import Log
 from app.controller.state_machine import Metadata
 from tests.unit.controller.support import CONFIG, Quorum, spec
@@ -275,9 +274,7 @@ def test_metadata_of_a_node_that_joined_just_now_are_not_cleaned() -> None:
 def test_no_copy_leaves_a_log_whose_last_set_is_not_known() -> None:
     """After a rebuild of the controllers, n3 alone has the records of a later master."""
     quorum = in_sync()
-    event = MetadataRebuilt(log="__controller", doubtful=("a",))
-    quorum.metadata.apply(len(quorum.events), event)
-    quorum.events.append(event)
+    quorum.rebuild("a")
     quorum.fail_over()
     quorum.offsets["n3", "a"] = (2, 120, 120)
     quorum.heartbeats("n1", "n2", "n4")
