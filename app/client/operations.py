@@ -14,12 +14,14 @@ from app.names import check_cursor_name, check_log_name
 
 @dataclass(frozen=True)
 class Cursor:
-    """Position of a reader. version: for `if_match` of the next move."""
+    """Position of a reader. version: for `if_match` of the next move. holder: the name that the reader who
+    moved it gave itself."""
 
     name: str
     index: int
     fence: bool
     version: str
+    holder: str | None = None
 
 
 class Operations:
@@ -103,17 +105,24 @@ class Operations:
     def cursors(self) -> list[Cursor]:
         """Return all cursors of the log by name, those of the service (`__...`) too."""
         found = self._call("GET", f"{self._log}/cursors")[0]["cursors"]
-        return [Cursor(each["name"], each["index"], each["fence"], f'"{each["version"]}"') for each in found]
+        return [_cursor(each, f'"{each["version"]}"') for each in found]
 
     def cursor(self, name: str) -> Cursor:
         return self._cursor("GET", name)
 
     def move_cursor(
-        self, name: str, index: int, *, fence: bool = False, if_match: str | None = None
+        self,
+        name: str,
+        index: int,
+        *,
+        fence: bool = False,
+        if_match: str | None = None,
+        holder: str | None = None,
     ) -> Cursor:
         """Set the position of the reader to `index`. if_match: only from that version on; "": only if
-        there is none."""
-        return self._cursor("PUT", name, {"index": index, "fence": fence}, if_match)
+        there is none. holder: a name of this reader."""
+        named = {} if holder is None else {"holder": holder}
+        return self._cursor("PUT", name, {"index": index, "fence": fence, **named}, if_match)
 
     def drop_cursor(self, name: str, *, if_match: str | None = None) -> Cursor:
         return self._cursor("DELETE", name, None, if_match)
@@ -137,7 +146,7 @@ class Operations:
             headers = {"If-Match": if_match} if if_match else {"If-None-Match": "*"}
         check_cursor_name(name)
         found, answer = self._call(method, f"{self._log}/cursors/{quote(name, safe='')}", body, headers)
-        return Cursor(found["name"], found["index"], found["fence"], answer.headers["ETag"])
+        return _cursor(found, answer.headers["ETag"])
 
     def _members(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         return list(self._call(method, path, body)[0]["members"])
@@ -159,6 +168,10 @@ class Operations:
         )
         document: dict[str, Any] = json.loads(answer.data)
         return document, answer
+
+
+def _cursor(found: Mapping[str, Any], version: str) -> Cursor:
+    return Cursor(found["name"], found["index"], found["fence"], version, found.get("holder"))
 
 
 def _path_of_log(name: str) -> str:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+import msgspec
+
 from app.errors import CursorMoved, CursorNotFound, Fenced, InvalidRequest, NotMaterialized, RateLimited
 from app.log.contract import ChangeKind, GroupConfig
 from app.log.control_records import AnyControlRecord, CursorRecord, FenceRecord, MembershipRecord, TrimRecord
@@ -94,12 +96,13 @@ class SetFence:
 @dataclass(frozen=True, slots=True)
 class MoveCursor:
     """Move the cursor of reader `name` to `position`. if_match: the expected revision, or ABSENT; None:
-    any."""
+    any. holder: the name that the reader gives itself."""
 
     name: str
     position: int
     fence: bool
     if_match: int | None = None
+    holder: str | None = None
 
     def control(self, state: LogState, view: LeaderView) -> AnyControlRecord | None:
         _check_revision(state, self.name, self.if_match)
@@ -108,7 +111,8 @@ class MoveCursor:
                 f"The log has {view.max_cursors} cursors, its limit (limits.max_cursors). "
                 "Delete cursors that no reader uses."
             )
-        return CursorRecord(name=self.name, index=self.position, fence=self.fence)
+        holder = msgspec.UNSET if self.holder is None else self.holder
+        return CursorRecord(name=self.name, index=self.position, fence=self.fence, holder=holder)
 
 
 @dataclass(frozen=True, slots=True)

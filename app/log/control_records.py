@@ -57,6 +57,8 @@ class CursorRecord(ControlRecord, frozen=True, kw_only=True, tag="cursor"):
     """Position of the cursor; null: the cursor is deleted."""
     fence: bool
     """True: records from the position on are not trimmed."""
+    holder: str | UnsetType = UNSET
+    """Name that the reader who moved it gave itself."""
 
 
 class TrimRecord(ControlRecord, frozen=True, kw_only=True, tag="trim"):

@@ -2,16 +2,19 @@
 
 from typing import NamedTuple
 
+import msgspec
 
-class LogCursor(NamedTuple):
+
+class LogCursor(msgspec.Struct, frozen=True, array_like=True):
     """The next index that a reader reads. With `fence` nothing from `position` on is trimmed.
 
-    revision: the index of the record that set the cursor.
+    revision: the index of the record that set the cursor. holder: the name that its reader gave itself.
     """
 
     position: int
     fence: bool
     revision: int
+    holder: str | None = None
 
 
 class Address(NamedTuple):

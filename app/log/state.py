@@ -244,8 +244,9 @@ class LogState:
         match record:
             case FenceRecord(token=token):
                 self._set(index, _FENCE, _ONE, token)
-            case CursorRecord(name=name, index=position, fence=fence):
-                cursor = None if position is None else LogCursor(position, fence, index)
+            case CursorRecord(name=name, index=position, fence=fence, holder=named):
+                holder = None if named is UNSET else named
+                cursor = None if position is None else LogCursor(position, fence, index, holder)
                 self._set(index, _CURSORS, name, cursor)
             case MembershipRecord(voters=voters, learners=learners, nodes=named):
                 nodes = {name: Address(*address) for name, address in named.items()}

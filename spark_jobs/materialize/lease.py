@@ -1,9 +1,9 @@
 """The lease of a materializer on its log: the fencing cursor `__entries`.
 
 The cursor is where the table `entries` ends, so neither retention nor `:trim` removes records that the table
-lacks. Every move names the version that this job made: the job that started last has the cursor, and a job
-that finds it moved by another one ends. (Rows are safe without the lease: the table itself refuses rows that
-it holds, tables/table.py.)
+lacks. Every move names the version that this job made and the job itself: the job that started last has the
+cursor, and a job that finds it moved by another one ends. (Rows are safe without the lease: the table itself
+refuses rows that it holds, tables/table.py.)
 
 A move is a control record of the log. A micro-batch without rows moves nothing, or each move would cause the
 next one. There is at most one move every MOVE_EACH_S; for at most that time retention and `:trim` keep rows
@@ -13,7 +13,9 @@ that the table has.
 import math
 import time
 from contextlib import suppress
+from socket import gethostname
 from typing import Final
+from uuid import uuid4
 
 from app.client import ClientError, CommitlogClient, ConditionFailed, NotFound
 from app.client.operations import Cursor, Operations
@@ -32,8 +34,10 @@ class LeaseLost(SourceError):
     condition = "COMMITLOG_LEASE_LOST"
     is_final = True
 
-    def __init__(self, log: str, index: int | None) -> None:
-        where = "it was deleted" if index is None else f"it is at index {index}"
+    def __init__(self, log: str, found: Cursor | None) -> None:
+        where = "it was deleted" if found is None else f"it is at index {found.index}"
+        if found is not None and found.holder is not None:
+            where += f", moved by {found.holder}"
         super().__init__(
             f"log {log!r}: another job has taken over its table (cursor {CURSOR}: {where}). This job stops; "
             "its records are in the table exactly once. Only one materializer of a log may run: stop the "
@@ -52,8 +56,8 @@ class MaterializerLease:
         self._log = client.log
         self._client = client
         self._operations = Operations(client)
+        self._holder = f"materializer {gethostname()[:100]} {uuid4().hex[:12]}"
         self._held: Cursor | None = None
-        self._doubtful: set[int] = set()  # moves from the held version without an answer
 
     @property
     def index(self) -> int:
@@ -78,20 +82,14 @@ class MaterializerLease:
         """Record that the table holds every record before `index`. Raises as `take`."""
         assert self._held is not None
         try:
-            self._doubtful.add(index)
             self._held = self._put(index, self._held.version)
         except ConditionFailed:
-            # An answer may have been lost, and the retry found the move made. If another job moved it to the
-            # same place, the next move of one of the two detects that.
             found = self._find()
-            if found is None or not found.fence or found.index not in self._doubtful:
-                raise LeaseLost(self._log, None if found is None else found.index) from None
-            self._held = found
-            self._doubtful.clear()
-            if found.index != index:  # an earlier move was made after all
+            if found is None or found.holder != self._holder:
+                raise LeaseLost(self._log, found) from None
+            self._held = found  # this job moved it, and the answer was lost
+            if found.index != index:  # the answer of an earlier move
                 self.move(index)
-            return
-        self._doubtful.clear()
 
     def _find(self) -> Cursor | None:
         try:
@@ -105,7 +103,9 @@ class MaterializerLease:
 
     def _put(self, index: int, if_match: str) -> Cursor:
         try:
-            return self._operations.move_cursor(CURSOR, index, fence=True, if_match=if_match)
+            return self._operations.move_cursor(
+                CURSOR, index, fence=True, if_match=if_match, holder=self._holder
+            )
         except ConditionFailed:
             raise
         except ClientError as error:

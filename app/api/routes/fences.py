@@ -25,7 +25,7 @@ CursorName = Annotated[
     Path(description="Name of the cursor", pattern=CURSOR_NAME.anchored, examples=["etl"]),
 ]
 FENCE_EXAMPLE = {"log": "default", "token": "w-a", "index": 45, "term": 7}
-CURSOR_EXAMPLE = {"log": "default", "name": "etl", "index": 42, "fence": True}
+CURSOR_EXAMPLE = {"log": "default", "name": "etl", "index": 42, "fence": True, "holder": "etl-1"}
 LISTED_CURSOR_EXAMPLE = {**CURSOR_EXAMPLE, "version": "17"}
 
 
@@ -37,10 +37,11 @@ class FenceIn(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CursorIn(msgspec.Struct, forbid_unknown_fields=True):
-    """index: next index to read. fence: records at and after it are not trimmed."""
+    """index: next index to read. fence: records at and after it are not trimmed. holder: who moves it."""
 
     index: Ordinal
     fence: bool = False
+    holder: Name | None = None
 
 
 @router.post(
@@ -106,9 +107,10 @@ async def cursor(call: Call, log: LogName, name: CursorName, query: Nothing) -> 
     summary="Create or move a cursor",
     description="With `If-Match` the cursor moves only if its version is equal; with `If-None-Match: *` it "
     "is created only if it does not exist. Retention and trims keep all records at and after a cursor with "
-    "`fence`.",
+    "`fence`. `holder`: a name that the reader gives itself. A reader that lost an answer sees by it whether "
+    "it made the last move.",
     responses=answers("cursor-moved", *OF_A_COMMIT, *OF_A_BODY, example=CURSOR_EXAMPLE, headers=(ETAG,)),
-    openapi_extra=json_request(CursorIn, {"index": 42, "fence": True}),
+    openapi_extra=json_request(CursorIn, {"index": 42, "fence": True, "holder": "etl-1"}),
     response_class=Response,
 )
 async def move_cursor(call: Call, log: LogName, name: CursorName, query: Nothing) -> Response:
@@ -117,8 +119,9 @@ async def move_cursor(call: Call, log: LogName, name: CursorName, query: Nothing
 
     async def act(here: Served) -> Response:
         if_match = _revision(call.request, here.driver.state.cursors.get(name))
-        result = await here.commit(MoveCursor(name, asked.index, asked.fence, if_match))
-        return _cursor_answer(here, name, LogCursor(asked.index, asked.fence, result.index))
+        result = await here.commit(MoveCursor(name, asked.index, asked.fence, if_match, asked.holder))
+        moved = LogCursor(asked.index, asked.fence, result.index, asked.holder)
+        return _cursor_answer(here, name, moved)
 
     return await call.at_leader(hosted, act)
 
@@ -162,4 +165,5 @@ def _etag(found: LogCursor) -> bytes:
 
 
 def _cursor_object(here: Served, name: str, found: LogCursor) -> dict[str, str | int | bool]:
-    return {"log": here.hosted.name, "name": name, "index": found.position, "fence": found.fence}
+    holder = {} if found.holder is None else {"holder": found.holder}
+    return {"log": here.hosted.name, "name": name, "index": found.position, "fence": found.fence, **holder}

@@ -67,9 +67,10 @@ def _list(target: Target) -> None:
     view.add_column("next index", justify="right")
     view.add_column("fence")
     view.add_column("version", justify="right")
+    view.add_column("holder")
     for cursor in found:
         fence = "yes" if cursor.fence else "no"
-        view.add_row(cursor.name, f"{cursor.index:,}", fence, cursor.version.strip('"'))
+        view.add_row(cursor.name, f"{cursor.index:,}", fence, cursor.version.strip('"'), cursor.holder)
     print_table(view)
 
 
@@ -151,6 +152,7 @@ def _document(target: Target, found: Cursor) -> dict[str, str | int | bool]:
         "index": found.index,
         "fence": found.fence,
         "version": found.version.strip('"'),
+        **({} if found.holder is None else {"holder": found.holder}),
     }
 
 
@@ -160,4 +162,5 @@ def _show(target: Target, found: Cursor) -> None:
         print_json(document)
         return
     fence = "with a fence" if found.fence else "no fence"
-    click.echo(f"{found.name}: next index {found.index}, {fence}, version {document['version']}")
+    holder = "" if found.holder is None else f", moved by {found.holder}"
+    click.echo(f"{found.name}: next index {found.index}, {fence}, version {document['version']}{holder}")

@@ -214,7 +214,9 @@ def test_the_client_keeps_cursors_and_fences(cluster: Cluster) -> None:
         first = operations.move_cursor("reader", 3, fence=True, if_match="")
         assert operations.cursor("reader") == first
         assert first in operations.cursors()
-        second = operations.move_cursor("reader", 4, fence=True, if_match=first.version)
+        second = operations.move_cursor("reader", 4, fence=True, if_match=first.version, holder="r-1")
+        assert (first.holder, second.holder) == (None, "r-1")
+        assert operations.cursor("reader") == second
         with pytest.raises(ConditionFailed):
             operations.move_cursor("reader", 5, if_match=first.version)
         assert operations.drop_cursor("reader", if_match=second.version).index == 4

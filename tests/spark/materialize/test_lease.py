@@ -34,13 +34,26 @@ def test_the_job_that_came_last_has_the_cursor(replicas: list[FakeReplica], log:
     first.move(40)
     assert where(log) == (40, True)
     second.take(30)
-    with pytest.raises(LeaseLost, match="it is at index 30"):
+    with pytest.raises(LeaseLost, match="it is at index 30, moved by materializer "):
         first.move(60)
     second.move(70)
     assert where(log) == (70, True)
     del log.cursors[CURSOR]
     with pytest.raises(LeaseLost, match="it was deleted"):
         second.move(80)
+
+
+def test_a_move_of_another_job_to_the_same_index_is_no_move_of_this_one(
+    replicas: list[FakeReplica], log: FakeLog
+) -> None:
+    """A job is paused in a move, and the next one takes the cursor at the end of the table."""
+    paused, second = lease(replicas), lease(replicas)
+    paused.take(0)
+    second.take(40)
+    with pytest.raises(LeaseLost, match="it is at index 40"):
+        paused.move(40)
+    second.move(50)
+    assert where(log) == (50, True)
 
 
 def test_a_move_whose_answer_was_lost_is_known_again(replicas: list[FakeReplica], log: FakeLog) -> None:
@@ -65,7 +78,7 @@ def test_a_move_that_was_made_after_all_is_known_later(replicas: list[FakeReplic
     held.move(60)
     held.move(70)
     assert where(log) == (70, True)
-    log.cursors[CURSOR] |= {"index": 40, "version": '"20"'}
+    log.cursors[CURSOR] |= {"index": 40, "version": '"20"', "holder": "another"}
     with pytest.raises(LeaseLost, match="it is at index 40"):
         held.move(80)
 
@@ -74,7 +87,7 @@ def test_a_cursor_without_its_fence_is_lost(replicas: list[FakeReplica], log: Fa
     """Another program has moved it, and retention does not wait for the table any more."""
     held = lease(replicas)
     held.take(0)
-    log.cursors[CURSOR] |= {"index": 40, "fence": False, "version": '"7"'}
+    log.cursors[CURSOR] = {"name": CURSOR, "index": 40, "fence": False, "version": '"7"'}
     with pytest.raises(LeaseLost, match="it is at index 40"):
         held.move(40)
 

@@ -349,11 +349,13 @@ def test_bench_shows_refusals_by_code() -> None:
 
 def test_cursors_are_listed_with_their_versions() -> None:
     etl = {"log": "default", "name": "etl", "index": 1_042, "fence": True, "version": "17"}
-    with answering(Scripted(200, {"cursors": [etl]})) as node:
+    job = {"log": "default", "name": "job", "index": 7, "fence": False, "version": "18", "holder": "job-1"}
+    with answering(Scripted(200, {"cursors": [etl, job]})) as node:
         shown = run("cursors", "list", url=node.url).output
         assert node.asked[-1].path == "/v1/logs/default/cursors"
-        assert shown.rstrip().splitlines()[-1].split() == ["etl", "1,042", "yes", "17"]
-        assert json.loads(run("cursors", "list", "--json", url=node.url).output) == {"cursors": [etl]}
+        lines = [line.split() for line in shown.rstrip().splitlines()[-2:]]
+        assert lines == [["etl", "1,042", "yes", "17"], ["job", "7", "no", "18", "job-1"]]
+        assert json.loads(run("cursors", "list", "--json", url=node.url).output) == {"cursors": [etl, job]}
         assert run("cursors", url=node.url).output == shown
         assert run("cursors", "--log", "a", "list", url=node.url).exit_code == 0
         assert node.asked[-1].path == "/v1/logs/a/cursors"

@@ -43,6 +43,10 @@ from storage.format.records import encode_control
             CursorRecord(name="etl", index=4, fence=True),
             {"kind": "cursor", "name": "etl", "index": 4, "fence": True},
         ),
+        (
+            CursorRecord(name="etl", index=4, fence=True, holder="etl-1"),
+            {"kind": "cursor", "name": "etl", "index": 4, "fence": True, "holder": "etl-1"},
+        ),
         (TrimRecord(until_index=7), {"kind": "trim", "until_index": 7}),
         (
             SchemaRecord(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from app.errors import ProducerFenced, SequenceGap
 from app.log.claims import PARTITIONS
+from app.log.facts import LogCursor
 from app.log.snapshot import Frames
 from app.log.state import (
     DAY_MS,
@@ -367,14 +368,26 @@ def test_readers_get_the_cursor_that_is_committed() -> None:
     for index in (7, 9, None, 4):
         move(index)
     held = state.committed_cursor("etl")
-    assert (held, state.cursors["etl"].position) == ((5, False, 0), 4)
+    assert (held, state.cursors["etl"].position) == (LogCursor(5, False, 0), 4)
     state.committed(2)
-    assert state.committed_cursor("etl") == (9, False, 2)
+    assert state.committed_cursor("etl") == LogCursor(9, False, 2)
     state.committed(3)
     assert state.committed_cursor("etl") is None
     state.committed(4)
-    assert state.committed_cursor("etl") == (4, False, 4)
+    assert state.committed_cursor("etl") == LogCursor(4, False, 4)
     assert state.committed_cursor("other") is None
+
+
+def test_a_cursor_keeps_who_moved_it_also_in_a_snapshot() -> None:
+    log, state = Log(), LogState()
+    for holder in ({"holder": "a"}, {}, {"holder": "b"}):
+        state.apply(log.add(control={"kind": "cursor", "name": "etl", "index": 4, "fence": True, **holder}))
+    state.committed(0)
+    restored = LogState.restore(state.snapshot())
+    assert restored.committed_cursor("etl") == LogCursor(4, True, 0, "a")
+    assert restored.cursors["etl"] == LogCursor(4, True, 2, "b")
+    restored.truncate_after(1)
+    assert restored.cursors["etl"] == LogCursor(4, True, 1)
 
 
 def test_a_schema_goes_with_its_record_and_readers_get_what_they_may_see() -> None:
@@ -486,7 +499,7 @@ def test_a_snapshot_of_an_earlier_version_is_read() -> None:
     assert state.check_producer("q", 0, 1) is None
     assert state.membership == (1, ("n1", "n2"), ("n3",), {"n2": ("http://n2", "n2:1")})
     assert (state.fencing_token, state.trim_index, state.data_end) == ("w-a", 3, 10)
-    assert state.committed_cursor("etl") == (1, False, 1)
+    assert state.committed_cursor("etl") == LogCursor(1, False, 1)
     state.truncate_after(8)
     assert (state.find_key("late"), state.cursors["etl"].position) == (None, 1)
     assert state.check_producer("q", 0, 9) == state.find_key("k")
