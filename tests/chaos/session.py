@@ -117,17 +117,16 @@ async def open_cluster(
 
 @dataclass
 class Archive:
-    """Records that were read as committed before a trim let them go: they count as held."""
+    """Records of a log that were read as committed before a trim let them go: they count as held."""
 
+    log: str = "default"
     records: list[tuple[int, str]] = field(default_factory=list)
     end: int = 0  # exclusive
 
     async def keep(self, url: str, until_index: int) -> None:
         """Read what the node at `url` holds before `until_index` and is not kept yet."""
         if until_index > self.end:
-            self.records += await read_log(
-                url, consistency="committed", until_index=until_index, from_index=self.end
-            )
+            self.records += await read_log(url, self.log, "committed", until_index, self.end)
             self.end = until_index
 
     def before(self, begin_index: int, held: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
