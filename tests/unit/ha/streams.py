@@ -27,6 +27,7 @@ class End:
         self.key = key
         self.reader = reader
         self.open = True
+        self.has_lost = False  # bytes that it sent: nothing arrives after them
         self.last_us = 0  # when the last bytes arrive: those sent later arrive later
         self.peer: End
 
@@ -140,9 +141,10 @@ class StreamNetwork:
 
     def _arrive(self, end: End, piece: bytes) -> None:
         peer = end.peer
-        if not peer.open or not peer.life.alive:
+        if not peer.open or not peer.life.alive or end.has_lost:
             return
         if self.is_cut(end.host.name, peer.host.name):
+            end.has_lost = True
             self.snap(end)
             return
         for frame in peer.reader.feed(piece):
