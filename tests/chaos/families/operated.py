@@ -155,11 +155,11 @@ async def operate(
         await whole(session)
         for number in range(pairs):
             world.progress(number, pairs)
-            began = time.monotonic()
             await overlap(operator)
             await operator.mend()
+            mended = time.monotonic()
             await session.progress(AFTER_APPENDS)
-            world.report.gap("an operation and a fault", session.workload.longest_gap_s(began))
+            world.report.gap("after an operation and a fault", session.workload.longest_gap_s(mended))
             await whole(session)
 
 
