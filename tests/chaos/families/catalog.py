@@ -52,6 +52,7 @@ FAMILIES: dict[str, Family] = {
     "mixed": Family(mixed.mixed, 1_800),
     "operate-raft": Family(operated.operate_raft, 2_400),
     "operate-masters": Family(operated.operate_masters, 2_400),
+    "operate-classic": Family(operated.operate_classic, 2_400),
     "trim-power-cut": Family(operations.trim_and_cut_power, 1_200),
     "remove-leader": Family(operations.remove_leader, 900),
     "replace-disk": Family(operations.replace_disk, 900),

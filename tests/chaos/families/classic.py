@@ -13,6 +13,14 @@ from tests.fault.cluster import FaultCluster
 MASTER, SLAVES = "n1", ("n2", "n3")
 HA_PORT = 10_101
 LOG = "classic"
+SETTINGS = {
+    "name": LOG,
+    "replication": "classic",
+    "master": MASTER,
+    "sync_slaves": 1,
+    "ha_listen": f"0.0.0.0:{HA_PORT}",
+    "ha_address": f"198.18.0.1:{HA_PORT}",
+}
 TIMEOUT_MS = 1_000  # of synchronous appends
 APPENDS_BETWEEN = 60
 LATE_APPENDS = 16  # answered flush-slave-timeout, before the slaves come back
@@ -35,16 +43,8 @@ async def classic(world: World) -> None:
     """20 times a slave or both are killed or cut off under load; then 10 000 junk connections."""
     if not world.isolated:
         raise CannotRun("relays carry no slaves: only a switch can cut one off")
-    log = {
-        "name": LOG,
-        "replication": "classic",
-        "master": MASTER,
-        "sync_slaves": 1,
-        "ha_listen": f"0.0.0.0:{HA_PORT}",
-        "ha_address": f"198.18.0.1:{HA_PORT}",
-    }
     times, junk = world.count(20, least=4), world.count(JUNK)
-    async with open_cluster(world, logs=(log,)) as cluster:
+    async with open_cluster(world, logs=(SETTINGS,)) as cluster:
         async with under_load(world, cluster, log=LOG, timeout_ms=TIMEOUT_MS) as session:
             for number in range(times):
                 world.progress(number, times + 1)

@@ -12,6 +12,9 @@ from typing import Any
 import aiohttp
 import httpx
 
+from tests.chaos.families.classic import LOG as CLASSIC
+from tests.chaos.families.classic import MASTER
+from tests.chaos.families.classic import SETTINGS as CLASSIC_LOG
 from tests.chaos.families.disks import ENTRY
 from tests.chaos.families.masters import THREE, in_sync
 from tests.chaos.families.members import call, change, wait_for_voters
@@ -29,12 +32,14 @@ SETTINGS: tuple[dict[str, dict[str, object]], ...] = (
 
 @dataclass
 class Operator:
-    """Works on one log of three replicas. changes: what PATCH sets, in turns."""
+    """Works on one log of three replicas. changes: what PATCH sets, in turns. master: the permanent one of
+    classic mode, whose disk stays."""
 
     world: World
     session: Session
     log: str
     changes: tuple[dict[str, object], ...]
+    master: str | None = None
     changed: int = 0
 
     async def ask(self, method: str, path: str, body: dict[str, object] | None = None) -> None:
@@ -73,7 +78,7 @@ class Operator:
 
     async def replace_disk(self) -> None:
         cluster = self.session.cluster
-        node = self.world.chance.choice(cluster.ids)
+        node = self.world.chance.choice([node for node in cluster.ids if node != self.master])
         cluster.kill(node)
         shutil.rmtree(cluster.folder / node)
 
@@ -94,19 +99,20 @@ class Operator:
         cluster = self.session.cluster
         await mend(self.session)
         await asyncio.to_thread(cluster.wait_ready)
+        if self.master is not None:
+            return
         asked = self.world.chance.choice(cluster.ids)
         await change(cluster, "PATCH", asked, f"/v1/logs/{self.log}", {"replicas": list(cluster.ids)})
 
 
 Operation = Callable[[Operator], Awaitable[None]]
-OPERATIONS: tuple[Operation, ...] = (
-    Operator.transfer,
+ANYWHERE: tuple[Operation, ...] = (
     Operator.trim,
-    Operator.remove,
     Operator.replace_disk,
     Operator.change,
     Operator.restart,
 )
+WITH_ELECTIONS: tuple[Operation, ...] = (*ANYWHERE, Operator.transfer, Operator.remove)
 
 
 async def operate_raft(world: World) -> None:
@@ -138,12 +144,28 @@ async def operate_masters(world: World) -> None:
     await operate(world, "three", (THREE,), changes, whole)
 
 
+async def operate_classic(world: World) -> None:
+    """60 pairs of an operation and a fault on a log with a permanent master, n1."""
+    if not world.isolated:
+        raise CannotRun("relays carry no slaves: only a switch can cut one off")
+    changes: tuple[dict[str, object], ...] = (
+        {"min_in_sync_replicas": 2, "retention": {"ms": 3_600_000, "bytes": None}},
+        {"min_in_sync_replicas": 1, "retention": None},
+    )
+
+    async def whole(session: Session) -> None:
+        await asyncio.to_thread(session.cluster.wait_even, CLASSIC)
+
+    await operate(world, CLASSIC, (CLASSIC_LOG,), changes, whole, master=MASTER)
+
+
 async def operate(
     world: World,
     log: str,
     logs: tuple[dict[str, Any], ...],
     changes: tuple[dict[str, object], ...],
     whole: Callable[[Session], Awaitable[None]],
+    master: str | None = None,
 ) -> None:
     """whole: waits until all replicas are members of the log again."""
     pairs, archive = world.count(60, least=3), Archive(log)
@@ -151,7 +173,7 @@ async def operate(
         open_cluster(world, entry=ENTRY, logs=logs) as cluster,
         under_load(world, cluster, archive=archive, log=log) as session,
     ):
-        operator = Operator(world, session, log, changes)
+        operator = Operator(world, session, log, changes, master)
         await whole(session)
         for number in range(pairs):
             world.progress(number, pairs)
@@ -166,7 +188,8 @@ async def operate(
 async def overlap(operator: Operator) -> None:
     """One operation and one fault. A disk is replaced before the fault: later, it might be the last copy."""
     world, session = operator.world, operator.session
-    operation, fault = world.chance.choice(OPERATIONS), world.chance.choice(FAULTS)
+    operations = WITH_ELECTIONS if operator.master is None else ANYWHERE
+    operation, fault = world.chance.choice(operations), world.chance.choice(FAULTS)
     pause_s = world.chance.uniform(0, HOLD_S / 2)
     if operation is Operator.replace_disk or world.chance.random() < 0.5:
         await operation(operator)
