@@ -26,7 +26,6 @@ from storage.log.log_folder import MANIFEST_NAME
 from storage.log.log_view import Stretch
 from storage.log.manifest import MAGIC as MANIFEST_MAGIC
 from storage.log.scan import Scan
-from storage.log.segment import Segment
 from storage.log.slots import heal_slots
 from storage.units import MIB
 
@@ -64,15 +63,15 @@ class Scrub:
         self._next_index = from_index
         self._until_index = until_index
         self._last: Batch | None = None
-        self._wrong_index: Segment | None = None
+        self._wrong_index: Stretch | None = None
         self.chain: bytes | None = None
 
     def __iter__(self) -> Iterator[ScrubStep]:
         """Yield the steps. Raises CorruptLog, DiskError, because the index may have to be read or rebuilt."""
         while True:
-            if self._wrong_index is not None:
-                self._wrong_index.rebuild_index()
-                self._wrong_index = None
+            wrong, self._wrong_index = self._wrong_index, None
+            if wrong is not None and self._is_held(wrong):
+                wrong.segment.rebuild_index()
             stretch = self._log.stretch(self._next_index, self._step_bytes, self._until_index)
             if stretch is None:
                 break
@@ -85,12 +84,13 @@ class Scrub:
         try:
             self._verify(stretch)
         except (CorruptLog, DiskError):
-            was_trimmed = self._log.begin_offset > stretch.offset
-            was_truncated = self._log.truncation_count != stretch.truncation_count
-            if not (
-                was_trimmed or was_truncated
-            ):  # else it is no longer in the log; the next round checks it
+            if self._is_held(stretch):
                 raise
+
+    def _is_held(self, stretch: Stretch) -> bool:
+        """Return whether nothing of it was trimmed or truncated meanwhile; else the next round checks it."""
+        was_trimmed = self._log.begin_offset > stretch.offset
+        return not was_trimmed and self._log.truncation_count == stretch.truncation_count
 
     def _verify(self, stretch: Stretch) -> None:
         segment = stretch.segment
@@ -112,7 +112,7 @@ class Scrub:
         finally:
             file.close()
         if not self._index_matches(stretch, own):
-            self._wrong_index = segment
+            self._wrong_index = stretch
 
     def _problem(self, batch: Batch, stretch: Stretch) -> str | None:
         last = self._last

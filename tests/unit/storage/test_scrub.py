@@ -8,6 +8,7 @@ from storage.care.scrub import Scrub
 from storage.errors import CorruptFile, CorruptLog
 from storage.files import OsFileSystem
 from storage.format.batch import FIRST_CHAIN, Batch, next_chain
+from storage.format.segment_format import index_name
 from storage.log.checkpoint import Checkpoint, CheckpointFile, SnapshotFile
 from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState, HardStateFile
@@ -112,6 +113,31 @@ def test_a_trim_a_cut_and_a_reset_may_come_in_between(
             step.run()
         grow(log, 30)
         log.settle(log.end_index - 10)
+
+
+@pytest.mark.parametrize("act", ["trim", "cut", "reset"])
+def test_the_index_of_a_segment_that_has_left_the_log_is_not_rebuilt(act: str) -> None:
+    """A trim removes the index file first, while the segment is still being read."""
+    files = MemoryFiles()
+    log = open_log(files)
+    grow(log, 60)
+    log.settle(log.end_index - 10)
+    name = index_name(0)
+    steps = iter(Scrub(files, log, 3_000))
+    first = next(steps)
+    files.remove(f"{FOLDER}/{name}")
+    first.run()
+    if act == "trim":
+        ticket = log.start_trim(log.end_index - 20)
+        assert ticket is not None
+        ticket.run()
+    elif act == "cut":
+        log.truncate_after(log.floor_batch_end(log.end_index - 3))
+    else:
+        log.reset(5_000, 400_000)
+    for step in steps:
+        step.run()
+    assert files.exists(f"{FOLDER}/{name}") == (act == "cut")  # then the segment is still there
 
 
 def test_damage_of_an_index_or_of_the_epochs_is_put_right() -> None:
