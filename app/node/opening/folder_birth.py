@@ -3,7 +3,8 @@
 DATA/born is one line: CRC32C in hexadecimal, a space, JSON. A log that was created later than the folder
 opens for the first time at each of its replicas with an empty folder, and no disk was replaced. A log that is
 older than the folder may have been here before: then its empty folder is a doubt (trust.py). So is that of a
-log which an earlier incarnation knew already, and has opened: its files were removed since.
+log which an earlier incarnation knew already, and has opened: its files were removed since. A folder that was
+put in the place of a later one is as old as its first start there.
 """
 
 from typing import Final
@@ -56,6 +57,10 @@ class FolderBirth:
         none."""
         if self._marker.exists and self._marker.intact:
             return self._read_index
+        return self._saved_index
+
+    @property
+    def _saved_index(self) -> int:
         if not self._files.exists(self._path):  # a folder of an earlier version
             return NO_INDEX
         try:
@@ -67,8 +72,13 @@ class FolderBirth:
         return msgspec.json.decode(text, type=_BirthLine).index
 
     def save(self, index: int) -> None:
-        """Save the index, or the one that was read if that is lower; the first one stays. Durable on return.
-        Raises DiskError."""
-        if not self._files.exists(self._path):
-            text = msgspec.json.encode(_BirthLine(min(index, self._read_index)))
+        """Save the index, or the one that was read if that is lower. Durable on return. Raises DiskError.
+
+        The first one stays, unless the folder is a copy: what was created since may have been in the one that
+        it replaces.
+        """
+        index = min(index, self._read_index)
+        is_copy = self._marker.exists and self._marker.lost_vote
+        if not self._files.exists(self._path) or (is_copy and self._saved_index < index):
+            text = msgspec.json.encode(_BirthLine(index))
             write_durably(self._files, self._path, b"%08x %s\n" % (crc32c(text), text))

@@ -211,6 +211,28 @@ def test_logs_that_an_earlier_incarnation_knew_have_been_here_before() -> None:
     assert birth.index > 10**9
 
 
+@pytest.mark.rule("R-01", "R-02")
+def test_logs_that_are_newer_than_a_restored_copy_have_been_here_before_it() -> None:
+    """The folder that the copy replaces may have held them, and they are not in the copy."""
+    files = MemoryFiles()
+    birth, marker = birth_of(files)
+    birth.save(41)
+    birth, marker = birth_of(files)  # put back by a copy from then
+    birth.know(60)
+    marker.save(Note("copy", "start", 1, intact=True, lost_vote=True))
+    birth.read(90)
+    birth.save(95)
+    marker.remove()
+    assert birth.index == 90
+    birth.save(99)
+    assert birth.index == 90
+    marker.save(Note("power", "start", 1, intact=True))  # the same folder
+    birth, _ = birth_of(files)
+    birth.save(99)
+    marker.remove()
+    assert birth.index == 90
+
+
 def put_back(copy: Path, folder: Path, *, over: bool = False) -> None:
     """Restore a folder from a copy; over: its files are overwritten, others stay."""
     if not over:
