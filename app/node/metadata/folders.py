@@ -54,19 +54,29 @@ class LogFolders:
         if (line := self._line(name)) is not None and line.deleting:
             self._remove(name, line)
 
-    def kept(self) -> dict[str, int]:
-        """Return the logs that are kept here: name -> generation."""
-        found = {}
-        for name in self._files.list(self._folder):
-            if not name.endswith(".tmp") and (line := self._line(name)) is not None:
-                found[name] = line.generation
-        return found
+    def kept_generation(self, name: str) -> int | None:
+        """Return the generation of the copy that is kept; None if there is none, or its line is damaged."""
+        try:
+            line = self._line(name)
+        except CorruptFile:
+            return None
+        return None if line is None else line.generation
 
     def prepare(self, name: str, generation: int, log_id: int) -> None:
         """Prepare the folder for the log of that generation; an earlier log of the name is removed.
 
         Raises CorruptFile if the folder holds an unknown log.
         """
+        if not self.make_way(name, generation, log_id):
+            folder = f"{self._data}/logs/{name}"
+            self._files.make_folders(folder)
+            if self._files.list(folder):
+                raise CorruptFile(folder, "a log that is not of the controllers' metadata")
+            self._write(name, _FolderLine(generation))
+
+    def make_way(self, name: str, generation: int, log_id: int) -> bool:
+        """Remove the copy of an earlier log of the name; return whether the log of that generation is kept
+        here. Raises CorruptFile as `prepare`."""
         try:
             line = self._line(name)
         except CorruptFile:
@@ -76,13 +86,8 @@ class LogFolders:
             self._write(name, line)
         if line is not None and (line.deleting or line.generation != generation):
             self.remove(name)
-            line = None
-        if line is None:
-            folder = f"{self._data}/logs/{name}"
-            self._files.make_folders(folder)
-            if self._files.list(folder):
-                raise CorruptFile(folder, "a log that is not of the controllers' metadata")
-            self._write(name, _FolderLine(generation))
+            return False
+        return line is not None
 
     def adopt(self, name: str, generation: int) -> None:
         """Record the generation of an open copy without a line: it joined under an earlier version."""

@@ -87,7 +87,7 @@ class MetadataLogs:
         metadata = self._metadata.metadata
         if metadata is None:
             return False
-        whole, index = True, metadata.applied_index
+        whole, index, is_newest = True, metadata.applied_index, self._metadata.is_newest
         if index < self._metadata.followed_index:
             return False  # a repair has restored older metadata: the newer ones will follow
         for hosted in self._host.all_hosted():
@@ -96,7 +96,7 @@ class MetadataLogs:
                 whole &= await self._guarded(hosted.name, self._forget(hosted))
         logs = [log for log in metadata if log.generation >= 0]
         for log in logs:
-            whole &= await self._guarded(log.name, self._follow(log))
+            whole &= await self._guarded(log.name, self._follow(log, is_newest=is_newest))
         for log in metadata:
             if log.generation < 0:
                 self.follow_configured(log)
@@ -147,12 +147,12 @@ class MetadataLogs:
             return
         hosted.take_settings(settings)
 
-    async def _follow(self, log: Log) -> bool:
+    async def _follow(self, log: Log, *, is_newest: bool) -> bool:
         hosted = self._host.hosted(log.name)
         if log.state != LOG_DELETING and not self._supports(log):
             return True
         if hosted is None:
-            return log.state == LOG_DELETING or await self._add(log)
+            return log.state == LOG_DELETING or await self._add(log, is_newest=is_newest)
         if hosted.generation != log.generation:
             if hosted.generation != CONFIGURED:
                 return False  # an earlier log of the name is not removed yet
@@ -229,17 +229,29 @@ class MetadataLogs:
         self.unsupported.pop(log.name, None)
         return True
 
-    async def _add(self, log: Log) -> bool:
+    async def _add(self, log: Log, *, is_newest: bool) -> bool:
         settings = LogSettings.of_spec(log.name, log.acting_spec)
+        is_replica = self._node_id in log.spec.replicas
         try:
-            if self._node_id in log.spec.replicas:
-                await self._in_thread(self._folders.prepare, log.name, log.generation, log.log_id)
+            if not is_newest and await self._waits(log, is_replica=is_replica):
+                return False
+            make = self._folders.prepare if is_replica else self._folders.make_way
+            await self._in_thread(make, log.name, log.generation, log.log_id)
             await self._host.add_log(settings, log.log_id, log.generation)
         except StorageError as error:
             logger.error("log %s cannot be opened: %s", log.name, error)
             return False
         logger.info("log opened", extra={"log": log.name, "generation": log.generation})
         return True
+
+    async def _waits(self, log: Log, *, is_replica: bool) -> bool:
+        """Return whether a log waits until this node has known the newest metadata.
+
+        Before, as after a crash, they may be older than its folders: the copy of a later log of that name
+        must not be removed, and a log that was deleted must not begin again.
+        """
+        kept = await self._in_thread(self._folders.kept_generation, log.name)
+        return is_replica if kept is None else bool(kept != log.generation)
 
     async def _remove(self, hosted: HostedLog) -> bool:
         if not hosted.release_files():

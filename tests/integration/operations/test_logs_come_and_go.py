@@ -1,7 +1,9 @@
 """Logs that are created, changed and deleted while the cluster runs (docs/api.md §5), whatever their mode."""
 
 import json
+import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -9,6 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli.main import cli
+from storage.log.checkpoint import MAGIC
+from storage.log.slots import decode_slot
 from tests.support.cluster import Cluster, eventually, running
 
 WAIT_S = 45.0
@@ -181,6 +185,32 @@ def test_a_node_that_slept_through_a_deletion_removes_its_copy_and_takes_part_in
         timeout_s=WAIT_S,
     )
     assert cluster.values("n3", "slept") == ["new"]
+
+
+@pytest.mark.rule("R-07", "C-09")
+def test_a_log_that_was_created_again_outlives_a_kill_before_the_next_checkpoint(tmp_path: Path) -> None:
+    """The restarted node first knows the metadata of its last checkpoint: those of the earlier log."""
+    with running(tmp_path, 1) as alone:
+        checkpoint = tmp_path / "n1" / "logs" / "__controller" / "checkpoint"
+        alone.wait_ready("n1")
+        assert create(alone, "n1", name="again").status_code == 201
+        assert alone.append("n1", "old", log="again").status_code == 200
+        known = alone.status("n1", "__controller")["committed_index"]
+
+        def is_saved() -> bool:
+            found = decode_slot(MAGIC, checkpoint.read_bytes()) if checkpoint.exists() else None
+            return found is not None and struct.unpack_from("<q", found[1])[0] >= known
+
+        eventually(is_saved, what="a checkpoint of the metadata with the earlier log")
+        assert alone.call("DELETE", "n1", "/v1/logs/again").status_code == 202
+        eventually(
+            lambda: create(alone, "n1", name="again").status_code == 201, what="the name is free again"
+        )
+        assert alone.append("n1", "new", log="again").status_code == 200
+        alone.kill("n1")
+        alone.start("n1")
+        alone.wait_ready("n1")
+        assert alone.values("n1", "again") == ["new"]
 
 
 def test_the_command_line_creates_elects_and_deletes(cluster: Cluster) -> None:

@@ -10,9 +10,11 @@ import pytest
 from app.controller.metadata import Log, LogSpec
 from app.log.contract import Durability, LogOptions
 from app.node.hosted_log import HostedLog
+from app.node.metadata.folders import LogFolders
 from app.node.metadata.logs import MetadataLogs
 from app.settings.model import LogSettings
 from storage.errors import StorageFull
+from tests.support.memory_files import MemoryFiles
 
 
 class Metadata(list[Log]):
@@ -27,10 +29,18 @@ class Folders:
 
     def __init__(self) -> None:
         self.done: list[str] = []
+        self.kept: dict[str, int] = {}
         self.failing: Exception | None = None
 
     def prepare(self, name: str, generation: int, log_id: int) -> None:
         self.done.append(f"prepare {name} {generation}")
+
+    def make_way(self, name: str, generation: int, log_id: int) -> bool:
+        """There is no earlier log of the name."""
+        return False
+
+    def kept_generation(self, name: str) -> int | None:
+        return self.kept.get(name)
 
     def adopt(self, name: str, generation: int) -> None:
         """The copy has a line already."""
@@ -85,14 +95,15 @@ def log_of(name: str, generation: int, replication: str = "raft") -> Log:
 
 
 def follower(metadata: Metadata) -> tuple[MetadataLogs, Host, Any]:
-    async def in_thread(work: Any, *given: Any) -> None:
-        work(*given)
+    async def in_thread(work: Any, *given: Any) -> Any:
+        return work(*given)
 
     host = Host()
     service: Any = SimpleNamespace(
         metadata=metadata,
         followed_index=-1,
         client=SimpleNamespace(heartbeat_now=lambda: None),
+        is_newest=True,
         is_current=True,
     )
     folders = Folders()
@@ -206,6 +217,38 @@ def test_metadata_of_an_earlier_time_remove_no_copy() -> None:
     metadata.clear()
     assert not asyncio.run(logs.follow())
     assert host.open["a"].journal == "open"
+
+
+@pytest.mark.rule("R-07", "C-09")
+def test_metadata_of_an_earlier_time_neither_begin_nor_replace_a_log() -> None:
+    """After a crash: "a" was created again since, and "b" was deleted. Only "c" is kept as they show it."""
+    metadata = Metadata([log_of("a", 1), log_of("b", 2), log_of("c", 3)])
+    logs, host, service = follower(metadata)
+    service.is_newest = False
+    host.folders.kept = {"a": 5, "c": 3}
+    assert not asyncio.run(logs.follow())
+    assert (sorted(host.open), host.folders.done) == (["c"], ["prepare c 3"])
+    metadata[:] = [log_of("a", 5), log_of("c", 3), log_of("d", 6)]
+    assert not asyncio.run(logs.follow())
+    assert (sorted(host.open), service.followed_index) == (["a", "c"], -1)
+    service.is_newest = True
+    assert asyncio.run(logs.follow())
+    assert sorted(host.open) == ["a", "c", "d"]
+    assert not any(step.startswith("remove") for step in host.folders.done)
+
+
+@pytest.mark.parametrize("is_newest", [False, True])
+def test_the_copy_of_an_earlier_log_is_removed_also_where_the_next_one_has_none(is_newest: bool) -> None:
+    """A crash came between the deletion and the removal of the files."""
+    files = MemoryFiles()
+    folders = LogFolders(files, "d")
+    folders.prepare("a", 1, 1)
+    log = log_of("a", 5)
+    spec = msgspec.structs.replace(log.spec, replicas=("n2",))
+    logs, host, service = follower(Metadata([msgspec.structs.replace(log, spec=spec)]))
+    logs._folders, service.is_newest = folders, is_newest
+    assert asyncio.run(logs.follow()) is is_newest
+    assert (sorted(host.open), folders.kept_generation("a")) == ((["a"], None) if is_newest else ([], 1))
 
 
 def test_a_copy_that_cannot_be_removed_now_is_removed_later_and_not_reopened() -> None:
