@@ -1,5 +1,6 @@
 """Producer: appends records in the background, in batches, in order, each exactly once."""
 
+import math
 import threading
 import time
 import uuid
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from app.client.batches import Body, arrow_body, pack
 from app.client.client import Appended, CommitlogClient
 from app.client.errors import ClientError, Problem, ProducerFailed
-from app.client.records import CONTENTS, Record, check_content, check_details
+from app.client.records import CONTENTS, Record, check_content, check_details, stored_bytes
 from storage.units import MIB
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 MAX_IN_FLIGHT = 5  # a log remembers the last five appends of a producer
 _GAP_PAUSE_S = 0.005
+_UTF8_MAX_BYTES = 4  # of a character
 _QUEUED_RECORD_BYTES = 64  # of a record beside its value and key, about
 
 
@@ -85,8 +87,10 @@ class RecordProducer:
     older instance still sends.
 
     linger_ms: how long a batch waits for more records. max_batch_records, max_batch_bytes: of one append; the
-    service allows 10 000 records and 16 MiB unless it is configured otherwise. max_in_flight: appends at a
-    time, 1 to 5. max_pending_bytes: of records that are not committed; `send` waits beyond it.
+    service allows 10 000 records and 16 MiB unless it is configured otherwise. max_record_bytes: of value,
+    key and headers together, the service's limit; a larger record is refused by `send`, and the others go on.
+    max_in_flight: appends at a time, 1 to 5. max_pending_bytes: of records that are not committed; `send`
+    waits beyond it.
 
     The first append that fails for good ends the producer: what comes after it would be out of order. Later
     records fail with ProducerFailed and the outcome `not_applied`, or with the answer that they received.
@@ -100,11 +104,23 @@ class RecordProducer:
         linger_ms: float = 5.0,
         max_batch_records: int = 10_000,
         max_batch_bytes: int = 4 * MIB,
+        max_record_bytes: int = MIB,
         max_in_flight: int = 4,
         max_pending_bytes: int = 64 * MIB,
         **options: Any,
     ) -> None:
-        """options: of each append: acks, timeout_ms, fencing_token."""
+        """options: of each append: acks, timeout_ms, fencing_token. Raises ValueError."""
+        at_least_one = {
+            "max_batch_records": max_batch_records,
+            "max_batch_bytes": max_batch_bytes,
+            "max_record_bytes": max_record_bytes,
+            "max_pending_bytes": max_pending_bytes,
+        }
+        for name, value in at_least_one.items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not 0 <= linger_ms < math.inf:
+            raise ValueError(f"linger_ms must be a finite number from 0 on, got {linger_ms}")
         if not 1 <= max_in_flight <= MAX_IN_FLIGHT:
             raise ValueError(f"max_in_flight must be between 1 and {MAX_IN_FLIGHT}, got {max_in_flight}")
         self.producer_id = producer_id or str(uuid.uuid4())
@@ -113,6 +129,7 @@ class RecordProducer:
         self._options = options
         self._linger_s = linger_ms / 1_000
         self._max_records, self._max_bytes = max_batch_records, max_batch_bytes
+        self._max_record = max_record_bytes
         self._max_pending = max_pending_bytes
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # for senders: a batch to send
@@ -148,7 +165,8 @@ class RecordProducer:
         self, value: str | bytes | Record | None, key: str | bytes | None = None, *, wait: bool = True
     ) -> RecordDelivery:
         """Queue one record. Raises ProducerFailed after an earlier failure, BlockingIOError with wait=False
-        while max_pending_bytes are pending, and TypeError for a part that no record can have."""
+        while max_pending_bytes are pending, TypeError for a part that no record can have, and ValueError for
+        a record that is larger than max_record_bytes."""
         other = None
         if isinstance(value, Record):
             record = value
@@ -164,6 +182,8 @@ class RecordProducer:
             + (len(key) if key is not None else 0)
             + _QUEUED_RECORD_BYTES
         )
+        if other is not None or size * _UTF8_MAX_BYTES > self._max_record:
+            self._check_size(other or Record(value, key))
         with self._lock:
             if self._pending >= self._max_pending or self._failed is not None or self._is_closed:
                 self._wait_for_room(wait=wait)
@@ -230,6 +250,11 @@ class RecordProducer:
                 self._room.notify_all()
             for thread in self._threads:
                 thread.join()
+
+    def _check_size(self, record: Record) -> None:
+        size = stored_bytes(record)
+        if size > self._max_record:
+            raise ValueError(f"a record has at most {self._max_record} bytes (max_record_bytes), got {size}")
 
     # --- with the lock
 

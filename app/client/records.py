@@ -65,6 +65,12 @@ def check_details(record: Record) -> None:
         raise TypeError(f"the timestamp of a record must be whole milliseconds since 1970 UTC, got {kind}")
 
 
+def stored_bytes(record: Record) -> int:
+    """Return the bytes that the service counts of a record: of its value, key and headers."""
+    parts = [record.value, record.key, *(part for header in record.headers for part in header)]
+    return sum(len(part.encode() if isinstance(part, str) else part) for part in parts if part is not None)
+
+
 def record_document(record: RecordLike) -> Mapping[str, Any]:
     """Return a record's JSON object: from a Record, a bare value, or a mapping that is one already."""
     if isinstance(record, Mapping):

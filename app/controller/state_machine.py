@@ -149,17 +149,15 @@ def _changed(log: Log, index: int, event: AnyEvent) -> Log | None:
     replace = msgspec.structs.replace
     match event:
         case LogChanged() if log.state == LOG_CREATED:
-            return _without_gone(
-                replace(
-                    log,
-                    spec=event.spec,
-                    version=index,
-                    changed_by=event.change_id,
-                    configured=event.configured,
-                    leaving=event.leaving,
-                    arriving=event.arriving,
-                )
+            changed = replace(
+                log,
+                spec=event.spec,
+                configured=event.configured,
+                leaving=event.leaving,
+                arriving=event.arriving,
             )
+            version = log.version if changed == log else index
+            return _without_gone(replace(changed, version=version, changed_by=event.change_id))
         case LogDeletionBegun():
             return replace(log, state=LOG_DELETING, version=index, master=None)
         case LogDeleted() if log.state == LOG_DELETING:

@@ -59,6 +59,40 @@ def test_records_are_batched_and_each_delivery_has_its_index() -> None:
         assert {asked.query["producer_id"] for asked in service.appends()} == {producer.producer_id}
 
 
+@pytest.mark.parametrize(
+    "large",
+    [
+        Record("é" * 51),
+        Record(b"v" * 60, key="k" * 41),
+        Record("v", headers=[("name", "v" * 98)]),
+    ],
+)
+def test_a_record_that_is_too_large_is_refused_and_the_others_go_on(large: Record) -> None:
+    with fake_service(Log()) as service, producing(service, max_record_bytes=100) as producer:
+        first = producer.send("é" * 50)
+        with pytest.raises(ValueError, match=r"at most 100 bytes \(max_record_bytes\), got 10[1-3]"):
+            producer.send(large)
+        second = producer.send("b")
+        assert (first.result(30), second.result(30)) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"linger_ms": -1},
+        {"linger_ms": float("nan")},
+        {"max_batch_records": 0},
+        {"max_batch_bytes": 0},
+        {"max_record_bytes": -1},
+        {"max_pending_bytes": 0},
+        {"max_in_flight": 6},
+    ],
+)
+def test_options_that_cannot_work_are_refused(bad: dict[str, float]) -> None:
+    with fake_service(Log()) as service, pytest.raises(ValueError, match=f"{next(iter(bad))} must be"):
+        producing(service, **bad)
+
+
 def test_a_record_waits_no_longer_than_linger() -> None:
     with fake_service(Log()) as service, producing(service, linger_ms=1.0) as producer:
         assert producer.send("a").result(30) == 0

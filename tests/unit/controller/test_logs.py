@@ -107,6 +107,14 @@ def test_changes_by_version_and_what_never_changes() -> None:
     assert quorum.refused(ChangeLog("b", {"unclean": True}, "z")) is Reason.UNKNOWN_LOG
 
 
+@pytest.mark.parametrize("changes", [{}, {"unclean": False, "replicas": ("n1", "n2", "n3")}])
+def test_a_change_to_what_is_set_already_keeps_the_version(changes: dict[str, Any]) -> None:
+    quorum = Quorum()
+    version = quorum.create().version
+    quorum.done(ChangeLog("a", changes, "x", version))
+    assert quorum.log().version == version
+
+
 def test_the_refusal_of_a_version_names_the_current_one_and_no_internal_number() -> None:
     quorum = Quorum()
     current = quorum.create().version
