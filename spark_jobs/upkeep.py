@@ -75,6 +75,17 @@ class Kept:
         )
 
 
+@dataclass(frozen=True)
+class NotKept:
+    """A table that could not be compacted or vacuumed, and the first line of the reason."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
 def keep_up(spark: SparkSession, path: str) -> Kept:
     """Compact and vacuum one table. Raises PySparkException after five conflicts in a row."""
     began = time.monotonic()
@@ -87,10 +98,11 @@ def keep_up(spark: SparkSession, path: str) -> Kept:
 
 def keep_all_up(
     spark: SparkSession, tables: Path | str, logs: Iterable[str], stop: threading.Event | None = None
-) -> Iterator[Kept]:
+) -> Iterator[Kept | NotKept]:
     """Compact and vacuum all tables of some logs, one after the other, and the existing silver tables.
 
-    Yields the result of each when it is done. stop: set it to end before the next table.
+    Yields the result of each when it is done; a failure of one leaves the others alone. stop: set it to end
+    before the next table.
     """
     logs = list(logs)
     paths = [table_path(tables, log, table) for log in logs for table in (*TABLES, DELAYS, LATE)]
@@ -103,8 +115,13 @@ def keep_all_up(
     for path in paths:
         if stop is not None and stop.is_set():
             return
-        if is_table(spark, path):
-            yield keep_up(spark, path)
+        try:
+            kept = keep_up(spark, path) if is_table(spark, path) else None
+        except SPARK_ERRORS as error:
+            yield NotKept(path, str(error).partition("\n")[0])
+        else:
+            if kept is not None:
+                yield kept
 
 
 def _retried(act: Callable[[], Row]) -> tuple[Row, int]:
@@ -116,6 +133,20 @@ def _retried(act: Callable[[], Row]) -> tuple[Row, int]:
                 raise
             time.sleep(FIRST_PAUSE_S * 2**conflicts)
     raise AssertionError("the last attempt returns or raises")
+
+
+def keep_round_up(
+    spark: SparkSession, tables: str, logs: Iterable[str], stop: threading.Event
+) -> tuple[int, int]:
+    """As `keep_all_up`, with a line for each table; return how many were kept, and how many failed."""
+    kept = failed = 0
+    for result in keep_all_up(spark, tables, logs, stop):
+        is_kept = isinstance(result, Kept)
+        kept, failed = kept + is_kept, failed + (not is_kept)
+        out = sys.stdout if is_kept else sys.stderr
+        out.write(f"{result}\n")
+        out.flush()
+    return kept, failed
 
 
 @click.command(
@@ -139,8 +170,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> SimpleNamespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the job until it is done, or SIGTERM. Exit code 1 when Spark fails or there is no table, 2 for
-    an invalid configuration."""
+    """Run the job until it is done, or SIGTERM. Exit code 1 when a table failed, with `--every` when all of
+    a round failed, and when there is no table; 2 for an invalid configuration."""
     given = parse_arguments(arguments)
     stop = threading.Event()
     try:
@@ -150,15 +181,13 @@ def main(arguments: list[str] | None = None) -> int:
             finish_at_signals(stop)
             while not stop.is_set():
                 logs = named(given.log or ("default",), lambda: folders(root))
-                done = 0
-                for kept in keep_all_up(spark, root, logs, stop):
-                    done += 1
-                    sys.stdout.write(f"{kept}\n")
-                    sys.stdout.flush()
-                if not done and not stop.is_set():
+                done, failed = keep_round_up(spark, root, logs, stop)
+                if not done and not failed and not stop.is_set():
                     sys.stderr.write(f"{root} contains no table of {', '.join(logs)}\n")
                 if given.every is None:
-                    return 0 if done else 1
+                    return 0 if done and not failed else 1
+                if failed and not done:
+                    return 1
                 stop.wait(given.every)
     except (ConfigError, OptionError) as error:
         sys.stderr.write(f"{error}\n")

@@ -288,14 +288,15 @@ class LogReads:
 
     def receipt(self, node_id: str, name: str) -> pa.Table:
         """Return the records that an unclean election removed from a node, by its receipt's name. Raises
-        RequestRefused."""
+        RequestRefused, Unreachable."""
 
         def ask(endpoint: str) -> pa.Table:
             url = next((node.url for node in self._nodes(endpoint) if node.id == node_id), None)
             if url is None:
                 raise RequestRefused(404, "not-found", f"the cluster has no node {node_id} any more")
             answer = self._once(url, self._path(f"/receipts/{quote(name, safe='')}"), {}, {})
-            return pa.ipc.open_file(answer.data).read_all()
+            with _decoding(url):
+                return pa.ipc.open_file(answer.data).read_all()
 
         return self._first_good(ask)
 

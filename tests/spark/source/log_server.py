@@ -343,7 +343,9 @@ class FakeReplica:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, READ_SCHEMA) as writer:
             writer.write(pa.RecordBatch.from_pylist(records, READ_SCHEMA))
-        return Response(sink.getvalue().to_pybytes(), media_type="application/vnd.apache.arrow.file")
+        return Response(
+            self._cut(sink.getvalue().to_pybytes()), media_type="application/vnd.apache.arrow.file"
+        )
 
     async def events(self, request: Request) -> Response:
         first = int(request.query_params.get("from_seq", "0"))

@@ -41,6 +41,14 @@ def test_asks_again_when_an_answer_is_cut(replicas: list[FakeReplica]) -> None:
     assert indexes(client_of(replicas), 0, 102) == [*range(102)]
 
 
+def test_asks_again_when_a_receipt_is_cut(replicas: list[FakeReplica], log: FakeLog) -> None:
+    for replica in replicas:
+        replica.receipts["lost"] = log.records[:3]
+    replicas[0].cut_answers = 1
+    node = client_of(replicas).nodes()[0].id
+    assert client_of(replicas).receipt(node, "lost")["index"].to_pylist() == [0, 1, 2]
+
+
 def test_a_short_read_is_never_passed_on(replicas: list[FakeReplica]) -> None:
     replicas[0].drop_record = 60
     assert indexes(client_of(replicas), 0, 102) == [*range(102)]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.materialize.config import MaterializeConfig
@@ -14,13 +15,13 @@ from spark_jobs.run import materialize
 from spark_jobs.tables.snapshot import read_snapshot
 from spark_jobs.tables.table import TABLES, identifier, read_table
 from spark_jobs.tables.transforms import index_check
-from spark_jobs.upkeep import Kept, keep_all_up, keep_up
+from spark_jobs.upkeep import Kept, NotKept, keep_all_up, keep_round_up, keep_up
 from tests.spark.conftest import endpoints
 from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.source.looks import await_materialized, await_true
 
 
-def counted(spark: SparkSession, act: Callable[[], list[Kept]]) -> tuple[list[Kept], int]:
+def counted(spark: SparkSession, act: Callable[[], list[Kept | NotKept]]) -> tuple[list[Kept | NotKept], int]:
     """The result, and the number of tasks that Spark has started meanwhile."""
     tasks: Any = spark.sparkContext._jsc.sc().taskScheduler()
     first = int(tasks.newTaskId())
@@ -58,7 +59,9 @@ def test_tables_are_compacted_while_the_stream_continues(
     assert ended[0].logs["default"].restarts == 0
     assert tasks < 100 * len(TABLES)  # Spark's own settings: more than 10,000 for each table
     assert len(kept) == len(TABLES)
-    assert next(each for each in kept if each.path == path).files_removed >= 2
+    entries = next(each for each in kept if each.path == path)
+    assert isinstance(entries, Kept)
+    assert entries.files_removed >= 2
     found = index_check(read_table(spark, path)).collect()[0]
     assert (found["rows"], found["doubles"], found["last"]) == (110, 0, log.next_index - 1)
     epochs = read_table(spark, f"{tmp_path}/default/epochs").orderBy("epoch").collect()
@@ -72,3 +75,18 @@ def test_tables_are_compacted_while_the_stream_continues(
     spark.conf.unset("spark.databricks.delta.retentionDurationCheck.enabled")
     assert len(list(Path(path).rglob("part-*.parquet"))) == len(read_snapshot(path).files) < before
     assert read_table(spark, path).count() == 110
+
+
+def test_a_table_that_fails_leaves_the_others_alone(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for table in ("entries", "epochs"):
+        for _ in range(2):
+            path = tmp_path / "default" / table
+            spark.range(3).repartition(1).write.format("delta").mode("append").save(str(path))
+    next((tmp_path / "default" / "entries").glob("part-*.parquet")).unlink()
+    assert keep_round_up(spark, str(tmp_path), ["default"], threading.Event()) == (1, 1)
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"{tmp_path}/default/epochs: 2 files became 1")
+    assert shown.err.startswith(f"{tmp_path}/default/entries: ")
+    assert len(shown.err.splitlines()) == 1
