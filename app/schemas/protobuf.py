@@ -84,11 +84,11 @@ class ProtobufReader:
         """Return the row of a record, and its unknown fields by number as JSON. Raises ValueInvalid."""
         record = self._class()
         try:
-            record.ParseFromString(value)
+            _methods(record).ParseFromString(value)
         except self._error as error:
             raise ValueInvalid(f"The record is not a valid message: {shown(str(error))}.") from None
-        if not record.IsInitialized():
-            missing = shown(", ".join(record.FindInitializationErrors()))
+        if not _methods(record).IsInitialized():
+            missing = shown(", ".join(_methods(record).FindInitializationErrors()))
             raise ValueInvalid(f"Required fields are missing: {missing}.")
         try:
             unknown = self._message.unknown(record)
@@ -110,8 +110,8 @@ class _Message:
             raise SchemaInvalid(pointer, f"The schema has more than {DEPTH_MAX} levels.")
         if not descriptor.fields:
             raise SchemaInvalid(pointer, f"The message {name} has no fields, so it is not a column.")
-        self._nested: list[tuple[str, bool, _Message]] = []  # name, is repeated, type
-        self._maps: list[tuple[str, _Message]] = []
+        self._nested: list[tuple[str, bool, _Message | _Whole]] = []  # name, is repeated, type
+        self._maps: list[tuple[str, _Message | _Whole]] = []
         self._parts: list[tuple[str, bool, Get | None]] = []  # name, has presence, function
         fields = []
         for field in descriptor.fields:
@@ -126,8 +126,9 @@ class _Message:
     def values(self, record: Any) -> list[Any]:
         """Return the values of a message in the order of its fields. Raises ValueInvalid."""
         values: list[Any] = []
+        has_field = _methods(record).HasField
         for name, has_presence, get in self._parts:
-            if has_presence and not record.HasField(name):
+            if has_presence and not has_field(name):
                 values.append(None)
                 continue
             value = getattr(record, name)
@@ -142,17 +143,14 @@ class _Message:
 
     def unknown(self, record: Any) -> dict[str, Any]:
         """Return the fields that the descriptor lacks, by number; those of nested messages by name."""
-        from google.protobuf import unknown_fields
-
-        found: dict[str, Any] = {}
-        for field in unknown_fields.UnknownFieldSet(record):
-            _add(found, str(field.field_number), _unknown_value(field))
+        found = _unknown_fields(record)
+        has_field = _methods(record).HasField
         for name, is_repeated, message in self._nested:
             if is_repeated:
                 inner = {str(at): message.unknown(item) for at, item in enumerate(getattr(record, name))}
                 inner = {at: item for at, item in inner.items() if item}
             else:
-                inner = message.unknown(getattr(record, name)) if record.HasField(name) else {}
+                inner = message.unknown(getattr(record, name)) if has_field(name) else {}
             if inner:
                 found[name] = inner
         for name, message in self._maps:
@@ -181,15 +179,14 @@ class _Message:
         if field.message_type is not None:
             full_name = field.message_type.full_name
             if full_name == TIMESTAMP:
+                self._place(name, place, _Whole())
                 return Primitive("timestamp"), _micros
             if full_name in WRAPPERS:
+                self._place(name, place, _Whole())
                 kind, get = self._single(field.message_type.fields[0], parents, pointer, "")
                 return kind, (lambda value: value.value) if get is None else (lambda value: get(value.value))
             nested = _Message(field.message_type, parents, pointer, self._count)
-            if place == "map":
-                self._maps.append((name, nested))
-            else:
-                self._nested.append((name, place == "list", nested))
+            self._place(name, place, nested)
             return nested.kind, nested.as_dict
         kind_name = _TYPE_NUMBERS[field.type]
         if kind_name == "enum":
@@ -201,10 +198,43 @@ class _Message:
             return Primitive("string"), _text
         return Primitive(PRIMITIVES[kind_name]), None
 
+    def _place(self, name: str, place: str, message: "_Message | _Whole") -> None:
+        """Remember where messages are that may have unknown fields."""
+        if place == "map":
+            self._maps.append((name, message))
+        else:
+            self._nested.append((name, place == "list", message))
+
     def as_dict(self, record: Any) -> dict[str, Any]:
         """Return the values of a nested message by name. Raises ValueInvalid."""
         names = (part[0] for part in self._parts)
         return dict(zip(names, self.values(record), strict=True))
+
+
+class _Whole:
+    """A message that is one value of a column."""
+
+    def unknown(self, record: Any) -> dict[str, Any]:
+        """As `_Message.unknown`."""
+        return _unknown_fields(record)
+
+
+def _methods(record: Any) -> Any:
+    """Return the methods of a message, also where a field has the name of one.
+
+    Protobuf without its C part has them in the class itself, before the fields.
+    """
+    kind = type(record)
+    return record if "HasField" in kind.__dict__ else super(kind, record)
+
+
+def _unknown_fields(record: Any) -> dict[str, Any]:
+    from google.protobuf import unknown_fields
+
+    found: dict[str, Any] = {}
+    for field in unknown_fields.UnknownFieldSet(record):
+        _add(found, str(field.field_number), _unknown_value(field))
+    return found
 
 
 def _each(get: Get) -> Get:

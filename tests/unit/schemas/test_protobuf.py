@@ -138,6 +138,24 @@ def test_unknown_fields_in_the_values_of_a_map_are_rescued() -> None:
     assert decoded.rescued.to_pylist() == ['{"parts":{"7":{"5":3}}}']
 
 
+def test_unknown_fields_in_times_and_wrappers_are_rescued() -> None:
+    value = b"\x22\x04\x08\x01\x18\x07" + b"\x2a\x05\x0a\x01x\x10\x09"  # at: second 1, 3: 7; note: x, 2: 9
+    decoded = decoder().decode(pa.array([value], pa.binary()))
+    assert decoded.rows["note"].to_pylist() == ["x"]
+    assert decoded.rescued.to_pylist() == ['{"at":{"3":7},"note":{"2":9}}']
+
+
+def test_fields_may_have_the_names_of_methods() -> None:
+    file = file_of("proto2")
+    names = ("ParseFromString", "HasField", "IsInitialized", "FindInitializationErrors", "DESCRIPTOR")
+    for number, name in enumerate(names, 20):
+        file.message_type[1].field.add(name=name, number=number, type=Fields.TYPE_STRING, label=OPTIONAL)
+    decoder = RecordDecoder({1: schema_of_file(file)}, 1)
+    row = rows_of(decoder, b"\xa2\x01\x01a" + b"\xaa\x01\x01b")[0]
+    assert [row[name] for name in names] == ["a", "b", None, None, None]
+    assert decoder.check([b"\xff"]) is not None
+
+
 def test_an_unknown_number_of_an_enum_stays_a_number() -> None:
     assert rows_of(decoder(), b"\x18\x09")[0]["state"] == "9"
 
