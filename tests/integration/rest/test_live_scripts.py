@@ -421,6 +421,35 @@ def test_a_refused_token_is_forgotten_and_a_cancel_is_respected(site: Path) -> N
     assert (shown["again"], shown["button"], shown["asked"]) == (False, "Log in", True)
 
 
+def test_a_login_comes_above_an_open_dialog_which_stays_as_it_was_filled_in(site: Path) -> None:
+    script = """
+      const { ask } = await import("./dom.js");
+      document.body.append(h("dialog", { id: "dialog" }), h("div", { id: "toasts" }));
+      const input = h("input");
+      const asked = ask({ title: "Append", fields: [["value", "Value", input]] });
+      input.value = "typed";
+      const login = ask({ title: "Log in", fields: [["token", "Token", h("input")]], confirm: "Log in" });
+      const above = document.querySelector("dialog:modal:not(#dialog)");
+      above.querySelector("input").value = "secret";
+      result.titles = [...document.querySelectorAll("dialog[open] h2")].map((title) => title.textContent);
+      result.label = document.getElementById(above.getAttribute("aria-labelledby")).textContent;
+      above.querySelector("form").requestSubmit();
+      result.token = (await login).token;
+      result.left = document.querySelectorAll("dialog").length;
+      result.open = byId("dialog").open;
+      byId("dialog").querySelector("form").requestSubmit();
+      result.value = (await asked).value;
+    """
+    assert result_of(site, script) == {
+        "titles": ["Append", "Log in"],
+        "label": "Log in",
+        "token": "secret",
+        "left": 1,
+        "open": True,
+        "value": "typed",
+    }
+
+
 def test_the_caption_of_a_wide_table_stays_in_sight(site: Path) -> None:
     script = """
       const sheet = document.head.appendChild(document.createElement("link"));

@@ -137,9 +137,12 @@ export function toast(text, bad = false) {
 }
 
 // A form in a dialog. fields: [name, text, input]. act({name: value}) carries it out; while it fails, the dialog
-// stays as it was filled in and shows the reason. Resolves to the result of act, or to null when it is left.
+// stays as it was filled in and shows the reason. Resolves to the result of act, or to null when it is left. A
+// dialog that is open stays below, as it was filled in.
 export function ask({ title, text, fields = [], confirm = "OK", danger = false, match, act = (given) => given }) {
-  const dialog = byId("dialog");
+  const below = byId("dialog").open;
+  const dialog = below ? document.body.appendChild(h("dialog")) : byId("dialog");
+  const titleId = below ? "dialog-title-above" : "dialog-title";
   return new Promise((resolve) => {
     let result = null;
     const submit = h("button", { type: "submit", class: danger ? "danger" : "primary", disabled: Boolean(match) }, confirm);
@@ -164,7 +167,7 @@ export function ask({ title, text, fields = [], confirm = "OK", danger = false, 
     const form = h(
       "form",
       { onsubmit: carryOut },
-      h("h2", { id: "dialog-title" }, title),
+      h("h2", { id: titleId }, title),
       text && h("p", {}, text),
       fields.map(([, label, input]) => field(label, input)),
       match && field(`Type ${match} to confirm`, h("input", {
@@ -174,9 +177,12 @@ export function ask({ title, text, fields = [], confirm = "OK", danger = false, 
       refusal,
       h("div", { class: "actions" }, h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"), submit),
     );
-    dialog.setAttribute("aria-labelledby", "dialog-title");
+    dialog.setAttribute("aria-labelledby", titleId);
     dialog.replaceChildren(form);
-    dialog.addEventListener("close", () => resolve(result), { once: true });
+    dialog.addEventListener("close", () => {
+      if (below) dialog.remove();
+      resolve(result);
+    }, { once: true });
     dialog.showModal();
   });
 }
