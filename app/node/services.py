@@ -73,6 +73,8 @@ class ReplicaFiles:
     DATA/logs/NAME/     log (segments, manifest, epochs), vote (hard_state), checkpoint, state (snapshot),
                         opened (clean_stop), origin
     DATA/journal/NAME/  journal: the events that this node has observed of the log
+
+    safe_index: of the snapshot, as load_state found it.
     """
 
     log_name: str
@@ -84,6 +86,7 @@ class ReplicaFiles:
     snapshot: SnapshotFile
     clean_stop: CleanStop
     origin: FolderOrigin
+    safe_index: int
 
 
 @dataclass(frozen=True, kw_only=True)

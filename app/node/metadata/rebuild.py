@@ -88,7 +88,7 @@ class _Copy:
             files, folder, log_id=log_id, config=storage, committed_index=self.committed_index
         )
         snapshot = SnapshotFile(files, f"{folder}/state")
-        state = load_state(self.log, snapshot, idempotency_ms=DAY_MS, state_type=MetadataLogState)
+        state, _ = load_state(self.log, snapshot, idempotency_ms=DAY_MS, state_type=MetadataLogState)
         assert isinstance(state, MetadataLogState)
         state.committed(self.log.end_index)  # a leader with this log would commit all of it
         self.state = state

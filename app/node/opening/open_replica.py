@@ -226,7 +226,7 @@ def _recover(
     )
     with _closed_on_error(commitlog):
         clean_stop.opened(acks_unsynced=log.durability is Durability.REPLICATED)
-        state = load_state(
+        state, safe_index = load_state(
             commitlog,
             snapshot_file,
             idempotency_ms=services.limits.idempotency_ms,
@@ -246,6 +246,7 @@ def _recover(
             snapshot=snapshot_file,
             clean_stop=clean_stop,
             origin=FolderOrigin(files, folder),
+            safe_index=safe_index,
         ),
         state=state,
         hard_state=hard_state,

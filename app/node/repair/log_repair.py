@@ -278,9 +278,8 @@ class LogRepair:
             return 0, ()
         try:
             snapshot_file = SnapshotFile(self._files, f"{self._folder}/state")
-            membership = load_state(
-                log, snapshot_file, idempotency_ms=DAY_MS, state_type=self._state_type
-            ).membership
+            state, _ = load_state(log, snapshot_file, idempotency_ms=DAY_MS, state_type=self._state_type)
+            membership = state.membership
         except (CorruptFile, ValueError):  # the state comes from the leader; use the configured voters
             membership = None
         finally:

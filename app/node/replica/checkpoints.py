@@ -8,7 +8,7 @@ import logging
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -98,7 +98,10 @@ class Checkpointer:
         disk: Disk,
         config: DriverConfig,
         fail: Callable[[str, BaseException], None],
+        *,
+        safe_index: int = NO_INDEX,
     ) -> None:
+        """safe_index: of the saved snapshot, as load_state found it."""
         self._log = log
         self._checkpoint_file = checkpoint_file
         self._snapshot_file = snapshot_file
@@ -110,7 +113,10 @@ class Checkpointer:
         self._checkpoint_ms: int | None = None
         self._snapshot_ms: int | None = None
         self._taken: _Taken | None = None  # until its index is durable
-        self._kept: tuple[int, int] = (NO_INDEX, NO_INDEX)  # index and committed index of the saved snapshot
+        self._kept = (
+            NO_INDEX,
+            safe_index,
+        )  # index, unknown at first, and committed index of the saved snapshot
         self._demanded = False
         self._saved_bytes = 0  # of the last snapshot
 
@@ -134,9 +140,8 @@ class Checkpointer:
 
     @property
     def safe_index(self) -> int:
-        """Index up to which a restart knows the state, whatever happens to the log; NO_INDEX: this
-        incarnation has saved nothing. The part that was not committed at the snapshot counts only while
-        the log holds it."""
+        """Index up to which a restart knows the state, whatever happens to the log; NO_INDEX: nothing is
+        saved. The part that was not committed at the snapshot counts only while the log holds it."""
         return self._kept[1]
 
     def demand(self) -> None:
@@ -197,6 +202,13 @@ def is_whole(state: LogState, log: Commitlog) -> bool:
     return state.applied_index >= log.first_index - 1
 
 
+class LoadedState(NamedTuple):
+    """The state of a log at its end. safe_index: as in Checkpointer, of the saved snapshot."""
+
+    state: LogState
+    safe_index: int
+
+
 def load_state(
     log: Commitlog,
     snapshot_file: SnapshotFile,
@@ -204,7 +216,7 @@ def load_state(
     idempotency_ms: int,
     state_type: type[LogState] = LogState,
     may_lose_committed: bool = False,
-) -> LogState:
+) -> LoadedState:
     """Return the state of the log at its end: the snapshot and the batches after it.
 
     If the last batch of the snapshot was truncated since, the state is rolled back to what was committed
@@ -212,24 +224,27 @@ def load_state(
     is still beyond the log's end is removed: other records may come to those places. Raises CorruptFile for a
     damaged snapshot.
     """
+    safe_index = NO_INDEX
     found = load_snapshot(snapshot_file, idempotency_ms=idempotency_ms, state_type=state_type)
     if found is None:
         state = state_type(idempotency_ms=idempotency_ms)
     else:
         state, chain = found
         index = state.applied_index
+        safe_index = min(index, state.committed_index)
         held = log.begin_index <= index <= log.end_index != NO_INDEX
         if not held or log.batch_at(index).header.chain != chain:
             state.truncate_after(state.committed_index)
             if may_lose_committed and state.applied_index >= log.next_index:
                 snapshot_file.remove()
+                safe_index = NO_INDEX
                 state = state_type(idempotency_ms=idempotency_ms)
     index = max(state.applied_index + 1, log.begin_index, 0)
     while index <= log.end_index:
         for batch in log.read_batches(index, REPLAY_BYTES):
             state.apply(batch)
             index = batch.next_index
-    return state
+    return LoadedState(state, safe_index)
 
 
 def load_snapshot(

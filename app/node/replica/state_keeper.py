@@ -45,7 +45,9 @@ class StateKeeper:
         disk, config = services.disk.lane(files.log_name), services.driver
         self.state = state
         self.group = LogGroup(configured, state, core, services.clock)
-        self.checkpointer = Checkpointer(files.log, files.checkpoint, files.snapshot, disk, config, fail)
+        self.checkpointer = Checkpointer(
+            files.log, files.checkpoint, files.snapshot, disk, config, fail, safe_index=files.safe_index
+        )
         self.trimmer = Trimmer(files.log, state, self.checkpointer, disk, fail)
         self.transfer = StateTransfer(
             files.log_id, files.log, state, services.transport, self._become_whole, config.state_chunk_bytes

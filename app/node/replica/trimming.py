@@ -19,6 +19,8 @@ RETRY_TICKS: Final = 50  # pause after a trim that failed for lack of space
 class Trimmer:
     """Records are removed only after the state that they led to is safe: otherwise that state would be lost.
 
+    What is safe already is removed at once: on a full disk the next snapshot may need that space.
+
     Invariant: at most one piece of work is at the disk. Each segment is removed in a piece of its own,
     because the removal of a large file takes long: the log's syncs run between two pieces.
     """
@@ -52,18 +54,25 @@ class Trimmer:
             self._retry()
             return
         until_index = self._state.trim_index
-        if until_index <= self._trimmed_index and self._log.truncation_count == self._truncation_count:
+        if self._was_attempted(until_index):
             return
         if self._log.settled_index < until_index:
             return  # it was reset, and gets the records again
-        if self._checkpointer.safe_index < until_index - 1:
+        safe_index = self._checkpointer.safe_index
+        if safe_index < until_index - 1:
             self._checkpointer.demand()
-            return
+            until_index = safe_index + 1
+            if self._was_attempted(until_index):
+                return
         self._trimmed_index, self._truncation_count = until_index, self._log.truncation_count
         ticket = self._log.start_trim(until_index)
         if ticket is not None:
             self._ticket = ticket
             self._disk.submit(ticket.move_begin, self._moved)
+
+    def _was_attempted(self, until_index: int) -> bool:
+        is_same_log = self._log.truncation_count == self._truncation_count
+        return until_index <= self._trimmed_index and is_same_log
 
     def _retry(self) -> None:
         """Repeat a trim that had no space, unless the log was reset since: it has another begin then."""

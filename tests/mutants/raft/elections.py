@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from app.node.opening import replica_modes
+from app.node.opening.folder_birth import FolderBirth
 from app.raft import core
 from app.raft import core as core_module
 from app.raft import peers as peers_module
@@ -245,4 +246,10 @@ plant(
     "D-29",
     (Peers, "open_term", "self.has_room = {}", "pass"),
     lambda _: test_transfer.test_a_new_term_begins_without_the_reports_about_disks_of_an_older_one(),
+)
+plant(
+    "a_restored_copy_is_as_old_as_what_it_replaces",
+    "R-02",
+    (FolderBirth, "save", "is_copy = self._marker.exists and self._marker.lost_vote", "is_copy = False"),
+    lambda _: test_trust.test_logs_that_are_newer_than_a_restored_copy_have_been_here_before_it(),
 )

@@ -7,15 +7,18 @@ from typing import Any
 
 import pytest
 
+from app.controller.metadata import Log
 from app.errors import SequenceGap
+from app.log.contract import NO_INDEX
 from app.log.producers import ProducerTable
 from app.log.restoring import Restoring
 from app.log.schemas import LogSchemas
 from app.log.state import LogState
+from app.node.metadata.logs import MetadataLogs
 from app.node.opening import open_replica
 from app.node.replica import append_queue, checkpoints
 from app.node.replica.append_queue import AppendQueue
-from app.node.replica.checkpoints import Checkpointer
+from app.node.replica.checkpoints import Checkpointer, LoadedState
 from app.node.replica.loosening import Loosening
 from app.node.replica.open_appends import OpenAppends
 from app.node.replica.ready_executor import ReadyExecutor
@@ -30,6 +33,7 @@ from storage.log.log_folder import LogFolder
 from storage.log.recovery import Recovery
 from tests.mutants.planting import Killer, mutant, plant, planted
 from tests.unit.log import test_state as test_log_state
+from tests.unit.node.metadata import test_logs
 from tests.unit.node.replica import (
     test_confirmed_answers,
     test_driver,
@@ -37,6 +41,7 @@ from tests.unit.node.replica import (
     test_driver_endings,
     test_state_transfer,
     test_syncing,
+    test_trimming,
 )
 from tests.unit.raft import test_opening as test_raft_opening
 from tests.unit.raft import (
@@ -47,7 +52,7 @@ from tests.unit.storage import test_commitlog, test_damage, test_recovery
 
 @mutant("D-28")
 def the_key_table_is_lost_at_a_restart(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(open_replica, "load_state", lambda log, snapshot_file, **_options: LogState())
+    patch.setattr(open_replica, "load_state", lambda *_given, **_options: LoadedState(LogState(), NO_INDEX))
 
 
 @mutant("D-28", test_driver.test_a_truncation_takes_back_the_keys_of_removed_records)
@@ -143,7 +148,7 @@ def _without(refusal: type[Exception], test: Killer) -> Killer:
 plant(
     "a_trim_outruns_the_snapshot_of_the_state",
     "C-09",
-    (Trimmer, "trim", "if self._checkpointer.safe_index < until_index - 1:", "if False:"),
+    (Trimmer, "trim", "if safe_index < until_index - 1:", "if False:"),
     _without(CorruptFile, test_driver_commands.test_nothing_is_trimmed_before_the_state_is_safe),
 )
 plant(
@@ -315,3 +320,17 @@ plant(
     (Commitlog, "reset", "self._settled_index = NO_INDEX", "pass"),
     lambda _: test_commitlog.test_a_log_that_was_reset_has_settled_nothing(),
 )
+plant(
+    "a_trim_waits_for_a_snapshot_that_needs_its_space",
+    "D-20",
+    (Trimmer, "trim", "until_index = safe_index + 1", "return"),
+    lambda _: test_trimming.test_a_trim_removes_all_that_the_saved_state_covers_before_the_next_snapshot(),
+)
+
+
+@mutant("R-07", lambda _: test_logs.test_metadata_of_an_earlier_time_neither_begin_nor_replace_a_log())
+def metadata_of_a_checkpoint_replace_later_copies(patch: pytest.MonkeyPatch) -> None:
+    async def waits(self: MetadataLogs, log: Log, *, is_replica: bool) -> bool:
+        return False
+
+    patch.setattr(MetadataLogs, "_waits", waits)

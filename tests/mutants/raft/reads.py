@@ -160,3 +160,16 @@ plant(
     (ReadGate, "give_up", "waiter.cancel()", "pass"),
     lambda _: test_planted_bugs.test_a_confirmed_read_that_was_given_up_is_not_answered_again(),
 )
+
+
+plant(
+    "readers_get_the_index_of_a_confirmation",
+    "R-08",
+    (
+        FollowerReads,
+        "_send",
+        "about_lead = [token for token in self._queued if isinstance(token, Confirmation)]",
+        "about_lead = self._queued if any(isinstance(each, Confirmation) for each in self._queued) else []",
+    ),
+    lambda _: test_reads.test_a_confirmation_of_the_lead_gives_no_reader_its_index(),
+)

@@ -251,6 +251,12 @@ plant(
     lambda _: test_dispatcher.test_case_5_within_a_batch_of_the_leader_continues_at_the_batch_before(),
 )
 plant(
+    "the_rest_of_a_partial_sync_is_not_acknowledged",
+    "D-19",
+    (EntryHandler, "_acknowledge", "self._owes_ack = index < self.matched_index", "self._owes_ack = False"),
+    lambda _: test_entry_handler.test_the_rest_of_a_partial_sync_is_acknowledged_after_the_next_one(),
+)
+plant(
     "held_batches_are_not_compared",
     "D-17",
     (EntryHandler, "_append", "fits = all(log.holds(batch) for batch in held)", "fits = True"),

@@ -478,7 +478,7 @@ def metadata_of(node: HaSimNode) -> Metadata:
     log = Commitlog.open(node.files, folder, log_id=CONTROLLER_LOG_ID, config=STORAGE)
     try:
         snapshot = SnapshotFile(node.files, f"{folder}/state")
-        state = load_state(log, snapshot, idempotency_ms=DAY_MS, state_type=MetadataLogState)
+        state, _ = load_state(log, snapshot, idempotency_ms=DAY_MS, state_type=MetadataLogState)
         assert isinstance(state, MetadataLogState)
         state.committed(log.end_index)
         return Metadata.restore(state.metadata.snapshot())

@@ -428,6 +428,21 @@ def test_an_append_is_acknowledged_only_when_it_is_durable() -> None:
     assert codes(leader.commit(2)) == [(PushCode.SUCCESS, 2)]
 
 
+@pytest.mark.rule("R-11", "D-19")
+def test_the_rest_of_a_partial_sync_is_acknowledged_after_the_next_one() -> None:
+    leader = Leader(log_of(1, 1, 1), log_of(1))
+    leader.compare(0)
+    follower = leader.follower
+    follower.auto_sync = False
+    assert leader.append(1) == []
+    assert leader.append(2) == []  # written while the sync of the first was in progress
+    for durable_index in (1, 2):
+        follower.log.durable_index = durable_index
+        follower.core.synced(leader.group.now_ms)
+        follower.run()
+        assert codes(leader.answers()) == [(PushCode.SUCCESS, durable_index)]
+
+
 @pytest.mark.rule("R-11")
 def test_commit_answers_name_only_what_is_durable() -> None:
     leader = Leader(log_of(1, 1), log_of(1))

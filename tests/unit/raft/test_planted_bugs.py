@@ -246,7 +246,8 @@ def test_a_snapshot_of_a_replaced_batch_goes_back_to_what_was_committed(
     taken.copy(1 << 30)
     file: Any = SimpleNamespace(load=lambda: b"".join(taken.payload()))
     log: Any = after
-    loaded = open_replica.load_state(log, file, idempotency_ms=DAY_MS)
+    loaded, safe_index = open_replica.load_state(log, file, idempotency_ms=DAY_MS)
+    assert safe_index == 0
     assert loaded.find_key("old") is None
     assert loaded.find_key("new") is not None
 

@@ -4,6 +4,7 @@ import pytest
 
 from app.raft.config import RaftConfig
 from app.raft.messages import Heartbeat, HeartbeatAnswer, ReadIndexAnswer, ReadIndexRequest
+from app.raft.reads import Confirmation
 from tests.unit.raft.support import Group, Member, log_of
 
 
@@ -102,6 +103,27 @@ def test_a_follower_asks_the_leader_once_for_many_readers() -> None:
     assert len([m for _, _, m in group.sent if isinstance(m, ReadIndexRequest)]) == 1
     group.settle()
     assert sorted(follower.reads) == [("a", 0), ("b", 0), ("c", 0)]
+
+
+@pytest.mark.rule("R-08")
+def test_a_confirmation_of_the_lead_gives_no_reader_its_index() -> None:
+    """All voters confirm the lead, also unsound ones, and before the term is open."""
+    group, _ = ready_group()
+    follower, confirmation = group["n2"], Confirmation()
+    reads = follower.core._follower_reads
+    ask(follower, "a")
+    reads.ask(confirmation, group.now_ms)
+    ask(follower, "b")  # both wait until the request in progress is answered
+    for is_about_lead, given, confirmed in (
+        (False, [("a", 0)], None),
+        (True, [("a", 0)], 0),
+        (False, [("a", 0), ("b", 0)], 0),
+    ):
+        [request] = [m for _, _, m in group.sent if isinstance(m, ReadIndexRequest)]
+        assert request.leadership is is_about_lead
+        for kind in (ReadIndexRequest, Heartbeat, HeartbeatAnswer, ReadIndexAnswer):
+            group.deliver(kind=kind)
+        assert (follower.reads, confirmation.index) == (given, confirmed)
 
 
 @pytest.mark.rule("R-08")

@@ -9,8 +9,9 @@ from app.log.contract import Producer
 from app.log.driver_interfaces import DriverConfig
 from app.node.network.wire import decode, encode
 from app.raft.messages import StateChunk, StateRequest
-from storage.errors import CorruptFile
+from storage.errors import CorruptFile, StorageFull
 from storage.files import OsFileSystem
+from storage.log.checkpoint import SnapshotFile
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from tests.unit.node.replica.driver_support import Node, code, result
 
@@ -245,6 +246,40 @@ def test_a_snapshot_of_what_may_still_be_taken_back_makes_no_trim_safe(tmp_path:
     for _ in range(4):
         node.tick(20)
     assert node.driver.log.begin_index == first.last_index + 1
+    node.restart()
+    again = result(node.append(idempotency_key="k"))
+    assert (again.first_index, again.replayed) == (first.first_index, True)
+
+
+def test_a_trim_on_a_full_disk_needs_no_new_snapshot_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The snapshot on the disk covers it, and the space for another one comes from the trim."""
+    node = Node(tmp_path)
+    first = result(node.append(idempotency_key="k"))
+    for _ in range(5):
+        node.append()
+    node.driver.stop()
+    node.seams.run()
+    node.restart()
+
+    def full(file: SnapshotFile, *_pieces: bytes) -> None:
+        raise StorageFull(file.path, "write", "no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SnapshotFile, "save", full)
+        done(node.command(Trim(5)))
+        for _ in range(3):
+            node.tick(20)
+        assert node.driver.log.begin_index == 5
+        result(node.append())
+        done(node.command(Trim(9)))  # more than the snapshot covers
+        for _ in range(3):
+            node.tick(20)
+        assert node.driver.log.begin_index == 7
+    for _ in range(3):
+        node.tick(20)
+    assert node.driver.log.begin_index == 9
     node.restart()
     again = result(node.append(idempotency_key="k"))
     assert (again.first_index, again.replayed) == (first.first_index, True)

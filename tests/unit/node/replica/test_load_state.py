@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from app.log.contract import NO_INDEX
 from app.log.state import DAY_MS, LogState
 from app.node.replica.checkpoints import _Taken, load_state
 from storage.format.batch import AppendMark
@@ -41,10 +42,13 @@ def test_a_snapshot_that_is_committed_beyond_the_logs_end_is_believed_in_raft_on
     add(before, "lost", 1)
     held: Any = log
     snapshot = snapshot_of(before, 1)
-    state = load_state(held, snapshot, idempotency_ms=DAY_MS, may_lose_committed=may_lose_committed)
+    state, safe_index = load_state(
+        held, snapshot, idempotency_ms=DAY_MS, may_lose_committed=may_lose_committed
+    )
+    assert safe_index == (NO_INDEX if may_lose_committed else 1)
     assert state.find_key("held") is not None
     assert (state.find_key("lost") is None) is may_lose_committed
     assert (state.applied_index == log.end_index) is may_lose_committed
     add(log, "other", 2)  # it may come to the place of the lost one before the next snapshot is saved
-    state = load_state(held, snapshot, idempotency_ms=DAY_MS, may_lose_committed=may_lose_committed)
+    state, _ = load_state(held, snapshot, idempotency_ms=DAY_MS, may_lose_committed=may_lose_committed)
     assert (state.find_key("other") is not None) is may_lose_committed

@@ -49,11 +49,15 @@ class Trimmed:
         self.append(40)
         self.log.settle(self.log.end_index)
         state: Any = SimpleNamespace(trim_index=35)
-        checkpointer: Any = SimpleNamespace(safe_index=39)
+        self.demands = 0
+        self.checkpointer: Any = SimpleNamespace(safe_index=39, demand=self._demand)
         self.failures: list[str] = []
         self.trimmer = Trimmer(
-            self.log, state, checkpointer, self.disk, lambda what, _error: self.failures.append(what)
+            self.log, state, self.checkpointer, self.disk, lambda what, _error: self.failures.append(what)
         )
+
+    def _demand(self) -> None:
+        self.demands += 1
 
     def append(self, count: int) -> None:
         for _ in range(count):
@@ -114,6 +118,25 @@ def test_a_trim_that_finds_no_room_is_tried_again(monkeypatch: pytest.MonkeyPatc
     while trimmed.disk.work:
         trimmed.disk.work.popleft()()
     assert trimmed.segments < before / 2
+
+
+def test_a_trim_removes_all_that_the_saved_state_covers_before_the_next_snapshot() -> None:
+    """On a full disk that snapshot may need the space."""
+    trimmed = Trimmed()
+    before = trimmed.segments
+    trimmed.checkpointer.safe_index = 19
+    for _ in range(3):
+        trimmed.trimmer.trim()
+        while trimmed.disk.work:
+            trimmed.disk.work.popleft()()
+    assert (trimmed.log.begin_index, trimmed.demands) == (20, 3)
+    assert trimmed.segments < before
+    trimmed.checkpointer.safe_index = 39
+    trimmed.trimmer.trim()
+    while trimmed.disk.work:
+        trimmed.disk.work.popleft()()
+    assert (trimmed.log.begin_index, trimmed.demands) == (35, 3)
+    assert trimmed.failures == []
 
 
 def test_a_trim_without_room_does_not_move_the_begin_of_a_log_that_was_reset_meanwhile(
