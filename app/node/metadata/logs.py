@@ -151,8 +151,10 @@ class MetadataLogs:
         hosted = self._host.hosted(log.name)
         if log.state != LOG_DELETING and not self._supports(log):
             return True
+        if hosted is None and log.state == LOG_DELETING:
+            return await self._discard(log)
         if hosted is None:
-            return log.state == LOG_DELETING or await self._add(log, is_newest=is_newest)
+            return await self._add(log, is_newest=is_newest)
         if hosted.generation != log.generation:
             if hosted.generation != CONFIGURED:
                 return False  # an earlier log of the name is not removed yet
@@ -252,6 +254,13 @@ class MetadataLogs:
         """
         kept = await self._in_thread(self._folders.kept_generation, log.name)
         return is_replica if kept is None else bool(kept != log.generation)
+
+    async def _discard(self, log: Log) -> bool:
+        """Remove the copy of a log whose deletion has begun: this node was stopped before it had done so."""
+        if await self._in_thread(self._folders.kept_generation, log.name) == log.generation:
+            await self._in_thread(self._folders.remove, log.name)
+            logger.info("log removed", extra={"log": log.name, "generation": log.generation})
+        return True
 
     async def _remove(self, hosted: HostedLog) -> bool:
         if not hosted.release_files():

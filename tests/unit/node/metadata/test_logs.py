@@ -7,7 +7,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from app.controller.metadata import Log, LogSpec
+from app.controller.metadata import LOG_DELETING, Log, LogSpec
 from app.log.contract import Durability, LogOptions
 from app.node.hosted_log import HostedLog
 from app.node.metadata.folders import LogFolders
@@ -249,6 +249,18 @@ def test_the_copy_of_an_earlier_log_is_removed_also_where_the_next_one_has_none(
     logs._folders, service.is_newest = folders, is_newest
     assert asyncio.run(logs.follow()) is is_newest
     assert (sorted(host.open), folders.kept_generation("a")) == ((["a"], None) if is_newest else ([], 1))
+
+
+@pytest.mark.parametrize("kept", [1, 5])
+def test_a_node_that_was_stopped_during_a_deletion_removes_its_copy_when_it_starts(kept: int) -> None:
+    """Unless the copy is of a later log of that name: the metadata are of a checkpoint."""
+    folders = LogFolders(MemoryFiles(), "d")
+    folders.prepare("a", kept, kept)
+    deleting = msgspec.structs.replace(log_of("a", 1), state=LOG_DELETING)
+    logs, host, service = follower(Metadata([deleting]))
+    logs._folders, service.is_newest = folders, False
+    assert asyncio.run(logs.follow())
+    assert (host.open, folders.kept_generation("a")) == ({}, None if kept == 1 else 5)
 
 
 def test_a_copy_that_cannot_be_removed_now_is_removed_later_and_not_reopened() -> None:
