@@ -1,8 +1,9 @@
 """Registry of running repairs: a damaged log is taken offline, repaired (log_repair.py) and served again."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from app.controller.log_state import MetadataLogState
 from app.controller.metadata import CONTROLLER_LOG
@@ -27,6 +28,7 @@ from storage.errors import CorruptLog, StorageError, StorageFull, as_damage
 
 logger = logging.getLogger(__name__)
 
+HEAL_RETRY_S: Final = 2.0  # after the disk had no space for the end of a repair
 
 Record = Callable[[HostedLog, JournalEvent], None]
 
@@ -188,8 +190,9 @@ class Repairs:
         def then(intact: Any, error: BaseException | None) -> None:
             if isinstance(error, StorageFull):
                 logger.warning(
-                    "log %s: the disk is full: the record of its repair is not removed", hosted.name
+                    "log %s: the disk is full: the record of its repair is removed later", hosted.name
                 )
+                self._tasks.once("heal", self._heal_later(hosted, hosted.driver, before))
             elif error is not None:
                 self._services.fail(f"log {hosted.name}: note of a repair", error)
             elif hosted.repair is None and intact:
@@ -199,6 +202,14 @@ class Repairs:
                 self._record_healed(hosted)
 
         self._disk.lane(hosted.name).submit(work, then)
+
+    async def _heal_later(
+        self, hosted: HostedLog, driver: LogDriver | None, before: Callable[[], None]
+    ) -> None:
+        """Repeat what had no space, unless the log was closed or is repaired again meanwhile."""
+        await asyncio.sleep(HEAL_RETRY_S)
+        if driver is not None and hosted.driver is driver:
+            self.healed(hosted, before)
 
     def _record_healed(self, hosted: HostedLog) -> None:
         result, hosted.repair_result, hosted.healing = hosted.repair_result, None, False

@@ -1,5 +1,6 @@
 """A log with a note of damage is opened: who may vote at once, and who must hear its leader first."""
 
+import asyncio
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -8,12 +9,15 @@ from typing import Any
 import pytest
 
 from app.log.contract import Role
+from app.node.repair import registry
 from app.node.repair.marker import Note
 from app.node.repair.registry import Repairs
 from app.node.replica.driver import LogDriver
 from app.node.tasks import TaskSupervisor
+from storage.errors import StorageFull
 from storage.files import OsFileSystem
-from tests.unit.node.replica.driver_support import Node
+from tests.unit.node.repair.test_scrubber import Lane
+from tests.unit.node.replica.driver_support import Node, Seams
 
 
 def opened(folder: Path, *, lacks_records: bool) -> tuple[Node, LogDriver]:
@@ -64,3 +68,36 @@ def test_a_replica_that_lost_records_may_not_know_all_voters(tmp_path: Path) -> 
         node.seams.run()
     assert driver.role is Role.FOLLOWER
     assert driver.term == 1
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_the_end_of_a_repair_that_found_no_space_is_recorded_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_closed: bool
+) -> None:
+    """Until then the node does not count as ready, although its replica votes."""
+    monkeypatch.setattr(registry, "HEAL_RETRY_S", 0.0)
+    hosted: Any = SimpleNamespace(name="default", driver="open", repair=None, healing=True)
+    attempts: list[int] = []
+
+    def before() -> None:
+        attempts.append(1)
+        if len(attempts) < 3:
+            raise StorageFull("born", "write", "no space left")
+
+    async def heal() -> bool:
+        tasks = TaskSupervisor(lambda what, error: None)
+        services: Any = SimpleNamespace(
+            data_folder=str(tmp_path), files=OsFileSystem(), transport=Seams(), clock=None, random=Random(1)
+        )
+        disk: Any = SimpleNamespace(lane=lambda _name: Lane())
+        unused: Any = None
+        repairs = Repairs(services, {}, unused, disk=disk, open_log=unused, serve=unused, tasks=tasks)
+        repairs.marker_of(hosted).save(Note("empty", "start", 1, intact=True))
+        repairs.healed(hosted, before)
+        hosted.driver = None if is_closed else hosted.driver
+        while tasks._tasks:
+            await asyncio.gather(*tasks._tasks)
+        return repairs.marker_of(hosted).exists
+
+    assert asyncio.run(heal()) is is_closed
+    assert (len(attempts), hosted.healing) == ((1, True) if is_closed else (3, False))
