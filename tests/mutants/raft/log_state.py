@@ -9,6 +9,7 @@ import pytest
 
 from app.controller.metadata import Log
 from app.errors import SequenceGap
+from app.log import state as state_module
 from app.log.contract import NO_INDEX
 from app.log.producers import ProducerTable
 from app.log.restoring import Restoring
@@ -319,6 +320,12 @@ plant(
     "R-07",
     (Commitlog, "reset", "self._settled_index = NO_INDEX", "pass"),
     lambda _: test_commitlog.test_a_log_that_was_reset_has_settled_nothing(),
+)
+plant(
+    "a_key_is_twice_in_a_snapshot_of_a_partly_committed_batch",
+    "D-28",
+    (state_module, "pieces_of", "first_index - 1)", "first_index)"),
+    lambda _: test_log_state.test_a_snapshot_of_a_batch_that_is_committed_in_part_holds_each_key_once(),
 )
 plant(
     "a_trim_waits_for_a_snapshot_that_needs_its_space",

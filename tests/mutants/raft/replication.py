@@ -257,6 +257,17 @@ plant(
     lambda _: test_entry_handler.test_the_rest_of_a_partial_sync_is_acknowledged_after_the_next_one(),
 )
 plant(
+    "a_repeat_waits_for_all_that_came_later",
+    "D-25",
+    (
+        PendingAppends,
+        "join",
+        "insort(self._waiting[append.acks], append, key=_last_index)",
+        "self._waiting[append.acks].append(append)",
+    ),
+    lambda _: test_quorum.test_a_repeat_joins_those_that_wait_in_its_place(),
+)
+plant(
     "held_batches_are_not_compared",
     "D-17",
     (EntryHandler, "_append", "fits = all(log.holds(batch) for batch in held)", "fits = True"),

@@ -463,6 +463,15 @@ def test_a_snapshot_is_of_one_moment_though_its_pieces_are_taken_later() -> None
     assert answers(restoring.finish()) == answers(replay(log.batches[:300]))
 
 
+def test_a_snapshot_of_a_batch_that_is_committed_in_part_holds_each_key_once() -> None:
+    log, state = Log(), LogState()
+    state.apply(log.add(AppendMark(0, 1, "a", digest=DIGEST), AppendMark(1, 1, "b", digest=DIGEST)))
+    state.committed(0)
+    restored = LogState.restore(state.snapshot())
+    assert restored.key_count == 2
+    assert answers(restored) == answers(state)
+
+
 def test_a_snapshot_that_is_cut_off_is_refused() -> None:
     log = Log()
     random_log(Random(7), log, 50)
