@@ -99,8 +99,9 @@ class MetadataService:
         self._record = record
         self._log_id = log_id_of(settings.cluster_id, CONTROLLER_LOG)
         self.followed_index = -1  # index up to which the logs of this node follow the metadata
-        self.is_newest = False  # since the start it has known everything committed at least once
-        self.is_current = False  # and its logs have followed that
+        # Since its replica was opened, this node has known everything committed at least once.
+        self.is_newest = False
+        self.is_current = False  # since the start it has been so, and its logs have followed
         self.elections: Counter[tuple[str, str, str]] = Counter()  # (log, clean, unclean or lost, reason)
         self._seen_metadata: tuple[int, int] | None = None  # identity of the object, and its index
         self._recent_events: deque[tuple[int, AnyEvent]] = deque(maxlen=RECENT_EVENTS_MAX)
@@ -175,8 +176,8 @@ class MetadataService:
         self.server.tick()
         self._record_elections()
         is_followed = self.followed_index == self._metadata_index
-        if not self.is_newest and self.hosted.caught_up:
-            self.is_newest = True
+        if self.is_newest is not self.hosted.caught_up:  # a repair of the replica begins again
+            self.is_newest = self.hosted.caught_up
             self.changed.set()
         if not self.is_current and self.is_newest and is_followed:
             self.is_current = True
