@@ -7,13 +7,14 @@ from app.raft.state import MemberState, Outbox
 
 
 class Ballot:
-    """Requests every voter's vote once and counts the answers. `pre_vote`: nothing is decided yet (R-03)."""
+    """Requests every voter's vote and counts the answers. `pre_vote`: nothing is decided yet (R-03)."""
 
     def __init__(self, member: MemberState, log: ReplicaLog, outbox: Outbox) -> None:
         self._member = member
         self._log = log
         self._outbox = outbox
         self._term = 0
+        self._request: VoteRequest | None = None
         self._votes: dict[str, VoteAnswer] = {}
         self.pre_vote = False
 
@@ -23,10 +24,15 @@ class Ballot:
         self._term, self.pre_vote = term, pre_vote
         self._votes = {member.node_id: VoteAnswer(term, True, pre_vote, sound=member.sound)}
         last_term, last_index = log.last_position
-        request = VoteRequest(term, last_index, last_term, pre_vote, transfer, weighs=True)
-        for voter in member.every_voter:
-            if voter != member.node_id:
-                self._outbox.send(voter, request)
+        self._request = VoteRequest(term, last_index, last_term, pre_vote, transfer, weighs=True)
+        self.repeat()
+
+    def repeat(self) -> None:
+        """Request the votes that have not been answered: a request or an answer may have been lost."""
+        assert self._request is not None
+        for voter in self._member.every_voter:
+            if voter not in self._votes:
+                self._outbox.send(voter, self._request)
 
     def count(self, source: str, answer: VoteAnswer) -> None:
         """Count an answer; one of another election changes nothing."""

@@ -143,8 +143,10 @@ class RaftCore(MemberCore):
 
     @property
     def due_ms(self) -> float:
-        """The next round of heartbeats, or the election timer."""
-        return self._heartbeat_due_ms if self._member.leads else self._timer.due_ms
+        """The next round of heartbeats, the election timer, or the next repeat of a question for votes."""
+        if self._member.leads:
+            return self._heartbeat_due_ms
+        return min(self._timer.due_ms, self._timer.repeat_ms)
 
     @property
     def waiting_reads(self) -> int:
@@ -256,6 +258,10 @@ class RaftCore(MemberCore):
                 self._doubt.tick(now_ms)
             if now_ms >= self._timer.due_ms:
                 self._ask_pre_votes(now_ms)
+            elif now_ms >= self._timer.repeat_ms:
+                self._timer.wait_to_repeat(now_ms)
+                if member.role is Role.CANDIDATE:
+                    self._ballot.repeat()
         self._settle(now_ms)
 
     def propose(self, batch: Batch, appends: Sequence[PendingAppend], now_ms: int) -> None:

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from app.log.contract import Durability
+from app.log.contract import NO_INDEX, Durability
 from app.log.state import LogState
 from app.node.opening import open_replica
+from app.node.replica.checkpoints import LoadedState
 from tests.simulation.raft.cluster import SimulatedCluster
 from tests.simulation.raft.many_logs import ManyLogs, run_many_logs, without_faults
 from tests.simulation.raft.plans import ClusterPlan
@@ -105,7 +106,9 @@ def test_a_seed_gives_the_same_trace_whatever_the_hash_seed(seed: int) -> None:
 
 def test_a_failure_is_replayed_with_a_part_of_its_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys that a restart forgets, until the repeat that is stored twice; without faults nothing fails."""
-    monkeypatch.setattr(open_replica, "load_state", lambda log, snapshot_file, **_options: LogState())
+    monkeypatch.setattr(
+        open_replica, "load_state", lambda *_given, **_options: LoadedState(LogState(), NO_INDEX)
+    )
     failing = next(seed for seed in range(3, 400, 4) if run_seed(seed, 60)[1] is not None)
     whole, violation = run_seed(failing, 60)
     only = [fault.number for fault in whole.faults if fault.at_us <= whole.world.now_us]

@@ -179,6 +179,7 @@ class Member:
         self.log = log
         self.auto_sync = True
         self.full = False
+        self.save_ms = 0  # how long its disk takes for a term or a vote
         self.saved = [hard_state]  # every hard state that reached the disk
         self.answers: list[tuple[Any, AppendFate]] = []
         self.reads: list[tuple[Any, int | None]] = []
@@ -280,6 +281,7 @@ class Member:
                 return
             self.readies.append(ready)
             if ready.hard_state is not None:
+                self.group.wait(self.save_ms)
                 self.saved.append(ready.hard_state)
             if ready.truncate is not None:
                 log.cut(ready.truncate)

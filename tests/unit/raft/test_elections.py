@@ -53,6 +53,30 @@ def test_a_candidate_saves_its_own_vote_before_it_asks() -> None:
 
 
 @pytest.mark.rule("R-01")
+def test_a_candidate_with_a_slow_disk_repeats_requests_that_may_have_been_lost() -> None:
+    """It waits as long for votes as its own disk took: the other disks may be as slow."""
+    group = Group(5)
+    candidate = group["n1"]
+    group.wait(1_000)
+    candidate.tick()
+    group.deliver()
+    candidate.save_ms = 4_000
+    group.deliver()
+    assert len(group.take(kind=VoteRequest)) == 4  # lost
+    candidate.step("n2", VoteAnswer(1, False, False))
+    for _ in range(3):
+        group.wait(group.raft.election_timeout_ms[1])
+        assert candidate.core.due_ms <= group.now_ms
+        candidate.tick()
+        asked = [target for _, target, message in group.sent if isinstance(message, VoteRequest)]
+        assert asked == ["n3", "n4", "n5"]
+        assert {message.term for message in group.take() if not message.pre_vote} == {1}
+    candidate.step("n3", VoteAnswer(1, True, False))
+    candidate.step("n4", VoteAnswer(1, True, False))
+    assert candidate.leads
+
+
+@pytest.mark.rule("R-01")
 @pytest.mark.parametrize("voters", [1, 3, 5])
 def test_a_majority_elects_exactly_one_leader(voters: int) -> None:
     group = Group(voters)
