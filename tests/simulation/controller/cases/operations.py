@@ -64,7 +64,8 @@ def append_at(cluster: HaCluster, node: HaSimNode, *values: bytes, key: str | No
 def trim(cluster: HaCluster, node: HaSimNode, until_index: int) -> None:
     """Trim at the master, and wait until its log begins there."""
     node.driver.command(Trim(until_index), lambda _answer: None)
-    assert cluster.run_until(lambda: node.log.begin_index > 0, ANSWER_S)
+    begin_index = node.log.batch_at(until_index).base_index
+    assert cluster.run_until(lambda: node.log.begin_index == begin_index, ANSWER_S)
 
 
 def replace_disk(node: HaSimNode) -> None:
