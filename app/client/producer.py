@@ -87,14 +87,16 @@ class RecordProducer:
     older instance still sends.
 
     linger_ms: how long a batch waits for more records. max_batch_records, max_batch_bytes: of one append; the
-    service allows 10 000 records and 16 MiB unless it is configured otherwise. max_record_bytes: of value,
-    key and headers together, the service's limit; a larger record is refused by `send`, and the others go on.
-    max_in_flight: appends at a time, 1 to 5. max_pending_bytes: of records that are not committed; `send`
-    waits beyond it.
+    service allows 10 000 records and 16 MiB unless it is configured otherwise. max_in_flight: appends at a
+    time, 1 to 5. max_pending_bytes: of records that are not committed; `send` waits beyond it.
 
     The first append that fails for good ends the producer: what comes after it would be out of order. Later
     records fail with ProducerFailed and the outcome `not_applied`, or with the answer that they received.
     """
+
+    max_record_bytes: int = MIB
+    """Of value, key and headers together; `send` refuses a larger record, and the others go on. Set it if the
+    service has another limit."""
 
     def __init__(
         self,
@@ -104,7 +106,6 @@ class RecordProducer:
         linger_ms: float = 5.0,
         max_batch_records: int = 10_000,
         max_batch_bytes: int = 4 * MIB,
-        max_record_bytes: int = MIB,
         max_in_flight: int = 4,
         max_pending_bytes: int = 64 * MIB,
         **options: Any,
@@ -113,7 +114,6 @@ class RecordProducer:
         at_least_one = {
             "max_batch_records": max_batch_records,
             "max_batch_bytes": max_batch_bytes,
-            "max_record_bytes": max_record_bytes,
             "max_pending_bytes": max_pending_bytes,
         }
         for name, value in at_least_one.items():
@@ -129,7 +129,6 @@ class RecordProducer:
         self._options = options
         self._linger_s = linger_ms / 1_000
         self._max_records, self._max_bytes = max_batch_records, max_batch_bytes
-        self._max_record = max_record_bytes
         self._max_pending = max_pending_bytes
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # for senders: a batch to send
@@ -182,7 +181,7 @@ class RecordProducer:
             + (len(key) if key is not None else 0)
             + _QUEUED_RECORD_BYTES
         )
-        if other is not None or size * _UTF8_MAX_BYTES > self._max_record:
+        if other is not None or size * _UTF8_MAX_BYTES > self.max_record_bytes:
             self._check_size(other or Record(value, key))
         with self._lock:
             if self._pending >= self._max_pending or self._failed is not None or self._is_closed:
@@ -253,8 +252,9 @@ class RecordProducer:
 
     def _check_size(self, record: Record) -> None:
         size = stored_bytes(record)
-        if size > self._max_record:
-            raise ValueError(f"a record has at most {self._max_record} bytes (max_record_bytes), got {size}")
+        limit = self.max_record_bytes
+        if size > limit:
+            raise ValueError(f"a record has at most {limit} bytes (max_record_bytes), got {size}")
 
     # --- with the lock
 
