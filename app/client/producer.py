@@ -95,7 +95,7 @@ class RecordProducer:
     """
 
     max_record_bytes: int = MIB
-    """Of value, key and headers together; `send` refuses a larger record, and sends the others. Set it if the
+    """Limit of value, key and headers together; `send` refuses a larger record, and sends the others. Set it if the
     service has another limit."""
 
     def __init__(
