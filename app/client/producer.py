@@ -95,8 +95,8 @@ class RecordProducer:
     """
 
     max_record_bytes: int = MIB
-    """Limit of value, key and headers together; `send` refuses a larger record, and sends the others. Set it if the
-    service has another limit."""
+    """Limit of value, key and headers together: `send` refuses a larger record, and sends the others. Set it
+    if the service has another limit."""
 
     def __init__(
         self,

@@ -226,8 +226,14 @@ plant(
 plant(
     "the_voter_that_is_removed_is_not_asked",
     "R-10",
-    (Ballot, "open", "member.every_voter", "member.group.voters"),
+    (Ballot, "repeat", "self._member.every_voter", "self._member.group.voters"),
     lambda _: test_doubt.test_a_removal_is_committed_although_a_disk_is_replaced_meanwhile(True),
+)
+plant(
+    "a_lost_request_for_a_vote_is_not_repeated",
+    "R-01",
+    (RaftCore, "tick", "self._ballot.repeat()", "pass"),
+    lambda _: test_elections.test_a_candidate_with_a_slow_disk_repeats_requests_that_may_have_been_lost(),
 )
 plant(
     "the_voter_that_is_removed_gets_no_heartbeat",
