@@ -225,7 +225,7 @@ _NULLABLE: Final = frozenset(
         "waits_for",
     )
 )  # fields whose example is a value, and that may be null
-_OPTIONAL: Final = frozenset(("schema_version",))
+_OPTIONAL: Final = frozenset(("schema_version", "holder"))
 _BY_NAME: Final = frozenset(("changed", "data", "failing", "limits", "peers", "priorities", "tables"))
 HEADERS_SCHEMA: Final[dict[str, Any]] = {
     "type": "array",

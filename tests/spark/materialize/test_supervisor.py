@@ -192,7 +192,7 @@ def test_the_exit_code_names_the_side_at_fault() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [RequestRefused(404, "log-not-found", "no such log"), LeaseLost("orders", 7)]
+    "error", [RequestRefused(404, "log-not-found", "no such log"), LeaseLost("orders", None)]
 )
 def test_the_sources_own_error_is_found_in_sparks_text(error: SourceError) -> None:
     kind = type(error)
