@@ -9,6 +9,7 @@ from msgspec import Raw
 
 from app.errors import InvalidJson, InvalidRequest
 from app.names import rule_of
+from app.schemas.json_text import shown
 
 MAX_ORDINAL: Final = 2**63 - 1
 Ordinal = Annotated[int, msgspec.Meta(ge=0, le=MAX_ORDINAL)]
@@ -20,6 +21,7 @@ _S = TypeVar("_S", bound=msgspec.Struct)
 _PLACE = re.compile(r"^(?P<detail>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _NAME = re.compile(r"Expected `str` matching regex '(?P<pattern>.*)'", re.DOTALL)
+_UNSHOWN = frozenset(("token", "match_token", "key", "value", "headers"))  # secrets, and data
 _FIELD = re.compile(r"Object (?P<kind>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL)
 
 
@@ -66,7 +68,20 @@ def _placed(complaint: str, pointer: str, text: bytes) -> tuple[str, str]:
         detail = "unknown field" if "unknown" in field["kind"] else "required field is missing"
     elif (named := _NAME.fullmatch(detail)) and (rule := rule_of(named["pattern"])) is not None:
         detail = rule.refusal(_value_at(text, parts))
+    elif parts and "..." not in match["path"] and not _UNSHOWN.intersection(parts):
+        detail += _received(text, parts, detail)
     return pointer + "".join(f"/{escape_pointer(part)}" for part in parts), detail
+
+
+def _received(text: bytes, parts: Sequence[str], detail: str) -> str:
+    """Return the end of a detail: the value that was refused, if it is a number, a text or a boolean."""
+    try:
+        value = _value_at(text, parts)
+    except (LookupError, msgspec.DecodeError):  # an integer that no type of Python's decoder holds
+        return ""
+    if value is None or isinstance(value, dict | list):
+        return ""
+    return f": {shown(value)}" if "got `" in detail else f", got {shown(value)}"
 
 
 def _value_at(text: bytes, parts: Sequence[str]) -> object:

@@ -76,7 +76,11 @@ class LogFolders:
 
     def make_way(self, name: str, generation: int, log_id: int) -> bool:
         """Remove the copy of an earlier log of the name; return whether the log of that generation is kept
-        here. Raises CorruptFile as `prepare`."""
+        here.
+
+        Raises CorruptFile as `prepare`, and for the copy of a later log, which metadata do not know that were
+        rebuilt from an older copy of themselves.
+        """
         try:
             line = self._line(name)
         except CorruptFile:
@@ -84,9 +88,12 @@ class LogFolders:
                 raise
             line = _FolderLine(generation)  # the manifest names this very log
             self._write(name, line)
-        if line is not None and (line.deleting or line.generation != generation):
+        if line is not None and (line.deleting or line.generation < generation):
             self.remove(name)
             return False
+        if line is not None and line.generation > generation:
+            reason = "a later log of this name, which the controllers do not know; move it away with"
+            raise CorruptFile(f"{self._data}/logs/{name}", f"{reason} {self._folder}/{name}")
         return line is not None
 
     def adopt(self, name: str, generation: int) -> None:

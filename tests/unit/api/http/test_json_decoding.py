@@ -1,8 +1,11 @@
 """Errors of JSON bodies: what is wrong, and where."""
 
+from typing import Any
+
 import pytest
 
 from app.api.http.json_decoding import decode_as
+from app.api.routes.fences import CursorIn, FenceIn
 from app.api.routes.logs import LogIn
 from app.errors import InvalidJson, InvalidRequest
 
@@ -16,3 +19,30 @@ def test_the_pointer_to_a_value_of_a_map_is_that_of_the_map() -> None:
     with pytest.raises(InvalidRequest) as refused:
         decode_as(LogIn, b'{"name": "a", "priorities": {"n1": -1}}')
     assert refused.value.errors == [{"pointer": "/priorities", "detail": "Expected `int` >= 0"}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "detail"),
+    [
+        (CursorIn, b'{"index": -1}', "Expected `int` >= 0, got -1"),
+        (CursorIn, b'{"index": "5"}', 'Expected `int`, got `str`: "5"'),
+        (CursorIn, b'{"index": 5, "fence": 1.5}', "Expected `bool`, got `float`: 1.5"),
+        (CursorIn, b'{"index": 1e400}', "Number out of range"),
+        (CursorIn, b'{"index": null}', "Expected `int`, got `null`"),
+        (CursorIn, b'{"index": [1]}', "Expected `int`, got `array`"),
+        (CursorIn, b"5", "Expected `object`, got `int`"),
+        (FenceIn, b'{"token": 5}', "Expected `str | null`, got `int`"),
+    ],
+)
+def test_a_refusal_has_the_received_value_unless_it_is_a_secret(kind: Any, body: bytes, detail: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        decode_as(kind, body)
+    assert refused.value.errors[0]["detail"] == detail
+
+
+def test_a_long_value_is_shown_in_part() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        decode_as(CursorIn, b'{"index": 1, "holder": "%s"}' % (b"x" * 300))
+    detail = refused.value.errors[0]["detail"]
+    assert detail.startswith('Expected `str` of length <= 255, got "xxx')
+    assert len(detail) < 150

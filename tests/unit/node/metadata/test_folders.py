@@ -76,6 +76,19 @@ def test_an_unknown_folder_is_not_taken_for_a_log_nor_removed() -> None:
     assert len(held(files, "a")) == 3
 
 
+def test_a_log_that_rebuilt_metadata_do_not_know_is_not_removed() -> None:
+    """It was created after the copy of the metadata; an earlier log has that name there."""
+    files = MemoryFiles()
+    folders = LogFolders(files, "d")
+    folders.prepare("a", 9, 9)
+    fill(files, "a", b"kept")
+    for make in (folders.prepare, folders.make_way):
+        with pytest.raises(CorruptFile, match="a later log of this name"):
+            make("a", 7, 7)
+    assert held(files, "a") == [b"kept"] * 3
+    assert folders.kept_generation("a") == 9
+
+
 def test_a_damaged_note_of_a_generation_is_damage() -> None:
     files = MemoryFiles()
     folders = LogFolders(files, "d")
