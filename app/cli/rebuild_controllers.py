@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -10,6 +10,11 @@ from app.cli.context import CommandFailed, json_option, print_json
 
 if TYPE_CHECKING:
     from app.node.metadata.rebuild import Rebuilt
+
+_CONSEQUENCE: Final = (
+    "A later master may hold acknowledged records that the SyncStateSet above lacks: the log gets a master "
+    "once all of its replicas have reported, or by `commitlog elect --unclean`."
+)
 
 
 @click.command("rebuild-controllers")
@@ -41,9 +46,9 @@ def rebuild_controllers_command(
     of other machines to this one and set them with --folder. Then start all nodes.
 
     Changes that no copy contains are lost: the last committed elections and changes of SyncStateSets and
-    logs. The command reports each log for which a node has recorded a newer master epoch, or whose record of
-    it is damaged or missing at a node, or of which the folder of a replica is not here. Such a log gets a
-    master once all of its replicas have reported what they hold.
+    logs. The command reports each log for which a node has recorded a newer master epoch or SyncStateSet, or
+    whose record of it is damaged or missing at a node, or of which the folder of a replica is not here. Such
+    a log gets a master once all of its replicas have reported what they hold.
 
     \b
     Examples:
@@ -61,16 +66,15 @@ def rebuild_controllers_command(
     for name, (node, epoch) in found.doubts.items():
         click.echo(
             f"WARNING log {name}: {node} has recorded master epoch {epoch}, which "
-            "no copy of the metadata has. A later master may hold acknowledged records that the SyncStateSet "
-            "above lacks: the log gets a master once all of its replicas have reported, or by "
-            "`commitlog elect --unclean`."
+            f"no copy of the metadata has. {_CONSEQUENCE}"
         )
+    for name, node in found.newer_sets.items():
+        click.echo(f"WARNING log {name}: the copy of {node} has a newer SyncStateSet. {_CONSEQUENCE}")
     for name, nodes in found.unknown.items():
         click.echo(
-            f"WARNING log {name}: the newest master epoch of {', '.join(nodes)} is not known: the vote file "
-            "is damaged or missing, or the data folder is not here. A later master may hold acknowledged "
-            "records that the SyncStateSet above lacks: the log gets a master once all of its replicas have "
-            "reported, or by `commitlog elect --unclean`."
+            f"WARNING log {name}: the newest master epoch or SyncStateSet of {', '.join(nodes)} is not "
+            "known: the vote file is damaged or missing, the copy of the metadata is missing or in repair, "
+            f"or the data folder is not here. {_CONSEQUENCE}"
         )
 
 
@@ -131,6 +135,7 @@ def _result(found: "Rebuilt", not_known: str) -> dict[str, Any]:
                 {"log": log, "node": node, "known_epoch": epoch}
                 for log, (node, epoch) in found.doubts.items()
             ),
+            *({"log": log, "node": node, "known_epoch": None} for log, node in found.newer_sets.items()),
             *(
                 {"log": log, "node": node, "known_epoch": None}
                 for log, nodes in found.unknown.items()

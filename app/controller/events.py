@@ -115,8 +115,8 @@ class MetadataRebuilt(MetadataEvent, frozen=True, kw_only=True, tag="metadata-re
     """The controllers had lost their disks, and have a copy of the metadata that may lack what was committed
     last. No log has a master, and the epochs go on beyond those that may have been given (C-04).
 
-    log: of the metadata themselves. doubtful: logs of which a node knows a newer master epoch than the copy:
-    the SyncStateSets here are not the last ones.
+    log: of the metadata themselves. doubtful: logs of which a node knows, or may know, a newer master epoch
+    or set than the copy: the SyncStateSets here are not the last ones.
     """
 
     skipped_epochs: int = SKIPPED_EPOCHS

@@ -13,7 +13,8 @@ Events that no copy holds are lost: the last committed elections and changes of 
 that knows a newer master epoch than the metadata proves that there were some: the next master of such a log
 is elected among all of its replicas, not in the SyncStateSet of the copy. The same holds for a log whose vote
 file is damaged or missing at a node, and for one of which a replica's folder is not here: those epochs cannot
-be known.
+be known. A change of the set within one epoch is in the copies of the metadata alone. The master acts by its
+own node's copy: so it is known if every replica's node has its copy, and none of them has a newer set.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -57,6 +58,15 @@ class NodeFolder:
     def has_copy(self) -> bool:
         return self.files.exists(f"{self.folder}/vote")
 
+    @property
+    def knows_sets(self) -> bool:
+        """True if its copy has every SyncStateSet by which a master on this node can have acted."""
+        return self.has_copy and not self.files.exists(self.repair_note)
+
+    @property
+    def repair_note(self) -> str:
+        return f"{self.data}/repairing/{CONTROLLER_LOG}"
+
 
 @dataclass(slots=True)
 class Rebuilt:
@@ -64,8 +74,10 @@ class Rebuilt:
 
     source: the node whose copy was used. events: number of its records, its end index + 1. copied: the
     nodes that got the log. logs: as in the metadata now. doubts: log -> the newest master epoch that a
-    node knows and the metadata do not: its last master and set are unknown. unknown: log -> the nodes whose
-    newest epoch is unknown: their vote file is damaged or missing, or their folder is not here.
+    node knows and the metadata do not: its last master and set are unknown. newer_sets: log -> a node whose
+    copy has a newer SyncStateSet. unknown: log -> the nodes whose newest epoch or set is unknown: their vote
+    file is damaged or missing, their copy of the metadata is missing or in repair, or their folder is not
+    here.
     """
 
     source: str
@@ -73,6 +85,7 @@ class Rebuilt:
     copied: list[str] = field(default_factory=list)
     logs: tuple[Log, ...] = ()
     doubts: dict[str, tuple[str, int]] = field(default_factory=dict)
+    newer_sets: dict[str, str] = field(default_factory=dict)
     unknown: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -173,12 +186,13 @@ def rebuild(
             raise ConfigError(f"a majority of the controllers has its copy: {', '.join(kept)}; start them")
         found = Rebuilt(best.node.node, best.log.next_index, [node.node for node in targets])
         found.doubts, found.unknown = _doubts(nodes, best)
+        found.newer_sets = _newer_sets(copies, best)
         term = max(copy.term for copy in copies.values()) + 1
         event = MetadataRebuilt(
             log=CONTROLLER_LOG,
             time_ms=now_ms,
             skipped_epochs=SKIPPED_EPOCHS + _missed_epochs(best, found),
-            doubtful=tuple(dict.fromkeys((*found.doubts, *found.unknown))),
+            doubtful=tuple(dict.fromkeys((*found.doubts, *found.newer_sets, *found.unknown))),
         )
         _skip_epochs(best, term, log_id, event)
         found.logs = tuple(best.state.metadata)
@@ -239,11 +253,22 @@ def _doubts(
         newest = log.master_epoch
         for name in dict.fromkeys((*here, *log.voters)):
             epoch = _known_epoch(here[name], log.name) if name in here else None
-            if epoch is None:
+            if epoch is None or (name in log.voters and not here[name].knows_sets):
                 unknown[log.name] = (*unknown.get(log.name, ()), name)
             elif epoch > newest:
                 newest, doubts[log.name] = epoch, (name, epoch)
     return doubts, unknown
+
+
+def _newer_sets(copies: Mapping[str, _Copy], best: _Copy) -> dict[str, str]:
+    """Return the logs of which another copy has a newer SyncStateSet: another one was named by --source."""
+    return {
+        log.name: name
+        for log in best.state.metadata
+        for name, copy in copies.items()
+        if (other := copy.state.metadata.log(log.name)) is not None
+        and (other.generation, other.set_epoch > log.set_epoch) == (log.generation, True)
+    }
 
 
 def _known_epoch(node: NodeFolder, log: str) -> int | None:
@@ -294,9 +319,8 @@ def _give(source: NodeFolder, target: NodeFolder, term: int) -> None:
     for name in files.list(target.folder):
         files.remove(f"{target.folder}/{name}")
     files.sync_folder(target.folder)
-    marker = f"{target.data}/repairing/{CONTROLLER_LOG}"
-    if files.exists(marker):
-        files.remove(marker)
+    if files.exists(target.repair_note):
+        files.remove(target.repair_note)
     for name in source.files.list(source.folder):
         if name not in ("vote", OPENED_NAME, ORIGIN_NAME):
             write_durably(files, f"{target.folder}/{name}", source.files.read(f"{source.folder}/{name}"))

@@ -86,7 +86,8 @@ def test_a_damaged_vote_file_of_a_log_is_reported(tmp_path: Path) -> None:
     copies = [tmp_path / name / "logs" / "__controller" / "vote" for name in ("c1", "c2", "c3")]
     done = CliRunner().invoke(cli, command)
     assert done.exit_code == 0, done.output
-    assert "WARNING log orders: the newest master epoch of n1 is not known" in done.output
+    assert "WARNING log orders: the newest master epoch or SyncStateSet of n1 is not known" in done.output
+    assert "gets a master once all of its replicas have reported" in done.output
     for copy in copies:  # the controllers are lost again
         copy.unlink()
     done = CliRunner().invoke(cli, [*command, "--json"])

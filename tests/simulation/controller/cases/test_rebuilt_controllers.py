@@ -10,6 +10,7 @@ from app.controller.metadata import CONTROLLER_LOG, Log
 from app.errors import ConfigError
 from app.log.contract import AppendResult
 from app.node.metadata.rebuild import NodeFolder, Rebuilt, rebuild
+from app.node.repair.marker import Note, RepairMarker
 from storage.file_system import write_durably
 from storage.format.batch import stamp
 from storage.format.records import RecordColumns, encode_body
@@ -25,6 +26,7 @@ from tests.simulation.world.network import LinkFaults
 from tests.support.memory_files import MemoryFiles
 
 CONTROLLERS = ("c1", "c2", "c3")
+FOLDER = f"data/logs/{CONTROLLER_LOG}"
 
 
 def group_in_sync() -> HaCluster:
@@ -56,7 +58,7 @@ def rebuilt(
 
 def add_event(node: HaSimNode, *, terms: int, committed: bool = False) -> None:
     """Add to the copy of a node that is down what a leader of a later term would have added."""
-    folder = f"data/logs/{CONTROLLER_LOG}"
+    folder = FOLDER
     vote = HardStateFile(node.files, f"{folder}/vote")
     checkpoints = CheckpointFile(node.files, f"{folder}/checkpoint")
     known = checkpoints.load()
@@ -200,6 +202,43 @@ def test_a_replica_whose_folder_was_not_there_is_waited_for() -> None:
     assert b"acknowledged alone" in b"".join(bytes(batch.body) for batch in new.log.read_batches(0, 1 << 20))
 
 
+@pytest.mark.rule("C-05", "C-09")
+@pytest.mark.parametrize("lost", ["copy", "end of a repair", "choice of the operator"])
+def test_a_set_that_the_copy_of_the_metadata_lacks_elects_no_master(lost: str) -> None:
+    """The master has acknowledged alone since the set shrank, in the same epoch: the set of the copy that is
+    taken names a replica that lacks acknowledged records."""
+    cluster = group_in_sync()
+    old = master_of(cluster)
+    slave = next(node for node in cluster.brokers if node is not old)
+    stop(cluster, slave.name)
+    assert cluster.run_until(lambda: truth(cluster).set_nodes == (old.name,), 8)
+    append_at(cluster, old, b"acknowledged alone")
+    stop(cluster, *CONTROLLERS, wipe=True)
+    stop(cluster, old.name)
+    older = slave.files.copy_folder(FOLDER)
+    if lost == "copy":
+        for folder in (FOLDER, f"data/journal/{CONTROLLER_LOG}"):
+            old.files.put_folder(folder, {})
+    elif lost == "end of a repair":
+        old.files.put_folder(FOLDER, older)
+        RepairMarker(old.files, "data", CONTROLLER_LOG).save(Note("damaged", "scrub", 1))
+    found = rebuilt(cluster, source=slave.name)
+    assert (found.doubts, [len(log.set_nodes) for log in found.logs]) == ({}, [2])
+    if lost == "choice of the operator":
+        assert (found.newer_sets, found.unknown) == ({"default": old.name}, {})
+    else:
+        assert (found.newer_sets, found.unknown) == ({}, {"default": (old.name,)})
+    cluster.checker.rebuilt(metadata_of(slave))
+    others = [*CONTROLLERS, slave.name]
+    for name in others:
+        cluster.nodes[name].start()
+    cluster.run(5)
+    assert not slave.is_master
+    old.start()
+    assert cluster.run_until(lambda: old.is_master and old.acknowledges, 10)
+    assert b"acknowledged alone" in b"".join(bytes(batch.body) for batch in old.log.read_batches(0, 1 << 20))
+
+
 @pytest.mark.rule("C-04", "C-09")
 def test_a_second_rebuild_from_a_copy_from_before_the_first_one_gives_no_epoch_twice() -> None:
     cluster = group_in_sync()
@@ -242,7 +281,7 @@ def test_an_end_that_was_never_committed_is_not_another_history() -> None:
 def forget_beginning(node: HaSimNode) -> None:
     """Leave to the copy of a node that is down its last two records, without the state before them: it was
     to get that from its leader."""
-    folder = f"data/logs/{CONTROLLER_LOG}"
+    folder = FOLDER
     committed_index = CheckpointFile(node.files, f"{folder}/checkpoint").load().committed_index
     log = Commitlog.open(
         node.files, folder, log_id=CONTROLLER_LOG_ID, config=STORAGE, committed_index=committed_index
