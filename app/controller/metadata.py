@@ -105,6 +105,8 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     leaving: nodes that `spec` no longer names as replicas, or names as learners, and that act as replicas
         until the log can do without them (replica_changes.py). arriving: nodes of `spec` that must be in the
         SyncStateSet before those leave.
+    raised_from: the smallest min_in_sync_replicas that the log had before a change raised it, 0: never
+        raised. Records that were acknowledged then may have no more holders.
     """
 
     name: str
@@ -131,6 +133,7 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     former_acks: int = 0
     leaving: tuple[str, ...] = ()
     arriving: tuple[str, ...] = ()
+    raised_from: int = 0
 
     @property
     def nodes(self) -> tuple[str, ...]:

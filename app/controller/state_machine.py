@@ -155,6 +155,7 @@ def _changed(log: Log, index: int, event: AnyEvent) -> Log | None:
                 configured=event.configured,
                 leaving=event.leaving,
                 arriving=event.arriving,
+                raised_from=_raised_from(log, event),
             )
             version = log.version if changed == log else index
             return _without_gone(replace(changed, version=version, changed_by=event.change_id))
@@ -177,6 +178,12 @@ def _changed(log: Log, index: int, event: AnyEvent) -> Log | None:
         case SyncStateSetChanged() if _may_change_set(log, event):
             return _with_set(log, event)
     return log
+
+
+def _raised_from(log: Log, event: LogChanged) -> int:
+    """Return the smallest min_in_sync_replicas that the log had; 0 if that is the new one."""
+    least = log.raised_from or log.spec.min_in_sync_replicas
+    return least if least < event.spec.min_in_sync_replicas else 0
 
 
 def _with_master(log: Log, event: MasterElected) -> Log:

@@ -62,7 +62,8 @@ class Durability(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions:
     """Settings of a log that may change while it runs. preferred: the node that should lead, in Raft mode.
-    unclean: a classic master opens an epoch without hearing the other replicas.
+    unclean: a classic master opens an epoch without hearing the other replicas. raised_from: the smallest
+    min_in_sync_replicas that the log had before it was raised, 0: never raised.
 
     min_in_sync_replicas: minimum size of the SyncStateSet (C-12), 1 for none. in_sync_replicas:
     number of members of the set that must hold an append, 0 for all. durability: of acknowledgements after
@@ -74,6 +75,7 @@ class LogOptions:
     preferred: str | None = None
     in_sync_replicas: int = 0
     unclean: bool = False
+    raised_from: int = 0
 
 
 class ReplicaLog(Protocol):

@@ -61,6 +61,7 @@ class ClassicMasterCore(StaticGroup):
         min_in_sync_replicas: int = 1,
         auto_in_sync_replicas: bool = False,
         unclean: bool = False,
+        raised_from: int = 0,
     ) -> None:
         """start: its group has all replicas of the log, in their configured order.
 
@@ -69,7 +70,7 @@ class ClassicMasterCore(StaticGroup):
         min_in_sync_replicas: with fewer replicas in sync, the master included, synchronous appends are
         refused. auto_in_sync_replicas: an append needs only the slaves in sync when they are fewer than
         sync_slaves, never fewer than min_in_sync_replicas - 1. unclean: open an epoch without hearing the
-        other replicas.
+        other replicas. raised_from: as in LogOptions.
         """
         self._log = log
         self._replicas = start.group.voters
@@ -78,6 +79,7 @@ class ClassicMasterCore(StaticGroup):
         self._asked_slaves = sync_slaves
         self._auto = auto_in_sync_replicas
         self._unclean = unclean
+        self._raised_from = raised_from
         self._now_ms = 0
         super().__init__(
             MemberState(
@@ -242,17 +244,25 @@ class ClassicMasterCore(StaticGroup):
 
     def _opening_from(self, now_ms: int) -> Opening:
         others = [replica for replica in self._replicas if replica != self._member.node_id]
-        sure = self._min_slaves if self._auto else self._sync_slaves
-        empty, term = is_empty(self._log), self._member.term
-        required = 0 if self._is_mine or empty else max(0, len(others) - sure)
+        term = self._member.term
         knows_epoch = term > 0 and term != self._opened_term
         return Opening(
             others,
-            required=required,
-            needs_all=empty and (self._was_slave or knows_epoch),
+            required=self._required,
+            needs_all=is_empty(self._log) and (self._was_slave or knows_epoch),
             grace_ms=self._config.opening_wait_ms,
             now_ms=now_ms,
         )
+
+    @property
+    def _required(self) -> int:
+        """Number of the other replicas that must vouch before an epoch is opened: all but those slaves that
+        surely held each synchronous append, with the smallest floor that the log has had."""
+        if self._is_mine or is_empty(self._log):
+            return 0
+        floor = self._raised_from - 1 if self._raised_from else self._min_slaves
+        sure = floor if self._auto else max(self._asked_slaves, floor)
+        return max(0, len(self._replicas) - 1 - sure)
 
     @property
     def _is_mine(self) -> bool:
@@ -454,8 +464,11 @@ class ClassicMasterCore(StaticGroup):
     def apply_options(self, options: LogOptions, now_ms: int) -> None:
         self._min_slaves = options.min_in_sync_replicas - 1
         self._unclean = options.unclean
-        if self._unclean and self._before_opening is not None:
-            self._proceed()
+        self._raised_from = options.raised_from
+        if self._before_opening is not None:
+            self._before_opening.require(self._required)
+            if self._unclean:
+                self._proceed()
         super().apply_options(options, now_ms)
         self._check(now_ms)
 

@@ -4,9 +4,9 @@ Roles are configuration, so only the configuration names the master, and it cann
 hold. A node whose copy was written by another master, or is empty, therefore waits for reports of the others
 first:
 
-- A synchronous append is held by the former master and by at least `acks` of its slaves. Of N replicas, any N
-  - acks have one of those among them: when so many (including this one) hold nothing beyond this copy, no
-  synchronous append is lost.
+- A synchronous append is held by the former master and by at least `acks` of its slaves, the fewest that were
+  ever required. Of N replicas, any N - acks have one of those among them: when so many (including this one)
+  hold nothing beyond this copy, no synchronous append is lost.
 - A replica whose log is of a newer epoch, or of the same one and longer, prevents the opening while this is
   so: what it holds would be lost. It also closes the epoch of an open master: another one has taken over
   since, or this copy has lost its end.
@@ -36,6 +36,10 @@ class Opening:
         self._heard: dict[str, None] = {}  # those that vouch
         self._seen: dict[str, None] = {}  # those that vouch or hold nothing
         self._objections: dict[str, str] = {}
+
+    def require(self, required: int) -> None:
+        """The settings of the log have changed: so many replicas must vouch."""
+        self._required = required
 
     def heard(self, replica: str) -> None:
         """The replica holds a beginning of this log."""

@@ -141,7 +141,7 @@ class MetadataLogs:
         if hosted is None or hosted.generation != CONFIGURED:
             return
         try:
-            settings = hosted.settings.changed_by(log.acting_spec)
+            settings = hosted.settings.changed_by(log.acting_spec, log.raised_from)
         except ValueError as error:
             logger.error("log %s keeps its settings: %s", log.name, error)
             return
@@ -165,7 +165,7 @@ class MetadataLogs:
             is_new = self._node_id in log.spec.replicas and self._node_id not in hosted.settings.replicas
             if is_new and hosted.journal is not None:
                 await self._in_thread(self._folders.adopt, log.name, log.generation)
-            hosted.take_settings(LogSettings.of_spec(log.name, log.acting_spec))
+            hosted.take_settings(LogSettings.of_spec(log.name, log.acting_spec, log.raised_from))
             return await self._follow_nodes(log, hosted)
         return True
 
@@ -232,7 +232,7 @@ class MetadataLogs:
         return True
 
     async def _add(self, log: Log, *, is_newest: bool) -> bool:
-        settings = LogSettings.of_spec(log.name, log.acting_spec)
+        settings = LogSettings.of_spec(log.name, log.acting_spec, log.raised_from)
         is_replica = self._node_id in log.spec.replicas
         try:
             if not is_newest and await self._waits(log, is_replica=is_replica):

@@ -99,4 +99,5 @@ class LogOpener:
             min_in_sync_replicas=log.min_in_sync_replicas,
             auto_in_sync_replicas=log.auto_in_sync_replicas,
             unclean=log.unclean,
+            raised_from=log.raised_from,
         )

@@ -165,7 +165,7 @@ class ClassicMode(_HaMode):
     """A log in classic mode: its core is the master's or a slave's, by configuration.
 
     master_address: where the master takes slaves of this log. sync_slaves, min_in_sync_replicas,
-    auto_in_sync_replicas, unclean: as in ClassicMasterCore.
+    auto_in_sync_replicas, unclean, raised_from: as in ClassicMasterCore.
     """
 
     master_id: str
@@ -174,6 +174,7 @@ class ClassicMode(_HaMode):
     min_in_sync_replicas: int = 1
     auto_in_sync_replicas: bool = False
     unclean: bool = False
+    raised_from: int = 0
 
     def judge(self, found: FoundFolder) -> Trust:
         """Return the trust; a slave's copy, and one whose end may be lost, have opened no epoch from now on:
@@ -201,6 +202,7 @@ class ClassicMode(_HaMode):
                 min_in_sync_replicas=self.min_in_sync_replicas,
                 auto_in_sync_replicas=self.auto_in_sync_replicas,
                 unclean=self.unclean,
+                raised_from=self.raised_from,
             )
         return ClassicSlaveCore(
             start, log, master_id=self.master_id, master_address=self.master_address, config=self.config

@@ -184,7 +184,7 @@ plant(
 plant(
     "an_empty_copy_of_a_slave_begins_the_log_alone",
     "A-01",
-    (ClassicMasterCore, "_opening_from", "empty and (", "False and ("),
+    (ClassicMasterCore, "_opening_from", "is_empty(self._log) and (", "False and ("),
     lambda _: test_opening.test_an_empty_copy_that_knows_of_another_master_does_not_begin_the_log_alone(
         HardState(0, "n2")
     ),

@@ -115,6 +115,21 @@ def test_a_change_to_what_is_set_already_keeps_the_version(changes: dict[str, An
     assert quorum.log().version == version
 
 
+@pytest.mark.rule("H-07")
+def test_the_metadata_know_the_smallest_floor_that_a_log_had_before_it_was_raised() -> None:
+    quorum = Quorum()
+    quorum.create(min_in_sync_replicas=2)
+    found = []
+    for number, floor in enumerate((3, 2, 1, 2, 3, 3, 1)):
+        quorum.done(ChangeLog("a", {"min_in_sync_replicas": floor}, f"x{number}"))
+        found.append(quorum.log().raised_from)
+    assert found == [2, 0, 0, 1, 1, 1, 0]
+    quorum.done(ChangeLog("a", {"min_in_sync_replicas": 3}, "y"))
+    restored = Metadata.restore(quorum.metadata.snapshot()).log("a")
+    assert restored is not None
+    assert restored.raised_from == 1
+
+
 def test_the_refusal_of_a_version_names_the_current_one_and_no_internal_number() -> None:
     quorum = Quorum()
     current = quorum.create().version

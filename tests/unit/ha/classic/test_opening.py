@@ -79,6 +79,37 @@ def test_automatic_degradation_makes_the_floor_count() -> None:
     assert is_open(master)
 
 
+@pytest.mark.rule("H-07")
+@pytest.mark.parametrize("auto", [False, True])
+def test_a_floor_that_was_raised_lets_no_master_open_without_the_holders_of_earlier_records(
+    auto: bool,
+) -> None:
+    """A record that one slave had acknowledged before is on no other one since."""
+    master = taken_over(auto_in_sync_replicas=auto, min_in_sync_replicas=3, raised_from=1 if auto else 2)
+    master.tick(10 * WAIT_MS)
+    assert not is_open(master)
+    for place in (2, 3) if auto else (3,):
+        assert not is_open(master)
+        connect(master, master.log, place=place, number=place)
+        master.tick()
+    assert is_open(master)
+
+
+@pytest.mark.rule("H-07")
+@pytest.mark.parametrize(
+    "change", [{"min_in_sync_replicas": 1}, {"min_in_sync_replicas": 3, "raised_from": 1}]
+)
+def test_a_master_that_waits_requires_what_newer_settings_require(change: dict[str, int]) -> None:
+    """Its own copy of the settings was older: it would open without the replica that holds more."""
+    master = taken_over(min_in_sync_replicas=3)
+    master.core.apply_options(LogOptions(durability=master.durability, **change), master.now_ms)
+    master.tick(10 * WAIT_MS)
+    assert not is_open(master)
+    connect(master, longer(master.log), place=2)
+    master.tick()
+    assert "make n2 the master" in (master.core.status().waits_for or "")
+
+
 def test_a_replica_that_holds_more_forbids_the_epoch() -> None:
     master = taken_over(sync_slaves=2)
     key = connect(master, longer(master.log), place=2)

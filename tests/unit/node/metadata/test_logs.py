@@ -156,6 +156,18 @@ def test_changed_settings_of_a_configured_log_are_applied_and_unknown_values_are
     assert host.open["default"].settings is settings
 
 
+@pytest.mark.rule("H-07")
+@pytest.mark.parametrize("generation", [-1, 1])
+def test_a_master_learns_the_floor_that_its_log_had_before_it_was_raised(generation: int) -> None:
+    spec = LogSpec(replication="classic", replicas=("n1", "n2"), min_in_sync_replicas=2)
+    log = Log(name="a", log_id=1, generation=generation, spec=spec, version=3, raised_from=1)
+    logs, host, _ = follower(Metadata([log]))
+    hosted = host.open["a"] = HostedLog(LogSettings.of_spec("a", spec), 1, None)
+    hosted.generation = generation
+    assert asyncio.run(logs.follow())
+    assert hosted.settings.options.raised_from == 1
+
+
 @pytest.mark.rule("C-12")
 def test_settings_changed_while_a_log_is_opened_reach_its_driver() -> None:
     before = LogSpec(replication="controller", replicas=("n1", "n2"))
