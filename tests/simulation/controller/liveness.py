@@ -32,6 +32,7 @@ REASONS: dict[str, str] = {
     "controllers-not-whole": "no majority of the controllers may vote: their disks were replaced",
     "controllers-network": "no majority of the healthy controllers is connected both ways",
     "no-copy": "no copy that may win a clean election runs with a working disk",
+    "lost-history": "the controllers do not know the last set, and a replica is down or lost its disk",
     "copy-network": "too few such copies are connected both ways to a healthy majority of the controllers",
     "recent": "the cause has ended, and the bound has not passed since",
 }
@@ -122,6 +123,8 @@ class HaLiveness:
         if not copies:
             return "no-copy", frozenset()
         assert log is not None
+        if log.lost_history and len(copies) < len(log.voters):
+            return "lost-history", frozenset()
         for clique in cliques:
             reached = [node for node in copies if self._is_clear((node, *clique))]
             if self._is_enough(log, reached):
@@ -131,15 +134,21 @@ class HaLiveness:
     @staticmethod
     def _is_enough(log: Log, reached: list[HaSimNode]) -> bool:
         """Return True if these copies together prove what was acknowledged, so that one of them may win."""
+        if log.lost_history:
+            return len(reached) == len(log.voters)
         counted = log.former_set if log.is_opening else log.sync_state_set
         members = sum(node.copy_id in counted for node in reached)
         return bool(reached) and (counts_all(log) or members >= reports_needed(log))
 
     @staticmethod
     def _may_win(log: Log, node: HaSimNode) -> bool:
-        if not node.is_at_work or node.doubtful:
+        if not node.is_at_work or node.doubtful or not log.is_current(node.copy_id):
             return False
-        return log.is_current(node.copy_id) and node.copy_id in log.holders
+        if not log.lost_history:
+            return node.copy_id in log.holders
+        earlier = [each for each in log.replicas if each.node == node.name and each.id < node.copy_id]
+        lost_disk = node.log.end_index < 0 and any(each.registered for each in earlier)
+        return node.name in log.voters and not lost_disk
 
     def _is_clear(self, nodes: Iterable[HaSimNode]) -> bool:
         network = self._cluster.network

@@ -435,6 +435,8 @@ class Nemesis:
             return False
         if not all(each.alive for each in self._nodes):
             return False
+        if not all(folder.knows_sets for folder in self._folders()):
+            return False  # a disk was replaced: only an unclean election would give a master (C-09)
         for node in self._nodes:
             node.crash(power=False)
         lost = self._world.random.sample(controllers, self._world.random.choice((2, 3)))
@@ -445,7 +447,7 @@ class Nemesis:
         for node in lost:
             self.wipe(node)
             node.controllers_from = None
-        folders = [NodeFolder(each.name, each.files, "data") for each in self._nodes]
+        folders = self._folders()
         now_ms = self._world.now_us // 1_000
         with_these = partial(
             rebuild, folders, plan.controller_names, cluster_id="ha", storage=STORAGE, now_ms=now_ms
@@ -461,6 +463,9 @@ class Nemesis:
         for node in self._nodes:
             self._back(node, self._world.between((1_000, lasting_us)))
         return True
+
+    def _folders(self) -> list[NodeFolder]:
+        return [NodeFolder(each.name, each.files, "data") for each in self._nodes]
 
 
 def _place_of(node: HaSimNode) -> tuple[int, int]:
