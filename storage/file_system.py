@@ -7,7 +7,7 @@
 `storage.files.OsFileSystem` is the implementation; tests and the simulator use one that loses unsynced data.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 Bytes = bytes | bytearray | memoryview
@@ -28,6 +28,13 @@ class File(Protocol):
         """Return `size` bytes without copying; valid while referenced, until those bytes are truncated.
 
         The range must lie within the file. Raises DiskError.
+        """
+        ...
+
+    def later_view(self, offset: int, size: int) -> Callable[[], memoryview]:
+        """Return a function for any thread that reads these bytes from the disk and returns a view of them.
+
+        As `view` otherwise; the file may be closed or removed meanwhile.
         """
         ...
 

@@ -5,7 +5,7 @@ import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from storage.birth_time import birth_time
@@ -78,11 +78,19 @@ class OsFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def view(self, offset: int, size: int) -> memoryview:
+        return self.later_view(offset, size)()
+
+    def later_view(self, offset: int, size: int) -> Callable[[], memoryview]:
         if offset + size > len(self._mapped):
             self._remap(offset + size)
-        if self._map is None or self._populate(self._map, offset, size):
-            return self._mapped[offset : offset + size]
-        return memoryview(self.read(offset, size))
+        mapping, mapped = self._map, self._mapped  # they exist while they are referenced
+
+        def load() -> memoryview:
+            if mapping is None or self._populate(mapping, offset, size):
+                return mapped[offset : offset + size]
+            return memoryview(self.read(offset, size))
+
+        return load
 
     def _populate(self, mapping: mmap.mmap, offset: int, size: int) -> bool:
         """Load the pages before the first access; False where the system does not support it.

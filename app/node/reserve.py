@@ -118,6 +118,7 @@ class ReservedFile:
         self._reserve = reserve
         self.read = file.read
         self.view = file.view
+        self.later_view = file.later_view
         self.drop_cache = file.drop_cache
         self.size = file.size
         self.sync = file.sync

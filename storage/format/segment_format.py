@@ -94,6 +94,10 @@ class IndexEntry(NamedTuple):
     def next_offset(self) -> int:
         return self.offset + self.size
 
+    @property
+    def is_control(self) -> bool:
+        return bool(self.flags & FLAG_CONTROL)
+
 
 class DamagedIndex(Exception):
     """An entry fails its checksum or contradicts its neighbours: rebuild the index from the segment."""

@@ -13,7 +13,7 @@ from storage.format.epoch_file import Epoch
 from storage.format.records import READ_SCHEMA, read_columns
 from storage.format.segment_format import ENTRY_SIZE_BYTES, IndexEntry
 from storage.log.recovery import Recovered
-from storage.log.segment import Segment
+from storage.log.segment import Segment, StoredBatches
 from storage.log.tail import BatchTail
 from storage.units import NO_INDEX
 
@@ -216,13 +216,49 @@ class LogView:
         self._check_range(from_index)
         if self._tail.reaches(from_index):
             return self._tail.read(from_index, max_bytes, until_index)
+        segment, row, end = self._rows(from_index, max_bytes, until_index)
+        mapped = segment.entry(end - 1).last_index <= self._settled_index
+        return segment.read_rows(row, end, mapped=mapped)
+
+    def stored_batches(self, from_index: int, max_bytes: int, until_index: int) -> StoredBatches | None:
+        """Return the place of the batches that `read_batches` would return, as far as they are settled; None
+        if they are in memory or not settled.
+
+        Reading them may take long, and may be done in any thread, also if they are trimmed meanwhile. Raises
+        IndexError for an index not held, CorruptLog, DiskError.
+        """
+        self._check_range(from_index)
+        if self._tail.reaches(from_index) or self._entry(from_index).last_index > self._settled_index:
+            return None
+        segment, row, end = self._rows(from_index, max_bytes, min(until_index, self._settled_index))
+        if segment.entry(end - 1).last_index > self._settled_index:
+            end -= 1
+        return segment.stored_rows(row, end, mapped=True)
+
+    def entries(self, from_index: int, until_index: int) -> list[IndexEntry]:
+        """Return the entries of the batches that hold these indexes, which must be held. Reads no batch.
+
+        Raises IndexError, CorruptLog, DiskError.
+        """
+        self._check_range(from_index)
+        self._check_range(until_index)
+        found = list[IndexEntry]()
+        while not found or found[-1].last_index < until_index:
+            at = found[-1].last_index + 1 if found else from_index
+            segment = self._segment_of(at)
+            row, _ = segment.entry_of(at)
+            end = segment.index.row_of_index(until_index) + 1
+            found += [segment.entry(each) for each in range(row, end)]
+        return found
+
+    def _rows(self, from_index: int, max_bytes: int, until_index: int | None) -> tuple[Segment, int, int]:
+        """Return a segment and the rows of its batches that `read_batches` returns, the end exclusive."""
         segment = self._segment_of(from_index)
         row, _ = segment.entry_of(from_index)
         end = segment.index.row_within(row, max_bytes)
         if until_index is not None:
             end = min(end, max(row, segment.index.row_of_index(until_index)) + 1)
-        mapped = segment.entry(end - 1).last_index <= self._settled_index
-        return segment.read_rows(row, end, mapped=mapped)
+        return segment, row, end
 
     def first_index_at_or_after(self, timestamp_ms: int, from_index: int = 0) -> int | None:
         """Return the first index of a data record at or after the time, None when there is none.

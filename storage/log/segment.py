@@ -1,10 +1,11 @@
 """One segment of a log and its index file (all I/O through storage/file_system.py)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from storage.errors import CorruptBatch, CorruptLog, StorageFull
-from storage.file_system import File, FileSystem, write_durably
+from storage.file_system import Bytes, File, FileSystem, write_durably
 from storage.format.batch import FLAG_CONTROL, Batch, decode_batch
 from storage.format.segment_format import (
     ENTRY_SIZE_BYTES,
@@ -36,6 +37,38 @@ class IndexWrite:
             file.sync()
         finally:
             file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatches:
+    """The place of consecutive batches in the file of a segment.
+
+    offset: of the first one in the log. size_bytes: of all. load: reads their bytes.
+    """
+
+    path: str
+    log_id: int
+    base_index: int
+    offset: int
+    size_bytes: int
+    load: Callable[[], Bytes]
+
+    def read(self) -> list[Batch]:
+        """Read and verify them; of a mapped file in any thread. Raises CorruptLog for damage, DiskError."""
+        rest = memoryview(self.load())
+        index, offset, stop = self.base_index, self.offset, self.offset + self.size_bytes
+        batches = []
+        while offset < stop:
+            try:
+                batch = decode_batch(rest, log_id=self.log_id)
+            except CorruptBatch as error:
+                raise CorruptLog(self.path, offset, error.reason) from error
+            if batch.offset != offset or batch.base_index != index:
+                raise CorruptLog(self.path, offset, "a batch of another place")
+            batches.append(batch)
+            rest = rest[batch.size_bytes :]
+            offset, index = batch.next_offset, batch.next_index
+        return batches
 
 
 class Segment:
@@ -176,25 +209,17 @@ class Segment:
 
         Raises CorruptLog for damage, DiskError.
         """
+        return self.stored_rows(first, end, mapped=mapped).read()
+
+    def stored_rows(self, first: int, end: int, *, mapped: bool) -> StoredBatches:
+        """Return the place of the batches of rows first..end-1. Raises CorruptLog, DiskError."""
         entry = self.entry(first)
-        start, index = entry.offset, entry.base_index
-        stop = self.entry(end - 1).next_offset
-        position = start - self.base_offset
-        size = stop - start
-        rest = self.file.view(position, size) if mapped else memoryview(self.file.read(position, size))
-        batches = []
-        offset = start
-        while offset < stop:
-            try:
-                batch = decode_batch(rest, log_id=self._log_id)
-            except CorruptBatch as error:
-                raise CorruptLog(self.path, offset, error.reason) from error
-            if batch.offset != offset or batch.base_index != index:
-                raise CorruptLog(self.path, offset, "a batch of another place")
-            batches.append(batch)
-            rest = rest[batch.size_bytes :]
-            offset, index = batch.next_offset, batch.next_index
-        return batches
+        size = self.entry(end - 1).next_offset - entry.offset
+        position = entry.offset - self.base_offset
+        load: Callable[[], Bytes] = (
+            self.file.later_view(position, size) if mapped else partial(self.file.read, position, size)
+        )
+        return StoredBatches(self.path, self._log_id, entry.base_index, entry.offset, size, load)
 
     def batch_of_row(self, row: int, *, mapped: bool = False) -> Batch:
         return self.read_rows(row, row + 1, mapped=mapped)[0]

@@ -110,10 +110,17 @@ class MemoryFile:
         return data
 
     def view(self, offset: int, size: int) -> memoryview:
-        self._files.observe("read", self.path)
+        return self.later_view(offset, size)()
+
+    def later_view(self, offset: int, size: int) -> Callable[[], memoryview]:
         if offset + size > len(self._content.now):
             raise DiskError(self.path, "view", "past the end of the file")
-        return memoryview(bytes(self._content.now[offset : offset + size]))
+
+        def load() -> memoryview:
+            self._files.observe("read", self.path)
+            return memoryview(bytes(self._content.now[offset : offset + size]))
+
+        return load
 
     def drop_cache(self, offset: int, size: int) -> None:
         self._content.drop_clean(offset, size)

@@ -9,9 +9,10 @@ from app.api.read.query import ReadQuery, StartPosition
 from app.api.read.selection import SCAN_MAX_BYTES, Consistency, RecordPage, Selection, select, window_of_last
 from app.errors import CursorNotFound, IndexOutOfRange, IndexTrimmed, NotYetReplicated, Repairing
 from app.node.hosted_log import HostedLog
+from storage.errors import CorruptLog, DiskError
 from storage.format.batch import Batch
 
-_IN_PLACE_BYTES: Final = 128 * 1024  # larger selections run in a thread
+_IN_PLACE_BYTES: Final = 128 * 1024  # larger reads and selections run in a thread
 _CHUNK_MIN_BYTES: Final = 64 * 1024
 _TRUNCATION_S: Final = 1.0  # a disk that takes longer hangs
 _POLL_S: Final = 0.05  # neither uncommitted records nor the knowledge of other nodes wake a waiting read
@@ -290,13 +291,22 @@ class Reader:
     async def raw(self, from_index: int, end: int, max_bytes: int) -> list[Batch]:
         """Return whole batches from the one that holds from_index; the last one may extend beyond `end`.
 
-        Raises IndexTrimmed; Repairing while the leader replaces what this copy held; CorruptLog, DiskError.
+        A disk that is slow delays this read, not replication: what may take long is read in a thread. Raises
+        IndexTrimmed; Repairing while the leader replaces what this copy held; CorruptLog, DiskError.
         """
         await self._undisturbed()
         self._check_begin(from_index)
         if from_index > self.log.end_index:
             raise Repairing()
-        return self.log.read_batches(from_index, max_bytes, end)
+        stored = self.log.stored_batches(from_index, max_bytes, end)
+        if stored is None or stored.size_bytes <= _IN_PLACE_BYTES:
+            return self.log.read_batches(from_index, max_bytes, end)
+        try:
+            return await asyncio.to_thread(stored.read)
+        except (CorruptLog, DiskError):
+            self.check_served()
+            self._check_begin(from_index)  # what was trimmed meanwhile need not be readable
+            raise
 
     async def _undisturbed(self) -> None:
         """Wait while the disk thread truncates or resets the log: a read would see a part of it.

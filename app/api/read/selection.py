@@ -1,7 +1,7 @@
 """Selection of a read: its start, its visible end, and the matching records.
 
-The log is read on the event loop, batch by batch and without copying; records are selected, filtered and
-rendered elsewhere (app/api/read/rendering.py) from Arrow columns.
+Whole batches are read without copying (app/api/read/reader.py); records are selected and filtered here, and
+rendered elsewhere (app/api/read/rendering.py), from Arrow columns.
 """
 
 from collections.abc import Sequence
@@ -135,14 +135,11 @@ def window_of_last(log: Commitlog, end_index: int, wanted: int) -> tuple[int, in
     Return (start, missing): `missing` 0 when the `wanted` last data records begin at `start`, else how
     many are still wanted before `start`.
     """
-    start = max(log.begin_index, end_index - WINDOW + 1)
-    batches = log.read_batches(start, SCAN_MAX_BYTES, end_index)
-    while batches[-1].last_index < end_index and batches[-1].next_index <= end_index:
-        batches.extend(log.read_batches(batches[-1].next_index, SCAN_MAX_BYTES, end_index))
-    for batch in reversed(batches):
-        if not batch.is_control:
-            rows = min(batch.last_index, end_index) - batch.base_index + 1
+    entries = log.entries(max(log.begin_index, end_index - WINDOW + 1), end_index)
+    for entry in reversed(entries):
+        if not entry.is_control:
+            rows = min(entry.last_index, end_index) - entry.base_index + 1
             if rows >= wanted:
-                return batch.base_index + rows - wanted, 0
+                return entry.base_index + rows - wanted, 0
             wanted -= rows
-    return batches[0].base_index, wanted
+    return entries[0].base_index, wanted

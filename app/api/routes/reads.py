@@ -1,5 +1,6 @@
 """Reading records: pages in every format, single records, the tail."""
 
+import asyncio
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -29,6 +30,7 @@ from app.api.read.rendering import record_objects
 from app.api.read.selection import Consistency, RecordPage, Selection, select
 from app.errors import InvalidRequest
 from app.media_types import ARROW_STREAM, BATCHES, EVENTS, JSON, NDJSON, PARQUET
+from storage.units import MIB
 
 router = APIRouter(tags=["records"])
 
@@ -122,8 +124,10 @@ async def _batches(request: Request, reader: Reader, range_: Range, query: ReadQ
             for batch in await reader.raw(range_.start_index, min(end, last), query.max_bytes)
             if batch.last_index <= reader.visible_end
         ]
-        reserve(request, sum(batch.size_bytes for batch in batches))
-        body = b"".join(batch.data for batch in batches)
+        size = sum(batch.size_bytes for batch in batches)
+        reserve(request, size)
+        parts = [batch.data for batch in batches]
+        body = b"".join(parts) if size <= MIB else await asyncio.to_thread(b"".join, parts)
         page.next_index = batches[-1].next_index if batches else range_.start_index
     has_more = reader.has_more(page, range_)
     return ExactResponse(

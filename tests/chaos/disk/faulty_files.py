@@ -16,7 +16,7 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -171,9 +171,14 @@ class FaultyFile(OsFile):
         self._files.check("read", self._path, self._files.faults().read)
         return super().read(offset, size)
 
-    def view(self, offset: int, size: int) -> memoryview:
-        self._files.check("read", self._path, self._files.faults().read)
-        return super().view(offset, size)
+    def later_view(self, offset: int, size: int) -> Callable[[], memoryview]:
+        load = super().later_view(offset, size)
+
+        def checked() -> memoryview:
+            self._files.check("read", self._path, self._files.faults().read)
+            return load()
+
+        return checked
 
     def sync(self) -> None:
         written = self._files.shadow.take(self._inode)

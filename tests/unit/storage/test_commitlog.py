@@ -102,6 +102,53 @@ def test_settled_batches_are_views_and_others_are_not(tmp_path_factory: pytest.T
     assert bytes(second.data) == bytes(batches[1].data)
 
 
+def test_settled_batches_are_read_later_though_they_leave_the_log_meanwhile(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    log = open_log(OsFileSystem(), folder=str(tmp_path_factory.mktemp("log") / "default"))
+    batches = grow(log, 60)
+    assert log.stored_batches(0, 3_000, log.end_index) is None  # may be truncated
+    log.settle(batches[29].last_index)
+    places, at = [], 0
+    while at < 30:
+        place = log.stored_batches(batches[at].last_index, 3_000, log.end_index)
+        assert place is not None
+        found = place.read()
+        assert found == batches[at : at + len(found)]
+        assert place.size_bytes == sum(batch.size_bytes for batch in found) <= 3_000
+        places.append(place)
+        at += len(found)
+    assert at == 30
+    assert log.stored_batches(batches[30].base_index, 3_000, log.end_index) is None
+    assert log.stored_batches(log.end_index, 3_000, log.end_index) is None  # in memory
+    first_two = log.stored_batches(0, 1 << 20, batches[1].base_index)
+    assert first_two is not None
+    assert first_two.read() == batches[:2]
+    ticket = log.start_trim(batches[20].base_index)
+    assert ticket is not None
+    ticket.run()
+    log.close()
+    assert [batch for each in places for batch in each.read()] == batches[:30]
+
+
+def test_the_entries_of_batches_are_found_without_reading_them() -> None:
+    files = MemoryFiles()
+    log = open_log(files)
+    batches = [open_term(log, 1), *grow(log, 60)]
+    again = open_log(files, committed_index=log.end_index)  # its index is in mapped files
+    for each in (log, again):
+        before = files.bytes_read
+        found = each.entries(batches[3].last_index, batches[50].base_index)
+        assert [(entry.base_index, entry.last_index) for entry in found] == [
+            (batch.base_index, batch.last_index) for batch in batches[3:51]
+        ]
+        assert [entry.is_control for entry in each.entries(0, each.end_index)] == [True, *[False] * 60]
+        assert files.bytes_read == before
+        for wrong in ((-1, 3), (0, each.end_index + 1)):
+            with pytest.raises(IndexError):
+                each.entries(*wrong)
+
+
 @pytest.mark.rule("D-17")
 def test_a_log_holds_only_the_very_same_batch() -> None:
     log, other = open_log(MemoryFiles()), open_log(MemoryFiles())

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,6 +14,9 @@ from app.api.read.query import ReadQuery
 from app.api.read.reader import Range, Reader
 from app.api.read.selection import Consistency, RecordPage
 from app.errors import IndexTrimmed, Repairing
+from storage.format.batch import Batch
+from storage.log.commitlog import Commitlog
+from storage.log.segment import StoredBatches
 from tests.unit.node.replica.driver_support import Node, leading_node
 
 
@@ -233,3 +237,43 @@ def test_a_confirmed_read_does_not_see_a_log_that_was_repaired_meanwhile(tmp_pat
     with pytest.raises(Repairing):
         asyncio.run(linearizable.confirm())
     assert linearizable.visible_end == node.driver.committed_index < 9
+
+
+def test_a_large_read_waits_for_the_disk_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is slow, or many bytes, delay the read alone: the event loop runs replication."""
+    node, _ = _reader_of_five_records(tmp_path)
+    values = [bytes([place]) * 200_000 for place in range(4)]
+    for value in values:
+        node.append(value)
+    node.restart()  # nothing is in memory
+    node.append(b"v")
+    node.driver.log.settle(node.driver.committed_index)
+    hosted = SimpleNamespace(driver=node.driver)
+    broker = SimpleNamespace(waits=_Waits())
+    here = cast(Any, SimpleNamespace(broker=broker, hosted=hosted, driver=node.driver))
+    loop_thread, readers = threading.get_ident(), list[int]()
+    read = StoredBatches.read
+
+    def noted(stored: StoredBatches) -> list[Batch]:
+        readers.append(threading.get_ident())
+        return read(stored)
+
+    monkeypatch.setattr(StoredBatches, "read", noted)
+    page = asyncio.run(_page(Reader(here, Consistency.COMMITTED), 5))
+    found = [value for rows in page.columns for value in rows.column("value").to_pylist()]
+    assert found == [*values, b"v"]
+    assert readers
+    assert loop_thread not in readers
+
+
+def test_counting_back_reads_no_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts over a thousand records, which may be a gibibyte."""
+    _, reader = _reader_of_five_records(tmp_path)
+
+    def refuse(*_call: object) -> None:
+        raise AssertionError("a batch was read")
+
+    monkeypatch.setattr(Commitlog, "read_batches", refuse)
+    for count, start in ((1, 4), (3, 2), (4, 1), (9, 0)):
+        query = ReadQuery(last=count)  # type: ignore[call-arg]
+        assert asyncio.run(reader.range_of(query)).start_index == start
