@@ -15,7 +15,7 @@ import pyarrow as pa
 from storage.errors import PartialBatch, StorageError
 from storage.file_system import File, FileSystem
 from storage.format.batch import Batch, decode_batch, follows_chain
-from storage.format.records import READ_SCHEMA, read_columns
+from storage.format.records import READ_SCHEMA, read_columns, runs
 from storage.format.segment_format import DamagedIndex, SegmentIndex, index_name, segment_name, segment_offset
 from storage.log.scan import Scan
 
@@ -55,21 +55,26 @@ class LocalLog:
         """Yield the mapped batches from `offset` to `last`, PAGE_BYTES at once."""
         page: list[pa.RecordBatch] = []
         size = 0
+        for run in runs(self._joined(offset, last)):
+            page.append(read_columns(*run).slice(max(0, first - run[0].base_index)))
+            size += sum(batch.size_bytes for batch in run)
+            if size >= PAGE_BYTES:
+                yield pa.Table.from_batches(page, READ_SCHEMA)
+                page, size = [], 0
+        if page:
+            yield pa.Table.from_batches(page, READ_SCHEMA)
+
+    def _joined(self, offset: int, last: Batch) -> Iterator[Batch]:
+        """Yield the mapped batches from `offset` to `last`, each of which follows the one before. Raises
+        NotHere."""
         before: Batch | None = None
         for batch in self._mapped(offset, last.next_offset):
             if before is not None and not follows_chain(batch, before.header.chain):
                 raise NotHere(f"{self._folder}: another history from index {batch.base_index} on")
             before = batch
-            rows = read_columns(batch)
-            page.append(rows.slice(max(0, first - batch.base_index)))
-            size += batch.size_bytes
-            if size >= PAGE_BYTES:
-                yield pa.Table.from_batches(page, READ_SCHEMA)
-                page, size = [], 0
+            yield batch
         if before != last:
             raise NotHere(f"{self._folder}: another history before index {last.base_index}")
-        if page:
-            yield pa.Table.from_batches(page, READ_SCHEMA)
 
     def _mapped(self, offset: int, until_offset: int) -> Iterator[Batch]:
         """Yield the batches from one place in the log to another, views of the files."""

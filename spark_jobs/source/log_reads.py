@@ -31,7 +31,7 @@ from spark_jobs.errors import (
 from spark_jobs.source.planning import check_joined, check_same_log
 from storage.errors import CorruptBatch
 from storage.format.batch import Batch, decode_batch, follows_chain
-from storage.format.records import READ_SCHEMA, read_columns
+from storage.format.records import READ_SCHEMA, read_columns, runs
 
 READ_WAIT_S = 10.0  # longer than a replica waits for Commitlog-Min-Index
 GIVE_UP_S = 60.0
@@ -192,15 +192,15 @@ class LogReads:
         """Yield all records of [first, until), control records included, as tables of READ columns, in order.
 
         They arrive as the replicas store them: both checksums of each batch are verified, and that each
-        follows the one before. A record batch of a table is a stored one, complete or in part. [first, until)
-        must be committed somewhere: a replica that lags is waited for, then skipped. log_id: of the log, ""
-        for any; while another replica may have it, one that has another log of that name is skipped too.
-        Raises LogTrimmed, LogClash, ShortRead, RequestRefused, Unreachable.
+        follows the one before. Control records have record batches of their own. [first, until) must be
+        committed somewhere: a replica that lags is waited for, then skipped. log_id: of the log, "" for any;
+        while another replica may have it, one that has another log of that name is skipped too. Raises
+        LogTrimmed, LogClash, ShortRead, RequestRefused, Unreachable.
         """
         before: Batch | None = None
         while first < until:
             batches = self._stored_batches(first, until, before, log_id)
-            pieces = [piece(batch, first, until) for batch in batches]
+            pieces = [_piece(run, first, until) for run in runs(batches)]
             before = batches[-1]
             first = min(before.next_index, until)
             yield pa.Table.from_batches(pieces, READ_SCHEMA)
@@ -472,11 +472,12 @@ def decode_batches(data: bytes) -> list[Batch]:
     return batches
 
 
-def piece(batch: Batch, first: int, until: int) -> pa.RecordBatch:
-    """Return the records of a stored batch within [first, until), columns READ_SCHEMA. Raises
+def _piece(run: Sequence[Batch], first: int, until: int) -> pa.RecordBatch:
+    """Return the records of consecutive batches within [first, until), columns READ_SCHEMA. Raises
     CorruptBatch."""
-    start = max(first, batch.base_index)
-    return read_columns(batch).slice(start - batch.base_index, until - start)
+    base_index = run[0].base_index
+    start = max(first, base_index)
+    return read_columns(*run).slice(start - base_index, until - start)
 
 
 def _schema(document: Mapping[str, Any]) -> LogSchema:

@@ -181,8 +181,8 @@ def lost_rows(options: SourceOptions, first: int, until: int) -> Iterator[pa.Rec
 def rows(options: SourceOptions, records: pa.Table) -> Iterator[pa.RecordBatch]:
     """Yield records in the source's schema, without a copy where stored batches are long enough.
 
-    records: each of its record batches is of one stored batch. Those with few rows are joined, long ones
-    split: Spark iterates one row by row, and a small one stays in the processor's cache meanwhile.
+    records: each of its record batches has data or control records only. Those with few rows are joined, long
+    ones split: Spark iterates one row by row, and a small one stays in the processor's cache meanwhile.
     """
     few: list[pa.RecordBatch] = []
     for batch in records.to_batches():

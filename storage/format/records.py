@@ -5,8 +5,9 @@ timestamp has the batch's; a record without a value is a tombstone. Untrusted by
 storage/format/arrow_input.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -41,6 +42,7 @@ READ_SCHEMA: Final = pa.schema(
 
 RECORD_OVERHEAD_BYTES: Final = 32  # timestamp, offsets and validity of a record in a body, at most
 HEADER_OVERHEAD_BYTES: Final = 9  # two offsets and validity of a header
+ROWS_TOGETHER: Final = 512  # with fewer, reading a batch alone costs more than copying its bytes
 LONE_VALUE_MAX_BYTES: Final = 64 * 1024  # whose surroundings in a body are remembered
 
 Headers = Sequence[tuple[str, bytes]]
@@ -248,9 +250,13 @@ def decode_body(header: BatchHeader, body: Bytes, *, untrusted: bool = False) ->
     return rows
 
 
-@lru_cache(maxsize=256)
 def repeated(text: str, count: int) -> pa.Array:
     """Return an Arrow array of `count` times the same text."""
+    return _repeated(text, 1 << max(0, count - 1).bit_length()).slice(0, count)
+
+
+@lru_cache(maxsize=256)
+def _repeated(text: str, count: int) -> pa.Array:
     data = text.encode()
     ends = np.arange(count + 1, dtype=np.int32) * np.int32(len(data))
     return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(ends), pa.py_buffer(data * count)])
@@ -265,29 +271,55 @@ def int64_array(values: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> pa.Arra
     return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
 
 
-def read_columns(batch: Batch) -> pa.RecordBatch:
-    """Return the records of a batch with index, term and offset, columns READ_SCHEMA (docs/api.md §5).
+def runs(
+    batches: Iterable[Batch], alike: Callable[[Batch], object] = attrgetter("is_control")
+) -> Iterator[list[Batch]]:
+    """Group consecutive batches for `read_columns`: large ones alone, small ones together; data and control
+    records never, nor batches for which `alike` differs."""
+    run: list[Batch] = []
+    rows = 0
+    for batch in batches:
+        if run:
+            same_kind = batch.is_control == run[0].is_control and alike(batch) == alike(run[0])
+            if rows >= ROWS_TOGETHER or not same_kind:
+                yield run
+                run, rows = [], 0
+        run.append(batch)
+        rows += batch.header.count
+    if run:
+        yield run
 
-    Key, value and headers are views of the batch's bytes. Raises CorruptBatch.
+
+def _spread(values: Sequence[int], counts: Sequence[int]) -> pa.Array:
+    """Return each value as often as its count."""
+    return int64_array(np.repeat(np.array(values, np.int64), np.array(counts, np.int64)))
+
+
+def read_columns(*batches: Batch) -> pa.RecordBatch:
+    """Return the records of consecutive batches, all of data or all of control records, with index, term and
+    offset, columns READ_SCHEMA (docs/api.md §5).
+
+    Key, value and headers of a single batch are views of its bytes. Raises CorruptBatch.
     """
-    header = batch.header
-    rows = decode_body(header, batch.body)
-    count = header.count
+    headers = [batch.header for batch in batches]
+    bodies = [decode_body(batch.header, batch.body) for batch in batches]
+    rows = bodies[0] if len(bodies) == 1 else pa.concat_batches(bodies)
+    count, first = rows.num_rows, headers[0].base_index
+    counts = [header.count for header in headers]
     times = rows.column(0)
-    if times.null_count == count:
-        times = int64_array(np.full(count, header.timestamp_ms * 1000)).view(TIMESTAMP_TYPE)
-    elif times.null_count:
-        times = times.fill_null(pa.scalar(header.timestamp_ms * 1000, TIMESTAMP_TYPE))
+    if times.null_count:
+        stamps = _spread([header.timestamp_ms * 1000 for header in headers], counts).view(TIMESTAMP_TYPE)
+        times = stamps if times.null_count == count else times.fill_null(stamps)
     return pa.RecordBatch.from_arrays(
         [
-            int64_array(np.arange(header.base_index, header.base_index + count)),
-            int64_array(np.full(count, header.term)),
-            int64_array(np.full(count, header.offset)),
+            int64_array(np.arange(first, first + count)),
+            _spread([header.term for header in headers], counts),
+            _spread([header.offset for header in headers], counts),
             times,
             rows.column(1),
             rows.column(2),
             rows.column(3),
-            repeated("control" if batch.is_control else "data", count),
+            repeated("control" if batches[0].is_control else "data", count),
         ],
         schema=READ_SCHEMA,
     )

@@ -13,7 +13,7 @@ from storage.format.records import READ_SCHEMA
 
 _ENCODER = msgspec.json.Encoder()
 _RAW = msgspec.json.Decoder(msgspec.Raw)
-_SMALL_ROWS: Final = 512  # Arrow batches with fewer rows on average are joined before they are sent
+_SMALL_ROWS: Final = 64  # Arrow batches with fewer rows on average are joined before they are sent
 
 
 def record_objects(columns: Sequence[pa.RecordBatch], encoding: Encoding) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage.format.batch import Batch
-from storage.format.records import READ_SCHEMA, read_columns
+from storage.format.records import READ_SCHEMA, read_columns, runs
 from storage.log.commitlog import Commitlog
 
 SCAN_MAX_BYTES: Final = 64 * 1024 * 1024  # of stored batches that one answer reads
@@ -49,6 +49,10 @@ class Selection:
     key: bytes | None = None
     term: int | None = None
 
+    def has(self, batch: Batch) -> bool:
+        """Return whether records of the batch may be selected."""
+        return (self.include_control or not batch.is_control) and self.term in (None, batch.term)
+
 
 @dataclass(slots=True)
 class RecordPage:
@@ -66,18 +70,12 @@ def select(batches: Sequence[Batch], page: RecordPage, end_index: int, wanted: S
 
     Pure and independent of the event loop: may run in a thread. Stops when the page is full.
     """
-    for batch in batches:
+    for run in runs(batches, wanted.has):
         if page.next_index > end_index:
             return
-        last_index = min(batch.last_index, end_index)
-        skip = (batch.is_control and not wanted.include_control) or (
-            wanted.term is not None and batch.term != wanted.term
-        )
-        if not skip:
-            start = page.next_index - batch.base_index
-            rows = read_columns(batch)
-            if start > 0 or last_index < batch.last_index:
-                rows = rows.slice(start, last_index - page.next_index + 1)
+        first, last_index = run[0].base_index, min(run[-1].last_index, end_index)
+        if wanted.has(run[0]):
+            rows = read_columns(*run).slice(page.next_index - first, last_index - page.next_index + 1)
             if wanted.key is not None:
                 import pyarrow.compute as pc  # 8 MiB of memory, which other reads do not need
 
