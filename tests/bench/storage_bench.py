@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from app.api.read.rendering import as_arrow
+from app.api.read.selection import RecordPage, Selection, select
 from app.log.state import LogState
 from storage.files import OsFileSystem
 from storage.format.batch import FIRST_CHAIN, AppendMark, Batch, decode_batch, stamp
@@ -121,6 +123,31 @@ def bench_append(folder: str, values: list[bytes]) -> None:
     report("save_hard_state", microseconds(lambda: vote.save(HardState(1, "n1")), 100))
 
 
+def bench_page(folder: str, values: list[bytes]) -> None:
+    """An Arrow page of 4 MiB, by the size of the stored batches: read, selected, rendered."""
+    wanted = Selection(limit=10_000)
+    for count in (1, 20, 100, 1_000):
+        log = Commitlog.open(OsFileSystem(), f"{folder}/page{count}", log_id=LOG_ID)
+        records = columns((values * count)[:count])
+        while log.end_offset < 3 * wanted.max_bytes:
+            log.append([next_batch(log, records)])
+        sync(log)
+        log.settle(log.end_index)
+        times = []
+        for _ in range(9):
+            start, page = time.process_time(), RecordPage(0)
+            select(log.read_batches(0, wanted.max_bytes, log.end_index), page, log.end_index, wanted)
+            as_arrow(page.columns)
+            times.append(time.process_time() - start)
+        report(
+            "arrow_page_ms",
+            round(statistics.median(times) * 1e3, 2),
+            records_a_batch=count,
+            records=page.count,
+        )
+        log.close()
+
+
 def bench_open(folder: str, values: list[bytes]) -> None:
     """Start-up after a clean stop and after a kill, of a small and of a large log."""
     files = OsFileSystem()
@@ -195,6 +222,7 @@ def main() -> None:
         for count in (1, 64):
             bench_codec(values[:count])
         bench_append(folder, values)
+        bench_page(folder, values)
         bench_open(folder, values)
         bench_scan(folder, values)
         bench_state()
