@@ -13,11 +13,14 @@ from app.client.records import RecordLike, ndjson
 from app.extras import naming_the_extra
 from app.media_types import ARROW_STREAM, JSON, NDJSON
 from app.names import check_log_name
+from storage.units import MIB
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 FOLLOW_WAIT_MS = 10_000
+ARROW_PAGE_RECORDS = 100_000
+ARROW_PAGE_BYTES = 8 * MIB
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,33 @@ class CommitlogClient:
             int(answer.headers["Commitlog-Next-Index"]),
             answer.headers["Commitlog-Has-More"] == "true",
         )
+
+    def arrow_pages(
+        self, from_index: int, *, most: int | None = None, **query: Any
+    ) -> "Iterator[tuple[pa.Table, int, bool]]":
+        """Yield pages as `read_arrow` returns them, at least one, up to the end that the log has then, or
+        until they hold `most` records.
+
+        The next page is requested while the caller uses the one before; who stops early waits for it.
+        """
+        from concurrent.futures import ThreadPoolExecutor  # slow to import
+
+        query = {"limit": ARROW_PAGE_RECORDS, "max_bytes": ARROW_PAGE_BYTES, **query}
+
+        def page(index: int, left: int | None) -> "tuple[pa.Table, int, bool]":
+            limit = query["limit"] if left is None else min(left, query["limit"])
+            return self.read_arrow(index, **{**query, "limit": limit})
+
+        with ThreadPoolExecutor(1) as pool:
+            found = page(from_index, most)
+            while True:
+                table, next_index, has_more = found
+                most = None if most is None else most - table.num_rows
+                following = pool.submit(page, next_index, most) if has_more and most != 0 else None
+                yield found
+                if following is None:
+                    return
+                found = following.result()
 
     def follow(self, from_index: int, **query: Any) -> Iterator[Mapping[str, Any]]:
         """Yield records from `from_index` on, without end, through fail-overs, each as soon as it is

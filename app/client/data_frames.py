@@ -70,9 +70,10 @@ def read_frame(
     end = end if until_index is None else min(end, until_index)
     tables = []
     while True:
-        table, from_index, _ = client.read_arrow(from_index, until_index=end, **query)
-        tables.append(table)
-        if from_index >= end:
+        for table, next_index, _ in client.arrow_pages(from_index, until_index=end, **query):
+            tables.append(table)
+            from_index = next_index
+        if from_index >= end:  # a replica may not have had all of it yet
             return pa.concat_tables(tables)
 
 

@@ -29,7 +29,6 @@ from tests.support.programs import run_program
 Figure = dict[str, Any]
 Reading = Callable[[Nodes], AsyncIterator[bytes]]
 CLIENT_RECORD_BYTES = 100
-PAGE_RECORDS = 10_000
 IDLE_S = 8.0
 TAIL_READERS = 100
 TAIL_RATE = 5_000  # appends per second
@@ -69,11 +68,10 @@ def producer(nodes: Nodes, records: int) -> Figure:
 
 def reader(nodes: Nodes, from_index: int) -> Figure:
     """One process that reads into Arrow."""
-    count, size, index, more = 0, 0, from_index, True
+    count = size = 0
     began = time.monotonic()
     with CommitlogClient(nodes.leader) as client:
-        while more:
-            table, index, more = client.read_arrow(index, limit=PAGE_RECORDS, endpoint=nodes.leader)
+        for table, _, _ in client.arrow_pages(from_index, endpoint=nodes.leader):
             count, size = count + table.num_rows, size + table.nbytes
     took_s = time.monotonic() - began
     return {"records_per_s": round(count / took_s), "mib_per_s": round(size / took_s / 2**20)}

@@ -263,10 +263,10 @@ def _verify(
 
 
 def _records(client: "CommitlogClient", end: int) -> Iterator["pa.Table"]:
-    at, more = max(0, client.tail()["begin_index"]), end > 0
-    while more:
-        table, at, more = client.read_arrow(at, until_index=end, limit=100_000, max_bytes=BATCH_BYTES)
-        yield table
+    if end > 0:
+        begin = max(0, client.tail()["begin_index"])
+        for table, _, _ in client.arrow_pages(begin, until_index=end):
+            yield table
 
 
 def _take(

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 FIRST_WINDOW = 1_000  # indexes read for the last records that match a filter; then four times as many
 LONGEST_WINDOW = 100_000
 LARGEST_PAGE = 100_000
-PAGE_BYTES = 8 * 1024 * 1024
 STARTS = ("from", "from_timestamp", "last", "cursor", "from_index")
 
 
@@ -47,16 +46,7 @@ def tables(
     at = first.records[0]["index"] if first.records else first.next_index
     end = first.document["end_index" if query.get("consistency") == "local" else "committed_index"] + 1
     query = {name: value for name, value in query.items() if name not in (*STARTS, "wait_ms", "encoding")}
-    query = {"until_index": end, **query, "max_bytes": PAGE_BYTES}
-    left = limit
-    while True:
-        room = LARGEST_PAGE if left is None else min(left, LARGEST_PAGE)
-        table, at, has_more = client.read_arrow(at, limit=room, **query)
-        yield table, at, has_more
-        if left is not None:
-            left -= table.num_rows
-        if not has_more or left == 0:
-            return
+    yield from client.arrow_pages(at, most=limit, **{"until_index": end, **query})
 
 
 def last_matching(client: "CommitlogClient", count: int, **query: Any) -> int:

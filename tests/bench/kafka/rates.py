@@ -39,7 +39,6 @@ FAST = ("linger.ms=5", "batch.size=262144")
 LOG = "replicated"
 WARM_RECORDS = 200_000
 WARM_S = 3.0
-PAGE_RECORDS = 10_000
 
 
 class Kafka:
@@ -88,11 +87,10 @@ class ThisProject:
         return self._batches(kind, "-d", f"{self._seconds}s")
 
     def consume(self) -> Figure:
-        url, count, index = self._urls[LOG], 0, 0
+        url, count = self._urls[LOG], 0
         began = time.monotonic()
         with CommitlogClient(url, log=LOG) as client:
-            while count < self._records:
-                table, index, _ = client.read_arrow(index, limit=PAGE_RECORDS, endpoint=url)
+            for table, _, _ in client.arrow_pages(0, most=self._records, endpoint=url):
                 count += table.num_rows
         return {"records_per_s": count / (time.monotonic() - began)}
 
