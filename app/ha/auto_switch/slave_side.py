@@ -308,10 +308,13 @@ class SlaveSide:
         self._confirm_offset = frame.confirm_offset
 
     def _replaces_confirmed(self, batch: Batch) -> bool:
-        """Return whether the first batch of this connection would replace confirmed records."""
-        if is_empty(self._log) or not self._may_replace:
-            return False
-        return batch.base_index <= self._member.committed_index
+        """Return whether the first batch of this connection would replace confirmed records.
+
+        A log that began with the last segment may hold none of those that are confirmed (A-09).
+        """
+        confirmed = self._member.committed_index
+        holds_confirmed = not is_empty(self._log) and self._log.begin_index <= confirmed
+        return self._may_replace and holds_confirmed and batch.base_index <= confirmed
 
     def _follows(self, batch: Batch, end: LogEnd) -> bool:
         """Return whether an empty log can take the batch as it is."""
@@ -340,9 +343,9 @@ class SlaveSide:
         if self._may_replace:
             self._may_replace = False
             if not self._follows(batch, end):
-                if is_empty(self._log):  # what precedes it may be arriving again
-                    committed_index = min(self._member.committed_index, batch.base_index - 1)
-                    self._member.committed_index = committed_index
+                # What precedes the begin of this log may be arriving again.
+                committed_index = min(self._member.committed_index, batch.base_index - 1)
+                self._member.committed_index = committed_index
                 self._outbox.truncate = Reset(batch.base_index, batch.offset)
                 self._record_truncation(NO_INDEX, batch.offset, reset=True)
                 end.start_at(batch)

@@ -138,6 +138,37 @@ def test_a_copy_that_began_with_the_last_segment_joins_once_the_rest_is_trimmed(
     assert cluster.run_until(lambda: truth(cluster).master_node == slave.name, 3)
 
 
+@pytest.mark.rule("A-04", "A-09")
+def test_a_copy_that_began_with_records_that_were_never_confirmed_follows_the_next_master() -> None:
+    """The next master sends what precedes its begin, which is confirmed and not held here."""
+    patient = replace(HA, ha_sync_from_last_file=True, ha_max_time_slave_not_catchup_ms=5_000)
+    cluster = quiet(1, 3, timing=replace(FAST, ha=patient))
+    old = master_of(cluster)
+    heir, empty = (node for node in cluster.brokers if node is not old)
+    kill(cluster, empty)
+    assert cluster.run_until(lambda: not has_joined(cluster, empty), 8)
+    replace_disk(empty)
+    for number in range(3):
+        append_at(cluster, old, b"%d " % number + b"x" * 1_500)
+    kill(cluster, heir)
+    for number in range(12):
+        old.append(request(b"never %d " % number + b"x" * 1_500), lambda _answer: None)
+        cluster.run(0.005)
+    assert old.log.last_segment_index > old.driver.committed_index
+    empty.start()
+    assert cluster.run_until(lambda: empty.alive and empty.log.end_index > 0, 3)
+    assert empty.log.begin_index == old.driver.committed_index + 1
+    kill(cluster, old)
+    kill(cluster, empty)
+    empty.start()  # it knows again that everything before its begin is confirmed
+    heir.start()
+    assert cluster.run_until(lambda: heir.is_master and heir.acknowledges, 8)
+    append_at(cluster, heir, b"after")
+    target = heir.driver.committed_index
+    assert cluster.run_until(lambda: empty.driver.committed_index >= target, 8)
+    assert empty.log.batch_at(target).header.chain == heir.log.batch_at(target).header.chain
+
+
 @pytest.mark.rule("A-04", "A-10")
 def test_a_tail_that_was_never_confirmed_gives_way_to_a_trimmed_masters_log() -> None:
     cluster = quiet(2, 3)

@@ -201,6 +201,23 @@ def test_starting_again_never_replaces_what_is_confirmed() -> None:
     assert (slave.truncations, ours.end_index) == ([], 1)
 
 
+@pytest.mark.rule("A-04", "A-09")
+def test_a_log_that_holds_nothing_confirmed_is_replaced_by_what_precedes_it() -> None:
+    """It began with the last segment, whose records were never confirmed."""
+    theirs = master_log(1)
+    former = copy(theirs)
+    first = write(former, 1, b"never confirmed")
+    ours = new_log()
+    ours.reset(first.base_index, first.offset)
+    write(ours, 1, b"never confirmed")
+    write(theirs, 2, opened_by="n1")
+    slave, key = following(ours, theirs, 2)
+    assert slave.core.committed_index == 1
+    send(slave, key, frames_of(theirs, theirs.batch_at(0)))
+    assert slave.truncations == [Reset(0, 0)]
+    assert (ours.begin_index, ours.end_index, slave.core.committed_index) == (0, 0, NO_INDEX)
+
+
 def test_a_master_that_trimmed_past_the_slave_resets_it() -> None:
     theirs = master_log(1, 2, records=3)
     ours = copy(theirs, until=theirs.batch_at(1))
