@@ -83,30 +83,36 @@ class MetadataLogs:
                 continue
 
     async def follow(self) -> bool:
-        """Open, change and close logs as the metadata require; return whether all of it could be done."""
+        """Open, change and close logs as the metadata require; return whether all of it could be done.
+
+        A log that cannot be opened does not keep this node from following the metadata: otherwise no deletion
+        of another log would ever be complete.
+        """
         metadata = self._metadata.metadata
         if metadata is None:
             return False
-        whole, index, is_newest = True, metadata.applied_index, self._metadata.is_newest
+        whole, is_gone = True, True  # is_gone: nothing is left of what is deleted
+        index, is_newest = metadata.applied_index, self._metadata.is_newest
         if index < self._metadata.followed_index:
             return False  # a repair has restored older metadata: the newer ones will follow
         for hosted in self._host.all_hosted():
             log = metadata.log(hosted.name)
             if hosted.generation >= 0 and (log is None or log.generation != hosted.generation):
-                whole &= await self._guarded(hosted.name, self._forget(hosted))
+                is_gone &= await self._guarded(hosted.name, self._forget(hosted))
         logs = [log for log in metadata if log.generation >= 0]
         for log in logs:
-            whole &= await self._guarded(log.name, self._follow(log, is_newest=is_newest))
+            done = await self._guarded(log.name, self._follow(log, is_newest=is_newest))
+            whole, is_gone = whole and done, is_gone and (done or log.state != LOG_DELETING)
         for log in metadata:
             if log.generation < 0:
                 self.follow_configured(log)
                 whole &= await self._guarded(log.name, self._follow_nodes(log, self._host.hosted(log.name)))
         names = {log.name for log in logs}
         self.unsupported = {name: each for name, each in self.unsupported.items() if name in names}
-        if whole and index > self._metadata.followed_index:
+        if is_gone and (whole or is_newest) and index > self._metadata.followed_index:
             self._metadata.followed_index = index
             self._metadata.client.heartbeat_now()
-        return whole
+        return whole and is_gone
 
     async def _guarded(self, name: str, work: Awaitable[bool]) -> bool:
         """Return whether the work on one log is done; a failure of it affects that log alone."""

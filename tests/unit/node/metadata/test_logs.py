@@ -136,10 +136,27 @@ def test_a_failure_of_one_log_is_tried_again_and_the_others_are_followed() -> No
     logs, host, service = follower(Metadata([log_of("a", 1), log_of("b", 2)]))
     host.failing["a"] = RuntimeError("a broken invariant")
     assert not asyncio.run(logs.follow())
-    assert (list(host.open), service.followed_index) == (["b"], -1)
+    assert (list(host.open), service.followed_index) == (["b"], 9)
     host.failing.clear()
     assert asyncio.run(logs.follow())
     assert (sorted(host.open), service.followed_index) == (["a", "b"], 9)
+
+
+@pytest.mark.rule("C-10")
+def test_a_log_that_cannot_be_opened_keeps_no_other_one_from_being_deleted() -> None:
+    """The controllers wait until each living node follows the metadata with the deletion."""
+    metadata = Metadata([log_of("a", 1), log_of("b", 2)])
+    logs, host, service = follower(metadata)
+    host.failing["a"] = StorageFull("a", "open", "full")
+    assert not asyncio.run(logs.follow())
+    metadata[1] = msgspec.structs.replace(metadata[1], state=LOG_DELETING, version=10)
+    metadata.applied_index = 10
+    host.open["b"].release_files = lambda: False  # a repair uses its files
+    assert not asyncio.run(logs.follow())
+    assert service.followed_index == 9
+    del host.open["b"].release_files
+    assert not asyncio.run(logs.follow())
+    assert (host.folders.done[-1], service.followed_index) == ("remove b", 10)
 
 
 def test_changed_settings_of_a_configured_log_are_applied_and_unknown_values_are_not() -> None:
