@@ -105,8 +105,9 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     leaving: nodes that `spec` no longer names as replicas, or names as learners, and that act as replicas
         until the log can do without them (replica_changes.py). arriving: nodes of `spec` that must be in the
         SyncStateSet before those leave.
-    raised_from: the smallest min_in_sync_replicas that the log had before a change raised it, 0: never
-        raised. Records that were acknowledged then may have no more holders.
+    raised_from: the smallest min_in_sync_replicas that the log had before it was raised to the present one,
+        or may have had in metadata that a rebuild has lost; 0: never raised. Records that were acknowledged
+        then may have no more holders.
     """
 
     name: str

@@ -246,7 +246,7 @@ def _without_gone(log: Log) -> Log:
 
 def _rebuilt(log: Log, event: MetadataRebuilt) -> Log:
     """Return the log without a master. If its last SyncStateSet is unknown, a member of the one here may lack
-    acknowledged records."""
+    acknowledged records. A change that is lost may have lowered min_in_sync_replicas down to 1."""
     is_lost = log.master_epoch == 0 or log.name in event.doubtful
     return msgspec.structs.replace(
         log,
@@ -256,6 +256,7 @@ def _rebuilt(log: Log, event: MetadataRebuilt) -> Log:
         set_epoch=log.set_epoch + event.skipped_epochs,
         former_set=(),
         former_acks=0,
+        raised_from=1 if log.spec.min_in_sync_replicas > 1 else 0,
     )
 
 

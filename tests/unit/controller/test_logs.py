@@ -130,6 +130,17 @@ def test_the_metadata_know_the_smallest_floor_that_a_log_had_before_it_was_raise
     assert restored.raised_from == 1
 
 
+@pytest.mark.rule("C-09", "H-07")
+@pytest.mark.parametrize(("floor", "raised_from"), [(1, 0), (3, 1)])
+def test_rebuilt_metadata_do_not_know_how_low_the_floor_was(floor: int, raised_from: int) -> None:
+    """A lost change may have lowered it: the next classic master hears the replicas that a floor of 1 asks
+    for."""
+    quorum = Quorum()
+    quorum.create(min_in_sync_replicas=floor)
+    quorum.rebuild()
+    assert quorum.log().raised_from == raised_from
+
+
 def test_the_refusal_of_a_version_names_the_current_one_and_no_internal_number() -> None:
     quorum = Quorum()
     current = quorum.create().version
