@@ -70,6 +70,11 @@ def rebuild_controllers_command(
         )
     for name, node in found.newer_sets.items():
         click.echo(f"WARNING log {name}: the copy of {node} has a newer SyncStateSet. {_CONSEQUENCE}")
+    for name, nodes in found.unnamed.items():
+        click.echo(
+            f"WARNING log {name}: {', '.join(nodes)} keeps a copy and was no replica by the metadata: it may "
+            f"have been added since, so it is a replica now. {_CONSEQUENCE}"
+        )
     for name, nodes in found.unknown.items():
         click.echo(
             f"WARNING log {name}: the newest master epoch or SyncStateSet of {', '.join(nodes)} is not "
@@ -142,6 +147,7 @@ def _result(found: "Rebuilt", not_known: str) -> dict[str, Any]:
                 for node in nodes
             ),
         ],
+        "unnamed": [{"log": log, "node": node} for log, nodes in found.unnamed.items() for node in nodes],
         "not_known": not_known,
     }
 

@@ -116,11 +116,13 @@ class MetadataRebuilt(MetadataEvent, frozen=True, kw_only=True, tag="metadata-re
     last. No log has a master, and the epochs go on beyond those that may have been given (C-04).
 
     log: of the metadata themselves. doubtful: logs of which a node knows, or may know, a newer master epoch
-    or set than the copy: the SyncStateSets here are not the last ones.
+    or set than the copy: the SyncStateSets here are not the last ones. unnamed: log -> nodes that keep a copy
+    of it and that its settings here do not name. They may have been added since, so they are replicas again.
     """
 
     skipped_epochs: int = SKIPPED_EPOCHS
     doubtful: tuple[str, ...] = ()
+    unnamed: dict[str, tuple[str, ...]] = {}
 
 
 class ControllersChanged(MetadataEvent, frozen=True, kw_only=True, tag="controllers-changed"):

@@ -82,7 +82,7 @@ class Metadata:
             return
         self._applied_index = index
         if isinstance(event, MetadataRebuilt):
-            self._logs = {name: _rebuilt(log, event) for name, log in self._logs.items()}
+            self._logs = {name: _rebuilt(log, index, event) for name, log in self._logs.items()}
             return
         if isinstance(event, ControllersChanged):
             self.settings, self.settings_version = event.settings, index
@@ -244,10 +244,15 @@ def _without_gone(log: Log) -> Log:
     )
 
 
-def _rebuilt(log: Log, event: MetadataRebuilt) -> Log:
+def _rebuilt(log: Log, index: int, event: MetadataRebuilt) -> Log:
     """Return the log without a master. If its last SyncStateSet is unknown, a member of the one here may lack
     acknowledged records. A change that is lost may have lowered min_in_sync_replicas down to 1."""
     is_lost = log.master_epoch == 0 or log.name in event.doubtful
+    unnamed = event.unnamed.get(log.name, ())
+    if unnamed:
+        spec = msgspec.structs.replace(log.spec, replicas=(*log.spec.replicas, *unnamed))
+        configured = (log.configured or log.spec) if log.generation < 0 else None
+        log = msgspec.structs.replace(log, spec=spec, configured=configured, version=index)
     return msgspec.structs.replace(
         log,
         master=None,

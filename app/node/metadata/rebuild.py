@@ -14,7 +14,9 @@ that knows a newer master epoch than the metadata proves that there were some: t
 is elected among all of its replicas, not in the SyncStateSet of the copy. The same holds for a log whose vote
 file is damaged or missing at a node, and for one of which a replica's folder is not here: those epochs cannot
 be known. A change of the set within one epoch is in the copies of the metadata alone. The master acts by its
-own node's copy: so it is known if every replica's node has its copy, and none of them has a newer set.
+own node's copy: so it is known if every replica's node has its copy, and none of them has a newer set. A node
+that keeps a copy of such a log, and that the metadata do not name, may have been added since: it becomes a
+replica, because it would remove its copy otherwise, which may be the last one with acknowledged records.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +38,7 @@ from storage.log.clean_stop import OPENED_NAME
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from storage.log.hard_state import HardState, HardStateFile
 from storage.log.log_folder import MANIFEST_NAME
+from storage.log.manifest import ManifestFile
 from storage.log.origin import ORIGIN_NAME, FolderOrigin
 from storage.units import MIB
 
@@ -77,7 +80,7 @@ class Rebuilt:
     node knows and the metadata do not: its last master and set are unknown. newer_sets: log -> a node whose
     copy has a newer SyncStateSet. unknown: log -> the nodes whose newest epoch or set is unknown: their vote
     file is damaged or missing, their copy of the metadata is missing or in repair, or their folder is not
-    here.
+    here. unnamed: log -> the nodes that became replicas of it, because they keep a copy.
     """
 
     source: str
@@ -87,6 +90,7 @@ class Rebuilt:
     doubts: dict[str, tuple[str, int]] = field(default_factory=dict)
     newer_sets: dict[str, str] = field(default_factory=dict)
     unknown: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    unnamed: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class _Copy:
@@ -187,12 +191,14 @@ def rebuild(
         found = Rebuilt(best.node.node, best.log.next_index, [node.node for node in targets])
         found.doubts, found.unknown = _doubts(nodes, best)
         found.newer_sets = _newer_sets(copies, best)
+        found.unnamed = _unnamed(nodes, best)
         term = max(copy.term for copy in copies.values()) + 1
         event = MetadataRebuilt(
             log=CONTROLLER_LOG,
             time_ms=now_ms,
             skipped_epochs=SKIPPED_EPOCHS + _missed_epochs(best, found),
-            doubtful=tuple(dict.fromkeys((*found.doubts, *found.newer_sets, *found.unknown))),
+            doubtful=tuple(dict.fromkeys((*found.doubts, *found.newer_sets, *found.unknown, *found.unnamed))),
+            unnamed=found.unnamed,
         )
         _skip_epochs(best, term, log_id, event)
         found.logs = tuple(best.state.metadata)
@@ -269,6 +275,32 @@ def _newer_sets(copies: Mapping[str, _Copy], best: _Copy) -> dict[str, str]:
         if (other := copy.state.metadata.log(log.name)) is not None
         and (other.generation, other.set_epoch > log.set_epoch) == (log.generation, True)
     }
+
+
+def _unnamed(nodes: Sequence[NodeFolder], best: _Copy) -> dict[str, tuple[str, ...]]:
+    """Return the logs of which nodes keep a copy that are not among its nodes, and these nodes.
+
+    A copy whose node knows an older master epoch than the metadata was left by a node that was taken out.
+    """
+    found = {}
+    for log in best.state.metadata:
+        others = [node for node in nodes if log.elects and node.node not in log.nodes]
+        keeping = [node.node for node in others if _keeps_copy(node, log)]
+        if keeping:
+            found[log.name] = tuple(keeping)
+    return found
+
+
+def _keeps_copy(node: NodeFolder, log: Log) -> bool:
+    """Return whether the node may keep a copy of this very log from the present master epoch or later."""
+    try:
+        manifest = ManifestFile(node.files, f"{node.data}/logs/{log.name}/{MANIFEST_NAME}").load()
+    except CorruptFile:
+        return True
+    if manifest is None or manifest.log_id != log.log_id:
+        return False
+    epoch = _known_epoch(node, log.name)
+    return epoch is None or epoch >= log.master_epoch
 
 
 def _known_epoch(node: NodeFolder, log: str) -> int | None:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from app.cli.main import cli
@@ -13,6 +14,7 @@ from storage.format.batch import log_id_of, stamp
 from storage.format.records import RecordColumns, encode_body
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from storage.log.hard_state import HardState, HardStateFile
+from storage.log.manifest import Manifest, ManifestFile
 
 NODE = """
 [[nodes]]
@@ -33,6 +35,14 @@ def cluster(folder: Path) -> Path:
     config = folder / "cluster.toml"
     config.write_text(text)
     return config
+
+
+def write_log(data: Path, *, log_id: int, epoch: int) -> None:
+    """A copy of the log "orders" whose node knows that master epoch."""
+    files, folder = OsFileSystem(), f"{data}/logs/orders"
+    files.make_folders(folder)
+    HardStateFile(files, f"{folder}/vote").save(HardState(epoch))
+    ManifestFile(files, f"{folder}/manifest").save(Manifest(log_id))
 
 
 def write_copy(data: Path) -> None:
@@ -92,3 +102,20 @@ def test_a_damaged_vote_file_of_a_log_is_reported(tmp_path: Path) -> None:
         copy.unlink()
     done = CliRunner().invoke(cli, [*command, "--json"])
     assert json.loads(done.output)["doubts"] == [{"log": "orders", "node": "n1", "known_epoch": None}]
+
+
+@pytest.mark.rule("C-09")
+@pytest.mark.parametrize(("log_id", "is_kept"), [(5, True), (6, False)])
+def test_a_node_that_keeps_a_copy_of_a_log_becomes_its_replica(
+    tmp_path: Path, log_id: int, is_kept: bool
+) -> None:
+    """It was added after the copy of the metadata: otherwise it would remove acknowledged records."""
+    config = cluster(tmp_path)
+    config.write_text(
+        config.read_text() + NODE.format(id="n2", port=25_104, peer_port=25_204, data=tmp_path / "n2")
+    )
+    write_copy(tmp_path / "n1")
+    write_log(tmp_path / "n2", log_id=log_id, epoch=0)
+    command = ["rebuild-controllers", "--config", str(config), "--json"]
+    answer = json.loads(CliRunner().invoke(cli, command).output)
+    assert answer["unnamed"] == ([{"log": "orders", "node": "n2"}] if is_kept else [])

@@ -119,9 +119,10 @@ class Quorum:
         self.done(CreateLog(name, spec(*self.nodes, **settings), f"create {name} {len(self.events)}"))
         return self.log(name)
 
-    def rebuild(self, *doubtful: str) -> None:
-        """The controllers are rebuilt from a copy of the metadata. doubtful: logs of unknown last set."""
-        event = MetadataRebuilt(log="__controller", doubtful=doubtful)
+    def rebuild(self, *doubtful: str, unnamed: dict[str, tuple[str, ...]] | None = None) -> None:
+        """The controllers are rebuilt from a copy of the metadata. doubtful: logs of unknown last set.
+        unnamed: nodes that keep a copy of a log and are not among its nodes."""
+        event = MetadataRebuilt(log="__controller", doubtful=doubtful, unnamed=unnamed or {})
         self.metadata.apply(len(self.events), event)
         self.events.append(event)
 

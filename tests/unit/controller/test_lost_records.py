@@ -15,7 +15,7 @@ from app.controller.commands import (
 from app.controller.messages import BrokerHeartbeatAnswer
 from app.controller.replicas_manager import SendToCore
 from app.ha.roles import MasterRole
-from tests.unit.controller.support import Quorum
+from tests.unit.controller.support import Quorum, spec
 from tests.unit.controller.test_elections import let_die
 from tests.unit.controller.test_replicas_manager import Bench
 
@@ -233,6 +233,35 @@ def test_rebuilt_metadata_without_the_last_election_elect_the_newest_of_all() ->
         quorum.pass_time(500)
         quorum.scan()
     assert quorum.log().master_node == "n3"
+
+
+@pytest.mark.rule("C-05", "C-09")
+@pytest.mark.parametrize("is_configured", [False, True])
+def test_a_replica_that_was_added_after_the_copy_of_the_metadata_may_be_the_last_master(
+    is_configured: bool,
+) -> None:
+    file = spec("n1", "n2")
+    quorum = Quorum(configured={"a": file} if is_configured else None)
+    quorum.nodes = ("n1", "n2")
+    if not is_configured:
+        quorum.with_master()
+    quorum.scan()
+    quorum.nodes = ("n1", "n2", "n3")
+    quorum.rebuild("a", unnamed={"a": ("n3",)})
+    quorum.fail_over()
+    assert quorum.log().spec.replicas == ("n1", "n2", "n3")
+    assert quorum.log().configured == (file if is_configured else None)
+    assert quorum.log().version == len(quorum.events) - 1
+    quorum.offsets["n1", "a"] = quorum.offsets["n2", "a"] = (1, 900, 900)
+    quorum.offsets["n3", "a"] = (2, 500, 500)
+    for node in quorum.nodes:
+        quorum.register(node)
+    for _ in range(4):
+        quorum.heartbeats()
+        quorum.pass_time(500)
+        quorum.scan()
+    assert quorum.log().master_node == "n3"
+    assert quorum.log().spec.replicas == ("n1", "n2", "n3")
 
 
 @pytest.mark.rule("C-05", "C-09")

@@ -110,10 +110,12 @@ def test_a_leaving_master_gives_its_lease_up_before_another_is_elected() -> None
     quorum.scan()
     assert quorum.log().master_node == "n1"
     hand_over(quorum)
+    former = quorum.log().former_set
+    assert quorum.id_of("n1") in former
+    quorum.scan()
     log = quorum.log()
     assert (log.master_node, log.set_nodes) == ("n2", ("n2",))
-    assert log.leaving == ("n1",)  # the new master has not opened its epoch
-    assert log.former_set
+    assert (log.leaving, log.former_set) == (("n1",), former)  # the new master has not opened its epoch
     open_epoch(quorum)
     quorum.scan()
     assert quorum.log().nodes == ("n2", "n3")
