@@ -86,7 +86,8 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
         same name at different times are different logs. version: index of the last event that changed spec
         or state (the ETag). changed_by: the change id that the event carried.
     master, master_epoch, sync_state_set, set_epoch: C-04, C-05; epoch 0: never had a master.
-    unclean_epoch: the last epoch that an unclean election opened, 0: none.
+    unclean_epoch: the last epoch that an unclean election opened, or may have opened in metadata that a
+        rebuild has lost; 0: none.
     former_set: the set before the last election, while the master has not opened its epoch: until then it is
         granted no lease, so nothing was acknowledged in this epoch, and each of these members holds all that
         ever was. Empty once the epoch is open.

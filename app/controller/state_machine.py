@@ -245,9 +245,14 @@ def _without_gone(log: Log) -> Log:
 
 
 def _rebuilt(log: Log, index: int, event: MetadataRebuilt) -> Log:
-    """Return the log without a master. If its last SyncStateSet is unknown, a member of the one here may lack
-    acknowledged records. A change that is lost may have lowered min_in_sync_replicas down to 1."""
+    """Return the log without a master.
+
+    If its last SyncStateSet is unknown, a member of the one here may lack acknowledged records, and one of
+    the elections that are lost may have been unclean. A change that is lost may have lowered
+    min_in_sync_replicas down to 1.
+    """
     is_lost = log.master_epoch == 0 or log.name in event.doubtful
+    master_epoch = log.master_epoch + event.skipped_epochs
     unnamed = event.unnamed.get(log.name, ())
     if unnamed:
         spec = msgspec.structs.replace(log.spec, replicas=(*log.spec.replicas, *unnamed))
@@ -257,7 +262,8 @@ def _rebuilt(log: Log, index: int, event: MetadataRebuilt) -> Log:
         log,
         master=None,
         lost_history=log.lost_history or is_lost,
-        master_epoch=log.master_epoch + event.skipped_epochs,
+        unclean_epoch=master_epoch - 1 if is_lost else log.unclean_epoch,
+        master_epoch=master_epoch,
         set_epoch=log.set_epoch + event.skipped_epochs,
         former_set=(),
         former_acks=0,

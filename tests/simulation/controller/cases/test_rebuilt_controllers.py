@@ -239,6 +239,35 @@ def test_a_set_that_the_copy_of_the_metadata_lacks_elects_no_master(lost: str) -
     assert b"acknowledged alone" in b"".join(bytes(batch.body) for batch in old.log.read_batches(0, 1 << 20))
 
 
+@pytest.mark.rule("A-04", "C-09")
+def test_an_unclean_election_that_no_copy_of_the_metadata_has_leaves_no_copy_behind() -> None:
+    """What it lost is still confirmed at the former master, which nothing but that election allows to go."""
+    plan = HaPlan(brokers=2, unclean=True, faults=False, clients=0, links=LinkFaults(), own_controllers=True)
+    cluster = HaCluster(1, plan)
+    cluster.run(2)
+    old = master_of(cluster)
+    new = next(node for node in cluster.brokers if node is not old)
+    stop(cluster, new.name)
+    assert cluster.run_until(lambda: truth(cluster).set_nodes == (old.name,), 8)
+    append_at(cluster, old, b"lost")
+    stop(cluster, old.name)
+    older = new.files.copy_folder(FOLDER)
+    new.start()
+    assert cluster.run_until(lambda: new.is_master and new.acknowledges, 8)
+    append_at(cluster, new, b"acknowledged")
+    stop(cluster, *CONTROLLERS, wipe=True)
+    stop(cluster, new.name)
+    new.files.put_folder(FOLDER, older)
+    found = rebuilt(cluster)
+    assert found.doubts == {"default": (new.name, 2)}
+    cluster.checker.rebuilt(metadata_of(old))
+    for node in cluster.nodes.values():
+        node.start()
+    assert cluster.run_until(lambda: new.is_master and new.acknowledges, 10)
+    assert cluster.run_until(lambda: len(truth(cluster).set_nodes) == 2, 10)
+    assert len(old.receipts()) == 1
+
+
 @pytest.mark.rule("C-04", "C-09")
 def test_a_second_rebuild_from_a_copy_from_before_the_first_one_gives_no_epoch_twice() -> None:
     cluster = group_in_sync()
