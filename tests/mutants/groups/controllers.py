@@ -16,7 +16,8 @@ from app.controller.events import MasterElected, SyncStateSetChanged
 from app.controller.liveness import Liveness
 from app.controller.log_state import MetadataLogState
 from app.controller.metadata import Log, LogSpec
-from tests.mutants.planting import group_mutant, planted
+from tests.mutants.planting import group_mutant, plant, planted
+from tests.simulation.controller.cases import test_rebuilt_controllers
 from tests.unit.controller import (
     test_electable as test_copies_that_may_lead,
 )
@@ -457,3 +458,23 @@ def an_election_that_waits_replaces_another(patch: pytest.MonkeyPatch) -> None:
     def must_wait(original: Any, self: CatchingUp, log: Log, command: Any, *args: Any) -> bool:
         self._waiting = {each: known for each, known in self._waiting.items() if each == command}
         return bool(original(self, log, command, *args))
+
+
+plant(
+    "a_node_leaves_while_its_copy_may_be_elected",
+    "C-12",
+    (replica_changes, "may_leave", "log.is_opening or ", ""),
+    lambda _: test_replica_changes.test_a_leaving_master_gives_its_lease_up_before_another_is_elected(),
+    mode="controller",
+)
+
+
+plant(
+    "a_rebuilt_log_had_no_unclean_election",
+    "A-04",
+    (state_machine, "_rebuilt", "master_epoch - 1 if is_lost else log.unclean_epoch", "log.unclean_epoch"),
+    lambda _: (
+        test_rebuilt_controllers.test_an_unclean_election_that_no_copy_of_the_metadata_has_leaves_no_copy_behind()
+    ),
+    mode="controller",
+)

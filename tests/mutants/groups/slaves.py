@@ -158,6 +158,26 @@ def a_state_that_is_ahead_of_its_log_outlives_its_epoch(patch: pytest.MonkeyPatc
 
 
 plant(
+    "what_precedes_the_log_is_taken_for_confirmed_in_it",
+    "A-09",
+    (SlaveSide, "_replaces_confirmed", " and self._log.begin_index <= confirmed", ""),
+    lambda _: test_slave.test_a_log_that_holds_nothing_confirmed_is_replaced_by_what_precedes_it(),
+    mode="controller",
+)
+
+
+plant(
+    "a_trimmed_master_shares_no_epoch_with_a_longer_log",
+    "A-04",
+    (slave_side, "truncation_point", "position == 0 or theirs is master[0]", "position == 0"),
+    lambda _: (
+        test_slave.test_a_master_that_lists_its_first_epoch_from_its_begin_shares_it_with_a_longer_log()
+    ),
+    mode="controller",
+)
+
+
+plant(
     "a_snapshot_beyond_the_log_is_believed",
     "D-20",
     (test_load_state, "load_state", "state.applied_index >= log.next_index", "False"),

@@ -99,3 +99,12 @@ def test_the_same_epoch_with_another_start_is_not_the_same_history() -> None:
     slave = spans((EpochStart(1, 0), EpochStart(2, 100)), 200)
     master = spans((EpochStart(1, 0), EpochStart(2, 150)), 300)
     assert truncation_point(slave, master) == 100
+
+
+@pytest.mark.rule("A-04")
+@pytest.mark.parametrize("trimmed", ["slave", "master"])
+def test_the_first_epoch_of_a_log_may_be_listed_from_where_the_log_begins(trimmed: str) -> None:
+    whole = (EpochStart(1, 0), EpochStart(2, 100))
+    begun = (EpochStart(2, 150),)
+    slave, master = (begun, whole) if trimmed == "slave" else (whole, begun)
+    assert truncation_point(spans(slave, 200), spans(master, 300)) == 200

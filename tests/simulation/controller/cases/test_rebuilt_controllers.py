@@ -241,7 +241,7 @@ def test_a_set_that_the_copy_of_the_metadata_lacks_elects_no_master(lost: str) -
 
 @pytest.mark.rule("A-04", "C-09")
 def test_an_unclean_election_that_no_copy_of_the_metadata_has_leaves_no_copy_behind() -> None:
-    """What it lost is still confirmed at the former master, which nothing but that election allows to go."""
+    """The former master holds the lost records as confirmed: only that election allows their removal."""
     plan = HaPlan(brokers=2, unclean=True, faults=False, clients=0, links=LinkFaults(), own_controllers=True)
     cluster = HaCluster(1, plan)
     cluster.run(2)

@@ -244,6 +244,17 @@ def test_a_slave_that_began_within_an_epoch_still_compares_by_it() -> None:
     assert slave.truncations == []
 
 
+@pytest.mark.rule("A-04")
+def test_a_master_that_lists_its_first_epoch_from_its_begin_shares_it_with_a_longer_log() -> None:
+    """It does not know where the epoch began, because it received its log from there on."""
+    theirs = master_log(1, 2, records=3)
+    slave = Replicated("n2", copy(theirs))
+    key = slave.follow(epoch=2)
+    begin = EpochStart(2, theirs.batch_at(6).offset)
+    slave.deliver(key, HandshakeAnswer(theirs.end_offset, 2, (begin,)))
+    assert slave.frames(key, Ack) == [Ack(theirs.end_offset)]
+
+
 @pytest.mark.rule("A-02")
 def test_the_first_report_waits_until_all_of_the_log_is_durable() -> None:
     theirs = master_log(1)
