@@ -29,6 +29,15 @@ NEVER_SENT = (
     urllib3.exceptions.ConnectTimeoutError,
     urllib3.exceptions.LocationValueError,  # not an address
 )
+_AFTER_IDEMPOTENCY = (  # refusals of an append: one that was stored would have been answered instead
+    "idempotency-key-reused",
+    "sequence-gap",
+    "producer-fenced",
+    "fenced",
+    "term-mismatch",
+    "index-mismatch",
+    "schema-mismatch",
+)
 _OTHER_NAMES = (62, 64)  # of OpenSSL: the certificate has another host name, or IP address
 HttpAnswer = urllib3.BaseHTTPResponse
 Result = TypeVar("Result")
@@ -90,7 +99,7 @@ class ClusterConnection:
         wait_s: float = 5.0,
     ) -> HttpAnswer:
         """Return the first good answer of any node. Raises ClientError: the last one, or at once one that a
-        retry cannot fix.
+        retry cannot fix. A node that is not trusted is passed over; Untrusted is raised if all are so.
 
         The call is retried even when the outcome of the previous attempt is unknown, so it must be safe to
         repeat. to_leader: ask the leader directly when it is known. wait_s: how long the service itself may
@@ -99,7 +108,7 @@ class ClusterConnection:
         give_up_at = self._clock() + self.give_up_s
         pause_s = FIRST_PAUSE_S
         doubtful: ClientError | None = None  # an attempt that may have been stored, whatever followed
-        tried = refused = 0
+        tried = refused = hopeless = 0
         while True:
             endpoint = self._choose(to_leader)
             try:
@@ -113,6 +122,7 @@ class ClusterConnection:
                 refused += isinstance(error, NoAnswer) and error.refused
                 if refused >= len(self.endpoints) and not self._waits:
                     raise
+                hopeless = hopeless + 1 if isinstance(error, Untrusted) else 0
                 if error.outcome == "unknown":
                     doubtful = error
                 self._move_on(endpoint)
@@ -125,8 +135,10 @@ class ClusterConnection:
                     pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 if isinstance(error, Problem):
                     wait = max(wait, min(error.retry_after_s, LONGEST_PAUSE_S))
-                if not error.retryable or self._clock() + wait > give_up_at:
-                    raise (doubtful if doubtful is not None and error.retryable else error) from None
+                is_final = hopeless >= len(self.endpoints) if hopeless else not error.retryable
+                if is_final or self._clock() + wait > give_up_at:
+                    decided = method == "GET" or (to_leader and _is_after_idempotency(error))
+                    raise _after(doubtful, error, decided=decided) from None
                 self._sleep(wait)
 
     def first_good(self, ask: Callable[[str], Result]) -> Result:
@@ -136,7 +148,8 @@ class ClusterConnection:
         For reads that any replica may answer: `ask` makes its calls by `once`, checks the answers, and raises
         ClientError. Another node, or a later round, may answer after NoAnswer, 421, 429 and 5xx. After 410
         (trimmed) the other nodes are asked once: a replica may begin earlier. Raises NoReplica after
-        give_up_s, the 410 with the lowest begin_index, and other errors at once.
+        give_up_s, the 410 with the lowest begin_index, Untrusted if no node can be trusted, and other errors
+        at once.
         """
         for failed in self.rounds():
             trimmed: list[Problem] = []
@@ -158,12 +171,15 @@ class ClusterConnection:
 
     def rounds(self) -> Iterator[Callable[[str, ClientError], None]]:
         """Yield once per round over the endpoints, with growing pauses between them: the function takes an
-        endpoint and its error. Raises NoReplica with the errors of the last round after give_up_s."""
+        endpoint and its error. Raises NoReplica with the errors of the last round after give_up_s, and
+        Untrusted after a round of nothing else."""
         give_up_at = self._clock() + self.give_up_s
         pause_s = FIRST_PAUSE_S
         while True:
             errors: list[tuple[str, ClientError]] = []
             yield lambda endpoint, error: errors.append((endpoint, error))  # noqa: B023 used within the round
+            if errors and all(isinstance(error, Untrusted) for _, error in errors):
+                raise errors[-1][1]
             if self._clock() + pause_s > give_up_at:
                 raise NoReplica(errors, self.give_up_s)
             self._sleep(pause_s)
@@ -206,7 +222,7 @@ class ClusterConnection:
                 ) from error
             if getattr(error.__context__, "reason", None) == "WRONG_VERSION_NUMBER":
                 plain = endpoint.replace("https://", "http://", 1)
-                raise NoAnswer(f"{endpoint} does not use TLS; its URL is {plain}", sent=False) from error
+                raise Untrusted(f"{endpoint} does not use TLS; its URL is {plain}") from error
             if isinstance(error, urllib3.exceptions.ReadTimeoutError):
                 raise NoAnswer(
                     f"{endpoint} did not answer within {wait_s + SLACK_S:g} s", sent=True
@@ -255,6 +271,22 @@ class ClusterConnection:
         leader = (answer.headers.get("Commitlog-Leader") or "").rstrip("/")
         if leader and self._avoided.get(leader, 0.0) < self._clock():
             self.leader = leader
+
+
+def _after(doubtful: ClientError | None, error: ClientError, *, decided: bool) -> ClientError:
+    """Return the error of a call. doubtful: of an earlier attempt that may have been applied. decided: a
+    refusal proves that it was not."""
+    if doubtful is None:
+        return error
+    if error.retryable or not isinstance(error, Problem):
+        return doubtful
+    if not decided:
+        error.outcome = "unknown"  # the refusal is of the last attempt alone
+    return error
+
+
+def _is_after_idempotency(error: ClientError) -> bool:
+    return isinstance(error, Problem) and error.code in _AFTER_IDEMPOTENCY
 
 
 def is_base_url(endpoint: str) -> bool:

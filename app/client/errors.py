@@ -5,7 +5,7 @@ ClientError
     InvalidAnswer       a response is damaged, or does not hold what was asked for
       OtherLog          a response is of another log of the same name
     NoReplica           none of the endpoints answered in time
-    Untrusted           the node's certificate is not trusted by this machine
+    Untrusted           no TLS connection: the certificate is not trusted by this machine, or there is none
   ProducerFailed        the producer has ended: an earlier append has failed
   Problem               a node refused the request with a problem document
     ConditionFailed     412: match_index, match_term or the fence
@@ -75,12 +75,17 @@ class NoReplica(NoAnswer):
 
 
 class Untrusted(NoAnswer):
-    """No TLS connection could be made: nothing was sent, and a retry would fail again."""
+    """No TLS connection could be made: the certificate of the node is not trusted by this machine, or the
+    node does not use TLS. Nothing was sent, and a retry at this node would fail again."""
 
     retryable = False
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail, sent=False)
+
+    @property
+    def may_pass(self) -> bool:
+        return True  # at another node
 
 
 class ProducerFailed(ClientError):

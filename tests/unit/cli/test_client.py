@@ -15,12 +15,13 @@ from app.client import (
     NoAnswer,
     NotFound,
     OutcomeUnknown,
+    Problem,
     Record,
     Unavailable,
     connection,
     in_batches,
 )
-from app.client.errors import problem_of
+from app.client.errors import Untrusted, problem_of
 from tests.unit.cli.fake_service import Asked, Scripted, committed, fake_service, problem
 
 
@@ -49,11 +50,46 @@ def test_a_page_of_a_proxy_is_one_line_of_the_error() -> None:
 def test_https_for_a_node_without_tls_sends_nothing_and_names_the_url() -> None:
     with (
         fake_service(lambda _: Scripted(200, committed())) as node,
-        CommitlogClient(node.url.replace("http:", "https:"), give_up_s=0) as client,
-        pytest.raises(NoAnswer, match=f"does not use TLS; its URL is {node.url}") as refused,
+        CommitlogClient(node.url.replace("http:", "https:"), give_up_s=60) as client,
+        pytest.raises(Untrusted, match=f"does not use TLS; its URL is {node.url}") as refused,
     ):
         client.append(["a"])
     assert refused.value.outcome == "not_applied"
+
+
+def test_a_node_that_is_not_trusted_is_passed_over_and_nothing_else_is_an_error_at_once() -> None:
+    with fake_service(lambda _: Scripted(200, {**committed(), "logs": []})) as node:
+        without_tls = node.url.replace("http:", "https:")
+        with CommitlogClient([without_tls, node.url]) as client:
+            client.append(["a"])
+            assert client.connection.first_good(lambda url: client.connection.once("GET", url, "/v1/logs"))
+        with CommitlogClient([without_tls, without_tls], give_up_s=60) as client:
+            with pytest.raises(Untrusted, match="does not use TLS"):
+                client.tail()
+            with pytest.raises(Untrusted, match="does not use TLS"):
+                client.connection.first_good(client.status)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "outcome"),
+    [
+        (problem("unauthenticated", 401, "not_applied", retryable=False), "unknown"),
+        (problem("too-large", 413, "not_applied", retryable=False), "unknown"),
+        (problem("index-mismatch", 412, "not_applied", retryable=False), "not_applied"),
+        (problem("schema-mismatch", 422, "not_applied", retryable=False), "not_applied"),
+    ],
+)
+def test_a_refusal_after_a_lost_answer_is_the_outcome_only_where_it_decides_it(
+    refusal: Scripted, outcome: str
+) -> None:
+    answers = iter([Scripted(0), refusal])
+    with (
+        fake_service(lambda _: next(answers)) as node,
+        CommitlogClient(node.url) as client,
+        pytest.raises(Problem) as refused,
+    ):
+        client.append(["a"])
+    assert (refused.value.code, refused.value.outcome) == (refusal.document["code"], outcome)
 
 
 def test_a_repeat_carries_the_same_key_and_body() -> None:

@@ -27,6 +27,14 @@ def test_a_refusal_is_the_problem_document_on_standard_error() -> None:
     assert json.loads(result.stderr) == reported.document
 
 
+def test_https_at_a_node_without_tls_is_named_alone() -> None:
+    with fake_service(lambda _: Scripted(200, committed())) as node:
+        secure = node.url.replace("http:", "https:")
+        result = CliRunner().invoke(cli, ["append", "v", "-e", secure])
+    assert result.stderr == f"commitlog: {secure} does not use TLS; its URL is {node.url}\n"
+    assert result.exit_code == 5
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "exit_code"),
     [
