@@ -1,4 +1,5 @@
-"""Rules of names: logs, nodes and cursors (docs/api.md §1, §5). A rule is a pattern, and words for people.
+"""Rules of names (docs/api.md §1, §5): logs, nodes and cursors; of keys and tokens. A rule is a pattern, and
+words for people.
 
 Imports nothing of the service: the client and the command line check names too.
 """
@@ -44,6 +45,7 @@ CURSOR_NAME: Final = NameRule(
     re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"),
     "must have 1 to 128 letters, digits, `.`, `_` or `-`, the first one a letter, a digit or `_`",
 )
+_IDEMPOTENCY_KEY: Final = NameRule(re.compile(r"[!-~]{1,255}"), "must have 1 to 255 visible ASCII characters")
 _RULES: Final = {rule.anchored: rule for rule in (LOG_NAME, NODE_ID, KNOWN_NODE_ID, CURSOR_NAME)}
 
 
@@ -56,6 +58,18 @@ def check_cursor_name(name: str) -> None:
     """Raise ValueError for a name that no cursor can have."""
     if CURSOR_NAME.pattern.fullmatch(name) is None:
         raise ValueError(f"the name of a cursor {CURSOR_NAME.refusal(name)}")
+
+
+def check_idempotency_key(key: str) -> None:
+    """Raise ValueError for a key that no append can have."""
+    if _IDEMPOTENCY_KEY.pattern.fullmatch(key) is None:
+        raise ValueError(f"an idempotency key {_IDEMPOTENCY_KEY.refusal(key)}")
+
+
+def check_token(token: str) -> None:
+    """Raise ValueError, whose message does not contain the token, for one that no header can carry."""
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError("token must consist of visible ASCII characters, without blanks and line breaks")
 
 
 def check_log_name(name: str) -> None:

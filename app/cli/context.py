@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from app.local_problem import local_problem
-from app.names import check_cursor_name, check_log_name
+from app.names import check_cursor_name, check_idempotency_key, check_log_name, check_token
 
 if TYPE_CHECKING:  # `--help` imports neither
     from rich.table import Table
@@ -241,13 +241,24 @@ def find_target(
             raise CommandFailed(str(error)) from None
         if named is not None:
             endpoint, log = named.endpoints, log or named.log
+    _check_token(token)
     return Target(split_endpoints(endpoint), log or "default", token, as_json, give_up_s)
 
 
-def _checked_by(check: Callable[[str], None]) -> Callable[[click.Context, click.Parameter, str], str]:
-    def callback(_ctx: click.Context, _parameter: click.Parameter, name: str) -> str:
+def _check_token(token: str | None) -> None:
+    try:
+        check_token(token or "")
+    except ValueError as error:
+        raise click.UsageError(f"The {error}.") from None
+
+
+def _checked_by(
+    check: Callable[[str], None],
+) -> Callable[[click.Context, click.Parameter, str | None], str | None]:
+    def callback(_ctx: click.Context, _parameter: click.Parameter, name: str | None) -> str | None:
         try:
-            check(name)
+            if name is not None:
+                check(name)
         except ValueError as error:
             raise click.BadParameter(str(error)) from None
         return name
@@ -257,6 +268,7 @@ def _checked_by(check: Callable[[str], None]) -> Callable[[click.Context, click.
 
 a_log_name = _checked_by(check_log_name)  # callbacks of arguments
 a_cursor_name = _checked_by(check_cursor_name)
+an_idempotency_key = _checked_by(check_idempotency_key)  # and of the option
 
 
 def complete_logs(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:

@@ -12,7 +12,7 @@ from app.client.errors import NoAnswer, OtherLog
 from app.client.records import RecordLike, ndjson
 from app.extras import naming_the_extra
 from app.media_types import ARROW_STREAM, JSON, NDJSON
-from app.names import check_log_name
+from app.names import check_idempotency_key, check_log_name
 from storage.units import MIB
 
 if TYPE_CHECKING:
@@ -120,11 +120,12 @@ class CommitlogClient:
         headers: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Appended:
-        """As `append`, from an encoded body."""
+        """As `append`, from an encoded body. Raises ValueError for a key that no append can have."""
         sent = {**(headers or {}), "Content-Type": content_type}
         if idempotency_key is None and options.get("producer_id") is None:
             idempotency_key = str(uuid.uuid4())
         if idempotency_key is not None:
+            check_idempotency_key(idempotency_key)
             sent["Idempotency-Key"] = idempotency_key
         query = {name: _parameter(value) for name, value in options.items() if value is not None}
         answer = self.connection.call(

@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 import urllib3
 
 from app.client.errors import ClientError, NoAnswer, NoReplica, Problem, Untrusted, problem_of
+from app.names import check_token
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:8101"
 _CONNECT_TIMEOUT_S = 2.0
@@ -50,7 +51,8 @@ class ClusterConnection:
     after the given ones. give_up_s: time for which a call is retried before its error is raised.
     waits_for_start: False: when no node has answered yet and all of them refuse the connection, their
     machines run without them, and the error is raised at once. learns_nodes: False: only `endpoints` are
-    asked. Raises ValueError for an endpoint that is not one base URL with its scheme.
+    asked. Raises ValueError for an endpoint that is not one base URL with its scheme, and for a token that no
+    header can carry.
     """
 
     def __init__(
@@ -75,6 +77,8 @@ class ClusterConnection:
         self.nodes: list[str] = []  # of the cluster, as learned
         self._waits = waits_for_start
         self._learn_at = -math.inf if learns_nodes else math.inf
+        if token:
+            check_token(token)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._clock, self._sleep = clock, sleep
         self._jitter = random.Random()

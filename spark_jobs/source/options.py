@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from app.client.connection import is_base_url
+from app.names import check_token
 from spark_jobs.errors import OptionError
 from spark_jobs.source.log_names import check_name, split_names
 from spark_jobs.source.planning import EARLIEST, LATEST
@@ -193,8 +194,10 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
 
 def parse_token(text: str) -> str | None:
     """Return the token, None for an empty one. Raises OptionError; the message does not contain the token."""
-    if not all(" " < character <= "~" for character in text):
-        raise OptionError("token must consist of visible ASCII characters, without blanks and line breaks")
+    try:
+        check_token(text)
+    except ValueError as error:
+        raise OptionError(str(error)) from None
     return text or None
 
 

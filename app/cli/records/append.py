@@ -13,6 +13,7 @@ from app.cli.context import (
     CommandFailed,
     ExitCode,
     Target,
+    an_idempotency_key,
     failure_of,
     person_watches,
     print_json,
@@ -66,7 +67,9 @@ FORMATS = ("lines", "ndjson", "csv", "arrow", "parquet", "raw")
     help="Maximum number of records of the file in one atomic append.",
 )
 @click.option("--skip", type=click.IntRange(0), default=0, help="Leave out the first N records of the file.")
-@click.option("--idempotency-key", help="A retry with the same key is not stored again.")
+@click.option(
+    "--idempotency-key", callback=an_idempotency_key, help="A retry with the same key is not stored again."
+)
 @click.option(
     "--match-index",
     type=click.IntRange(0),

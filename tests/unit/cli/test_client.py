@@ -42,6 +42,13 @@ def test_an_endpoint_that_is_not_one_base_url_is_refused(endpoint: str) -> None:
             CommitlogClient(given)
 
 
+@pytest.mark.parametrize("token", ["a\nb", "a b", "t\u2014", "\x7f"])
+def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(token: str) -> None:
+    with pytest.raises(ValueError, match="token must consist of visible ASCII characters") as refused:
+        CommitlogClient(token=token)
+    assert token not in str(refused.value)
+
+
 def test_a_page_of_a_proxy_is_one_line_of_the_error() -> None:
     error = problem_of(501, b"<html>\n  <title>Not here</title>\n</html>\n")
     assert str(error) == "http-501: not a problem document: <html> <title>Not here</title> </html>"

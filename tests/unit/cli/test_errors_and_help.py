@@ -48,6 +48,9 @@ def test_https_at_a_node_without_tls_is_named_alone() -> None:
         (["logs", "list", "-e", "127.0.0.1:8101"], "usage", 2),
         (["tables", "--tables", "/no/such/folder"], "not-found", 4),
         (["append", "-f", "/no/such/file"], "usage", 2),
+        (["append", "v", "--token", "a\nb"], "usage", 2),
+        (["append", "v", "--idempotency-key", "a\nb"], "usage", 2),
+        (["read", "--token", "tok\u2014en"], "usage", 2),
         (["read", "-o", "/no/such/folder/a.csv", "-e", "http://127.0.0.1:1"], "failed", 1),
     ],
 )
