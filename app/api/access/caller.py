@@ -44,7 +44,8 @@ class Grant:
     def __str__(self) -> str:
         """Return what the token permits, as the end of a sentence about it."""
         scopes = " and ".join(f"`{scope}`" for scope in sorted(self.scopes)) or "no scope"
-        return f"it has {scopes} for the logs {', '.join(self.logs)}"
+        logs = "every log" if self.logs == ALL_LOGS else f"the logs {', '.join(self.logs)}"
+        return f"it has {scopes} for {logs}"
 
     def covers(self, log: str) -> bool:
         """Return whether the grant is for that log."""

@@ -44,6 +44,7 @@ _CURSOR: Final = "/v1/logs/{log}/cursors/{name}"
 _MEMBER: Final = "/v1/cluster/members/{id}"
 
 RULES: Final = {
+    ("GET", "/"): _OPEN,
     ("GET", "/healthz"): _OPEN,
     ("GET", "/readyz"): _OPEN,
     ("GET", "/docs"): _OPEN,
@@ -51,7 +52,6 @@ RULES: Final = {
     ("GET", "/problems/{code}"): _OPEN,
     ("GET", "/ui"): _OPEN,
     ("GET", "/ui/{name}"): _OPEN,
-    ("GET", "/"): Rule(ALL_SCOPES, Reach.CHECKED_LATER),
     ("GET", "/metrics"): Rule(ALL_SCOPES, Reach.ALL),
     ("GET", "/ui/overview.json"): Rule(ALL_SCOPES, Reach.CHECKED_LATER),
     ("GET", "/ui/led.json"): Rule(ALL_SCOPES, Reach.CHECKED_LATER),

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 RELOAD_S: Final = 1.0
 FILE_MAX_BYTES: Final = 4 * 1024 * 1024
-_OPEN: Final = ("/healthz", "/readyz", "/docs", "/v1/openapi.json", "/problems", "/ui")
+_OPEN: Final = ("/", "/healthz", "/readyz", "/docs", "/v1/openapi.json", "/problems", "/ui")
 _OPEN_BELOW: Final = ("/problems/", "/docs/")
 
 

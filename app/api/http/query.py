@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic_core import PydanticCustomError
 
-_WHOLE: Final = re.compile(r"-?[0-9]{1,20}")
+_WHOLE: Final = re.compile(r"-?[0-9]+")
 
 
 def _whole(value: Any) -> Any:

@@ -99,7 +99,7 @@ async def metrics(broker: NodeBroker, query: Nothing) -> Response:
 
 @router.get("/", include_in_schema=False)
 async def root() -> Response:
-    return RedirectResponse("/docs")
+    return RedirectResponse("/ui")
 
 
 @router.get("/docs", include_in_schema=False)

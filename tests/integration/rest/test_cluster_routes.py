@@ -163,7 +163,7 @@ def test_the_page_of_the_api_needs_no_network(cluster: Cluster) -> None:
     refused(cluster.get("n1", "/docs/../etc/passwd"), 404, "not-found")
     refused(cluster.get("n1", "/docs/no-such-page.html"), 404, "not-found")
     root = cluster.get("n1", "/")
-    assert (root.status_code, root.headers["location"]) == (307, "/docs")
+    assert (root.status_code, root.headers["location"]) == (307, "/ui")
 
 
 BODILESS = (":promote", ":demote", ":clean")

@@ -116,7 +116,7 @@ async def check_limits(node: InProcess) -> None:
     waiting = asyncio.create_task(
         node.client.get(f"/v1/logs/default/records?from_index={next_index}&wait_ms=30000", headers=busy)
     )
-    caller = node.app._tokens.caller("/", b"Bearer busy")
+    caller = node.app._tokens.caller("/metrics", b"Bearer busy")
     await until(lambda: caller.in_flight == 1)
     url = "/v1/logs/default/records"
     for request in (node.client.get(url, headers=busy), node.client.post(url, headers=busy, content=b"x")):

@@ -13,6 +13,12 @@ def test_a_number_is_digits_alone(tmp_path: Path) -> None:
                 answer = await node.client.get("/v1/logs/default/records", params={"from_index": text})
                 detail = f"Input should be a whole number, got {text!r}"
                 assert answer.json()["errors"] == [{"pointer": "/query/from_index", "detail": detail}]
+            answer = await node.client.get("/v1/logs/default/records", params={"from_index": "9" * 30})
+            assert answer.json()["errors"][0]["detail"].startswith(
+                "Input should be less than or equal to 9223372"
+            )
+            answer = await node.client.get("/v1/logs/default/records", params={"limit": "9" * 5_000})
+            assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
             answer = await node.client.get("/v1/logs/default/records", params={"limit": "100001"})
             assert answer.json()["errors"][0]["detail"].endswith("equal to 100000, got '100001'")
             for place in ("records", "epochs", "schemas"):
