@@ -72,7 +72,11 @@ class InvalidRecords(StorageError):
 
 
 class BodyTooLarge(InvalidRecords):
-    """A client's body has too many records or bytes."""
+    """A client's body has too many records or bytes. limit_name: of the setting."""
+
+    def __init__(self, detail: str, limit: int, limit_name: str) -> None:
+        super().__init__(detail)
+        self.limit, self.limit_name = limit, limit_name
 
 
 class EmptyBody(InvalidRecords):

@@ -19,6 +19,7 @@ from app.client.errors import (
     OutcomeUnknown,
     Problem,
     ProducerFailed,
+    RecordRefused,
     Unavailable,
     Untrusted,
 )
@@ -27,7 +28,8 @@ from app.client.records import Record, in_batches
 if TYPE_CHECKING:
     from app.client.asynchronous import AsyncCommitlogClient, AsyncConsumer, AsyncProducer
     from app.client.consumer import Consumer
-    from app.client.producer import RecordDelivery, RecordProducer
+    from app.client.deliveries import RecordDelivery
+    from app.client.producer import RecordProducer
 
 __all__ = [
     "Appended",
@@ -51,6 +53,7 @@ __all__ = [
     "Record",
     "RecordDelivery",
     "RecordProducer",
+    "RecordRefused",
     "Unavailable",
     "Untrusted",
     "in_batches",
@@ -61,7 +64,7 @@ _LATER: Final = {  # name -> module of this package
     "AsyncConsumer": "asynchronous",
     "AsyncProducer": "asynchronous",
     "Consumer": "consumer",
-    "RecordDelivery": "producer",
+    "RecordDelivery": "deliveries",
     "RecordProducer": "producer",
 }
 

@@ -6,6 +6,7 @@ ClientError
       OtherLog          a response is of another log of the same name
     NoReplica           none of the endpoints answered in time
     Untrusted           no TLS connection: the certificate is not trusted by this machine, or there is none
+  RecordRefused         a producer did not send a record: the service accepts smaller ones only
   ProducerFailed        the producer has ended: an earlier append has failed
   Problem               a node refused the request with a problem document
     ConditionFailed     412: match_index, match_term or the fence
@@ -86,6 +87,16 @@ class Untrusted(NoAnswer):
     @property
     def may_pass(self) -> bool:
         return True  # at another node
+
+
+class RecordRefused(ClientError):
+    """A record that a producer did not send, because the service accepts smaller ones only."""
+
+    def __init__(self, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"the service accepts records of at most {limit_bytes} bytes (max_record_bytes), got {size_bytes}"
+        )
+        self.size_bytes, self.limit_bytes = size_bytes, limit_bytes
 
 
 class ProducerFailed(ClientError):

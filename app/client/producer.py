@@ -5,12 +5,12 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Generator, Iterable
-from concurrent.futures import Future
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self
 
-from app.client.batches import Body, arrow_body, pack
-from app.client.client import Appended, CommitlogClient
+from app.client.batches import arrow_body
+from app.client.client import CommitlogClient
+from app.client.deliveries import Delivered, QueuedAppend, RecordDelivery
 from app.client.errors import ClientError, Problem, ProducerFailed
 from app.client.records import CONTENTS, Record, check_content, check_details, stored_bytes
 from storage.units import MIB
@@ -22,60 +22,6 @@ MAX_IN_FLIGHT = 5  # a log remembers the last five appends of a producer
 _GAP_PAUSE_S = 0.005
 _UTF8_MAX_BYTES = 4  # of a character
 _QUEUED_RECORD_BYTES = 64  # of a record beside its value and key, about
-
-
-class _Batch:
-    """Records of one append. sequence: -1 until it is sent."""
-
-    __slots__ = ("body", "future", "is_closed", "keys", "others", "sequence", "since", "size", "values")
-
-    def __init__(self, since: float) -> None:
-        self.since = since
-        self.values: list[str | bytes | None] = []
-        self.keys: list[str | bytes | None] = []
-        self.others: list[Record] | None = None  # every record, once one of them has headers or a timestamp
-        self.body: Body | None = None
-        self.size = 0
-        self.is_closed = False
-        self.sequence = -1
-        self.future: Future[Appended] = Future()
-
-    def encoded(self) -> Body:
-        """Return the body of the append; a repeat sends the same bytes."""
-        if self.body is None:
-            self.body = pack(self.values, self.keys, self.others)
-        return self.body
-
-
-class RecordDelivery:
-    """A record on its way. It can be awaited in asyncio."""
-
-    __slots__ = ("_batch", "_position")
-
-    def __init__(self, batch: Future[Appended], position: int) -> None:
-        self._batch = batch
-        self._position = position
-
-    def done(self) -> bool:
-        """Return whether the record is committed, or has failed."""
-        return self._batch.done()
-
-    def result(self, timeout_s: float | None = None) -> int:
-        """Wait for the commit; return the index of the record.
-
-        Raises ClientError with the outcome of the append, or TimeoutError while it is still on its way.
-        """
-        return self._batch.result(timeout_s).first_index + self._position
-
-    def append(self, timeout_s: float | None = None) -> Appended:
-        """As `result`; return the whole append that the record is a part of."""
-        return self._batch.result(timeout_s)
-
-    def __await__(self) -> Generator[Any, None, int]:
-        import asyncio
-
-        appended = yield from asyncio.wrap_future(self._batch).__await__()
-        return appended.first_index + self._position
 
 
 class RecordProducer:
@@ -92,11 +38,13 @@ class RecordProducer:
 
     The first append that fails for good ends the producer: what comes after it would be out of order. Later
     records fail with ProducerFailed and the outcome `not_applied`, or with the answer that they received.
+    A record that is larger than the service allows fails alone, with RecordRefused: the others are sent, and
+    the next `flush` or `close` raises its error when they are committed.
     """
 
     max_record_bytes: int = MIB
-    """Limit of value, key and headers together: `send` refuses a larger record, and sends the others. Set it
-    if the service has another limit."""
+    """Limit of value, key and headers together: `send` refuses a larger record, and sends the others. It
+    falls to the limit of the service when that has refused a record; set it for a higher one."""
 
     def __init__(
         self,
@@ -133,14 +81,16 @@ class RecordProducer:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # for senders: a batch to send
         self._room = threading.Condition(self._lock)  # for callers: less is pending, or all is done
-        self._queue: deque[_Batch] = deque()  # not sent; only the last one may be open
-        self._in_flight: deque[_Batch] = deque()
+        self._queue: deque[QueuedAppend] = deque()  # not sent; only the last one may be open
+        self._in_flight: deque[QueuedAppend] = deque()
         self._pending = 0
         self._sequence = 0
         self._is_known = False  # the log has this producer's first append
         self._is_closed = False
         self._urgent = 0
         self._failed: ClientError | None = None
+        self._refused: ClientError | None = None  # of a record, since the last flush
+        self._unsent: set[int] = set()  # sequences of batches of which no record was left
         self._threads = [
             threading.Thread(target=self._send_batches, name=f"commitlog-producer-{number}", daemon=True)
             for number in range(max_in_flight)
@@ -225,7 +175,8 @@ class RecordProducer:
     def flush(self, timeout_s: float | None = None) -> None:
         """Send what is queued at once, and wait until all of it is committed.
 
-        Raises the error of the append that failed, or TimeoutError.
+        Raises the error of the append that failed, RecordRefused once for records that were left out, or
+        TimeoutError.
         """
         with self._lock:
             self._urgent += 1
@@ -233,8 +184,9 @@ class RecordProducer:
             try:
                 if not self._room.wait_for(lambda: not self._queue and not self._in_flight, timeout_s):
                     raise TimeoutError(f"{self._pending} bytes are not committed after {timeout_s} s")
-                if self._failed is not None:
-                    raise self._failed
+                refused, self._refused = self._refused, None
+                if (error := self._failed or refused) is not None:
+                    raise error
             finally:
                 self._urgent -= 1
 
@@ -273,15 +225,15 @@ class RecordProducer:
             self._room.wait()
             self._urgent -= 1
 
-    def _begin(self) -> _Batch:
+    def _begin(self) -> QueuedAppend:
         if self._queue:
             self._queue[-1].is_closed = True
-        batch = _Batch(time.monotonic())
+        batch = QueuedAppend(time.monotonic())
         self._queue.append(batch)
         self._work.notify()
         return batch
 
-    def _next(self) -> _Batch | None:
+    def _next(self) -> QueuedAppend | None:
         """Wait for a batch whose turn it is; None when the producer is closed."""
         while True:
             wait_s = None
@@ -299,7 +251,7 @@ class RecordProducer:
                 return None
             self._work.wait(wait_s)
 
-    def _fail(self, error: ClientError) -> list[_Batch]:
+    def _fail(self, error: ClientError) -> list[QueuedAppend]:
         """End the producer; return the batches that are never sent."""
         self._failed = self._failed or error
         ended = list(self._queue)
@@ -324,11 +276,12 @@ class RecordProducer:
             with self._lock:  # a flush returns when every delivery is done
                 self._in_flight.remove(batch)
                 self._pending -= batch.size
-                self._is_known |= error is None
+                self._is_known |= error is None and not batch.is_empty
+                self._refused = self._refused or next(iter(batch.refused.values()), None)
                 self._work.notify_all()
                 self._room.notify_all()
 
-    def _deliver(self, batch: _Batch) -> ClientError | None:
+    def _deliver(self, batch: QueuedAppend) -> ClientError | None:
         """Append a batch and complete its deliveries; return the error of a failure."""
         try:
             batch.future.set_result(self._append(batch))
@@ -342,29 +295,43 @@ class RecordProducer:
             return error
         return None
 
-    def _append(self, batch: _Batch) -> Appended:
-        """Append a batch; wait while an earlier one is still on its way. Raises ClientError."""
-        body = batch.encoded()
-        while True:
+    def _append(self, batch: QueuedAppend) -> Delivered:
+        """Append a batch without its too large records; wait while an earlier one is still on its way. Raises
+        ClientError."""
+        after_unsent = False  # all sequences that the log misses are of batches that were left out
+        while not batch.is_empty:
             with self._lock:
                 is_alone = self._in_flight[0] is batch
+            body = batch.encoded()
             try:
-                return self._client.append_body(
+                appended = self._client.append_body(
                     body.content,
                     body.media_type,
                     producer_id=self.producer_id,
                     producer_epoch=self.epoch,
                     producer_sequence=batch.sequence,
+                    producer_allow_gap=after_unsent or None,
                     **self._options,
                 )
+                return Delivered(appended, batch.refused)
             except Problem as problem:
+                if batch.take_out(problem):
+                    self.max_record_bytes = min(self.max_record_bytes, int(problem.document["limit"]))
+                    continue
                 expected = problem.document.get("expected_sequence")
                 if problem.code != "sequence-gap" or expected is None or expected > batch.sequence:
                     raise
                 with self._lock:
                     failed = self._failed
+                    misses_unsent = all(number in self._unsent for number in range(expected, batch.sequence))
                 if failed is not None:
                     raise ProducerFailed(failed) from problem
+                if misses_unsent and not after_unsent:
+                    after_unsent = True
+                    continue
                 if is_alone:
                     raise  # the log has lost the sequence of this producer: nothing earlier is on its way
             time.sleep(_GAP_PAUSE_S)
+        with self._lock:
+            self._unsent.add(batch.sequence)
+        return Delivered(None, batch.refused)

@@ -217,16 +217,18 @@ class Fenced(CommitlogError):
 
 
 class TooLarge(CommitlogError):
-    """The body, one record, or the number of records exceeds a limit. `GET /v1/cluster` lists the limits."""
+    """The body, one record, or the number of records exceeds a limit. `GET /v1/cluster` lists the limits, of
+    which `limit_name` is one."""
 
     code, title, http_status = "too-large", "The request exceeds a limit", 413
 
-    def __init__(self, detail: str, limit: int) -> None:
+    def __init__(self, detail: str, limit: int, limit_name: str | None = None) -> None:
         super().__init__(detail)
-        self.limit = limit
+        self.limit, self.limit_name = limit, limit_name
 
     def fields(self) -> dict[str, Any]:
-        return {"limit": self.limit}
+        named = {} if self.limit_name is None else {"limit_name": self.limit_name}
+        return {"limit": self.limit, **named}
 
 
 class UnsupportedMediaType(CommitlogError):

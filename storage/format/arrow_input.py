@@ -60,7 +60,7 @@ def table_from_batches(
                 raise InvalidRecords("a packed batch holds data records only")
             count += batch.count
             if count > max_records:
-                raise BodyTooLarge(f"more than {max_records} records")
+                raise _too_many(max_records)
             check_unpacked_size(pa.ipc.read_message(pa.py_buffer(batch.body)), max_records, max_bytes)
             batches.append(decode_body(batch.header, batch.body, untrusted=True))
         except CorruptBatch as error:
@@ -69,6 +69,10 @@ def table_from_batches(
             raise _invalid(error) from error
         rest = rest[batch.size_bytes :]
     return _table(batches, max_records, max_bytes, max_record_bytes)
+
+
+def _too_many(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"more than {limit} records", limit, "max_request_records")
 
 
 def _invalid(error: BaseException) -> InvalidRecords:
@@ -93,7 +97,7 @@ def _stream_batches(data: Bytes, max_records: int, max_bytes: int) -> Iterator[p
         rows = pa.ipc.read_record_batch(message, schema)
         count += rows.num_rows
         if count > max_records:
-            raise BodyTooLarge(f"more than {max_records} records")
+            raise _too_many(max_records)
         rows.validate(full=True)
         if rows.num_rows:
             yield _cast(rows)
@@ -170,9 +174,13 @@ def _table(
         sizes = _record_sizes(rows)
         size_bytes += int(sizes.sum())
         if size_bytes > max_bytes:
-            raise BodyTooLarge(f"more than {max_bytes} bytes")
+            raise BodyTooLarge(f"more than {max_bytes} bytes", max_bytes, "max_request_bytes")
         if int(sizes.max()) > max_record_bytes:
-            raise BodyTooLarge(f"a record of more than {max_record_bytes} bytes")
+            raise BodyTooLarge(
+                f"a record may have at most {max_record_bytes} bytes, got {sizes.max()}",
+                max_record_bytes,
+                "max_record_bytes",
+            )
     if len(batches) == 1:
         return RecordTable(batches[0], size_bytes)
     whole = pa.Table.from_batches(batches, BODY_SCHEMA).combine_chunks().to_batches()

@@ -55,7 +55,7 @@ def check_unpacked_size(message: pa.Message, max_records: int, max_bytes: int) -
             claimed = _I64.unpack_from(body, offset)[0]
             total += length if claimed == -1 else claimed
             if claimed < -1 or total > limit:
-                raise BodyTooLarge("unpacks to more than the limit")
+                raise BodyTooLarge("unpacks to more than the limit", max_bytes, "max_request_bytes")
     except struct.error as error:
         raise InvalidRecords("not a valid Arrow stream: compressed buffers out of bounds") from error
 

@@ -150,7 +150,7 @@ def _arrow(body: bytes, media_type: str, limits: Limits) -> RecordTable:
     except EmptyBody as error:
         raise InvalidRequest(("", str(error))) from error
     except BodyTooLarge as error:
-        raise TooLarge(str(error), limits.max_request_bytes) from error
+        raise TooLarge(str(error), error.limit, error.limit_name) from error
     except storage_errors.InvalidRecords as error:
         raise InvalidBody(str(error)) from error
 

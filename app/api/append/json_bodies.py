@@ -175,7 +175,7 @@ def _lines_one_by_one(body: bytes, limits: Limits) -> RecordColumns:
 
 def too_many(limits: Limits) -> TooLarge:
     limit = limits.max_request_records
-    return TooLarge(f"a request may have at most {limit} records, got more", limit)
+    return TooLarge(f"a request may have at most {limit} records, got more", limit, "max_request_records")
 
 
 def check_record_size(size_bytes: int, pointer: str, limits: Limits) -> None:
@@ -183,7 +183,9 @@ def check_record_size(size_bytes: int, pointer: str, limits: Limits) -> None:
     limit = limits.max_record_bytes
     if size_bytes > limit:
         raise TooLarge(
-            f"{pointer or 'the record'}: a record may have at most {limit} bytes, got {size_bytes}", limit
+            f"{pointer or 'the record'}: a record may have at most {limit} bytes, got {size_bytes}",
+            limit,
+            "max_record_bytes",
         )
 
 

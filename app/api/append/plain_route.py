@@ -141,13 +141,17 @@ class PlainRoute:
             raise InvalidRequest(("/headers/Content-Length", f"must be a whole number, got {got}"))
         announced = int(length)
         if announced > limit:
-            raise TooLarge(f"the body may have at most {limit} bytes, got {announced}", limit)
+            raise _too_large(limit, str(announced))
         return announced
 
 
 def _settle(future: asyncio.Future[Response], response: Response) -> None:
     if not future.done():  # otherwise the client's task was cancelled: the append continues without it
         future.set_result(response)
+
+
+def _too_large(limit: int, got: str) -> TooLarge:
+    return TooLarge(f"the body may have at most {limit} bytes, got {got}", limit, "max_request_bytes")
 
 
 class _IncomingBody:
@@ -181,7 +185,7 @@ class _IncomingBody:
 
     def _take(self, size: int) -> None:
         if size > self._limit:
-            raise TooLarge(f"the body may have at most {self._limit} bytes, got more", self._limit)
+            raise _too_large(self._limit, "more")
         if size > self.reserved:
             self._in_flight.grow(size - self.reserved)
             self.reserved = size

@@ -408,6 +408,7 @@ _PROBLEM_FIELDS: Final[dict[str, dict[str, Any]]] = {  # those that not every pr
     "leader": _TEXT_OR_NULL,
     "leader_url": _TEXT_OR_NULL,
     "limit": _NUMBER,
+    "limit_name": _TEXT,
     "log": _TEXT,
     "materialized_index": _NUMBER_OR_NULL,
     "min_in_sync_replicas": _NUMBER,

@@ -315,17 +315,22 @@ def test_a_record_of_one_mebibyte_fits_exactly(cluster: Cluster) -> None:
     whole = post(cluster, b"v" * MIB, "application/octet-stream")
     assert whole.status_code == 200
     problem = refused(post(cluster, b"v" * (MIB + 1), "application/octet-stream"), 413, "too-large")
-    assert problem["limit"] == MIB
+    assert (problem["limit"], problem["limit_name"]) == (MIB, "max_record_bytes")
     keyed = post(cluster, b"v" * MIB, "application/octet-stream", headers={"Commitlog-Key": "k"})
     refused(keyed, 413, "too-large")
     body = json.dumps({"records": [{"value": "v" * MIB}, {"value": "w" * (MIB + 1)}]})
     refused(post(cluster, body, "application/json"), 413, "too-large")
+    rows = arrow_stream(pa.record_batch({"value": [b"v", b"w" * (MIB + 1)]}))
+    problem = refused(post(cluster, rows, "application/vnd.apache.arrow.stream"), 413, "too-large")
+    assert (problem["limit"], problem["limit_name"]) == (MIB, "max_record_bytes")
+    assert problem["detail"] == f"a record may have at most {MIB} bytes, got {MIB + 1}"
 
 
 def test_a_request_has_limits(cluster: Cluster) -> None:
     lines = b'{"value":""}\n' * 10_000
     assert post(cluster, lines, "application/x-ndjson").status_code == 200
-    refused(post(cluster, lines + b'{"value":""}\n', "application/x-ndjson"), 413, "too-large")
+    problem = refused(post(cluster, lines + b'{"value":""}\n', "application/x-ndjson"), 413, "too-large")
+    assert (problem["limit"], problem["limit_name"]) == (10_000, "max_request_records")
     body = b'{"value": "' + b" " * (16 * MIB) + b'"}'
     refused(post(cluster, body, "application/json"), 413, "too-large")
     bomb = gzip.compress(b" " * (17 * MIB))

@@ -4,9 +4,18 @@ import contextlib
 import threading
 from collections.abc import Callable
 
+import pyarrow as pa
 import pytest
 
-from app.client import ClientError, CommitlogClient, InvalidRequest, ProducerFailed, Record, RecordProducer
+from app.client import (
+    ClientError,
+    CommitlogClient,
+    InvalidRequest,
+    ProducerFailed,
+    Record,
+    RecordProducer,
+    RecordRefused,
+)
 from app.client.batches import arrow_body, pack
 from tests.unit.cli.fake_service import Asked, FakeService, Scripted, committed, fake_service
 
@@ -32,7 +41,7 @@ class Log:
         with self._lock:
             if reported is not None:
                 return reported
-            if sequence > self.expected:
+            if sequence > self.expected and "producer_allow_gap" not in asked.query:
                 document = {
                     "code": "sequence-gap",
                     "expected_sequence": self.expected,
@@ -91,6 +100,61 @@ def test_a_record_that_is_too_large_is_refused_and_the_others_go_on(large: Recor
 def test_options_that_cannot_work_are_refused(bad: dict[str, float]) -> None:
     with fake_service(Log()) as service, pytest.raises(ValueError, match=f"{next(iter(bad))} must be"):
         producing(service, **bad)
+
+
+def too_large(limit: int, name: str) -> Scripted:
+    document = {"code": "too-large", "outcome": "not_applied", "limit": limit, "limit_name": name}
+    return Scripted(413, document)
+
+
+def test_a_record_above_the_limit_of_the_service_fails_alone() -> None:
+    """Its neighbours are sent in their append, and the appends after it in order."""
+
+    def refuse(asked: Asked, attempt: int) -> Scripted | None:
+        return too_large(50, "max_record_bytes") if b"large" in asked.body else None
+
+    large = "large" * 11
+    log = Log(refuse)
+    with fake_service(log) as service:
+        producer = producing(service, max_in_flight=3)
+        sent = producer.send_many([large, "b", large, large, "e", "f", "g", Record(large, timestamp=1)])
+        for at in (0, 2, 3, 7):
+            with pytest.raises(RecordRefused, match=r"50 bytes \(max_record_bytes\), got 55") as failed:
+                sent[at].result(30)
+            assert failed.value.outcome == "not_applied"
+        assert [sent[at].result(30) for at in (1, 4, 5, 6)] == [0, 4, 5, 6]
+        with pytest.raises(ValueError, match="at most 50 bytes"):
+            producer.send(large)
+        with pytest.raises(RecordRefused):  # once: a program that keeps no delivery is notified too
+            producer.flush(30)
+        assert producer.send_many(["i", "j"])[0].result(30) == 8
+        producer.close()
+    assert log.expected == 5
+
+
+def test_a_table_with_a_record_above_the_limit_of_the_service_fails_alone() -> None:
+    def refuse(asked: Asked, attempt: int) -> Scripted | None:
+        values = pa.ipc.open_stream(asked.body).read_all()["value"].to_pylist()
+        return too_large(5, "max_record_bytes") if "large!" in values else None
+
+    with fake_service(Log(refuse)) as service:
+        producer = producing(service)
+        sent = producer.send_arrow(pa.table({"value": ["a", "b", "large!", "d", "e", "f"]}))
+        assert [delivery.result(30) for delivery in (sent[0], sent[2])] == [0, 4]
+        with pytest.raises(InvalidRequest, match="too-large"):
+            sent[1].result(30)
+        with pytest.raises(InvalidRequest):
+            producer.close()
+
+
+def test_an_append_above_another_limit_ends_the_producer() -> None:
+    with fake_service(Log(lambda asked, attempt: too_large(1, "max_request_records"))) as service:
+        producer = producing(service)
+        sent = producer.send_many(["a", "b"])
+        with pytest.raises(InvalidRequest, match="too-large"):
+            sent[1].result(30)
+        with pytest.raises(InvalidRequest):
+            producer.close()
 
 
 def test_a_record_waits_no_longer_than_linger() -> None:
@@ -188,8 +252,6 @@ def test_a_window_that_the_log_cannot_repeat_is_refused(in_flight: int) -> None:
 
 
 def test_bodies() -> None:
-    import pyarrow as pa
-
     rows = pa.ipc.open_stream(pack(["a", b"\xff", None], [None, "k", None], None).content).read_all()
     assert rows.to_pylist() == [
         {"value": b"a", "key": None},

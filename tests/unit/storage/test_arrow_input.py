@@ -164,7 +164,7 @@ def test_a_string_that_is_not_utf8_is_refused() -> None:
 def test_limits_are_exact() -> None:
     record = stream({"value": [b"v" * 900], "key": [b"k" * 60], "headers": _headers(40)})
     assert read(record, max_record_bytes=1000, max_bytes=1000).size_bytes == 1000
-    with pytest.raises(BodyTooLarge, match="a record"):
+    with pytest.raises(BodyTooLarge, match="a record may have at most 999 bytes, got 1000"):
         read(record, max_record_bytes=999)
     with pytest.raises(BodyTooLarge, match="more than 999 bytes"):
         read(record, max_bytes=999)
