@@ -39,7 +39,13 @@ _AFTER_IDEMPOTENCY = (  # refusals of an append: one that was stored would have 
     "index-mismatch",
     "schema-mismatch",
 )
-_OTHER_NAMES = (62, 64)  # of OpenSSL: the certificate has another host name, or IP address
+_OTHER_NAME = "the URL needs a name or an address that is in the certificate"
+_ADVICE = {  # by OpenSSL's code, where no other authority would help
+    9: "compare the clocks of this machine and of the node",  # not yet valid
+    10: "the node needs a new certificate, and a restart",  # expired
+    62: _OTHER_NAME,
+    64: _OTHER_NAME,
+}
 HttpAnswer = urllib3.BaseHTTPResponse
 Result = TypeVar("Result")
 
@@ -219,8 +225,7 @@ class ClusterConnection:
                 named = os.environ.get("SSL_CERT_FILE")
                 if named and not Path(named).is_file():
                     advice = f"SSL_CERT_FILE names {named}, which is not a file"
-                if error.__context__.verify_code in _OTHER_NAMES:
-                    advice = "the URL needs a name or an address that is in the certificate"
+                advice = _ADVICE.get(error.__context__.verify_code, advice)
                 raise Untrusted(
                     f"the certificate of {endpoint} is not trusted ({_reason(error)}); {advice}"
                 ) from error

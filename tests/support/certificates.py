@@ -19,13 +19,15 @@ def make_authority(folder: Path, name: str = "ca") -> Path:
     return authority
 
 
-def make_certificate(authority: Path, name: str, alternatives: str) -> tuple[Path, Path]:
-    """Return certificate and key. alternatives: the subjectAltName, such as `DNS:n1,IP:127.0.0.1`."""
+def make_certificate(authority: Path, name: str, alternatives: str, *, days: int = 30) -> tuple[Path, Path]:
+    """Return certificate and key. alternatives: the subjectAltName, such as `DNS:n1,IP:127.0.0.1`. days: of
+    its validity; -1: it expired yesterday."""
     folder = authority.parent
     certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
     request, more = folder / f"{name}.request", folder / f"{name}.more"
     more.write_text(f"subjectAltName={alternatives}\n")
     openssl("req", *_EC, "-keyout", key, "-out", request, "-subj", f"/CN={name}")
     signed_by = ["-CA", authority, "-CAkey", authority.with_suffix(".key"), "-CAcreateserial"]
+    signed_by += ["-days", days]
     openssl("x509", "-req", "-in", request, *signed_by, "-extfile", more, "-out", certificate)
     return certificate, key

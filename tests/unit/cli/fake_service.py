@@ -1,11 +1,13 @@
 """A service with real sockets, scripted answers, and a list of the requests."""
 
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -52,8 +54,12 @@ class FakeService:
 
 
 @contextmanager
-def fake_service(answer: Callable[[Asked], Scripted], others: Sequence[str] = ()) -> Iterator[FakeService]:
-    """A node on a free port for the length of a `with`."""
+def fake_service(
+    answer: Callable[[Asked], Scripted],
+    others: Sequence[str] = (),
+    certificate: tuple[Path, Path] | None = None,
+) -> Iterator[FakeService]:
+    """A node on a free port for the length of a `with`. certificate: with its key; None: without TLS."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -86,7 +92,12 @@ def fake_service(answer: Callable[[Asked], Scripted], others: Sequence[str] = ()
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    service = FakeService(f"http://127.0.0.1:{server.server_address[1]}", answer, others)
+    if certificate is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(*certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    scheme = "http" if certificate is None else "https"
+    service = FakeService(f"{scheme}://127.0.0.1:{server.server_address[1]}", answer, others)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import socket
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from app.client import (
     in_batches,
 )
 from app.client.errors import Untrusted, problem_of
+from tests.support.certificates import make_authority, make_certificate
 from tests.unit.cli.fake_service import Asked, Scripted, committed, fake_service, problem
 
 
@@ -62,6 +64,20 @@ def test_https_for_a_node_without_tls_sends_nothing_and_names_the_url() -> None:
     ):
         client.append(["a"])
     assert refused.value.outcome == "not_applied"
+
+
+def test_an_expired_certificate_is_named_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = make_authority(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+    expired = make_certificate(authority, "node", "IP:127.0.0.1", days=-1)
+    with (
+        fake_service(lambda _: Scripted(200, committed()), certificate=expired) as node,
+        CommitlogClient(node.url) as client,
+        pytest.raises(Untrusted, match=r"has expired .*; the node needs a new certificate, and a restart"),
+    ):
+        client.append(["a"])
 
 
 def test_a_node_that_is_not_trusted_is_passed_over_and_nothing_else_is_an_error_at_once() -> None:
