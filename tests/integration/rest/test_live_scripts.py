@@ -514,3 +514,51 @@ def test_a_node_that_was_removed_is_not_missing(site: Path) -> None:
     shown = result_of(site, script)
     assert shown["connected"] == "1 of 2"
     assert shown["states"] == [["connected", "voter"], ["no connection", "voter"], ["removed", "in no log"]]
+
+
+def test_a_long_key_is_shortened_until_its_record_is_opened(site: Path) -> None:
+    script = """
+      const { keyCell, valueCell } = await import("./records.js");
+      const record = { index: 1, key: "k".repeat(10_000), value: "v", term: 1, offset: 0, type: "data" };
+      result.shown = keyCell(record).length;
+      result.others = [keyCell({ key: null }), keyCell({ key: "" }), keyCell({ key: "a" })];
+      const cell = holder.appendChild(valueCell(record));
+      cell.open = true;
+      await new Promise((resolve) => setTimeout(resolve, 50));
+      result.whole = [...cell.querySelectorAll("pre")].map((each) => each.textContent.length);
+    """
+    assert result_of(site, script) == {"shown": 141, "others": ["\u2013", "", "a"], "whole": [10_000, 1]}
+
+
+def test_a_token_that_no_header_can_carry_is_refused(site: Path) -> None:
+    """It would make every later call fail, as if the node did not respond."""
+    script = """
+      const { setToken, token } = await import("./service.js");
+      setToken("cl_good");
+      for (const bad of ["a b", "a\\nb", "\u2014x"]) {
+        try { setToken(bad); } catch (error) { result[bad] = error.message; }
+      }
+      result.kept = token();
+    """
+    shown = result_of(site, script)
+    assert shown.pop("kept") == "cl_good"
+    assert set(shown.values()) == {"A token has visible ASCII characters alone, and no blanks"}
+    assert len(shown) == 3
+
+
+def test_a_long_name_in_a_legend_is_no_wider_than_the_screen(site: Path) -> None:
+    script = """
+      const style = (name) => new Promise((resolve) => document.head.append(
+        h("link", { rel: "stylesheet", href: name, onload: resolve })));
+      await style("uplot.css");
+      await style("page.css");
+      holder.style.width = "300px";
+      const chart = new LineChart({ label: "rate", format: (value) => `${value}` });
+      holder.append(chart.element);
+      const series = new Series();
+      for (const second of [0, 1]) series.add(1_700_000_000_000 + 1_000 * second, { ["name".repeat(32)]: 1 });
+      chart.show(series, series.largest(8));
+      await new Promise((resolve) => setTimeout(resolve, 50));
+      result.width = holder.scrollWidth;
+    """
+    assert result_of(site, script)["width"] == 300

@@ -44,10 +44,10 @@ async function logIn(reason) {
     text: reason || "The token stays in this tab and is sent with each call.",
     fields: [["token", "Token", input]],
     confirm: "Log in",
+    act: (given) => { setToken(given.token.trim()); return given; },
   });
   asking = false;
   declined = !answer; // the button asks again
-  if (answer) setToken(answer.token.trim());
   showToken();
 }
 

@@ -4,6 +4,7 @@ import { ask, badge, count, h, indexes, save, table, time, toast, update } from 
 import { call, fetchRaw, pathOf } from "./service.js";
 
 const PAGE = 50;
+const SHOWN = 140; // characters of a key or a value until it is opened
 const TAIL_KEPT = 500;
 const DOWNLOAD_RECORDS = 100_000;
 const SEARCHED_MOST = 100_000; // indexes in one call
@@ -118,7 +119,7 @@ export function recordsTab(log) {
       [
         ["Index", (record) => count(record.index), "number"],
         ["Time", (record) => time(record.timestamp)],
-        ["Key", (record) => record.key ?? (record.key_base64 ? h("span", {}, record.key_base64, " ", badge("base64")) : "–"), "key"],
+        ["Key", keyCell, "key"],
         ["Value", valueCell, "value"],
       ],
       rows,
@@ -193,17 +194,25 @@ export function recordsTab(log) {
   };
 }
 
-function valueCell(record) {
+const shortened = (text) => (text.length > SHOWN ? `${text.slice(0, SHOWN)}…` : text);
+
+export function keyCell(record) {
+  if (record.key_base64) return h("span", {}, shortened(record.key_base64), " ", badge("base64"));
+  return record.key == null ? "–" : shortened(record.key);
+}
+
+export function valueCell(record) {
   if (record.value === null || (record.value === undefined && record.value_base64 === undefined && record.value_json === undefined)) {
     return badge("tombstone", "warn");
   }
   const text = record.value ?? record.value_base64;
-  const short = text.length > 140 ? `${text.slice(0, 140)}…` : text;
-  const summary = h("summary", {}, short || h("span", { class: "soft" }, "empty"), record.value === undefined ? h("span", {}, " ", badge("base64")) : "");
+  const key = record.key ?? record.key_base64 ?? "";
+  const summary = h("summary", {}, shortened(text) || h("span", { class: "soft" }, "empty"), record.value === undefined ? h("span", {}, " ", badge("base64")) : "");
   const whole = h("details", {}, summary);
   whole.addEventListener("toggle", () => {
     if (!whole.open || whole.childElementCount > 1) return;
     whole.append(
+      ...(key.length > SHOWN ? [h("p", { class: "soft" }, "Key"), h("pre", {}, key), h("p", { class: "soft" }, "Value")] : []),
       h("pre", {}, pretty(text)),
       record.headers?.length ? table([["Header", (pair) => pair[0]], ["Value", (pair) => (typeof pair[1] === "object" ? JSON.stringify(pair[1]) : pair[1])]], record.headers) : "",
       h("p", { class: "soft" }, `term ${record.term}, offset ${count(record.offset)}, ${record.type}`),

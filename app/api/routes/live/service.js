@@ -16,7 +16,9 @@ export class Problem extends Error {
 
 export const token = () => sessionStorage.getItem(TOKEN);
 
+// Raises Error for a token that no header can carry. null: none.
 export function setToken(value) {
+  if (value && !/^[!-~]+$/.test(value)) throw new Error("A token has visible ASCII characters alone, and no blanks");
   if (value) sessionStorage.setItem(TOKEN, value);
   else sessionStorage.removeItem(TOKEN);
 }
