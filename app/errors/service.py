@@ -140,8 +140,11 @@ class NotYetReplicated(CommitlogError):
         True,
     )
 
-    def __init__(self, next_index: int) -> None:
-        super().__init__(f"this node's next visible index is {next_index}")
+    def __init__(self, next_index: int, min_index: int, wait_ms: int) -> None:
+        super().__init__(
+            f"the call requires index {min_index}; the next visible index of this node is {next_index}, "
+            f"after {wait_ms} ms"
+        )
         self.next_index = next_index
 
     def fields(self) -> dict[str, Any]:

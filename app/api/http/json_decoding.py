@@ -21,7 +21,9 @@ _S = TypeVar("_S", bound=msgspec.Struct)
 _PLACE = re.compile(r"^(?P<detail>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _NAME = re.compile(r"Expected `str` matching regex '(?P<pattern>.*)'", re.DOTALL)
-_UNSHOWN = frozenset(("token", "match_token", "key", "value", "headers"))  # secrets, and data
+_UNSHOWN = frozenset(  # secrets, and data
+    ("token", "match_token", "key", "key_base64", "value", "value_base64", "value_json", "headers")
+)
 _FIELD = re.compile(r"Object (?P<kind>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL)
 
 

@@ -55,7 +55,8 @@ Shape = TypeVar("Shape", bound=msgspec.Struct)
 
 
 def _not_json(given: str) -> UnsupportedMediaType:
-    return UnsupportedMediaType(f"Content-Type must be {JSON_TYPE.decode()}, got {given!r}")
+    received = f"got {given!r}" if given else "but it is missing"
+    return UnsupportedMediaType(f"Content-Type must be {JSON_TYPE.decode()}, {received}")
 
 
 class AnsweredElsewhere(Exception):

@@ -121,7 +121,7 @@ class Reader:
     async def reach(self, min_index: int | None, wait_ms: int = DEFAULT_MIN_INDEX_WAIT_MS) -> None:
         """Commitlog-Min-Index: wait until this node has it, otherwise raise NotYetReplicated."""
         if min_index is not None and not await self.grown(min_index, wait_ms / 1000):
-            raise NotYetReplicated(self.visible_end + 1)
+            raise NotYetReplicated(self.visible_end + 1, min_index, wait_ms)
 
     async def grown(self, index: int, timeout_s: float) -> bool:
         """Wait until `index` may be seen, at most for the time limit; return whether it may."""

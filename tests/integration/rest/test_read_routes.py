@@ -438,7 +438,9 @@ def test_min_index(filled: Cluster) -> None:
     assert filled.get("n1", RECORDS, headers=headers).status_code == 200
     headers = {"Commitlog-Min-Index": "101"}
     answer = filled.get("n1", RECORDS, params={"wait_ms": 100}, headers=headers)
-    assert refused(answer, 504, "not-yet-replicated")["retryable"] is True
+    problem = refused(answer, 504, "not-yet-replicated")
+    assert problem["retryable"] is True
+    assert f"requires index {headers['Commitlog-Min-Index']}; " in problem["detail"]
     started = time.monotonic()
     refused(filled.get("n1", RECORDS, params={"wait_ms": 0}, headers=headers), 504, "not-yet-replicated")
     assert time.monotonic() - started < 4  # 5 s is the default without `timeout_ms`

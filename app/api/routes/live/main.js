@@ -95,6 +95,7 @@ async function poll() {
         const reason = token() ? "The node does not accept this token." : "This cluster requires a token.";
         if (token() || !declined) {
           setToken(null);
+          showToken();
           await logIn(reason);
         }
       } else if (error instanceof Problem) {

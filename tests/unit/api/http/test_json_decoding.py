@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from app.api.append.json_bodies import RecordIn
 from app.api.http.json_decoding import decode_as
 from app.api.routes.fences import CursorIn, FenceIn
 from app.api.routes.logs import LogIn
@@ -32,6 +33,8 @@ def test_the_pointer_to_a_value_of_a_map_is_that_of_the_map() -> None:
         (CursorIn, b'{"index": [1]}', "Expected `int`, got `array`"),
         (CursorIn, b"5", "Expected `object`, got `int`"),
         (FenceIn, b'{"token": 5}', "Expected `str | null`, got `int`"),
+        (RecordIn, b'{"value_base64": "secret"}', "Invalid base64 encoded string"),
+        (RecordIn, b'{"value": "a", "key_base64": "secret"}', "Invalid base64 encoded string"),
     ],
 )
 def test_a_refusal_has_the_received_value_unless_it_is_a_secret(kind: Any, body: bytes, detail: str) -> None:
