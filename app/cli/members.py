@@ -130,7 +130,22 @@ def remove_member(target: Target, node_id: str, of: str | None, force: bool) -> 
       commitlog members remove n3
     """
     with target.client(writes=True) as client:
-        _show(target, Operations(client).remove_member(node_id, of=of, force=force), of)
+        members = Operations(client).remove_member(node_id, of=of, force=force)
+        _show(target, members, of)
+        if of is None and any(member["id"] == node_id and member["voter"] for member in members):
+            _explain_vote(node_id, client.logs())
+
+
+def _explain_vote(node_id: str, logs: Sequence[Mapping[str, Any]]) -> None:
+    """Notify the user why a node that was removed still votes (docs/operations.md, section 6)."""
+    kept = [log["name"] for log in logs if log["replication"] != "raft" and node_id in log["replicas"]]
+    if kept:
+        click.echo(
+            f"{node_id} still votes for the controllers: it keeps logs in controller or classic mode, "
+            f"{', '.join(kept)}. Move or delete them (`commitlog logs change LOG --replicas …`), then remove "
+            f"{node_id} again.",
+            err=True,
+        )
 
 
 @members_command.command("clean")

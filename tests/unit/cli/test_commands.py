@@ -386,6 +386,28 @@ def test_options_before_the_subcommand_hold_for_it() -> None:
         assert CliRunner().invoke(cli, nearer).exit_code == 0
 
 
+def test_a_removed_node_that_still_votes_is_explained() -> None:
+    member = {
+        "id": "n1",
+        "url": "http://n1",
+        "peer_address": "n1:1",
+        "voter": True,
+        "alive": True,
+        "version": "1",
+    }
+    logs = [
+        {"name": "a", "replication": "raft", "replicas": ["n1"]},
+        {"name": "b", "replication": "classic", "replicas": ["n1", "n2"]},
+        {"name": "c", "replication": "controller", "replicas": ["n2"]},
+    ]
+    with fake_service(lambda _: Scripted(200, {"members": [member], "logs": logs})) as node:
+        removed = run("members", "remove", "n1", url=node.url)
+        assert removed.exit_code == 0
+        assert "keeps logs in controller or classic mode, b. Move or delete them" in removed.stderr
+        member["voter"] = False
+        assert run("members", "remove", "n1", url=node.url).stderr == ""
+
+
 def test_members_change_in_one_log_by_of_and_never_by_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """--log without an effect would remove the node from every log."""
     monkeypatch.setenv("COMMITLOG_LOG", "a")  # names the log of the other commands
