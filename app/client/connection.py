@@ -304,7 +304,8 @@ def is_base_url(endpoint: str) -> bool:
         url = urllib3.util.parse_url(endpoint)
     except urllib3.exceptions.LocationParseError:
         return False
-    return url.scheme in ("http", "https") and bool(url.host) and url.port != 0
+    is_whole = url.query is None and url.fragment is None  # a path would be added behind them
+    return url.scheme in ("http", "https") and bool(url.host) and url.port != 0 and is_whole
 
 
 def _tls_advice(endpoint: str, error: Exception) -> str:

@@ -24,6 +24,11 @@ _UTF8_MAX_BYTES = 4  # of a character
 _QUEUED_RECORD_BYTES = 64  # of a record beside its value and key, about
 
 
+def _is_encoded(content: str | bytes | None) -> bool:
+    """Return whether content needs no encoder that could fail; text outside of ASCII may have surrogates."""
+    return not isinstance(content, str) or content.isascii()
+
+
 class RecordProducer:
     """Appends to the log of `client`, by threads in the background. May be shared by threads.
 
@@ -115,7 +120,8 @@ class RecordProducer:
     ) -> RecordDelivery:
         """Queue one record. Raises ProducerFailed after an earlier failure, BlockingIOError with wait=False
         while max_pending_bytes are pending, TypeError for a part that no record can have, and ValueError for
-        a record that is larger than max_record_bytes."""
+        a record that is larger than max_record_bytes, or whose text has no form in UTF-8 (lone surrogates).
+        """
         other = None
         if isinstance(value, Record):
             record = value
@@ -131,7 +137,8 @@ class RecordProducer:
             + (len(key) if key is not None else 0)
             + _QUEUED_RECORD_BYTES
         )
-        if other is not None or size * _UTF8_MAX_BYTES > self.max_record_bytes:
+        may_be_large = size * _UTF8_MAX_BYTES > self.max_record_bytes
+        if other is not None or may_be_large or not (_is_encoded(value) and _is_encoded(key)):
             self._check_size(other or Record(value, key))
         with self._lock:
             if self._pending >= self._max_pending or self._failed is not None or self._is_closed:

@@ -36,7 +36,15 @@ def closed_url() -> str:
 
 @pytest.mark.parametrize(
     "endpoint",
-    ["127.0.0.1:8101", "localhost", "", "ftp://127.0.0.1:8101", "http://", "http://a:1,http://b:1"],
+    [
+        "127.0.0.1:8101",
+        "localhost",
+        "",
+        "ftp://127.0.0.1:8101",
+        "http://",
+        "http://a:1,http://b:1",
+        "http://a:1?b=c",
+    ],
 )
 def test_an_endpoint_that_is_not_one_base_url_is_refused(endpoint: str) -> None:
     for given in (endpoint, ["http://127.0.0.1:8101", endpoint]):

@@ -269,6 +269,9 @@ def test_a_producer_refuses_a_wrong_record_and_takes_the_next() -> None:
         for value, key in (({"a": 1}, None), ([1], None), ("v", 3)):
             with pytest.raises(TypeError, match="of a record must be text, bytes or None, got"):
                 producer.send(value, key)  # type: ignore[arg-type]
+        for bad in ("\ud800", Record("v", key="\udfff"), Record("v", headers=[("h", "\ud800")])):
+            with pytest.raises(ValueError, match="surrogates not allowed"):
+                producer.send(bad)
         with pytest.raises(TypeError, match="a header of a record must be a pair"):
             producer.send(Record("v", headers=["ab"]))  # type: ignore[list-item]
         sent = producer.send_many(["a", "b"])
