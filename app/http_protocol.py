@@ -80,6 +80,11 @@ class Listener:
         self._meter.refused_connections += 1
         return False
 
+    @property
+    def is_full(self) -> bool:
+        """True if a new connection would be refused."""
+        return len(self._connections) >= self.max_connections
+
     def closed(self, connection: "Connection") -> None:
         self._connections.discard(connection)
         self._meter.connections = len(self._connections)

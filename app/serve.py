@@ -18,6 +18,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
@@ -31,12 +32,13 @@ from app.errors import ConfigError
 from app.http_protocol import Listener
 from app.main import Application, build_app
 from app.node.broker import Broker
-from app.node.descriptors import DESCRIPTORS_MAX, descriptors_allowed
+from app.node.descriptors import DESCRIPTORS_MAX, descriptors_allowed, tls_room_size
 from app.node.links.credentials import load_link_security, readable
 from app.settings.addresses import split_address
 from app.settings.file import load
 from app.settings.model import LogFormat, SecuritySettings, Settings
-from app.telemetry import configure_logging
+from app.telemetry import Meter, configure_logging
+from app.tls_handshakes import TlsHandshakes
 from storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
@@ -96,13 +98,22 @@ def check_security(security: SecuritySettings) -> None:
     """Raise ConfigError for a file that cannot be used, before a peer or a client sees this node."""
     Tokens.load(security.tokens_file)
     load_link_security(security)
-    certificate, key, authority = security.tls_certificate, security.tls_key, security.tls_ca
-    if certificate is not None:
-        with readable(f"tls_certificate {certificate} and tls_key {key}"):
-            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password="")
+    _tls_of_clients(security)
+    authority = security.tls_ca
     if authority is not None:
         with readable(f"tls_ca {authority}"):
             ssl.create_default_context(cafile=authority)
+
+
+def _tls_of_clients(security: SecuritySettings) -> ssl.SSLContext | None:
+    """Return the TLS of the REST listener; None if it has none. Raises ConfigError."""
+    certificate, key = security.tls_certificate, security.tls_key
+    if certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    with readable(f"tls_certificate {certificate} and tls_key {key}"):
+        context.load_cert_chain(certificate, key, password="")
+    return context
 
 
 class Front(uvicorn.Server):
@@ -156,7 +167,8 @@ async def _run(settings: Settings, ready: Callable[[Settings], None], refused: C
         settings.http, _connections_allowed(settings), broker.meter, application.lane, application.polls
     )
     broker.tasks.keep("client-limits", listener.end_late_requests)
-    front = Front(_front_config(settings, application, listener), lambda: ready(settings))
+    protocol = _protocol_of(settings, listener, broker.meter)
+    front = Front(_front_config(settings, application, protocol), lambda: ready(settings))
     _calm_collector()
     serving = loop.create_task(front.serve(sockets), name="front")
     stopping = loop.create_task(stop.wait(), name="signal")
@@ -237,11 +249,21 @@ def bind(address: str) -> list[socket.socket]:
     return [listening, *(listening.dup() for _ in range(ACCEPTED_IN_A_TURN - 1))]
 
 
-def _front_config(settings: Settings, application: Application, listener: Listener) -> uvicorn.Config:
-    security = settings.security
+def _protocol_of(settings: Settings, listener: Listener, meter: Meter) -> Callable[..., asyncio.Protocol]:
+    """Return what makes the protocol of a connection from uvicorn's arguments, with TLS if it is set."""
+    context, timeout_ms = _tls_of_clients(settings.security), settings.http.head_timeout_ms
+    if context is None:
+        return listener.protocol
+    handshakes = TlsHandshakes(context, tls_room_size(), timeout_ms, lambda: listener.is_full, meter)
+    return lambda **given: handshakes.accept(partial(listener.protocol, **given))
+
+
+def _front_config(
+    settings: Settings, application: Application, protocol: Callable[..., asyncio.Protocol]
+) -> uvicorn.Config:
     return uvicorn.Config(
         application.asgi,
-        http=cast(type[asyncio.Protocol], listener.protocol),  # uvicorn only calls it
+        http=cast(type[asyncio.Protocol], protocol),  # uvicorn only calls it
         loop="uvloop",
         ws="none",
         lifespan="off",
@@ -252,8 +274,6 @@ def _front_config(settings: Settings, application: Application, listener: Listen
         backlog=4096,
         timeout_keep_alive=settings.http.idle_timeout_ms // 1000,
         timeout_graceful_shutdown=max(1, settings.http.shutdown_grace_ms // 1000),
-        ssl_certfile=security.tls_certificate and str(security.tls_certificate),
-        ssl_keyfile=security.tls_key and str(security.tls_key),
     )
 
 

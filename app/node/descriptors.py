@@ -6,6 +6,7 @@ from typing import Final
 DESCRIPTORS_MAX: Final = 1 << 20
 _PEER_ROOM_MAX: Final = 256
 _HA_ROOM_MAX: Final = 1_024  # each log dials its master
+_TLS_ROOM_MAX: Final = 1_024
 
 
 def descriptors_allowed() -> int:
@@ -22,3 +23,8 @@ def peer_room_size() -> int:
 def ha_room_size() -> int:
     """As peer_room_size, at the HA port."""
     return min(_HA_ROOM_MAX, descriptors_allowed() // 8)
+
+
+def tls_room_size() -> int:
+    """Return how many connections of clients may be in a TLS handshake at once."""
+    return min(_TLS_ROOM_MAX, descriptors_allowed() // 8)
