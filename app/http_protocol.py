@@ -17,6 +17,7 @@ import httptools
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from app.api.access.hosts import KnownHosts
 from app.api.append.group_answers import GroupAnswers
 from app.api.append.lane import AppendLane, LaneAppend
 from app.api.http.dependencies import PIECE_BYTES
@@ -24,7 +25,7 @@ from app.api.http.lane_call import LaneCall
 from app.api.http.messages import PageResponse, Response, new_request_id, problem_response
 from app.api.http.single_headers import repeated_header
 from app.api.read.lane import KnownPoll, LanePoll, PollLane
-from app.errors import BadRequest, CommitlogError, HeadTooLarge, RateLimited, RequestTimeout
+from app.errors import BadRequest, CommitlogError, CrossOrigin, HeadTooLarge, RateLimited, RequestTimeout
 from app.settings.model import HttpSettings
 from app.telemetry import Meter
 
@@ -51,10 +52,13 @@ class Listener:
         meter: Meter,
         lane: AppendLane | None = None,
         polls: PollLane | None = None,
+        hosts: KnownHosts | None = None,
     ) -> None:
-        """lane, polls: take appends and long polls before the application."""
+        """lane, polls: take appends and long polls before the application. hosts: names in the header Host
+        that are accepted; None: all."""
         self.lane = lane
         self.polls = polls
+        self.hosts = hosts
         self.settings = settings
         self.max_connections = max_connections
         self._meter = meter
@@ -110,7 +114,7 @@ def _refusal_of(error: httptools.HttpParserError) -> CommitlogError:
     refusal would keep both until the collector runs, hundreds of refused connections later.
     """
     refusal = error.__context__
-    if not isinstance(refusal, HeadTooLarge | BadRequest):
+    if not isinstance(refusal, HeadTooLarge | BadRequest | CrossOrigin):
         unknown_method = isinstance(error, httptools.HttpParserInvalidMethodError)
         return BadRequest(
             "it does not begin with a method of HTTP"
@@ -217,9 +221,18 @@ class Connection(HttpToolsProtocol):
             self.expect_100_continue = True
         elif name == b"host":
             self._hosts += 1
+            self._check_host(value)
         elif name == b"transfer-encoding" and value.lower() != b"chunked":
             raise BadRequest("the only transfer coding is chunked; a compressed body has a Content-Encoding")
         self.headers.append((name, value))
+
+    def _check_host(self, host: bytes) -> None:
+        known = self._listener.hosts
+        if known is not None and not known.have(host):
+            raise CrossOrigin(
+                f"{host[:100].decode('latin-1')} is not a name of this node, which needs no token; use an "
+                "address of its [[nodes]] url, or set [security] tokens_file or allow_insecure_rest"
+            )
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade() and any(name in BODY_HEADERS for name, _ in self.headers):

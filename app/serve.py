@@ -27,6 +27,7 @@ import pyarrow as pa
 import uvicorn
 import uvloop
 
+from app.api.access.hosts import KnownHosts
 from app.api.access.tokens import Tokens
 from app.errors import ConfigError
 from app.http_protocol import Listener
@@ -164,7 +165,12 @@ async def _run(settings: Settings, ready: Callable[[Settings], None], refused: C
         return EXIT_FAILED
     application = build_app(settings, broker)
     listener = Listener(
-        settings.http, _connections_allowed(settings), broker.meter, application.lane, application.polls
+        settings.http,
+        _connections_allowed(settings),
+        broker.meter,
+        application.lane,
+        application.polls,
+        KnownHosts.of(settings),
     )
     broker.tasks.keep("client-limits", listener.end_late_requests)
     protocol = _protocol_of(settings, listener, broker.meter)

@@ -25,7 +25,8 @@ class HeadTooLarge(CommitlogError):
 
 
 class CrossOrigin(CommitlogError):
-    """A browser sent the request from a page of another origin; only GET and HEAD are accepted from there."""
+    """A browser sent the request from a page of another origin; only GET and HEAD are accepted from there. A
+    node on loopback without tokens answers no request whose Host is a foreign name."""
 
     code, title, http_status = "cross-origin", "The request comes from another website", 403
 

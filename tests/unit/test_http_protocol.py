@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import uvicorn
 
+from app.api.access.hosts import KnownHosts
 from app.http_protocol import Connection, Listener
 from app.settings.model import HttpSettings
 from app.telemetry import Meter
@@ -140,14 +141,14 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(max_connections: int = 100) -> AsyncIterator[Server]:
+async def serving(max_connections: int = 100, hosts: KnownHosts | None = None) -> AsyncIterator[Server]:
     meter, requests = Meter(), []
 
     async def observed(scope: Any, receive: Any, send: Any) -> None:
         requests.append((scope["method"], scope["path"]))
         await application(scope, receive, send)
 
-    listener = Listener(LIMITS, max_connections, meter)
+    listener = Listener(LIMITS, max_connections, meter, hosts=hosts)
     config = uvicorn.Config(
         observed,
         http=listener.protocol,  # type: ignore[arg-type]
@@ -171,7 +172,7 @@ async def serving(max_connections: int = 100) -> AsyncIterator[Server]:
         await server.shutdown()
 
 
-def run(test: Callable[[Server], Awaitable[None]], **options: int) -> None:
+def run(test: Callable[[Server], Awaitable[None]], **options: Any) -> None:
     async def main() -> None:
         async with serving(**options) as server:
             await test(server)
@@ -184,6 +185,28 @@ def problem(answer: bytes) -> tuple[int, str]:
     head, _, body = answer.partition(b"\r\n\r\n")
     assert b"connection: close" in head
     return int(head.split()[1]), json.loads(body)["code"]
+
+
+def test_a_foreign_name_of_the_node_is_refused() -> None:
+    """A page whose name leads to 127.0.0.1 has the node's origin for a browser (DNS rebinding)."""
+
+    async def test(server: Server) -> None:
+        for host in (
+            b"evil.example:8101",
+            b"evil.example.",
+            b"127.0.0.1.evil.example",
+            b"localhost.evil.example",
+        ):
+            answer = await server.exchange(GET.replace(b"host: x", b"host: " + host))
+            assert problem(answer) == (403, "cross-origin"), host
+        assert server.requests == []
+        known = (b"localhost:1", b"127.0.0.1:8101", b"[::1]:8101", b"n1", b"a.LOCALHOST", b"N1.Example:443")
+        for host in known:
+            request = GET.replace(b"host: x", b"connection: close\r\nhost: " + host)
+            assert (await server.exchange(request)).startswith(b"HTTP/1.1 200"), host
+        assert len(server.requests) == len(known)
+
+    run(test, hosts=KnownHosts(frozenset(("n1.example",))))
 
 
 def test_blanks_around_a_header_value_are_not_part_of_it() -> None:

@@ -128,7 +128,7 @@ def test_a_handshake_that_fails_or_does_not_end_is_given_up(
     run(files, test, timeout_ms=200)
 
 
-def test_what_follows_the_handshake_at_once_is_not_lost(files: tuple[Path, Path, Path]) -> None:
+def test_a_request_beside_the_end_of_the_handshake_is_answered(files: tuple[Path, Path, Path]) -> None:
     """The last message of the client's handshake and its first request arrive together."""
 
     async def test(server: Server) -> None:
