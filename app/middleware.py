@@ -20,6 +20,7 @@ from app.api.append.plain_route import append_log_of
 from app.api.http.dependencies import RESERVATION
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.messages import REQUEST_ID, RawHeaders, Response, problem_response, request_id_of
+from app.api.http.query import check_count
 from app.api.http.single_headers import check_single_headers
 from app.controller.metadata import AUDIT_LOG
 from app.errors import (
@@ -83,6 +84,7 @@ class HttpMiddleware:
                 _check_not_ours(method, path)
             _check_origin(method, headers)
             check_single_headers(scope["headers"])
+            check_count(scope["query_string"])
             caller.enter()
         except CommitlogError as error:
             if log is None:
@@ -160,6 +162,9 @@ class HttpMiddleware:
         async def send_on(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
+                # The outcome of a change is sent in any case.
+                if method in _SAFE_METHODS and not caller.holds(granted):
+                    raise TokenRevoked
                 status = message["status"]
                 names = [name.lower() for name, _ in message["headers"]]
                 if REQUEST_ID not in names:
@@ -176,16 +181,18 @@ class HttpMiddleware:
             await self._inner(scope, receive, send_on)
         except Exception:
             extra = {"method": method, "path": scope["path"], "request_id": request_id.decode("ascii")}
-            if status and not caller.holds(granted):
+            is_revoked = not caller.holds(granted)
+            if is_revoked:
                 logger.info(
-                    "stream ended: its token was removed or lost rights",
+                    "call ended: its token was removed or lost rights",
                     extra={**extra, "caller": caller.name},
                 )
             else:
                 logger.exception("request failed", extra=extra)
             if status == 0:
-                status = 500
-                answer = problem_response(Internal(), instance=scope["path"], request_id=request_id)
+                refusal = caller.revocation() if is_revoked else Internal()
+                status = refusal.http_status
+                answer = problem_response(refusal, instance=scope["path"], request_id=request_id)
                 await _send_whole(answer, send, head=head)
         if observation is not None:
             entry = observation.entry(scope, caller, request_id, status)

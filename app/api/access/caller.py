@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from app.controller.metadata import AUDIT_LOG
-from app.errors import Forbidden, RateLimited
+from app.errors import Forbidden, RateLimited, Unauthenticated
 
 ALL_LOGS: Final = ("*",)
 BURST_S: Final = 1.0  # a token may spend the requests of this time at once
@@ -93,6 +93,10 @@ class Caller:
         if now is before:
             return not self.revoked
         return not self.revoked and now.scopes >= before.scopes and now.logs in (before.logs, ALL_LOGS)
+
+    def revocation(self) -> Unauthenticated:
+        """Return the refusal of a read whose token no longer `holds` what it had at its begin."""
+        return Unauthenticated(f"the token {self.name} was removed or lost rights during the request")
 
     def require(self, scopes: frozenset[Scope], log: str | None) -> None:
         """Raise Forbidden if `may` is false."""

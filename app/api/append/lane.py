@@ -18,6 +18,7 @@ from app.api.append.groups import AppendGroups, AppendSource
 from app.api.append.plain_route import append_log_of, late_body
 from app.api.http.lane_call import KNOWN_HEADS_MAX, SPECIAL_HEADERS, LaneCall, is_repeatable
 from app.api.http.messages import REQUEST_ID, RawHeaders, Response, problem_response, request_id_of
+from app.api.http.query import has_too_many
 from app.errors import CommitlogError
 from app.settings.model import Limits
 
@@ -30,7 +31,7 @@ _DIGITS_MAX: Final = 12  # of a Content-Length
 def _target_of(url: bytes) -> tuple[str, str, bytes] | None:
     """Return log, path and query of the URL of an append, None for any other URL."""
     path, _, query = url.partition(b"?")
-    if not _PATH.fullmatch(path) or b"#" in query:
+    if not _PATH.fullmatch(path) or b"#" in query or has_too_many(query):
         return None
     log = append_log_of(path.decode("ascii"))
     return None if log is None or log.startswith("__") else (log, path.decode("ascii"), query)

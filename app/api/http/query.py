@@ -6,6 +6,9 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic_core import PydanticCustomError
 
+from app.errors import InvalidRequest
+
+PARAMETERS_MAX: Final = 100  # each unknown one costs a validation and an error in the answer
 _WHOLE: Final = re.compile(r"-?[0-9]+")
 
 
@@ -27,3 +30,15 @@ class Query(BaseModel):
 
 class NoQuery(Query):
     """No parameters at all."""
+
+
+def has_too_many(query: bytes) -> bool:
+    """Return whether a raw query has more than PARAMETERS_MAX parameters."""
+    return query.count(b"&") >= PARAMETERS_MAX
+
+
+def check_count(query: bytes) -> None:
+    """Raise InvalidRequest for a raw query with more than PARAMETERS_MAX parameters."""
+    if has_too_many(query):
+        count = query.count(b"&") + 1
+        raise InvalidRequest(("/query", f"must have at most {PARAMETERS_MAX} parameters, got {count}"))

@@ -23,6 +23,7 @@ from app.api.http.lane_call import KNOWN_HEADS_MAX, RECORDS_ROUTE, SPECIAL_HEADE
 from app.api.http.log_call import Served
 from app.api.http.messages import REQUEST_ID, PageResponse, RawHeaders, problem_response, request_id_of
 from app.api.http.negotiation import negotiate
+from app.api.http.query import has_too_many
 from app.api.read.page_answer import FORMATS, PAGES, page_answer
 from app.api.read.query import ReadQuery
 from app.api.read.reader import Reader
@@ -148,7 +149,7 @@ class PollLane:
                 return None
         raw_path, _, raw_query = url.decode("ascii", "replace").partition("?")
         log = append_log_of(raw_path)
-        if not _URL.fullmatch(url) or log is None or log.startswith("__"):
+        if not _URL.fullmatch(url) or log is None or log.startswith("__") or has_too_many(url):
             return None
         pairs = parse_qsl(raw_query, keep_blank_values=True)
         try:
@@ -193,6 +194,8 @@ class PollLane:
             query = known.query.model_copy(update={"from_index": poll.from_index})
             range_ = await reader.range_of(query)
             answer = await page_answer(reader, range_, query, known.media_type, poll.reservation.reach)
+            if not poll.caller.holds(poll.granted):
+                raise poll.caller.revocation()
             answer.headers.append((REQUEST_ID, poll.request_id))
         except Exception as error:
             refusal = self._refusal(error, poll)

@@ -46,6 +46,7 @@ CALLS = {
     "broken": request(b"{"),
     "unknown field": request(b'{"value":"a","foo":1}'),
     "unknown parameter": request(b'{"value":"a"}', query=b"foo=1"),
+    "many parameters": request(b"{}", query=b"&".join(b"p%d=1" % number for number in range(101))),
     "mismatch": request(b'{"value":"a"}', query=b"match_index=0"),
     "gap": request(b'{"value":"a"}', query=b"producer_id=p&producer_epoch=0&producer_sequence=0"),
     "broken arrow": request(b"x", b"application/vnd.apache.arrow.stream"),
