@@ -68,6 +68,7 @@ class Broker:
         self.waits = Waits(settings.http.leader_wait_ms)
         self._loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[str] = self._loop.create_future()
+        self.refused_calls = 0  # of peers that are members of no log
         self.tasks = TaskSupervisor(self._fail)
         self._hosted = HostedLogs()
         self.logs = self._hosted.by_name
@@ -270,8 +271,13 @@ class Broker:
         self.metadata.server.disconnected(peer_id)
 
     def deliver(self, source: str, log_id: int, message: Any) -> None:
+        """Take a message of a peer. One that is a member of no log, as a node that was removed and still has
+        its certificate, may take part in replication alone: a member may not be known here yet (R-10)."""
+        is_member = self.is_member(source)
         if isinstance(message, AppendMessage):
-            self.carrier.take(source, message)
+            self.carrier.take(source, message, serves=is_member)
+        elif isinstance(message, AnyControllerMessage | PeerCall) and not is_member:
+            self._refuse_call(source)
         elif isinstance(message, AnyControllerMessage):
             self.metadata.take(source, message)
         elif isinstance(message, AuditMessage):
@@ -282,6 +288,13 @@ class Broker:
             hosted.driver.deliver(source, message)
         elif hosted is not None and hosted.journal is None and isinstance(message, PushRequest):
             self._node_logs.join(hosted)
+
+    def _refuse_call(self, source: str) -> None:
+        """Count a call, and log it rarely, or an outsider would fill the disk."""
+        self.refused_calls += 1
+        if self.refused_calls & (self.refused_calls - 1) == 0:
+            extra = {"peer": source, "count": self.refused_calls}
+            logger.warning("call of a peer refused: it is not a member of any log", extra=extra)
 
     def is_member(self, peer_id: str) -> bool:
         return self._hosted.have_member(peer_id)

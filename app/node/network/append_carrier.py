@@ -140,12 +140,13 @@ class AppendCarrier:
 
     # --- the end of the leader ----------------------------------------------------------------------------
 
-    def take(self, source: str, message: AppendMessage) -> None:
-        """Take a message of a peer."""
+    def take(self, source: str, message: AppendMessage, *, serves: bool = True) -> None:
+        """Take a message of a peer. serves: False declines its appends, whose tokens another node would have
+        checked; the peer sends them as HTTP calls."""
         if isinstance(message, CarriedAppends):
             for append in message.appends:
                 reply = partial(self._reply, source)
-                if self.serve is None:
+                if self.serve is None or not serves:
                     reply(CarriedAnswer(append.id, DECLINED))
                 else:
                     self.serve(append, reply)
