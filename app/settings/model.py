@@ -156,6 +156,8 @@ class Limits:
 
     max_record_bytes: int = MIB
     """Largest record: value, key and headers together."""
+    max_record_headers: int = 10_000
+    """Headers of one record."""
     max_request_bytes: int = 16 * MIB
     """Largest body of an append after decompression."""
     max_request_records: int = 10_000

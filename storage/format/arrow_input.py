@@ -28,22 +28,24 @@ _BINARY: Final = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string()
 _ERRORS: Final = (pa.ArrowException, OSError, EOFError, ValueError, TypeError, OverflowError)
 
 
-def table_from_stream(data: Bytes, *, max_records: int, max_bytes: int, max_record_bytes: int) -> RecordTable:
+def table_from_stream(
+    data: Bytes, *, max_records: int, max_bytes: int, max_record_bytes: int, max_record_headers: int
+) -> RecordTable:
     """Return the records of an Arrow IPC stream, at least one (docs/api.md §3).
 
     Columns: `value`, and optionally `key`, `timestamp` (a timestamp, or integer milliseconds since 1970) and
     `headers`, in any order. max_bytes: limit for values, keys and headers together; max_record_bytes: the
-    same for a single record. Raises InvalidRecords, BodyTooLarge.
+    same for a single record, max_record_headers: for its headers. Raises InvalidRecords, BodyTooLarge.
     """
     try:
         batches = list(_stream_batches(data, max_records, max_bytes))
     except _ERRORS as error:
         raise _invalid(error) from error
-    return _table(batches, max_records, max_bytes, max_record_bytes)
+    return _table(batches, max_bytes, max_record_bytes, max_record_headers)
 
 
 def table_from_batches(
-    data: Bytes, *, max_records: int, max_bytes: int, max_record_bytes: int
+    data: Bytes, *, max_records: int, max_bytes: int, max_record_bytes: int, max_record_headers: int
 ) -> RecordTable:
     """Return the records of one or more encoded batches, one after the other, as one table.
 
@@ -68,7 +70,7 @@ def table_from_batches(
         except _ERRORS as error:
             raise _invalid(error) from error
         rest = rest[batch.size_bytes :]
-    return _table(batches, max_records, max_bytes, max_record_bytes)
+    return _table(batches, max_bytes, max_record_bytes, max_record_headers)
 
 
 def _too_many(limit: int) -> BodyTooLarge:
@@ -162,7 +164,7 @@ def _cast(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _table(
-    batches: list[pa.RecordBatch], max_records: int, max_bytes: int, max_record_bytes: int
+    batches: list[pa.RecordBatch], max_bytes: int, max_record_bytes: int, max_record_headers: int
 ) -> RecordTable:
     """Validate the content of the columns, and concatenate the batches."""
     count = sum(rows.num_rows for rows in batches)
@@ -180,6 +182,10 @@ def _table(
                 f"a record may have at most {max_record_bytes} bytes, got {sizes.max()}",
                 max_record_bytes,
                 "max_record_bytes",
+            )
+        if int(_lengths(rows.column(3)).max()) > max_record_headers:
+            raise BodyTooLarge(
+                f"a record of more than {max_record_headers} headers", max_record_headers, "max_record_headers"
             )
     if len(batches) == 1:
         return RecordTable(batches[0], size_bytes)

@@ -66,7 +66,7 @@ def read_append(call: AppendCall, limits: Limits) -> AppendRequest:
     elif media_type == OCTETS:
         records = _one_record(body, heads, limits)
     elif media_type == JSON:
-        stated = decode_append(body)
+        stated = decode_append(body, limits)
         records = records_of(stated, limits)
     elif media_type == NDJSON:
         records = decode_lines(body, limits)
@@ -96,7 +96,7 @@ def read_plain(call: AppendCall, limits: Limits) -> RecordColumns | None:
     try:
         if call.head.media_type == NDJSON:
             return decode_lines(call.body, limits)
-        stated = decode_append(call.body)
+        stated = decode_append(call.body, limits)
         return None if stated.has_conditions else records_of(stated, limits)
     except CommitlogError:
         return None
@@ -146,6 +146,7 @@ def _arrow(body: bytes, media_type: str, limits: Limits) -> RecordTable:
             max_records=limits.max_request_records,
             max_bytes=limits.max_request_bytes,
             max_record_bytes=limits.max_record_bytes,
+            max_record_headers=limits.max_record_headers,
         )
     except EmptyBody as error:
         raise InvalidRequest(("", str(error))) from error

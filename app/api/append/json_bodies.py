@@ -2,11 +2,16 @@
 
 Numbers of `value_json` are never read as floats: the text is kept, without its whitespace and with its
 strings in plain UTF-8.
+
+A body of 15 MB may have millions of records or headers, which take gigabytes, and half a second in one call
+of the decoder, in which no other thread of the node runs. So a body with very many brackets is decoded into
+types with a hook for each record and header: the hook ends at the limits, and lets other threads run.
 """
 
 import io
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -35,6 +40,33 @@ class RecordIn(msgspec.Struct, forbid_unknown_fields=True):
     key_base64: bytes | None = None
     timestamp: TimestampMs | None = None
     headers: list[tuple[str, str | HeaderBytes]] | None = None
+
+
+class _CountedHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """A header of a body with very many brackets; it unpacks as that of RecordIn."""
+
+    name: str
+    content: str | HeaderBytes
+
+    def __post_init__(self) -> None:
+        _LEFT.headers -= 1
+        if _LEFT.headers < 0:
+            raise too_many_headers(_LEFT.limits, "a record")
+
+    def __iter__(self) -> Iterator[str | HeaderBytes]:
+        return iter((self.name, self.content))
+
+
+class _CountedRecordIn(RecordIn, forbid_unknown_fields=True):
+    """A record of a body with very many brackets."""
+
+    headers: list[_CountedHeader] | None = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        _LEFT.headers = _LEFT.limits.max_record_headers
+        _LEFT.records -= 1
+        if _LEFT.records < 0:
+            raise too_many(_LEFT.limits)
 
 
 class PlainRecordIn(msgspec.Struct, forbid_unknown_fields=True):
@@ -67,17 +99,37 @@ class AppendIn(RecordIn, forbid_unknown_fields=True):
         return any(getattr(self, name) is not None for name in _CONDITIONS)
 
 
-_APPEND = msgspec.json.Decoder(AppendIn)
-_RECORD = msgspec.json.Decoder(RecordIn)
+class _CountedAppendIn(AppendIn, forbid_unknown_fields=True):
+    """An append request with very many brackets."""
+
+    headers: list[_CountedHeader] | None = None  # type: ignore[assignment]
+    records: list[_CountedRecordIn] | UnsetType = UNSET  # type: ignore[assignment]
+
+
+class _Left(threading.local):
+    """Records, and headers of the current record, that the decoder of this thread may still return."""
+
+    records: int
+    headers: int
+    limits: Limits
+
+
+_LEFT = _Left()
+_BRACKETS_MAX: Final = 50_000  # of a body that is decoded in one call
+_APPEND: Final[msgspec.json.Decoder[AppendIn]] = msgspec.json.Decoder(AppendIn)
+_RECORD: Final[msgspec.json.Decoder[RecordIn]] = msgspec.json.Decoder(RecordIn)
+_COUNTED_APPEND: Final[msgspec.json.Decoder[AppendIn]] = msgspec.json.Decoder(_CountedAppendIn)
+_COUNTED_RECORD: Final[msgspec.json.Decoder[RecordIn]] = msgspec.json.Decoder(_CountedRecordIn)
 _PLAIN_RECORD = msgspec.json.Decoder(PlainRecordIn)
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _NEWLINE, _OPENING, _CLOSING = b"\n{}"
 _CONDITIONS: Final = ("match_index", "match_term", "fencing_token", "producer")
 
 
-def decode_append(body: bytes) -> AppendIn:
-    """Read an application/json body. Raises InvalidJson or InvalidRequest."""
-    request: AppendIn = decode(_APPEND, body, "")
+def decode_append(body: bytes, limits: Limits) -> AppendIn:
+    """Read an application/json body. Raises InvalidJson or InvalidRequest; TooLarge for one with very many
+    records or headers."""
+    request = decode(_COUNTED_APPEND if _counts(body, limits) else _APPEND, body, "")
     if request.records is UNSET:
         extra = [name for name in _CONDITIONS if getattr(request, name) is not None]
         if extra:
@@ -96,6 +148,14 @@ def decode_append(body: bytes) -> AppendIn:
                 )
             )
     return request
+
+
+def _counts(text: bytes, limits: Limits) -> bool:
+    """Return whether records and headers are counted while the text is decoded, and prepare for that."""
+    if text.count(b"{") + text.count(b"[") <= _BRACKETS_MAX:
+        return False
+    _LEFT.records, _LEFT.headers, _LEFT.limits = limits.max_request_records, limits.max_record_headers, limits
+    return True
 
 
 def records_of(request: AppendIn, limits: Limits) -> RecordColumns:
@@ -126,7 +186,7 @@ def decode_lines(body: bytes, limits: Limits) -> RecordColumns:
 
 def plain_lines(body: bytes, limits: Limits) -> RecordColumns | None:
     """Return the records if all are plain and within the limits; None: `_lines_one_by_one` finds why."""
-    if not body:
+    if not body or body.count(b"{") > _BRACKETS_MAX:
         return None
     text = np.frombuffer(body, np.uint8)
     breaks = np.flatnonzero(text[1:-1] == _NEWLINE)  # each one position before its place in the body
@@ -167,7 +227,8 @@ def _lines_one_by_one(body: bytes, limits: Limits) -> RecordColumns:
             if columns.count == limits.max_request_records:
                 raise too_many(limits)
             pointer = f"/{position}"
-            add_record(columns, decode(_RECORD, line, pointer), pointer, limits)
+            decoder = _COUNTED_RECORD if _counts(line, limits) else _RECORD
+            add_record(columns, decode(decoder, line, pointer), pointer, limits)
     if columns.count == 0:
         raise InvalidRequest(("", "the body must contain at least one record"))
     return columns
@@ -176,6 +237,11 @@ def _lines_one_by_one(body: bytes, limits: Limits) -> RecordColumns:
 def too_many(limits: Limits) -> TooLarge:
     limit = limits.max_request_records
     return TooLarge(f"a request may have at most {limit} records, got more", limit, "max_request_records")
+
+
+def too_many_headers(limits: Limits, record: str) -> TooLarge:
+    limit = limits.max_record_headers
+    return TooLarge(f"{record} may have at most {limit} headers, got more", limit, "max_record_headers")
 
 
 def check_record_size(size_bytes: int, pointer: str, limits: Limits) -> None:
@@ -210,6 +276,8 @@ def add_record(columns: RecordColumns, record: RecordIn, pointer: str, limits: L
         key = record.key.encode()
     headers = None
     if record.headers:
+        if len(record.headers) > limits.max_record_headers:
+            raise too_many_headers(limits, pointer or "the record")
         headers = [
             (name, content.base64 if isinstance(content, HeaderBytes) else content.encode())
             for name, content in record.headers

@@ -6,7 +6,7 @@ from typing import Any, Final, TypeVar
 
 from app.api.http.messages import as_json
 from app.api.read.reader import LogHead
-from app.api.read.rendering import as_arrow, as_lines, as_parquet, record_objects
+from app.api.read.rendering import as_array, as_arrow, as_lines, as_parquet
 from app.api.read.selection import Encoding, RecordPage
 from app.api.read.shared_pages import RenderedPage
 from app.media_types import ARROW_STREAM, JSON, NDJSON
@@ -21,7 +21,7 @@ def page_object(
 ) -> dict[str, Any]:
     return {
         "log": log,
-        "records": record_objects(page.columns, encoding),
+        "records": as_array(page.columns, encoding),
         "next_index": page.next_index,
         "begin_index": head.begin_index,
         "end_index": head.end_index,

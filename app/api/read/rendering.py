@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from app.api.read.selection import Encoding
@@ -13,12 +14,36 @@ from storage.format.records import READ_SCHEMA
 
 _ENCODER = msgspec.json.Encoder()
 _RAW = msgspec.json.Decoder(msgspec.Raw)
+_HEADERS_AT_ONCE: Final = 5_000  # some milliseconds
 _SMALL_ROWS: Final = 64  # Arrow batches with fewer rows on average are joined before they are sent
 
 
 def record_objects(columns: Sequence[pa.RecordBatch], encoding: Encoding) -> list[dict[str, Any]]:
     """Return records in the form of docs/api.md §2; bytes according to `encoding`."""
     return [record for rows in columns for record in _objects(rows, encoding)]
+
+
+def as_array(columns: Sequence[pa.RecordBatch], encoding: Encoding) -> msgspec.Raw:
+    """Return records as a part of a JSON document: an array of `record_objects`."""
+    parts = (_ENCODER.encode(list(_objects(rows, encoding)))[1:-1] for rows in _portions(columns))
+    return msgspec.Raw(b"[%b]" % b",".join(parts))
+
+
+def _portions(columns: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Divide records with many headers: no other thread runs while Arrow or the encoder handle a portion."""
+    for rows in columns:
+        headers = rows.column(6)
+        if headers.null_count == rows.num_rows or len(headers.flatten()) <= _HEADERS_AT_ONCE:
+            if rows.num_rows:
+                yield rows
+            continue
+        offsets = headers.offsets.to_numpy()
+        start = 0
+        while start < rows.num_rows:
+            last = int(np.searchsorted(offsets, offsets[start] + _HEADERS_AT_ONCE, "right")) - 1
+            end = min(max(last, start + 1), rows.num_rows)
+            yield rows.slice(start, end - start)
+            start = end
 
 
 def _objects(rows: pa.RecordBatch, encoding: Encoding) -> Iterator[dict[str, Any]]:
@@ -84,7 +109,7 @@ def _raw_json(value: bytes) -> msgspec.Raw | None:
 
 
 def as_lines(columns: Sequence[pa.RecordBatch], encoding: Encoding) -> bytes:
-    return _ENCODER.encode_lines(record_objects(columns, encoding))
+    return b"".join(_ENCODER.encode_lines(list(_objects(rows, encoding))) for rows in _portions(columns))
 
 
 def as_arrow(columns: Sequence[pa.RecordBatch]) -> memoryview:

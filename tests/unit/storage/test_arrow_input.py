@@ -19,7 +19,7 @@ from storage.format.records import (
     encode_control,
 )
 
-LIMITS = {"max_records": 100, "max_bytes": 100_000, "max_record_bytes": 10_000}
+LIMITS = {"max_records": 100, "max_bytes": 100_000, "max_record_bytes": 10_000, "max_record_headers": 50}
 
 
 def read(data: bytes, **limits: int) -> RecordTable:
@@ -271,3 +271,18 @@ def test_packed_batches_are_not_trusted() -> None:
         table_from_batches(packed([b""] * 101), **LIMITS)
     with pytest.raises(BodyTooLarge):
         table_from_batches(packed([b"x" * 10_001]), **LIMITS)
+
+
+def test_a_record_has_a_largest_number_of_headers() -> None:
+    for count, fits in ((50, True), (51, False)):
+        headers = pa.array([[{"name": "", "value": b""}] * count], BODY_SCHEMA.field("headers").type)
+        rows = pa.record_batch({"value": pa.array([b"v"], pa.binary()), "headers": headers})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema) as writer:
+            writer.write_batch(rows)
+        data = sink.getvalue().to_pybytes()
+        if fits:
+            assert table_from_stream(data, **LIMITS).count == 1
+        else:
+            with pytest.raises(BodyTooLarge, match="more than 50 headers"):
+                table_from_stream(data, **LIMITS)

@@ -22,6 +22,7 @@ from app.api.append.json_bodies import (
     compact_json,
     decode_append,
     decode_lines,
+    plain_lines,
     records_of,
 )
 from app.api.append.parameters import AppendParameters, parse_append_query, parse_idempotency_key
@@ -377,7 +378,7 @@ def test_records_taken_at_once_give_what_they_give_one_by_one(seed: int) -> None
     limits = Limits(max_record_bytes=256)
 
     def one_by_one() -> RecordColumns:
-        found, decoded = RecordColumns(), decode_append(json.dumps({"records": records}).encode())
+        found, decoded = RecordColumns(), decode_append(json.dumps({"records": records}).encode(), limits)
         assert isinstance(decoded.records, list)
         for position, record in enumerate(decoded.records):
             add_record(found, record, f"/records/{position}", limits)
@@ -390,7 +391,9 @@ def test_records_taken_at_once_give_what_they_give_one_by_one(seed: int) -> None
             return error.problem("", "")
         return {name: getattr(columns, name) for name in type(columns).__slots__}
 
-    at_once = outcome(lambda: records_of(decode_append(json.dumps({"records": records}).encode()), limits))
+    at_once = outcome(
+        lambda: records_of(decode_append(json.dumps({"records": records}).encode(), limits), limits)
+    )
     assert at_once == outcome(one_by_one)
 
 
@@ -412,3 +415,53 @@ def test_the_refusal_of_a_header_shows_its_value(name: str, value: bytes, detail
     with pytest.raises(InvalidRequest) as refused:
         read(b"v", b"application/octet-stream", headers={name.lower().encode(): value})
     assert refused.value.errors == [{"pointer": f"/headers/{name}", "detail": detail}]
+
+
+FEW = Limits(max_request_records=20, max_record_headers=30)
+MANY = 60_000  # records or headers: more than are decoded in one call
+
+
+@pytest.mark.parametrize("record", ["{}", '{"value":null}', '{"value":"a","headers":[["",""]]}'])
+def test_a_body_of_very_many_records_is_not_decoded_to_its_end(record: str) -> None:
+    """Millions of records fit a body of 15 MB, and would take gigabytes before they are counted."""
+    body = '{{"records":[{}]}}'.format(",".join([record] * MANY))
+    with pytest.raises(TooLarge, match="at most 20 records"):
+        decode_append(body.encode(), FEW)
+    with pytest.raises(CommitlogError):
+        decode_lines("\n".join([record] * MANY).encode(), FEW)
+    assert plain_lines(record.encode() * MANY, FEW) is None
+
+
+@pytest.mark.parametrize("count", [31, MANY])
+def test_a_record_has_a_largest_number_of_headers(count: int) -> None:
+    record = '{{"value":"a","headers":[{}]}}'.format(",".join(['["",""]'] * count))
+    for decode in (
+        lambda body: records_of(decode_append(body, FEW), FEW),
+        lambda body: decode_lines(body, FEW),
+    ):
+        with pytest.raises(TooLarge, match="at most 30 headers"):
+            decode(record.encode())
+    with pytest.raises(TooLarge, match="at most 30 headers"):
+        records_of(decode_append(f'{{"records":[{record}]}}'.encode(), FEW), FEW)
+
+
+def test_a_body_with_very_many_brackets_is_decoded_like_any_other() -> None:
+    records = [
+        {"value": "[" * MANY, "key": "k", "headers": [["a", "b"], ["c", {"base64": "AA=="}]], "timestamp": 7},
+        {"value_json": [[]] * MANY},
+        {"value": None},
+    ]
+    limits = Limits()
+    for decode in (
+        lambda: records_of(decode_append(json.dumps({"records": records}).encode(), limits), limits),
+        lambda: decode_lines("\n".join(map(json.dumps, records)).encode(), limits),
+    ):
+        columns = decode()
+        assert columns.headers == [[("a", b"b"), ("c", b"\0")], None, None]
+        assert columns.keys == [b"k", None, None]
+        assert columns.values[2] is None
+        assert [len(value or b"") for value in columns.values] == [MANY, 3 * MANY + 1, 0]
+    wrong = [{"value": "[" * MANY, "headers": [["a"]]}]
+    with pytest.raises(InvalidRequest) as refused:
+        decode_append(json.dumps({"records": wrong}).encode(), limits)
+    assert refused.value.problem("", "")["errors"][0]["pointer"] == "/records/0/headers/0"
