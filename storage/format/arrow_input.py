@@ -185,7 +185,9 @@ def _table(
             )
         if int(_lengths(rows.column(3)).max()) > max_record_headers:
             raise BodyTooLarge(
-                f"a record of more than {max_record_headers} headers", max_record_headers, "max_record_headers"
+                f"a record of more than {max_record_headers} headers",
+                max_record_headers,
+                "max_record_headers",
             )
     if len(batches) == 1:
         return RecordTable(batches[0], size_bytes)
