@@ -73,7 +73,7 @@ class AvroReader:
 
         found = _read(schema.definition)
         self._version = schema.version
-        self._schema = fastavro.parse_schema(found.plain)
+        self._schema = _without_negative_indexes(fastavro.parse_schema(found.plain))
         self._decode = fastavro.schemaless_reader
         self._converts = found.converts
 
@@ -94,6 +94,8 @@ class AvroReader:
         source.seek(start)
         try:
             record: Any = self._decode(source, self._schema, None)
+        except KeyError as error:
+            raise ValueInvalid(f"A union or an enum of the schema has no index {error}.") from None
         except Exception as error:  # fastavro raises EOFError, IndexError, ValueError and others
             detail = shown(str(error) or type(error).__name__)
             raise ValueInvalid(f"The record is not valid Avro for the schema: {detail}.") from None
@@ -144,6 +146,27 @@ def _without_logical_type(members: dict[str, Any]) -> dict[str, Any]:
     if isinstance(members.get("logicalType"), str):
         del members["logicalType"]
     return members
+
+
+def _without_negative_indexes(schema: Any) -> Any:
+    """Return a parsed schema, changed, whose unions and enums raise KeyError for an index beyond their ends.
+
+    fastavro takes an index of a record as one of Python: -1 would be the last symbol of an enum. A dict has
+    no such index. A union must be a list: it is an empty one, to whose length no index is relative, and its
+    items are those of a dict. So the check costs nothing measurable.
+    """
+    if isinstance(schema, list):
+        branches = dict(enumerate(map(_without_negative_indexes, schema)))
+        return type("Union", (list,), {"__getitem__": branches.__getitem__})()
+    if isinstance(schema, dict):
+        for part in ("type", "items", "values"):
+            if part in schema:
+                schema[part] = _without_negative_indexes(schema[part])
+        for field in schema.get("fields", ()):
+            _without_negative_indexes(field)
+        if "symbols" in schema:
+            schema["symbols"] = dict(enumerate(schema["symbols"]))
+    return schema
 
 
 class _Walker:

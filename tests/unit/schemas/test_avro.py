@@ -120,6 +120,36 @@ def test_damaged_records_do_not_match() -> None:
     assert (found.position, found.reason) == (1, "1 bytes follow the end of the record.")
 
 
+STATE = {"type": "enum", "name": "State", "symbols": ["NEW", "PAID"]}
+CHOICES = {
+    "type": "record",
+    "name": "Choices",
+    "fields": [
+        {"name": "state", "type": STATE},
+        {"name": "count", "type": ["null", "int"]},
+        {"name": "again", "type": ["State", "null"]},
+        {"name": "many", "type": {"type": "array", "items": ["null", "State"]}},
+        {"name": "named", "type": {"type": "map", "values": "State"}},
+    ],
+}
+
+
+def test_an_index_of_a_union_or_an_enum_is_never_counted_from_its_end() -> None:
+    value = {"state": "PAID", "count": 7, "again": "NEW", "many": ["PAID"], "named": {"a": "NEW"}}
+    record = encoded(CHOICES, value)
+    reader = RecordDecoder({3: avro_of(CHOICES)}, 3)
+    assert rows_of(reader, record) == [{**value, "named": [("a", "NEW")]}]
+    places = [0, 1, 3, 4, 6, 7, 12]  # of an index, by the encoding
+    assert [record[place] for place in places] == [2, 2, 0, 0, 2, 2, 0]
+    for place in places:
+        for index in (-1, -2, -3, 2, 63):
+            damaged = bytearray(record)
+            damaged[place] = 2 * index if index >= 0 else -2 * index - 1
+            found = reader.check([bytes(damaged)])
+            assert found is not None
+            assert found.reason == f"A union or an enum of the schema has no index {index}."
+
+
 def test_times_outside_the_calendar_do_not_match() -> None:
     raw = json.loads(json.dumps(ORDER).replace('"logicalType": "timestamp-millis"', '"doc": ""'))
     for millis in (-62_135_596_800_001, 253_402_300_800_000, 1 << 62):
