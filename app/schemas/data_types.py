@@ -74,10 +74,12 @@ class MapType:
 
 @dataclass(frozen=True, slots=True)
 class StructType:
-    """Named fields in order. is_closed: a record with a field that is not listed does not match."""
+    """Named fields in order. is_closed: a record with a field that is not listed does not match. rules: of
+    a record as a whole; those of a nested object are in its field."""
 
     fields: tuple["Field", ...]
     is_closed: bool = False
+    rules: str = dataclass_field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,7 +235,7 @@ def _has_escaped_name(kind: DataType) -> bool:
 def is_covered(kind: StructType, document: object) -> bool:
     """Return true if the types and `rules_of` check all keywords of a JSON Schema. document: as of
     `fast_reader`."""
-    return document is None or sum(count_rules(document).values()) == _covered(kind)
+    return document is None or (not kind.rules and _is_checked(kind))
 
 
 def _pairs_of(document: Any, levels: int) -> int:
@@ -357,14 +357,19 @@ def _nullable(kind: DataType, nullable: bool) -> Any:
     return found | None if nullable and not isinstance(kind, DecimalType) else found
 
 
-def _covered(kind: StructType) -> int:
-    """Return how many keywords the types of `_with_rules` check."""
-    count = 0
-    for field in kind.fields:
-        count += len(rules_of(field) or ())
-        if isinstance(field.type, StructType):
-            count += _covered(field.type)
-    return count
+def _is_checked(kind: DataType) -> bool:
+    """Return true if the types of `_with_rules` check the keywords of all fields."""
+    match kind:
+        case StructType(fields):
+            return all(
+                (not field.rules or rules_of(field) is not None) and _is_checked(field.type)
+                for field in fields
+            )
+        case ListType(element):
+            return not kind.rules and _is_checked(element)
+        case MapType(_, value):
+            return not kind.rules and _is_checked(value)
+    return True
 
 
 def rules_of(field: Field) -> dict[str, Any] | None:
@@ -380,7 +385,10 @@ def rules_of(field: Field) -> dict[str, Any] | None:
             allowed = _LIMITS
         case Primitive("string"):
             allowed = _LENGTHS if "enum" not in rules else {"enum"}
-            if not all(type(item) is str or item is None for item in rules.get("enum", ())):
+            texts = [item for item in rules.get("enum", ("",)) if item is not None]
+            if not texts or not all(type(item) is str for item in texts):
+                return None  # msgspec has no type without values
+            if any(rules[key] >= _BIG for key in _LENGTHS & rules.keys()):
                 return None
         case _:
             return None

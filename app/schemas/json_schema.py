@@ -141,7 +141,7 @@ class _Reader:
             raise SchemaInvalid("/type", "A record is an object, never null (a tombstone has no value).")
         if not isinstance(field.type, StructType):
             raise SchemaInvalid("", "A record must be an object with `properties`.")
-        return field.type
+        return replace(field.type, rules=field.rules)
 
     def _field(
         self, name: str, schema: object, pointer: str, *, required: bool, refs: tuple[str, ...]
@@ -156,6 +156,7 @@ class _Reader:
             {key: schema[key] for key in VALIDATION if key in schema}, default=float, sort_keys=True
         )
         comment = str(schema.get("description") or schema.get("title") or "")
+        excludes_null = "enum" in schema and None not in schema["enum"]
         target = self._indirect(schema, pointer, refs)
         if target is not None:
             inner_schema, inner_pointer, inner_refs, is_nullable = target
@@ -163,19 +164,17 @@ class _Reader:
             return Field(
                 name,
                 inner.type,
-                nullable=inner.nullable or is_nullable,
+                nullable=(inner.nullable or is_nullable) and not excludes_null,
                 required=required,
                 comment=comment or inner.comment,
                 rules=_both(rules, inner.rules),
             )
         json_type, nullable = self._type(schema, pointer)
-        if "enum" in schema and None not in schema["enum"]:
-            nullable = False
         kind = self._kind(json_type, schema, pointer, refs)
         return Field(
             name,
             kind,
-            nullable=nullable,
+            nullable=nullable and not excludes_null,
             required=required,
             comment=comment,
             rules="" if rules == "{}" else rules,

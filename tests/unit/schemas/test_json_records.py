@@ -1,5 +1,6 @@
 """The fast way to read JSON records gives what the exact way gives, for every record that it accepts."""
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -100,3 +101,50 @@ def test_a_colon_in_a_time_does_not_hide_a_repeated_name() -> None:
     assert decoder.check([b'{"a":1,"a":1,"t":"%s"}' % time]) is not None
     assert decoder.check([b'{"a":1,"a":1,"t":"%s"}' % time.replace(b":", rb"\u003a", 1)]) is not None
     assert decoder.check([b'{"a":1,"a":1,"t":null}', b'{"a":1,"t":"%s"}' % time]) is not None
+
+
+POSITIVE = {"$defs": {"positive": {"type": "integer", "minimum": 1}}}
+TWICE = {"a": {"$ref": "#/$defs/positive"}, "b": {"$ref": "#/$defs/positive"}}
+
+
+def object_of(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+@pytest.mark.parametrize(
+    ("definition", "value", "pointer"),
+    [
+        (object_of(**TWICE, c={"type": "array", "items": {"type": "integer", "minimum": 5}}), [4], "/c/0"),
+        (
+            object_of(**TWICE, c={"type": "object", "additionalProperties": {"enum": ["x"]}}),
+            {"k": "y"},
+            "/c/k",
+        ),
+        (object_of(**TWICE, c={"type": "string", "pattern": "^x"}), "y", "/c"),
+        ({**object_of(**TWICE, c={"type": "string"}), "minProperties": 4}, "y", ""),
+        (object_of(c={"anyOf": [{"type": "string"}, {"type": "null"}], "enum": ["x"]}), None, "/c"),
+        (object_of(c={"type": "array", "items": {"$ref": "#/$defs/positive"}}), [1, 0], "/c/1"),
+    ],
+)
+def test_no_rule_hides_another_one(definition: dict[str, Any], value: Any, pointer: str) -> None:
+    record = json.dumps({"a": 1, "b": 2, "c": value}, separators=(",", ":")).encode()
+    decoder = decoder_of({**definition, **POSITIVE} if "$ref" in str(definition) else definition)
+    assert not decoder.accepts([record])
+    found = decoder.decode(pa.array([record] * 2, pa.binary())).errors
+    assert [(error.position, error.pointer) for error in found] == [(0, pointer), (1, pointer)]
+    assert decoder.check([record]) == found[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "refused"),
+    [
+        ({"type": ["string", "null"], "enum": [None]}, '"x"'),
+        ({"type": "string", "enum": []}, '"x"'),
+        ({"type": "string", "minLength": 1 << 63}, '"x"'),
+        ({"type": "string", "maxLength": 10**30}, "1"),
+    ],
+)
+def test_rules_that_msgspec_does_not_have_are_checked(field: dict[str, Any], refused: str) -> None:
+    found = decoder_of(object_of(c=field)).check([b'{"c":%s}' % refused.encode()])
+    assert found is not None
+    assert found.pointer == "/c"
