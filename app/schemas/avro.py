@@ -264,7 +264,9 @@ class _Walker:
                 )
             return DecimalType(precision, scale)
         base, column = LOGICAL_TYPES.get(logical, ("", "")) if isinstance(logical, str) else ("", "")
-        return Primitive(column if base == name else PRIMITIVES[name])
+        if base != name:
+            return Primitive(PRIMITIVES[name])
+        return Primitive(column, unit=str(logical) if str(logical).startswith("time-") else "")
 
     def _convert(self, name: str, schema: Mapping[str, Any]) -> Convert | None:
         logical = schema.get("logicalType")

@@ -36,9 +36,10 @@ _REFUSED_IN_NAMES: Final = re.compile(r"[ ,;{}()=\x00-\x1f\x7f\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """A type without parts: one of PRIMITIVES."""
+    """A type without parts: one of PRIMITIVES. unit: of numbers that records have in several units."""
 
     name: str
+    unit: str = dataclass_field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,9 @@ class StructType:
 class Field:
     """One field. nullable: the value null matches. required: a record without the field does not match.
 
-    number: of a Protobuf field, else 0. rules: validation-only keywords of JSON Schema, as JSON text.
+    rules: validation-only keywords of JSON Schema, as JSON text. Of a Protobuf field only: number; encoding:
+    of its values on the wire; oneof: the name of the one that it is in; symbols: number and name of the
+    values of its enum.
     """
 
     name: str
@@ -96,6 +99,9 @@ class Field:
     comment: str = ""
     number: int = 0
     rules: str = ""
+    encoding: str = ""
+    oneof: str = ""
+    symbols: tuple[tuple[int, str], ...] = ()
 
     @property
     def is_optional(self) -> bool:

@@ -1,6 +1,6 @@
 """Differences between two versions of a schema: those that tables follow in place, and the others."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,9 +33,12 @@ REFUSED_KINDS: Final = {
     "made_required": "null or a missing field was allowed before",
     "format_changed": "records have another format",
     "key_changed": "rows of `current` are identified by other columns",
+    "unit_changed": "times of day are in milliseconds or in microseconds",
     "number_changed": "the Protobuf field has another number, or another field had this one",
+    "encoding_changed": "the Protobuf field has another encoding, enum or oneof: older producers are misread",
 }
 """Kinds of differences that need `compatibility: none`."""
+_FOLLOWED_KINDS: Final = {*ALLOWED_KINDS, "encoding_changed"}
 _DIGITS: Final = {"tinyint": 10, "smallint": 10, "int": 10, "bigint": 20}
 
 
@@ -49,8 +52,13 @@ class Difference:
 
     @property
     def is_allowed(self) -> bool:
-        """True if tables follow it in place."""
+        """True if `compatibility: backward` allows it; tables follow it in place."""
         return self.kind in ALLOWED_KINDS
+
+    @property
+    def is_followed(self) -> bool:
+        """True if tables follow it in place: the columns are those of an allowed one."""
+        return self.kind in _FOLLOWED_KINDS
 
 
 def incompatibilities(old: LogSchema, new: LogSchema) -> list[Difference]:
@@ -97,6 +105,7 @@ def _structs(path: str, old: StructType, new: StructType) -> Iterator[Difference
     for field in old.fields:
         if field.name not in after:
             yield Difference(f"{path}/{field.name}", "removed", f"It was {ddl_of(field.type)}.")
+    yield from _oneofs(path, before, new)
     if old.is_closed != new.is_closed:
         state = "refused" if new.is_closed else "rescued"
         yield Difference(path, "rules_changed", f"Unknown fields are {state} now.")
@@ -112,7 +121,39 @@ def _fields(path: str, old: Field, new: Field) -> Iterator[Difference]:
         yield Difference(path, "rules_changed", "Another rule for null and missing fields.")
     if old.number != new.number:
         yield Difference(path, "number_changed", f"The number was {old.number}, it is {new.number}.")
+    yield from _encodings(path, old, new)
     yield from _rules(path, old.rules, new.rules)
+
+
+def _encodings(path: str, old: Field, new: Field) -> Iterator[Difference]:
+    """Yield what a producer with the older Protobuf descriptor writes, and readers of the new one misread."""
+    if old.encoding and new.encoding and old.encoding != new.encoding:
+        detail = f"The encoding was {old.encoding}, it is {new.encoding}."
+        yield Difference(path, "encoding_changed", detail)
+    names = dict(old.symbols)
+    numbers = {name: number for number, name in old.symbols}
+    for number, name in new.symbols:
+        if names.get(number, name) != name:
+            detail = f"Number {number} of the enum was {names[number]}, it is {name}."
+            yield Difference(path, "encoding_changed", detail)
+        elif numbers.get(name, number) != number:
+            detail = f"{name} of the enum was number {numbers[name]}, it is {number}."
+            yield Difference(path, "encoding_changed", detail)
+
+
+def _oneofs(path: str, before: Mapping[str, Field], new: StructType) -> Iterator[Difference]:
+    """Yield the fields that a record could have together, and of which only the last one is read now."""
+    for field in new.fields:
+        earlier = before.get(field.name)
+        if earlier is None or not field.oneof:
+            continue
+        for other in new.fields:
+            partner = before.get(other.name)
+            if other.oneof != field.oneof or other.number <= field.number or partner is None:
+                continue
+            if not earlier.oneof or earlier.oneof != partner.oneof:
+                detail = f"It and `{other.name}` exclude each other now: they are in `{field.oneof}`."
+                yield Difference(f"{path}/{field.name}", "encoding_changed", detail)
 
 
 def _types(path: str, old: DataType, new: DataType) -> Iterator[Difference]:
@@ -128,6 +169,8 @@ def _types(path: str, old: DataType, new: DataType) -> Iterator[Difference]:
             yield from _types(f"{path}/value", old.value, new.value)
             yield from _nulls(f"{path}/value", old.value_nullable, new.value_nullable)
             yield from _rules(f"{path}/value", old.rules, new.rules)
+        case Primitive(), Primitive() if old.unit and new.unit and old.unit != new.unit:
+            yield Difference(path, "unit_changed", f"It was {old.unit}, it is {new.unit}.")
         case _ if old != new:
             kind = "widened" if widens(old, new) else "narrowed" if widens(new, old) else "type_changed"
             yield Difference(path, kind, f"The type was {ddl_of(old)}, it is {ddl_of(new)}.")

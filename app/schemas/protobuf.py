@@ -59,6 +59,14 @@ _TYPE_NUMBERS: Final = {
 }  # fmt: skip
 _NOT_UTF8: Final = "The text is not valid UTF-8."
 _UINT64: Final = ("uint64", "fixed64")
+_ENCODINGS: Final = {
+    "varint": ("int32", "int64", "uint32", "uint64", "bool", "enum"),
+    "zigzag varint": ("sint32", "sint64"),
+    "4 bytes": ("float", "fixed32", "sfixed32"),
+    "8 bytes": ("double", "fixed64", "sfixed64"),
+    "length and bytes": ("string", "bytes"),
+}
+_ENCODING_OF: Final = {name: encoding for encoding, names in _ENCODINGS.items() for name in names}
 
 
 def struct_of_protobuf(definition: str, message: str | None) -> StructType:
@@ -120,7 +128,18 @@ class _Message:
             has_presence = field.has_presence and not _is_repeated(field)
             self._parts.append((field.name, has_presence, get))
             is_required = _is_required(field)
-            fields.append(Field(field.name, kind, not is_required, is_required, number=field.number))
+            fields.append(
+                Field(
+                    field.name,
+                    kind,
+                    not is_required,
+                    is_required,
+                    number=field.number,
+                    encoding=_encoding_of(field),
+                    oneof=field.containing_oneof.name if field.containing_oneof is not None else "",
+                    symbols=_symbols_of(field),
+                )
+            )
         self.kind = StructType(tuple(fields))
 
     def values(self, record: Any) -> list[Any]:
@@ -190,7 +209,7 @@ class _Message:
             return nested.kind, nested.as_dict
         kind_name = _TYPE_NUMBERS[field.type]
         if kind_name == "enum":
-            names = {value.number: value.name for value in reversed(field.enum_type.values)}
+            names = dict(_symbols_of(field))
             return Primitive("string"), lambda number: names.get(number) or str(number)
         if kind_name in _UINT64:
             return DecimalType(20, 0), None
@@ -274,6 +293,8 @@ def _text(value: Any) -> Any:
 
 
 def _micros(value: Any) -> int:
+    if not 0 <= value.nanos < 1_000_000_000:
+        raise ValueInvalid(f"A time has 0 to 999999999 nanoseconds, got {value.nanos}.")
     return check_micros(value.seconds * 1_000_000 + value.nanos // 1_000)
 
 
@@ -297,6 +318,27 @@ def _add(members: dict[str, Any], name: str, value: Any) -> None:
         members[name].append(value)
     else:
         members[name] = [members[name], value]
+
+
+def _encoding_of(field: Any) -> str:
+    """Return how the values of a field are on the wire. Whether repeated ones are packed makes no
+    difference."""
+    message = field.message_type
+    if message is None:
+        return _ENCODING_OF[_TYPE_NUMBERS[field.type]]
+    if message.GetOptions().map_entry:
+        return " to ".join(_encoding_of(message.fields_by_name[name]) for name in ("key", "value"))
+    return "group" if field.type == field.TYPE_GROUP else _ENCODING_OF["bytes"]
+
+
+def _symbols_of(field: Any) -> tuple[tuple[int, str], ...]:
+    """Return number and name of the values of an enum, of aliases the first name. Of a map: of its values."""
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return _symbols_of(field.message_type.fields_by_name["value"])
+    if field.enum_type is None:
+        return ()
+    names = {value.number: value.name for value in reversed(field.enum_type.values)}
+    return tuple(sorted(names.items()))
 
 
 def _is_repeated(field: Any) -> bool:
@@ -337,6 +379,7 @@ def _descriptor(definition: str, message: str | None) -> Any:
         for imported in file.dependency:
             add(imported, (*parents, name))
         added.add(name)
+        _remove_extensions(file)
         pool.AddSerializedFile(file.SerializeToString())
 
     try:
@@ -347,6 +390,15 @@ def _descriptor(definition: str, message: str | None) -> Any:
         raise SchemaInvalid("/message", f"The set has no message `{message}`.") from None
     except TypeError as error:
         raise SchemaInvalid("", f"Not valid as FileDescriptorSet: {shown(str(error))}.") from None
+
+
+def _remove_extensions(declared: Any) -> None:
+    """Remove the extensions that a file or a message declares. They have no columns: they are unknown
+    fields, which are rescued."""
+    del declared.extension[:]
+    nested = declared.nested_type if hasattr(declared, "nested_type") else declared.message_type
+    for message in nested:
+        _remove_extensions(message)
 
 
 def _well_known(name: str) -> Any:

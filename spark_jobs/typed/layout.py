@@ -19,7 +19,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from app.schemas import LogSchema, arrow_schema_of, columns_of, incompatibilities
+from app.schemas import LogSchema, arrow_schema_of, columns_of, differences
 from app.schemas.columns import CLUSTER_COLUMNS_MAX
 from app.tables.names import CURRENT, RECORDS
 from spark_jobs.tables import schemas
@@ -86,7 +86,7 @@ def compatibility_groups(versions: Sequence[LogSchema]) -> list[CompatibilityGro
     found: list[CompatibilityGroup] = []
     before: LogSchema | None = None
     for schema in versions:
-        same = before is not None and not incompatibilities(before, schema)
+        same = before is not None and _is_followed(before, schema)
         grown = found.pop() if same else None
         from_index = 0 if not found else schema.index
         found.append(
@@ -103,6 +103,17 @@ def compatibility_groups(versions: Sequence[LogSchema]) -> list[CompatibilityGro
         )
         before = schema
     return found
+
+
+def _is_followed(before: LogSchema, schema: LogSchema) -> bool:
+    """Return whether the tables of the version before hold the records of this one too.
+
+    A version that was checked when it was set is compatible by the rules of then, which may have become
+    narrower: its rows are in the tables of the version before.
+    """
+    if schema.compatibility == "backward":
+        return True
+    return all(each.is_followed for each in differences(before, schema))
 
 
 def nullable(struct: StructType) -> StructType:

@@ -131,6 +131,18 @@ def test_versions_that_one_table_can_hold_form_a_compatibility_group() -> None:
     assert found[1].records().schema.fieldNames()[-2:] == ["a", "c"]
 
 
+def test_a_version_that_was_compatible_when_it_was_set_begins_no_table() -> None:
+    def schema(version: int, base: str, unit: str, compatibility: str) -> LogSchema:
+        fields = [{"name": "at", "type": {"type": base, "logicalType": unit}}]
+        definition = json.dumps({"type": "record", "name": "R", "fields": fields})
+        return LogSchema(version, version, "avro", definition, compatibility=compatibility)
+
+    old = schema(1, "int", "time-millis", "none")
+    for compatibility, groups in (("backward", 1), ("none", 2)):  # `backward` refuses it by now
+        new = schema(2, "long", "time-micros", compatibility)
+        assert len(compatibility_groups([old, new])) == groups
+
+
 def test_changes_name_nested_columns() -> None:
     held = StructType().add("a", IntegerType()).add("l", ArrayType(StructType().add("x", IntegerType())))
     inner = StructType().add("x", LongType()).add("y", StringType())

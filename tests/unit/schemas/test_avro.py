@@ -10,7 +10,15 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from app.schemas import Column, LogSchema, RecordDecoder, SchemaInvalid, columns_of, version_of
+from app.schemas import (
+    Column,
+    LogSchema,
+    RecordDecoder,
+    SchemaInvalid,
+    columns_of,
+    incompatibilities,
+    version_of,
+)
 from tests.unit.schemas.support import rows_of
 
 ORDER = {
@@ -235,3 +243,17 @@ def test_records_that_use_each_other_are_bounded() -> None:
         inner = {"type": "record", "name": name, "fields": fields}
     with pytest.raises(SchemaInvalid, match="2000 fields"):
         columns_of(avro_of(inner))
+
+
+def test_a_time_of_day_keeps_its_unit() -> None:
+    def schema(base: str, unit: str) -> LogSchema:
+        time = {"type": base, "logicalType": unit}
+        return avro_of(record(time, {"type": "array", "items": time}))
+
+    old, new = schema("int", "time-millis"), schema("long", "time-micros")
+    found = incompatibilities(old, new)
+    assert [(each.path, each.kind) for each in found] == [
+        ("/f0", "unit_changed"),
+        ("/f1/element", "unit_changed"),
+    ]
+    assert incompatibilities(old, avro_of(record("long", {"type": "array", "items": "long"}))) == []

@@ -2,6 +2,7 @@
 
 import base64
 import datetime as dt
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -9,7 +10,15 @@ import pyarrow as pa
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from app.schemas import Column, LogSchema, RecordDecoder, SchemaInvalid, columns_of, differences
+from app.schemas import (
+    Column,
+    LogSchema,
+    RecordDecoder,
+    SchemaInvalid,
+    columns_of,
+    differences,
+    incompatibilities,
+)
 from tests.unit.schemas.support import rows_of
 
 Fields = descriptor_pb2.FieldDescriptorProto
@@ -156,6 +165,21 @@ def test_fields_may_have_the_names_of_methods() -> None:
     assert decoder.check([b"\xff"]) is not None
 
 
+def test_extensions_are_rescued_as_unknown_fields() -> None:
+    file = file_of("proto2")
+    line, order = file.message_type
+    for message in (line, order):
+        message.extension_range.add(start=100, end=200)
+    file.extension.add(
+        name="extra", number=100, type=Fields.TYPE_INT32, label=OPTIONAL, extendee=".shop.Order"
+    )
+    line.extension.add(name="hue", number=101, type=Fields.TYPE_INT32, label=OPTIONAL, extendee=".shop.Line")
+    reader = RecordDecoder({1: schema_of_file(file)}, 1)
+    decoded = reader.decode(pa.array([b"\x08\x07\xa0\x06\x05\x5a\x03\xa8\x06\x09"], pa.binary()))
+    assert decoded.rows.to_pylist()[0]["id"] == 7
+    assert decoded.rescued.to_pylist() == ['{"100":5,"first":{"101":9}}']
+
+
 def test_an_unknown_number_of_an_enum_stays_a_number() -> None:
     assert rows_of(decoder(), b"\x18\x09")[0]["state"] == "9"
 
@@ -168,6 +192,15 @@ def test_damaged_messages_do_not_match() -> None:
 def test_a_time_outside_the_calendar_does_not_match() -> None:
     order = order_class(file_of())()
     order.at.seconds = 1 << 50
+    found = decoder().check([order.SerializeToString()])
+    assert found is not None
+    assert found.pointer == "/at"
+
+
+@pytest.mark.parametrize("nanos", [-1, 1_000_000_000, 2_000_000_000])
+def test_a_time_with_more_than_a_second_of_nanoseconds_does_not_match(nanos: int) -> None:
+    order = order_class(file_of())()
+    order.at.nanos = nanos
     found = decoder().check([order.SerializeToString()])
     assert found is not None
     assert found.pointer == "/at"
@@ -208,6 +241,80 @@ def test_a_changed_number_is_not_allowed() -> None:
     newer.message_type[1].field[0].number = 30
     found = differences(schema_of_file(file_of()), schema_of_file(newer))
     assert [(each.path, each.kind) for each in found] == [("/id", "number_changed")]
+
+
+Change = Callable[[descriptor_pb2.FileDescriptorProto], None]
+
+
+def changed(name: str, **fields: Any) -> Change:
+    """Return a change of fields of the descriptor of a field."""
+
+    def change(file: descriptor_pb2.FileDescriptorProto) -> None:
+        field = next(each for each in file.message_type[1].field if each.name == name)
+        for part, value in fields.items():
+            setattr(field, part, value)
+
+    return change
+
+
+def renumbered(file: descriptor_pb2.FileDescriptorProto) -> None:
+    file.enum_type[0].value[1].number = 2
+    file.enum_type[0].value.add(name="LOST", number=1)
+
+
+def renamed(file: descriptor_pb2.FileDescriptorProto) -> None:
+    file.enum_type[0].value[1].name = "SETTLED"
+
+
+def signed_values(file: descriptor_pb2.FileDescriptorProto) -> None:
+    file.message_type[1].nested_type[0].field[1].type = Fields.TYPE_SINT32
+
+
+def as_text(file: descriptor_pb2.FileDescriptorProto) -> None:
+    state = file.message_type[1].field[2]
+    state.ClearField("type_name")
+    state.type = Fields.TYPE_STRING
+
+
+def exclusive(file: descriptor_pb2.FileDescriptorProto) -> None:
+    changed("id", oneof_index=0)(file)
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "detail"),
+    [
+        (changed("id", type=Fields.TYPE_SINT64), "/id", "The encoding was varint, it is zigzag varint."),
+        (changed("codes", type=Fields.TYPE_SFIXED32), "/codes", "The encoding was varint, it is 4 bytes."),
+        (as_text, "/state", "The encoding was varint, it is length and bytes."),
+        (
+            changed("note", type=Fields.TYPE_GROUP, type_name=".shop.Line"),
+            "/note",
+            "The encoding was length and bytes, it is group.",
+        ),
+        (signed_values, "/counts", "The encoding was length and bytes to varint, it is length and bytes to"),
+        (renumbered, "/state", "Number 1 of the enum was PAID, it is LOST."),
+        (renamed, "/state", "Number 1 of the enum was PAID, it is SETTLED."),
+        (exclusive, "/id", "It and `mail` exclude each other now: they are in `way`."),
+    ],
+)
+def test_a_change_that_misreads_older_producers_is_refused(change: Change, path: str, detail: str) -> None:
+    newer = file_of("proto2")
+    change(newer)
+    found = incompatibilities(schema_of_file(file_of("proto2")), schema_of_file(newer))
+    [difference] = [each for each in found if each.kind == "encoding_changed" and detail in each.detail]
+    assert difference.path == path
+
+
+def test_changes_that_all_producers_may_ignore_are_allowed() -> None:
+    newer = file_of()
+    newer.message_type[1].field[9].options.packed = True
+    newer.message_type[1].oneof_decl[0].name = "contact"
+    newer.enum_type[0].value.add(name="LOST", number=2)
+    line = newer.message_type[0]
+    line.oneof_decl.add(name="place")
+    line.field[0].oneof_index = 0  # of a oneof without other fields that older records have
+    line.field.add(name="shelf", number=2, type=Fields.TYPE_STRING, label=OPTIONAL, oneof_index=0)
+    assert incompatibilities(schema_of_file(file_of()), schema_of_file(newer)) == []
 
 
 @pytest.mark.parametrize(
