@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.cli.context import CommandFailed, ExitCode, Target, print_json, print_table, target_options
+from app.cli.context import (
+    CommandFailed,
+    ExitCode,
+    Target,
+    failure_of,
+    print_json,
+    print_table,
+    target_options,
+)
 from app.cli.delta.job_options import spark_conf_option, tables_option
 from app.local.spark_job import DEFAULT_TABLES, REPLAY_JOB, become_job, job_arguments
 
@@ -15,7 +23,15 @@ if TYPE_CHECKING:
     from app.client import CommitlogClient
     from app.schemas import LogSchema, Mismatch
 
-_SUFFIXES = {".avsc": "avro", ".desc": "protobuf", ".pb": "protobuf", ".binpb": "protobuf"}
+_SUFFIXES = {".ddl": "json", ".avsc": "avro", ".desc": "protobuf", ".pb": "protobuf", ".binpb": "protobuf"}
+_FIRST = {
+    "message": None,
+    "key_columns": (),
+    "compatibility": "backward",
+    "on_invalid": "dead_letter",
+    "cluster_by": (),
+}
+"""Options of the first version that are not given. A later version keeps those of the newest one."""
 _LAST_MAX = 100_000
 
 last_option = click.option(
@@ -28,31 +44,30 @@ last_option = click.option(
 
 
 def definition_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """FILE and the options that describe its definition."""
+    """FILE and the options that describe its definition. None, or no column: not given."""
     for option in (
         click.option(
-            "--cluster-by", multiple=True, help="Column by which the table is clustered. May be repeated."
+            "--cluster-by",
+            multiple=True,
+            help="Column by which the table is clustered. May be repeated; '' for none.",
         ),
         click.option(
             "--on-invalid",
             type=click.Choice(["dead_letter", "reject"]),
-            default="dead_letter",
-            show_default=True,
-            help="Appends of records that do not match: stored, or refused.",
+            help="Appends of records that do not match: stored (the first default), or refused.",
         ),
         click.option(
             "--compatibility",
             type=click.Choice(["backward", "none"]),
-            default="backward",
-            show_default=True,
-            help="backward: the new version must read what the newest one reads.",
+            help="backward (the first default): the new version must read what the newest one reads.",
         ),
-        click.option("--key", "key_columns", multiple=True, help="Key column. May be repeated."),
+        click.option("--key", "key_columns", multiple=True, help="Key column. May be repeated; '' for none."),
         click.option("--message", help="Full name of the Protobuf message."),
         click.option(
             "--format",
             type=click.Choice(["json", "avro", "protobuf"]),
-            help="Default: by the suffix; avro for .avsc, protobuf for .desc, .pb and .binpb, else json.",
+            help="Default: by the suffix; json for .ddl, avro for .avsc, protobuf for .desc, .pb and .binpb, "
+            "else that of the newest version, or json.",
         ),
         click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path)),
     ):
@@ -77,21 +92,71 @@ def schema_command() -> None:
     """
 
 
-def _read(file: Path, format_name: str | None) -> tuple[str, str]:
-    """Return the format and the definition in a file."""
-    found = format_name or _SUFFIXES.get(file.suffix.lower(), "json")
-    if found == "protobuf":
-        return found, base64.b64encode(file.read_bytes()).decode()
+def _definition(file: Path, format_name: str) -> str:
+    if format_name == "protobuf":
+        return base64.b64encode(file.read_bytes()).decode()
     try:
-        return found, file.read_text(encoding="utf-8").strip()
+        return file.read_text(encoding="utf-8").strip()
     except UnicodeDecodeError as error:
         raise click.UsageError(f"{file} is not text; set --format protobuf for a descriptor set") from error
 
 
-def _asked(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the schema that `definition_options` describe."""
-    found, definition = _read(file, given["format"])
-    return {**given, "format": found, "definition": definition}
+def _asked(file: Path, given: Mapping[str, Any], newest: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the fields of the schema that `definition_options` describe: an option that is not given is
+    that of the newest version; of the first version, that of _FIRST."""
+    kept_format = "json" if newest is None else newest["format"]
+    format_name = given["format"] or _SUFFIXES.get(file.suffix.lower(), kept_format)
+    asked = {"format": format_name, "definition": _definition(file, format_name)}
+    for name, first in _FIRST.items():
+        option = given[name]
+        if option is None or option == ():
+            asked[name] = first if newest is None else newest[name]
+        else:
+            asked[name] = option if isinstance(option, str) else tuple(filter(None, option))
+    if format_name != "protobuf" and not given["message"]:
+        asked["message"] = None
+    return asked
+
+
+def _newest(client: "CommitlogClient") -> dict[str, Any] | None:
+    """Return the newest version, None for a log without a schema."""
+    from app.client.errors import NotFound
+
+    try:
+        return client.schema()
+    except NotFound as error:
+        if error.code != "schema-not-found":
+            raise
+        return None
+
+
+def _newest_to_keep(
+    client: "CommitlogClient", given: Mapping[str, Any]
+) -> tuple[dict[str, Any] | None, int | None]:
+    """Return the newest version and its number, 0 for a log without a schema.
+
+    A token that may set a schema may not be able to read it: then nothing can be kept, and both are None.
+    """
+    from app.client.errors import Problem
+
+    try:
+        newest = _newest(client)
+        return newest, 0 if newest is None else newest["version"]
+    except Problem as problem:
+        missing = [
+            f"--{name.removesuffix('_columns').replace('_', '-')}"
+            for name in _FIRST
+            if name != "message" and not given[name]
+        ]
+        if problem.code != "forbidden":
+            raise
+        if missing:
+            raise CommandFailed(
+                f"the token may not read the newest version, whose {', '.join(missing)} would be kept: "
+                "set these options ('' for no column), or use a token with the scope `read`",
+                ExitCode.FAILED,
+            ) from problem
+        return None, None
 
 
 @schema_command.command("set")
@@ -106,7 +171,8 @@ def set_schema(
 ) -> None:
     """Set the next version of the schema from FILE.
 
-    The content of the newest version again changes nothing.
+    An option that is not given keeps its value in the newest version. The content of the newest version again
+    changes nothing. A version that another client sets meanwhile is never replaced unseen: exit code 3.
 
     \b
     Examples:
@@ -114,55 +180,57 @@ def set_schema(
       commitlog schema set order.desc --message shop.Order --log orders
       commitlog schema set orders.ddl --compatibility none --if-match 3 --log orders
     """
-    from app.client.errors import Problem
+    from app.client.errors import ConditionFailed, Problem
 
-    asked = _asked(file, given)
     with target.client(writes=True) as client:
+        newest, version = _newest_to_keep(client, given)
+        asked = _asked(file, given, newest)
         try:
-            done = client.put_schema(**asked, if_match=if_match)
+            done = client.put_schema(**asked, if_match=version if if_match is None else if_match)
+        except ConditionFailed as problem:
+            note = "" if if_match is not None else f"It was {version} when this command began: run it again."
+            raise failure_of(problem, writes=True, note=note) from problem
         except Problem as problem:
             if problem.code == "schema-incompatible":
-                newest = client.schema(problem.document["version"])
-                raise _incompatible(problem.document, newest["key_columns"]) from problem
+                raise _incompatible(problem.document) from problem
             raise
-        former = None if target.as_json else _former(client, done["version"])
     if target.as_json:
         print_json(done)
         return
     click.echo(f"{target.log}: version {done['version']} applies to the records after {done['index']}")
-    if former is not None and former["on_invalid"] != done["on_invalid"]:
-        effect = {"dead_letter": "stored", "reject": "refused"}
-        click.echo(
-            f"Records that do not match are {effect[done['on_invalid']]} "
-            f"(--on-invalid {done['on_invalid']}); in version {former['version']} they were "
-            f"{effect[former['on_invalid']]}."
-        )
+    if newest is not None and newest["version"] != done["version"]:
+        _show_kept(newest, given, done)
     _show_columns(done)
 
 
-def _former(client: "CommitlogClient", version: int) -> dict[str, Any] | None:
-    """Return the version before this one; None without one, and with a token that may not read."""
-    from app.client.errors import ClientError
+def _show_kept(newest: Mapping[str, Any], given: Mapping[str, Any], done: Mapping[str, Any]) -> None:
+    """Show the options that were kept, but for those of a first version, and a change of --on-invalid."""
+    kept = [
+        f"--{name.removesuffix('_columns').replace('_', '-')} {value}"
+        for name, first in _FIRST.items()
+        if not given[name] and done[name] not in (first, [])
+        for value in ([done[name]] if isinstance(done[name], str) else done[name])
+    ]
+    if kept:
+        click.echo(f"Kept from version {newest['version']}: {' '.join(kept)}")
+    if newest["on_invalid"] != done["on_invalid"]:
+        effect = {"dead_letter": "stored", "reject": "refused"}
+        click.echo(
+            f"Records that do not match are {effect[done['on_invalid']]} "
+            f"(--on-invalid {done['on_invalid']}); in version {newest['version']} they were "
+            f"{effect[newest['on_invalid']]}."
+        )
 
-    try:
-        return client.schema(version - 1) if version > 1 else None
-    except ClientError:  # the schema is set: only the comparison is left out
-        return None
 
-
-def _incompatible(document: Mapping[str, Any], key_columns: Sequence[str]) -> CommandFailed:
-    lines = [f"  {_shown(each, key_columns)}" for each in document["differences"]]
+def _incompatible(document: Mapping[str, Any]) -> CommandFailed:
+    lines = [f"  {_shown(each)}" for each in document["differences"]]
     text = f"not compatible with version {document['version']}; --compatibility none accepts it:"
     return CommandFailed("\n".join([text, *lines]), ExitCode.FAILED, document)
 
 
-def _shown(difference: Mapping[str, Any], key_columns: Sequence[str]) -> str:
-    """Return the text of a difference. key_columns: of the newest version; the options keep them."""
+def _shown(difference: Mapping[str, Any]) -> str:
     text = f"{difference['path'] or '/'}: {difference['detail']}"
-    if difference["kind"] != "key_changed":
-        return text
-    options = " ".join(f"--key {name}" for name in key_columns)
-    return f"{text} To keep them: {options or 'without the option --key'}."
+    return f"{text} To keep them: without the option --key." if difference["kind"] == "key_changed" else text
 
 
 @schema_command.command("show")
@@ -246,21 +314,15 @@ def check_schema(
       commitlog schema check orders.json --log orders
       commitlog schema check orders.json --last 10000 --json --log orders
     """
-    from app.client.errors import NotFound
     from app.schemas import SchemaInvalid, SchemaLibraryMissing, columns_of, incompatibilities
 
-    asked = _log_schema(_asked(file, given))
-    try:
-        columns = columns_of(asked)
-    except (SchemaInvalid, SchemaLibraryMissing) as error:
-        raise CommandFailed(f"{file}: {error}", ExitCode.USAGE) from error
     with target.client() as client:
+        newest = _newest(client)
+        asked = _log_schema(_asked(file, given, newest))
         try:
-            newest = client.schema()
-        except NotFound as error:
-            if error.code != "schema-not-found":
-                raise
-            newest = None
+            columns = columns_of(asked)
+        except (SchemaInvalid, SchemaLibraryMissing) as error:
+            raise CommandFailed(f"{file}: {error}", ExitCode.USAGE) from error
         values = _newest_values(client, last)
     differences = [
         {"path": each.path, "kind": each.kind, "detail": each.detail}
@@ -292,8 +354,7 @@ def check_schema(
 def _show_check(document: Mapping[str, Any]) -> None:
     _show_columns(document)
     for each in document["differences"]:
-        shown = _shown(each, document["key_columns"])
-        click.echo(f"not compatible with version {document['version']}: {shown}")
+        click.echo(f"not compatible with version {document['version']}: {_shown(each)}")
     mismatches: Sequence[Mapping[str, Any]] = document["mismatches"]
     click.echo(f"{document['records']:,} records read, {len(mismatches):,} do not match")
     for each in mismatches[:10]:

@@ -66,6 +66,8 @@ def test_a_schema_is_inferred_set_checked_backed_up_and_restored(
         )
         assert [each["version"] for each in client.schemas()] == [1]
         assert client.schema()["key_columns"] == ["id"]
+        run(cluster, log, "schema", "set", str(file))  # without options: they are kept, so nothing changes
+        assert client.schema()["version"] == 1
         client.append(['{"id": 3}', '{"id": 4}'])
 
         other = tmp_path / "other.ddl"
