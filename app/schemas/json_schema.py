@@ -37,7 +37,7 @@ STRUCTURE: Final = {
     "$defs": "definitions for `$ref`",
     "definitions": "older name of `$defs`",
     "anyOf": "only `[SCHEMA, {\"type\": \"null\"}]`: a nullable column",
-    "oneOf": "as `anyOf`",
+    "oneOf": "as `anyOf`; null matches only one of the schemas",
     "allOf": "only with one schema",
 }  # fmt: skip
 """Keywords that decide about columns, and how."""
@@ -159,12 +159,12 @@ class _Reader:
         excludes_null = "enum" in schema and None not in schema["enum"]
         target = self._indirect(schema, pointer, refs)
         if target is not None:
-            inner_schema, inner_pointer, inner_refs, is_nullable = target
+            inner_schema, inner_pointer, inner_refs, nulls = target
             inner = self._field(name, inner_schema, inner_pointer, required=required, refs=inner_refs)
             return Field(
                 name,
                 inner.type,
-                nullable=(inner.nullable or is_nullable) and not excludes_null,
+                nullable=_matches_null(schema, nulls + inner.nullable) and not excludes_null,
                 required=required,
                 comment=comment or inner.comment,
                 rules=_both(rules, inner.rules),
@@ -193,8 +193,9 @@ class _Reader:
 
     def _indirect(
         self, schema: Mapping[str, Any], pointer: str, refs: tuple[str, ...]
-    ) -> tuple[object, str, tuple[str, ...], bool] | None:
-        """Return (schema, pointer, refs, also null) of the schema that defines the type."""
+    ) -> tuple[object, str, tuple[str, ...], int] | None:
+        """Return (schema, pointer, refs) of the schema that defines the type, and how many beside it are of
+        null."""
         used = [key for key in ("$ref", "anyOf", "oneOf", "allOf") if key in schema]
         if not used:
             return None
@@ -206,14 +207,14 @@ class _Reader:
             )
         key = used[0]
         if key == "$ref":
-            return (*self._referenced(schema[key], f"{pointer}/{key}", refs), False)
+            return (*self._referenced(schema[key], f"{pointer}/{key}", refs), 0)
         choices = schema[key]
         if not isinstance(choices, list) or not choices:
             raise SchemaInvalid(f"{pointer}/{key}", "Expected a list of schemas.")
         if key == "allOf":
             if len(choices) > 1:
                 raise SchemaInvalid(f"{pointer}/{key}", "`allOf` is only supported with one schema.")
-            return choices[0], f"{pointer}/{key}/0", refs, False
+            return choices[0], f"{pointer}/{key}/0", refs, 0
         others = [at for at, choice in enumerate(choices) if not _is_null(choice)]
         if len(others) != 1:
             raise SchemaInvalid(
@@ -221,7 +222,7 @@ class _Reader:
                 f'`{key}` of different types is not supported, only one schema and {{"type": "null"}}.',
             )
         at = others[0]
-        return choices[at], f"{pointer}/{key}/{at}", refs, len(choices) > 1
+        return choices[at], f"{pointer}/{key}/{at}", refs, len(choices) - 1
 
     def _referenced(
         self, ref: object, pointer: str, refs: tuple[str, ...]
@@ -356,6 +357,11 @@ def _type_of_value(value: object) -> str:
         case dict():
             return "object"
     return "number"
+
+
+def _matches_null(schema: Mapping[str, Any], nulls: int) -> bool:
+    """Return true if null matches a schema. nulls: how many schemas inside match null."""
+    return nulls == 1 if "oneOf" in schema else nulls > 0
 
 
 def _is_null(schema: object) -> bool:

@@ -123,6 +123,7 @@ def object_of(**properties: Any) -> dict[str, Any]:
         (object_of(**TWICE, c={"type": "string", "pattern": "^x"}), "y", "/c"),
         ({**object_of(**TWICE, c={"type": "string"}), "minProperties": 4}, "y", ""),
         (object_of(c={"anyOf": [{"type": "string"}, {"type": "null"}], "enum": ["x"]}), None, "/c"),
+        (object_of(c={"oneOf": [{"type": ["string", "null"]}, {"type": "null"}]}), None, "/c"),
         (object_of(c={"type": "array", "items": {"$ref": "#/$defs/positive"}}), [1, 0], "/c/1"),
     ],
 )
