@@ -204,6 +204,12 @@ class EntriesJob:
             for follower in self.followers:
                 follower.extend(self.offset.next_index, self.offset.term)
 
+    def check_log(self, log_id: str) -> None:
+        """Raise LogClash if records of a log with this id are not of the table's log: a log of the same name
+        was made after that was removed, and the query has begun after both. "": the id is not known."""
+        if log_id:
+            check_same_log(self.client.log, self.offset.log_id, log_id)
+
     def take(self, rows: pa.Table, began_s: float) -> bool:
         """Extend the table by the rows of a micro-batch; return whether they go on where the table ends.
 

@@ -147,6 +147,7 @@ class LeasedEntries:
         """Write the rows of a micro-batch, and move the cursor if that is due; return whether the table holds
         the rows. Raises as `step`."""
         taken = False
+        self.entries.check_log(delivery.log_id)
         if delivery.batch is not None:
             taken = self.entries.take_large(delivery.batch, delivery.first, delivery.until, delivery.began_s)
         elif delivery.rows is not None:

@@ -34,10 +34,11 @@ NAME = "commitlog-logs"
 
 @dataclass(frozen=True)
 class LogRows:
-    """Records [first, until) of one log in a micro-batch. batch: of a large one, else None and rows. began_s:
-    monotonic."""
+    """Records [first, until) of one log in a micro-batch. log_id: of the log, "" if it is not known. batch:
+    of a large one, else None and rows. began_s: monotonic."""
 
     log: str
+    log_id: str
     first: int
     until: int
     rows: pa.Table | None
@@ -154,10 +155,11 @@ class RecordsQuery:
         """Write a micro-batch. Called by Spark, in a thread of its own."""
         began_s, ends = time.monotonic(), self._ends
         assert self._folder is not None
-        ranges = read_offset(self._folder, batch_id).batch
+        end = read_offset(self._folder, batch_id)
+        ranges = end.batch
         if is_large(ranges, int(self._options["backlogRecords"])):
             [(log, (first, until))] = ranges.items()
-            self._deliver(LogRows(log, first, until, None, batch, began_s))
+            self._deliver(LogRows(log, end.logs[log].log_id, first, until, None, batch, began_s))
         else:
             try:
                 rows = batch.toArrow()
@@ -168,7 +170,7 @@ class RecordsQuery:
             work: list[Future[Any]] = []
             for log, (first, until) in ranges.items():
                 own = rows.filter(pc.equal(rows["log"], log))
-                delivery = LogRows(log, first, until, own, None, began_s)
+                delivery = LogRows(log, end.logs[log].log_id, first, until, own, None, began_s)
                 try:
                     work.append(self._threads.submit(self._deliver_unless_stopping, delivery))
                 except RuntimeError:  # `stop` has closed the pool meanwhile

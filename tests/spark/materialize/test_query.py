@@ -18,6 +18,7 @@ from spark_jobs.errors import LogClash
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.entries import EntriesJob
 from spark_jobs.materialize.journal_poller import JournalPoller
+from spark_jobs.materialize.lease import LeasedEntries
 from spark_jobs.materialize.log_materializer import RESTORED_EACH_S, LogMaterializer, SharedParts
 from spark_jobs.materialize.query import LogRows, RecordsQuery, is_large
 from spark_jobs.materialize.workers import THREADS, Workers
@@ -27,6 +28,7 @@ from spark_jobs.source.log_reads import LogReads, connect
 from spark_jobs.source.logs_planning import LogRange, LogsOffset
 from spark_jobs.source.many_logs import read_ranges
 from spark_jobs.source.options import parse_options
+from spark_jobs.source.planning import RecordsOffset
 from spark_jobs.tables.table import TableClash
 from tests.spark.conftest import endpoints
 from tests.spark.no_spark import no_spark
@@ -54,6 +56,13 @@ def test_the_query_writes_what_is_new_once_and_a_checkpoint_decides_nothing(
                 raise OSError("the disk was away")  # after its commit: the job opens the table again
         return done
 
+    def check_log(job: EntriesJob, log_id: str) -> None:
+        checked.add(log_id)
+        check(job, log_id)
+
+    checked: set[str] = set()
+    check = EntriesJob.check_log
+    monkeypatch.setattr(EntriesJob, "check_log", check_log)
     monkeypatch.setattr(EntriesJob, "take", take)
     checkpoints = tmp_path / "checkpoints"
     foreign = checkpoints / "stream-other" / "offsets"
@@ -81,6 +90,7 @@ def test_the_query_writes_what_is_new_once_and_a_checkpoint_decides_nothing(
         stop.set()
         job.join()
     assert not fails
+    assert checked == {log.id}
     assert indexes(spark, config.tables) == [*DATA, *range(102, log.next_index)]
     assert [folder.name for folder in checkpoints.iterdir()] == ["stream-other"]
 
@@ -143,6 +153,18 @@ def test_only_rows_that_continue_where_the_table_ends_are_taken(
     with pytest.raises(LogClash, match="index 59 is of term 7, it was of 2"):
         job.take(later.set_column(later.schema.get_field_index("term"), "term", terms), 0.0)
     assert (job.next_index, job.rows) == (60, 58)
+
+
+def test_rows_of_another_log_of_the_same_name_are_not_taken(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
+) -> None:
+    """The log was removed and made again, in the same term, before the query began."""
+    job, rows = opened_job(replicas, tmp_path)
+    assert job.take(rows(0, 40), 0.0)
+    leased = LeasedEntries(job, cast(Any, None))
+    with pytest.raises(LogClash, match="its id is 00000000000000ff, it was"):
+        leased.take(LogRows("default", "00000000000000ff", 40, 60, rows(40, 60), None, 0.0))
+    assert (job.next_index, job.rows) == (40, 39)
 
 
 def test_a_step_on_an_idle_log_repairs_tables_that_follow_entries(
@@ -222,7 +244,7 @@ def test_a_stop_ends_a_micro_batch_whose_logs_wait_for_a_thread(tmp_path: Path) 
     query = RecordsQuery(no_spark(), {"backlogRecords": "100"}, tmp_path, 1.0, deliver)
     offsets = tmp_path / "offsets"
     offsets.mkdir()
-    ranges = LogsOffset.from_json({"logs": {}, "batch": {name: [0, 1] for name in names}})
+    ranges = LogsOffset(dict.fromkeys(names, RecordsOffset(1, 1, "")), dict.fromkeys(names, (0, 1)))
     (offsets / "0").write_text("v1\n{}\n" + json.dumps(ranges.to_json()))
     query._folder = tmp_path
     batch: Any = SimpleNamespace(toArrow=lambda: pa.table({"log": names}))
@@ -245,7 +267,7 @@ def test_a_micro_batch_that_a_stop_interrupts_is_not_an_error_of_the_query(tmp_p
 
     query = RecordsQuery(no_spark(), {"backlogRecords": "100"}, tmp_path, 1.0, lambda rows: None)
     (tmp_path / "offsets").mkdir()
-    ranges = LogsOffset.from_json({"logs": {}, "batch": {"default": [0, 1]}})
+    ranges = LogsOffset({"default": RecordsOffset(1, 1, "")}, {"default": (0, 1)})
     (tmp_path / "offsets" / "0").write_text("v1\n{}\n" + json.dumps(ranges.to_json()))
     query._folder = tmp_path
     batch: Any = SimpleNamespace(toArrow=interrupted)
