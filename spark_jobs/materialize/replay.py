@@ -4,8 +4,9 @@ A letter is moved by three commits: to `records`, to `current`, out of `dead_let
 killed between them is repeated: a letter that is in `records` already is not added again.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from spark_jobs.errors import OptionError
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.table import ENTRIES, Table, quoted_name, read_table
+from spark_jobs.typed.current import CurrentTable
 
 PIECE_LETTERS: Final = 20_000
 
@@ -64,7 +66,7 @@ class DeadLetterReplay:
                     self.tables.note_moved(group, rows["_index"][0].as_py())
                     self.tables.records[group.first].insert_missing(rows)
                     held |= dict.fromkeys(rows["_index"].to_pylist(), group.first)
-            self._settle(held, until)
+            self._settle(held)
             moved += len(held)
             left += typed.dead_letters.num_rows
         return Replayed(wanted, moved, left)
@@ -93,21 +95,15 @@ class DeadLetterReplay:
             .collect()
         }
 
-    def _settle(self, moved: Mapping[int, int], until: int) -> None:
+    def _settle(self, moved: Mapping[int, int]) -> None:
         """Apply records that were dead letters to `current`, and remove the letters."""
         if not moved:
             return
-        end = until
         for first in sorted(set(moved.values())):
             current, path = self.tables.current[first], self.tables.records[first].path
             own = [index for index, group in moved.items() if group == first]
             indexes = current.session.createDataFrame(pa.table({"_index": own}))
-            rows = _of_same_keys(read_table(current.session, path), indexes, current.keys)
-            while True:
-                current.apply(rows, current.tombstones(min(own), end), None)
-                before, end = end, self._end()
-                if end == before:  # else a newer tombstone may have been applied before the rows were there
-                    break
+            current.apply_again(partial(_of_same_keys, current, path, indexes), min(own))
         self.tables.dead_letters.remove(self.spark.createDataFrame(pa.table({"index": list(moved)})))
 
     def _end(self) -> int:
@@ -116,8 +112,9 @@ class DeadLetterReplay:
         return int(entries.agg(F.coalesce(F.max("index") + 1, F.lit(0))).collect()[0][0])
 
 
-def _of_same_keys(records: DataFrame, indexes: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """Return all rows with the keys of the rows at these indexes. A newer row of a key counts although a
-    tombstone of another record key has removed it from `current`."""
+def _of_same_keys(current: CurrentTable, path: str, indexes: DataFrame) -> DataFrame:
+    """Return all rows of `records` with the keys of the rows at these indexes. A newer row of a key counts
+    although a tombstone of another record key has removed it from `current`."""
+    records, keys = read_table(current.session, path), current.keys
     moved = records.join(F.broadcast(indexes), "_index", "left_semi")
     return records.join(moved.select(*map(quoted_name, keys)), list(keys), "left_semi")

@@ -192,8 +192,8 @@ class LocalTable:
             if claim is not None and snapshot.transactions.get(claim[0], -1) >= claim[1]:
                 return False
             due = change(snapshot)
-            if not due.removed and not due.added:
-                return False
+            if not due.removed and not due.added and claim is None:
+                return False  # else the claim alone is due: no row that others add later was considered
             added = [self._add(rows, statistics) for rows in due.added]
             actions = [_written(snapshot, added, sum(rows.num_rows for rows in due.added), note, due.mode)]
             actions += added

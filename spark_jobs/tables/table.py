@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
@@ -430,6 +431,20 @@ def claim_alone(spark: SparkSession, path: str, table: Table, *, application: st
     writer = spark.createDataFrame([], table.schema).writeTo(identifier(path))
     writer = writer.options(txnAppId=application, txnVersion=str(claim))
     repeated(writer.append, (CONCURRENT_CLAIM,), MAX_REFUSALS)
+
+
+def newest_claim(spark: SparkSession, path: str, application: str) -> int | None:
+    """Return the newest claim of an application in a table, 0 without any; None where Spark does not
+    give it: by Spark Connect, and in Databricks."""
+    if is_remote(spark):
+        return None
+    jvm: Any = spark._jvm
+    try:
+        found = jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(spark._jsparkSession, path)
+        claim = found._2().transactions().get(application)
+        return int(claim.get()) if claim.isDefined() else 0
+    except (Py4JError, TypeError):  # TypeError: there is no such class
+        return None
 
 
 def precompute_claims(spark: SparkSession, path: str, *, application: str, claimed: int) -> None:

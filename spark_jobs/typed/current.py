@@ -8,6 +8,7 @@ and the tombstones of the range are applied again.
 
 import json
 import threading
+from collections.abc import Callable
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -23,6 +24,7 @@ from spark_jobs.tables.restores import Restores
 from spark_jobs.tables.table import (
     ENTRIES,
     identifier,
+    newest_claim,
     quoted_name,
     read_table,
     set_properties,
@@ -82,19 +84,23 @@ class CurrentTable:
             )
             self._records = IndexedRows(self.spark, self.records_path, group.records(), "_index")
             self._entries = IndexedRows(self.spark, self.entries_path, ENTRIES, "index")
-        self.next_index = max(self._claimed.last_index + 1, self._applied())
+        # its last row may be one that a replay has moved, beyond records that are not applied
+        applied = self._applied()
+        self.next_index = self._claimed.last_index + 1 if applied is None else applied
 
     def _set_feed(self) -> None:
         if self._has_feed and CHANGE_DATA_FEED.items() - table_properties(self.spark, self.path).items():
             set_properties(self.spark, self.path, CHANGE_DATA_FEED)
 
-    def _applied(self) -> int:
-        """Return the end of the newest range that was applied; 0 where only Spark can read the table."""
+    def _applied(self) -> int | None:
+        """Return the end of the newest range that was applied, None where that cannot be read."""
         try:
             snapshot = None if is_url(self.path) else DeltaLog(self.path).snapshot()
         except DeltaLogError:
-            return 0
-        return 0 if snapshot is None else snapshot.transactions.get(self._application, 0)
+            snapshot = None
+        if snapshot is not None:
+            return snapshot.transactions.get(self._application, 0)
+        return newest_claim(self.spark, self.path, self._application)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -125,8 +131,35 @@ class CurrentTable:
         self._claimed.lay_out()
         self._set_feed()
         self.next_index = max(self.next_index, until)  # the last records may be tombstones
-        rows = read_table(self.session, self.records_path).where(F.col("_index") < self.next_index)
-        self.apply(rows, self.tombstones(0, self.next_index), None)
+        self.apply_again(lambda: read_table(self.session, self.records_path), 0)
+
+    def apply_again(self, rows: Callable[[], DataFrame], first: int) -> None:
+        """Apply rows of `records` that may be older than what is applied, and all tombstones from `first` on.
+
+        Another driver may apply a newer tombstone before an older row is there, and never again: so the rows
+        and tombstones are those of all records that any driver has applied. rows: returns them as they are
+        now.
+        """
+        end = 0
+
+        def attempt() -> None:
+            nonlocal end
+            end = max(self.next_index, self._applied_at_most())
+            self.apply(rows().where(F.col("_index") < end), self.tombstones(first, end), None)
+
+        repeated(attempt, (CONCURRENT_CHANGE,), MERGE_ATTEMPTS)
+        while self._applied_at_most() > end:
+            repeated(attempt, (CONCURRENT_CHANGE,), MERGE_ATTEMPTS)
+
+    def _applied_at_most(self) -> int:
+        """Return an index from which on no driver has applied records."""
+        applied = self._applied()
+        return self._end_of_entries() if applied is None else applied
+
+    def _end_of_entries(self) -> int:
+        """Return the index after the last row of `entries`."""
+        entries = read_table(self.session, self.entries_path)
+        return int(entries.agg(F.coalesce(F.max("index") + 1, F.lit(0))).collect()[0][0])
 
     def claim(self, until: int) -> None:
         """Note in the table that the records before `until` are applied: none of them is after the last
@@ -154,7 +187,8 @@ class CurrentTable:
         return found.groupBy(F.col("key").alias("_key")).agg(F.max("index").alias(REMOVED_AT))
 
     def apply(self, rows: DataFrame, tombstones: DataFrame, until: int | None) -> None:
-        """Apply rows of `records`, and tombstones. until: the transaction version, None for none."""
+        """Apply rows of `records`, and tombstones. until: the transaction version, None for none: then an
+        error reports a conflict with another driver."""
         assert self.group is not None
         session, keys = self.session, list(self.group.keys)
         held = read_table(session, self.path)
@@ -195,7 +229,7 @@ class CurrentTable:
                 for name in TXN_SETTINGS:
                     session.conf.unset(name)
 
-        repeated(merge, (CONCURRENT_CHANGE,), MERGE_ATTEMPTS)
+        repeated(merge, (CONCURRENT_CHANGE,), MERGE_ATTEMPTS if until is not None else 1)
 
     @property
     def session(self) -> SparkSession:

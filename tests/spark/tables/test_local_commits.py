@@ -27,6 +27,7 @@ from spark_jobs.tables.table import (
     claim_alone,
     create_table,
     identifier,
+    newest_claim,
     read_table,
     settings_of_table,
 )
@@ -303,6 +304,8 @@ def test_spark_and_the_driver_write_one_table(spark: SparkSession, tmp_path: Pat
     assert table.claim("a", 36)
     claim_alone(spark, paths[0], ENTRIES, application="a", claim=36)
     assert table._log.versions()[-1] == version + 1
+    assert newest_claim(spark, paths[0], "a") == 36
+    assert newest_claim(spark, paths[0], "another") == 0
     assert indexes(table) == list(range(40))
     writer = TableWriter(spark, paths[0], ENTRIES)
     for first in range(40, 140):

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from app.schemas import LogSchema
+from app.tables.delta_log import DeltaLog
 from spark_jobs.tables.local_commits import LocalTable, NeedsSpark, Rewrite
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.snapshot import read_plain
@@ -179,3 +180,14 @@ def test_files_that_were_written_again_keep_their_place_in_the_order_of_indexes(
     )
     pieces = list(tables.rows_at(ENTRIES, "index").local_pieces(0, 6, ["index"]))
     assert [index for _, rows in pieces for index in rows["index"].to_pylist()] == [*range(6)]
+
+
+def test_a_tombstone_of_no_row_is_claimed(tmp_path: Path) -> None:
+    """Another driver that adds an older row of its key learns from it that the tombstone is applied."""
+    tables = Tables(tmp_path, ())
+    tables.add((b"1", {"id": 1, "part": "a"}), (b"9", None))
+    for until in (1, 2):
+        tables.extend(until - 1, until)
+        snapshot = DeltaLog(str(tmp_path / "current")).snapshot()
+        assert snapshot is not None
+        assert snapshot.transactions == {"test-current": until}

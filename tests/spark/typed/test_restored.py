@@ -1,7 +1,9 @@
 """Typed tables that a user restores to an earlier version, or removes: each record is there once again."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException
@@ -15,6 +17,7 @@ from spark_jobs.run import materialize
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.restores import Restores
 from spark_jobs.tables.table import identifier, read_table
+from spark_jobs.typed.current import CurrentTable
 from spark_jobs.typed.invariants import misplaced, outdated
 from tests.spark.conftest import endpoints
 from tests.spark.source.log_server import FakeLog, FakeReplica
@@ -60,10 +63,13 @@ class Job:
         self.write()
 
     def write(self) -> None:
+        self.write_entries()
+        self.typed.extend(self.log.next_index)
+
+    def write_entries(self) -> None:
         with self.patch.context() as patched:
             patched.setattr(TypedTables, "extend", lambda *_: None)
             materialize(self.config, spark=self.spark)
-        self.typed.extend(self.log.next_index)
 
     def table(self, name: str) -> DataFrame:
         return read_table(self.spark, str(self.folder / name))
@@ -181,6 +187,52 @@ def test_a_replay_does_not_bring_back_a_key_whose_newer_record_is_removed(job: J
     job.check()
 
 
+def test_a_driver_that_ends_beside_a_replay_leaves_no_record_out(job: Job) -> None:
+    """The replay puts the newest row of its key into `current`, which the driver has not brought so far."""
+    job.log.append(to_json(id=1, city=2), key=b"1")
+    job.write()
+    job.log.set_schema("id INT NOT NULL, city INT", key_columns=["id"], compatibility="none")
+    job.write()
+    settle = DeadLetterReplay._settle
+
+    def settle_late(replay: DeadLetterReplay, moved: Mapping[int, int]) -> None:
+        job.log.append(to_json(id=7, city=7), key=b"7")
+        job.log.append(to_json(id=1, city=3), key=b"1")
+        with job.patch.context() as patched:
+            patched.setattr(job.typed, "apply", lambda: None)  # the driver is killed before
+            job.write()
+        settle(replay, moved)
+
+    with job.patch.context() as patched:
+        patched.setattr(DeadLetterReplay, "_settle", settle_late)
+        assert DeadLetterReplay(job.spark, job.client, path_in(job.folder)).run().moved == 1
+    job.restart()
+    job.append(20)
+    job.check("_v2")
+
+
+def test_a_replay_ends_while_the_log_grows(job: Job) -> None:
+    job.log.append(to_json(id=1, city=2), key=b"1")
+    job.write()
+    job.log.set_schema("id INT NOT NULL, city INT", key_columns=["id"], compatibility="none")
+    merge, merges = CurrentTable._merge, []
+
+    def merge_meanwhile(table: CurrentTable, *given: Any) -> None:
+        merges.append(given)
+        assert len(merges) < 3
+        job.log.append(to_json(id=len(merges) + 1, city=1), key=b"2")
+        job.write_entries()
+        merge(table, *given)
+
+    job.write_entries()
+    with job.patch.context() as patched:
+        patched.setattr(CurrentTable, "_merge", merge_meanwhile)
+        assert DeadLetterReplay(job.spark, job.client, path_in(job.folder)).run().moved == 1
+    job.restart()
+    job.write()
+    job.check("_v2")
+
+
 @pytest.mark.parametrize("name", ["records_v2", "dead_letters"])
 def test_a_table_that_is_removed_after_a_replay_leaves_each_letter_once(job: Job, name: str) -> None:
     job.append(0)
@@ -203,4 +255,45 @@ def test_letters_that_the_user_removed_after_the_last_record_are_written_again(j
     job.change(f"DELETE FROM {{}} WHERE index >= {first}", "dead_letters")
     job.restart()
     job.write()
+    job.check()
+
+
+class SecondDriver:
+    """Another driver of the same job, ahead of the first one by a tombstone of key 1."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.typed = TypedTables(job.spark, job.client, path_in(job.folder), follows=False)
+        self.typed.open()
+
+    def go_ahead(self) -> None:
+        self.job.log.append(None, key=b"1")
+        self.job.write_entries()
+        self.typed.extend(self.job.log.next_index)
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_rebuild_beside_a_driver_that_is_ahead_brings_no_removed_key_back(job: Job, when: str) -> None:
+    job.log.append(to_json(id=1), key=b"1")
+    job.log.append(to_json(id=2), key=b"2")
+    job.write()
+    [late] = job.typed.current.values()
+    job.change("RESTORE TABLE {} TO VERSION AS OF 0", "current")
+    second = SecondDriver(job)
+    if when == "before":
+        second.go_ahead()
+        late.rebuild(late.next_index)
+    else:
+        merge, merges = late._merge, []
+
+        def merge_late(*given: Any) -> None:
+            merges.append(given)
+            if len(merges) == 1:  # the rows of this merge were read
+                second.go_ahead()
+            merge(*given)
+
+        with job.patch.context() as patched:
+            patched.setattr(late, "_merge", merge_late)
+            late.rebuild(late.next_index)
+    assert [row["id"] for row in job.table("current").collect()] == [2]
     job.check()
