@@ -224,6 +224,8 @@ class TypedTables:
         with self._applying:
             for first in sorted(restored.repair(decoder)):
                 self.next_index = max(self.next_index, self._complete_before(decoder.layout))
+                with self._noting:  # another driver may have written records to any group meanwhile
+                    self._changed |= self.current.keys()
                 if first in self.current:
                     self.current[first].rebuild(self.next_index)
             restored.finish()

@@ -297,3 +297,22 @@ def test_a_rebuild_beside_a_driver_that_is_ahead_brings_no_removed_key_back(job:
             late.rebuild(late.next_index)
     assert [row["id"] for row in job.table("current").collect()] == [2]
     job.check()
+
+
+def test_a_repair_does_not_skip_what_another_driver_has_not_applied(job: Job) -> None:
+    """The repair finds `records` of all groups further than its driver has written them."""
+    job.append(0)
+    job.log.set_schema("id STRING NOT NULL", compatibility="none")
+    job.log.append(to_json(id="a"), key=b"a")
+    job.write()
+    killed = SecondDriver(job).typed
+    job.log.append(to_json(id="z"), key=b"z")
+    job.write_entries()
+    with job.patch.context() as patched:
+        patched.setattr(killed, "apply", lambda: None)
+        killed.extend(job.log.next_index)
+    job.change("RESTORE TABLE {} TO VERSION AS OF 1", "records")
+    job.typed.extend(job.log.next_index)
+    job.log.append(to_json(id="without a key"))
+    job.write()
+    assert {row["id"] for row in job.table("current_v2").collect()} == {"a", "z"}
