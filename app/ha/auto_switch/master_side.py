@@ -220,7 +220,9 @@ class MasterSide:
 
         This decides whose acks the connection carries. A slave that sends a number names its copy. A slave
         that sends an address is the copy that is registered now: its first ack comes after this answer, so an
-        earlier copy of that node, which was closed before this one was registered, cannot have sent it.
+        earlier copy of that node, which was closed before this one was registered, cannot have sent it. A
+        later copy, of which this node does not know yet, can: what it acknowledges is on that node all the
+        same.
         """
         handshake = connection.handshake
         assert handshake is not None

@@ -236,7 +236,7 @@ class HaChecker:
             return
         elif not node.acknowledges:
             self._problem = f"{node.name} acknowledges while it is fenced"
-        elif len(log.sync_state_set) < node.floor and not result.replayed:
+        elif self._is_below_floor(log, node.floor, result):
             self._problem = f"{result} with the set {log.set_nodes} below its floor"
         holders = self._holders(log, result.last_index)
         if len(holders) < acks_needed(len(log.sync_state_set), log.set_acks):
@@ -246,6 +246,13 @@ class HaChecker:
             history = self.unclean_reads.history(log.unclean_epoch)
             history.acknowledged_index = max(history.acknowledged_index, result.last_index)
         self.counts["acks by a part"] += len(holders) < len(log.sync_state_set)
+
+    def _is_below_floor(self, log: Log, floor: int, result: AppendResult) -> bool:
+        """A master that does not know yet that a member's copy was replaced takes the new one for it: then as
+        many nodes hold the record."""
+        if result.replayed or len(log.sync_state_set) >= floor:
+            return False
+        return sum(each.held_index >= result.last_index for each in self._cluster.brokers) < floor
 
     @property
     def unclean_epoch(self) -> int:
