@@ -43,7 +43,7 @@ def closed_url() -> str:
         "ftp://127.0.0.1:8101",
         "http://",
         "http://a:1,http://b:1",
-        "http://a:1?b=c",
+        "http://a:1#b",
     ],
 )
 def test_an_endpoint_that_is_not_one_base_url_is_refused(endpoint: str) -> None:
