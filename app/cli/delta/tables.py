@@ -77,8 +77,9 @@ def _show_tables(tables: Sequence[MaterializedTable], target: Target) -> None:
         return
     if not tables:
         click.echo(
-            f"log {target.log} has no Delta tables at the nodes: run the Spark job (`commitlog up` or "
-            "`commitlog materialize`), with [tables] path of the nodes' configuration naming its folder"
+            f"log {target.log} has no Delta tables at the nodes. A Spark job that has just started "
+            "(`commitlog up`, `commitlog materialize`) makes them within a minute. If none runs, start one; "
+            "[tables] path of the nodes' configuration names its folder."
         )
         return
     view = View("table", title=f"Delta tables of {target.log}", title_justify="left", box=SIMPLE_HEAD)

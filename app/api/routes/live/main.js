@@ -112,7 +112,7 @@ async function poll() {
 byId("token").addEventListener("click", () => {
   if (token()) { setToken(null); showToken(); show(); } else logIn(); // nothing of before stays on the screen
 });
-window.addEventListener("hashchange", () => { if (location.hash !== shownFor) { show(); byId("view").focus(); } });
+window.addEventListener("hashchange", () => { if (location.hash !== shownFor) { show(); byId("view").focus({ preventScroll: true }); scrollTo(0, 0); } });
 const named = new URLSearchParams(location.search).get("log"); // an address of earlier versions
 if (named && !location.hash) history.replaceState(null, "", `/ui#/logs/${encodeURIComponent(named)}`);
 showToken();
