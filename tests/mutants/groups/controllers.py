@@ -478,3 +478,19 @@ plant(
     ),
     mode="controller",
 )
+
+
+plant(
+    "a_lost_copy_leaves_the_set_before_of_which_a_part_acknowledged",
+    "C-12",
+    (
+        state_machine,
+        "_without_gone",
+        "if acks_needed(len(former), log.former_acks) == len(former):",
+        "if True:",
+    ),
+    lambda _: (
+        test_elections_by_part.test_a_node_of_the_set_before_that_is_taken_out_by_force_counts_as_not_heard()
+    ),
+    mode="controller",
+)

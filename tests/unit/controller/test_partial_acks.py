@@ -333,6 +333,21 @@ def test_a_node_that_is_taken_out_by_force_counts_as_not_heard_until_the_set_cha
     assert quorum.log().master_node == "n1"
 
 
+@pytest.mark.rule("C-05", "C-12")
+def test_a_node_of_the_set_before_that_is_taken_out_by_force_counts_as_not_heard() -> None:
+    """n2 is elected and has not opened its epoch. Without n1 and n2 nothing proves what n3 holds."""
+    quorum = by_two_of_three()
+    live(quorum, "n2", "n3")
+    assert elected(quorum) == "n2"
+    generation = quorum.log().generation
+    quorum.done(ChangeLog("a", {"replicas": ("n2", "n3")}, "out", None, generation, force=True))
+    assert quorum.log().former_set == (1, 2, 3)
+    live(quorum, "n3")
+    assert quorum.log().master_node != "n3"
+    live(quorum, "n2", "n3")
+    assert quorum.log().master_node == "n2"
+
+
 @pytest.mark.rule("C-05")
 def test_a_master_leaves_the_log_once_all_of_its_set_count() -> None:
     quorum = by_two_of_three()
