@@ -9,6 +9,7 @@ import pytest
 from app.controller import complete_copies, elect_master, registration, replica_changes, state_machine
 from app.controller import sync_state_set as alter_module
 from app.controller.active import controller as active_module
+from app.controller.active import masters as masters_module
 from app.controller.active.catching_up import CatchingUp
 from app.controller.active.controller import ActiveController
 from app.controller.commands import AlterSyncStateSet, Reason
@@ -491,6 +492,33 @@ plant(
     ),
     lambda _: (
         test_elections_by_part.test_a_node_of_the_set_before_that_is_taken_out_by_force_counts_as_not_heard()
+    ),
+    mode="controller",
+)
+
+
+plant(
+    "an_outdated_report_refuses_an_operators_election",
+    "C-05",
+    (
+        masters_module,
+        "surely_lacks",
+        " or not liveness.was_written_after_lease(replica.node, log.name)",
+        "",
+    ),
+    lambda _: (
+        test_elections_by_part.test_a_report_from_before_the_end_of_the_lease_refuses_no_operators_election()
+    ),
+    mode="controller",
+)
+
+
+plant(
+    "an_election_moves_the_end_of_the_last_lease",
+    "A-11",
+    (Liveness, "elected", "self._over_ms[log] = self.lease_over_ms(log)", "pass"),
+    lambda _: (
+        test_elections_by_part.test_an_election_moves_the_end_of_the_last_lease_neither_forth_nor_back()
     ),
     mode="controller",
 )

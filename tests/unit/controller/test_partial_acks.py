@@ -103,6 +103,22 @@ def test_a_heartbeat_that_was_overtaken_proves_nothing_about_what_it_reports() -
     assert liveness.was_written_after_lease("n2", "a")
 
 
+@pytest.mark.rule("C-05", "A-11")
+def test_an_election_moves_the_end_of_the_last_lease_neither_forth_nor_back() -> None:
+    """The leases of the new epoch have another length; its winner may be replaced before it has any."""
+    lease_ms = 1_500
+    liveness = Liveness(ControllerConfig(), ("n1",), ("n1",), 0, lambda _log: lease_ms)
+    liveness.granted("a", 100)
+    liveness.granted("b", 100)
+    liveness.given_up("b", 300)
+    for log in ("a", "b"):
+        liveness.elected(log)
+    lease_ms = 500
+    assert [liveness.lease_over_ms(log) for log in ("a", "b")] == [1_600, 300]
+    liveness.granted("a", 2_000)
+    assert liveness.lease_over_ms("a") == 2_500
+
+
 @pytest.mark.rule("C-05", "C-12")
 def test_the_end_that_a_master_hands_over_makes_other_reports_unnecessary() -> None:
     for confirmed, winner in ((10, "n3"), (15, None)):
@@ -210,6 +226,23 @@ def test_an_operators_election_is_refused_as_soon_as_the_copy_cannot_get_what_it
     quorum.active.ask(down, down)
     quorum.turn()
     assert elected(quorum) in ("n1", "n2")
+
+
+@pytest.mark.rule("C-05", "C-12")
+def test_a_report_from_before_the_end_of_the_lease_refuses_no_operators_election() -> None:
+    """n3 has received since what n1 acknowledged last; its next heartbeat reports that."""
+    quorum = by_two_of_three()
+    quorum.offsets["n3", "a"] = (1, 20, 20)
+    quorum.heartbeats()
+    command = ElectMaster("a", "n3", False, 1)
+    quorum.active.ask(command, command)
+    quorum.turn()
+    assert quorum.heartbeat("n1").withheld == ("a",)
+    quorum.done(StepDown("a", quorum.log().generation, 1, 1, confirmed=30))
+    quorum.scan()
+    quorum.offsets["n3", "a"] = (1, 30, 30)
+    answer_to(quorum, command, steps=2)
+    assert elected(quorum) == "n3"
 
 
 @pytest.mark.rule("C-05")
