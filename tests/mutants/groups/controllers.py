@@ -522,3 +522,19 @@ plant(
     ),
     mode="controller",
 )
+
+
+plant(
+    "metadata_record_what_has_not_moved",
+    "C-09",
+    (
+        masters_module.Masters,
+        "_is_record_due",
+        "is_due and bool(self._liveness.changes_of_confirmed(log))",
+        "is_due",
+    ),
+    lambda _: (
+        test_lost_records.test_the_metadata_record_what_copies_have_confirmed_only_when_that_has_moved()
+    ),
+    mode="controller",
+)

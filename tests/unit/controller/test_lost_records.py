@@ -15,7 +15,7 @@ from app.controller.commands import (
 from app.controller.messages import BrokerHeartbeatAnswer
 from app.controller.replicas_manager import SendToCore
 from app.ha.roles import MasterRole
-from tests.unit.controller.support import Quorum, spec
+from tests.unit.controller.support import CONFIG, Quorum, spec
 from tests.unit.controller.test_elections import let_die
 from tests.unit.controller.test_replicas_manager import Bench
 
@@ -173,6 +173,22 @@ def test_an_older_copy_is_no_member_of_the_former_set_either() -> None:
     command = msgspec.structs.replace(start_of(quorum, other, 500), log_epoch=0)
     assert quorum.refused(command) is Reason.LOST_RECORDS
     quorum.done(msgspec.structs.replace(command, log_epoch=1))
+
+
+@pytest.mark.rule("C-03", "C-09")
+def test_the_metadata_record_what_copies_have_confirmed_only_when_that_has_moved() -> None:
+    quorum = Quorum()
+    quorum.with_master()
+    for confirmed in (100, 200):
+        for node in quorum.nodes:
+            quorum.offsets[node, "a"] = (1, confirmed, confirmed)
+        for _ in range(3 * CONFIG.confirmed_interval_ms // 1_000):
+            quorum.let_pass(1_000)
+        assert {each.offset for each in quorum.log().confirmed} == {confirmed}
+        count = len(quorum.events)
+        for _ in range(3 * CONFIG.confirmed_interval_ms // 1_000):
+            quorum.let_pass(1_000)
+        assert len(quorum.events) == count
 
 
 def rebuilt_before_the_first_election() -> Quorum:
