@@ -538,3 +538,19 @@ plant(
     ),
     mode="controller",
 )
+
+
+plant(
+    "a_slow_epoch_counts_with_each_scan",
+    "C-05",
+    (
+        masters_module.Masters,
+        "supervise",
+        "if self._slow_epochs.get(log.name) != log.master_epoch:",
+        "if True:",
+    ),
+    lambda _: (
+        test_elections.test_a_slow_epoch_counts_once_against_its_master_however_long_no_other_can_be_elected()
+    ),
+    mode="controller",
+)

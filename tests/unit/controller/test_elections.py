@@ -472,6 +472,23 @@ def test_a_disk_that_hangs_gives_way_to_one_that_was_slow_before() -> None:
     assert (quorum.log().master_node, quorum.log().is_opening) == ("n3", False)
 
 
+@pytest.mark.rule("C-05")
+def test_a_slow_epoch_counts_once_against_its_master_however_long_no_other_can_be_elected() -> None:
+    """n2 hangs for a minute, alone; then its disk recovers, and that of n3 hangs."""
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.join_all()
+    let_die(quorum, "n1")
+    for _ in range(30 * CONFIG.broker_timeout_ms // 200):
+        quorum.let_pass(200, "n2")
+    assert (quorum.log().master_node, quorum.log().master_epoch) == ("n2", 2)
+    for _ in range(8 * CONFIG.broker_timeout_ms // 200):
+        quorum.let_pass(200, "n2", "n3")
+        if quorum.log().master_node == "n2" and quorum.log().master_epoch > 2:
+            quorum.offsets["n2", "a"] = (quorum.log().master_epoch, 100, 0)
+    assert (quorum.log().master_node, quorum.log().is_opening) == ("n2", False)
+
+
 @pytest.mark.rule("C-05", "A-11")
 def test_the_set_before_is_forgotten_before_the_first_lease_of_an_epoch() -> None:
     quorum = Quorum()
