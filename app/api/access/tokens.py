@@ -5,6 +5,8 @@ A file that has become unreadable or invalid changes nothing: the tokens that we
 
 import asyncio
 import logging
+import os
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -113,7 +115,13 @@ def _read(path: Path) -> str:
     """Return the content of the file. Raises ConfigError."""
     try:
         with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             data = file.read(FILE_MAX_BYTES + 1)
+        if mode & stat.S_IWOTH:
+            raise ConfigError(
+                f"tokens_file {path} has the permissions {mode:04o}: other users must not write it; "
+                "use `chmod o-w`"
+            )
         if len(data) > FILE_MAX_BYTES:
             raise ConfigError(f"tokens_file {path} may have at most {FILE_MAX_BYTES} bytes")
         return data.decode()

@@ -100,6 +100,25 @@ def test_the_configurations_are_valid_and_reach_their_nodes(tmp_path: Path) -> N
     assert secret.removeprefix("/run/secrets/") in compose["secrets"]
 
 
+def test_a_node_has_no_more_rights_than_it_needs() -> None:
+    pod = one("StatefulSet")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert not pod["automountServiceAccountToken"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    for service in yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"].values():
+        assert (service["cap_drop"], service["read_only"]) == (["ALL"], True)
+        assert service["security_opt"] == ["no-new-privileges:true"]
+    unit = (DEPLOY / "commitlog@.service").read_text().splitlines()
+    wanted = {"UMask=0077", "StateDirectoryMode=0700", "CapabilityBoundingSet=", "NoNewPrivileges=true"}
+    assert wanted <= set(unit)
+
+
 def test_the_secret_of_the_example_is_refused() -> None:
     assert len(one("Secret")["stringData"]["cluster.secret"]) < 16  # bytes that a node requires
 

@@ -232,6 +232,23 @@ def test_a_broken_file_leaves_the_tokens_as_they_were(
     assert tokens.caller("/v1/logs", b"Bearer next").may(READ, None)
 
 
+def test_a_file_that_other_users_can_write_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("one\n")
+    tokens = Tokens.load(file)
+    file.write_text("one\ntwo\n")
+    file.chmod(0o646)
+    with pytest.raises(ConfigError, match="0646: other users must not write it"):
+        Tokens.load(file)
+    asyncio.run(tokens.refresh())
+    assert tokens.failing
+    with pytest.raises(Unauthenticated):
+        tokens.caller("/v1/logs", b"Bearer two")
+    file.chmod(0o644)
+    asyncio.run(tokens.refresh())
+    assert tokens.caller("/v1/logs", b"Bearer two").grant.covers("any")
+
+
 def test_the_command_makes_lines_that_the_node_accepts(tmp_path: Path) -> None:
     options = ["--scope", "append", "--logs", "orders.*", "--name", "shop", "--rate", "5", "--in-flight", "2"]
     made = CliRunner().invoke(token_command, ["new", *options])
