@@ -21,6 +21,7 @@ _S = TypeVar("_S", bound=msgspec.Struct)
 _PLACE = re.compile(r"^(?P<detail>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _NAME = re.compile(r"Expected `str` matching regex '(?P<pattern>.*)'", re.DOTALL)
+_SHOWN_MAX_BYTES: Final = 64 * 1024  # of a body that is decoded again to show the value that was refused
 _UNSHOWN = frozenset(  # secrets, and data
     ("token", "match_token", "key", "key_base64", "value", "value_base64", "value_json", "headers")
 )
@@ -70,7 +71,12 @@ def _placed(complaint: str, pointer: str, text: bytes) -> tuple[str, str]:
         detail = "unknown field" if "unknown" in field["kind"] else "required field is missing"
     elif (named := _NAME.fullmatch(detail)) and (rule := rule_of(named["pattern"])) is not None:
         detail = rule.refusal(_value_at(text, parts))
-    elif parts and "..." not in match["path"] and not _UNSHOWN.intersection(parts):
+    elif (
+        parts
+        and len(text) <= _SHOWN_MAX_BYTES
+        and "..." not in match["path"]
+        and not _UNSHOWN.intersection(parts)
+    ):
         detail += _received(text, parts, detail)
     return pointer + "".join(f"/{escape_pointer(part)}" for part in parts), detail
 

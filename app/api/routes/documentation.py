@@ -11,13 +11,13 @@ from typing import Final
 from starlette.responses import Response
 
 from app.api.http.dependencies import body_answer
+from app.api.http.page_headers import page_headers
 from app.errors import NotFound
 
 FOLDER: Final = Path(__file__).with_name("site")
 _HEADERS: Final = (
     (b"cache-control", b"no-cache"),
-    (b"content-security-policy", b"default-src 'self' 'unsafe-inline' data:; worker-src 'self' blob:"),
-    (b"x-content-type-options", b"nosniff"),
+    *page_headers("default-src 'self' 'unsafe-inline' data:; worker-src 'self' blob:"),
 )
 
 

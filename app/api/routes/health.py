@@ -13,6 +13,7 @@ from starlette.responses import RedirectResponse, Response
 
 from app.api.http.dependencies import NodeBroker, Nothing, body_answer, json_answer
 from app.api.http.openapi import answers
+from app.api.http.page_headers import page_headers
 from app.api.metrics.node import NodeCollector
 from app.api.routes import documentation
 from app.errors import PROBLEMS, CommitlogError, NotFound
@@ -104,7 +105,7 @@ async def root() -> Response:
 
 @router.get("/docs", include_in_schema=False)
 async def docs() -> Response:
-    return body_answer(_DOCS.encode(), _HTML)
+    return body_answer(_DOCS.encode(), _HTML, headers=page_headers())
 
 
 @router.get("/docs/{path:path}", include_in_schema=False)
@@ -132,7 +133,7 @@ async def problem_page(
     problem = PROBLEMS.get(code)
     if problem is None:
         raise NotFound(f"{code!r} is not a problem code of this API")
-    return body_answer(_page_of(problem).encode(), _HTML)
+    return body_answer(_page_of(problem).encode(), _HTML, headers=page_headers())
 
 
 def _page_of(problem: type[CommitlogError]) -> str:

@@ -20,6 +20,7 @@ from app.api.access.caller import UNRESTRICTED, Caller
 from app.api.access.rules import caller_of
 from app.api.http.dependencies import NodeBroker, Nothing, body_answer, json_answer, request_id_of
 from app.api.http.log_call import Served
+from app.api.http.page_headers import page_headers
 from app.api.http.query import Query as StrictQuery
 from app.api.read.epochs import epoch_object
 from app.api.routes import documentation
@@ -45,9 +46,7 @@ _ASSETS: Final = {
 }
 _HEADERS: Final = (
     (b"cache-control", b"no-cache"),
-    (b"content-security-policy", b"default-src 'self'; style-src 'self' 'unsafe-inline'; connect-src *"),
-    (b"x-content-type-options", b"nosniff"),
-    (b"x-frame-options", b"DENY"),
+    *page_headers("default-src 'self'; style-src 'self' 'unsafe-inline'; connect-src *"),
 )
 _PEER_TIMEOUT_S: Final = 0.8
 _EPOCHS: Final = 1_000

@@ -83,3 +83,13 @@ def test_a_poll_of_a_removed_token_gets_nothing(node: GuardedCluster, line: str)
     finally:
         node.tokens.write_text(ADMIN + READER)
         eventually(lambda: not node.exchange(waiting).startswith(b"HTTP/1.1 401 "), what="the token is back")
+
+
+@pytest.mark.parametrize("path", ["/docs", "/problems/internal", "/ui", "/ui/main.js"])
+def test_no_other_website_shows_a_page_in_a_frame(node: GuardedCluster, path: str) -> None:
+    """A click on the frame would be a click on the page, with the reader's position and rights."""
+    headers = node.get("n1", path).headers
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert "base-uri 'none'" in headers["content-security-policy"]
