@@ -311,8 +311,8 @@ _token_option = click.option(
     envvar="COMMITLOG_TOKEN",
     show_envvar=True,
     callback=_or_of_group,
-    help="Bearer token, if the cluster requires one. The list of processes shows this option; the variable, or the "
-    "token file of a context, stays private.",
+    help="Bearer token, if the cluster requires one. The list of processes shows this option; the variable, "
+    "or the token file of a context, stays private.",
 )
 _context_option = click.option(
     "--context",

@@ -186,7 +186,7 @@ def decode_lines(body: bytes, limits: Limits) -> RecordColumns:
 
 def plain_lines(body: bytes, limits: Limits) -> RecordColumns | None:
     """Return the records if all are plain and within the limits; None: `_lines_one_by_one` finds why."""
-    if not body or body.count(b"{") > _BRACKETS_MAX:
+    if not body or body.count(b"\n") > limits.max_request_records or body.count(b"{") > _BRACKETS_MAX:
         return None
     text = np.frombuffer(body, np.uint8)
     breaks = np.flatnonzero(text[1:-1] == _NEWLINE)  # each one position before its place in the body

@@ -430,6 +430,7 @@ def test_a_body_of_very_many_records_is_not_decoded_to_its_end(record: str) -> N
     with pytest.raises(CommitlogError):
         decode_lines("\n".join([record] * MANY).encode(), FEW)
     assert plain_lines(record.encode() * MANY, FEW) is None
+    assert plain_lines(b'{"value":null}' + b"\n" * 21, FEW) is None  # each line break took 16 bytes
 
 
 @pytest.mark.parametrize("count", [31, MANY])
