@@ -1,1 +1,2 @@
-"""Access to the REST service: tokens, what each of them permits, and the record of administration."""
+"""Access to the REST service: tokens, what each of them permits, protection of browsers, and the record of
+administration."""

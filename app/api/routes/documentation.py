@@ -10,8 +10,8 @@ from typing import Final
 
 from starlette.responses import Response
 
+from app.api.access.page_headers import page_headers
 from app.api.http.dependencies import body_answer
-from app.api.http.page_headers import page_headers
 from app.errors import NotFound
 
 FOLDER: Final = Path(__file__).with_name("site")

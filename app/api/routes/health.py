@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.responses import RedirectResponse, Response
 
+from app.api.access.page_headers import page_headers
 from app.api.http.dependencies import NodeBroker, Nothing, body_answer, json_answer
 from app.api.http.openapi import answers
-from app.api.http.page_headers import page_headers
 from app.api.metrics.node import NodeCollector
 from app.api.routes import documentation
 from app.errors import PROBLEMS, CommitlogError, NotFound

@@ -17,10 +17,10 @@ from pydantic import Field
 from starlette.responses import Response
 
 from app.api.access.caller import UNRESTRICTED, Caller
+from app.api.access.page_headers import page_headers
 from app.api.access.rules import caller_of
 from app.api.http.dependencies import NodeBroker, Nothing, body_answer, json_answer, request_id_of
 from app.api.http.log_call import Served
-from app.api.http.page_headers import page_headers
 from app.api.http.query import Query as StrictQuery
 from app.api.read.epochs import epoch_object
 from app.api.routes import documentation
