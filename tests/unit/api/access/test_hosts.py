@@ -1,4 +1,4 @@
-"""Which nodes refuse foreign names in the header Host."""
+"""Nodes that refuse foreign names in the header Host, and those that do not."""
 
 from pathlib import Path
 from typing import Any

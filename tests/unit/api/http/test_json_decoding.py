@@ -53,7 +53,7 @@ def test_a_long_value_is_shown_in_part() -> None:
 
 @pytest.mark.parametrize(("blanks", "shown"), [(0, ': "5"'), (70_000, "")])
 def test_a_large_body_is_not_decoded_again_to_show_a_value(blanks: int, shown: str) -> None:
-    """Of a body of 15 MB that takes 400 MiB and more than a second."""
+    """A second decoding of a body of 15 MB takes 400 MiB and more than a second."""
     with pytest.raises(InvalidRequest) as refused:
         decode_as(CursorIn, b'{"index": "5"%b}' % (b" " * blanks))
     assert refused.value.errors[0]["detail"] == f"Expected `int`, got `str`{shown}"
