@@ -59,6 +59,7 @@ class QueuedAppend:
         self.sequence = -1
         self.refused: dict[int, ClientError] = {}
         self.future: Future[Delivered] = Future()
+        self.future.set_running_or_notify_cancel()  # no awaiting task can cancel it: other records share it
 
     def encoded(self) -> Body:
         """Return the body of the append; a repeat sends the same bytes."""

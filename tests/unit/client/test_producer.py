@@ -1,5 +1,6 @@
 """The producer: batches, order, repeats and failures, against scripted nodes."""
 
+import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
@@ -160,6 +161,31 @@ def test_an_append_above_another_limit_ends_the_producer() -> None:
 def test_a_record_waits_no_longer_than_linger() -> None:
     with fake_service(Log()) as service, producing(service, linger_ms=1.0) as producer:
         assert producer.send("a").result(30) == 0
+
+
+def test_a_caller_that_gives_up_a_delivery_disturbs_no_other_record() -> None:
+    arrived, answered = threading.Event(), threading.Event()
+
+    def refuse(asked: Asked, attempt: int) -> Scripted | None:
+        arrived.set()
+        answered.wait(30)
+        return None
+
+    with fake_service(Log(refuse)) as service:
+        producer = producing(service)
+        first, second = producer.send("a"), producer.send("b")
+
+        async def give_up() -> None:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await first
+
+        assert arrived.wait(30)
+        asyncio.run(give_up())
+        answered.set()
+        producer.flush(30)
+        assert (first.result(0), second.result(0)) == (0, 1)
+        producer.close()
 
 
 def test_appends_that_overtake_one_another_are_stored_in_order() -> None:
