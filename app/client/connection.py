@@ -30,14 +30,11 @@ NEVER_SENT = (
     urllib3.exceptions.ConnectTimeoutError,
     urllib3.exceptions.LocationValueError,  # not an address
 )
-_AFTER_IDEMPOTENCY = (  # refusals of an append: one that was stored would have been answered instead
+_PERMANENT = (  # refusals that prove that an attempt before them was not stored, and never will be
     "idempotency-key-reused",
-    "sequence-gap",
     "producer-fenced",
-    "fenced",
     "term-mismatch",
     "index-mismatch",
-    "schema-mismatch",
 )
 _OTHER_NAME = "the URL needs a name or an address that is in the certificate"
 _ADVICE = {  # by OpenSSL's code, where no other authority would help
@@ -112,8 +109,9 @@ class ClusterConnection:
         retry cannot fix. A node that is not trusted is passed over; Untrusted is raised if all are so.
 
         The call is retried even when the outcome of the previous attempt is unknown, so it must be safe to
-        repeat. to_leader: ask the leader directly when it is known. wait_s: how long the service itself may
-        take to answer.
+        repeat. The error's outcome is that of all attempts: most refusals are certain of their own attempt
+        only, and the earlier one may be stored, or still be on its way. to_leader: ask the leader directly
+        when it is known. wait_s: how long the service itself may take to answer.
         """
         give_up_at = self._clock() + self.give_up_s
         pause_s = FIRST_PAUSE_S
@@ -133,7 +131,7 @@ class ClusterConnection:
                 if refused >= len(self.endpoints) and not self._waits:
                     raise
                 hopeless = hopeless + 1 if isinstance(error, Untrusted) else 0
-                if error.outcome == "unknown":
+                if error.outcome != "not_applied":
                     doubtful = error
                 self._move_on(endpoint)
                 tried += 1
@@ -147,7 +145,7 @@ class ClusterConnection:
                     wait = max(wait, min(error.retry_after_s, LONGEST_PAUSE_S))
                 is_final = hopeless >= len(self.endpoints) if hopeless else not error.retryable
                 if is_final or self._clock() + wait > give_up_at:
-                    decided = method == "GET" or (to_leader and _is_after_idempotency(error))
+                    decided = method == "GET" or (to_leader and _is_permanent(error))
                     raise _after(doubtful, error, decided=decided) from None
                 self._sleep(wait)
 
@@ -290,12 +288,12 @@ def _after(doubtful: ClientError | None, error: ClientError, *, decided: bool) -
     if error.retryable or not isinstance(error, Problem):
         return doubtful
     if not decided:
-        error.outcome = "unknown"  # the refusal is of the last attempt alone
+        error.outcome = doubtful.outcome  # the refusal is of the last attempt alone
     return error
 
 
-def _is_after_idempotency(error: ClientError) -> bool:
-    return isinstance(error, Problem) and error.code in _AFTER_IDEMPOTENCY
+def _is_permanent(error: ClientError) -> bool:
+    return isinstance(error, Problem) and error.code in _PERMANENT
 
 
 def is_base_url(endpoint: str) -> bool:

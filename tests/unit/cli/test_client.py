@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from app.client import (
+    ClientError,
     CommitlogClient,
     ConditionFailed,
     InvalidRequest,
@@ -107,7 +108,11 @@ def test_a_node_that_is_not_trusted_is_passed_over_and_nothing_else_is_an_error_
         (problem("unauthenticated", 401, "not_applied", retryable=False), "unknown"),
         (problem("too-large", 413, "not_applied", retryable=False), "unknown"),
         (problem("index-mismatch", 412, "not_applied", retryable=False), "not_applied"),
-        (problem("schema-mismatch", 422, "not_applied", retryable=False), "not_applied"),
+        (problem("term-mismatch", 412, "not_applied", retryable=False), "not_applied"),
+        (
+            problem("schema-mismatch", 422, "not_applied", retryable=False),
+            "unknown",
+        ),  # a later schema may fit
     ],
 )
 def test_a_refusal_after_a_lost_answer_is_the_outcome_only_where_it_decides_it(
@@ -185,16 +190,36 @@ def test_without_any_node_the_append_is_certainly_not_stored() -> None:
     assert caught.value.outcome == "not_applied"
 
 
-def test_a_doubtful_attempt_stays_doubtful_whatever_fails_after_it() -> None:
-    answers = iter([Scripted(0)])
-    refused = problem("no-leader", 503, "not_applied", retryable=True)
+_LOST = Scripted(0)
+_APPLIED = problem("flush-slave-timeout", 504, "applied", retryable=True)
+_NO_LEADER = problem("no-leader", 503, "not_applied", retryable=True)
+_NO_TOKEN = problem("unauthenticated", 401, "not_applied", retryable=False)
+_FENCED = problem("fenced", 412, "not_applied", retryable=False)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "outcome", "expected"),
+    [
+        (_LOST, _NO_LEADER, "unknown", NoAnswer),
+        (_LOST, _NO_TOKEN, "unknown", Problem),
+        (_LOST, _FENCED, "unknown", ConditionFailed),
+        (_APPLIED, _NO_LEADER, "applied", Unavailable),
+        (_APPLIED, _NO_TOKEN, "applied", Problem),
+    ],
+)
+def test_a_doubtful_attempt_stays_doubtful_whatever_fails_after_it(
+    first: Scripted, then: Scripted, outcome: str, expected: type[Exception]
+) -> None:
+    """A refusal is certain of its own attempt alone."""
+    answers = iter([first])
     with (
-        fake_service(lambda _: next(answers, refused)) as node,
+        fake_service(lambda _: next(answers, then)) as node,
         CommitlogClient(node.url, give_up_s=0.3) as client,
-        pytest.raises(NoAnswer) as caught,
+        pytest.raises(expected) as caught,
     ):
         client.append(["x"])
-    assert caught.value.outcome == "unknown"
+    assert isinstance(caught.value, ClientError)
+    assert caught.value.outcome == outcome
 
 
 @pytest.mark.parametrize(
