@@ -1,7 +1,9 @@
 """Consumer: reads a log from a named position that the log itself keeps."""
 
 from collections.abc import Iterator, Mapping
+from socket import gethostname
 from typing import Any
+from uuid import uuid4
 
 from app.client.client import FOLLOW_WAIT_MS, CommitlogClient, Page
 from app.client.errors import ConditionFailed, NotFound
@@ -24,6 +26,7 @@ class Consumer:
         self._client = client
         self._operations = Operations(client)
         self.name, self._fence = name, fence
+        self._holder = f"consumer {gethostname()[:100]} {uuid4().hex[:12]}"
         try:
             self._cursor = self._operations.cursor(name)
         except NotFound as error:
@@ -70,16 +73,25 @@ class Consumer:
         self._cursor = self._move(target, self._cursor.version)
 
     def _create(self, index: int) -> Cursor:
-        return self._move(index, "")
+        try:
+            return self._put(index, "")
+        except ConditionFailed:
+            return self._operations.cursor(self.name)  # created since it was not found
 
     def _move(self, index: int, version: str) -> Cursor:
         try:
-            return self._operations.move_cursor(self.name, index, fence=self._fence, if_match=version)
+            return self._put(index, version)
         except ConditionFailed:
             found = self._operations.cursor(self.name)
-            if found.index != index:
+            if found.holder != self._holder:
                 raise
-            return found  # moved by an attempt whose answer was lost
+            # This consumer moved it, and the answer was lost: of this move, or of an earlier one.
+            return found if found.index == index else self._put(index, found.version)
+
+    def _put(self, index: int, version: str) -> Cursor:
+        return self._operations.move_cursor(
+            self.name, index, fence=self._fence, if_match=version, holder=self._holder
+        )
 
     def _index_of(self, start: int | str) -> int:
         if isinstance(start, int):

@@ -1,0 +1,80 @@
+"""The consumer against a scripted node that keeps one cursor: moves by others, and answers that are lost."""
+
+import json
+import threading
+
+import pytest
+
+from app.client import CommitlogClient, ConditionFailed, Consumer, NoAnswer
+from tests.unit.cli.fake_service import Asked, FakeService, Scripted, fake_service, problem
+
+_MOVED = problem("cursor-moved", 412, "not_applied", retryable=False)
+_ABSENT = problem("cursor-not-found", 404, "not_applied", retryable=False)
+
+
+class OneCursor:
+    """A cursor as a leader keeps it. lost: the number of moves whose answers do not arrive."""
+
+    def __init__(self) -> None:
+        self.lost = 0
+        self._cursor: dict[str, object] | None = None
+        self._version = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, asked: Asked) -> Scripted:
+        with self._lock:
+            if asked.method == "PUT":
+                current = None if self._cursor is None else f'"{self._version}"'
+                if asked.headers.get("if-match") != current:
+                    return _MOVED
+                self._version += 1
+                self._cursor = {"name": "etl", **json.loads(asked.body)}
+                if self.lost:
+                    self.lost -= 1
+                    return Scripted(0)
+            elif not asked.path.endswith("/cursors/etl"):
+                return Scripted(404, {"code": "not-found"})
+            elif self._cursor is None:
+                return _ABSENT
+            return Scripted(200, self._cursor, {"ETag": f'"{self._version}"'})
+
+
+def consuming(service: FakeService) -> Consumer:
+    return Consumer(CommitlogClient(service.url, give_up_s=0.0), "etl", start=0)
+
+
+def test_a_second_consumer_that_reads_the_same_records_is_noticed() -> None:
+    with fake_service(OneCursor()) as service:
+        first, second = consuming(service), consuming(service)
+        first.commit(10)
+        with pytest.raises(ConditionFailed):
+            second.commit(10)
+
+
+def test_a_consumer_knows_its_own_move_whose_answer_was_lost() -> None:
+    cursor = OneCursor()
+    with fake_service(cursor) as service:
+        consumer = consuming(service)
+        cursor.lost = 1
+        with pytest.raises(NoAnswer):
+            consumer.commit(10)
+        consumer.commit(10)
+        assert consumer.committed == 10
+        cursor.lost = 1
+        with pytest.raises(NoAnswer):
+            consumer.commit(20)
+        consumer.commit(30)  # the cursor is at 20, as this consumer left it
+        assert consumer.committed == 30
+        consumer.commit(40)
+
+
+def test_two_consumers_that_create_the_cursor_at_once_share_it() -> None:
+    cursor = OneCursor()
+
+    def absent_once(asked: Asked) -> Scripted:
+        return _ABSENT if asked.method == "GET" and len(service.asked) == 1 else cursor(asked)
+
+    with fake_service(cursor) as other:
+        consuming(other).commit(7)
+    with fake_service(absent_once) as service:
+        assert consuming(service).position == 7
