@@ -5,7 +5,7 @@ record contains the outcome, not the condition, so every replica adopts it witho
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -14,7 +14,7 @@ import msgspec
 from app.errors import CursorMoved, CursorNotFound, Fenced, InvalidRequest, NotMaterialized, RateLimited
 from app.log.contract import ChangeKind, GroupConfig
 from app.log.control_records import AnyControlRecord, CursorRecord, FenceRecord, MembershipRecord, TrimRecord
-from app.log.state import Address, LogState
+from app.log.state import Address, LogCursor, LogState
 
 
 class Unset(Enum):
@@ -25,6 +25,7 @@ class Unset(Enum):
 
 UNSET = Unset.UNSET
 ABSENT = -1  # as a revision: no cursor may exist yet
+PRESENT = -3  # as a revision: the cursor must exist, with any revision
 
 
 class LeaderView(Protocol):
@@ -95,8 +96,8 @@ class SetFence:
 
 @dataclass(frozen=True, slots=True)
 class MoveCursor:
-    """Move the cursor of reader `name` to `position`. if_match: the expected revision, or ABSENT; None:
-    any. holder: the name that the reader gives itself."""
+    """Move the cursor of reader `name` to `position`. if_match: the expected revision, ABSENT or PRESENT;
+    None: any. holder: the name that the reader gives itself."""
 
     name: str
     position: int
@@ -115,24 +116,30 @@ class MoveCursor:
         return CursorRecord(name=self.name, index=self.position, fence=self.fence, holder=holder)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DropCursor:
-    """Delete the cursor of reader `name`. if_match: as for MoveCursor."""
+    """Delete the cursor of reader `name`. if_match: as for MoveCursor. dropped: the cursor that the decision
+    has deleted."""
 
     name: str
     if_match: int | None = None
+    dropped: LogCursor | None = field(default=None, init=False)
 
     def control(self, state: LogState, view: LeaderView) -> AnyControlRecord | None:
-        if self.name not in state.cursors:
+        cursor = state.cursors.get(self.name)
+        if cursor is None:
             raise CursorNotFound(self.name)
         _check_revision(state, self.name, self.if_match)
+        self.dropped = cursor
         return CursorRecord(name=self.name, index=None, fence=False)
 
 
 def _check_revision(state: LogState, name: str, if_match: int | None) -> None:
     cursor = state.cursors.get(name)
     version = None if cursor is None else cursor.revision
-    if if_match is not None and if_match != (ABSENT if version is None else version):
+    if if_match is None or (if_match == PRESENT and version is not None):
+        return
+    if if_match != (ABSENT if version is None else version):
         raise CursorMoved(name, version, wanted_none=if_match == ABSENT)
 
 

@@ -14,7 +14,7 @@ from app.api.http.preconditions import is_held, wanted_version
 from app.api.read.reader import Reader
 from app.api.read.selection import Consistency
 from app.errors import CursorNotFound
-from app.log.commands import ABSENT, UNSET, DropCursor, MoveCursor, SetFence
+from app.log.commands import ABSENT, PRESENT, UNSET, DropCursor, MoveCursor, SetFence
 from app.log.state import LogCursor
 from app.names import CURSOR_NAME
 
@@ -138,20 +138,24 @@ async def drop_cursor(call: Call, log: LogName, name: CursorName, query: Nothing
     hosted = call.find(log)
 
     async def act(here: Served) -> Response:
-        before = here.driver.state.cursors.get(name)
-        await here.commit(DropCursor(name, _revision(call.request, before)))
-        if before is None:
-            raise CursorNotFound(name)
-        return _cursor_answer(here, name, before)
+        drop = DropCursor(name, _revision(call.request, here.driver.state.cursors.get(name)))
+        await here.commit(drop)
+        assert drop.dropped is not None  # it is committed
+        return _cursor_answer(here, name, drop.dropped)
 
     return await call.at_leader(hosted, act)
 
 
 def _revision(request: Request, found: LogCursor | None) -> int | None:
-    """Return the expected revision; ABSENT for `If-None-Match: *`, None for any."""
+    """Return the expected revision; ABSENT for `If-None-Match: *`, PRESENT for `If-Match: *`, None for any.
+
+    found: the cursor at present. The leader decides later, when it may have moved.
+    """
     if request.headers.get("if-none-match") == "*":
         return ABSENT
     if_match = request.headers.get("if-match")
+    if if_match is not None and if_match.strip() == "*":
+        return PRESENT
     current = None if found is None else found.revision
     return None if if_match is None else wanted_version(if_match, current)
 

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from app.api.read.query import ReadQuery
-from app.api.routes.fences import cursor, cursors
+from app.api.routes.fences import CursorIn, cursor, cursors, drop_cursor, move_cursor
 from app.api.routes.reads import read
-from app.errors import CursorNotFound, Repairing
+from app.errors import CursorMoved, CursorNotFound, Repairing
+from app.log.commands import Command, CommandResult
+from app.log.control_records import CursorRecord
 from app.log.state import LogState
 from storage.format.batch import FIRST_CHAIN, stamp
 from storage.format.records import encode_control
@@ -169,3 +171,58 @@ def test_the_list_has_the_committed_cursors_in_the_order_of_their_names() -> Non
     assert listed(state) == expected
     state.committed(5)
     assert [(each["name"], each["index"]) for each in listed(state)] == [("b", 9), ("c", 3)]
+
+
+def leader_call(state: LogState, before: int | None, **headers: str) -> Any:
+    """Return a call at a leader that decides a move of the cursor to `before` (None: its deletion) after the
+    call has begun, and before the call's own command."""
+
+    async def commit(command: Command) -> CommandResult:
+        moved(state, state.applied_index + 1, before)
+        record = command.control(state, SimpleNamespace(max_cursors=9))  # type: ignore[arg-type]
+        assert isinstance(record, CursorRecord)
+        moved(state, state.applied_index + 1, record.index)
+        return CommandResult(state.applied_index, 1, True)
+
+    here = SimpleNamespace(
+        hosted=SimpleNamespace(name="default"),
+        driver=SimpleNamespace(state=state),
+        commit=commit,
+        answer=lambda content, headers=(): {**content, "headers": headers},
+    )
+
+    async def asked(_kind: type) -> CursorIn:
+        return CursorIn(index=9)
+
+    async def at_leader(_hosted: object, act: Any) -> Any:
+        return await act(here)
+
+    request = SimpleNamespace(headers={name.replace("_", "-"): value for name, value in headers.items()})
+    return SimpleNamespace(find=lambda _log: None, asked=asked, at_leader=at_leader, request=request)
+
+
+@pytest.mark.parametrize("existed", [False, True])
+def test_a_deletion_answers_with_the_cursor_that_it_has_deleted(existed: bool) -> None:
+    """Another client has created or moved it since the call began."""
+    state = LogState()
+    if existed:
+        moved(state, 0, 42)
+    answer: Any = asyncio.run(drop_cursor(leader_call(state, 50), "default", "etl", None))  # type: ignore[arg-type]
+    assert (answer["index"], state.cursors) == (50, {})
+    assert answer["headers"] == [(b"etag", b'"%d"' % existed)]
+
+
+def test_a_move_that_requires_the_cursor_does_not_create_it_again() -> None:
+    """Another client has deleted it since the call began."""
+    state = LogState()
+    moved(state, 0, 42)
+    call = leader_call(state, None, if_match="*")
+    with pytest.raises(CursorMoved):
+        asyncio.run(move_cursor(call, "default", "etl", None))  # type: ignore[arg-type]
+    assert not state.cursors
+
+
+def test_a_move_that_requires_the_cursor_moves_any_version() -> None:
+    state = LogState()
+    asyncio.run(move_cursor(leader_call(state, 50, if_match="*"), "default", "etl", None))  # type: ignore[arg-type]
+    assert state.cursors["etl"].position == 9
