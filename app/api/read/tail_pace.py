@@ -40,7 +40,7 @@ class TailPace:
         self._next_s = 0.0  # earliest time of the next one
         self._waiting: dict[asyncio.Future[None], None] = {}  # readers, for the next moment
         self._woken: deque[asyncio.Future[None]] = deque()  # readers that get the last moment in later turns
-        self._waiter: Waiter | None = None  # of all that wait for the next record
+        self._waiter: Waiter | None = None  # of all that wait for the next record; for the lowest index
         self._timer: asyncio.TimerHandle | None = None  # of the next moment
 
     async def grown(self, reader: Reader, index: int, timeout_s: float) -> bool:
@@ -56,6 +56,9 @@ class TailPace:
             if missing > 1 or reader.is_limited or left_s <= 0 or reader.broker.waits.stopping:
                 return await reader.grown(index, left_s)
             waiting = self._new_waiting()
+            if self._waiter is not None and self._waiter.index > index:  # the committed index of a slave fell
+                self._waiter.cancel()
+                self._waiter = None
             if self._waiter is None:
                 self._waiter = reader.driver.when_committed(index, self._has_grown)
             try:

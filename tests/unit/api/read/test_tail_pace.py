@@ -2,6 +2,8 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -9,6 +11,8 @@ from app.api.http.log_call import Served
 from app.api.read.reader import LogHead, Reader
 from app.api.read.selection import Consistency
 from app.api.read.tail_pace import EVENT_S, INTERVAL_MAX_S, WOKEN_AT_ONCE, TailPace
+from app.node.replica.commit_waiters import CommitWaiters
+from app.node.request_waits import Waits
 from tests.support.in_process import InProcess, node_in_process, until
 
 
@@ -135,5 +139,46 @@ def test_a_wait_that_ends_without_a_record_leaves_nothing(tmp_path: Path) -> Non
                 assert not await pace.grown(reader, reader.visible_end + 1, 0.001)
             assert not pace._waiting
             assert not await pace.grown(reader, reader.visible_end + 9, 0.001)
+
+    asyncio.run(run())
+
+
+class _FallingReader:
+    """A reader at a replica whose committed index may fall."""
+
+    is_limited = False
+    consistency = Consistency.COMMITTED
+
+    def __init__(self) -> None:
+        self.visible_end = 9
+        self.broker = SimpleNamespace(waits=Waits(0))
+        self._waiters = CommitWaiters()
+        self.driver = SimpleNamespace(when_committed=self._waiters.add)
+
+    def check_served(self) -> None: ...
+
+    async def grown(self, index: int, timeout_s: float) -> bool:
+        return False  # of a reader that is further away than the next record
+
+    def commit(self, index: int) -> None:
+        self.visible_end = index
+        self._waiters.wake(index)
+
+
+def test_a_reader_is_woken_although_the_committed_index_fell_meanwhile() -> None:
+    """A slave with an empty log that begins earlier than it believed has committed less than before."""
+
+    async def run() -> None:
+        replica, pace = _FallingReader(), TailPace()
+        reader = cast(Reader, replica)
+        early = asyncio.ensure_future(pace.grown(reader, 10, 30.0))
+        await until(lambda: len(pace._waiting) == 1)
+        replica.commit(5)
+        late = asyncio.ensure_future(pace.grown(reader, 6, 30.0))
+        await until(lambda: len(pace._waiting) == 2)
+        replica.commit(6)
+        async with asyncio.timeout(5):
+            assert await late
+            assert not await early
 
     asyncio.run(run())
