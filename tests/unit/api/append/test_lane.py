@@ -4,7 +4,6 @@ import asyncio
 import random
 import re
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,12 +30,16 @@ from app.node.replica.open_appends import OpenAppend
 from app.node.tasks import TaskSupervisor
 from app.settings.model import HttpSettings, Limits
 from app.telemetry import Meter
+from storage.format.records import RecordColumns
 from tests.support.connections import FakeTransport
 
 HTTP = HttpSettings(body_timeout_ms=100, max_head_bytes=4096)
 LIMITS = Limits(max_request_bytes=2048, max_record_bytes=1024)
 WRITER = b"Bearer writer"
 APPENDS = b"/v1/logs/default/records"
+
+
+Row = tuple[Any, ...]  # value, key, timestamp and headers of a record, and the conditions of its append
 
 
 class FakeDriver:
@@ -47,6 +50,7 @@ class FakeDriver:
 
     def __init__(self) -> None:
         self.stored: list[list[bytes | None]] = []
+        self.rows: list[Row] = []
         self.counts: list[int] = []  # of clients' appends in each that has entered
         self.next_index = 10
 
@@ -62,7 +66,9 @@ class FakeDriver:
     def enter(self, append: OpenAppend) -> None:
         append.is_queued = False
         request = append.request
-        values = list(request.records.values)  # type: ignore[union-attr]
+        records = request.records
+        assert isinstance(records, RecordColumns)
+        values = records.values
         first, last = self.next_index, self.next_index + len(values) - 1
         result: Any = AppendResult(
             first, last, len(values), 3, 0, 100, 7, 41, 42, "n1", request.acks, Durability.FSYNC
@@ -70,7 +76,10 @@ class FakeDriver:
         if b"refused" in values:
             result = IndexMismatch(1, 2)
         else:
-            self.stored.append(values)
+            given = (request.fencing_token, request.match_term, request.idempotency_key, request.producer)
+            more = zip(records.keys, records.timestamps_ms, map(repr, records.headers), strict=True)
+            self.rows += [(value, *row, given) for value, row in zip(values, more, strict=True)]
+            self.stored.append(list(values))
             self.counts.append(request.appends)
             self.next_index = last + 1
         if b"unknown" in values:
@@ -169,8 +178,14 @@ def append(body: bytes = b"v", *lines: bytes, url: bytes = b"/v1/logs/default/re
 
 OCTETS = b"Content-Type: application/octet-stream"
 JSON = b"Content-Type: application/json"
+NDJSON = b"Content-Type: application/x-ndjson"
 LINES = (
-    OCTETS, JSON, b"content-type: APPLICATION/JSON; charset=utf-8", b"Content-Type: text/plain",
+    NDJSON, b"Content-Type: application/vnd.commitlog.batch", b"Commitlog-Timestamp: -62135596800000",
+    b"Commitlog-Timestamp: 253402300799999", b"Commitlog-Timestamp: 253402300800000", b"Commitlog-Key: \xff",
+    b"Commitlog-Key: \xc3\xa9", b"Commitlog-Key:", b"Idempotency-Key:", b"Idempotency-Key: a b",
+    b"Idempotency-Key: " + b"k" * 256, b"Commitlog-No-Forward: 0", b"Traceparent: 00-1-1-01",
+    b"Content-Length: 03", b"Content-Length: +3", b"Accept: text/html", OCTETS, JSON,
+    b"content-type: APPLICATION/JSON; charset=utf-8", b"Content-Type: text/plain",
     b"Authorization: " + WRITER, b"Authorization: Bearer reader", b"Authorization: none",
     b"Idempotency-Key: k", b"Idempotency-Key: \xff", b"Commitlog-Key: key", b"Commitlog-Timestamp: x",
     b"Commitlog-No-Forward: 1", b"X-Request-Id: other", b"X-Request-Id: not one", b"Connection: close",
@@ -184,16 +199,40 @@ URLS = (
     b"/v1/logs/def%61ult/records", b"/v1/logs/default/records/", b"/v1/logs//records", b"/healthz",
     b"/v1/logs/default/records#x", b"http://x/v1/logs/default/records", b"/v1/logs/a/b/records",
     b"/v1/logs/default/records?acks=leader&acks=all", b"/v1/logs/default/records?", b"*",
+    *(b"/v1/logs/default/records?" + query for query in (
+        b"match_index=9007199254740993", b"match_index=9223372036854775807",
+        b"match_index=9223372036854775808", b"match_term=0&fencing_token=a%20b+c", b"fencing_token=",
+        b"fencing_token=" + b"f" * 256, b"acks=ALL",
+        b"producer_id=p&producer_epoch=0&producer_sequence=0&producer_allow_gap=true", b"producer_id=p",
+        b"&&", b"producer_allow_gap=true", b"timeout_ms=60000", b"timeout_ms=60001", b"timeout_ms=+5",
+        b"timeout_ms=05", b"timeout_ms=%35", b"acks=leader&timeout_ms=7", b"fencing_token=%ff", b"=",
+        b"acks", b"match_index=-1",
+    )),
 )  # fmt: skip
 BODIES = (
     b"v", b"", b"refused", b"unknown", b'{"value":"a"}', b'{"records":[{"value":"a"},{"value":"b"}]}', b"{",
     b'{"value":"a","x":1}', b"x" * 1024, b"x" * 1025, b"x" * 2048, b"x" * 2049,
+    b'{"value":"a"}\n{"value":"b","key":"k"}', b'{"value":"a"}\r\n\r\n{"value":null,"timestamp":-1}\n',
+    b"\n", b"[]", b'{"value":"a"}{"value":"b"}', b'{"value":"a"}\n{"value":"b"',
+    b'{"value_json":{"a": 1e400, "a":"\\u00e9"}}', b'{"value":"\\ud83d\\ude00"}', b'{"value":"\\ud83d"}',
+    b'{"value":"\xff"}', b'\xef\xbb\xbf{"value":"a"}', b'{"value":"a","value_base64":"YQ=="}',
+    b'{"value_base64":"YQ==","key_base64":"/w=="}', b'{"key":"k"}', b'{"value_base64":"Y"}',
+    b'{"value":"a","headers":[["n","v"],["n",{"base64":"/w=="}]]}', b'"a"', b"null",
+    b'{"value":"a","headers":[]}', b'{"value":"a","headers":[["n"]]}', b'{"value":"a","value":"refused"}',
+    b'{"value":"a","timestamp":253402300800000}', b'{"value":"a","timestamp":1.0}',
+    b'{"value":"a","timestamp":1e3}',
+    b'{"records":[{"value":"a"}],"producer":{"id":"p","epoch":0,"sequence":0}}',
+    b'{"value":"a","match_index":1}', b'{"records":[{"value":"a"}],"match_index":null,"fencing_token":"f"}',
+    b'{"records":[],"match_index":1}', b'{"records":[{"value":"a"}],"match_index":9223372036854775808}',
+    b'{"records":[{"value":"a"}],"value":"b"}',
+    b'{"records":[{"value":"' + b"x" * 1020 + b'","key":"12345"}]}', b'{"value_json":null}',
+    b'{"value_json":"a"}',
 )  # fmt: skip
 
 
 def random_request(chance: random.Random) -> bytes:
     body = chance.choice(BODIES)
-    lines = [chance.choice((OCTETS, OCTETS, JSON))] if chance.random() < 0.9 else []
+    lines = [chance.choice((OCTETS, JSON, NDJSON))] if chance.random() < 0.9 else []
     if chance.random() < 0.8:
         lines.append(b"Authorization: " + WRITER)
     while chance.random() < 0.4:
@@ -245,7 +284,7 @@ def one_request_id_and_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lane_and_plain_route_agree_on_random_requests(tokens: bool) -> None:
     async def run() -> None:
         nodes = [Node(lane=True, tokens=tokens), Node(lane=False, tokens=tokens)]
-        for seed in range(200):
+        for seed in range(400):
             chance = random.Random(seed)
             data = b"".join(random_request(chance) for _ in range(chance.choice((1, 1, 2, 4))))
             pieces = in_pieces(data, chance)
@@ -254,6 +293,7 @@ def test_lane_and_plain_route_agree_on_random_requests(tokens: bool) -> None:
                 answers = [before_broken_bytes(answer) for answer in answers]
             assert answers[0] == answers[1], (seed, data)
         assert nodes[0].driver.stored == nodes[1].driver.stored
+        assert nodes[0].driver.rows == nodes[1].driver.rows
         assert len(nodes[0].driver.stored) > 40
         assert [node.handler.in_flight.requests for node in nodes] == [0, 0]
         assert [node.handler.in_flight.bytes for node in nodes] == [0, 0]
@@ -300,20 +340,17 @@ def test_repeated_heads_change_no_answer(tokens: bool) -> None:
 
 
 IN_A_GROUP = (b"v", b"", b"x" * 1024, b"x" * 1025, b"x" * 2048, b"refused", b"%d%b")
-JSON_IN_A_GROUP = (
-    b'{"value":"a"}', b'{"records":[{"value":"a"},{"value":"b","key":"k"}]}', b"{", b'{"value":"a","x":1}',
-    b'{"records":[{"value":"a"}],"match_index":4}', b'{"value_json":{"a": 1}}', b'{"records":[]}',
-)  # fmt: skip
+TYPES_IN_A_GROUP = {OCTETS: IN_A_GROUP, JSON: BODIES, NDJSON: BODIES}
 
 
 def test_a_group_gives_each_member_the_answer_that_it_gets_alone() -> None:
     """Several connections in one turn, with good and bad bodies, other acks and other request ids."""
 
     def request(chance: random.Random) -> bytes:
-        lines = [OCTETS] if chance.random() < 0.7 else [JSON]
-        body = chance.choice(IN_A_GROUP if lines == [OCTETS] else JSON_IN_A_GROUP)
+        media_type = chance.choice((OCTETS, OCTETS, OCTETS, OCTETS, JSON, NDJSON))
+        body = chance.choice(TYPES_IN_A_GROUP[media_type])
         query = chance.choice((b"", b"", b"", b"?acks=leader", b"?timeout_ms=9", b"?match_index=1"))
-        sent = append(body, *lines, url=APPENDS + query)
+        sent = append(body, media_type, url=APPENDS + query)
         return sent.replace(b"same", b"id-%d" % chance.randrange(1_000_000))
 
     async def run() -> None:
@@ -330,7 +367,7 @@ def test_a_group_gives_each_member_the_answer_that_it_gets_alone() -> None:
                     await asyncio.sleep(0)
                 answers.append([without_indexes(bytes(transport.sent)) for _, transport in clients])
             assert answers[0] == answers[1], seed
-        members = [sorted(chain.from_iterable(node.driver.stored)) for node in nodes]  # type: ignore[type-var]
+        members = [sorted(map(repr, node.driver.rows)) for node in nodes]
         assert members[0] == members[1]
         assert max(nodes[0].driver.counts) >= 5
         assert set(nodes[1].driver.counts) == {1}
