@@ -133,6 +133,7 @@ class Forwarder:
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             read_bufsize=MIB,
+            middlewares=(_once,),
         )
 
     async def stop(self) -> None:
@@ -225,6 +226,19 @@ class Forwarder:
             timeout=timeout,
         )
         return _Opening(target, context)
+
+
+async def _once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    """Keep aiohttp from sending a PUT or a DELETE again whose connection was lost: the first may have been
+    applied, and the second one be refused, or find that node gone."""
+    try:
+        return await handler(request)
+    except aiohttp.ClientConnectorError:
+        raise
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        if request.method in ("GET", "HEAD"):
+            raise
+        raise aiohttp.ClientConnectionError(str(error)) from error
 
 
 class _Opening:
