@@ -139,7 +139,10 @@ class CommitlogClient:
         )
         document = _json(answer)
         fields = ("first_index", "last_index", "count", "term", "timestamp", "leader", "replayed")
-        return Appended(**{name: document[name] for name in fields}, document=document)
+        try:
+            return Appended(**{name: document[name] for name in fields}, document=document)
+        except KeyError as error:
+            raise NoAnswer(f"the response has no field {error}", sent=True) from error
 
     # --- reads ---
 

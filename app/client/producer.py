@@ -295,8 +295,10 @@ class RecordProducer:
         except ClientError as failure:
             batch.future.set_exception(failure)
             return failure
-        except Exception as failure:  # records that cannot be encoded: nothing was sent
-            error = ClientError(f"the records cannot be encoded: {failure}")
+        except Exception as failure:
+            is_encoded = batch.body is not None
+            error = ClientError(f"the records cannot be {'sent' if is_encoded else 'encoded'}: {failure}")
+            error.outcome = "unknown" if is_encoded else "not_applied"
             error.__cause__ = failure
             batch.future.set_exception(error)
             return error

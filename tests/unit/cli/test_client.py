@@ -270,6 +270,16 @@ def test_an_answer_that_is_not_a_problem_document_is_still_an_error_with_a_messa
         client.status()
 
 
+def test_a_good_status_without_the_answer_of_an_append_leaves_the_outcome_unknown() -> None:
+    with (
+        fake_service(lambda _: Scripted(200, {"first_index": 0})) as node,
+        CommitlogClient(node.url, give_up_s=0.2) as client,
+        pytest.raises(NoAnswer, match="no field 'last_index'") as caught,
+    ):
+        client.append(["x"])
+    assert caught.value.outcome == "unknown"
+
+
 def test_conditions_travel_as_parameters() -> None:
     with (
         fake_service(lambda _: Scripted(200, committed())) as node,

@@ -188,6 +188,24 @@ def test_a_caller_that_gives_up_a_delivery_disturbs_no_other_record() -> None:
         producer.close()
 
 
+def test_an_unexpected_error_after_the_encoding_leaves_the_outcome_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with fake_service(Log()) as service:
+        producer = producing(service)
+
+        def fail(*_: object, **__: object) -> None:
+            raise RuntimeError("the connection pool has failed")
+
+        monkeypatch.setattr(producer._client, "append_body", fail)
+        delivery = producer.send("a")
+        with pytest.raises(ClientError, match="cannot be sent") as caught:
+            producer.close()
+        assert caught.value.outcome == "unknown"
+        with pytest.raises(ClientError, match="cannot be sent"):
+            delivery.result(0)
+
+
 def test_appends_that_overtake_one_another_are_stored_in_order() -> None:
     late = threading.Event()
 
