@@ -50,11 +50,12 @@ class ReadGate:
             self._confirmed.append((now_ms + self._timeout_ms, waiter, done))
 
     def give_up(self, now_ms: float) -> None:
-        """Refuse the readers whose turn or index has not come by now_ms."""
+        """Refuse the readers whose turn or index has not come by now_ms, and forget those that have it."""
         while self._asking and self._asking[0][0] <= now_ms:
             answer(self._asking.popleft()[1], ReadIndexUnavailable())
-        while self._confirmed and self._confirmed[0][0] <= now_ms:
-            _, waiter, done = self._confirmed.popleft()
+        confirmed = self._confirmed
+        while confirmed and (confirmed[0][1].done is None or confirmed[0][0] <= now_ms):
+            _, waiter, done = confirmed.popleft()
             if waiter.done is not None:
                 waiter.cancel()
                 answer(done, ReadIndexUnavailable())
