@@ -68,3 +68,21 @@ def test_the_digest_does_not_depend_on_the_encoding(rows: list[Row]) -> None:
     arrays = [pa.array(values, field.type) for values, field in zip(columns, BODY_SCHEMA, strict=True)]
     table = RecordTable(pa.RecordBatch.from_arrays(arrays, schema=BODY_SCHEMA), 10)
     assert append_digest(AppendRequest(table)) == digest_of(rows)
+
+
+def test_a_time_of_any_microsecond_is_not_an_absent_one() -> None:
+    """Of Arrow records, whose times have microseconds."""
+    digests = set()
+    for stamp in (None, -1, 0):
+        row = {"timestamp": stamp, "key": None, "value": b"v", "headers": None}
+        table = RecordTable(pa.RecordBatch.from_pylist([row], BODY_SCHEMA), 1)
+        digests.add(append_digest(AppendRequest(table)))
+    assert len(digests) == 3
+
+
+def test_the_digest_stays_the_same_in_later_versions() -> None:
+    """The log holds it: a retry may reach a node of another version than its first attempt."""
+    rows: list[Row] = [(b"v", b"k", -1, [("name", b"h")]), (None, None, None, None)]
+    assert digest_of(rows).hex() == "69284806c63435605392d1e9ddb4b661"
+    conditions = {"match_index": 1, "match_term": 2, "fencing_token": "f", "producer": Producer("p", 3, 4)}
+    assert digest_of(rows, **conditions).hex() == "990087eade8e9714db7120e4a21f1b82"
