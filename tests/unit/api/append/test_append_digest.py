@@ -71,7 +71,7 @@ def test_the_digest_does_not_depend_on_the_encoding(rows: list[Row]) -> None:
 
 
 def test_a_time_of_any_microsecond_is_not_an_absent_one() -> None:
-    """Of Arrow records, whose times have microseconds."""
+    """Times of Arrow records have microseconds."""
     digests = set()
     for stamp in (None, -1, 0):
         row = {"timestamp": stamp, "key": None, "value": b"v", "headers": None}

@@ -10,7 +10,7 @@ import pytest
 from app.api.http.log_call import Served
 from app.api.read.reader import LogHead, Reader
 from app.api.read.selection import Consistency
-from app.api.read.tail_pace import EVENT_S, INTERVAL_MAX_S, WOKEN_AT_ONCE, TailPace
+from app.api.read.tail_pace import EVENT_S, INTERVAL_MAX_S, WOKEN_AT_ONCE, TailPace, pace_of
 from app.node.replica.commit_waiters import CommitWaiters
 from app.node.request_waits import Waits
 from tests.support.in_process import InProcess, node_in_process, until
@@ -127,6 +127,21 @@ def test_a_reader_waits_for_its_record_while_others_get_theirs(tmp_path: Path) -
             assert not second.done()
             await _append(node)
             assert await second
+
+    asyncio.run(run())
+
+
+def test_a_poll_shows_what_was_committed_before_it_although_the_last_moment_did_not(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with node_in_process(tmp_path) as node:
+            reader = await _reader(node)
+            pace, index = pace_of(reader), reader.visible_end
+            pace._head, pace._begun_s = reader.head(), asyncio.get_running_loop().time()
+            pace._next_s = pace._begun_s + INTERVAL_MAX_S
+            await _append(node)
+            url = f"/v1/logs/default/records?from_index={index}&wait_ms=60000&consistency=committed"
+            page = (await node.client.get(url)).json()
+            assert (page["next_index"], page["committed_index"]) == (index + 2, index + 1)
 
     asyncio.run(run())
 
