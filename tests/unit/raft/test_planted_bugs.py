@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from app.api.read.reader import Reader
 from app.api.read.selection import Consistency
-from app.errors import ReadIndexUnavailable
+from app.errors import CommitlogError, ReadIndexUnavailable
 from app.log.contract import NO_INDEX, ChangeKind, Role
 from app.log.driver_interfaces import DriverConfig
 from app.log.state import DAY_MS, LogState
@@ -271,3 +271,20 @@ def test_a_state_of_more_than_four_gibibytes_is_stored_with_its_size() -> None:
         checkpoints._decode_saved(memoryview(head + b"a piece of it"))
     with pytest.raises(ValueError, match="too short"):
         checkpoints._decode_saved(memoryview(head[:5]))
+
+
+def test_a_read_that_has_its_index_is_not_counted_until_its_deadline() -> None:
+    """Or the metric of waiting reads grows with the reads of the last seconds."""
+    waiters = CommitWaiters()
+    answers: list[int | CommitlogError] = []
+    gate = ReadGate(1_000, waiters.add)
+    for index in (5, 5, 9):
+        gate.give(answers.append, index, now_ms=0)
+    assert gate.waiting_count == 3
+    waiters.wake(5)
+    gate.give_up(10)
+    assert (answers, gate.waiting_count) == ([5, 5], 1)
+    gate.give_up(1_000)
+    assert isinstance(answers[2], ReadIndexUnavailable)
+    waiters.wake(9)
+    assert (len(answers), gate.waiting_count) == (3, 0)

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from app.errors import CommitlogError
+from app.errors import CommitlogError, LeaderPendingFull
 from app.log.commands import SetFence
 from app.log.contract import AppendRequest, AppendResult, AppendStream, Durability, Producer
-from app.log.driver_interfaces import DriverConfig
+from app.log.driver_interfaces import AppendLimits, DriverConfig
+from app.node.replica.append_checks import check_quota
 from app.node.replica.append_queue import GATHER_MAX_BYTES, GATHER_MAX_MS
 from app.node.replica.open_appends import OpenAppend
 from storage.format.records import RecordColumns
@@ -271,3 +272,15 @@ def test_a_group_whose_node_stops_is_refused_and_takes_no_more(tmp_path: Path) -
     assert outcome(answers[0])[0] == "no-leader"
     assert not join(node, append)
     assert node.driver._appends.count == 0
+
+
+def test_an_append_beyond_the_limit_is_accepted_only_alone() -> None:
+    """A group is none: of its members, only the first one would have been accepted."""
+    records = RecordColumns()
+    records.add(b"x" * 20)
+    limits: AppendLimits = Limits(max_pending_bytes=10)
+    check_quota(limits, 0, 0, AppendRequest(records))
+    with pytest.raises(LeaderPendingFull):
+        check_quota(limits, 1, 1, AppendRequest(records))
+    with pytest.raises(LeaderPendingFull):
+        check_quota(limits, 0, 0, AppendRequest(records, appends=2))
