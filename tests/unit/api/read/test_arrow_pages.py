@@ -4,6 +4,7 @@ import pyarrow as pa
 import pytest
 
 from app.api.read.rendering import as_arrow
+from app.api.read.selection import RecordPage, Selection, _take
 from storage.format.batch import FIRST_CHAIN, stamp
 from storage.format.records import READ_SCHEMA, RecordColumns, encode_body, read_columns
 
@@ -24,3 +25,13 @@ def test_a_page_is_an_arrow_stream_of_its_records(counts: tuple[int, ...]) -> No
     page = as_arrow(columns)
     assert pa.ipc.open_stream(page).read_all().equals(pa.Table.from_batches(columns, READ_SCHEMA))
     assert bytes(page).endswith(b"\xff\xff\xff\xff\x00\x00\x00\x00")  # the end of a stream, and no byte more
+
+
+def test_a_page_holds_the_records_that_fill_its_bytes_exactly() -> None:
+    rows = [
+        {"index": index, "term": 1, "offset": 0, "timestamp": 0, "value": b"x" * 10, "type": "data"}
+        for index in range(3)
+    ]
+    page = RecordPage(0)
+    assert not _take(pa.RecordBatch.from_pylist(rows, READ_SCHEMA), page, Selection(max_bytes=20))
+    assert (page.count, page.size_bytes, page.next_index) == (2, 20, 2)
