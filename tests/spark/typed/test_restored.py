@@ -1,7 +1,6 @@
 """Typed tables that a user restores to an earlier version, or removes: each record is there once again."""
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -195,13 +194,13 @@ def test_a_driver_that_ends_beside_a_replay_leaves_no_record_out(job: Job) -> No
     job.write()
     settle = DeadLetterReplay._settle
 
-    def settle_late(replay: DeadLetterReplay, moved: Mapping[int, int]) -> None:
+    def settle_late(*given: Any) -> None:
         job.log.append(to_json(id=7, city=7), key=b"7")
         job.log.append(to_json(id=1, city=3), key=b"1")
         with job.patch.context() as patched:
             patched.setattr(job.typed, "apply", lambda: None)  # the driver is killed before
             job.write()
-        settle(replay, moved)
+        settle(*given)
 
     with job.patch.context() as patched:
         patched.setattr(DeadLetterReplay, "_settle", settle_late)
@@ -300,19 +299,24 @@ def test_a_rebuild_beside_a_driver_that_is_ahead_brings_no_removed_key_back(job:
 
 
 def test_a_repair_does_not_skip_what_another_driver_has_not_applied(job: Job) -> None:
-    """The repair finds `records` of all groups further than its driver has written them."""
+    """The repair of one group finds its records further than its driver has written them, and that of
+    another group was not applied."""
     job.append(0)
     job.log.set_schema("id STRING NOT NULL", compatibility="none")
     job.log.append(to_json(id="a"), key=b"a")
+    job.log.set_schema("id STRING NOT NULL, size INT NOT NULL", compatibility="none")
+    job.log.append(to_json(id="b", size=1), key=b"b")
     job.write()
     killed = SecondDriver(job).typed
-    job.log.append(to_json(id="z"), key=b"z")
+    job.log.append(to_json(id="z"), key=b"z", headers=(("schema-version", b"2"),))
+    job.log.append(to_json(id="y", size=2), key=b"y")
     job.write_entries()
     with job.patch.context() as patched:
         patched.setattr(killed, "apply", lambda: None)
         killed.extend(job.log.next_index)
-    job.change("RESTORE TABLE {} TO VERSION AS OF 1", "records")
+    job.change("RESTORE TABLE {} TO VERSION AS OF 1", "records_v3")
     job.typed.extend(job.log.next_index)
-    job.log.append(to_json(id="without a key"))
+    job.log.append(to_json(id="without a key", size=3))
     job.write()
     assert {row["id"] for row in job.table("current_v2").collect()} == {"a", "z"}
+    assert {row["id"] for row in job.table("current_v3").collect()} == {"b", "y"}
