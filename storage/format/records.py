@@ -42,7 +42,8 @@ READ_SCHEMA: Final = pa.schema(
 
 RECORD_OVERHEAD_BYTES: Final = 32  # timestamp, offsets and validity of a record in a body, at most
 HEADER_OVERHEAD_BYTES: Final = 9  # two offsets and validity of a header
-ROWS_TOGETHER: Final = 512  # with fewer, reading a batch alone costs more than copying its bytes
+ROWS_TOGETHER: Final = 512  # with fewer, and with fewer bytes, reading a batch costs more than copying it
+BYTES_TOGETHER: Final = 512 * 1024
 LONE_VALUE_MAX_BYTES: Final = 64 * 1024  # whose surroundings in a body are remembered
 
 Headers = Sequence[tuple[str, bytes]]
@@ -277,15 +278,16 @@ def runs(
     """Group consecutive batches for `read_columns`: large ones alone, small ones together; data and control
     records never, nor batches for which `alike` differs."""
     run: list[Batch] = []
-    rows = 0
+    rows = size = 0
     for batch in batches:
         if run:
             same_kind = batch.is_control == run[0].is_control and alike(batch) == alike(run[0])
-            if rows >= ROWS_TOGETHER or not same_kind:
+            if rows >= ROWS_TOGETHER or size >= BYTES_TOGETHER or not same_kind:
                 yield run
-                run, rows = [], 0
+                run, rows, size = [], 0, 0
         run.append(batch)
         rows += batch.header.count
+        size += batch.size_bytes
     if run:
         yield run
 

@@ -99,6 +99,7 @@ def test_a_batch_of_too_many_bytes_is_cut_and_the_rest_follows_at_once(
 ) -> None:
     monkeypatch.setattr("spark_jobs.materialize.entries.SMALL_BATCH_BYTES", 1_000)
     monkeypatch.setattr("spark_jobs.source.reading.FEW_ROWS", 1)
+    monkeypatch.setattr("storage.format.records.ROWS_TOGETHER", 1)
     endpoint = ",".join(replica.url for replica in replicas)
     config = MaterializeConfig(endpoint=endpoint, tables=tmp_path, available_now=True)
     materialize(config, spark=no_spark())

@@ -7,7 +7,7 @@ import pytest
 
 from app.api.read.selection import RecordPage, Selection, select
 from storage.format.batch import FIRST_CHAIN, Batch, stamp
-from storage.format.records import READ_SCHEMA, RecordColumns, encode_body, encode_control, read_columns
+from storage.format.records import READ_SCHEMA, RecordColumns, encode_body, encode_control, read_columns, runs
 
 
 def random_batches(chance: Random) -> list[Batch]:
@@ -104,3 +104,25 @@ def test_a_page_has_the_wanted_records_up_to_its_limits(seed: int) -> None:
     assert isinstance(last, int)
     assert last < page.next_index <= (left_out[0] if left_out else until + 1)
     assert page.full or page.next_index == until + 1
+
+
+def test_small_batches_are_read_together_and_large_ones_alone() -> None:
+    def batch(base_index: int, count: int, size: int, *, control: bool = False) -> Batch:
+        records = RecordColumns()
+        for _ in range(count):
+            records.add(b"v" * size)
+        stamped = {"log_id": 1, "base_index": base_index, "term": 1, "timestamp_ms": 1, "offset": 0}
+        body = encode_control({"kind": "note"}) if control else encode_body(records)
+        return stamp(body, **stamped, previous_chain=FIRST_CHAIN, control=control)
+
+    small, long, large = batch(0, 3, 5), batch(3, 600, 5), batch(603, 1, 600_000)
+    control, last = batch(604, 1, 0, control=True), batch(605, 1, 5)
+    assert [*runs([small, small, long, small, large, small, control, last])] == [
+        [small, small, long],
+        [small, large],
+        [small],
+        [control],
+        [last],
+    ]
+    assert [*runs([small, long, small], lambda each: each is long)] == [[small], [long], [small]]
+    assert [*runs([])] == []
