@@ -228,12 +228,12 @@ class LogView:
         IndexError for an index not held, CorruptLog, DiskError.
         """
         self._check_range(from_index)
-        if self._tail.reaches(from_index) or self._entry(from_index).last_index > self._settled_index:
+        if self._tail.reaches(from_index):
             return None
         segment, row, end = self._rows(from_index, max_bytes, min(until_index, self._settled_index))
         if segment.entry(end - 1).last_index > self._settled_index:
             end -= 1
-        return segment.stored_rows(row, end, mapped=True)
+        return None if end == row else segment.stored_rows(row, end, mapped=True)
 
     def entries(self, from_index: int, until_index: int) -> list[IndexEntry]:
         """Return the entries of the batches that hold these indexes, which must be held. Reads no batch.

@@ -207,6 +207,15 @@ class Cluster:
     def call(self, method: str, node: str, path: str, **options: Any) -> httpx.Response:
         return self._client.request(method, self.url(node) + path, **options)
 
+    def exchange(self, request: bytes, timeout_s: float = 30) -> bytes:
+        """Send bytes to n1; return all that comes back until it closes."""
+        with socket.create_connection(("127.0.0.1", self.rest_ports["n1"]), timeout=timeout_s) as end:
+            end.sendall(request)
+            answer = b""
+            while part := end.recv(65_536):
+                answer += part
+        return answer
+
     def get(self, node: str, path: str, **options: Any) -> httpx.Response:
         return self.call("GET", node, path, **options)
 

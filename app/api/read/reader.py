@@ -299,8 +299,10 @@ class Reader:
         if from_index > self.log.end_index:
             raise Repairing()
         stored = self.log.stored_batches(from_index, max_bytes, end)
-        if stored is None or stored.size_bytes <= _IN_PLACE_BYTES:
+        if stored is None:
             return self.log.read_batches(from_index, max_bytes, end)
+        if stored.size_bytes <= _IN_PLACE_BYTES:
+            return stored.read()
         try:
             return await asyncio.to_thread(stored.read)
         except (CorruptLog, DiskError):

@@ -118,6 +118,11 @@ def _asked(file: Path, given: Mapping[str, Any], newest: Mapping[str, Any] | Non
     return asked
 
 
+def _option(name: str) -> str:
+    """Return the option of a field of the schema."""
+    return f"--{name.removesuffix('_columns').replace('_', '-')}"
+
+
 def _newest(client: "CommitlogClient") -> dict[str, Any] | None:
     """Return the newest version, None for a log without a schema."""
     from app.client.errors import NotFound
@@ -143,11 +148,7 @@ def _newest_to_keep(
         newest = _newest(client)
         return newest, 0 if newest is None else newest["version"]
     except Problem as problem:
-        missing = [
-            f"--{name.removesuffix('_columns').replace('_', '-')}"
-            for name in _FIRST
-            if name != "message" and not given[name]
-        ]
+        missing = [_option(name) for name in _FIRST if name != "message" and not given[name]]
         if problem.code != "forbidden":
             raise
         if missing:
@@ -206,7 +207,7 @@ def set_schema(
 def _show_kept(newest: Mapping[str, Any], given: Mapping[str, Any], done: Mapping[str, Any]) -> None:
     """Show the options that were kept, but for those of a first version, and a change of --on-invalid."""
     kept = [
-        f"--{name.removesuffix('_columns').replace('_', '-')} {value}"
+        f"{_option(name)} {value}"
         for name, first in _FIRST.items()
         if not given[name] and done[name] not in (first, [])
         for value in ([done[name]] if isinstance(done[name], str) else done[name])

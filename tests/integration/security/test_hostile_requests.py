@@ -21,15 +21,6 @@ class GuardedCluster(Cluster):
         super().__init__(folder, 1, sections={"security": {"tokens_file": self.tokens}})
         self._client.headers["Authorization"] = "Bearer all"
 
-    def exchange(self, request: bytes) -> bytes:
-        """Return all that comes back until the node closes."""
-        with socket.create_connection(("127.0.0.1", self.rest_ports["n1"]), timeout=30) as end:
-            end.sendall(request)
-            answer = b""
-            while part := end.recv(65_536):
-                answer += part
-        return answer
-
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedCluster]:

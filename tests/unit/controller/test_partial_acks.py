@@ -206,9 +206,8 @@ def test_elections_of_two_copies_that_lack_records_are_both_refused_in_time() ->
     assert quorum.log().master_node == "n1"
 
 
-@pytest.mark.rule("C-05", "C-12")
-def test_an_operators_election_is_refused_as_soon_as_the_copy_cannot_get_what_it_lacks() -> None:
-    """n3 held all that n1 had confirmed; n1 acknowledged more before it gave its lease up."""
+def handing_over_to_n3() -> tuple[Quorum, ElectMaster]:
+    """An operator has asked for n3, which is behind, so n1 gets no lease any more."""
     quorum = by_two_of_three()
     quorum.offsets["n3", "a"] = (1, 20, 20)
     quorum.heartbeats()
@@ -216,6 +215,13 @@ def test_an_operators_election_is_refused_as_soon_as_the_copy_cannot_get_what_it
     quorum.active.ask(command, command)
     quorum.turn()
     assert quorum.heartbeat("n1").withheld == ("a",)
+    return quorum, command
+
+
+@pytest.mark.rule("C-05", "C-12")
+def test_an_operators_election_is_refused_as_soon_as_the_copy_cannot_get_what_it_lacks() -> None:
+    """n3 held all that n1 had confirmed; n1 acknowledged more before it gave its lease up."""
+    quorum, command = handing_over_to_n3()
     quorum.offsets["n2", "a"] = (1, 30, 30)
     down = StepDown("a", quorum.log().generation, 1, 1, confirmed=30)
     quorum.active.ask(down, down)
@@ -231,13 +237,7 @@ def test_an_operators_election_is_refused_as_soon_as_the_copy_cannot_get_what_it
 @pytest.mark.rule("C-05", "C-12")
 def test_a_report_from_before_the_end_of_the_lease_refuses_no_operators_election() -> None:
     """n3 has received since what n1 acknowledged last; its next heartbeat reports that."""
-    quorum = by_two_of_three()
-    quorum.offsets["n3", "a"] = (1, 20, 20)
-    quorum.heartbeats()
-    command = ElectMaster("a", "n3", False, 1)
-    quorum.active.ask(command, command)
-    quorum.turn()
-    assert quorum.heartbeat("n1").withheld == ("a",)
+    quorum, command = handing_over_to_n3()
     quorum.done(StepDown("a", quorum.log().generation, 1, 1, confirmed=30))
     quorum.scan()
     quorum.offsets["n3", "a"] = (1, 30, 30)
