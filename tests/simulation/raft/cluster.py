@@ -249,7 +249,7 @@ class SimulatedCluster:
 
     def _half_removed(self) -> SimulatedNode | None:
         """Return the node that keeps all others from leading: its log is the newest, its removal is in it and
-        not committed, and too few of the others are sound to elect it (docs/design.md, section 5)."""
+        not committed, and too few of the others are sound to elect it (docs/design.md, section 4)."""
         if self.leading() is not None:
             return None
         for node in self.members:
