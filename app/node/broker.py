@@ -51,6 +51,7 @@ logger = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S: Final = 10.0
 _FLUSH_S: Final = 1.0  # for entries of the audit log
+MemberCall = PeerCall | AnyControllerMessage  # messages that only a member of a log may send
 
 
 class Broker:
@@ -66,6 +67,7 @@ class Broker:
         self.clock = SystemClock()
         self.forwarder = Forwarder(settings.security)
         self.waits = Waits(settings.http.leader_wait_ms)
+        self._chance = random.Random()  # seeded by the system; election timeouts need no secret
         self._loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[str] = self._loop.create_future()
         self.refused_calls = 0  # of peers that are members of no log
@@ -81,7 +83,7 @@ class Broker:
         trusts_peers = settings.security.tokens_file is None or links.peer.proves_all
         self.takes_appends = trusts_peers and settings.tracing.endpoint is None
         self.transport = self._peer_transport(links.peer)
-        self.carrier = AppendCarrier(self.transport, random.SystemRandom())
+        self.carrier = AppendCarrier(self.transport, self._chance)
         services = self._services()
         journals = LogJournals(services, settings.journal.segment_max_bytes)
         self.metadata = MetadataService(
@@ -132,7 +134,7 @@ class Broker:
             PeerIdentity.of(settings),
             peers=[(peer.id, peer.peer_address) for peer in settings.nodes if peer.id != self.node.id],
             host=self,
-            chance=random.SystemRandom(),
+            chance=self._chance,
             retry=RetryConfig.of(settings.raft),
             links=links,
             takes_appends=self.takes_appends,
@@ -151,7 +153,7 @@ class Broker:
             disk=self._disk,
             transport=self.transport,
             scheduler=LoopScheduler(self._loop, self._fail),
-            random=random.SystemRandom(),
+            random=self._chance,
             fail=self._fail,
             reserve=self.reserve,
             workers=self._workers,
@@ -273,21 +275,24 @@ class Broker:
     def deliver(self, source: str, log_id: int, message: Any) -> None:
         """Take a message of a peer. One that is a member of no log, as a node that was removed and still has
         its certificate, may take part in replication alone: a member may not be known here yet (R-10)."""
-        is_member = self.is_member(source)
         if isinstance(message, AppendMessage):
-            self.carrier.take(source, message, serves=is_member)
-        elif isinstance(message, AnyControllerMessage | PeerCall) and not is_member:
-            self._refuse_call(source)
-        elif isinstance(message, AnyControllerMessage):
-            self.metadata.take(source, message)
-        elif isinstance(message, AuditMessage):
-            self.audit.take(source, log_id, message)
-        elif isinstance(message, PeerCall):
-            self.repairs.take(source, log_id, message)
+            self.carrier.take(source, message, serves=self.is_member(source))
+        elif isinstance(message, MemberCall):
+            self._take_call(source, log_id, message)
         elif (hosted := self._hosted.by_id.get(log_id)) is not None and hosted.driver is not None:
             hosted.driver.deliver(source, message)
         elif hosted is not None and hosted.journal is None and isinstance(message, PushRequest):
             self._node_logs.join(hosted)
+
+    def _take_call(self, source: str, log_id: int, message: MemberCall) -> None:
+        if not self.is_member(source):
+            self._refuse_call(source)
+        elif isinstance(message, AuditMessage):
+            self.audit.take(source, log_id, message)
+        elif isinstance(message, PeerCall):
+            self.repairs.take(source, log_id, message)
+        else:
+            self.metadata.take(source, message)
 
     def _refuse_call(self, source: str) -> None:
         """Count a call, and log it rarely, or an outsider would fill the disk."""

@@ -191,6 +191,8 @@ class LogGroup:
         self._membership: Membership | None = None  # the group that the core knows
         self._notice: GroupNotice | None = None
         self._noticed: Mapping[str, Address] = NO_ADDRESSES  # the addresses in it
+        self._named: Membership | GroupNotice | None = None
+        self._group = configured  # as `_named` states it
 
     @property
     def group(self) -> GroupConfig:
@@ -198,7 +200,10 @@ class LogGroup:
         named = self._core.notice or self._membership
         if named is None:
             return self._configured
-        return GroupConfig(voters=named.voters, learners=named.learners)
+        if named is not self._named:
+            self._named = named
+            self._group = GroupConfig(voters=named.voters, learners=named.learners)
+        return self._group
 
     @property
     def addresses(self) -> Mapping[str, Address]:
