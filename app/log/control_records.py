@@ -28,6 +28,10 @@ class TermRecord(ControlRecord, frozen=True, kw_only=True, tag="term"):
     """Members without a vote, in the first record of a Raft group."""
     unclean: bool | UnsetType = UNSET
     """True: the master was elected from outside of the SyncStateSet."""
+    sync_slaves: int | UnsetType = UNSET
+    """Slaves that hold each synchronous append of the epoch, at least; classic mode."""
+    slaves: int | UnsetType = UNSET
+    """Slaves of the log at the begin of the epoch; classic mode."""
 
 
 class MembershipRecord(ControlRecord, frozen=True, kw_only=True, tag="membership"):

@@ -1,4 +1,7 @@
-"""Small values that control records of a log set: cursors and members (docs/api.md §5, R-10). PURE."""
+"""Small values that control records of a log set: cursors, members, what a classic epoch needs. PURE.
+
+docs/api.md §5, R-10, H-07.
+"""
 
 from typing import NamedTuple
 
@@ -22,6 +25,17 @@ class Address(NamedTuple):
 
     url: str
     peer_address: str
+
+
+class SyncFloor(msgspec.Struct, frozen=True, array_like=True):
+    """Least that a synchronous append of a classic log needs since the record at `since` (H-07).
+
+    sync_slaves: slaves that hold it, at least; slaves: of the log at that time.
+    """
+
+    since: int
+    sync_slaves: int
+    slaves: int
 
 
 class Membership(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from app.log.claims import KeyTable, unpack_claim
-from app.log.facts import LogCursor, Membership
+from app.log.facts import LogCursor, Membership, SyncFloor
 from app.log.producers import Undo
 from app.log.schemas import SchemaVersion
 from storage.file_system import Bytes
@@ -44,6 +44,7 @@ class SnapshotHead(msgspec.Struct, array_like=True):
     notes: list[tuple[int, int]]
     horizon: int
     schemas: list[SchemaVersion] = []  # absent in snapshots of earlier versions
+    sync_floor: SyncFloor | None = None  # as schemas
 
 
 class OldClaim(msgspec.Struct, array_like=True):

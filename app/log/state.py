@@ -28,7 +28,7 @@ from app.log.control_records import (
     TrimRecord,
     decode_control,
 )
-from app.log.facts import Address, LogCursor, Membership
+from app.log.facts import Address, LogCursor, Membership, SyncFloor
 from app.log.producers import ProducerTable
 from app.log.restoring import RestoredKey, Restoring, WholeRestoring
 from app.log.schemas import LogSchemas
@@ -81,6 +81,7 @@ class LogState:
         self._cursors: dict[str, LogCursor] = {}
         self._fence: dict[str, str] = {}
         self._membership: dict[str, Membership] = {}
+        self._sync_floor: SyncFloor | None = None
         self._trim_index = 0
         self._trims: deque[tuple[int, int]] = deque()  # (index of the record, until_index), uncommitted
         self._undo: deque[_Undo] = deque()  # of cursors, fence and membership
@@ -186,6 +187,12 @@ class LogState:
         return next(undone, self.membership)
 
     @property
+    def sync_floor(self) -> SyncFloor | None:
+        """Requirement of the newest epoch of a classic log for synchronous appends; None: no record that was
+        kept states it."""
+        return self._sync_floor
+
+    @property
     def trim_index(self) -> int:
         """Index below which every replica may remove records; 0 when nothing was trimmed. Committed trims
         only."""
@@ -254,6 +261,8 @@ class LogState:
             case TermRecord(voters=tuple(voters), learners=learners):  # contains the first group
                 others = () if learners is UNSET else learners
                 self._set(index, _MEMBERSHIP, _ONE, Membership(index, voters, others, {}))
+            case TermRecord(sync_slaves=int(sync_slaves), slaves=int(slaves)):
+                self._sync_floor = SyncFloor(index, sync_slaves, slaves)
             case TrimRecord(until_index=until_index):
                 self._trims.append((index, until_index))
                 self._take_committed_trims()
@@ -313,6 +322,8 @@ class LogState:
             if undo.value is not None:
                 table[undo.name] = undo.value
         self._schemas.truncate_after(index)
+        if self._sync_floor is not None and self._sync_floor.since > index:
+            self._sync_floor = None
         while self._trims and self._trims[-1][0] > index:
             self._trims.pop()
         while self._data_ends and self._data_ends[-1] > index + 1:
@@ -401,6 +412,7 @@ class LogState:
             notes=list(self._notes),
             horizon=self._horizon,
             schemas=list(self._schemas.versions),
+            sync_floor=self._sync_floor,
         )
         return Capture(
             self._applied_index, committed_index, pieces_of(head, self._keys, self._producers.items())
@@ -435,6 +447,7 @@ class LogState:
         self._age_ms, self._notes, self._horizon = head.age_ms, deque(head.notes), head.horizon
         self._unvisited = 0 if head.horizon == NO_INDEX else PARTITIONS
         self._schemas = LogSchemas(head.schemas)
+        self._sync_floor = head.sync_floor
         self._producers.load((), head.producers_undo)
 
     def take_partition(self, dumped: bytes) -> None:

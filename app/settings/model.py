@@ -66,9 +66,9 @@ class LogSettings:
     enableAutoInSyncReplicas): it waits only for the slaves in sync when they are fewer, but never for fewer
     than min_in_sync_replicas - 1. With fewer replicas in sync than min_in_sync_replicas (RocketMQ:
     minInSyncReplicas) synchronous appends are refused. unclean: a new master takes over without hearing the
-    other replicas (app/ha/classic/opening.py). raised_from: as in Log, by the metadata. ha_listen,
-    ha_address: of a listener for this log alone at its master, where slaves need no preface; None: the node's
-    HA listener takes them.
+    other replicas (app/ha/classic/opening.py). raised_from: as in Log, by the metadata; 1 while those known
+    here may be outdated. ha_listen, ha_address: of a listener for this log alone at its master, where slaves
+    need no preface; None: the node's HA listener takes them.
     """
 
     name: str
@@ -84,7 +84,7 @@ class LogSettings:
     retention: Mapping[str, Any] | None = None  # {"ms", "bytes"}, null: no limit; None: as [retention]
     sync_slaves: int = 1
     auto_in_sync_replicas: bool = False
-    raised_from: int = 0
+    raised_from: int = 1
     ha_listen: str | None = None
     ha_address: str | None = None
 
@@ -113,10 +113,10 @@ class LogSettings:
             preferred=self.preferred,
             in_sync_replicas=self.in_sync_replicas or 0,
             unclean=self.unclean,
-            raised_from=self.raised_from,
+            raised_from=self.raised_from if self.replication is Replication.CLASSIC else 0,
         )
 
-    def changed_by(self, spec: LogSpec, raised_from: int = 0) -> "LogSettings":
+    def changed_by(self, spec: LogSpec, raised_from: int) -> "LogSettings":
         """Return the settings, with those of the spec that may change while the log exists (CHANGEABLE).
 
         Raises ValueError for a durability that this version does not know.
@@ -137,7 +137,7 @@ class LogSettings:
         )
 
     @classmethod
-    def of_spec(cls, name: str, spec: LogSpec, raised_from: int = 0) -> "LogSettings":
+    def of_spec(cls, name: str, spec: LogSpec, raised_from: int = 1) -> "LogSettings":
         """Invert `spec`. Raises ValueError for a mode or durability that this version does not know."""
         return cls(
             name=name,

@@ -35,6 +35,7 @@ from app.log.contract import (
 from app.log.control_records import TermRecord
 from app.log.core_start import CoreStart
 from app.log.events import Corruption, RoleChanged, TermKnown
+from app.log.facts import SyncFloor
 from app.log.pending_appends import PendingAppends
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from app.raft.state import MemberState, committed_at_open
@@ -58,28 +59,27 @@ class ClassicMasterCore(StaticGroup):
         *,
         config: HaConfig,
         sync_slaves: int,
-        min_in_sync_replicas: int = 1,
-        auto_in_sync_replicas: bool = False,
-        unclean: bool = False,
-        raised_from: int = 0,
+        auto_in_sync_replicas: bool,
+        options: LogOptions,
+        recorded: SyncFloor | None,
     ) -> None:
         """start: its group has all replicas of the log, in their configured order.
 
         sync_slaves: how many must hold a synchronous append, at least min_in_sync_replicas - 1 (0: every
-        append is asynchronous).
-        min_in_sync_replicas: with fewer replicas in sync, the master included, synchronous appends are
-        refused. auto_in_sync_replicas: an append needs only the slaves in sync when they are fewer than
-        sync_slaves, never fewer than min_in_sync_replicas - 1. unclean: open an epoch without hearing the
-        other replicas. raised_from: as in LogOptions.
+        append is asynchronous). auto_in_sync_replicas: an append needs only the slaves in sync when they are
+        fewer than sync_slaves, never fewer than min_in_sync_replicas - 1. options: with fewer replicas in
+        sync than min_in_sync_replicas, the master included, synchronous appends are refused. recorded: by the
+        newest epoch of this copy, None: unknown.
         """
         self._log = log
         self._replicas = start.group.voters
         self._config = config
-        self._min_slaves = min_in_sync_replicas - 1
+        self._min_slaves = options.min_in_sync_replicas - 1
         self._asked_slaves = sync_slaves
         self._auto = auto_in_sync_replicas
-        self._unclean = unclean
-        self._raised_from = raised_from
+        self._unclean = options.unclean
+        self._raised_from = options.raised_from
+        self._recorded = recorded
         self._now_ms = 0
         super().__init__(
             MemberState(
@@ -257,12 +257,39 @@ class ClassicMasterCore(StaticGroup):
     @property
     def _required(self) -> int:
         """Number of the other replicas that must vouch before an epoch is opened: all but those slaves that
-        surely held each synchronous append, with the smallest floor that the log has had."""
+        surely held each synchronous append which this copy may lack.
+
+        By the settings, with the smallest floor that the log has had, and by the newest epoch of this copy:
+        it holds everything that was acknowledged before that, and a later epoch with fewer needs the settings
+        to be known here.
+        """
         if self._is_mine or is_empty(self._log):
             return 0
+        others, known = len(self._replicas) - 1, self._recorded
+        if known is None:
+            return others
         floor = self._raised_from - 1 if self._raised_from else self._min_slaves
-        sure = floor if self._auto else max(self._asked_slaves, floor)
-        return max(0, len(self._replicas) - 1 - sure)
+        sure = min(self._sure(floor), known.sync_slaves)
+        return min(others, max(0, max(others, known.slaves) - sure))
+
+    def _sure(self, floor: int) -> int:
+        """Number of slaves that hold each synchronous append, at least, with this floor."""
+        return floor if self._auto else max(self._asked_slaves, floor)
+
+    @property
+    def _needs(self) -> tuple[int, int]:
+        """(slaves that hold each synchronous append, at least; slaves) by the present settings."""
+        return self._sure(self._min_slaves), len(self._replicas) - 1
+
+    @property
+    def _is_as_recorded(self) -> bool:
+        known = self._recorded
+        return known is not None and (known.sync_slaves, known.slaves) == self._needs
+
+    @property
+    def _term_record(self) -> TermRecord:
+        sync_slaves, slaves = self._needs
+        return TermRecord(leader=self._member.node_id, sync_slaves=sync_slaves, slaves=slaves)
 
     @property
     def _is_mine(self) -> bool:
@@ -275,16 +302,17 @@ class ClassicMasterCore(StaticGroup):
         return newest and self._opened_term == member.term
 
     def _proceed(self) -> None:
-        """Continue this node's epoch; or begin the next one, whose number is durable before its record."""
+        """Continue this node's epoch if its record still holds; or begin the next one, whose number is
+        durable before its record."""
         member = self._member
         self._before_opening = None
-        if self._is_mine:
+        if self._is_mine and self._is_as_recorded:
             self._open_index = self._log.end_index
         else:
             member.term += 1
             self._opened_term = member.term
             self._outbox.hard_state = HardState(member.term, member.node_id)
-            self._opening = TermRecord(leader=member.node_id)
+            self._opening = self._term_record
         self._outbox.record(member.term, TermKnown(term=member.term, leader=member.node_id))
 
     def _proceed_if_complete(self, now_ms: int) -> None:
@@ -419,6 +447,7 @@ class ClassicMasterCore(StaticGroup):
         if batch.term != self._member.term:
             raise InvariantError("a batch was proposed in another epoch than the master's")
         if self._opening is not None and batch.is_control:
+            self._recorded = SyncFloor(batch.last_index, *self._needs)
             self._opening = None
             self._open_index = batch.last_index
         self._outbox.batches.append(batch)
@@ -453,7 +482,7 @@ class ClassicMasterCore(StaticGroup):
         first = ready.batches[0]
         if first.base_index == self._open_index:  # no space for the opening record: it is retried
             self._open_index = NO_INDEX
-            self._opening = TermRecord(leader=self._member.node_id)
+            self._opening = self._term_record
         self._outbox.answers += self._pending.drop(first.base_index)
 
     def stop(self, now_ms: int) -> None:
@@ -465,6 +494,8 @@ class ClassicMasterCore(StaticGroup):
         self._min_slaves = options.min_in_sync_replicas - 1
         self._unclean = options.unclean
         self._raised_from = options.raised_from
+        if self._opening is not None:
+            self._opening = self._term_record
         if self._before_opening is not None:
             self._before_opening.require(self._required)
             if self._unclean:

@@ -5,8 +5,9 @@ hold. A node whose copy was written by another master, or is empty, therefore wa
 first:
 
 - A synchronous append is held by the former master and by at least `acks` of its slaves, the fewest that were
-  ever required. Of N replicas, any N - acks have one of those among them: when so many (including this one)
-  hold nothing beyond this copy, no synchronous append is lost.
+  required since the newest epoch that this copy knows; what was acknowledged before, it holds. Of N replicas,
+  any N - acks have one of those among them: when so many (including this one) hold nothing beyond this copy,
+  no synchronous append is lost.
 - A replica whose log is of a newer epoch, or of the same one and longer, prevents the opening while this is
   so: what it holds would be lost. It also closes the epoch of an open master: another one has taken over
   since, or this copy has lost its end.

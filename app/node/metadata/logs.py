@@ -8,10 +8,12 @@ affect the others. A log that this version does not support, because a newer one
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol
 
 from app.controller.log_state import MetadataLogState
 from app.controller.metadata import LOG_DELETING, Log
+from app.controller.state_machine import Metadata
 from app.node.hosted_log import CONFIGURED, HostedLog
 from app.node.metadata.folders import LogFolders
 from app.node.metadata.service import MetadataService
@@ -103,9 +105,9 @@ class MetadataLogs:
         for log in logs:
             done = await self._guarded(log.name, self._follow(log, is_newest=is_newest))
             whole, is_gone = whole and done, is_gone and (done or log.state != LOG_DELETING)
+        self._follow_configured(metadata)
         for log in metadata:
             if log.generation < 0:
-                self.follow_configured(log)
                 whole &= await self._guarded(log.name, self._follow_nodes(log, self._host.hosted(log.name)))
         names = {log.name for log in logs}
         self.unsupported = {name: each for name, each in self.unsupported.items() if name in names}
@@ -137,21 +139,28 @@ class MetadataLogs:
         """
         if isinstance(controller.state, MetadataLogState):
             controller.state.committed(controller.committed_index)
-            for log in controller.state.metadata:
-                if log.generation < 0:
-                    self.follow_configured(log)
+            self._follow_configured(controller.state.metadata)
 
-    def follow_configured(self, log: Log) -> None:
-        """A log of the configuration file: apply the changes made since (docs/api.md §5)."""
-        hosted = self._host.hosted(log.name)
-        if hosted is None or hosted.generation != CONFIGURED:
-            return
-        try:
-            settings = hosted.settings.changed_by(log.acting_spec, log.raised_from)
-        except ValueError as error:
-            logger.error("log %s keeps its settings: %s", log.name, error)
-            return
-        hosted.take_settings(settings)
+    def _follow_configured(self, metadata: Metadata) -> None:
+        """Logs of the configuration file: apply the changes made since (docs/api.md §5)."""
+        for hosted in self._host.all_hosted():
+            log = metadata.log(hosted.name)
+            if hosted.generation != CONFIGURED:
+                continue
+            if log is None or log.generation >= 0:
+                hosted.take_settings(replace(hosted.settings, raised_from=self._raised_from(None)))
+                continue
+            try:
+                hosted.take_settings(hosted.settings.changed_by(log.acting_spec, self._raised_from(log)))
+            except ValueError as error:
+                logger.error("log %s keeps its settings: %s", log.name, error)
+
+    def _raised_from(self, log: Log | None) -> int:
+        """Return the floor that the log had before it was raised; 1 as long as newer metadata may have a
+        lower one. log: None if it was never changed."""
+        if not self._metadata.is_current:
+            return 1
+        return 0 if log is None else log.raised_from
 
     async def _follow(self, log: Log, *, is_newest: bool) -> bool:
         hosted = self._host.hosted(log.name)
@@ -171,7 +180,7 @@ class MetadataLogs:
             is_new = self._node_id in log.spec.replicas and self._node_id not in hosted.settings.replicas
             if is_new and hosted.journal is not None:
                 await self._in_thread(self._folders.adopt, log.name, log.generation)
-            hosted.take_settings(LogSettings.of_spec(log.name, log.acting_spec, log.raised_from))
+            hosted.take_settings(LogSettings.of_spec(log.name, log.acting_spec, self._raised_from(log)))
             return await self._follow_nodes(log, hosted)
         return True
 
@@ -238,7 +247,7 @@ class MetadataLogs:
         return True
 
     async def _add(self, log: Log, *, is_newest: bool) -> bool:
-        settings = LogSettings.of_spec(log.name, log.acting_spec, log.raised_from)
+        settings = LogSettings.of_spec(log.name, log.acting_spec, self._raised_from(log))
         is_replica = self._node_id in log.spec.replicas
         try:
             if not is_newest and await self._waits(log, is_replica=is_replica):

@@ -13,7 +13,7 @@ from app.ha.auto_switch.core import AutoSwitchCore
 from app.ha.classic.master import ClassicMasterCore
 from app.ha.classic.slave import ClassicSlaveCore
 from app.ha.config import HaConfig
-from app.log.contract import GroupConfig
+from app.log.contract import GroupConfig, LogOptions
 from app.log.core_start import CoreStart
 from app.log.state import LogState
 from app.node.metadata.replica_identity import IdentityFile
@@ -165,7 +165,7 @@ class ClassicMode(_HaMode):
     """A log in classic mode: its core is the master's or a slave's, by configuration.
 
     master_address: where the master takes slaves of this log. sync_slaves, min_in_sync_replicas,
-    auto_in_sync_replicas, unclean, raised_from: as in ClassicMasterCore.
+    auto_in_sync_replicas, unclean, raised_from: as in ClassicMasterCore and LogOptions.
     """
 
     master_id: str
@@ -199,10 +199,14 @@ class ClassicMode(_HaMode):
                 log,
                 config=self.config,
                 sync_slaves=self.sync_slaves,
-                min_in_sync_replicas=self.min_in_sync_replicas,
                 auto_in_sync_replicas=self.auto_in_sync_replicas,
-                unclean=self.unclean,
-                raised_from=self.raised_from,
+                options=LogOptions(
+                    durability=start.durability,
+                    min_in_sync_replicas=self.min_in_sync_replicas,
+                    unclean=self.unclean,
+                    raised_from=self.raised_from,
+                ),
+                recorded=replica.state.sync_floor if is_whole(replica.state, log) else None,
             )
         return ClassicSlaveCore(
             start, log, master_id=self.master_id, master_address=self.master_address, config=self.config

@@ -60,7 +60,8 @@ class ClassicNode(SimulatedProcess):
 
     def __init__(self, group: "ClassicGroup", name: str) -> None:
         super().__init__(group.world, name)
-        self.names = group.names  # as in the configuration of its incarnation
+        self.names = group.names  # as in the configuration of its incarnation, with the two settings
+        self.sync_slaves, self.auto = group.sync_slaves, group.auto
         self.unclean = False  # in the configuration of its next incarnation
         self.is_blank = False  # its disk was replaced, and it has not started since
         self.blank_since_us = 0
@@ -84,6 +85,7 @@ class ClassicNode(SimulatedProcess):
     def start(self) -> None:
         group, world = self._group, self._group.world
         self.names, self.is_blank = group.names, False
+        self.sync_slaves, self.auto = group.sync_slaves, group.auto
         self.copies = {}
         life = self.life = Life(self.name)
         host = self._host = group.network.attach(self.name, life, self._deliver)
@@ -109,8 +111,8 @@ class ClassicNode(SimulatedProcess):
             config=HA,
             master_id=self.names[0],
             master_address=self.names[0],
-            sync_slaves=group.sync_slaves,
-            auto_in_sync_replicas=group.auto,
+            sync_slaves=self.sync_slaves,
+            auto_in_sync_replicas=self.auto,
             unclean=self.unclean,
         )
         try:
@@ -253,7 +255,7 @@ class ClassicGroup:
             for name, copy in self._copies(master)
             if copy.log.durable_index >= index and self.checker.chain_at(copy, index) == there
         }
-        needed = 1 if self.auto else 1 + self.sync_slaves
+        needed = 1 if master.auto else 1 + master.sync_slaves
         if not result.replayed:
             self.checker.acknowledged(master.driver, index, sorted(holders), needed)
 

@@ -16,6 +16,7 @@ LASTING_US: Final = (50_000, 3_000_000)
 LONG_CUT_US: Final = (10_000_000, 15_000_000)
 STALL_US: Final = (300_000, 6_000_000)
 CLOCK_RATES: Final = (0.96, 1.04)
+CHANGED_ACKS: Final = 0.5  # of the role changes
 QUIET_US: Final = 8_000_000
 LOOK_US: Final = 1_000_000  # an operator looks so often
 PATIENCE_LOOKS: Final = 5  # ... and acts on what stays so long
@@ -154,6 +155,8 @@ class Nemesis:
         if group.master.alive:
             group.master.crash(power=False)
         group.names = (node.name, *(name for name in group.names if name != node.name))
+        if self._world.random.random() < CHANGED_ACKS:
+            self._change_acks(group.master)
         group.master = node
         self._blocked = 0
         self._refused.clear()
@@ -162,6 +165,19 @@ class Nemesis:
                 each.crash(power=False)
             self._back(each, self._world.between((10_000, 2_000_000)))
         return True
+
+    def _change_acks(self, former: "ClassicNode") -> None:
+        """The new file has other acknowledgements too. More are required only once every replica knows of
+        the epoch with fewer (docs/operations.md)."""
+        group = self._group
+        most = len(group.names) - 1
+        sync_slaves, auto = self._world.random.randint(0, most), self._world.random.random() < 0.3
+        before, after = (0 if group.auto else group.sync_slaves), (0 if auto else sync_slaves)
+        epoch = former.driver.log.last_term
+        if after > before and any(node.driver.log.last_term < epoch for node in group.nodes.values()):
+            return
+        group.sync_slaves, group.auto = sync_slaves, auto
+        self.counts["raised acks" if after > before else "other acks"] += 1
 
     def _help_blocked_master(self) -> None:
         self._world.after(LOOK_US, self._help_blocked_master)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.errors import ProducerFenced, SequenceGap
 from app.log.claims import PARTITIONS
-from app.log.facts import LogCursor
+from app.log.facts import LogCursor, SyncFloor
 from app.log.snapshot import Frames
 from app.log.state import (
     DAY_MS,
@@ -409,19 +409,34 @@ def test_a_schema_goes_with_its_record_and_readers_get_what_they_may_see() -> No
     assert state.schemas.size_bytes == len("a int, b string")
 
 
-def test_a_snapshot_without_schemas_is_read() -> None:
-    """As an earlier version stored it: the head has fewer fields."""
+def test_the_acknowledgements_of_a_classic_epoch_are_kept_with_the_log() -> None:
+    log, state = Log(), LogState()
+    state.apply(log.add(control={"kind": "term", "leader": "n1"}))
+    assert state.sync_floor is None
+    state.apply(log.add(control={"kind": "term", "leader": "n1", "sync_slaves": 1, "slaves": 2}))
+    state.apply(log.add(count=1))
+    assert state.sync_floor == SyncFloor(1, 1, 2)
+    assert LogState.restore(state.snapshot()).sync_floor == SyncFloor(1, 1, 2)
+    state.truncate_after(1)
+    assert state.sync_floor == SyncFloor(1, 1, 2)
+    state.truncate_after(0)
+    assert state.sync_floor is None  # also if the record before it stated something: nothing is known
+
+
+@pytest.mark.parametrize("missing", [1, 2])
+def test_a_snapshot_whose_head_has_fewer_fields_is_read(missing: int) -> None:
+    """An earlier version stored it."""
     state = LogState()
     state.apply(Log().add(count=3))
     frames = Frames()
     [(_, head), *_] = frames.feed(state.snapshot())
     fields = msgspec.msgpack.decode(head)
-    earlier = msgspec.msgpack.encode(fields[:-1])
+    earlier = msgspec.msgpack.encode(fields[:-missing])
     snapshot = state.snapshot().replace(
         struct.pack("<I", len(head)) + b"\x01" + head, struct.pack("<I", len(earlier)) + b"\x01" + earlier
     )
     restored = LogState.restore(snapshot)
-    assert (fields[-1], restored.applied_index, len(restored.schemas)) == ([], 2, 0)
+    assert (fields[-2:], restored.applied_index, len(restored.schemas)) == ([[], None], 2, 0)
 
 
 def test_data_ends_after_the_last_data_record() -> None:

@@ -12,8 +12,9 @@ from app.ha.config import HaConfig
 from app.ha.frames import ClassicFrame, ClassicReport, History
 from app.ha.log import index_before
 from app.ha.messages import Closed, Connect, Disconnect, Drained
-from app.log.contract import NO_INDEX, Acks, Durability, GroupConfig, Reset, Role
+from app.log.contract import NO_INDEX, Acks, Durability, GroupConfig, LogOptions, Reset, Role
 from app.log.core_start import CoreStart
+from app.log.facts import SyncFloor
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from storage.format.batch import Batch
 from storage.log.commitlog import Commitlog
@@ -45,17 +46,24 @@ class Master(Lab):
         hard_state: HardState | None = None,
         auto_sync: bool = True,
         waits: bool = False,
+        auto_in_sync_replicas: bool = False,
         **settings: Any,
     ) -> None:
-        """waits: stop before the time is over that other replicas have to object to an epoch."""
+        """waits: stop before the time is over that other replicas have to object to an epoch. settings: of
+        LogOptions, and `recorded`; without it those that the log has always had."""
         super().__init__(new_log() if log is None else log)
         self.auto_sync = auto_sync
+        options = {name: value for name, value in settings.items() if name != "recorded"}
+        floor = options.get("min_in_sync_replicas", 1) - 1
+        sure = floor if auto_in_sync_replicas else max(sync_slaves, floor)
         self.core = ClassicMasterCore(
             start_of("n1", self.durability, hard_state or HardState()),
             self.log,
             config=config,
             sync_slaves=sync_slaves,
-            **settings,
+            auto_in_sync_replicas=auto_in_sync_replicas,
+            options=LogOptions(durability=self.durability, **options),
+            recorded=settings.get("recorded", SyncFloor(0, sure, len(NAMES) - 1)),
         )
         self.core.start(self.now_ms)
         self.carry_out()

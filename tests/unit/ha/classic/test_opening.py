@@ -1,5 +1,7 @@
 """Classic HA: roles change by configuration, so a new master hears the others before it opens an epoch."""
 
+from typing import Any
+
 import pytest
 
 from app.errors import NoLeader, NotEnoughInSync
@@ -8,6 +10,8 @@ from app.ha.flow import Flow
 from app.ha.frames import ClassicFrame, ClassicReport
 from app.ha.messages import Closed, Disconnect
 from app.log.contract import Acks, LogOptions
+from app.log.facts import SyncFloor
+from app.log.state import LogState
 from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState
 from tests.unit.ha.classic.test_classic import Master
@@ -27,6 +31,13 @@ def longer(log: Commitlog) -> Commitlog:
     other = copy(log)
     write(other, 1, b"more")
     return other
+
+
+def recorded_in(log: Commitlog) -> SyncFloor | None:
+    state = LogState()
+    for batch in log.read_batches(0, 1 << 20):
+        state.apply(batch)
+    return state.sync_floor
 
 
 def is_open(master: Master) -> bool:
@@ -93,6 +104,70 @@ def test_a_floor_that_was_raised_lets_no_master_open_without_the_holders_of_earl
         connect(master, master.log, place=place, number=place)
         master.tick()
     assert is_open(master)
+
+
+@pytest.mark.rule("H-07")
+@pytest.mark.parametrize(
+    "recorded",
+    [SyncFloor(0, 1, 2), SyncFloor(0, 1, 1), SyncFloor(0, 0, 1), None],
+    ids=["sync_slaves", "replicas", "automatic", "unknown"],
+)
+def test_settings_that_were_raised_let_no_master_open_without_the_holders_of_earlier_records(
+    recorded: SyncFloor | None,
+) -> None:
+    """The file asks for two slaves now, but this copy may lack records of the epoch before that change."""
+    master = taken_over(sync_slaves=2, recorded=recorded)
+    others = 2 if recorded is None or recorded.sync_slaves == 0 else 1
+    for place in (2, 3)[:others]:
+        master.tick(10 * WAIT_MS)
+        assert not is_open(master)
+        connect(master, master.log, place=place, number=place)
+    master.tick()
+    assert is_open(master)
+
+
+@pytest.mark.rule("H-07")
+def test_a_replica_that_left_the_settings_may_have_held_the_other_copy() -> None:
+    """The epoch began with four replicas; a record of the removed one and of its master needs two reports."""
+    master = taken_over(recorded=SyncFloor(0, 1, 3))
+    connect(master, master.log, place=2)
+    master.tick(10 * WAIT_MS)
+    assert not is_open(master)
+    connect(master, master.log, place=3, number=2)
+    master.tick()
+    assert is_open(master)
+
+
+@pytest.mark.rule("H-07")
+@pytest.mark.parametrize("change", [{"sync_slaves": 2}, {"auto_in_sync_replicas": True}], ids=str)
+def test_a_master_with_other_settings_opens_the_next_epoch_and_records_them(change: dict[str, Any]) -> None:
+    """A copy that holds the record holds everything that was acknowledged by the settings before it."""
+    before = Master()
+    assert recorded_in(before.log) == SyncFloor(0, 1, 2)
+    before.append(b"a", acks=Acks.LEADER)
+    found = {"hard_state": before.saved[-1], "recorded": recorded_in(before.log)}
+    same = Master(before.log, **found)  # type: ignore[arg-type]
+    assert (same.core.term, same.log.end_index) == (1, 1)
+    other = Master(before.log, **found, **change)  # type: ignore[arg-type]
+    assert (other.core.term, other.core.accepts_appends) == (2, True)
+    assert recorded_in(other.log) == SyncFloor(2, 0 if "auto_in_sync_replicas" in change else 2, 2)
+    newer = copy(other.log)
+    write(newer, 2, b"more")
+    connect(other, newer)
+    assert not is_open(other)
+    other.slave(2, at=0)  # its operator has removed that copy
+    other.tick(WAIT_MS)
+    assert (other.core.term, other.core.accepts_appends) == (2, True)
+
+
+def test_settings_that_change_before_the_epoch_is_open_are_those_that_it_records() -> None:
+    master = taken_over()
+    connect(master, master.log, place=3)
+    master.core.tick(master.now_ms + WAIT_MS)
+    options = LogOptions(durability=master.durability, min_in_sync_replicas=3)
+    master.core.apply_options(options, master.now_ms)
+    master.carry_out()
+    assert recorded_in(master.log) == SyncFloor(3, 2, 2)
 
 
 @pytest.mark.rule("H-07")

@@ -185,6 +185,23 @@ def test_a_master_learns_the_floor_that_its_log_had_before_it_was_raised(generat
     assert hosted.settings.options.raised_from == 1
 
 
+@pytest.mark.rule("H-07")
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_master_trusts_no_floor_of_metadata_that_may_be_old(is_changed: bool) -> None:
+    """Without controllers the newest metadata are unknown: they may have a lower floor, which others used."""
+    spec = LogSpec(replication="classic", replicas=("n1", "n2"), min_in_sync_replicas=2)
+    log = Log(name="a", log_id=1, generation=-1, spec=spec, version=3)
+    logs, host, service = follower(Metadata([log] if is_changed else []))
+    service.is_current = False
+    hosted = host.open["a"] = HostedLog(LogSettings.of_spec("a", spec), 1, None)
+    assert hosted.settings.options.raised_from == 1
+    assert asyncio.run(logs.follow())
+    assert hosted.settings.options.raised_from == 1
+    service.is_current = True
+    assert asyncio.run(logs.follow())
+    assert hosted.settings.options.raised_from == 0
+
+
 @pytest.mark.rule("C-12")
 def test_settings_changed_while_a_log_is_opened_reach_its_driver() -> None:
     before = LogSpec(replication="controller", replicas=("n1", "n2"))

@@ -1,5 +1,7 @@
 """Opening a copy in controller and classic mode: which keeps its identity, and the epoch that it opened."""
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,15 +9,20 @@ import pytest
 
 from app.controller.replicas_manager import CopyIdentity
 from app.ha.config import HaConfig
+from app.ha.frames import ClassicFrame
+from app.ha.messages import OUTGOING, Opened
 from app.log.contract import Durability
 from app.node.metadata.replica_identity import IdentityFile
 from app.node.opening.open_replica import FoundFolder, LogIdentity
 from app.node.opening.replica_modes import ClassicMode
 from storage.errors import CorruptLog
+from storage.format.records import encode_control
 from storage.log.clean_stop import CleanStop
 from storage.log.hard_state import HardState, HardStateFile
 from tests.support.memory_files import MemoryFiles
 from tests.unit.ha.group import LOG_NAME, Group
+from tests.unit.node.replica.driver_support import Node
+from tests.unit.raft.support import MemoryLog
 
 FOLDER = f"data/logs/{LOG_NAME}"
 ME = CopyIdentity("code", 3)
@@ -120,6 +127,29 @@ def judge_classic(files: MemoryFiles, stop: CleanStop, *, master: str, is_new: b
         replicas=("n1", "n2"), config=HaConfig(), master_id=master, master_address="", sync_slaves=1
     )
     mode.judge(found)
+
+
+@pytest.mark.rule("H-07")
+@pytest.mark.parametrize("sync_slaves", [1, 2])
+def test_a_slave_that_becomes_the_master_knows_what_its_newest_epoch_needs(
+    tmp_path: Path, sync_slaves: int
+) -> None:
+    """The file asks for both slaves; with one, this copy may lack what n2 and n3 alone have acknowledged."""
+    mode = ClassicMode(
+        replicas=("n2", "n1", "n3"), config=HaConfig(), master_id="n2", master_address="n2:1", sync_slaves=1
+    )
+    node = Node(tmp_path, mode=mode)
+    node.tick(1)
+    node.driver.deliver(f"{OUTGOING}1", Opened())
+    opened = {"kind": "term", "leader": "n2", "sync_slaves": sync_slaves, "slaves": 2}
+    log = MemoryLog()
+    log.write([log.stamp(encode_control(opened), 1, control=True)])
+    node.driver.deliver(f"{OUTGOING}1", ClassicFrame(0, bytes(log.batches[0].data)))
+    node.seams.run()
+    node.options["mode"] = replace(mode, replicas=("n1", "n2", "n3"), master_id="n1", sync_slaves=2)
+    node.restart()
+    node.tick(60_000)
+    assert (node.driver.status().core.waits_for is None) == (sync_slaves == 2)
 
 
 @pytest.mark.rule("A-01")
