@@ -55,6 +55,7 @@ class EntryHandler:
         self.matched_index = NO_INDEX
         self._waiting: dict[int, Waiting] = {}  # by base index
         self._waiting_bytes = 0
+        self._synced_push_index = NO_INDEX  # of the last append that asked for `fsync`
         self._deferred: Deferred | None = None
         self._storing: PushRequest | None = None  # its batches are being written
         self._truncating = False
@@ -73,7 +74,7 @@ class EntryHandler:
             self._answer(request, PushCode.INCONSISTENT_STATE, request.index)
             return
         self._session = request.session
-        self._member.leader_syncs = request.syncs
+        self._take_durability(request)
         self._leader_committed = max(self._leader_committed, request.committed_index)
         if request.type in (PushType.APPEND, PushType.COMMIT):
             self._is_vouched = True
@@ -93,6 +94,17 @@ class EntryHandler:
                 self._truncate(request)
         if not self._outbox.is_writing:
             self.adopt_committed(self._leader_committed)
+
+    def _take_durability(self, request: PushRequest) -> None:
+        """Adopt the durability of the leader's log. A weaker one counts only from an append after all those
+        that asked for `fsync`: pushes of before a change may arrive after it."""
+        is_append = request.type is PushType.APPEND
+        if request.syncs:
+            self._member.leader_syncs = True
+            if is_append:
+                self._synced_push_index = max(self._synced_push_index, request.batches[-1].last_index)
+        elif is_append and request.batches[0].base_index > self._synced_push_index:
+            self._member.leader_syncs = False
 
     def adopt_committed(self, index: int) -> None:
         """Follow the leader's committed index as far as this log is known to be the leader's (D-20, R-12)."""

@@ -11,7 +11,15 @@ from app.errors import (
     TermChanged,
 )
 from app.log.commands import Command, CommandResult
-from app.log.contract import Acks, AppendFate, AppendRequest, AppendResult, Durability, PendingAppend
+from app.log.contract import (
+    NO_INDEX,
+    Acks,
+    AppendFate,
+    AppendRequest,
+    AppendResult,
+    Durability,
+    PendingAppend,
+)
 from app.log.schema_gate import RecordCheck
 from app.log.state import Claim
 from app.node.replica.commit_waiters import answer
@@ -98,9 +106,13 @@ class OpenAppends:
         self._node_id = node_id
         self._durability = durability
         self._log = log
+        self._unsynced_index = NO_INDEX  # the last one that was pushed with `replicated` in this incarnation
 
     def change_durability(self, durability: Durability) -> None:
-        """Set what answers report from now on."""
+        """Set what answers report from now on. Peers may acknowledge what is in the log now by the weaker of
+        both durabilities, or have done so: they are asked for it with each push."""
+        if self._durability is Durability.REPLICATED:
+            self._unsynced_index = self._log.end_index
         self._durability = durability
 
     def add(self, request: AppendRequest, done: AppendDone, now_ms: int) -> OpenAppend:
@@ -171,9 +183,12 @@ class OpenAppends:
             next_index=next_index,
             leader=leader,
             acks=append.request.acks,
-            durability=self._durability,
+            durability=self._durability_at(pending.last_index),
             replayed=append.claim is not None,
         )
+
+    def _durability_at(self, index: int) -> Durability:
+        return Durability.REPLICATED if index <= self._unsynced_index else self._durability
 
     def _leader_of(self, term: int) -> str:
         """Return the leader of the batch's term: every term opens with a record that names its leader.

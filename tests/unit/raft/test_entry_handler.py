@@ -477,6 +477,25 @@ def test_a_follower_that_does_not_know_fsync_yet_acknowledges_to_its_leader_what
     assert codes(leader.append(2)) == [(PushCode.SUCCESS, 2)]
 
 
+@pytest.mark.rule("R-11", "D-16")
+def test_a_late_push_does_not_weaken_what_later_ones_ask_for() -> None:
+    """The leader has changed to fsync between two pushes, and the second one arrives first."""
+    leader = Leader(log_of(1, 1, 1, 1, 1), log_of(1))
+    leader.follower.core._member.durability = Durability.REPLICATED
+    leader.compare(0)
+    leader.follower.auto_sync = False
+    before = leader.push(PushType.APPEND, 0, leader.log.batch_at(1)), leader.push(PushType.COMMIT, 0)
+    leader.syncs = True
+    assert leader.append(2) == []
+    for late in before:
+        assert [answer.index for answer in leader.send(late)] in ([], [0])
+    assert leader.follower.log.end_index == 2
+    leader.follower.sync()
+    assert codes(leader.answers()) == [(PushCode.SUCCESS, 2)]
+    leader.syncs = False  # it has changed back
+    assert codes(leader.append(3)) == [(PushCode.SUCCESS, 3)]
+
+
 @pytest.mark.rule("R-11")
 @pytest.mark.parametrize("durability", list(Durability))
 def test_a_leader_asks_for_the_durability_that_it_promises(durability: Durability) -> None:

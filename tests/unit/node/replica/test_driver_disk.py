@@ -19,6 +19,9 @@ from app.node.replica import read_index_queue as read_gate
 from app.node.replica.driver import LogDriver
 from app.raft.messages import (
     Heartbeat,
+    PushAnswer,
+    PushCode,
+    PushRequest,
     PushType,
     ReadIndexAnswer,
     VoteAnswer,
@@ -380,6 +383,38 @@ def test_the_durability_of_a_log_changes_while_it_runs(tmp_path: Path) -> None:
     node.driver.change_options(LogOptions(durability=Durability.REPLICATED))
     node.seams.turn()
     assert result(third[0]).durability is Durability.REPLICATED  # what is written counts at once
+
+
+@pytest.mark.rule("R-11")
+def test_an_append_that_peers_may_have_acknowledged_before_their_sync_is_not_reported_as_fsync(
+    tmp_path: Path,
+) -> None:
+    """It was pushed before the change, and is answered after it."""
+    node = leading_node(tmp_path, durability=Durability.REPLICATED)
+    session = compared(node, end=0)
+    first = node.ask(b"a")
+    node.seams.run()
+    node.driver.change_options(LogOptions(durability=Durability.FSYNC))
+    node.seams.run()
+    second = node.ask(b"b")
+    node.seams.run()
+    acknowledged(node, session, 2)
+    assert [result(each).durability for each in (*first, *second)] == list(Durability)[::-1]
+
+
+def compared(node: Node, end: int) -> int:
+    """n2 holds the leader's log up to `end`; return the session of the pushes that follow."""
+    [push] = [push for target, push in node.seams.sent if target == "n2" and isinstance(push, PushRequest)]
+    same = PushAnswer(push.term, push.type, PushCode.SUCCESS, push.session, 9, end, 0, end)
+    node.driver.deliver("n2", same)
+    node.seams.run()
+    return push.session + 1
+
+
+def acknowledged(node: Node, session: int, end: int) -> None:
+    ack = PushAnswer(1, PushType.APPEND, PushCode.SUCCESS, session, 9, end, 0, end)
+    node.driver.deliver("n2", ack)
+    node.seams.run()
 
 
 @pytest.mark.rule("R-11", "C-03")
