@@ -42,12 +42,11 @@ class LogFolders:
     def finish_removals(self) -> None:
         """Complete what a crash has interrupted. Call it before anything else."""
         self._files.make_folders(self._folder)
-        for name in self._files.list(self._folder):
-            if not name.endswith(".tmp"):
-                try:
-                    self.finish_removal(name)
-                except CorruptFile as error:  # the other logs are opened; `prepare` decides about this one
-                    logger.error("log %s: its generation cannot be read: %s", name, error)
+        for name in self.kept():
+            try:
+                self.finish_removal(name)
+            except CorruptFile as error:  # the other logs are opened; `prepare` decides about this one
+                logger.error("log %s: its generation cannot be read: %s", name, error)
 
     def finish_removal(self, name: str) -> None:
         """Complete the interrupted removal of one copy, if there is one."""
@@ -61,6 +60,10 @@ class LogFolders:
         except CorruptFile:
             return None
         return None if line is None else line.generation
+
+    def kept(self) -> list[str]:
+        """Return the names of the logs that have a line here."""
+        return [name for name in self._files.list(self._folder) if not name.endswith(".tmp")]
 
     def prepare(self, name: str, generation: int, log_id: int) -> None:
         """Prepare the folder for the log of that generation; an earlier log of the name is removed.

@@ -71,6 +71,7 @@ class MetadataLogs:
         self._folders = folders
         self._in_thread = in_thread
         self._dropping: dict[str, None] = {}  # logs whose copy here is being removed
+        self._has_checked_folders = False
         self.unsupported: dict[str, Unsupported] = {}
 
     async def run(self) -> None:
@@ -111,10 +112,27 @@ class MetadataLogs:
                 whole &= await self._guarded(log.name, self._follow_nodes(log, self._host.hosted(log.name)))
         names = {log.name for log in logs}
         self.unsupported = {name: each for name, each in self.unsupported.items() if name in names}
+        if whole and is_gone and self._metadata.is_current and not self._has_checked_folders:
+            self._has_checked_folders = True
+            await self._report_unknown(metadata)
         if is_gone and (whole or is_newest) and index > self._metadata.followed_index:
             self._metadata.followed_index = index
             self._metadata.client.heartbeat_now()
         return whole and is_gone
+
+    async def _report_unknown(self, metadata: Metadata) -> None:
+        """Log the names of logs whose files are here and that the newest metadata do not have.
+
+        Nothing proves that such a log was deleted: metadata that were rebuilt from an older copy do not know
+        logs that were created since, and their records must stay.
+        """
+        kept = await self._in_thread(self._folders.kept)
+        for name in sorted(set(kept) - {log.name for log in metadata}):
+            logger.warning(
+                "log %s: its files are here, but the metadata do not have it: it was deleted while this node"
+                " was stopped, or the metadata were rebuilt from a copy that is older than the log",
+                name,
+            )
 
     async def _guarded(self, name: str, work: Awaitable[bool]) -> bool:
         """Return whether the work on one log is done; a failure of it affects that log alone."""

@@ -29,7 +29,7 @@ class Folders:
 
     def __init__(self) -> None:
         self.done: list[str] = []
-        self.kept: dict[str, int] = {}
+        self.lines: dict[str, int] = {}
         self.failing: Exception | None = None
 
     def prepare(self, name: str, generation: int, log_id: int) -> None:
@@ -40,7 +40,10 @@ class Folders:
         return False
 
     def kept_generation(self, name: str) -> int | None:
-        return self.kept.get(name)
+        return self.lines.get(name)
+
+    def kept(self) -> list[str]:
+        return list(self.lines)
 
     def adopt(self, name: str, generation: int) -> None:
         """The copy has a line already."""
@@ -271,7 +274,7 @@ def test_metadata_of_an_earlier_time_neither_begin_nor_replace_a_log() -> None:
     metadata = Metadata([log_of("a", 1), log_of("b", 2), log_of("c", 3)])
     logs, host, service = follower(metadata)
     service.is_newest = False
-    host.folders.kept = {"a": 5, "c": 3}
+    host.folders.lines = {"a": 5, "c": 3}
     assert not asyncio.run(logs.follow())
     assert (sorted(host.open), host.folders.done) == (["c"], ["prepare c 3"])
     metadata[:] = [log_of("a", 5), log_of("c", 3), log_of("d", 6)]
@@ -393,3 +396,19 @@ def test_a_removal_of_a_copy_that_a_deletion_overtakes_leaves_the_next_log_of_th
     assert asyncio.run(logs.follow())
     assert host.open["a"].journal == "open"
     assert host.folders.done[-1] == "prepare a 7"
+
+
+def test_files_of_a_log_that_the_newest_metadata_do_not_have_are_kept_and_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It was deleted while the node was stopped, or the metadata were rebuilt from an older copy."""
+    logs, host, service = follower(Metadata([log_of("a", 1)]))
+    host.folders.lines = {"a": 1, "b": 2}
+    service.is_current = False
+    asyncio.run(logs.follow())
+    assert "log b" not in caplog.text  # older metadata may not have it yet
+    service.is_current = True
+    for _ in range(2):
+        asyncio.run(logs.follow())
+    assert caplog.text.count("its files are here") == caplog.text.count("log b: its files") == 1
+    assert host.folders.done == ["prepare a 1"]
