@@ -115,7 +115,7 @@ class Problem(ClientError):
         self.document = dict(document)
         self.code = str(document.get("code", f"http-{status}"))
         self.detail = str(document.get("detail") or document.get("title") or f"HTTP status {status}")
-        self.outcome = str(document.get("outcome", "not_applied" if status < 500 else "unknown"))
+        self.outcome = outcome_in(status, document)
         self.retryable = bool(document.get("retryable", status in (421, 429, 503, 504)))
         self.retry_after_s = retry_after_s
         super().__init__(f"{self.code}: {self.detail}{self._places()}")
@@ -133,6 +133,12 @@ class Problem(ClientError):
         ]
         places = [f"{error.get('pointer', '')} {error.get('detail', '')}".strip() for error in errors]
         return f" ({'; '.join(places)})" if places else ""
+
+
+def outcome_in(status: int, document: Mapping[str, Any]) -> str:
+    """Return the outcome of the append: of the first one with its key, if that is still in flight."""
+    known = document.get("first_outcome", document.get("outcome"))
+    return str(known or ("not_applied" if status < 500 else "unknown"))
 
 
 class ConditionFailed(Problem):
@@ -173,6 +179,6 @@ def problem_of(status: int, body: bytes, retry_after: str | None = None) -> Prob
         text = " ".join(body.decode("utf-8", "replace").split())[:200]  # of a proxy, for example
         document = {"detail": f"not a problem document: {text}" if text else f"HTTP status {status}"}
     pause_s = float(retry_after) if retry_after and retry_after.isdecimal() else 0.0
-    if document.get("outcome") == "unknown":
+    if outcome_in(status, document) == "unknown":
         return OutcomeUnknown(status, document, pause_s)
     return _BY_STATUS.get(status, Problem)(status, document, pause_s)

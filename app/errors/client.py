@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from app.errors.base import CommitlogError
+from app.errors.base import CommitlogError, Outcome
 
 
 class BadRequest(CommitlogError):
@@ -118,7 +118,12 @@ class NotAcceptable(CommitlogError):
 
 
 class RequestOutstanding(CommitlogError):
-    """The first append with this key or sequence is still in flight, and this retry's timeout has passed."""
+    """The first append with this key or sequence is still in flight, and this retry's timeout has passed.
+
+    `outcome` is that of this request, which has stored nothing. The first append may still be applied
+    (`first_outcome` is `unknown`): repeat it with the same key or sequence. In a stream also an append after
+    a refused one; then there is no `first_outcome`.
+    """
 
     code, title, http_status, retryable = (
         "request-outstanding",
@@ -127,6 +132,13 @@ class RequestOutstanding(CommitlogError):
         True,
     )
     retry_after_s = 1
+
+    def __init__(self, detail: str | None = None, *, has_first: bool = True) -> None:
+        super().__init__(detail)
+        self._has_first = has_first
+
+    def fields(self) -> dict[str, Any]:
+        return {"first_outcome": Outcome.UNKNOWN.value} if self._has_first else {}
 
 
 class SequenceGap(CommitlogError):

@@ -258,7 +258,7 @@ class AppendQueue:
         """Add the append to the batch of this turn, or find the answer of its first attempt."""
         core, request, batch = self._core, append.request, self._batch
         if request.stream is not None and request.stream.broken:
-            raise RequestOutstanding("an earlier append of the stream was refused")
+            raise RequestOutstanding("an earlier append of the stream was refused", has_first=False)
         self._check_leads()
         try:
             claim = check_repeat(self._state, request, batch)

@@ -261,6 +261,18 @@ def test_after_giving_up_the_error_reports_the_outcome_of_the_append(
     assert len(node.asked) > 1
 
 
+def test_a_repeat_of_an_append_in_flight_leaves_the_outcome_unknown() -> None:
+    """The refusal is certain of the repeat alone: a program must not append the records with another key."""
+    document = {"code": "request-outstanding", "outcome": "not_applied", "first_outcome": "unknown"}
+    with (
+        fake_service(lambda _: Scripted(409, {**document, "retryable": True})) as node,
+        CommitlogClient(node.url, give_up_s=0.2) as client,
+        pytest.raises(OutcomeUnknown) as raised,
+    ):
+        client.append(["x"], idempotency_key="k")
+    assert raised.value.outcome == "unknown"
+
+
 def test_an_answer_that_is_not_a_problem_document_is_still_an_error_with_a_message() -> None:
     with (
         fake_service(lambda _: Scripted(404, ["strange"])) as node,

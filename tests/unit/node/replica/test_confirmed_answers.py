@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.errors import CommitlogError, ReadIndexUnavailable
+from app.errors import CommitlogError, ReadIndexUnavailable, RequestOutstanding
 from app.log.commands import Command, CommandResult, MoveCursor, SetFence
 from app.log.contract import (
     AppendRequest,
@@ -309,6 +309,9 @@ def test_nothing_of_a_stream_enters_while_a_refusal_is_confirmed(led: Led) -> No
     led.store()
     led.confirm()
     assert streamed(led.node, stream, b"c") == ["request-outstanding"]
+    [refusal] = led.ask(b"d", stream=stream)
+    assert isinstance(refusal, RequestOutstanding)
+    assert "first_outcome" not in refusal.problem("/", "r")  # this append is not a repeat
 
 
 # --- limits ---

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from app.errors import CommitlogError
+from app.errors import CommitlogError, RequestOutstanding
 from app.log.commands import SetFence
 from app.log.contract import (
     Acks,
@@ -241,6 +241,9 @@ def test_a_repeat_whose_first_is_in_flight_too_long_is_refused(tmp_path: Path) -
         node.tick(20)
     assert first == []
     assert code(again[0]) == "request-outstanding"
+    assert isinstance(again[0], RequestOutstanding)
+    problem = again[0].problem("/", "r")  # this request stored nothing, the first one may yet be committed
+    assert (problem["outcome"], problem["first_outcome"]) == ("not_applied", "unknown")
 
 
 def test_keys_survive_a_restart(node: Node) -> None:
