@@ -1,7 +1,9 @@
 """Comparison of the clocks of a log's replicas: a clock that is ahead of the others makes no record old.
 
 A node takes over its wall clock at the start (app/node/clock.py). A leader that starts days ahead would find
-every record old. So a leader asks the other voters for their clocks before it removes records by age.
+every record old. So a leader asks the other voters for their clocks before it removes records by age. Between
+two nodes that run the difference stays, so a lost answer changes nothing; a peer that is silent for
+an hour counts no longer.
 """
 
 import asyncio
@@ -16,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 CLOCK_ANSWER_TIMEOUT_S: Final = 2.0
 AHEAD_MS: Final = 60_000  # difference that causes a warning
+KEPT_MS: Final = 60 * 60 * 1000  # for so long the last answer of a silent peer counts
 
 
 def earlier_of(own_ms: int, ahead_ms: Sequence[int]) -> int:
@@ -37,17 +40,18 @@ class TermCalls(Protocol):
 
 
 class PeerClocks:
-    """Clocks that the peers reported in the present round. Owned by the event loop."""
+    """Clocks that the peers have reported. Owned by the event loop."""
 
     def __init__(self, calls: TermCalls, clock: Clock) -> None:
         self._calls = calls
         self._clock = clock
-        self._ahead_ms: dict[str, int | None] = {}  # None: no answer
+        self._asked: dict[str, None] = {}  # in the present round
+        self._ahead_ms: dict[str, tuple[int, int]] = {}  # by peer: (difference, monotonic time of the answer)
         self._is_ahead = False
 
     def begin_round(self) -> None:
         """Ask each peer again at its next use."""
-        self._ahead_ms = {}
+        self._asked = {}
 
     async def agreed_ms(self, log_id: int, peers: Sequence[str], least: int) -> int | None:
         """Return the time by which a record's age is judged, milliseconds since 1970.
@@ -55,12 +59,12 @@ class PeerClocks:
         peers: the other voters of the log. least: so many clocks must be known, the own one among them; None
         when fewer are. An older version does not report its clock.
         """
-        asked = [peer for peer in peers if peer not in self._ahead_ms]
-        for peer, ahead_ms in zip(
-            asked, await asyncio.gather(*(self._ask(peer, log_id) for peer in asked)), strict=True
-        ):
-            self._ahead_ms[peer] = ahead_ms
-        known = [ahead_ms for peer in peers if (ahead_ms := self._ahead_ms.get(peer)) is not None]
+        due = [peer for peer in peers if peer not in self._asked]
+        self._asked |= dict.fromkeys(due)
+        await asyncio.gather(*(self._ask(peer, log_id) for peer in due))
+        oldest_ms = self._clock.monotonic_ms() - KEPT_MS
+        answers = [self._ahead_ms[peer] for peer in peers if peer in self._ahead_ms]
+        known = [ahead_ms for ahead_ms, answered_ms in answers if answered_ms >= oldest_ms]
         if len(known) + 1 < least:
             return None
         own_ms = self._clock.now_ms()
@@ -68,11 +72,11 @@ class PeerClocks:
         self._report(own_ms - agreed_ms)
         return agreed_ms
 
-    async def _ask(self, peer: str, log_id: int) -> int | None:
+    async def _ask(self, peer: str, log_id: int) -> None:
         answer = await self._calls.ask(peer, log_id, TermRequest, CLOCK_ANSWER_TIMEOUT_S)
-        if not isinstance(answer, TermAnswer) or answer.clock_ms is None:
-            return None
-        return answer.clock_ms - self._clock.now_ms()
+        if isinstance(answer, TermAnswer) and answer.clock_ms is not None:
+            clock = self._clock
+            self._ahead_ms[peer] = answer.clock_ms - clock.now_ms(), clock.monotonic_ms()
 
     def _report(self, ahead_ms: int) -> None:
         if (ahead_ms > AHEAD_MS) is self._is_ahead:

@@ -8,7 +8,7 @@ import pytest
 
 from app.log.contract import Role
 from app.node.network.repair_messages import PeerCall, TermAnswer, TermRequest
-from app.node.retention.clocks import PeerClocks, earlier_of
+from app.node.retention.clocks import KEPT_MS, PeerClocks, earlier_of
 from app.node.retention.records import RetentionKeeper
 from app.settings.model import Replication, RetentionConfig
 from tests.unit.node.retention.test_records import HOUR_MS, NOW_MS, Log
@@ -43,12 +43,13 @@ class Peers:
         self.own_ms = own_ms
         self.clocks_ms = clocks_ms
         self.asked: list[str] = []
+        self.running_ms = 0
 
     def now_ms(self) -> int:
         return self.own_ms
 
     def monotonic_ms(self) -> int:
-        return 0
+        return self.running_ms
 
     async def ask(self, peer: str, log_id: int, make: type[TermRequest], timeout_s: float) -> PeerCall | None:
         self.asked.append(peer)
@@ -106,3 +107,40 @@ def test_each_peer_is_asked_once_a_round() -> None:
     peers = Peers(NOW_MS, n2=NOW_MS, n3=None)
     trims_of(peers)
     assert peers.asked == ["n2", "n3"]
+
+
+def agreed(clocks: PeerClocks, least: int = 1) -> int | None:
+    clocks.begin_round()
+    return asyncio.run(clocks.agreed_ms(1, ("n2", "n3"), least))
+
+
+@pytest.mark.parametrize(("ahead_ms", "least"), [(10 * DAY_MS, 1), (10 * DAY_MS, 2), (-DAY_MS, 2)])
+def test_a_peer_whose_answers_are_often_lost_counts_in_every_round(
+    ahead_ms: int, least: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise a master whose clock is days ahead would trust it in the first round without an answer."""
+    caplog.set_level("INFO", "app.node.retention.clocks")
+    peers = Peers(NOW_MS + ahead_ms, n2=NOW_MS, n3=NOW_MS)
+    clocks = PeerClocks(peers, peers)
+    for number in range(20):
+        peers.clocks_ms = {"n2": peers.own_ms - ahead_ms if number % 2 == 0 else None, "n3": None}
+        assert agreed(clocks, least) == peers.own_ms - max(0, ahead_ms)
+        peers.own_ms += 30_000
+        peers.running_ms += 30_000
+    assert len(caplog.records) == (ahead_ms > 0)  # the warning does not alternate
+
+
+@pytest.mark.parametrize("ahead_ms", [10 * DAY_MS, -10 * DAY_MS])
+def test_the_clock_of_a_peer_that_is_silent_for_long_counts_no_longer(ahead_ms: int) -> None:
+    """It may have been wrong: records would be kept permanently."""
+    peers = Peers(NOW_MS, n2=NOW_MS - ahead_ms, n3=NOW_MS - ahead_ms)
+    clocks = PeerClocks(peers, peers)
+    before = agreed(clocks)
+    peers.clocks_ms = {"n2": None, "n3": None}
+    peers.running_ms += KEPT_MS
+    assert agreed(clocks) == before == NOW_MS - max(0, ahead_ms)
+    assert agreed(clocks, 2) == before
+    peers.running_ms += 1
+    assert (agreed(clocks), agreed(clocks, 2)) == (NOW_MS, None)
+    peers.clocks_ms = {"n2": NOW_MS - ahead_ms, "n3": None}  # it answers again
+    assert agreed(clocks, 2) == before
