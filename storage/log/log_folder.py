@@ -199,7 +199,7 @@ class LogFolder:
                 if any(each.position == 0 for each in entries):
                     self.files.sync_folder(self.path)
                 self.write_epochs(epochs)
-                if mark is not None:
+                if mark is not None and mark[1] > self._manifest.durable_offset:  # a trim may have moved it
                     self._save(replace(self._manifest, durable_index=mark[0], durable_offset=mark[1]))
             except StorageFull:
                 return False  # all of it can be rebuilt: repeated with the next sync

@@ -7,7 +7,7 @@ import pytest
 from storage.errors import InvariantError, StorageFull
 from storage.format.batch import Batch
 from storage.format.epoch_file import Epoch
-from storage.log.commitlog import NO_INDEX, Commitlog, SyncTicket, TrimTicket
+from storage.log.commitlog import NO_INDEX, Commitlog, CommitlogConfig, SyncTicket, TrimTicket
 from tests.support.memory_files import MemoryFiles, PowerCut
 from tests.unit.storage.support import (
     FOLDER,
@@ -344,3 +344,22 @@ def test_a_trim_that_met_a_full_disk_may_run_again(monkeypatch: pytest.MonkeyPat
     ticket.run()
     files.crash()
     check_trimmed(open_log(files), whole + more, 40)
+
+
+@pytest.mark.parametrize("segment_max_bytes", [1_000, 1_000_000])
+def test_a_sync_that_began_before_a_trim_does_not_move_the_durable_point_back(segment_max_bytes: int) -> None:
+    """The trim has made durable what comes before the new begin."""
+    files = MemoryFiles(Random(1))
+    config = CommitlogConfig(segment_max_bytes=segment_max_bytes, mark_interval_bytes=1)
+    log = open_log(files, config)
+    open_term(log, 1)
+    sync = log.start_sync()
+    assert sync is not None
+    assert sync.mark is not None
+    batches = grow(log, 9, sync=False)
+    log.settle(log.end_index)
+    trim(log, batches[6].base_index)
+    sync.run()
+    log.finish_sync(sync)
+    files.crash()
+    assert open_log(files, config).first_index == batches[6].base_index
