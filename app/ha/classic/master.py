@@ -96,6 +96,7 @@ class ClassicMasterCore(StaticGroup):
         found = start.hard_state
         self._opened_term = found.term if found.voted_for == start.node_id else NO_INDEX
         self._was_slave = found.voted_for not in (None, start.node_id)
+        self._may_lack = found.voted_for is None and found.term > 0  # records that it has acknowledged
         self._pending = PendingAppends()
         self._slaves: dict[str, Slave] = {}
         self._proven = {
@@ -261,7 +262,7 @@ class ClassicMasterCore(StaticGroup):
 
         By the settings, with the smallest floor that the log has had, and by the newest epoch of this copy:
         it holds everything that was acknowledged before that, and a later epoch with fewer needs the settings
-        to be known here.
+        to be known here. A copy that may have lost what it acknowledged itself needs one more.
         """
         if self._is_mine or is_empty(self._log):
             return 0
@@ -269,7 +270,7 @@ class ClassicMasterCore(StaticGroup):
         if known is None:
             return others
         floor = self._raised_from - 1 if self._raised_from else self._min_slaves
-        sure = min(self._sure(floor), known.sync_slaves)
+        sure = min(self._sure(floor), known.sync_slaves) - self._may_lack
         return min(others, max(0, max(others, known.slaves) - sure))
 
     def _sure(self, floor: int) -> int:

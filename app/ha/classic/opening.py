@@ -7,7 +7,8 @@ first:
 - A synchronous append is held by the former master and by at least `acks` of its slaves, the fewest that were
   required since the newest epoch that this copy knows; what was acknowledged before, it holds. Of N replicas,
   any N - acks have one of those among them: when so many (including this one) hold nothing beyond this copy,
-  no synchronous append is lost.
+  no synchronous append is lost. A copy that may have lost what it acknowledged, by a power failure or by
+  damage, is not one of the holders: then it needs one more.
 - A replica whose log is of a newer epoch, or of the same one and longer, prevents the opening while this is
   so: what it holds would be lost. It also closes the epoch of an open master: another one has taken over
   since, or this copy has lost its end.

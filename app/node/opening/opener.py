@@ -47,7 +47,8 @@ class LogOpener:
         """Recover a log and create its driver; sound, sound_if_alone, begins, predates_folder: as in
         RaftMode.
 
-        In controller mode a copy that is not sound is a new replica (C-03).
+        In controller mode a copy that is not sound is a new replica (C-03); in classic mode it has opened no
+        epoch.
 
         Blocks: at the start of a node nothing else runs yet, a repair calls it in a thread. Raises
         CorruptLog, CorruptFile, DiskError, StorageFull.
@@ -64,7 +65,7 @@ class LogOpener:
             )
             return open_replica(self._services, log, raft, journal=hosted.journal, events=events).driver
         if settings.replication is Replication.CLASSIC:
-            classic = self._classic(hosted)
+            classic = replace(self._classic(hosted), sound=sound)
             return open_replica(self._ha_services, log, classic, journal=hosted.journal, events=events).driver
         auto_switch = AutoSwitchMode(
             replicas=settings.replicas,

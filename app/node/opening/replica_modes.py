@@ -165,7 +165,8 @@ class ClassicMode(_HaMode):
     """A log in classic mode: its core is the master's or a slave's, by configuration.
 
     master_address: where the master takes slaves of this log. sync_slaves, min_in_sync_replicas,
-    auto_in_sync_replicas, unclean, raised_from: as in ClassicMasterCore and LogOptions.
+    auto_in_sync_replicas, unclean, raised_from: as in ClassicMasterCore and LogOptions. sound: false when a
+    repair may have lost records of this copy.
     """
 
     master_id: str
@@ -175,20 +176,23 @@ class ClassicMode(_HaMode):
     auto_in_sync_replicas: bool = False
     unclean: bool = False
     raised_from: int = 0
+    sound: bool = True
 
     def judge(self, found: FoundFolder) -> Trust:
-        """Return the trust; a slave's copy, and one whose end may be lost, have opened no epoch from now on:
-        durable on return. The vote file of a slave has its master.
+        """Return the trust; a slave's copy, and one that may lack records which it held, have opened no epoch
+        from now on: durable on return. The vote file of a slave has its master; that of a master which may
+        lack records has a term above 0 and no id.
 
         As the master each opens the next epoch, once it has heard those that may hold what it lacks.
         """
-        trust = self._judge(found, sound=True)
+        trust = self._judge(found, sound=self.sound)
         services = found.services
         is_slave = self.master_id != services.node_id
-        has_lost = found.has_vote and found.clean_stop.may_have_lost()
+        has_lost = found.has_vote and (not self.sound or found.clean_stop.may_have_lost())
         if has_lost or (is_slave and (found.has_vote or trust.may_lack_vote)):
             vote = HardStateFile(services.files, f"{services.log_folder(found.log.name)}/vote")
-            vote.save(HardState(vote.load().term, self.master_id if is_slave else None))
+            term = vote.load().term
+            vote.save(HardState(term, self.master_id) if is_slave else HardState(max(term, 1)))
         return trust
 
     def core(self, replica: RecoveredReplica, group: GroupConfig) -> ClassicMasterCore | ClassicSlaveCore:

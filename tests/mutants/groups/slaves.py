@@ -11,6 +11,7 @@ from app.ha.classic.master import ClassicMasterCore
 from app.ha.classic.slave import ClassicSlaveCore
 from app.ha.classic.slaves import Slave
 from app.ha.epochs import EpochSpan
+from app.log.facts import SyncFloor
 from app.node.opening.replica_modes import ClassicMode
 from app.node.replica.state_keeper import StateKeeper
 from storage.log.hard_state import HardState
@@ -194,7 +195,7 @@ plant(
     (ClassicMode, "judge", "(is_slave and ", "(False and "),
     lambda _: (
         test_replica_modes.test_a_slave_and_a_master_that_may_lack_acknowledged_records_have_opened_no_epoch(
-            "n2", acks_unsynced=False, power_fails=False, kept="n2"
+            "n2", acks_unsynced=False, power_fails=False, sound=True, kept="n2"
         )
     ),
     mode="classic",
@@ -210,3 +211,31 @@ plant(
     ),
     mode="classic",
 )
+
+
+@group_mutant(
+    "H-07",
+    lambda _: test_opening.test_a_master_that_may_lack_its_own_records_counts_not_among_their_holders(True),
+    mode="classic",
+)
+def a_master_counts_itself_among_the_holders_of_what_it_may_lack(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, ClassicMasterCore, "start")
+    def start(original: Any, self: ClassicMasterCore, now_ms: int) -> None:
+        self._may_lack = False
+        original(self, now_ms)
+
+
+@group_mutant(
+    "H-07",
+    lambda _: (
+        test_opening.test_settings_that_were_raised_let_no_master_open_without_the_holders_of_earlier_records(
+            SyncFloor(0, 1, 2)
+        )
+    ),
+    mode="classic",
+)
+def a_master_trusts_the_settings_of_today_alone(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, ClassicMasterCore, "start")
+    def start(original: Any, self: ClassicMasterCore, now_ms: int) -> None:
+        self._recorded = SyncFloor(0, *self._needs)
+        original(self, now_ms)

@@ -203,6 +203,20 @@ def test_a_replica_that_holds_more_forbids_the_epoch() -> None:
     assert is_open(master)
 
 
+@pytest.mark.rule("H-07")
+@pytest.mark.parametrize("lacks", [False, True])
+def test_a_master_that_may_lack_its_own_records_counts_not_among_their_holders(lacks: bool) -> None:
+    """With one synchronous slave, what a power failure took from this copy is on one other replica."""
+    log = log_of(b"a", b"b", opened_by="n1" if lacks else "n2")
+    master = Master(log, hard_state=HardState(1, None if lacks else "n2"), waits=True)
+    connect(master, copy(log), place=3)
+    master.tick(WAIT_MS)
+    assert is_open(master) is not lacks
+    connect(master, copy(log), place=2, number=2)
+    master.tick()
+    assert is_open(master)
+
+
 def test_an_empty_replica_vouches_for_nothing() -> None:
     master = taken_over()
     master.slave(1, place=2, at=0)

@@ -11,7 +11,7 @@ from app.controller.replicas_manager import CopyIdentity
 from app.ha.config import HaConfig
 from app.ha.frames import ClassicFrame
 from app.ha.messages import OUTGOING, Opened
-from app.log.contract import Durability
+from app.log.contract import NO_INDEX, Durability
 from app.node.metadata.replica_identity import IdentityFile
 from app.node.opening.open_replica import FoundFolder, LogIdentity
 from app.node.opening.replica_modes import ClassicMode
@@ -84,17 +84,19 @@ def test_an_identity_is_forgotten_durably_and_forgetting_none_changes_nothing() 
 
 @pytest.mark.rule("A-01")
 @pytest.mark.parametrize(
-    ("master", "acks_unsynced", "power_fails", "kept"),
+    ("master", "acks_unsynced", "power_fails", "sound", "kept"),
     [
-        ("n1", True, False, "n1"),
-        ("n1", False, True, "n1"),
-        ("n1", True, True, None),
-        ("n2", False, False, "n2"),
-        ("n2", True, True, "n2"),
+        ("n1", True, False, True, "n1"),
+        ("n1", False, True, True, "n1"),
+        ("n1", True, True, True, None),
+        ("n1", False, False, False, None),  # a repair has lost records
+        ("n2", False, False, True, "n2"),
+        ("n2", True, True, True, "n2"),
+        ("n2", False, False, False, "n2"),
     ],
 )
 def test_a_slave_and_a_master_that_may_lack_acknowledged_records_have_opened_no_epoch(
-    master: str, acks_unsynced: bool, power_fails: bool, kept: str | None
+    master: str, acks_unsynced: bool, power_fails: bool, sound: bool, kept: str | None
 ) -> None:
     """As the master again, it must hear those that hold what the other master has acknowledged."""
     files = MemoryFiles()
@@ -105,12 +107,28 @@ def test_a_slave_and_a_master_that_may_lack_acknowledged_records_have_opened_no_
     stop.opened(acks_unsynced=acks_unsynced)
     if power_fails:
         files.crash()
-    judge_classic(files, stop, master=master, is_new=False)
+    judge_classic(files, stop, master=master, is_new=False, sound=sound)
     files.crash()  # whatever happens next
     assert vote.load() == HardState(3, kept)
 
 
-def judge_classic(files: MemoryFiles, stop: CleanStop, *, master: str, is_new: bool) -> None:
+@pytest.mark.rule("A-01")
+def test_an_empty_copy_that_may_lack_records_does_not_pass_for_a_new_log() -> None:
+    """It was a slave, and is made master after a power failure has taken all that it held."""
+    files = MemoryFiles()
+    files.make_folders(FOLDER)
+    vote = HardStateFile(files, f"{FOLDER}/vote")
+    vote.save(HardState(0, "n2"))
+    stop = CleanStop(files, FOLDER)
+    stop.opened(acks_unsynced=True)
+    files.crash()
+    judge_classic(files, stop, master="n1", is_new=False)
+    assert vote.load() == HardState(1)
+
+
+def judge_classic(
+    files: MemoryFiles, stop: CleanStop, *, master: str, is_new: bool, sound: bool = True
+) -> None:
     """Open the folder of n1."""
     services: Any = SimpleNamespace(
         node_id="n1", files=files, data_folder="data", log_folder=lambda _name: FOLDER
@@ -124,7 +142,12 @@ def judge_classic(files: MemoryFiles, stop: CleanStop, *, master: str, is_new: b
         has_journal=not is_new,
     )
     mode = ClassicMode(
-        replicas=("n1", "n2"), config=HaConfig(), master_id=master, master_address="", sync_slaves=1
+        replicas=("n1", "n2"),
+        config=HaConfig(),
+        master_id=master,
+        master_address="",
+        sync_slaves=1,
+        sound=sound,
     )
     mode.judge(found)
 
@@ -150,6 +173,29 @@ def test_a_slave_that_becomes_the_master_knows_what_its_newest_epoch_needs(
     node.restart()
     node.tick(60_000)
     assert (node.driver.status().core.waits_for is None) == (sync_slaves == 2)
+
+
+@pytest.mark.rule("A-01", "H-07")
+def test_a_classic_master_whose_log_was_set_aside_waits_for_the_replicas_that_may_hold_it(
+    tmp_path: Path,
+) -> None:
+    """Also for one that is not sound the repair ends: it opens the empty log, and no epoch."""
+    mode = ClassicMode(
+        replicas=("n1", "n2"), config=HaConfig(), master_id="n1", master_address="n1:1", sync_slaves=1
+    )
+    node = Node(tmp_path, mode=mode)
+    for _ in range(60):
+        node.tick(100)
+    assert node.driver.log.end_index == 0
+    folder = tmp_path / "logs/default"
+    for file in (*folder.glob("*.log"), *folder.glob("*.index"), folder / "manifest", folder / "checkpoint"):
+        file.unlink(missing_ok=True)
+    node.options["mode"] = replace(mode, sound=False)
+    node.restart()
+    for _ in range(600):
+        node.tick(100)
+    assert node.driver.log.end_index == NO_INDEX
+    assert "n2 may hold records" in (node.driver.status().core.waits_for or "")
 
 
 @pytest.mark.rule("A-01")
