@@ -455,6 +455,41 @@ def test_data_ends_after_the_last_data_record() -> None:
     assert LogState.restore(state.snapshot()).data_end == state.data_end == 4
 
 
+def test_one_record_after_the_truncation_does_not_count_as_data() -> None:
+    """Otherwise an append that requires the index after the truncation would be refused."""
+    log, state = Log(), LogState()
+    state.apply(log.add(count=2))
+    state.apply(log.add(count=1))
+    state.truncate_after(1)
+    assert state.data_end == 2
+
+
+def test_a_trim_that_was_not_committed_at_the_snapshot_is_carried_out_after_it() -> None:
+    log, state = Log(), LogState()
+    state.apply(log.add(count=5))
+    state.apply(log.add(control={"kind": "trim", "until_index": 3}))
+    restored = LogState.restore(state.snapshot())
+    assert (restored.trim_index, restored.logged_trim_index) == (0, 3)
+    restored.committed(5)
+    assert restored.trim_index == 3
+    undone = LogState.restore(state.snapshot())
+    undone.truncate_after(4)
+    undone.committed(9)
+    assert (undone.trim_index, undone.logged_trim_index) == (0, 0)
+
+
+def test_what_had_expired_at_the_snapshot_is_removed_after_it() -> None:
+    log, state = Log(), LogState(idempotency_ms=10)
+    state.apply(log.add(AppendMark(0, 1, "k", digest=DIGEST), producer_mark("p", 0, 0, ordinal=1)))
+    state.committed(3)
+    for now_ms in (0, 10):
+        state.pass_time(now_ms)
+    restored = LogState.restore(state.snapshot(), idempotency_ms=10)
+    assert (restored.key_count, restored.producer_count) == (1, 1)
+    expire(restored)
+    assert (restored.key_count, restored.producer_count) == (0, 0)
+
+
 def test_a_snapshot_is_of_one_moment_though_its_pieces_are_taken_later() -> None:
     log, state = Log(), LogState()
     for number in range(300):

@@ -180,6 +180,16 @@ def test_a_notice_holds_until_the_own_log_has_a_newer_group_than_it_is_about() -
 
 
 @pytest.mark.rule("R-10")
+def test_an_older_notice_does_not_replace_a_newer_one() -> None:
+    """A member that was cut off too answers later: the nodes that it names may be gone."""
+    standing = standing_of("n3", "n1", "n2", "n3")
+    newer = GroupNotice(7, ("n1", "n4"), (), "n1", {})
+    for notice in (newer, GroupNotice(5, ("n1", "n2"), (), "n1", {})):
+        standing.take(notice, 0)
+    assert standing.notice == newer
+
+
+@pytest.mark.rule("R-10")
 def test_a_group_that_was_undone_is_no_former_group() -> None:
     """The record of the promotion of n3 is truncated: no member needs n3 as a leader."""
     standing = standing_of("n3", "n1", "n2")
