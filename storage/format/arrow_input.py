@@ -170,25 +170,28 @@ def _table(
     count = sum(rows.num_rows for rows in batches)
     if count == 0:
         raise EmptyBody("no records")
-    size_bytes = 0
+    size_bytes = checked = 0
     for rows in batches:
         _check_timestamps(rows.column(0))
-        sizes = _record_sizes(rows)
+        sizes, headers = _record_sizes(rows), _lengths(rows.column(3))
         size_bytes += int(sizes.sum())
         if size_bytes > max_bytes:
             raise BodyTooLarge(f"more than {max_bytes} bytes", max_bytes, "max_request_bytes")
         if int(sizes.max()) > max_record_bytes:
             raise BodyTooLarge(
-                f"a record may have at most {max_record_bytes} bytes, got {sizes.max()}",
+                f"record {checked + sizes.argmax()}: a record may have at most {max_record_bytes} bytes, "
+                f"got {sizes.max()}",
                 max_record_bytes,
                 "max_record_bytes",
             )
-        if int(_lengths(rows.column(3)).max()) > max_record_headers:
+        if int(headers.max()) > max_record_headers:
             raise BodyTooLarge(
-                f"a record of more than {max_record_headers} headers",
+                f"record {checked + headers.argmax()}: a record may have at most {max_record_headers} "
+                f"headers, got {headers.max()}",
                 max_record_headers,
                 "max_record_headers",
             )
+        checked += rows.num_rows
     if len(batches) == 1:
         return RecordTable(batches[0], size_bytes)
     whole = pa.Table.from_batches(batches, BODY_SCHEMA).combine_chunks().to_batches()

@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from app.cli.backup.backup import summary
+from app.cli.backup.limits import check_limits, record_sizes
 from app.cli.context import CommandFailed, ExitCode, Target, person_watches, print_json, target_options
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def restore_command(
 ) -> None:
     """Restore the backup in FOLDER into the log --log (default: its name in the backup).
 
-    The log is created with the settings of the backup. A log that exists must have no records other than
+    All files and the limits of the cluster are checked before anything is written. The log is created with
+    the settings of the backup. A log that exists must have no records other than
     those of this backup: an interrupted restore continues, and stores nothing twice. At the end all records
     are read back and compared with the backup. Retention is set after that.
 
@@ -75,8 +77,10 @@ def restore_command(
     if ctx.get_parameter_source("log") in (None, ParameterSource.DEFAULT):
         target = replace(target, log=manifest.log)
     with target.client(writes=True) as client:
+        limits = client.cluster()["limits"]
+        check_limits(folder, manifest, limits)
         _prepare(client, manifest, replicas)
-        restored = _append_all(client, folder, manifest)
+        restored = _append_all(client, folder, manifest, limits)
         cursors = _verify(client, folder, manifest, restored)
         retention = _finish(client, manifest, cursors)
     document = {"log": target.log, "records": restored.records, "next_index": restored.last_index + 1}
@@ -118,20 +122,25 @@ def _prepare(client: "CommitlogClient", manifest: "BackupManifest", replicas: in
     operations.create_log({"name": client.log, **asked})
 
 
-def _batches(folder: Path, manifest: "BackupManifest") -> Iterator[tuple["pa.Table", int]]:
-    """Yield (appends, index of the first record in the backup). They depend on the backup alone, so that a
-    resumed restore sends the same ones. No append has records before and after a version of the schema."""
+def _batches(
+    folder: Path, manifest: "BackupManifest", limits: Mapping[str, Any]
+) -> Iterator[tuple["pa.Table", int]]:
+    """Yield (appends, index of the first record in the backup). They depend on the backup and on the limits
+    of the cluster alone, so that a resumed restore sends the same ones. No append has records before and
+    after a version of the schema."""
     from app.cli.backup.folder import read_part
 
+    max_records = min(BATCH_RECORDS, limits["max_request_records"])
+    max_bytes = min(BATCH_BYTES, limits["max_request_bytes"] // 2)  # of contents; the rest is for Arrow
     for part in manifest.parts:
         whole = read_part(folder, part)
         indexes = whole.column("index").to_pylist()
         table = whole.select(["value", "key", "timestamp", "headers"])
-        sizes = _sizes(table)
+        sizes = record_sizes(table)
         borders = {bisect_left(indexes, each["index"]) for each in manifest.schemas}
         start = size = 0
         for row, row_bytes in enumerate(sizes):
-            is_full = row - start >= BATCH_RECORDS or size + row_bytes > BATCH_BYTES
+            is_full = row - start >= max_records or size + row_bytes > max_bytes
             if row > start and (is_full or row in borders):
                 yield table.slice(start, row - start).combine_chunks(), indexes[start]
                 start, size = row, 0
@@ -139,17 +148,9 @@ def _batches(folder: Path, manifest: "BackupManifest") -> Iterator[tuple["pa.Tab
         yield table.slice(start).combine_chunks(), indexes[start]
 
 
-def _sizes(table: "pa.Table") -> list[int]:
-    contents = zip(*(table.column(name).to_pylist() for name in ("key", "value", "headers")), strict=True)
-    return [
-        len(key or b"")
-        + len(value or b"")
-        + sum(len(each["name"]) + len(each["value"] or b"") for each in headers or ())
-        for key, value, headers in contents
-    ]
-
-
-def _append_all(client: "CommitlogClient", folder: Path, manifest: "BackupManifest") -> Restored:
+def _append_all(
+    client: "CommitlogClient", folder: Path, manifest: "BackupManifest", limits: Mapping[str, Any]
+) -> Restored:
     """Append every batch once. By the producer of the backup the log knows which ones it has."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -159,7 +160,7 @@ def _append_all(client: "CommitlogClient", folder: Path, manifest: "BackupManife
     console = Console(stderr=True)
     with Progress(*bar, console=console, transient=True, disable=not person_watches()) as progress:
         task = progress.add_task("restore", total=manifest.records)
-        for number, (batch, first_index) in enumerate(_batches(folder, manifest)):
+        for number, (batch, first_index) in enumerate(_batches(folder, manifest, limits)):
             _set_schemas(client, manifest, restored, first_index)
             if number == 0:
                 known = _known_appends(client, manifest, batch)

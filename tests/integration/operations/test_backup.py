@@ -14,7 +14,7 @@ from app.cli.context import CommandFailed
 from app.cli.main import cli
 from app.client import CommitlogClient, Record
 from app.client.operations import Operations
-from tests.support.cluster import Cluster, eventually
+from tests.support.cluster import Cluster, eventually, running
 
 LOGS = ("orders-1", "orders-2", "never-made")
 
@@ -156,3 +156,31 @@ def test_damage_and_missing_files_are_found(cluster: Cluster, tmp_path: Path) ->
     assert run(cluster, "restore", "--check", str(tmp_path)).exit_code == 4
     (tmp_path / "mine").write_text("not a backup")
     assert run(cluster, "backup", str(tmp_path), "-l", "other").exit_code == 1
+
+
+@pytest.mark.usefixtures("without_logs")
+def test_a_restore_into_a_cluster_with_lower_limits_names_the_record_and_writes_nothing(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "orders")
+    large = Record("v" * 900, "k" * 50, [("\u00e4", "w" * 49)])  # 1 001 bytes: the name has two
+    with CommitlogClient(cluster.url("n1"), log="orders-1") as client:
+        Operations(client).create_log({"name": "orders-1"})
+        client.append(["small"] * 30)
+        index = client.append([large, Record("v" * 2_000)]).first_index
+    assert run(cluster, "backup", folder, "-l", "orders-1").exit_code == 0
+
+    limits = {"max_record_bytes": 1_000, "max_request_records": 7, "max_request_bytes": 4_000}
+    with running(tmp_path, 1, sections={"limits": limits}) as lower:
+        refused = run(lower, "restore", folder)
+        assert refused.exit_code == 1
+        detail = json.loads(refused.stderr)["detail"]
+        assert f"the record {index} of {folder} has 1,001 bytes (value, key and headers)" in detail
+        assert "the cluster allows 1,000 (max_record_bytes). Records that exceed this: 2." in detail
+        assert "Set [limits] max_record_bytes to at least 2000" in detail
+        assert lower.get("n1", "/v1/logs/orders-1").status_code == 404
+
+    with running(tmp_path, 1, sections={"limits": {**limits, "max_record_bytes": 2_000}}) as raised:
+        restored = run(raised, "restore", folder)
+        assert restored.exit_code == 0, restored.stderr
+        assert records_of(raised, "orders-1") == records_of(cluster, "orders-1")
