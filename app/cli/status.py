@@ -1,6 +1,7 @@
 """`commitlog status`: status of a log at every node, once or repeatedly."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -10,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from app.cli.context import CommandFailed, ExitCode, Target, print_json, print_table, target_options
+from app.cli.times import format_time
 from app.client import ClientError, CommitlogClient, Problem
 
 WATCH_INTERVAL_S = 0.5
@@ -103,15 +105,23 @@ def status_table(log: str, views: list[dict[str, Any]]) -> Table:
     for view in views:
         role = str(view["role"])
         peer = peers.get(view["node"], {})
-        lag = peer.get("lag_bytes")
+        since_ms = peer.get("unreachable_since_ms")
         table.add_row(
             view["node"],
             f"[{ROLE_STYLES.get(role, 'default')}]{role}[/]",
             *(_number(view.get(name)) for name in ("term", "begin_index", "committed_index", "end_index")),
-            str(peer.get("state", "")),
-            "" if lag is None else f"{lag:,} B",
+            str(peer.get("state", "")) if since_ms is None else f"no answer since {format_time(since_ms)}",
+            _lag(peer),
         )
     return table
+
+
+def _lag(peer: Mapping[str, Any]) -> str:
+    """peer: as its leader reports it; empty when no leader answers, and for the leader itself."""
+    if "unreachable_since_ms" in peer:
+        return "unknown"
+    lag_bytes = peer.get("lag_bytes")
+    return "" if lag_bytes is None else f"{lag_bytes:,} B"
 
 
 def _number(value: int | None) -> str:

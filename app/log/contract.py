@@ -290,7 +290,11 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
-    """Progress of one peer at its leader (docs/api.md §2). `lag_bytes` is None when unknown."""
+    """Progress of one peer at its leader (docs/api.md §2). `lag_bytes` is None when unknown.
+
+    heard_ms: monotonic time of its last answer, at the earliest the beginning of the leadership; None while
+    its HA connection is open.
+    """
 
     id: str
     state: str
@@ -301,6 +305,7 @@ class PeerStatus:
     bytes_per_s: int | None = None  # bytes per second sent to it, over about a second (HA)
     in_sync: bool | None = None
     reason: str | None = None  # reason for which it is refused
+    heard_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

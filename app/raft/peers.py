@@ -121,7 +121,7 @@ class Peers:
         return quorum_index(heard[voter] for voter in self._member.group.voters)
 
     def status(self) -> tuple[PeerStatus, ...]:
-        return tuple(dispatcher.status() for dispatcher in self.dispatchers.values())
+        return tuple(dispatcher.status(self.heard_ms[peer]) for peer, dispatcher in self.dispatchers.items())
 
     def is_awake(self, peer: str, now_ms: int) -> bool:
         """Return whether it was heard within the shortest election timeout."""

@@ -103,7 +103,16 @@ STATUS_EXAMPLE: Final = {
             "watermark": 44,
             "pending": 0,
             "lag_bytes": 0,
-        }
+        },
+        {
+            "id": "n3",
+            "url": "http://127.0.0.1:8103",
+            "state": "APPEND",
+            "watermark": 41,
+            "pending": 1,
+            "lag_bytes": None,
+            "unreachable_since_ms": 1730000000000,
+        },
     ],
     "learners": [],
     "master": None,
@@ -225,7 +234,7 @@ _NULLABLE: Final = frozenset(
         "waits_for",
     )
 )  # fields whose example is a value, and that may be null
-_OPTIONAL: Final = frozenset(("schema_version", "holder"))
+_OPTIONAL: Final = frozenset(("schema_version", "holder", "unreachable_since_ms"))
 _BY_NAME: Final = frozenset(("changed", "data", "failing", "limits", "peers", "priorities", "tables"))
 HEADERS_SCHEMA: Final[dict[str, Any]] = {
     "type": "array",
@@ -264,7 +273,7 @@ def _schema_of(example: Any, name: str) -> dict[str, Any]:
     if isinstance(example, str):
         return {"type": "string"}
     if isinstance(example, list):
-        return {"type": "array", "items": schema_of(example[0]) if example else {}}
+        return {"type": "array", "items": schema_of(_richest(example)) if example else {}}
     if name in _BY_NAME or _is_map(example):
         values = [schema_of(value) for value in example.values()]
         uniform = values and values[1:] == values[:-1]
@@ -279,6 +288,11 @@ def _schema_of(example: Any, name: str) -> dict[str, Any]:
             field for field in example if field not in _OPTIONAL and not (replaced and field in _INSTEAD)
         ],
     }
+
+
+def _richest(examples: list[Any]) -> Any:
+    """Return the object with the most fields: it has the optional ones; of other values the first."""
+    return max(examples, key=lambda each: len(each) if isinstance(each, dict) else 0)
 
 
 def _is_map(example: dict[str, Any]) -> bool:

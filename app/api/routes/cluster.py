@@ -24,6 +24,8 @@ from app.api.read.query import EventsQuery, WatermarksQuery
 from app.api.routes.members import member_objects
 from app.controller.metadata import AUDIT_LOG
 from app.errors import EpochNotFound, EventsTrimmed
+from app.log.contract import PeerStatus
+from app.node.broker import Broker
 from storage.log.journal import Event
 
 router = APIRouter()
@@ -68,7 +70,7 @@ def status_object(here: Served) -> dict[str, Any]:
     core = seen.core
     peers = []
     for peer in core.peers:
-        node = broker.nodes.find(peer.id)
+        node, since_ms = broker.nodes.find(peer.id), unreachable_since_ms(broker, peer)
         peers.append(
             {
                 "id": peer.id,
@@ -76,7 +78,8 @@ def status_object(here: Served) -> dict[str, Any]:
                 "state": peer.state,
                 "watermark": peer.watermark,
                 "pending": peer.pending,
-                "lag_bytes": peer.lag_bytes,
+                "lag_bytes": peer.lag_bytes if since_ms is None else None,
+                **({} if since_ms is None else {"unreachable_since_ms": since_ms}),
             }
         )
     return {
@@ -99,6 +102,15 @@ def status_object(here: Served) -> dict[str, Any]:
         "sync_state_set": None if core.sync_state_set is None else list(core.sync_state_set),
         "confirm_offset": core.confirm_offset,
     }
+
+
+def unreachable_since_ms(broker: Broker, peer: PeerStatus) -> int | None:
+    """Return when a peer answered last; None while it answers, at least once in an election timeout."""
+    if peer.heard_ms is None:
+        return None
+    silent_ms = broker.clock.monotonic_ms() - peer.heard_ms
+    longest_ms = broker.settings.raft.election_timeout_ms[1]
+    return broker.clock.now_ms() - silent_ms if silent_ms > longest_ms else None
 
 
 @router.get(

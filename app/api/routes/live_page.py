@@ -24,7 +24,7 @@ from app.api.http.log_call import Served
 from app.api.http.query import Query as StrictQuery
 from app.api.read.epochs import epoch_object
 from app.api.routes import documentation
-from app.api.routes.cluster import event_object, status_object
+from app.api.routes.cluster import event_object, status_object, unreachable_since_ms
 from app.api.routes.members import member_objects
 from app.errors import NotFound
 from app.node.broker import Broker
@@ -184,7 +184,8 @@ def _log_row(broker: Broker, hosted: HostedLog) -> dict[str, Any]:
     }
     if hosted.leads:
         watermarks = [peer.watermark for peer in core.peers]
-        if NO_INDEX not in watermarks:  # a peer that has not answered this leader yet: its lag is not known
+        silent = any(unreachable_since_ms(broker, peer) is not None for peer in core.peers)
+        if not silent and NO_INDEX not in watermarks:  # otherwise the lag of a peer is not known
             row["lag_records"] = max(0, held.end_index - min(watermarks, default=held.end_index))
     return row
 

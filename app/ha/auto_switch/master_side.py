@@ -68,6 +68,7 @@ class MasterSide:
         self.pending = PendingAppends()
         self.confirm_offset = offset_after(parts.log, parts.member.committed_index)
         self._connections: dict[str, SlaveConnection] = {}
+        self._heard_ms = {replica.id: now_ms for replica in replicas}  # on connections that have ended
         self._caught_up_ms = {replica.id: now_ms for replica in replicas}  # C-07; learners have none
         self._acked_most: dict[int, int] = {}  # replica id -> the most that it has acknowledged, byte end
         self._epochs: tuple[EpochStart, ...] = ()
@@ -132,6 +133,7 @@ class MasterSide:
                     acked_offset=None if sender is None else sender.acked_offset,
                     bytes_per_s=None if connection is None else connection.flow.bytes_per_s(self._now_ms),
                     in_sync=replica.id in self.set.members,
+                    heard_ms=None if connection is not None else self._heard_ms[replica.id],
                 )
             )
         return tuple(found)
@@ -175,6 +177,7 @@ class MasterSide:
             if connection.replica is not None and known.get(connection.replica.id) != connection.replica:
                 self._drop(connection.key, "the copy is not registered as it was")
         self._caught_up_ms = {each: ms for each, ms in self._caught_up_ms.items() if each in known}
+        self._heard_ms = {each: self._heard_ms.get(each, self._now_ms) for each in known}
         self.needs_check = True
 
     def connected(self, key: str, now_ms: int, node: str | None = None) -> None:
@@ -185,7 +188,7 @@ class MasterSide:
         )
 
     def closed(self, key: str) -> None:
-        self._connections.pop(key, None)
+        self._forget(key)
         self.needs_check = True
 
     def drained(self, key: str, now_ms: int) -> None:
@@ -210,8 +213,14 @@ class MasterSide:
         else:
             self._drop(key, f"{type(frame).__name__} in state {connection.state.name}")
 
+    def _forget(self, key: str) -> SlaveConnection | None:
+        connection = self._connections.pop(key, None)
+        if connection is not None and connection.replica is not None:
+            self._heard_ms[connection.replica.id] = connection.heard_ms
+        return connection
+
     def _drop(self, key: str, reason: str) -> None:
-        if self._connections.pop(key, None) is not None:
+        if self._forget(key) is not None:
             self.needs_check = True
             self._outbox.send(key, Disconnect(reason))
 

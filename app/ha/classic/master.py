@@ -99,6 +99,7 @@ class ClassicMasterCore(StaticGroup):
         self._may_lack = found.voted_for is None and found.term > 0  # records that it has acknowledged
         self._pending = PendingAppends()
         self._slaves: dict[str, Slave] = {}
+        self._heard_ms = dict.fromkeys(self._replicas, 0)  # on connections that have ended
         self._proven = {
             Acks.QUORUM: Ranges(),
             Acks.ALL: Ranges(),
@@ -198,7 +199,10 @@ class ClassicMasterCore(StaticGroup):
         if slave is None:
             refused = self._refused.get(slave_id)
             state, reason = ("DISCONNECTED", None) if refused is None else ("REFUSED", refused.reason)
-            return PeerStatus(slave_id, state, NO_INDEX, 0, None, in_sync=False, reason=reason)
+            heard_ms = self._heard_ms[slave_id]
+            return PeerStatus(
+                slave_id, state, NO_INDEX, 0, None, in_sync=False, reason=reason, heard_ms=heard_ms
+            )
         if slave.sender is None:
             return PeerStatus(slave_id, "READY", NO_INDEX, 0, None, in_sync=False)
         end_offset, limit_ms = self._log.end_offset, self._config.ha_max_time_slave_not_catchup_ms
@@ -236,6 +240,7 @@ class ClassicMasterCore(StaticGroup):
     def start(self, now_ms: int) -> None:
         """Wait for the other replicas; then continue the epoch of this node, or open the next one."""
         self._now_ms = now_ms
+        self._heard_ms = dict.fromkeys(self._replicas, now_ms)
         if self._unclean or len(self._replicas) == 1:
             self._proceed()
         else:
@@ -343,7 +348,7 @@ class ClassicMasterCore(StaticGroup):
         elif (slave := self._slaves.get(source)) is None:
             return
         elif isinstance(message, Closed):
-            del self._slaves[source]
+            self._forget(slave)
         elif isinstance(message, Drained):
             slave.room_bytes = self._config.ha_window_bytes
             self._pump(slave, now_ms)
@@ -371,8 +376,13 @@ class ClassicMasterCore(StaticGroup):
             history=opened.history if is_replica else None,
         )
 
-    def _drop(self, slave: Slave, reason: str) -> None:
+    def _forget(self, slave: Slave) -> None:
         del self._slaves[slave.key]
+        if slave.is_replica:
+            self._heard_ms[slave.id] = slave.heard_ms
+
+    def _drop(self, slave: Slave, reason: str) -> None:
+        self._forget(slave)
         self._outbox.send(slave.key, Disconnect(reason))
 
     def _reported(self, slave: Slave, max_offset: int, now_ms: int) -> None:

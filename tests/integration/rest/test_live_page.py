@@ -1,10 +1,13 @@
 """The live page: its files, the data of its screens, and the page itself in a browser."""
 
+import re
 import secrets
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,13 +116,31 @@ def test_a_browser_shows_the_logs_and_the_records(cluster: Cluster, tmp_path: Pa
     assert "&lt;i&gt;" in schema
 
 
-def test_a_node_that_is_gone_is_shown_without_a_status(cluster: Cluster) -> None:
-    gone = cluster.follower()
-    seen_by = cluster.leader()
+def test_a_node_that_is_gone_is_shown_as_unreachable_with_an_unknown_lag(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    gone, seen_by = cluster.follower(), cluster.leader()
+    before_ms = time.time_ns() // 1_000_000
     cluster.kill(gone)
 
     def silent() -> bool:
         nodes = cluster.get(seen_by, "/ui/log.json").json()["nodes"]
         return [node["id"] for node in nodes if node["status"] is None] == [gone]
 
+    def unreachable() -> dict[str, Any] | None:
+        peers = cluster.status(seen_by)["peers"]
+        return next((peer for peer in peers if "unreachable_since_ms" in peer), None)
+
     eventually(silent, what="the node is shown as down")
+    found = eventually(unreachable, what="the leader has noticed it")
+    assert found["id"] == gone
+    assert found["lag_bytes"] is None
+    assert found["watermark"] >= 0
+    assert 0 <= found["unreachable_since_ms"] - before_ms + 2_000 < 5_000
+    logs = cluster.get(seen_by, "/ui/overview.json").json()["logs"]
+    (row,) = [each for each in logs if each["name"] == "default"]
+    assert row["lag_records"] is None
+    page = shown(cluster, seen_by, "/ui?log=default#/logs/default/overview", tmp_path / "profile")
+    assert re.search(r"no answer since \d\d:\d\d:\d\d", page)
+    assert page.count("no answer since") == 1
+    assert '<td class="number">unknown</td>' in page

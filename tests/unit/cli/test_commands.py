@@ -196,6 +196,30 @@ def test_status_shows_a_silent_node_as_down() -> None:
     assert [view["role"] for view in json.loads(document.output)["nodes"]] == ["leader", "down"]
 
 
+def test_status_shows_since_when_a_peer_does_not_answer_and_no_lag() -> None:
+    def answer(asked: Asked) -> Scripted:
+        if asked.path == "/v1/cluster":
+            return Scripted(
+                200, {"nodes": [{"id": "n1", "url": node.url}, {"id": "n2", "url": closed_url()}]}
+            )
+        view = {
+            "node": "n1",
+            "role": "leader",
+            "term": 3,
+            "begin_index": 0,
+            "end_index": 9,
+            "committed_index": 9,
+        }
+        peer = {"id": "n2", "state": "APPEND", "watermark": 9, "pending": 0, "lag_bytes": None}
+        return Scripted(200, {**view, "peers": [{**peer, "unreachable_since_ms": 1_730_000_000_000}]})
+
+    with fake_service(answer) as node:
+        shown = run("status", url=node.url).output
+    assert "no answer since 2024-10-27T03:33:20.000Z" in shown
+    assert "unknown" in shown
+    assert "APPEND" not in shown
+
+
 def test_status_of_an_unknown_log_is_not_found() -> None:
     def answer(asked: Asked) -> Scripted:
         if asked.path == "/v1/cluster":

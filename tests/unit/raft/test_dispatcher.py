@@ -578,3 +578,15 @@ def test_a_peer_that_is_reset_counts_for_nothing_until_it_has_answered() -> None
     [truncate] = group.pushes("n2")
     assert (truncate.type, truncate.reset) == (PushType.TRUNCATE, True)
     assert watermark_of(group, "n2") == NO_INDEX
+
+
+def test_the_status_has_the_time_at_which_each_peer_answered_last() -> None:
+    group = Group(3)
+    group.elect("n1")
+    group.settle()
+    answered_ms = group.now_ms
+    group.pass_time(2_000, "n1", "n3")
+    heard = {peer.id: peer.heard_ms for peer in group.leader.core.status().peers}
+    assert heard["n2"] == answered_ms
+    assert heard["n3"] is not None
+    assert heard["n3"] > group.now_ms - group.raft.election_timeout_ms[1]

@@ -85,14 +85,14 @@ function overviewTab(log) {
         [
           ["Node", (node) => named(node.id)],
           ["Role", (node) => roleBadge(node.status ? node.status.role : "down")],
-          ["State", (node) => peers.get(node.id)?.state ?? "–"],
+          ["State", (node) => progress(peers.get(node.id))],
           ["Term", (node) => count(node.status?.term), "number"],
           ["Begin", (node) => count(node.status?.begin_index), "number"],
           ["End", (node) => count(node.status?.end_index), "number"],
           ["Committed", (node) => count(node.status?.committed_index), "number"],
           ["Watermark", (node) => known(peers.get(node.id)?.watermark), "number"],
           ["Behind", (node) => (node.status ? count(end - node.status.next_index) : "unknown"), "number"],
-          ["Lag", (node) => bytes(peers.get(node.id)?.lag_bytes), "number"],
+          ["Lag", (node) => (peers.get(node.id)?.unreachable_since_ms ? "unknown" : bytes(peers.get(node.id)?.lag_bytes)), "number"],
         ],
         state.nodes,
         { caption: "State, watermark and lag as the leader sees them", key: (node) => node.id },
@@ -100,6 +100,9 @@ function overviewTab(log) {
     },
   };
 }
+
+// A peer that does not answer keeps its last known state, which says nothing about now.
+const progress = (peer) => (peer?.unreachable_since_ms ? badge(`no answer since ${time(peer.unreachable_since_ms).slice(0, -4)}`, "bad") : peer?.state ?? "–");
 
 // A new leader has no watermark of a peer that has not answered it yet.
 const known = (watermark) => (watermark === -1 ? "unknown" : count(watermark));

@@ -5,7 +5,7 @@ import pytest
 from app.errors import InvariantError
 from app.ha.config import HaConfig
 from app.ha.frames import Ack, Handshake, HandshakeAnswer, TransferFrame
-from app.ha.messages import Disconnect, Drained
+from app.ha.messages import Closed, Disconnect, Drained
 from app.ha.roles import MANAGER, Lease, MasterRole, SlaveRole
 from app.log.contract import NO_INDEX, Acks, Role
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
@@ -364,3 +364,23 @@ def test_a_connection_speaks_only_for_a_copy_of_the_node_that_it_has_proved(
     master.deliver(key, Handshake("" if number else "n2:10911", number=number))
     answers = master.frames(key, (HandshakeAnswer, Disconnect))
     assert [type(answer) for answer in answers] == [HandshakeAnswer if taken else Disconnect]
+
+
+def test_a_slave_whose_connection_ended_was_heard_last_when_it_acknowledged() -> None:
+    master, key = in_sync_with_n2()
+    began_ms = master.now_ms
+    master.tick(600)
+    master.append(b"a")
+    ack_all(master, key)
+    acked_ms = master.now_ms
+    master.tick(600)
+
+    def heard() -> dict[str, int | None]:
+        return {peer.id: peer.heard_ms for peer in master.core.status().peers}
+
+    assert heard()["n2"] is None
+    master.deliver(key, Closed("gone"))
+    never = heard()["n3"]
+    assert heard()["n2"] == acked_ms > began_ms
+    assert never is not None
+    assert never <= began_ms

@@ -528,3 +528,22 @@ def test_our_slave_follows_our_master_frame_by_frame() -> None:
         exchange()
         assert master.fates() == [(pending.last_index, "acknowledged")]
     assert bytes_of(slave.log) == bytes_of(master.log)
+
+
+def test_a_slave_whose_connection_ended_was_heard_last_when_it_reported() -> None:
+    master = Master()
+    began_ms = master.now_ms
+    master.tick(600)
+    key = master.slave()
+    reported_ms = master.now_ms
+    master.tick(600)
+
+    def heard() -> dict[str, int | None]:
+        return {peer.id: peer.heard_ms for peer in master.core.status().peers}
+
+    assert heard()["n2"] is None
+    master.deliver(key, Closed("gone"))
+    never = heard()["n3"]
+    assert heard()["n2"] == reported_ms > began_ms
+    assert never is not None
+    assert never <= began_ms
