@@ -38,6 +38,7 @@ from app.node.links.credentials import load_link_security, readable
 from app.settings.addresses import split_address
 from app.settings.file import load
 from app.settings.model import LogFormat, SecuritySettings, Settings
+from app.settings.private_files import check_private
 from app.telemetry import Meter, configure_logging
 from app.tls_handshakes import TlsHandshakes
 from storage.errors import StorageError
@@ -109,11 +110,12 @@ def check_security(security: SecuritySettings) -> None:
 def _tls_of_clients(security: SecuritySettings) -> ssl.SSLContext | None:
     """Return the TLS of the REST listener; None if it has none. Raises ConfigError."""
     certificate, key = security.tls_certificate, security.tls_key
-    if certificate is None:
+    if certificate is None or key is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     with readable(f"tls_certificate {certificate} and tls_key {key}"):
         context.load_cert_chain(certificate, key, password="")
+        check_private("tls_key", key)
     return context
 
 

@@ -40,7 +40,14 @@ class Tokens:
     @classmethod
     def load(cls, path: Path | None) -> "Tokens":
         """Read the file. Raises ConfigError, also if it has no tokens: every caller would be refused."""
-        return cls(path, "" if path is None else _read(path))
+        if path is None:
+            return cls(path)
+        tokens = cls(path, _read(path))
+        if path.stat().st_mode & stat.S_IROTH:
+            logger.warning(
+                "tokens_file %s can be read by all users of this machine; use `chmod 600 %s`", path, path
+            )
+        return tokens
 
     @property
     def needed(self) -> bool:

@@ -2,7 +2,6 @@
 
 import contextlib
 import ssl
-import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,6 +10,7 @@ from typing import Final
 
 from app.errors import ConfigError
 from app.settings.model import SecuritySettings
+from app.settings.private_files import check_private
 
 SECRET_MIN_BYTES: Final = 16
 SECRET_MAX_BYTES: Final = 1_024
@@ -66,21 +66,12 @@ def load_link_security(
 def read_secrets(path: Path) -> tuple[bytes, ...]:
     """Return the secrets of a file, one a line; empty lines and lines that begin with `#` are not secrets.
 
-    Raises ConfigError for a file that other users can read or that its group can write, and for a secret that
-    is too short.
+    Raises ConfigError for a file that other users can read, and for a secret that is too short.
     """
     name = f"[security] cluster_secret_file {path}"
-    try:
-        with path.open("rb") as file:
-            mode = stat.S_IMODE(path.stat().st_mode)
-            data = file.read(SECRETS_MAX * SECRET_MAX_BYTES * 4)
-    except OSError as error:
-        raise ConfigError(f"{name}: {error.strerror}") from error
-    if mode & (stat.S_IRWXO | stat.S_IWGRP):
-        raise ConfigError(
-            f"{name} has the permissions {mode:04o}: its group must not write it, and other users must not "
-            "read it; use `chmod 0600`"
-        )
+    with readable(f"cluster_secret_file {path}"), path.open("rb") as file:
+        check_private("cluster_secret_file", path)
+        data = file.read(SECRETS_MAX * SECRET_MAX_BYTES * 4)
     secrets = tuple(
         line for line in map(bytes.strip, data.splitlines()) if line and not line.startswith(b"#")
     )
@@ -105,6 +96,7 @@ def _context(side: int, certificate: Path, key: Path, authority: Path) -> ssl.SS
         context.num_tickets = 0  # every connection shows its certificate
     with readable(f"peer_tls_certificate {certificate} and peer_tls_key {key}"):
         context.load_cert_chain(certificate, key, password="")
+        check_private("peer_tls_key", key)
     with readable(f"peer_tls_ca {authority}"):
         context.load_verify_locations(authority)
     return context

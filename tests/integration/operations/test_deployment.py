@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from app.settings.file import load
+from app.settings.private_files import objection
 from tests.support.cluster import Cluster
 
 ROOT = Path(__file__).parents[3]
@@ -67,6 +68,7 @@ def test_the_stateful_set_refers_to_the_other_objects() -> None:
     assert {mount["name"] for mount in container["volumeMounts"]} == {*volumes, *claims}
     assert volumes["config"]["configMap"]["name"] == one("ConfigMap")["metadata"]["name"]
     assert volumes["secret"]["secret"]["secretName"] == one("Secret")["metadata"]["name"]
+    assert objection(volumes["secret"]["secret"]["defaultMode"], owner=0) is None  # mounted as files of root
     budget = one("PodDisruptionBudget")["spec"]
     assert (budget["maxUnavailable"], budget["selector"]["matchLabels"]) == (1, NAME)
 

@@ -249,6 +249,17 @@ def test_a_file_that_other_users_can_write_is_refused(tmp_path: Path) -> None:
     assert tokens.caller("/v1/logs", b"Bearer two").grant.covers("any")
 
 
+@pytest.mark.parametrize(("mode", "warns"), [(0o644, True), (0o640, False), (0o600, False)])
+def test_a_file_that_other_users_can_read_is_warned_about(
+    tmp_path: Path, mode: int, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(f"sha256:{'0' * 64} read\n")
+    file.chmod(mode)
+    Tokens.load(file)
+    assert (f"use `chmod 600 {file}`" in caplog.text) == warns
+
+
 def test_the_command_makes_lines_that_the_node_accepts(tmp_path: Path) -> None:
     options = ["--scope", "append", "--logs", "orders.*", "--name", "shop", "--rate", "5", "--in-flight", "2"]
     made = CliRunner().invoke(token_command, ["new", *options])

@@ -413,7 +413,7 @@ def test_secrets_are_lines(secret_file: Path, text: str, secrets: tuple[bytes, .
         ("", 0o600, "must contain 1 or 2 secrets"),
         ("too short", 0o600, "secret 1 has 9"),
         ("0123456789abcdef\n" * 3, 0o600, "got 3"),
-        ("0123456789abcdef", 0o644, "permissions 0644"),
+        ("0123456789abcdef", 0o644, r"permissions 0644, .* use `chmod 600 .*`"),
         ("0123456789abcdef", 0o620, "permissions 0620"),
     ],
 )
