@@ -23,8 +23,16 @@ STYLES = {State.OK: "green", State.WARNING: "yellow", State.MISSING: "bold red"}
 )
 @click.option("--nodes", type=click.IntRange(1, 9), default=3, show_default=True, help="Number of nodes.")
 @click.option("--data", type=click.Path(path_type=Path), help="Folder whose disk is checked for free space.")
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Configuration file of a cluster: it is checked too, with the certificates and keys that it names.",
+)
+@click.option("--node", default="n1", show_default=True, help="Node of --config that runs on this machine.")
 @json_option
-def doctor_command(port: int, nodes: int, data: Path | None, as_json: bool) -> None:
+def doctor_command(
+    port: int, nodes: int, data: Path | None, config: Path | None, node: str, as_json: bool
+) -> None:
     """Check Python, environment, packages, Java, jars, data set, ports, disk and memory.
 
     The exit code is 1 if a requirement is missing.
@@ -33,8 +41,13 @@ def doctor_command(port: int, nodes: int, data: Path | None, as_json: bool) -> N
     Examples:
       commitlog doctor
       commitlog doctor --port 18101 --json
+      commitlog doctor --config /etc/commitlog/cluster.toml --node n1
     """
     checks = check_machine(port, nodes, data)
+    if config is not None:
+        from app.setup.node_checks import check_node
+
+        checks += check_node(config, node)
     healthy = all(check.state is not State.MISSING for check in checks)
     if as_json:
         findings = [

@@ -15,6 +15,7 @@ from app.cli.times import format_time
 from app.client import ClientError, CommitlogClient, Problem
 
 WATCH_INTERVAL_S = 0.5
+WARNING_DAYS = 30  # before a certificate ends
 ROLE_STYLES = {
     "leader": "bold green",
     "master": "bold green",
@@ -93,9 +94,11 @@ def node_views(client: CommitlogClient) -> list[dict[str, Any]]:
 
 
 def status_table(log: str, views: list[dict[str, Any]]) -> Table:
-    """Return the status documents as a table; followers' watermarks are those of the leader."""
+    """Return the status documents as a table; followers' watermarks are those of the leader. Below it are the
+    certificates that end soon."""
     peers = {peer["id"]: peer for view in views for peer in view.get("peers", [])}
     table = Table(title=f"log {log}", title_justify="left", box=SIMPLE_HEAD)
+    table.caption, table.caption_justify = "\n".join(_ending_certificates(views)) or None, "left"
     for name in ("node", "role"):
         table.add_column(name)
     for name in ("term", "begin", "committed", "end"):
@@ -114,6 +117,17 @@ def status_table(log: str, views: list[dict[str, Any]]) -> Table:
             _lag(peer),
         )
     return table
+
+
+def _ending_certificates(views: list[dict[str, Any]]) -> list[str]:
+    now_ms = time.time_ns() // 1_000_000
+    return [
+        f"{view['node']}: {each['name']} {'ended' if each['end_ms'] <= now_ms else 'ends'} at "
+        f"{format_time(each['end_ms'])}: replace it (docs/operations.md, section 2)"
+        for view in views
+        for each in view.get("certificates", ())
+        if each["end_ms"] - now_ms <= WARNING_DAYS * 86_400_000
+    ]
 
 
 def _lag(peer: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from app.controller.messages import AnyControllerMessage
 from app.node.audit import AuditLog
+from app.node.certificates import load_certificates, warn_before_the_end
 from app.node.clock import LoopScheduler, SystemClock
 from app.node.data_folder import DataFolder
 from app.node.disk import DiskThreads
@@ -78,6 +79,7 @@ class Broker:
         self.reserve = self._data.reserve
         self._disk = DiskThreads(self._loop, self._fail, settings.disk.threads)
         self._workers = WorkerThreads(self._loop, self._fail)
+        self.certificates = load_certificates(settings.security)
         links = load_links(settings, self.nodes.host_of)
         # The token of a client is checked once, by the node that it called: the leader must know that node.
         trusts_peers = settings.security.tokens_file is None or links.peer.proves_all
@@ -184,6 +186,7 @@ class Broker:
         self._timer.start()
         self.tasks.keep("metadata", self._metadata_logs.run)
         self.tasks.keep("audit", self.audit.run)
+        self.tasks.keep("certificates", lambda: warn_before_the_end(self.certificates, self.clock.now_ms))
         logger.info(
             "node started", extra={"node": self.node.id, "logs": len(self.logs), "data": self._data.path}
         )

@@ -119,6 +119,7 @@ STATUS_EXAMPLE: Final = {
     "epoch": 7,
     "sync_state_set": None,
     "confirm_offset": None,
+    "certificates": [{"name": "tls_certificate", "end_ms": 1730000000000}],
 }
 EPOCH_EXAMPLE: Final = {
     "epoch": 7,
@@ -234,7 +235,7 @@ _NULLABLE: Final = frozenset(
         "waits_for",
     )
 )  # fields whose example is a value, and that may be null
-_OPTIONAL: Final = frozenset(("schema_version", "holder", "unreachable_since_ms"))
+_OPTIONAL: Final = frozenset(("schema_version", "holder", "unreachable_since_ms", "certificates"))
 _BY_NAME: Final = frozenset(("changed", "data", "failing", "limits", "peers", "priorities", "tables"))
 HEADERS_SCHEMA: Final[dict[str, Any]] = {
     "type": "array",

@@ -37,7 +37,7 @@ class NodeCollector:
 
 
 def _process_metrics(broker: Broker) -> Iterator[Metric]:
-    """Yield the audit log, the clock, the disk threads and the reserve."""
+    """Yield the audit log, the clock, the certificates, the disk threads and the reserve."""
     audit = broker.audit
     yield telemetry.counter(telemetry.AUDIT_WRITTEN, "Entries in __audit", (), [((), audit.counts.written)])
     yield telemetry.gauge(telemetry.AUDIT_WAITING, "Entries not yet in it", (), [((), audit.waiting)])
@@ -47,6 +47,12 @@ def _process_metrics(broker: Broker) -> Iterator[Metric]:
         "Wall clock minus the clock of timestamps, seconds; not near 0 after a step of the wall clock",
         (),
         [((), broker.clock.offset_ms / 1000)],
+    )
+    yield telemetry.gauge(
+        telemetry.CERTIFICATE_END,
+        "Time since 1970 UTC at which a certificate of this node ends, by its key in [security]",
+        ("certificate",),
+        [((each.setting,), each.end_ms / 1000) for each in broker.certificates],
     )
     disk = (
         (telemetry.DISK_WAITING, "Disk operations that wait for a thread", broker.disk_waiting),

@@ -101,7 +101,13 @@ def status_object(here: Served) -> dict[str, Any]:
         "epoch": core.epoch,
         "sync_state_set": None if core.sync_state_set is None else list(core.sync_state_set),
         "confirm_offset": core.confirm_offset,
+        **_certificates(broker),
     }
+
+
+def _certificates(broker: Broker) -> dict[str, Any]:
+    found = [{"name": each.setting, "end_ms": each.end_ms} for each in broker.certificates]
+    return {"certificates": found} if found else {}
 
 
 def unreachable_since_ms(broker: Broker, peer: PeerStatus) -> int | None:

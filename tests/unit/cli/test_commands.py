@@ -220,6 +220,23 @@ def test_status_shows_since_when_a_peer_does_not_answer_and_no_lag() -> None:
     assert "APPEND" not in shown
 
 
+def test_status_names_a_certificate_that_ends_soon() -> None:
+    now_ms = time.time_ns() // 1_000_000
+    ends = {"tls_certificate": now_ms + 86_400_000, "tls_ca": now_ms + 90 * 86_400_000, "peer_tls_ca": 0}
+
+    def answer(asked: Asked) -> Scripted:
+        if asked.path == "/v1/cluster":
+            return Scripted(200, {"nodes": [{"id": "n1", "url": node.url}]})
+        found = [{"name": name, "end_ms": end_ms} for name, end_ms in ends.items()]
+        return Scripted(200, {"node": "n1", "role": "leader", "peers": [], "certificates": found})
+
+    with fake_service(answer) as node:
+        shown = run("status", url=node.url).output
+    assert "n1: tls_certificate ends at " in shown
+    assert "n1: peer_tls_ca ended at 1970-01-01T00:00:00.000Z: replace it" in shown
+    assert "n1: tls_ca" not in shown
+
+
 def test_status_of_an_unknown_log_is_not_found() -> None:
     def answer(asked: Asked) -> Scripted:
         if asked.path == "/v1/cluster":
