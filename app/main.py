@@ -102,6 +102,7 @@ def build_app(settings: Settings, broker: Broker) -> Application:
         redirect_slashes=False,
     )
     app.state.broker = broker
+    app.state.tokens = tokens
     app.state.tables = KnownTables(settings.tables.path)
     app.state.appends = handler
     routers = [appends.router(), *(part.router for part in _PARTS)]

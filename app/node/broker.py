@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from app.controller.messages import AnyControllerMessage
 from app.node.audit import AuditLog
-from app.node.certificates import load_certificates, warn_before_the_end
 from app.node.clock import LoopScheduler, SystemClock
 from app.node.data_folder import DataFolder
 from app.node.disk import DiskThreads
@@ -20,6 +19,7 @@ from app.node.hosting.log_journals import LogJournals
 from app.node.hosting.log_lookup import LogLookup
 from app.node.hosting.node_links import load_links
 from app.node.hosting.node_logs import NodeLogs
+from app.node.links.certificates import load_certificates, warn_before_the_end
 from app.node.links.links import Links
 from app.node.metadata.logs import MetadataLogs, Unsupported
 from app.node.metadata.service import MetadataService, controller_log

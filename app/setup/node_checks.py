@@ -3,9 +3,8 @@
 import time
 from pathlib import Path
 
-from app.cli.times import format_time
 from app.errors import ConfigError
-from app.node.certificates import WARNING_DAYS, Certificate, load_certificates
+from app.node.links.certificates import WARNING_DAYS, Certificate, load_certificates
 from app.serve import check_security
 from app.settings.file import load
 from app.setup.checks import Check, State
@@ -29,7 +28,7 @@ def check_node(config: Path, node: str) -> list[Check]:
 def _check_certificate(certificate: Certificate) -> Check:
     now_ms = time.time_ns() // 1_000_000
     is_over = certificate.end_ms <= now_ms
-    text = f"{certificate.path} {'ended' if is_over else 'ends'} at {format_time(certificate.end_ms)}"
+    text = f"{certificate.path} {'ended' if is_over else 'ends'} at {certificate.end}"
     if is_over:
         return Check(certificate.setting, State.MISSING, text, REPLACE)
     if certificate.days_left(now_ms) <= WARNING_DAYS:

@@ -65,6 +65,15 @@ class Tokens:
             return self._unrestricted
         return self._anonymous if is_open(path) else self._identified(authorization)
 
+    def viewer(self, authorization: bytes | None) -> Caller:
+        """Return whose names an open path may show: those of the token, of no log without a valid one."""
+        if self._path is None:
+            return self._unrestricted
+        try:
+            return self._identified(authorization)
+        except Unauthenticated:
+            return self._anonymous
+
     def _identified(self, authorization: bytes | None) -> Caller:
         scheme, _, token = (authorization or b"").partition(b" ")
         if scheme.lower() != b"bearer":

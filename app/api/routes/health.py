@@ -11,7 +11,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.responses import RedirectResponse, Response
 
+from app.api.access.caller import ALL_SCOPES
 from app.api.access.page_headers import page_headers
+from app.api.access.tokens import Tokens
 from app.api.http.dependencies import NodeBroker, Nothing, body_answer, json_answer
 from app.api.http.openapi import answers
 from app.api.metrics.node import NodeCollector
@@ -20,7 +22,14 @@ from app.errors import PROBLEMS, CommitlogError, NotFound
 
 router = APIRouter(tags=["operations"])
 
-_READY: Final = {"ready": True, "logs": {"default": True}, "failing": {}}
+_READY: Final = {
+    "ready": True,
+    "logs": {"default": True},
+    "failing": {},
+    "log_count": 1,
+    "ready_log_count": 1,
+    "failing_count": 0,
+}
 _HTML: Final = "text/html; charset=utf-8"
 _ASSETS: Final = {
     "swagger-ui.css": "text/css; charset=utf-8",
@@ -64,12 +73,13 @@ async def healthz(query: Nothing) -> Response:
     description="503 while a log has no leader (a master without a lease is none) or is under repair, while "
     "this node has not caught up with a log or has not loaded the list of logs, and while a background task "
     "fails (`failing`: its name and error). A replica that was removed from its log's group is ready: the "
-    "node forwards the calls.",
+    "node forwards the calls. With tokens configured, `logs` and `failing` have the names that the token may "
+    "see, none without a token; the counts are of all.",
     responses=answers(example=_READY, of_a_log=False)
     | answers(example={**_READY, "ready": False}, description="Not ready", of_a_log=False, status=503),
     response_class=Response,
 )
-async def readyz(broker: NodeBroker, query: Nothing) -> Response:
+async def readyz(request: Request, broker: NodeBroker, query: Nothing) -> Response:
     logs = {
         hosted.name: hosted.removed or (hosted.caught_up and hosted.has_leader and not hosted.repairing)
         for hosted in broker.logs.values()
@@ -79,7 +89,16 @@ async def readyz(broker: NodeBroker, query: Nothing) -> Response:
     failing = broker.tasks.failing
     ready = all(logs.values()) and knows_logs and not (broker.waits.stopping or failing)
     headers = () if ready else ((b"retry-after", b"1"),)
-    answer = {"ready": ready, "logs": logs, "failing": failing}
+    tokens: Tokens = request.app.state.tokens
+    viewer = tokens.viewer(request.headers.get("authorization", "").encode("latin-1"))
+    answer = {
+        "ready": ready,
+        "logs": {name: is_ready for name, is_ready in logs.items() if viewer.sees(name)},
+        "failing": failing if viewer.may(ALL_SCOPES, None) else {},  # names of tasks contain names of logs
+        "log_count": len(logs),
+        "ready_log_count": sum(logs.values()),
+        "failing_count": len(failing),
+    }
     return json_answer(answer, status=200 if ready else 503, headers=headers)
 
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli.main import cli
-from app.node.certificates import DAY_MS, Certificate, ends_of, load_certificates, warn_before_the_end
+from app.node.links.certificates import DAY_MS, Certificate, ends_of, load_certificates, warn_before_the_end
 from app.settings.model import SecuritySettings
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.in_process import node_in_process
@@ -72,10 +72,10 @@ def test_a_node_warns_each_day_from_thirty_days_before(
         if len(slept) == 2:
             raise asyncio.CancelledError
 
-    monkeypatch.setattr("app.node.certificates.asyncio.sleep", sleep)
+    monkeypatch.setattr("app.node.links.certificates.asyncio.sleep", sleep)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(warn_before_the_end((certificate,), lambda: DAY_MS))
-    found = [record for record in caplog.records if record.name == "app.node.certificates"]
+    found = [record for record in caplog.records if record.name == "app.node.links.certificates"]
     assert [record.levelno for record in found] == ([level, level] if level else [])
     assert all(record.getMessage().startswith(text) for record in found)
     assert slept == [86_400, 86_400]

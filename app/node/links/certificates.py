@@ -36,6 +36,11 @@ class Certificate:
     path: Path
     end_ms: int
 
+    @property
+    def end(self) -> str:
+        """Return the end as ISO 8601 in UTC."""
+        return datetime.fromtimestamp(self.end_ms / 1000, UTC).isoformat(timespec="seconds")
+
     def days_left(self, now_ms: int) -> int:
         """Return the whole days until it ends; negative once it has ended."""
         return (self.end_ms - now_ms) // DAY_MS
@@ -71,8 +76,7 @@ def _warn(certificate: Certificate, now_ms: int) -> None:
     days = certificate.days_left(now_ms)
     if days > WARNING_DAYS:
         return
-    end = datetime.fromtimestamp(certificate.end_ms / 1000, UTC).isoformat(timespec="seconds")
-    name, path = certificate.setting, certificate.path
+    name, path, end = certificate.setting, certificate.path, certificate.end
     if certificate.end_ms <= now_ms:
         logger.error("%s %s ended at %s: connections with it are refused; replace it", name, path, end)
     else:
