@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from app.client.connection import DEFAULT_ENDPOINT, ClusterConnection, HttpAnswer
 from app.client.errors import NoAnswer, OtherLog
-from app.client.records import RecordLike, ndjson
+from app.client.records import EXACT_NUMBERS, RecordLike, ndjson
 from app.extras import naming_the_extra
 from app.media_types import ARROW_STREAM, JSON, NDJSON
 from app.names import check_idempotency_key, check_log_name
@@ -149,7 +149,8 @@ class CommitlogClient:
     def read(self, *, endpoint: str | None = None, wait_ms: int = 0, **query: Any) -> Page:
         """Return one page of records; `query` as in the API: from_index, last, limit, include, ...
 
-        endpoint: ask only this node, once.
+        endpoint: ask only this node, once. With encoding="json", a number of `value_json` that neither a
+        float nor an int can hold is a decimal.Decimal.
         """
         document = self._get("/records", endpoint, wait_s=wait_ms / 1000, wait_ms=wait_ms, **query)
         return Page(document["records"], document["next_index"], document["has_more"], document)
@@ -300,8 +301,10 @@ class CommitlogClient:
     ) -> dict[str, Any]:
         query = {name: _parameter(value) for name, value in query.items() if value is not None}
         if endpoint is not None:
-            return _json(self.connection.once("GET", endpoint, self._path(route), query=query, wait_s=wait_s))
-        return _json(self.connection.call("GET", self._path(route), query=query, wait_s=wait_s))
+            answer = self.connection.once("GET", endpoint, self._path(route), query=query, wait_s=wait_s)
+        else:
+            answer = self.connection.call("GET", self._path(route), query=query, wait_s=wait_s)
+        return _json(answer, exact=query.get("encoding") == "json")
 
     def _path(self, route: str) -> str:
         return f"/v1/logs/{quote(self.log, safe='')}{route}"
@@ -311,9 +314,10 @@ def _parameter(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def _json(answer: HttpAnswer) -> dict[str, Any]:
+def _json(answer: HttpAnswer, *, exact: bool = False) -> dict[str, Any]:
+    """Return the document of an answer. exact: it contains numbers of records, which may be of any size."""
     try:
-        document = json.loads(answer.data)
+        document = json.loads(answer.data, **(EXACT_NUMBERS if exact else {}))
     except ValueError as error:
         raise NoAnswer(f"the response is not valid JSON ({error})", sent=True) from error
     if not isinstance(document, dict):

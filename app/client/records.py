@@ -1,8 +1,10 @@
 """Records as a client gives them, and their JSON form (docs/api.md §2)."""
 
 import base64
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from types import NoneType
 from typing import Any
 
@@ -10,6 +12,7 @@ import msgspec
 
 BATCH_RECORDS = 500
 BATCH_BYTES = 4 * 1024 * 1024
+_INT_DIGITS = 4_300  # that Python reads by default
 CONTENTS = (str, bytes, bytearray, NoneType)  # of a value and of a key
 
 
@@ -65,6 +68,30 @@ def check_details(record: Record) -> None:
         raise TypeError(f"the timestamp of a record must be whole milliseconds since 1970 UTC, got {kind}")
 
 
+def _float(text: str) -> float | Decimal:
+    number = float(text)
+    return Decimal(text) if math.isinf(number) else number
+
+
+def _int(text: str) -> int | Decimal:
+    return int(text) if len(text) <= _INT_DIGITS else Decimal(text)
+
+
+EXACT_NUMBERS: Mapping[str, Any] = {"parse_float": _float, "parse_int": _int}  # options of json.loads
+
+
+def check_numbers(content: object) -> None:
+    """Raise ValueError for a number that JSON does not have: it would be stored as null."""
+    if isinstance(content, float) and not math.isfinite(content):
+        raise ValueError(f"a record must not contain {content}, which JSON does not have: use null or text")
+    if isinstance(content, Mapping):
+        for part in content.values():
+            check_numbers(part)
+    elif isinstance(content, list | tuple | set | frozenset):
+        for part in content:
+            check_numbers(part)
+
+
 def stored_bytes(record: Record) -> int:
     """Return the bytes that the service counts of a record: of its value, key and headers."""
     parts = [record.value, record.key, *(part for header in record.headers for part in header)]
@@ -74,6 +101,7 @@ def stored_bytes(record: Record) -> int:
 def record_document(record: RecordLike) -> Mapping[str, Any]:
     """Return a record's JSON object: from a Record, a bare value, or a mapping that is one already."""
     if isinstance(record, Mapping):
+        check_numbers(record)
         return record
     return (record if isinstance(record, Record) else Record(record)).to_json()
 

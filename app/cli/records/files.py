@@ -7,9 +7,11 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
+import msgspec
+
 from app.cli.context import CommandFailed, ExitCode
 from app.cli.times import parse_time
-from app.client.records import Record, RecordLike
+from app.client.records import EXACT_NUMBERS, Record, RecordLike
 
 BY_SUFFIX = {
     ".ndjson": "ndjson",
@@ -25,6 +27,13 @@ _VALUES = ("value", "value_base64", "value_json")
 _PLACES = {"index", "term", "offset", "type", "log"}  # of a record that was read: the new log assigns its own
 _COLUMNS = {*_VALUES, "key", "key_base64", "timestamp", "headers", *_PLACES}
 _ROWS = 5_000
+
+
+class _ValueJson(msgspec.Struct):
+    value_json: msgspec.Raw
+
+
+_VALUE_JSON = msgspec.json.Decoder(_ValueJson)
 Found = Iterator[tuple[RecordLike, int]]  # with the bytes of the file that are read so far
 
 
@@ -64,14 +73,20 @@ def _ndjson(file: IO[bytes]) -> Found:
         if not line.strip():
             continue
         try:
-            record = json.loads(line.rstrip())
+            record = json.loads(line.rstrip(), parse_constant=_refuse_constant, **EXACT_NUMBERS)
+            if isinstance(record, dict) and "value_json" in record:
+                record["value_json"] = _VALUE_JSON.decode(line).value_json  # its numbers as they are written
         except json.JSONDecodeError as error:
             raise invalid(f"line {number} is not JSON: {error.msg} at column {error.colno}") from error
-        except UnicodeDecodeError as error:
+        except (ValueError, msgspec.DecodeError) as error:
             raise invalid(f"line {number} is not JSON: {error}") from error
         if not isinstance(record, dict):
             raise invalid(f"line {number} is not a JSON object; a record is required")
         yield {name: content for name, content in record.items() if name not in _PLACES}, read
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number of JSON; use null or text")
 
 
 def _csv(file: IO[bytes], key_column: str | None) -> Found:
@@ -166,7 +181,13 @@ def _row_reader(names: Any, key_column: str | None) -> Callable[[Mapping[str, An
 
 
 def _as_object(row: Mapping[str, Any], key_column: str | None) -> Record:
-    value = json.dumps(dict(row), ensure_ascii=False, separators=(",", ":"), default=_plain)
+    try:
+        value = json.dumps(
+            dict(row), ensure_ascii=False, separators=(",", ":"), default=_plain, allow_nan=False
+        )
+    except ValueError as error:
+        found = ", ".join(f"{name} = {content}" for name, content in row.items())
+        raise ValueError(f"a row has a number that JSON does not have ({found[:200]}); use null") from error
     key = None if key_column is None else row[key_column]
     return Record(value, key if isinstance(key, str | bytes | None) else str(key))
 
@@ -185,9 +206,17 @@ def _as_record(row: Mapping[str, Any], key_column: str | None) -> RecordLike:
     """Return the record of a row with the columns of a record. Raises ValueError."""
     value = _either(row, "value")
     if row.get("value_json") is not None:
-        value = json.dumps(json.loads(row["value_json"]), ensure_ascii=False, separators=(",", ":"))
+        value = _compact(row["value_json"])
     key = row[key_column] if key_column is not None else _either(row, "key")
     return Record(value, key, _headers(row.get("headers")), _timestamp(row.get("timestamp")))
+
+
+def _compact(text: str) -> str:
+    """Return JSON text without spaces, its numbers as they are. Raises ValueError."""
+    try:
+        return msgspec.json.format(text, indent=-1)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"value_json is not JSON: {error}") from error
 
 
 def _either(row: Mapping[str, Any], name: str) -> str | bytes | None:

@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+import msgspec
+
 from app.cli.times import format_time
 
 if TYPE_CHECKING:
@@ -111,7 +113,16 @@ def _descriptor(file: IO[bytes]) -> int:
 
 def json_line(document: Mapping[str, Any]) -> str:
     """Return a JSON object in one line."""
-    return json.dumps(document, ensure_ascii=False, separators=(", ", ": "))
+    return _json(document)
+
+
+def _json(content: Any) -> str:
+    """Return JSON in one line. A Decimal is a number of a record that a float cannot hold."""
+    try:
+        return json.dumps(content, ensure_ascii=False)
+    except TypeError:
+        exact = msgspec.json.Encoder(decimal_format="number").encode(content)
+        return msgspec.json.format(exact, indent=0).decode()
 
 
 def record_line(record: Mapping[str, Any], width: int | None = None) -> str:
@@ -143,7 +154,7 @@ def _content(record: Mapping[str, Any], name: str) -> str | None:
     if record.get(name) is not None:
         return str(record[name])
     if f"{name}_json" in record:
-        return json.dumps(record[f"{name}_json"], ensure_ascii=False)
+        return _json(record[f"{name}_json"])
     if record.get(f"{name}_base64") is not None:
         return f"base64:{record[f'{name}_base64']}"
     return None
@@ -153,7 +164,7 @@ def csv_row(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of a record: bytes that are not UTF-8 in the columns that end with _base64."""
     row = {name: record.get(name) for name in CSV_COLUMNS}
     if "value_json" in record:
-        row["value"] = json.dumps(record["value_json"], ensure_ascii=False)
+        row["value"] = _json(record["value_json"])
     row["timestamp"] = format_time(record["timestamp"])
     row["headers"] = json.dumps(record["headers"], ensure_ascii=False) if record.get("headers") else None
     return row

@@ -1,5 +1,7 @@
 """The live page: its files, the data of its screens, and the page itself in a browser."""
 
+import html
+import json
 import re
 import secrets
 import shutil
@@ -92,6 +94,36 @@ def test_the_screens_show_every_node_and_what_has_happened(cluster: Cluster) -> 
     cursors = cluster.get(leader, "/ui/log.json?part=cursors").json()["cursors"]
     assert cursors == [{"name": "mine", "index": 1, "fence": False}]
     assert cluster.get("n1", "/ui/log.json?log=none").json()["code"] == "log-not-found"
+
+
+def test_the_page_shows_json_with_its_numbers_as_they_are_stored(tmp_path: Path) -> None:
+    """`pretty` in a browser: what JavaScript would read as null, round or leave out stays."""
+    if BROWSER is None:
+        pytest.skip("needs Chromium")
+    texts = [
+        '{"a":1e999,"b":[12345678901234567890,1.00,-0.0],"a":"x,\\\\\\"{}","e":{},"l":[],"n":[[1],[{"c":null}]]}',
+        "[]",
+        '"text"',
+        "1e999",
+        '{"a": NaN}',
+        "not JSON",
+    ]
+    page = tmp_path / "page.html"
+    page.write_text(
+        f"<pre></pre><script type=module>import {{ pretty }} from '{FILES[0].parent}/records.js';"
+        f"const shown = {json.dumps(texts)}.map(pretty);"
+        "document.querySelector('pre').textContent = JSON.stringify(shown);</script>"
+    )
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--dump-dom"]
+    command = [BROWSER, *flags, f"--user-data-dir={tmp_path / 'profile'}", page.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    whole, *others = json.loads(html.unescape(shown.split("<pre>")[1].split("</pre>")[0]))
+    lines = [line.strip() for line in whole.splitlines()]
+    assert lines[:3] == ["{", '"a": 1e999,', '"b": [']
+    assert [line.strip(",") for line in lines[3:6]] == ["12345678901234567890", "1.00", "-0.0"]
+    assert lines[7:10] == ['"a": "x,\\\\\\"{}",', '"e": {},', '"l": [],']
+    assert whole.splitlines()[-6:] == ["      {", '        "c": null', "      }", "    ]", "  ]", "}"]
+    assert others == texts[1:]
 
 
 def test_a_browser_shows_the_logs_and_the_records(cluster: Cluster, tmp_path: Path) -> None:

@@ -221,12 +221,26 @@ export function valueCell(record) {
   return whole;
 }
 
-function pretty(text) {
+// JSON with a line for each value; other text as it is. Only spaces change: a number that JavaScript cannot hold
+// (1e999, 12345678901234567890) and a name that occurs twice stay as they are stored.
+export function pretty(text) {
   try {
-    return JSON.stringify(JSON.parse(text), null, 2);
+    JSON.parse(text);
   } catch {
     return text;
   }
+  let depth = 0;
+  let before = "";
+  const line = () => `\n${"  ".repeat(depth)}`;
+  return text.match(/"(?:[^"\\]|\\.)*"|[{}[\],:]|[^\s{}[\],:"]+/g).map((token) => {
+    const opened = before === "{" || before === "[";
+    const closes = token === "}" || token === "]";
+    if (closes) depth -= 1;
+    const space = before === "," || opened !== closes && (opened || closes) ? line() : before === ":" ? " " : "";
+    if (token === "{" || token === "[") depth += 1;
+    before = token;
+    return space + token;
+  }).join("");
 }
 
 async function produce(log) {
