@@ -39,8 +39,8 @@ def site(tmp_path: Path) -> Path:
     return tmp_path / "site"
 
 
-def result_of(site: Path, script: str) -> dict[str, object]:
-    """Return what the script has put into `result`."""
+def result_of(site: Path, script: str, *, width: int = 1280) -> dict[str, object]:
+    """Return what the script has put into `result`. width: of the window, pixels."""
     if BROWSER is None:
         pytest.skip("needs Chromium")
     (site / "test.html").write_text(PAGE % script, encoding="utf-8")
@@ -48,6 +48,7 @@ def result_of(site: Path, script: str) -> dict[str, object]:
         Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}/test.html"
         options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={site / 'profile'}"]
+        options.append(f"--window-size={width},900")
         command = [BROWSER, *options, "--virtual-time-budget=5000", "--dump-dom", address]
         shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
         server.shutdown()
@@ -562,3 +563,41 @@ def test_a_long_name_in_a_legend_is_no_wider_than_the_screen(site: Path) -> None
       result.width = holder.scrollWidth;
     """
     assert result_of(site, script)["width"] == 300
+
+
+def test_the_lag_of_each_node_is_what_the_leader_knows(site: Path) -> None:
+    script = """
+const { lags } = await import("./log.js");
+const nodes = ["n1", "n2", "n3", "n4"].map((id) => ({ id, status: { next_index: 99 } }));
+const peers = [{ id: "n1", watermark: 70 }, { id: "n3", watermark: -1 }];
+result.known = lags(nodes, { node: "n2", end_index: 72, peers });
+result.unknown = lags(nodes, undefined);"""
+    assert result_of(site, script) == {
+        "known": {"n1": 2, "n2": 0, "n3": None, "n4": None},
+        "unknown": {"n1": None, "n2": None, "n3": None, "n4": None},
+    }
+
+
+@pytest.mark.parametrize(("width", "share"), [(1280, 0.6), (500, 0.95)])
+def test_a_long_value_has_room_on_every_screen(site: Path, width: int, share: float) -> None:
+    """On a narrow screen it is below the other cells, which show their titles; its marker has no line of its
+    own."""
+    script = """
+const style = h("link", { rel: "stylesheet", href: "page.css" });
+const loaded = new Promise((done) => style.addEventListener("load", done));
+document.head.append(style);
+await loaded;
+const value = h("details", {}, h("summary", {}, "x".repeat(140)));
+const columns = [["Index", () => "1", "number"], ["Time", () => "12:00"], ["Value", () => value, "value"]];
+holder.append(h("div", { style: "width: 100vw" }, table(columns, [1], { stacks: true })));
+const cell = holder.querySelector("td.value").getBoundingClientRect();
+result.share = cell.width / holder.querySelector("table").getBoundingClientRect().width;
+const range = document.createRange();
+range.selectNodeContents(value.firstChild);
+const marker = value.getBoundingClientRect().top;
+result.same_line = Math.abs(range.getClientRects()[0].top - marker) < 8;
+result.title = getComputedStyle(holder.querySelector("td"), "::before").content;"""
+    found = result_of(site, script, width=width)
+    assert found["share"] > share  # type: ignore[operator]
+    assert found["same_line"]
+    assert ("Index" in str(found["title"])) == (width == 500)

@@ -110,15 +110,16 @@ function patch(old, fresh) {
   update(old, ...fresh.childNodes);
 }
 
-// columns: [title, cell(row), class?]. key(row): what identifies a row; fixed: a row with a key never changes.
-export function table(columns, rows, { caption, empty = "Nothing yet", key, fixed = false } = {}) {
+// columns: [title, cell(row), class?]. key(row): what identifies a row; fixed: a row with a key never changes; stacks: on
+// a narrow screen the long value of a row is below its other cells, each with its title.
+export function table(columns, rows, { caption, empty = "Nothing yet", key, fixed = false, stacks = false } = {}) {
   if (!rows.length) return h("p", { class: "empty" }, empty);
   const head = h("tr", {}, columns.map(([title, , kind]) => h("th", { scope: "col", class: kind }, title)));
-  const body = rows.map((row) => h("tr", { "data-key": key?.(row), "data-fixed": fixed }, columns.map(([, cell, kind]) => h("td", { class: kind }, cell(row)))));
+  const body = rows.map((row) => h("tr", { "data-key": key?.(row), "data-fixed": fixed }, columns.map(([title, cell, kind]) => h("td", { class: kind, "data-title": stacks ? title : null }, cell(row)))));
   return h(
     "div",
     { class: "scroll", tabindex: "0", role: "region", "aria-label": caption || columns[0][0] },
-    h("table", {}, caption && h("caption", {}, caption), h("thead", {}, head), h("tbody", {}, body)),
+    h("table", { class: stacks ? "stacks" : null }, caption && h("caption", {}, caption), h("thead", {}, head), h("tbody", {}, body)),
   );
 }
 

@@ -42,9 +42,9 @@ function overviewTab(log) {
   const figures = h("div", { class: "figures" });
   const nodes = h("div");
   const rate = new LineChart({ label: "Committed records per second", format: (value) => count(Math.round(value)), colors: () => "#2f6fd0" });
-  const lag = new LineChart({ label: "Records that each node is behind the longest log", format: (value) => count(Math.round(value)) });
+  const lag = new LineChart({ label: "Records that each node lacks, as the leader knows it", format: (value) => count(Math.round(value)) });
   const rates = new Series();
-  const lags = new Series();
+  const history = new Series();
   let before = null;
   return {
     element: h(
@@ -53,7 +53,7 @@ function overviewTab(log) {
       h("section", {}, figures),
       h("section", {}, h("h2", {}, "Nodes"), nodes),
       h("section", {}, h("h2", {}, "Committed records per second"), rate.element),
-      h("section", {}, h("h2", {}, "Records behind the longest log, by node"), lag.element),
+      h("section", {}, h("h2", {}, "Records behind the leader, by node"), lag.element),
     ),
     close: () => { rate.close(); lag.close(); },
     async refresh() {
@@ -61,7 +61,7 @@ function overviewTab(log) {
       const seen = state.nodes.map((node) => node.status).filter(Boolean);
       const leading = seen.find((status) => ["leader", "master"].includes(status.role));
       const committed = Math.max(-1, ...seen.map((status) => status.committed_index));
-      const end = Math.max(0, ...seen.map((status) => status.next_index));
+      const behind = lags(state.nodes, leading);
       let perSecond = null;
       if (before && state.now_ms > before.at) {
         perSecond = Math.max(0, committed - before.committed) / ((state.now_ms - before.at) / 1000);
@@ -69,8 +69,8 @@ function overviewTab(log) {
         rate.show(rates);
       }
       before = { at: state.now_ms, committed };
-      lags.add(state.now_ms, Object.fromEntries(state.nodes.map((node) => [node.id, node.status ? end - node.status.next_index : null])));
-      lag.show(lags);
+      history.add(state.now_ms, behind);
+      lag.show(history);
       update(
         figures,
         figure(leading ? named(leading.node) : "none", leading ? leading.role : "leader"),
@@ -91,7 +91,7 @@ function overviewTab(log) {
           ["End", (node) => count(node.status?.end_index), "number"],
           ["Committed", (node) => count(node.status?.committed_index), "number"],
           ["Watermark", (node) => known(peers.get(node.id)?.watermark), "number"],
-          ["Behind", (node) => (node.status ? count(end - node.status.next_index) : "unknown"), "number"],
+          ["Behind", (node) => (behind[node.id] === null ? "unknown" : count(behind[node.id])), "number"],
           ["Lag", (node) => (peers.get(node.id)?.unreachable_since_ms ? "unknown" : bytes(peers.get(node.id)?.lag_bytes)), "number"],
         ],
         state.nodes,
@@ -103,6 +103,19 @@ function overviewTab(log) {
 
 // A peer that does not answer keeps its last known state, which says nothing about now.
 const progress = (peer) => (peer?.unreachable_since_ms ? badge(`no answer since ${time(peer.unreachable_since_ms).slice(0, -4)}`, "bad") : peer?.state ?? "–");
+
+// The records that each node lacks, by id; null: unknown. The statuses of the nodes are of different moments, so that a
+// leader would seem to lack what its followers have got since: what it knows of them is of one moment.
+export function lags(nodes, leading) {
+  const watermarks = new Map((leading ? leading.peers : []).map((peer) => [peer.id, peer.watermark]));
+  const of = (node) => {
+    if (!leading) return null;
+    if (node.id === leading.node) return 0;
+    const watermark = watermarks.get(node.id) ?? -1;
+    return watermark === -1 ? null : Math.max(0, leading.end_index - watermark);
+  };
+  return Object.fromEntries(nodes.map((node) => [node.id, of(node)]));
+}
 
 // A new leader has no watermark of a peer that has not answered it yet.
 const known = (watermark) => (watermark === -1 ? "unknown" : count(watermark));
@@ -182,7 +195,7 @@ function eventsTab(log) {
         ["Details", details, "value"],
       ],
       rows,
-      { caption: `Journal of ${state.node}, newest first, without watermarks`, empty: "No such event", key: (event) => event.seq, fixed: true },
+      { caption: `Journal of ${state.node}, newest first, without watermarks`, empty: "No such event", key: (event) => event.seq, fixed: true, stacks: true },
     ));
   }
 
@@ -213,7 +226,7 @@ function tablesTab(log) {
           ...(tables.some((each) => each.catalog_name) ? [["In the catalog", (each) => each.catalog_name ?? "–", "value"]] : []),
         ],
         tables,
-        { empty: "This node knows no Delta tables of the log. Set [tables] path, and run commitlog materialize." },
+        { empty: "This node knows no Delta tables of the log. Set [tables] path, and run commitlog materialize.", stacks: true },
       ));
     },
   };
@@ -279,7 +292,7 @@ function cursorsTab(log) {
           ["Holds retention back", (cursor) => (cursor.fence ? badge("yes", "warn") : "no")],
         ],
         state.cursors,
-        { empty: "No cursor yet" },
+        { caption: "Indexes of control records count too; each move of a cursor adds one", empty: "No cursor yet" },
       ));
     },
   };

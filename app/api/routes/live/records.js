@@ -128,6 +128,7 @@ export function recordsTab(log) {
         empty: "No record here",
         key: (record) => record.index,
         fixed: true,
+        stacks: true,
       },
     ));
     const held = records.length ? `records ${indexes(records[0].index, records[records.length - 1].index)}` : "no records";
