@@ -12,8 +12,9 @@ import html
 import io
 import re
 import sys
+import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,6 +59,12 @@ class Cell:
     kind: str
     text: str
     line: int
+
+    @property
+    def heading(self) -> str:
+        """The first heading of a Markdown cell; empty for any other one."""
+        found = re.search(r"^#+ +(.*)", self.text, re.MULTILINE) if self.kind == "md" else None
+        return found[1] if found else ""
 
 
 @dataclass
@@ -158,11 +165,16 @@ def read_cells(source: str) -> list[Cell]:
 
 
 def run_notebook(
-    path: Path, parameters: Mapping[str, str], output_html: Path, spark: SparkSession
+    path: Path,
+    parameters: Mapping[str, str],
+    output_html: Path,
+    spark: SparkSession,
+    report: Callable[[str], None] = lambda line: None,
 ) -> list[Path]:
     """Run every cell in order; return the PNG files of its figures. The page is at `output_html` in any case.
 
-    parameters: values for widgets, by name. Raises NotebookFailed at the first cell that fails.
+    parameters: values for widgets, by name. report: gets a line before each cell that computes. Raises
+    NotebookFailed at the first cell that fails.
     """
     cells = read_cells(path.read_text())
     output_html.parent.mkdir(parents=True, exist_ok=True)
@@ -170,8 +182,12 @@ def run_notebook(
     widgets = Widgets(parameters)
     names: dict[str, Any] = {"__name__": "__main__", "spark": spark, "display": _display_on(page)}
     names["dbutils"] = SimpleNamespace(widgets=widgets)
+    heading = path.stem
     try:
         for number, cell in enumerate(cells, 1):
+            heading = cell.heading or heading
+            if cell.kind != "md":
+                report(f"cell {number} of {len(cells)}: {heading}")
             _run_cell(cell, number, path, page, names, widgets)
     finally:
         page.write()
@@ -311,13 +327,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
+    report = _progress()
     try:
+        report("Spark starts")
         with open_session("commitlog-notebook", settings) as spark:
-            run_notebook(given.notebook, parameters, given.output, spark)
+            run_notebook(given.notebook, parameters, given.output, spark, report)
     except (NotebookFailed, *SPARK_ERRORS, JarsUnavailable, JavaNotFound) as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    report(f"the page is {given.output}")
     return 0
+
+
+def _progress() -> Callable[[str], None]:
+    """Return a function that writes a line with the seconds since now to the standard error."""
+    started = time.monotonic()
+
+    def report(line: str) -> None:
+        sys.stderr.write(f"{time.monotonic() - started:6.1f} s  {line}\n")
+        sys.stderr.flush()
+
+    return report
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from pyspark.sql import SparkSession
 
 from app.errors import ConfigError
+from spark_jobs import notebook as program
 from spark_jobs import replay
 from spark_jobs.notebook import NotebookFailed, main, read_cells, run_notebook, with_parameters
 from spark_jobs.session.requirements import require_cluster
@@ -167,6 +168,31 @@ def test_a_folder_without_the_tables_is_reported(
     given = ["--endpoint", "http://127.0.0.1:1", "--tables", str(tmp_path), "--log", "orders"]
     assert replay.main(given) == 2
     assert "contains no table of log 'orders': set the folder" in capsys.readouterr().err
+
+
+def test_each_cell_that_computes_is_reported_before_it_runs(tmp_path: Path) -> None:
+    notebook = tmp_path / "reported.py"
+    cells = ["", "x = 1", "# MAGIC %md\n# MAGIC ## A part\n# MAGIC text", "y = x", "raise ValueError(y)"]
+    notebook.write_text("# Databricks notebook source\n" + "\n# COMMAND ----------\n".join(cells))
+    reported: list[str] = []
+    with pytest.raises(NotebookFailed):
+        run_notebook(notebook, {}, tmp_path / "page.html", None, reported.append)  # type: ignore[arg-type]
+    assert reported == ["cell 1 of 4: reported", "cell 3 of 4: A part", "cell 4 of 4: A part"]
+
+
+def test_the_program_reports_its_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(program, "open_session", lambda *_: contextlib.nullcontext(None))
+    notebook = tmp_path / "short.py"
+    notebook.write_text("# Databricks notebook source\nx = 1")
+    assert main(["--output", str(tmp_path / "page.html"), str(notebook)]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(" s  ")[1] for line in lines] == [
+        "Spark starts",
+        "cell 1 of 1: short",
+        f"the page is {tmp_path / 'page.html'}",
+    ]
 
 
 def test_a_widget_takes_only_its_choices(tmp_path: Path) -> None:
