@@ -65,6 +65,7 @@ from spark_jobs.tables.checkpoints import CHECKPOINTS
 POLL_INTERVAL_S = 0.25  # without a change
 MIN_PAUSE_S = 0.01  # after a poll
 PAUSE_FACTOR = 10  # the pause after a poll lasts at least this many times as long as the poll
+LONGEST_PAUSE_S = 2.0  # of that pause: a poll lasts for minutes if the machine is suspended meanwhile
 STATUS_GIVE_UP_S = 1.0
 CATALOG_EACH_S = 5.0
 CHECKPOINTS_STOP_S, CHECKPOINTS_END_S = 5.0, 60.0  # to write those that are due, when stopped and at the end
@@ -188,9 +189,14 @@ def _poll(
             named_at_s = time.monotonic() + CATALOG_EACH_S
         if logs.done:
             return
-        stop.wait(max(MIN_PAUSE_S, PAUSE_FACTOR * polled_s))
+        stop.wait(pause_after(polled_s))
         wake.wait(POLL_INTERVAL_S)
         wake.clear()
+
+
+def pause_after(polled_s: float) -> float:
+    """Return the seconds to wait after a poll, so that polls of many logs leave the processor to the jobs."""
+    return min(LONGEST_PAUSE_S, max(MIN_PAUSE_S, PAUSE_FACTOR * polled_s))
 
 
 def _query(

@@ -38,6 +38,7 @@ from spark_jobs.typed.table_ends import TableEnds
 COMMIT_RECORDS = 100_000  # of one piece of `entries`: as many as a file that Spark writes there
 CURRENT_EACH_S = 5.0
 CURRENT_PAUSES = 4  # pause after a change of `current`, in times of its duration: large tables change rarely
+CURRENT_PAUSE_MAX_S = 600.0  # of that pause: a change lasts for hours if the machine is suspended meanwhile
 
 
 class TypedTables:
@@ -181,7 +182,7 @@ class TypedTables:
             else:
                 sys.stderr.write(f"{self.client.log}: current: {reason_of(error)}; trying again\n")
         self._applied_at_s = time.monotonic()
-        self._pause_s = max(CURRENT_EACH_S, CURRENT_PAUSES * (self._applied_at_s - began_s))
+        self._pause_s = pause_after_change(self._applied_at_s - began_s)
         self._timer = None
         if self._is_behind and self._failed is None:
             self._start_timer()
@@ -306,6 +307,11 @@ class TypedTables:
                 is_held = pc.is_in(letters["index"], held[table.position].combine_chunks())
                 letters = letters.filter(pc.invert(is_held))
         return letters
+
+
+def pause_after_change(seconds: float) -> float:
+    """Return the seconds to wait after a change of `current` that took so long."""
+    return min(CURRENT_PAUSE_MAX_S, max(CURRENT_EACH_S, CURRENT_PAUSES * seconds))
 
 
 def _decoded(
