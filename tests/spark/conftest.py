@@ -1,6 +1,6 @@
 """One Spark session for all tests, and replicas that a test can command."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -69,7 +69,7 @@ def replicas(log: FakeLog) -> Iterator[list[FakeReplica]]:
         replica.stop()
 
 
-def endpoints(replicas: list[FakeReplica]) -> str:
+def endpoints(replicas: Sequence[FakeReplica]) -> str:
     return ",".join(replica.url for replica in replicas)
 
 

@@ -1,0 +1,179 @@
+"""Each row is in its table once, wherever a driver dies or pauses between two of its steps (steps.py)."""
+
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Final
+
+from app.tables.delta_log import DeltaLog
+from app.tables.names import CURSOR
+from spark_jobs.materialize.config import MaterializeConfig
+from spark_jobs.tables.snapshot import read_rows
+from tests.spark.conftest import endpoints
+from tests.spark.materialize.steps import REACHED, drive
+from tests.spark.source.log_server import FakeLog, FakeReplica
+from tests.spark.typed.test_typed import to_json
+
+ENDS_WITHIN_S: Final = 60.0
+CASES_AT_ONCE: Final = 2
+BATCH_RECORDS: Final = 7
+OPENING = (
+    *(f"{name} 0" for name in ("entries", "epochs", "epoch_files")),
+    *(f"{name} 0" for name in ("events", "watermarks", "sync_state_sets", "quarantine_truncated")),
+    *("cursor 0", "progress running"),
+)
+FIRST_BATCH = (
+    "entries 1",
+    *("dead_letters 0", "records 0", "current 0", "records_v2 0", "current_v2 0"),
+    *("dead_letters 1", "records 1", "current 1", "current_v2 1"),
+    "cursor 6",
+)
+SECOND_BATCH = (
+    "entries 2",
+    *("dead_letters 2", "records_v2 1", "current 2", "current_v2 2"),
+    "cursor 13",
+)
+EVENTS = ("watermarks", "sync_state_sets", "quarantine_truncated", "events")
+BESIDE = (*(f"{name} {number}" for number in (1, 2) for name in EVENTS), "epochs 1", "epoch_files 1")
+STEPS = (*OPENING, *FIRST_BATCH, *SECOND_BATCH, *BESIDE, "progress done")
+"""All steps of a driver of `new_log`; those of one row in their order."""
+
+
+def new_log() -> FakeLog:
+    """A log whose two micro-batches give rows to each table."""
+    log = FakeLog()
+    log.open_term(1, "n1")
+    log.set_schema("id INT NOT NULL, city STRING", key_columns=["id"])
+    log.append(to_json(id=1, city="Bern"), key=b"a")
+    log.append(to_json(id=2), key=b"d")
+    log.append(to_json(id="x"), None, key=b"b")
+    log.open_term(2, "n2")
+    log.set_schema("id STRING NOT NULL", key_columns=["id"], compatibility="none")
+    log.append(to_json(id="1"), to_json(id="2"), to_json(id=3), key=b"c")
+    log.append(None, key=b"a")
+    log.append(to_json(id="1"), key=b"c")
+    return log
+
+
+@contextmanager
+def replicas_of(log: FakeLog) -> Iterator[Sequence[FakeReplica]]:
+    """Run two replicas, whose journals have events for each derived table."""
+    with FakeReplica(log, "n1") as first, FakeReplica(log, "n2") as second:
+        first.peers = second.peers = [first, second]
+        ends = {"begin_index": 0, "end_index": 5, "committed_index": 5}
+        set_of_n1 = {"epoch": 1, "master": "n1", "members": ["n1"], "confirm_offset": 3}
+        for number in (1, 2):  # of the batch
+            first.event("watermarks", {"role": "leader", **ends, "peers": {"n1": 5, "n2": number}})
+            first.event("sync_state_set", {**set_of_n1, "set_epoch": number})
+            second.event("start", {})
+            second.event("truncate", {"epoch": number, "receipt": f"receipts/{number}"})
+            second.receipts[str(number)] = log.records[2 : 2 + number]
+        yield [first, second]
+
+
+class Drivers:
+    """Starts drivers of the tables in a folder."""
+
+    def __init__(self, replicas: Sequence[FakeReplica], tables: Path) -> None:
+        self._config = MaterializeConfig(
+            endpoint=endpoints(replicas),
+            tables=tables,
+            available_now=True,
+            max_records_per_trigger=BATCH_RECORDS,
+        )
+        self._processes = multiprocessing.get_context("forkserver")
+        self._processes.set_forkserver_preload([drive.__module__])
+
+    def start(self, before: str | None = None, after: str | None = None) -> tuple[BaseProcess, Connection]:
+        parent, child = self._processes.Pipe()
+        process = self._processes.Process(target=drive, args=(self._config, child, before, after))
+        process.start()
+        child.close()
+        return process, parent
+
+    def run(self, after: str | None = None) -> tuple[int | None, list[str]]:
+        """Run a driver to its end; return its exit code and its steps."""
+        process, parent = self.start(after=after)
+        made: list[str] = parent.recv() if after is None and parent.poll(ENDS_WITHIN_S) else []
+        process.join(ENDS_WITHIN_S)
+        return process.exitcode, made
+
+
+def contents(tables: Path) -> dict[str, list[str]]:
+    """Return all rows of all tables."""
+    return {folder.name: sorted(map(str, rows_of(folder))) for folder in (tables / "default").iterdir()}
+
+
+def rows_of(table: Path) -> Iterator[dict[str, Any]]:
+    snapshot = DeltaLog(str(table)).snapshot()
+    assert snapshot is not None
+    names = [field["name"] for field in json.loads(snapshot.schema)["fields"]]
+    for file in snapshot.files.values():
+        for rows in read_rows(file, names):
+            yield from rows.to_pylist()
+
+
+def check_law(log: FakeLog, tables: Path) -> None:
+    """Check that each record is a row of `entries`, and of one typed table unless it is a tombstone."""
+    data = [each for each in log.records if each["type"] == "data"]
+
+    def indexes(*names: str) -> list[int]:
+        rows = (row for name in names for row in rows_of(tables / "default" / name))
+        return sorted(row["index"] if "index" in row else row["_index"] for row in rows)
+
+    assert indexes("entries") == [each["index"] for each in data]
+    typed = indexes("records", "records_v2", "dead_letters")
+    assert typed == [each["index"] for each in data if each["value"] is not None]
+    assert (indexes("current"), indexes("current_v2")) == ([3], [9, 12])
+
+
+def test_a_driver_that_ends_or_pauses_between_any_two_steps_leaves_each_row_once(tmp_path: Path) -> None:
+    with replicas_of(new_log()) as replicas:
+        code, made = Drivers(replicas, tmp_path / "undisturbed").run()
+        assert (code, set(made)) == (0, set(STEPS))
+        check_law(replicas[0].log, tmp_path / "undisturbed")
+    expected = contents(tmp_path / "undisturbed")
+
+    def try_steps(steps: Sequence[str]) -> None:
+        with replicas_of(new_log()) as replicas:
+            for step in steps:
+                try_step(step, replicas, tmp_path / step, expected)
+
+    with ThreadPoolExecutor(CASES_AT_ONCE) as cases:
+        for _ in cases.map(try_steps, [STEPS[first::CASES_AT_ONCE] for first in range(CASES_AT_ONCE)]):
+            pass
+
+
+def try_step(
+    step: str, replicas: Sequence[FakeReplica], tables: Path, expected: Mapping[str, Sequence[str]]
+) -> None:
+    """A driver pauses before the step, so that the next one finds what it would after a death. That one makes
+    the step and dies, and a third one ends the work. Then the first one continues."""
+    log = new_log()
+    for replica in replicas:
+        replica.log = log
+    drivers = Drivers(replicas, tables)
+    paused, parent = drivers.start(before=step)
+    try:
+        assert parent.poll(ENDS_WITHIN_S), step
+        assert parent.recv() == REACHED, step
+        assert drivers.run(after=step)[0] == -signal.SIGKILL, step
+        assert drivers.run()[0] == 0, step
+        assert contents(tables) == expected, step
+        assert log.cursors[CURSOR]["index"] == log.next_index, step
+        assert json.loads((tables / "progress.json").read_text())["state"] == "done", step
+        assert paused.pid is not None
+        os.kill(paused.pid, signal.SIGCONT)
+        paused.join(ENDS_WITHIN_S)
+        assert paused.exitcode == 0, step
+        assert contents(tables) == expected, step
+    finally:
+        paused.kill()
+        paused.join()
