@@ -6,8 +6,6 @@ valid one for other nodes it still answers what it can alone; and its clock may 
 
 import asyncio
 import logging
-import re
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,9 +20,6 @@ WARNING_DAYS: Final = 30
 DAY_MS: Final = 86_400_000
 _OWN: Final = ("tls_certificate", "peer_tls_certificate")
 _AUTHORITIES: Final = ("tls_ca", "peer_tls_ca")
-_PEM = re.compile(r"-----BEGIN (X509 |TRUSTED )?CERTIFICATE-----\s+(.+?)-----END", re.DOTALL)
-_VERSION: Final = 0xA0  # tags of DER
-_UTC_TIME: Final = 0x17
 
 
 @dataclass(frozen=True)
@@ -55,12 +50,12 @@ def load_certificates(security: SecuritySettings) -> tuple[Certificate, ...]:
         if path is None:
             continue
         try:
-            ends = ends_of(path.read_text("ascii", errors="replace"))
-        except (OSError, ValueError, IndexError) as error:
+            ends = ends_of(path.read_bytes())
+        except (OSError, ValueError) as error:
             logger.warning("the end of %s %s is not known: %s", setting, path, error)
             continue
-        if ends:  # of a chain the first end counts; of authorities, of which one suffices, the last one
-            found.append(Certificate(setting, path, min(ends) if setting in _OWN else max(ends)))
+        # Of a chain the first end counts; of authorities, of which one suffices, the last one.
+        found.append(Certificate(setting, path, min(ends) if setting in _OWN else max(ends)))
     return tuple(found)
 
 
@@ -83,36 +78,9 @@ def _warn(certificate: Certificate, now_ms: int) -> None:
         logger.warning("%s %s ends at %s, in %d days: replace it", name, path, end, days)
 
 
-# --- PEM and DER ----------------------------------------------------------------------------------------
+def ends_of(pem: bytes) -> list[int]:
+    """Return the end of each certificate in a PEM file, in milliseconds. Raises ValueError, also for none."""
+    from cryptography import x509  # some MiB that a node without certificates saves
 
-
-def ends_of(pem: str) -> list[int]:
-    """Return the end of each certificate in a PEM file, in milliseconds. Raises ValueError, IndexError."""
-    blocks = (f"{ssl.PEM_HEADER}\n{match[2]}{ssl.PEM_FOOTER}" for match in _PEM.finditer(pem))
-    return [_end_ms(ssl.PEM_cert_to_DER_cert(block)) for block in blocks]
-
-
-def _end_ms(certificate: bytes) -> int:
-    """Return notAfter (RFC 5280, section 4.1): certificate, tbsCertificate, validity, its second time."""
-    _, body, _ = _element(certificate, 0)
-    _, at, _ = _element(certificate, body)
-    if certificate[at] == _VERSION:
-        at = _element(certificate, at)[2]
-    for _ in ("serialNumber", "signature", "issuer"):
-        at = _element(certificate, at)[2]
-    _, not_before, _ = _element(certificate, at)
-    tag, begin, end = _element(certificate, _element(certificate, not_before)[2])
-    text = certificate[begin:end].decode("ascii")
-    if tag == _UTC_TIME:  # two digits of the year: 1950 to 2049
-        text = ("19" if text >= "5" else "20") + text
-    moment = datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
-    return int(moment.timestamp()) * 1000
-
-
-def _element(data: bytes, at: int) -> tuple[int, int, int]:
-    """Return the tag of the DER element at `at`, and where its content begins and ends."""
-    tag, length, at = data[at], data[at + 1], at + 2
-    if length & 0x80:
-        size = length & 0x7F
-        length, at = int.from_bytes(data[at : at + size], "big"), at + size
-    return tag, at, at + length
+    certificates = x509.load_pem_x509_certificates(pem)
+    return [int(each.not_valid_after_utc.timestamp()) * 1000 for each in certificates]

@@ -27,7 +27,7 @@ def end_by_openssl(certificate: Path) -> int:
 @pytest.mark.parametrize("days", [30, -1, 36_500], ids=["UTCTime", "ended", "GeneralizedTime"])
 def test_the_end_is_that_of_openssl(tmp_path: Path, days: int) -> None:
     certificate, _ = make_certificate(make_authority(tmp_path), "node", "DNS:n1", days=days)
-    assert ends_of(certificate.read_text()) == [end_by_openssl(certificate)]
+    assert ends_of(certificate.read_bytes()) == [end_by_openssl(certificate)]
 
 
 def test_the_first_end_of_a_chain_and_the_last_end_of_authorities_count(tmp_path: Path) -> None:
