@@ -54,25 +54,37 @@ def rule_of(pattern: object) -> NameRule | None:
     return _RULES.get(str(pattern))
 
 
+def _check_text(what: str, given: object) -> None:
+    if not isinstance(given, str):
+        kind = "None" if given is None else type(given).__name__
+        raise TypeError(f"{what} must be text, got {kind}")
+
+
 def check_cursor_name(name: str) -> None:
-    """Raise ValueError for a name that no cursor can have."""
+    """Raise ValueError for a name that no cursor can have, TypeError for one that is not text."""
+    _check_text("the name of a cursor", name)
     if CURSOR_NAME.pattern.fullmatch(name) is None:
         raise ValueError(f"the name of a cursor {CURSOR_NAME.refusal(name)}")
 
 
 def check_idempotency_key(key: str) -> None:
-    """Raise ValueError for a key that no append can have."""
+    """Raise ValueError for a key that no append can have, TypeError for one that is not text."""
+    _check_text("an idempotency key", key)
     if _IDEMPOTENCY_KEY.pattern.fullmatch(key) is None:
         raise ValueError(f"an idempotency key {_IDEMPOTENCY_KEY.refusal(key)}")
 
 
 def check_token(token: str) -> None:
-    """Raise ValueError, whose message does not contain the token, for one that no header can carry."""
+    """Raise ValueError, whose message does not contain the token, for one that no header can carry, and
+    TypeError for one that is not text."""
+    _check_text("token", token)
     if not token.isascii() or not token.isprintable() or " " in token:
         raise ValueError("token must consist of visible ASCII characters, without blanks and line breaks")
 
 
 def check_log_name(name: str) -> None:
-    """Raise ValueError for a name that no log can have, not even one of the system."""
+    """Raise ValueError for a name that no log can have, not even one of the system; TypeError for one that is
+    not text."""
+    _check_text("the name of a log", name)
     if LOG_NAME.pattern.fullmatch(name.removeprefix(SYSTEM)) is None:
         raise ValueError(f"the name of a log {LOG_NAME.refusal(name)}")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import click
@@ -15,7 +16,6 @@ from app.cli.times import format_time
 from app.client import ClientError, CommitlogClient, Problem
 
 WATCH_INTERVAL_S = 0.5
-WARNING_DAYS = 30  # before a certificate ends
 ROLE_STYLES = {
     "leader": "bold green",
     "master": "bold green",
@@ -120,13 +120,15 @@ def status_table(log: str, views: list[dict[str, Any]]) -> Table:
 
 
 def _ending_certificates(views: list[dict[str, Any]]) -> list[str]:
+    from app.node.links.certificates import WARNING_DAYS  # imports asyncio, which is slow
+
     now_ms = time.time_ns() // 1_000_000
     return [
         f"{view['node']}: {each['name']} {'ended' if each['end_ms'] <= now_ms else 'ends'} at "
         f"{format_time(each['end_ms'])}: replace it (docs/operations.md, section 2)"
         for view in views
         for each in view.get("certificates", ())
-        if each["end_ms"] - now_ms <= WARNING_DAYS * 86_400_000
+        if timedelta(milliseconds=each["end_ms"] - now_ms) <= timedelta(days=WARNING_DAYS)
     ]
 
 

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Self, TypeVar
 
+from app.client.arguments import check_whole
 from app.client.client import DEFAULT_ENDPOINT, FOLLOW_WAIT_MS, Appended, CommitlogClient, Page
 from app.client.consumer import Consumer
 from app.client.producer import RecordDelivery, RecordProducer
@@ -25,6 +26,7 @@ class AsyncCommitlogClient:
         self, endpoints: Sequence[str] | str = DEFAULT_ENDPOINT, *, max_calls: int = 32, **options: Any
     ) -> None:
         """options: log, token, give_up_s, as of CommitlogClient."""
+        check_whole("max_calls", max_calls, 1)
         self.blocking = CommitlogClient(endpoints, **options)
         self._threads = ThreadPoolExecutor(max_calls, thread_name_prefix="commitlog-client")
 

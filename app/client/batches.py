@@ -3,14 +3,17 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from app.client.arguments import check_instance, check_whole
 from app.client.records import Record, ndjson
 from app.extras import naming_the_extra
 from app.media_types import ARROW_STREAM, NDJSON
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+COLUMNS = {"value", "key", "timestamp", "headers"}  # of a table that is appended
 
 
 @dataclass(frozen=True)
@@ -33,19 +36,34 @@ def pack(
     columns = {"value": _column(values)}
     if any(key is not None for key in keys):
         columns["key"] = _column(keys)
-    return Body(_stream(pa.RecordBatch.from_pydict(columns)), ARROW_STREAM)
+    return Body(arrow_stream(pa.RecordBatch.from_pydict(columns)), ARROW_STREAM)
+
+
+def check_arrow(name: str, table: object) -> None:
+    """Raise TypeError for anything but an Arrow table or record batch, ValueError for columns that no record
+    has."""
+    with naming_the_extra():
+        import pyarrow as pa
+
+    check_instance(name, table, pa.Table, pa.RecordBatch, remedy="; append_frame takes data frames")
+    columns = cast("pa.Table", table).schema.names
+    if "value" not in columns or not COLUMNS.issuperset(columns):
+        found = ", ".join(columns)
+        raise ValueError(
+            f"{name} must have a column value, and may have key, timestamp, headers; got {found}"
+        )
 
 
 def arrow_body(table: "pa.Table | pa.RecordBatch", max_records: int, max_bytes: int) -> Iterator[Body]:
     """Yield the appends of a table, in order: at most max_records, and about max_bytes each."""
-    with naming_the_extra():
-        import pyarrow as pa
+    import pyarrow as pa
 
+    check_whole("max_records", max_records, 1)
     whole = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
     row_bytes = max(1, whole.nbytes // max(1, whole.num_rows))
     rows = max(1, min(max_records, max_bytes // row_bytes))
     for start in range(0, whole.num_rows, rows):
-        yield Body(_stream(whole.slice(start, rows).combine_chunks()), ARROW_STREAM)
+        yield Body(arrow_stream(whole.slice(start, rows).combine_chunks()), ARROW_STREAM)
 
 
 def _column(contents: Sequence[str | bytes | None]) -> Any:
@@ -55,7 +73,8 @@ def _column(contents: Sequence[str | bytes | None]) -> Any:
     return pa.array(encoded, pa.binary())
 
 
-def _stream(table: "pa.Table | pa.RecordBatch") -> bytes:
+def arrow_stream(table: "pa.Table | pa.RecordBatch") -> bytes:
+    """Return the IPC stream of a table. The client installs without pyarrow: check_arrow reports that."""
     import pyarrow as pa
 
     sink = pa.BufferOutputStream()

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
+from app.client.arguments import check_instance, check_text, check_whole
+from app.client.batches import arrow_stream, check_arrow
 from app.client.connection import DEFAULT_ENDPOINT, ClusterConnection, HttpAnswer
 from app.client.errors import NoAnswer, OtherLog
 from app.client.records import EXACT_NUMBERS, RecordLike, ndjson
@@ -102,13 +104,8 @@ class CommitlogClient:
 
     def append_arrow(self, records: "pa.Table | pa.RecordBatch", **options: Any) -> Appended:
         """As `append`, from Arrow: column `value` (binary or string), optional key, timestamp, headers."""
-        with naming_the_extra():  # the client installs without it
-            import pyarrow as pa
-
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, records.schema) as writer:
-            writer.write(records)
-        return self.append_body(sink.getvalue().to_pybytes(), ARROW_STREAM, **options)
+        check_arrow("records", records)
+        return self.append_body(arrow_stream(records), ARROW_STREAM, **options)
 
     def append_body(
         self,
@@ -121,6 +118,9 @@ class CommitlogClient:
         **options: Any,
     ) -> Appended:
         """As `append`, from an encoded body. Raises ValueError for a key that no append can have."""
+        check_instance("body", body, bytes)
+        check_text("content_type", content_type)
+        check_whole("timeout_ms", timeout_ms, 1)
         sent = {**(headers or {}), "Content-Type": content_type}
         if idempotency_key is None and options.get("producer_id") is None:
             idempotency_key = str(uuid.uuid4())
@@ -152,6 +152,7 @@ class CommitlogClient:
         endpoint: ask only this node, once. With encoding="json", a number of `value_json` that neither a
         float nor an int can hold is a decimal.Decimal.
         """
+        check_whole("wait_ms", wait_ms, 0)
         document = self._get("/records", endpoint, wait_s=wait_ms / 1000, wait_ms=wait_ms, **query)
         return Page(document["records"], document["next_index"], document["has_more"], document)
 
@@ -166,6 +167,7 @@ class CommitlogClient:
         with naming_the_extra():
             import pyarrow as pa
 
+        check_whole("from_index", from_index, 0)
         query = {"from_index": from_index, **query}
         headers = {"Accept": ARROW_STREAM}
         if endpoint is None:
@@ -198,6 +200,9 @@ class CommitlogClient:
         from concurrent.futures import ThreadPoolExecutor  # slow to import
 
         query = {"limit": ARROW_PAGE_RECORDS, "max_bytes": ARROW_PAGE_BYTES, **query}
+        check_whole("limit", query["limit"], 1)
+        if most is not None:
+            check_whole("most", most, 1)
 
         def page(index: int, left: int | None) -> "tuple[pa.Table, int, bool]":
             limit = query["limit"] if left is None else min(left, query["limit"])
@@ -217,6 +222,7 @@ class CommitlogClient:
     def follow(self, from_index: int, **query: Any) -> Iterator[Mapping[str, Any]]:
         """Yield records from `from_index` on, without end, through fail-overs, each as soon as it is
         committed."""
+        check_whole("from_index", from_index, 0)
         while True:
             page = self.read(from_index=from_index, wait_ms=FOLLOW_WAIT_MS, **query)
             yield from page.records
@@ -256,6 +262,7 @@ class CommitlogClient:
         key_columns, compatibility, on_invalid, cluster_by, as in the API. Raises ConditionFailed, and Problem
         with the code `schema-incompatible` and `differences` in its document.
         """
+        check_instance("definition", definition, str, Mapping)
         headers = {"Content-Type": JSON}
         if if_match is not None:
             headers |= {"If-Match": f'"{if_match}"'} if if_match else {"If-None-Match": "*"}

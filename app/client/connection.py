@@ -7,7 +7,8 @@ import random
 import re
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from http.client import RemoteDisconnected
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from urllib.parse import urlencode
 
 import urllib3
 
+from app.client.arguments import check_number, check_text
 from app.client.errors import ClientError, NoAnswer, NoReplica, Problem, Untrusted, problem_of
 from app.names import check_token
 
@@ -69,18 +71,18 @@ class ClusterConnection:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        if not endpoints:
+        if not isinstance(endpoints, Iterable) or isinstance(endpoints, bytes):
+            raise TypeError(f"endpoints must be a list of base URLs, got {endpoints!r}")
+        self.endpoints = [checked_endpoint(endpoint) for endpoint in endpoints]
+        if not self.endpoints:
             raise ValueError("at least one endpoint is required")
-        for endpoint in endpoints:
-            if not is_base_url(endpoint):
-                raise ValueError(f"an endpoint is a base URL such as {DEFAULT_ENDPOINT}, got {endpoint!r}")
-        self.endpoints = [endpoint.rstrip("/") for endpoint in endpoints]
+        check_number("give_up_s", give_up_s, limited=False)
         self.give_up_s = give_up_s
         self.leader: str | None = None
         self.nodes: list[str] = []  # of the cluster, as learned
         self._waits = waits_for_start
         self._learn_at = -math.inf if learns_nodes else math.inf
-        if token:
+        if token is not None:
             check_token(token)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._clock, self._sleep = clock, sleep
@@ -205,7 +207,7 @@ class ClusterConnection:
         wait_s: float = 5.0,
     ) -> HttpAnswer:
         """Return one answer of one node. Raises NoAnswer, Untrusted and Problem."""
-        url = f"{endpoint}{path}" + (f"?{urlencode(query)}" if query else "")
+        url = f"{checked_endpoint(endpoint)}{path}" + (f"?{urlencode(query)}" if query else "")
         timeout = urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=wait_s + SLACK_S)
         sent = {**self._headers, **(headers or {})}
         try:
@@ -296,6 +298,15 @@ def _is_permanent(error: ClientError) -> bool:
     return isinstance(error, Problem) and error.code in _PERMANENT
 
 
+def checked_endpoint(endpoint: str) -> str:
+    """Return the base URL without a slash at its end. Raises TypeError and ValueError."""
+    check_text("an endpoint", endpoint)
+    if not is_base_url(endpoint):
+        raise ValueError(f"an endpoint is a base URL such as {DEFAULT_ENDPOINT}, got {endpoint!r}")
+    return endpoint.rstrip("/")
+
+
+@lru_cache(maxsize=256)
 def is_base_url(endpoint: str) -> bool:
     """Return whether a text is one URL of a node, with its scheme."""
     try:

@@ -5,6 +5,7 @@ from socket import gethostname
 from typing import Any
 from uuid import uuid4
 
+from app.client.arguments import check_instance, check_whole
 from app.client.client import FOLLOW_WAIT_MS, CommitlogClient, Page
 from app.client.errors import ConditionFailed, NotFound
 from app.client.operations import Cursor, Operations
@@ -23,6 +24,7 @@ class Consumer:
     ) -> None:
         """start: where a new cursor begins: an index, "earliest" or "latest". fence: retention and trims keep
         the records from the cursor on. Raises ClientError."""
+        check_instance("client", client, CommitlogClient, remedy="; an AsyncCommitlogClient has consumer()")
         self._client = client
         self._operations = Operations(client)
         self.name, self._fence = name, fence
@@ -60,6 +62,7 @@ class Consumer:
 
     def seek(self, index: int) -> None:
         """Continue at `index`; the cursor moves at the next commit."""
+        check_whole("index", index, 0)
         self.position = index
 
     def commit(self, index: int | None = None) -> None:
@@ -67,6 +70,8 @@ class Consumer:
 
         Raises ConditionFailed when another consumer has moved it.
         """
+        if index is not None:
+            check_whole("index", index, 0)
         target = self.position if index is None else index
         if target == self._cursor.index:
             return
@@ -95,6 +100,7 @@ class Consumer:
 
     def _index_of(self, start: int | str) -> int:
         if isinstance(start, int):
+            check_whole("start", start, 0)
             return start
         if start not in ("earliest", "latest"):
             raise ValueError(f'start must be an index, "earliest" or "latest", got {start!r}')

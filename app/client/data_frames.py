@@ -7,6 +7,7 @@ value, headers, type, as in docs/api.md.
 
 from typing import TYPE_CHECKING, Any
 
+from app.client.arguments import check_instance, check_whole
 from app.client.batches import arrow_body
 from app.client.client import Appended, CommitlogClient
 from app.extras import naming_the_extra
@@ -47,6 +48,7 @@ def append_frame(
 
     Raises ClientError; the appends before the failed one are in the log. A producer's `send_arrow` is faster.
     """
+    check_instance("client", client, CommitlogClient)
     return [
         client.append_body(body.content, body.media_type, **options)
         for body in arrow_body(to_arrow(frame), max_records, APPEND_BYTES)
@@ -64,6 +66,10 @@ def read_frame(
     with naming_the_extra():
         import pyarrow as pa
 
+    check_instance("client", client, CommitlogClient)
+    check_whole("from_index", from_index, 0)
+    if until_index is not None:
+        check_whole("until_index", until_index, 0)
     tail = client.tail()
     from_index = max(from_index, int(tail["begin_index"]))
     end = int(tail["committed_index"]) + 1

@@ -5,6 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from app.client.arguments import check_number
 from app.client.batches import Body, pack
 from app.client.client import Appended
 from app.client.errors import ClientError, Problem, RecordRefused
@@ -113,11 +114,16 @@ class RecordDelivery:
 
         Raises ClientError with the outcome of the append, or TimeoutError while it is still on its way.
         """
-        return self._batch.result(timeout_s).index_of(self._position)
+        return self._result(timeout_s).index_of(self._position)
 
     def append(self, timeout_s: float | None = None) -> Appended:
         """As `result`; return the whole append that the record is a part of."""
-        return self._batch.result(timeout_s).append_of(self._position)
+        return self._result(timeout_s).append_of(self._position)
+
+    def _result(self, timeout_s: float | None) -> Delivered:
+        if timeout_s is not None:
+            check_number("timeout_s", timeout_s)
+        return self._batch.result(timeout_s)
 
     def __await__(self) -> Generator[Any, None, int]:
         import asyncio

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from app.client.arguments import check_instance, check_text, check_whole
 from app.client.client import CommitlogClient
 from app.client.connection import HttpAnswer
 from app.media_types import JSON
@@ -29,6 +30,7 @@ class Operations:
     log or no cursor can have."""
 
     def __init__(self, client: CommitlogClient) -> None:
+        check_instance("client", client, CommitlogClient)
         self._connection = client.connection
         self._log = f"/v1/logs/{quote(client.log, safe='')}"
         self._log_name = client.log
@@ -75,10 +77,12 @@ class Operations:
 
     def change_controller_settings(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Change settings of the controllers at run time; None: the value of the file."""
+        check_instance("changes", changes, Mapping)
         return self._call("PATCH", "/v1/cluster/controller", changes)[0]
 
     def create_log(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Create a log (docs/api.md §5: name, replication, replicas, ...); a repeat returns the same log."""
+        check_instance("settings", settings, Mapping)
         return self._call("POST", "/v1/logs", settings)[0]
 
     def log(self, name: str) -> dict[str, Any]:
@@ -87,6 +91,7 @@ class Operations:
 
     def change_log(self, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Change settings of a log (docs/api.md §5); the others stay."""
+        check_instance("changes", changes, Mapping)
         return self._call("PATCH", _path_of_log(name), changes)[0]
 
     def delete_log(self, name: str) -> dict[str, Any]:
@@ -100,6 +105,9 @@ class Operations:
     def set_fence(self, token: str | None, **match_token: str | None) -> dict[str, Any]:
         """Require `token` for every later append (None: no token). match_token=...: only if that token is set
         now."""
+        for name, given in {"token": token, **match_token}.items():
+            if given is not None:
+                check_text(name, given)
         return self._call("POST", f"{self._log}:fence", {"token": token, **match_token})[0]
 
     def cursors(self) -> list[Cursor]:
@@ -121,15 +129,17 @@ class Operations:
     ) -> Cursor:
         """Set the position of the reader to `index`. if_match: only from that version on; "": only if
         there is none. holder: a name of this reader."""
+        check_whole("index", index, 0)
         named = {} if holder is None else {"holder": holder}
-        return self._cursor("PUT", name, {"index": index, "fence": fence, **named}, if_match)
+        return self._cursor("PUT", name, {"index": int(index), "fence": fence, **named}, if_match)
 
     def drop_cursor(self, name: str, *, if_match: str | None = None) -> Cursor:
         return self._cursor("DELETE", name, None, if_match)
 
     def trim(self, until_index: int, *, force: bool = False) -> dict[str, Any]:
         """Remove the records below until_index. force: even if a reader's fence is before it."""
-        return self._call("POST", f"{self._log}:trim", {"until_index": until_index, "force": force})[0]
+        check_whole("until_index", until_index, 0)
+        return self._call("POST", f"{self._log}:trim", {"until_index": int(until_index), "force": force})[0]
 
     def verify(
         self, from_index: int | None = None, until_index: int | None = None, *, deep: bool = False
@@ -143,6 +153,7 @@ class Operations:
     ) -> Cursor:
         headers = {}
         if if_match is not None:
+            check_text("if_match", if_match)
             headers = {"If-Match": if_match} if if_match else {"If-None-Match": "*"}
         check_cursor_name(name)
         found, answer = self._call(method, f"{self._log}/cursors/{quote(name, safe='')}", body, headers)
@@ -180,6 +191,7 @@ def _path_of_log(name: str) -> str:
 
 
 def _member(node_id: str) -> str:
+    check_text("node_id", node_id)
     return f"/v1/cluster/members/{quote(node_id, safe='')}"
 
 

@@ -1,6 +1,5 @@
 """Producer: appends records in the background, in batches, in order, each exactly once."""
 
-import math
 import threading
 import time
 import uuid
@@ -8,11 +7,12 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self
 
-from app.client.batches import arrow_body
+from app.client.arguments import check_instance, check_number, check_text, check_whole
+from app.client.batches import arrow_body, check_arrow
 from app.client.client import CommitlogClient
 from app.client.deliveries import Delivered, QueuedAppend, RecordDelivery
 from app.client.errors import ClientError, Problem, ProducerFailed
-from app.client.records import CONTENTS, Record, check_content, check_details, stored_bytes
+from app.client.records import CONTENTS, Record, check_content, check_details, check_list, stored_bytes
 from storage.units import MIB
 
 if TYPE_CHECKING:
@@ -70,12 +70,13 @@ class RecordProducer:
             "max_pending_bytes": max_pending_bytes,
         }
         for name, value in at_least_one.items():
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if not 0 <= linger_ms < math.inf:
-            raise ValueError(f"linger_ms must be a finite number from 0 on, got {linger_ms}")
-        if not 1 <= max_in_flight <= MAX_IN_FLIGHT:
-            raise ValueError(f"max_in_flight must be between 1 and {MAX_IN_FLIGHT}, got {max_in_flight}")
+            check_whole(name, value, 1)
+        check_number("linger_ms", linger_ms)
+        check_whole("max_in_flight", max_in_flight, 1, MAX_IN_FLIGHT)
+        check_whole("timeout_ms", options.get("timeout_ms", 1), 1)
+        if producer_id is not None:
+            check_text("producer_id", producer_id)
+        check_instance("client", client, CommitlogClient)
         self.producer_id = producer_id or str(uuid.uuid4())
         self.epoch = time.time_ns() // 1_000_000 if producer_id else 0
         self._client = client
@@ -125,7 +126,7 @@ class RecordProducer:
         other = None
         if isinstance(value, Record):
             record = value
-            if record.headers or record.timestamp is not None:
+            if record.headers != () or record.timestamp is not None:
                 check_details(record)
                 other = record
             value, key = record.value, record.key
@@ -162,13 +163,16 @@ class RecordProducer:
         return RecordDelivery(batch.future, position)
 
     def send_many(self, values: Iterable[str | bytes | Record | None]) -> list[RecordDelivery]:
-        """Queue records in their order."""
+        """Queue records in their order. Raises TypeError for one record that is not in a list, before any is
+        queued."""
+        check_list(values)
         return [self.send(value) for value in values]
 
     def send_arrow(self, table: "pa.Table | pa.RecordBatch") -> list[RecordDelivery]:
         """Queue a table with the columns of `append_arrow`, divided into appends; return one delivery for
         each of them, at its first record."""
         deliveries = []
+        check_arrow("table", table)
         for body in arrow_body(table, self._max_records, self._max_bytes):
             with self._lock:
                 self._wait_for_room(wait=True)
@@ -185,6 +189,8 @@ class RecordProducer:
         Raises the error of the append that failed, RecordRefused once for records that were left out, or
         TimeoutError.
         """
+        if timeout_s is not None:
+            check_number("timeout_s", timeout_s)
         with self._lock:
             self._urgent += 1
             self._work.notify_all()

@@ -10,9 +10,12 @@ from typing import Any
 
 import msgspec
 
+from app.client.arguments import check_instance, check_whole, kind_of
+
 BATCH_RECORDS = 500
 BATCH_BYTES = 4 * 1024 * 1024
 _INT_DIGITS = 4_300  # that Python reads by default
+_FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_999  # the years 1 to 9999
 CONTENTS = (str, bytes, bytearray, NoneType)  # of a value and of a key
 
 
@@ -55,17 +58,26 @@ def check_content(name: str, content: object) -> None:
         raise TypeError(f"the {name} of a record must be text, bytes or None, got {type(content).__name__}")
 
 
+def check_list(records: object) -> None:
+    """Raise TypeError for anything but several records, also for one record."""
+    if isinstance(records, str | bytes | bytearray | Mapping | Record):
+        raise TypeError(f"a list of records is required, got one {kind_of(records)}: [record]")
+    if not isinstance(records, Iterable):
+        raise TypeError(f"a list of records is required, got {kind_of(records)}")
+
+
 def check_details(record: Record) -> None:
-    """Raise TypeError for headers or a timestamp that no record can have."""
+    """Raise TypeError and ValueError for headers or a timestamp that no record can have."""
+    check_instance("headers", record.headers, tuple, list)
     for header in record.headers:
         if not isinstance(header, tuple | list) or len(header) != 2 or not isinstance(header[0], str):
             raise TypeError(f"a header of a record must be a pair (name, value), got {header!r}")
         if not isinstance(header[1], str | bytes | bytearray):
             kind = type(header[1]).__name__
             raise TypeError(f"the value of a header must be text or bytes, got {kind}")
-    if record.timestamp is not None and not isinstance(record.timestamp, int):
-        kind = type(record.timestamp).__name__
-        raise TypeError(f"the timestamp of a record must be whole milliseconds since 1970 UTC, got {kind}")
+    if record.timestamp is not None:
+        name = "the timestamp of a record, milliseconds since 1970 UTC,"
+        check_whole(name, record.timestamp, _FIRST_MS, _LAST_MS)
 
 
 def _float(text: str) -> float | Decimal:
@@ -107,10 +119,9 @@ def record_document(record: RecordLike) -> Mapping[str, Any]:
 
 
 def ndjson(records: Iterable[RecordLike]) -> bytes:
-    """Return one JSON object per line. Raises TypeError for one record that is not in a list, and for a part
+    """Return one JSON object per line. Raises TypeError for anything but a list of records, and for a part
     that no record can have."""
-    if isinstance(records, (str, bytes, bytearray, Mapping, Record)):
-        raise TypeError(f"a list of records is required, got one {type(records).__name__}: append([record])")
+    check_list(records)
     return msgspec.json.Encoder().encode_lines([record_document(record) for record in records])
 
 
@@ -118,9 +129,13 @@ def in_batches(
     records: Iterable[Record], max_records: int = BATCH_RECORDS, max_bytes: int = BATCH_BYTES
 ) -> Iterator[list[Record]]:
     """Divide a stream of records into appends of at most `max_records` and about `max_bytes`, in order."""
+    check_list(records)
+    check_whole("max_records", max_records, 1)
+    check_whole("max_bytes", max_bytes, 1)
     batch: list[Record] = []
     size = 0
     for record in records:
+        check_instance("a record", record, Record)
         if batch and (len(batch) >= max_records or size + record.size_bytes > max_bytes):
             yield batch
             batch, size = [], 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import quote
 
+from app.client.arguments import check_instance, check_number, check_text, check_whole
 from app.client.client import CommitlogClient
 from app.client.connection import HttpAnswer
 from app.client.errors import NoAnswer, Unavailable
@@ -65,6 +66,7 @@ class Tables:
     """Calls of one client. All raise ClientError."""
 
     def __init__(self, client: CommitlogClient) -> None:
+        check_instance("client", client, CommitlogClient)
         self._connection = client.connection
         self._log = f"/v1/logs/{quote(client.log, safe='')}"
 
@@ -74,11 +76,15 @@ class Tables:
 
     def find(self, name: str) -> MaterializedTable:
         """Return one table. Raises NotFound."""
+        check_text("name", name)
         return MaterializedTable.of(self._get(f"/tables/{quote(name, safe='')}"))
 
     def wait(self, index: int, *, table: str = ENTRIES, timeout_ms: int = 5_000) -> MaterializedTable:
         """Return the table once it holds the record. Raises Unavailable (not-yet-materialized) after the
         time."""
+        check_whole("index", index, 0)
+        check_text("table", table)
+        check_number("timeout_ms", timeout_ms)
         path = f"{self._log}/tables/{quote(table, safe='')}:wait"
         deadline = time.monotonic() + timeout_ms / 1_000
         while True:
@@ -113,6 +119,8 @@ class Tables:
 
         Raises NotFound when an index was trimmed.
         """
+        check_whole("from_index", from_index, 0)
+        check_whole("until_index", until_index, 0)
         while from_index < until_index:
             page = self._get("/digests", from_index=from_index, until_index=until_index, block=block)
             sums = {

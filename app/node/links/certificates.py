@@ -8,16 +8,17 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from app.settings.model import SecuritySettings
+if TYPE_CHECKING:  # the command line reads WARNING_DAYS
+    from app.settings.model import SecuritySettings
 
 logger = logging.getLogger(__name__)
 
 WARNING_DAYS: Final = 30
-DAY_MS: Final = 86_400_000
+_DAY: Final = timedelta(days=1)
 _OWN: Final = ("tls_certificate", "peer_tls_certificate")
 _AUTHORITIES: Final = ("tls_ca", "peer_tls_ca")
 
@@ -38,10 +39,10 @@ class Certificate:
 
     def days_left(self, now_ms: int) -> int:
         """Return the whole days until it ends; negative once it has ended."""
-        return (self.end_ms - now_ms) // DAY_MS
+        return timedelta(milliseconds=self.end_ms - now_ms) // _DAY
 
 
-def load_certificates(security: SecuritySettings) -> tuple[Certificate, ...]:
+def load_certificates(security: "SecuritySettings") -> tuple[Certificate, ...]:
     """Read the files that [security] names. One whose end cannot be read is left out, with a warning: TLS
     itself decides whether it can be used."""
     found = []
@@ -64,7 +65,7 @@ async def warn_before_the_end(certificates: tuple[Certificate, ...], now_ms: Cal
     while certificates:
         for certificate in certificates:
             _warn(certificate, now_ms())
-        await asyncio.sleep(DAY_MS / 1000)
+        await asyncio.sleep(_DAY.total_seconds())
 
 
 def _warn(certificate: Certificate, now_ms: int) -> None:

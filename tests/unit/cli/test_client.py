@@ -379,7 +379,7 @@ def test_one_record_without_a_list_is_refused_and_not_taken_apart(record: Any) -
     with (
         fake_service(lambda _: Scripted(200, committed())) as node,
         CommitlogClient(node.url) as client,
-        pytest.raises(TypeError, match=r"a list of records is required, got one \w+: append\(\[record\]\)"),
+        pytest.raises(TypeError, match=r"a list of records is required, got one \w+: \[record\]"),
     ):
         client.append(record)
     assert node.appends() == []
@@ -392,9 +392,9 @@ def test_one_record_without_a_list_is_refused_and_not_taken_apart(record: Any) -
         (Record(["a"]), "the value of a record must be text, bytes or None, got list"),  # type: ignore[arg-type]
         (Record("v", key=3), "the key of a record must be text, bytes or None, got int"),  # type: ignore[arg-type]
         (Record("v", headers=[("a", 3)]), "the value of a header must be text or bytes, got int"),  # type: ignore[list-item]
-        (Record("v", headers={"ab": "v"}), r"must be a pair \(name, value\), got 'ab'"),  # type: ignore[arg-type]
+        (Record("v", headers={"ab": "v"}), "headers must be of the type tuple or list, got dict"),  # type: ignore[arg-type]
         (Record("v", headers=["ab"]), r"must be a pair \(name, value\), got 'ab'"),  # type: ignore[list-item]
-        (Record("v", timestamp=1.5), "must be whole milliseconds since 1970 UTC, got float"),  # type: ignore[arg-type]
+        (Record("v", timestamp=1.5), "since 1970 UTC, must be a whole number, got float"),  # type: ignore[arg-type]
     ],
 )
 def test_a_record_that_cannot_be_is_explained(record: Any, reason: str) -> None:

@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli.main import cli
-from app.node.links.certificates import DAY_MS, Certificate, ends_of, load_certificates, warn_before_the_end
+from app.log.state import DAY_MS
+from app.node.links.certificates import Certificate, ends_of, load_certificates, warn_before_the_end
 from app.settings.model import SecuritySettings
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.in_process import node_in_process
