@@ -133,7 +133,7 @@ def show_outcome(show: Show, story: Story, folder: Path, urls: list[str], *, kee
     show.step("done")
     show.line(f"Delta tables: {folder / 'tables'}")
     show.line(f"notebook with its plots: {story.notebook_html}")
-    show.line(f"API page: {urls[0]}/docs{'' if keep else ' (while a cluster runs: `make demo ARGS=--keep`)'}")
+    show.line(f"live page: {urls[0]}/ui{'' if keep else ' (while a cluster runs: `make demo ARGS=--keep`)'}")
     failed = sum(not proof.holds for proof in story.proofs)
     if failed:
         show.outcome(f"{failed} of {len(story.proofs)} proofs FAIL", good=False)

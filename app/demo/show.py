@@ -6,7 +6,14 @@ from contextlib import contextmanager
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 PLAIN_LINE_EACH_S = 5.0
 
@@ -30,6 +37,24 @@ class Bar:
         elif time.monotonic() - self._printed_at >= PLAIN_LINE_EACH_S:
             self._printed_at = time.monotonic()
             self._show.line(f"  {self._what}: {done:,} of {self._total:,} {note}".rstrip())
+
+
+class Waiting:
+    """A piece of work whose length is not known: its note, and the seconds that it has taken."""
+
+    def __init__(self, show: "Show", what: str, progress: Progress | None) -> None:
+        self._show, self._what = show, what
+        self._progress = progress
+        self._task = None if progress is None else progress.add_task(what, total=None)
+        self._started = self._printed_at = time.monotonic()
+
+    def note(self, note: str) -> None:
+        """Show `note` beside the work."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, description=f"{self._what}: {escape(note)}")
+        elif time.monotonic() - self._printed_at >= PLAIN_LINE_EACH_S:
+            self._printed_at = time.monotonic()
+            self._show.line(f"  {self._what}: {self._printed_at - self._started:.0f} s, {note}")
 
 
 class Show:
@@ -69,3 +94,18 @@ class Show:
         )
         with Progress(*columns, console=self.console, transient=True) as progress:
             yield Bar(self, what, total, progress)
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[Waiting]:
+        """The time and a note for the length of a `with`."""
+        if not self.console.is_terminal:
+            yield Waiting(self, what, None)
+            return
+        columns = (
+            TextColumn("         "),
+            SpinnerColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+        )
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            yield Waiting(self, what, progress)

@@ -74,6 +74,13 @@ def content_hash(entries: DataFrame) -> str:
     return content.hex
 
 
+def replace_text(file: Path, text: str) -> None:
+    """Write a file that a reader finds complete or not at all."""
+    unfinished = file.with_name(f"{file.name}.new")
+    unfinished.write_text(text)
+    unfinished.replace(file)
+
+
 def _rows(frame: DataFrame) -> list[dict[str, Any]]:
     """Rows as JSON: times as milliseconds since 1970."""
     times = [field.name for field in frame.schema if field.dataType.typeName() == "timestamp"]
@@ -87,18 +94,18 @@ def _rows(frame: DataFrame) -> list[dict[str, Any]]:
 @click.option("--endpoint", required=True, metavar="URLS", help="Base URLs of nodes, comma-separated.")
 @click.option("--answer", required=True, type=A_PATH, help="JSON file of the findings; it appears whole.")
 @click.option("--notebook", required=True, type=A_PATH, help="HTML file of the notebook's page.")
-def main(tables: Path, endpoint: str, answer: Path, notebook: Path) -> None:
+@click.option("--progress", required=True, type=A_PATH, help="Text file of what is done at present.")
+def main(tables: Path, endpoint: str, answer: Path, notebook: Path, progress: Path) -> None:
     """Read the Delta tables of the demo, then run its notebook.
 
     Exit code 1: a cell of the notebook fails. The answer is written before it runs.
     """
     spark = build_session("commitlog-demo", jars_folder=DEFAULT_JARS_FOLDER, extra=SETTINGS)
     try:
-        unfinished = answer.with_suffix(".new")
-        unfinished.write_text(json.dumps(collect_findings(spark, tables)) + "\n")
-        unfinished.replace(answer)
+        replace_text(progress, "Spark counts and compares the rows")
+        replace_text(answer, json.dumps(collect_findings(spark, tables)) + "\n")
         parameters = {"tables": str(tables), "endpoint": endpoint, "log": LOG}
-        run_notebook(NOTEBOOK, parameters, notebook, spark)
+        run_notebook(NOTEBOOK, parameters, notebook, spark, lambda line: replace_text(progress, line))
     except NotebookFailed as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(1)

@@ -73,6 +73,7 @@ class Demo:
         self._job: SparkJob | None = None
         self._spark_side: ChildProcess | None = None
         self._answer = folder / "proofs.json"
+        self._spark_progress = folder / "proofs.progress"
         self._notebook = folder / "notebook.html"
 
     # --- the cluster ---
@@ -206,6 +207,7 @@ class Demo:
         folder = self.folder / "spark"
         arguments = ["--tables", str(self.folder / "tables"), "--endpoint", ",".join(self.cluster.urls)]
         arguments += ["--answer", str(self._answer), "--notebook", str(self._notebook)]
+        arguments += ["--progress", str(self._spark_progress)]
         self._spark_side = ChildProcess(
             "app.demo.spark_side",
             arguments,
@@ -261,15 +263,17 @@ class Demo:
     def _await_spark(self, done: Callable[[], bool], what: str) -> None:
         assert self._spark_side is not None
         deadline = time.monotonic() + SPARK_TIMEOUT_S
-        while not done():
-            if not self._spark_side.running and not done():
-                break
-            if time.monotonic() > deadline:
-                raise DemoFailed(
-                    f"{what} took longer than {SPARK_TIMEOUT_S:.0f} s; log: {self._spark_side.log}"
-                )
-            self._check_children()
-            time.sleep(POLL_EACH_S)
+        with self.show.waiting(what) as waiting:
+            while not done():
+                if not self._spark_side.running and not done():
+                    break
+                if time.monotonic() > deadline:
+                    raise DemoFailed(
+                        f"{what} took longer than {SPARK_TIMEOUT_S:.0f} s; log: {self._spark_side.log}"
+                    )
+                self._check_children()
+                waiting.note(read_note(self._spark_progress))
+                time.sleep(POLL_EACH_S)
         if self._spark_side.exit_code:
             raise DemoFailed(f"{what} {self._spark_side.ending(ENDING_LINES)}")
 
@@ -281,6 +285,14 @@ class Demo:
 
     def _client(self) -> CommitlogClient:
         return CommitlogClient(self.cluster.urls)
+
+
+def read_note(file: Path) -> str:
+    """Return what the Spark process does at present."""
+    try:
+        return file.read_text()
+    except FileNotFoundError:
+        return "Spark starts"
 
 
 def cursor_is_beyond(client: CommitlogClient, index: int) -> bool:

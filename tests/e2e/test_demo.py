@@ -25,6 +25,7 @@ def test_the_demo_proves_what_it_claims(tmp_path: Path) -> None:
     assert leaders[0] == outcome["killed"]["node"]
     assert leaders[-1] != leaders[0]
     assert "<img" in Path(outcome["notebook"]).read_text()
+    assert (folder / "proofs.progress").read_text().startswith("cell ")
     assert (folder / MARKER).is_file()
     assert f"all {len(outcome['proofs'])} proofs hold" in demo.stderr
     assert processes_of(folder) == []

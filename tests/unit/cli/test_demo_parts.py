@@ -1,6 +1,7 @@
 """The parts of the demo that decide: data, folder, hashes, and the proofs, which must be able to fail."""
 
 import fcntl
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from rich.console import Console
 
 from app.client import CommitlogClient, Record
+from app.demo import show as demo_show
 from app.demo.flights import ContentHash, in_order_of_days, read_flights
 from app.demo.folder import MARKER, FolderRefused, prepare
 from app.demo.node_logs import ColumnsHash, NodeLog, count_events
@@ -22,6 +25,8 @@ from app.demo.proofs import (
     prove_watermarks,
 )
 from app.demo.sender import Acknowledgement, gap_ms
+from app.demo.show import Show
+from app.demo.story import read_note
 from app.local.cluster import LocalNode
 from storage.format.records import READ_SCHEMA
 from tests.unit.cli.fake_service import Asked, Scripted, fake_service
@@ -219,3 +224,24 @@ def test_the_gap_is_from_the_last_record_of_a_term_to_the_first_of_a_later_one()
     acknowledgements = [Acknowledgement(timestamp, term, "n", 0, False) for timestamp, term in times]
     assert gap_ms(acknowledgements, killed_term=1) == 700
     assert gap_ms(acknowledgements[:2], killed_term=1) is None
+
+
+def test_a_wait_shows_what_is_done_at_present(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_show, "PLAIN_LINE_EACH_S", 0.0)
+    note = tmp_path / "progress"
+    shown = io.StringIO()
+    with Show(Console(file=shown)).waiting("the notebook") as waiting:
+        waiting.note(read_note(note))
+        note.write_text("cell 3 of 9: One append")
+        waiting.note(read_note(note))
+    assert [line.strip() for line in shown.getvalue().splitlines()] == [
+        "the notebook: 0 s, Spark starts",
+        "the notebook: 0 s, cell 3 of 9: One append",
+    ]
+
+
+def test_a_wait_moves_on_a_terminal() -> None:
+    shown = io.StringIO()
+    with Show(Console(file=shown, force_terminal=True, width=100)).waiting("the notebook") as waiting:
+        waiting.note("cell 3 of 9: One [append]")
+    assert "the notebook: cell 3 of 9: One [append]" in shown.getvalue()
