@@ -16,6 +16,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ BUILD_PACKAGES = (
     "packaging",
 )  # installed first: the lock's source packages build with them
 LOG_TAIL_LINES = 15
+PROGRESS_EACH_S = 1.0
 
 
 # Read by bash and zsh; other shells give a sourced script no path, and do not check.
@@ -150,9 +152,10 @@ class Environment:
             first.write("".join(packages[name] for name in BUILD_PACKAGES))
             first.flush()
             self._pip("install the build tools", "--require-hashes", "-r", first.name)
-        counter = _PackageCounter(len(packages))
-        hashes = ("--require-hashes", "--no-build-isolation", "-r", str(self.lock))
-        self._pip("install the packages", *hashes, watch=counter)
+        counter = PackageCounter(len(packages), self.folder)
+        # Python compiles the modules that it imports: pip would compile ten times as many
+        options = ("--no-compile", "--require-hashes", "--no-build-isolation", "-r", str(self.lock))
+        self._pip("install the packages", *options, watch=counter)
 
     def _install_project(self) -> None:
         _print_step("3/5 commitlog itself")
@@ -172,11 +175,11 @@ class Environment:
     def _write_stamp(self) -> None:
         self.stamp.write_text(json.dumps(self.fingerprint(), indent=2) + "\n")
 
-    def _pip(self, what: str, *options: str, watch: "_PackageCounter | None" = None) -> None:
+    def _pip(self, what: str, *options: str, watch: "PackageCounter | None" = None) -> None:
         pip = [str(self.python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
         self._run([*pip, "--progress-bar", "off", *options], what, watch)
 
-    def _run(self, command: Sequence[str], what: str, watch: "_PackageCounter | None" = None) -> str:
+    def _run(self, command: Sequence[str], what: str, watch: "PackageCounter | None" = None) -> str:
         """Return the command's output, also kept in the log; SetupFailed with its last lines when it
         fails."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -208,14 +211,20 @@ class Environment:
         return "".join(lines)
 
 
-class _PackageCounter:
-    """Converts pip's output into progress: a moving line on a terminal, otherwise one line per ten
-    packages."""
+class PackageCounter:
+    """Converts pip's output into progress: a moving line on a terminal, otherwise one line per ten packages.
 
-    def __init__(self, total: int) -> None:
+    While pip installs what it has collected, it prints nothing: then the packages in `folder`, the
+    environment, are counted.
+    """
+
+    def __init__(self, total: int, folder: Path) -> None:
         self._total = total
+        self._folder = folder
         self._seen = 0
         self._moving = sys.stdout.isatty()
+        self._ended = threading.Event()
+        self._installing = threading.Thread(target=self._count_installed)
 
     def see(self, line: str) -> None:
         if line.startswith(("Collecting ", "Requirement already satisfied: ")):
@@ -223,10 +232,26 @@ class _PackageCounter:
             name = line.split(": " if "satisfied" in line else " ", 1)[1].split("==")[0].split()[0]
             if self._moving or self._seen % 10 == 0:
                 self._show_progress(f"{self._seen}/{self._total} {name}")
-        elif line.startswith(("Building wheels", "Installing collected")):
-            self._show_progress(line.split(":")[0].lower() + " (this takes a minute)")
+        elif line.startswith("Building wheels"):
+            self._show_progress("building wheels")
+        elif line.startswith("Installing collected"):
+            self._installing.start()
+
+    def _count_installed(self) -> None:
+        shown = 0
+        while True:
+            found = list(self._folder.glob("lib/*/site-packages/*.dist-info"))
+            installed = min(len(found), self._total)
+            if self._moving or shown == 0 or installed >= shown + 10:
+                shown = installed
+                self._show_progress(f"{installed}/{self._total} installed")
+            if self._ended.wait(PROGRESS_EACH_S):
+                return
 
     def end(self) -> None:
+        self._ended.set()
+        if self._installing.is_alive():
+            self._installing.join()
         if self._moving:
             sys.stdout.write("\r\x1b[K")
             sys.stdout.flush()

@@ -14,7 +14,14 @@ from click.testing import CliRunner
 from app.cli.main import cli
 from app.setup import checks
 from app.setup.checks import State, check_machine
-from app.setup.environment import BUILD_PACKAGES, ROOT, Environment, SetupFailed, lock_packages
+from app.setup.environment import (
+    BUILD_PACKAGES,
+    ROOT,
+    Environment,
+    PackageCounter,
+    SetupFailed,
+    lock_packages,
+)
 
 LOCK = (ROOT / "requirements.lock").read_text()
 
@@ -85,6 +92,18 @@ def test_a_failing_step_names_itself_its_output_and_its_log(tmp_path: Path) -> N
     environment.log.parent.mkdir()
     with pytest.raises(SetupFailed, match=r"(?s)could not do it.*boom.*setup\.log"):
         environment._run([sys.executable, "-c", "print('boom'); raise SystemExit(3)"], "do it")
+
+
+def test_the_packages_are_counted_while_pip_installs_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counter = PackageCounter(20, tmp_path)
+    for number in range(12):
+        counter.see(f"Collecting package{number}==1\n")
+        (tmp_path / f"lib/python3/site-packages/package{number}-1.dist-info").mkdir(parents=True)
+    counter.see("Installing collected packages: package0, package1\n")
+    counter.end()
+    assert capsys.readouterr().out.split("\n") == ["    10/20 package9", "    12/20 installed", ""]
 
 
 def test_a_moved_environment_is_not_activated(tmp_path: Path) -> None:
