@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from math import isnan
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -17,6 +18,7 @@ AWAY_S = 3.0  # a new leader needs a moment to hear from its peers: shorter abse
 INK, MUTED, LATE, CANCELLED = "#1d2433", "#5b6780", "#d9822b", "#b8453f"
 LABEL_SHARE = 0.14  # of the width of a plot, for a label of a term
 LEAST_SPAN_S = 1.0  # of an axis of time
+REPORT_S = 0.5  # a leader reports a change within this time
 
 
 def delays_by_hour_figure(rows: Rows) -> Figure:
@@ -99,8 +101,10 @@ def watermarks_figure(watermarks: Rows, terms: Rows) -> Figure:
         )
     committed = _committed(shown, terms)
     axes.plot(
-        [seconds_after(begin, row["timestamp"]) for row in committed],
-        [row["committed_index"] for row in committed],
+        *stepped(
+            [seconds_after(begin, row["timestamp"]) for row in committed],
+            [row["committed_index"] for row in committed],
+        ),
         color=INK,
         linewidth=1,
         linestyle=(0, (4, 3)),
@@ -171,7 +175,20 @@ def _line_of(begin: Any, of_peer: Rows) -> tuple[list[float], list[float]]:
         times.append(at)
         indexes.append(row["watermark"] if row["watermark"] >= 0 else float("nan"))
         before = row
-    return times, indexes
+    return stepped(times, indexes)
+
+
+def stepped(times: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return the points of a line on which a value stays until shortly before the next report. A leader that
+    has nothing new to report is silent for up to a minute: a straight line would show a slow change."""
+    at, shown = list(times[:1]), list(values[:1])
+    for (before, value), (time, new) in pairwise(zip(times, values, strict=True)):
+        if time - before > REPORT_S and not isnan(new):
+            at.append(time - REPORT_S)
+            shown.append(value)
+        at.append(time)
+        shown.append(new)
+    return at, shown
 
 
 def colors_of(nodes: Iterable[str]) -> dict[str, str]:

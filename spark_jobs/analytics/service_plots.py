@@ -17,6 +17,7 @@ from spark_jobs.analytics.plots import (
     bare,
     colors_of,
     seconds_after,
+    stepped,
     top_note,
     without_plot,
 )
@@ -54,15 +55,15 @@ def lag_figure(lags: Rows, levels: Rows) -> Figure:
     for number, peer in enumerate(peers):
         for part, term in enumerate(terms):
             of_peer = [row for row in lags if row["peer"] == peer and row["term"] == term]
+            times = [seconds_after(begin, row["timestamp"]) for row in of_peer]
+            values = [row["lag"] for row in of_peer]
             axes.plot(
-                [seconds_after(begin, row["timestamp"]) for row in of_peer],
-                [row["lag"] for row in of_peer],
+                *stepped(times, values),
                 color=colors[peer],
                 linewidth=1.4 + 1.6 * (len(peers) - 1 - number),  # so that overlapping lines are visible
-                marker="o",
-                markersize=3,
                 label=peer if part == 0 or peer not in _labels(axes) else None,
             )
+            axes.plot(times, values, color=colors[peer], linewidth=0, marker="o", markersize=3)
             silent = [row for row in of_peer if not row["heard"]]
             axes.plot(
                 [seconds_after(begin, row["timestamp"]) for row in silent],
