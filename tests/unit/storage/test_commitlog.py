@@ -251,6 +251,26 @@ def test_a_sync_that_began_before_a_cut_proves_nothing() -> None:
 
 
 @pytest.mark.rule("R-07")
+def test_a_segment_written_during_a_sync_does_not_count_as_durable_after_a_truncation() -> None:
+    """It ends before the durable point that the log had before an earlier truncation."""
+    files = MemoryFiles(Random(1))
+    config = CommitlogConfig(segment_max_bytes=1_000, mark_interval_bytes=1)
+    log = open_log(files, config)
+    first = open_term(log, 1)
+    grow(log, 12)
+    log.truncate_after(first.last_index)
+    grow(log, 3, sync=False)
+    ticket = log.start_sync()
+    assert ticket is not None
+    ticket.run()
+    later = grow(log, 6, sync=False)
+    log.finish_sync(ticket)
+    log.truncate_after(later[3].last_index)
+    assert log.durable_index == later[3].last_index
+    files.crash()
+    assert open_log(files, config).end_index == later[3].last_index
+
+
 def test_settled_records_are_never_truncated() -> None:
     log = open_log(MemoryFiles())
     batches = grow(log, 5)
