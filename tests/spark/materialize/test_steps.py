@@ -10,15 +10,14 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from app.tables.delta_log import DeltaLog
 from app.tables.names import CURSOR
 from spark_jobs.materialize.config import MaterializeConfig
-from spark_jobs.tables.snapshot import read_rows
 from tests.spark.conftest import endpoints
 from tests.spark.materialize.steps import REACHED, drive
 from tests.spark.source.log_server import FakeLog, FakeReplica
+from tests.spark.typed.law import check_law, rows_of
 from tests.spark.typed.test_typed import to_json
 
 ENDS_WITHIN_S: Final = 60.0
@@ -111,34 +110,19 @@ def contents(tables: Path) -> dict[str, list[str]]:
     return {folder.name: sorted(map(str, rows_of(folder))) for folder in (tables / "default").iterdir()}
 
 
-def rows_of(table: Path) -> Iterator[dict[str, Any]]:
-    snapshot = DeltaLog(str(table)).snapshot()
-    assert snapshot is not None
-    names = [field["name"] for field in json.loads(snapshot.schema)["fields"]]
-    for file in snapshot.files.values():
-        for rows in read_rows(file, names):
-            yield from rows.to_pylist()
-
-
-def check_law(log: FakeLog, tables: Path) -> None:
-    """Check that each record is a row of `entries`, and of one typed table unless it is a tombstone."""
-    data = [each for each in log.records if each["type"] == "data"]
-
-    def indexes(*names: str) -> list[int]:
-        rows = (row for name in names for row in rows_of(tables / "default" / name))
-        return sorted(row["index"] if "index" in row else row["_index"] for row in rows)
-
-    assert indexes("entries") == [each["index"] for each in data]
-    typed = indexes("records", "records_v2", "dead_letters")
-    assert typed == [each["index"] for each in data if each["value"] is not None]
-    assert (indexes("current"), indexes("current_v2")) == ([3], [9, 12])
+def check_rows(log: FakeLog, folder: Path) -> None:
+    """Check that `entries` has each record, and that each table has rows."""
+    data = [each["index"] for each in log.records if each["type"] == "data"]
+    assert [row["index"] for row in rows_of(folder / "entries")] == data
+    check_law(log, folder, ("id",))
+    assert all(contents(folder.parent).values())
 
 
 def test_a_driver_that_ends_or_pauses_between_any_two_steps_leaves_each_row_once(tmp_path: Path) -> None:
     with replicas_of(new_log()) as replicas:
         code, made = Drivers(replicas, tmp_path / "undisturbed").run()
         assert (code, set(made)) == (0, set(STEPS))
-        check_law(replicas[0].log, tmp_path / "undisturbed")
+        check_rows(replicas[0].log, tmp_path / "undisturbed" / "default")
     expected = contents(tmp_path / "undisturbed")
 
     def try_steps(steps: Sequence[str]) -> None:

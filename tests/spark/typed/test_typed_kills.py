@@ -4,9 +4,8 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,13 +15,13 @@ from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.local_commits import LocalTable
 from spark_jobs.tables.schemas import arrow_schema
-from spark_jobs.tables.snapshot import read_plain
-from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, Table, settings_of_table
+from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, settings_of_table
 from spark_jobs.typed.layout import CompatibilityGroup, compatibility_groups
 from spark_jobs.typed.table_ends import CLAIM_EACH_S, TableEnds
 from tests.spark.conftest import endpoints
 from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica
+from tests.spark.typed.law import check_law, rows_of
 
 SECOND = 9  # records of the second compatibility group
 
@@ -62,34 +61,12 @@ def fill_entries(log: FakeLog, folder: Path) -> None:
         table.append(part, statistics=ENTRIES.statistics, application="test", claim=claim, note={})
 
 
-def rows_of(folder: Path, table: Table, columns: Sequence[str]) -> list[dict[str, Any]]:
-    rows = read_plain(str(folder / table.name), table.schema, columns)
-    assert rows is not None
-    return rows.to_pylist()
-
-
-def newest(records: Sequence[Mapping[str, Any]], removed: Mapping[bytes, int]) -> dict[bytes, int]:
-    found: dict[bytes, int] = {}
-    for row in records:
-        found[row["_key"]] = max(row["_index"], found.get(row["_key"], -1))
-    return {key: index for key, index in found.items() if index > removed.get(key, -1)}
-
-
-def check_law(log: FakeLog, folder: Path, layout: Sequence[CompatibilityGroup]) -> None:
-    data = [record for record in log.records if record["type"] == "data"]
-    tombstones = [record for record in data if record["value"] is None]
-    removed = {record["key"]: record["index"] for record in tombstones}
-    records = [rows_of(folder, each.records(), ["_index", "_key"]) for each in layout]
-    letters = [row["index"] for row in rows_of(folder, DEAD_LETTERS, ["index"])]
-    indexes = [row["_index"] for rows in records for row in rows] + letters
-    assert sorted(indexes) == [each["index"] for each in data if each["value"] is not None]
-    assert len(records[1]) == SECOND
-    for group, rows in zip(layout, records, strict=True):
-        held = rows_of(folder, group.current(), ["_index", "_key"])
-        assert len({row["_key"] for row in held}) == len(held)
-        assert {row["_key"]: row["_index"] for row in held} == newest(rows, removed)
+def check_tables(log: FakeLog, folder: Path, layout: Sequence[CompatibilityGroup]) -> None:
+    check_law(log, folder)
+    assert len(list(rows_of(folder / layout[1].records().name))) == SECOND
+    last = max(each["index"] for each in log.records if each["type"] == "data")
     ends = {name: each.held_index for name in names_of(layout) if (each := tables_in(folder).find(name))}
-    assert ends == dict.fromkeys(names_of(layout), data[-1]["index"])
+    assert ends == dict.fromkeys(names_of(layout), last)
 
 
 def names_of(layout: Sequence[CompatibilityGroup]) -> list[str]:
@@ -122,7 +99,7 @@ def test_the_law_holds_after_a_kill_at_any_commit_and_beside_other_drivers(
         assert codes[: len(kills)].count(-signal.SIGKILL) >= 10, done.stderr
     assert codes[-racers:] == [0] * racers, done.stderr
     client = LogReads([replica.url for replica in replicas], "default")
-    check_law(log, tmp_path, compatibility_groups(client.schemas(log.next_index - 1) or []))
+    check_tables(log, tmp_path, compatibility_groups(client.schemas(log.next_index - 1) or []))
 
 
 def test_the_end_of_each_table_is_claimed_in_a_pause_and_not_with_each_batch(
