@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from app.client.operations import Operations
-from spark_jobs.materialize import events
+from spark_jobs.materialize import events, typed
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.progress import ProgressFile
 from spark_jobs.run import FAILURES, materialize
@@ -27,6 +27,7 @@ from tests.spark.no_spark import no_spark
 REACHED: Final = "reached"
 """Sent by a driver before it pauses."""
 EVENTS_OF_A_BATCH: Final = 2  # of each node
+CURRENT_EACH_S: Final = 0.5
 
 Note = Callable[[str, Callable[[], Any]], Any]
 
@@ -48,7 +49,7 @@ def drive(config: MaterializeConfig, parent: Connection, before: str | None, aft
         return result
 
     _observe(note)
-    events.MAX_EVENTS_PER_TRIGGER = EVENTS_OF_A_BATCH
+    events.MAX_EVENTS_PER_TRIGGER, typed.CURRENT_EACH_S = EVENTS_OF_A_BATCH, CURRENT_EACH_S
     try:
         materialize(config, spark=no_spark())
     except FAILURES as error:
