@@ -56,12 +56,9 @@ class EpochsJob:
 
     def open(self) -> None:
         """Create the tables if needed, and read their content."""
-        self.files = {}
         if not self._epochs.create():
             self.committed = [_epoch(row) for row in self._held(self.epochs_path, EPOCHS)]
-        if not self._files.create():
-            for row in self._held(self.files_path, EPOCH_FILES):
-                self.files.setdefault(row["node"], []).append(_epoch(row))
+        self.files = {} if self._files.create() else self._held_files()
         self._is_open = True
 
     def refresh(self) -> bool:
@@ -90,7 +87,11 @@ class EpochsJob:
         lengths = {len(file) for file in files.values()} | {len(epochs) for epochs in committed}
         changed = {node_id: file for node_id, file in files.items() if file != self.files.get(node_id)}
         if changed or gone:
-            self._replace_files({**changed, **dict.fromkeys(gone, ())})
+            try:
+                self._replace_files({**changed, **dict.fromkeys(gone, ())})
+            except _RowsReplaced:
+                self.files = self._held_files()
+                return self.refresh()
             self.files |= changed
             for node_id in gone:
                 del self.files[node_id]
@@ -100,6 +101,10 @@ class EpochsJob:
         """Return the rows of a table, by epoch."""
         rows = collect_table(self.spark, path, table, table.schema.names)
         return list(rows.sort_by("epoch").to_pylist())
+
+    def _held_files(self) -> dict[str, list[EpochRow]]:
+        """Return the files of the table, by node."""
+        return files_of(self._held(self.files_path, EPOCH_FILES))
 
     def _publish(self, agreed: Sequence[EpochRow]) -> None:
         """Write the changes to `epochs`. Raises TableClash if it refuses without another writer."""
@@ -124,16 +129,34 @@ class EpochsJob:
                 raise TableClash(self.epochs_path, "the epochs of the nodes")
 
     def _replace_files(self, files: Mapping[str, Sequence[EpochRow]]) -> None:
-        """Replace the rows of these nodes; other drivers may write those of other nodes meanwhile."""
+        """Replace the rows of these nodes; other drivers may write those of other nodes meanwhile.
+
+        Raises _RowsReplaced if one has replaced rows of these nodes: its files may be newer.
+        """
         rows = [
             {**_row(self.client.log, epoch), "node": node} for node, file in files.items() for epoch in file
         ]
 
         def rows_of() -> pa.Table:
             held = self._held(self.files_path, EPOCH_FILES)
+            present = files_of(held)
+            if any(present.get(node, []) != self.files.get(node, []) for node in files):
+                raise _RowsReplaced
             return _table(EPOCH_FILES, [*(row for row in held if row["node"] not in files), *rows])
 
         self._files.update(rows_of)
+
+
+class _RowsReplaced(Exception):
+    """Rows of `epoch_files` are not those that this driver has read or written last."""
+
+
+def files_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[EpochRow]]:
+    """Return the epoch files by node. rows: of `epoch_files`, by epoch."""
+    files: dict[str, list[EpochRow]] = {}
+    for row in rows:
+        files.setdefault(row["node"], []).append(_epoch(row))
+    return files
 
 
 def _table(table: Table, rows: list[dict[str, Any]]) -> pa.Table:
