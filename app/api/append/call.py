@@ -5,6 +5,7 @@ from typing import Final
 
 from app.api.append.parameters import AppendParameters, parse_append_query
 from app.api.http.messages import RawHeaders
+from app.api.http.negotiation import accepted_type
 from app.errors import CommitlogError, UnsupportedMediaType
 from app.log.contract import AppendStream
 from app.media_types import ARROW_STREAM, BATCHES, JSON, NDJSON, OCTETS
@@ -56,10 +57,15 @@ class AppendHead:
 
     def _judge_plain(self) -> bool:
         try:
+            self.check_accept()
             is_plain = self.media_type in (OCTETS, JSON, NDJSON) and self.parameters.is_plain
         except CommitlogError:
             return False
         return is_plain and _OF_ONE_APPEND.isdisjoint(self.fields)
+
+    def check_accept(self) -> None:
+        """Raise NotAcceptable if the client accepts no JSON, the only format of an answer."""
+        accepted_type(self.headers, (JSON,))
 
     @property
     def media_type(self) -> str:

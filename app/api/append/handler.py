@@ -189,6 +189,7 @@ class _OneAppend:
         call = self._call
         head = call.head
         hosted = self._hosted = self._broker.find(head.log)
+        head.check_accept()
         _ = head.media_type, call.parameters or head.parameters  # errors in them precede those of the body
         self._stays = head.fields.get(NO_FORWARD) == b"1"
         limits = self._broker.settings.limits

@@ -32,6 +32,7 @@ from app.api.http.leader_headers import log_headers
 from app.api.http.leader_proxy import LeaderProxy
 from app.api.http.messages import Response as Answer
 from app.api.http.messages import problem_response
+from app.api.http.negotiation import accepted_type
 from app.errors import (
     CommitlogError,
     InvalidRequest,
@@ -71,6 +72,7 @@ _HEAD_TIMEOUT_S: Final = 2.0  # of a node that a stream is forwarded to
 )
 async def append_stream(request: Request, broker: NodeBroker, log: LogName) -> Response:
     hosted = broker.find(log)
+    accepted_type(request.scope["headers"], (NDJSON,))
     headers = {name.lower(): value for name, value in request.headers.raw}
     if b"idempotency-key" in headers:
         raise InvalidRequest(
@@ -179,8 +181,9 @@ class _AppendStream:
         self._caller = caller_of(request)
         self._granted = self._caller.grant
         self._request_id = request_id_of(request)
+        of_the_stream = (b"accept", b"content-type")
         given = [
-            (name.lower(), value) for name, value in request.headers.raw if name.lower() != b"content-type"
+            (name.lower(), value) for name, value in request.headers.raw if name.lower() not in of_the_stream
         ]
         one = [(b"content-type", media_type.encode()), (NO_FORWARD, b"1")]
         self._head = AppendHead(hosted.name, self._path, b"", [*given, *one])

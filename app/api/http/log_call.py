@@ -29,7 +29,7 @@ from app.api.http.leader_headers import log_headers, not_leader
 from app.api.http.leader_proxy import LeaderProxy, check_led
 from app.api.http.messages import JSON_TYPE
 from app.api.http.messages import Response as Answer
-from app.api.http.negotiation import negotiate
+from app.api.http.negotiation import accepted_type
 from app.errors import (
     InvalidRequest,
     NoLeader,
@@ -119,7 +119,7 @@ class LogCall:
 
         Raises NotAcceptable, UnsupportedMediaType.
         """
-        negotiate(self.request.headers.get("accept"), (JSON,))
+        accepted_type(self.request.scope["headers"], (JSON,))
         if self.request.method == "POST" and self._content_type() in _OF_FORMS:
             raise _not_json(self._content_type())
 

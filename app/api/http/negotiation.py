@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 
+from app.api.http.messages import RawHeaders
 from app.errors import NotAcceptable
 
 
-def negotiate(accept: str | None, offers: Sequence[str]) -> str:
+def accepted_type(headers: RawHeaders, offers: Sequence[str]) -> str:
     """Return the offer that the client prefers, the first one without a preference. Raises NotAcceptable.
 
-    offers: lower-case media types, the default first.
+    headers: with lower-case names; `Accept` may have several lines (RFC 9110, section 5.3). offers:
+    lower-case media types, the default first.
     """
-    if accept is None or not accept.strip():
+    accept = ",".join(value.decode("latin-1") for name, value in headers if name == b"accept")
+    if not accept.strip():
         return offers[0]
     ranges = [_range(part) for part in accept.split(",") if part.strip()]
     best: str | None = None

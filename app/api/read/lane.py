@@ -22,7 +22,7 @@ from app.api.http.in_flight_limit import InFlightLimit, Reservation
 from app.api.http.lane_call import KNOWN_HEADS_MAX, RECORDS_ROUTE, SPECIAL_HEADERS, LaneCall, is_repeatable
 from app.api.http.log_call import Served
 from app.api.http.messages import REQUEST_ID, PageResponse, RawHeaders, problem_response, request_id_of
-from app.api.http.negotiation import negotiate
+from app.api.http.negotiation import accepted_type
 from app.api.http.query import has_too_many
 from app.api.read.page_answer import FORMATS, PAGES, page_answer
 from app.api.read.query import ReadQuery
@@ -133,13 +133,9 @@ class PollLane:
         return poll
 
     def _read(self, url: bytes, headers: RawHeaders) -> KnownPoll | None:
-        given_id = accept = authorization = None
+        given_id = authorization = None
         for name, value in headers:
-            if name == b"accept":
-                if accept is not None:
-                    return None
-                accept = value
-            elif name == REQUEST_ID:
+            if name == REQUEST_ID:
                 given_id = value
             elif name == b"authorization":
                 if authorization is not None:
@@ -155,7 +151,7 @@ class PollLane:
         try:
             query = ReadQuery.model_validate(dict(pairs))
             query.check_one_start()
-            media_type = negotiate(None if accept is None else accept.decode("latin-1"), FORMATS)
+            media_type = accepted_type(headers, FORMATS)
         except (CommitlogError, ValidationError):
             return None
         is_poll = query.wait_ms > 0 and query.consistency is not Consistency.LOCAL

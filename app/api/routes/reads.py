@@ -11,7 +11,7 @@ from app.api.http.dependencies import ExactResponse, LogName, request_id_of, res
 from app.api.http.json_decoding import MAX_ORDINAL
 from app.api.http.log_call import Call
 from app.api.http.messages import Response as Answer
-from app.api.http.negotiation import negotiate
+from app.api.http.negotiation import accepted_type
 from app.api.http.openapi import (
     HAS_MORE,
     LOG_ID,
@@ -80,7 +80,7 @@ async def read(
 ) -> Response:
     request, hosted = call.request, call.broker.find(log)
     query.check_one_start()
-    media_type = negotiate(request.headers.get("accept"), FORMATS)
+    media_type = accepted_type(request.scope["headers"], FORMATS)
     wanted_min = header_index("Commitlog-Min-Index", min_index)
     resume = header_index("Last-Event-ID", last_event_id, least=-1) if media_type == EVENTS else None
     if media_type == BATCHES and (query.key is not None or query.term is not None):

@@ -10,7 +10,7 @@ from starlette.responses import FileResponse, Response
 from app.api.http.dependencies import LogName, Nothing
 from app.api.http.leader_headers import log_headers
 from app.api.http.log_call import Call
-from app.api.http.negotiation import negotiate
+from app.api.http.negotiation import accepted_type
 from app.api.http.openapi import answers
 from app.errors import NotFound
 from app.media_types import ARROW_FILE
@@ -37,7 +37,7 @@ async def receipt(
     query: Nothing,
 ) -> Response:
     broker, hosted = call.broker, call.broker.find(log)
-    negotiate(call.request.headers.get("accept"), (ARROW_FILE,))
+    accepted_type(call.request.scope["headers"], (ARROW_FILE,))
     path = f"{broker.node.data.absolute()}/{FOLDER}/{hosted.name}/{name}"
     if _NAME.fullmatch(name) is None or not await asyncio.to_thread(OsFileSystem().exists, path):
         raise NotFound(f"{broker.node.id} has no receipt {name!r}")

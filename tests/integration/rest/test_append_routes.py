@@ -257,6 +257,21 @@ def test_an_invalid_append_is_refused_and_nothing_is_stored(
     assert cluster.status(leader)["end_index"] == before
 
 
+@pytest.mark.parametrize("params", [{}, {"match_term": 99}, {"acks": "leader"}])
+def test_an_append_for_a_client_that_accepts_no_json_is_refused(
+    cluster: Cluster, params: dict[str, Any]
+) -> None:
+    for node in (cluster.leader(), cluster.follower()):
+        headers = {"Accept": "text/html, application/json;q=0"}
+        refused(
+            post(cluster, "x", "application/octet-stream", node=node, params=params, headers=headers),
+            406,
+            "not-acceptable",
+        )
+    headers = {"Accept": "text/html, application/*;q=0.1"}
+    assert post(cluster, "x", "application/octet-stream", headers=headers).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("body", "pointer"),
     [

@@ -120,6 +120,11 @@ def test_a_producers_sequence_counts_on_and_a_repeat_is_replayed(cluster: Cluste
     assert {answer["replayed"] for answer in again} == {True}
 
 
+def test_a_client_may_name_the_type_of_the_answers(cluster: Cluster) -> None:
+    wanted = {**LINES, "Accept": LINES["Content-Type"]}
+    assert [answer["count"] for answer in stream(cluster, "n1", lines({"value": "a"}), wanted)] == [1]
+
+
 def test_invalid_streams_are_refused(cluster: Cluster) -> None:
     def code(**headers: str) -> str:
         answer = cluster.call("POST", "n1", "/v1/logs/default/records:stream", content=b"", headers=headers)
@@ -127,6 +132,7 @@ def test_invalid_streams_are_refused(cluster: Cluster) -> None:
 
     assert code(**{"Content-Type": "application/octet-stream"}) == "unsupported-media-type"
     assert code(**LINES, **{"Idempotency-Key": "k"}) == "invalid-request"
+    assert code(**LINES, Accept="application/json") == "not-acceptable"
     for encoding in ("gzip", "zstd", "br"):
         assert code(**LINES, **{"Content-Encoding": encoding}) == "unsupported-media-type"
     plain = cluster.call(

@@ -331,6 +331,26 @@ def test_the_type_that_the_client_likes_best(filled: Cluster) -> None:
     refused(filled.get("n1", f"{LOG}/tail", headers={"Accept": "text/html"}), 406, "not-acceptable")
 
 
+@pytest.mark.parametrize("params", [{"last": 1}, {"from_index": 1, "wait_ms": 10}])
+def test_accept_may_have_several_lines(filled: Cluster, params: dict[str, int]) -> None:
+    lines = [("Accept", "text/html"), ("Accept", "application/x-ndjson")]
+    answer = filled.get("n1", RECORDS, params=params, headers=lines)
+    assert answer.headers["content-type"] == "application/x-ndjson"
+
+
+def test_an_event_stream_ends_when_its_log_is_deleted(filled: Cluster) -> None:
+    log = f"/v1/logs/d{uuid.uuid4().hex}"
+    assert filled.call("POST", "n1", "/v1/logs", json={"name": log.rsplit("/")[-1]}).status_code == 201
+    url = f"{filled.url('n1')}{log}/records"
+    with httpx.stream("GET", url, headers={"Accept": "text/event-stream"}, timeout=10) as answer:
+        lines = answer.iter_lines()
+        assert next(line for line in lines if line.startswith("event: ")) == "event: epoch"
+        assert filled.call("DELETE", "n1", log).status_code == 202
+        rest = list(lines)
+    assert rest[-3] == "event: error"
+    assert json.loads(rest[-2].removeprefix("data: "))["code"] == "log-deleting"
+
+
 def test_encodings(cluster: Cluster) -> None:
     leader = cluster.leader()
     records = [{"value_json": {"a": 1}, "key_base64": "/w=="}, {"value_base64": "/w=="}, {"value": None}]
