@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Final
 
-from app.errors import ChangeInProgress
+from app.errors import ChangeInProgress, CommitlogError, LogDeleting, Repairing
 from app.log.contract import GroupConfig, Role
 from app.node.replica.driver import LogDriver
 from app.settings.model import LogSettings, Replication
@@ -129,6 +129,11 @@ class HostedLog:
     def serving(self) -> LogDriver | None:
         """The driver, if calls about the log may be answered here; a removed replica only forwards them."""
         return None if self.removed else self.driver
+
+    @property
+    def interrupted(self) -> CommitlogError:
+        """The refusal of a call that had begun before this node stopped serving its replica."""
+        return LogDeleting(self.name) if self.deleting else Repairing()
 
     def answering(self, here: str) -> list[str]:
         """Return the other nodes that may answer for the log, the best first. here: this node."""

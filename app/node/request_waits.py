@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from app.errors import CommitlogError, ReadIndexUnavailable, Repairing
+from app.errors import CommitlogError, ReadIndexUnavailable
 from app.node.hosted_log import HostedLog
 
 _RETRY_S: Final = 0.1
@@ -46,14 +46,15 @@ class Waits:
     async def read_index(self, hosted: HostedLog) -> int:
         """Return the index that a linearizable read must see; it is committed here on return (R-08).
 
-        Waits for a leader to be elected and confirmed. Raises ReadIndexUnavailable, Repairing.
+        Waits for a leader to be elected and confirmed. Raises ReadIndexUnavailable, Repairing,
+        LogDeleting.
         """
         try:
             async with asyncio.timeout(self._leader_wait_s):
                 while not self.stopping:
                     driver = hosted.driver
                     if driver is None:
-                        raise Repairing()
+                        raise hosted.interrupted
                     if hosted.removed:
                         break  # it never confirms a read; another node does
                     future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -67,10 +68,10 @@ class Waits:
 
     async def committed(self, hosted: HostedLog, index: int, timeout_s: float) -> bool:
         """Wait until `index` is committed here, for `timeout_s` at most; return whether it is. Raises
-        Repairing."""
+        Repairing, LogDeleting."""
         driver = hosted.driver
         if driver is None:
-            raise Repairing()
+            raise hosted.interrupted
         if driver.committed_index < index and timeout_s > 0 and not self.stopping:
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             waiter = driver.when_committed(

@@ -142,9 +142,9 @@ class Reader:
         return self.visible_end >= index
 
     def check_served(self) -> None:
-        """Raise Repairing when the log was found damaged since this read began."""
+        """Raise Repairing or LogDeleting when the log was found damaged or deleted since this read began."""
         if self.hosted.driver is not self.driver:
-            raise Repairing()
+            raise self.hosted.interrupted
 
     # --- where a read starts and ends ---------------------------------------------------------------------
 

@@ -1,12 +1,15 @@
-"""The state of a served log: its leader."""
+"""The state of a served log: its leader, and the refusal of calls once it is not served any more."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from app.controller.metadata import LogSpec
+from app.errors import LogDeleting, Repairing
 from app.ha.roles import MANAGER, Lease
 from app.node.hosted_log import HostedLog
+from app.node.request_waits import Waits
 from app.settings.model import LogSettings
 from tests.unit.ha.lab import Replicated
 
@@ -25,3 +28,17 @@ def test_a_master_without_a_lease_is_no_leader() -> None:
     assert (hosted.has_leader, hosted.leader_id) == (False, "n1")
     master.deliver(MANAGER, Lease(master.now_ms + 500))
     assert hosted.has_leader
+
+
+@pytest.mark.parametrize(("deleting", "refusal"), [(False, Repairing), (True, LogDeleting)])
+def test_a_wait_ends_with_the_reason_why_the_log_is_not_served(
+    deleting: bool, refusal: type[Exception]
+) -> None:
+    """After a deletion a client must not retry, as it would during a repair."""
+    spec = LogSpec(replication="raft", replicas=("n1",))
+    hosted, waits = HostedLog(LogSettings.of_spec("a", spec), 1, None), Waits(1_000)
+    hosted.deleting = deleting
+    with pytest.raises(refusal):
+        asyncio.run(waits.read_index(hosted))
+    with pytest.raises(refusal):
+        asyncio.run(waits.committed(hosted, 5, 1.0))

@@ -229,7 +229,7 @@ def test_a_confirmed_read_does_not_see_a_log_that_was_repaired_meanwhile(tmp_pat
     hosted, waits = cast(Any, reader.hosted), cast(Any, reader.broker.waits)
 
     async def read_index(_hosted: object) -> int:
-        hosted.driver = SimpleNamespace(committed_index=9)
+        hosted.driver, hosted.interrupted = SimpleNamespace(committed_index=9), Repairing()
         return 9
 
     waits.read_index = read_index
