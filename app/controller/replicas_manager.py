@@ -112,6 +112,7 @@ class ReplicasManager:
         self._pause_until_ms = 0
         self._sent_role: MasterRole | SlaveRole | None = None  # without the set
         self._sent_set_epoch = 0
+        self._known_set = (0, NO_INDEX)  # set epoch here, and an index of the metadata that contain it
         self._lease: tuple[int, int] | None = None  # (master epoch, until_ms), not passed on yet
         self._withheld_epoch = 0  # the controller asks to give this mastership up
         self._given_up_epoch = 0  # this copy is master by the metadata, but does not act
@@ -217,11 +218,14 @@ class ReplicasManager:
 
     # --- what follows --------------------------------------------------------------------------------------
 
-    def step(self, metadata: Metadata, view: HaView, now_ms: int) -> list[Action]:
-        """metadata: as this node knows them. view: the core between two turns."""
+    def step(self, metadata: Metadata, view: HaView, now_ms: int, durable_index: int) -> list[Action]:
+        """metadata: as this node knows them, durable here up to durable_index. view: the core between two
+        turns."""
         log = metadata.log(self.log)
         if log is None or log.generation != self.generation or not log.elects:
             return []
+        if log.set_epoch != self._known_set[0]:
+            self._known_set = (log.set_epoch, metadata.applied_index)
         if view.role is Role.MASTER:
             self._acted_epoch = view.epoch
         actions: list[Action] = self._register(view, now_ms)
@@ -229,7 +233,7 @@ class ReplicasManager:
             self._has_changes = False
             actions.append(HeartbeatNow())
         if self._registered and metadata.applied_index >= self._registered_index:
-            self._send_role(log, actions)
+            self._send_role(log, actions, durable_index)
             self._send_lease(log, actions)
             self._report_opening(log, view, actions)
             self._correct_address(log, actions, now_ms)
@@ -318,17 +322,26 @@ class ReplicasManager:
             log.set_acks,
         )
 
-    def _send_role(self, log: Log, actions: list[Action]) -> None:
-        """Send the full role on any change except the SyncStateSet; send only the delta for that."""
+    def _send_role(self, log: Log, actions: list[Action], durable_index: int) -> None:
+        """Send the full role on any change except the SyncStateSet; send only the delta for that.
+
+        A master takes a set only once it is durable here: what counts on it is acknowledged at once, and
+        controllers that are rebuilt from this copy must know it (C-09). A newer epoch is durable in the vote
+        of the log before anything is acknowledged.
+        """
         if self._is_master(log) and (self._leaving or log.master_epoch == self._withheld_epoch):
             self._given_up_epoch = log.master_epoch
-        role = self._role_of(log)
-        if _without_set(role) != self._sent_role:
-            if isinstance(role, MasterRole) and not isinstance(self._sent_role, MasterRole):
+        role, sent = self._role_of(log), self._sent_role
+        is_same_epoch = isinstance(sent, MasterRole) and sent.master_epoch == log.master_epoch
+        is_new_set = isinstance(role, MasterRole) and is_same_epoch and log.set_epoch > self._sent_set_epoch
+        if is_new_set and durable_index < self._known_set[1]:
+            return
+        if _without_set(role) != sent:
+            if isinstance(role, MasterRole) and not isinstance(sent, MasterRole):
                 actions.append(HeartbeatNow())
             actions.append(SendToCore(role))
             self._sent_role, self._sent_set_epoch = _without_set(role), log.set_epoch
-        elif isinstance(role, MasterRole) and log.set_epoch > self._sent_set_epoch:
+        elif is_new_set:
             changed = SyncStateSetUpdate(log.master_epoch, log.set_epoch, log.sync_state_set, log.set_acks)
             actions.append(SendToCore(changed))
             self._sent_set_epoch = log.set_epoch

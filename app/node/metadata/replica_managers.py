@@ -62,12 +62,15 @@ class ReplicasManagers:
         config: ControllerConfig,
         *,
         metadata: Callable[[], Metadata | None],
+        controller: Callable[[], LogDriver | None],
         client: ControllerClient,
     ) -> None:
-        """metadata: as this node knows them, None while they are not available."""
+        """metadata: as this node knows them, None while they are not available. controller: the log that they
+        are in."""
         self._services = services
         self._config = config
         self._metadata = metadata
+        self._controller = controller
         self._client = client
         self._clock = services.clock
         self._replicas: dict[str, ManagedReplica] = {}
@@ -139,11 +142,12 @@ class ReplicasManagers:
         )
 
     def _step(self, name: str, replica: ManagedReplica) -> None:
-        metadata = self._metadata()
-        if metadata is None or not replica.is_open():
+        metadata, controller = self._metadata(), self._controller()
+        if metadata is None or controller is None or not replica.is_open():
             return
         manager, now_ms = replica.manager, self._clock.monotonic_ms()
-        for action in manager.step(metadata, replica.view, now_ms):
+        durable_index = max(controller.log.durable_index, controller.log.first_index - 1)
+        for action in manager.step(metadata, replica.view, now_ms, durable_index):
             match action:
                 case SendToCore():
                     replica.driver.deliver(MANAGER, action.message)

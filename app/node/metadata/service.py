@@ -132,7 +132,11 @@ class MetadataService:
         )
         self._heard = HeardNodes(settings.controller.broker_timeout_ms)
         self.managers = ReplicasManagers(
-            services, settings.controller, metadata=lambda: self.metadata, client=self.client
+            services,
+            settings.controller,
+            metadata=lambda: self.metadata,
+            controller=lambda: self.hosted.driver,
+            client=self.client,
         )
         if self._node_id not in settings.brokers:
             self.client.stop()  # it keeps nothing that a heartbeat could report

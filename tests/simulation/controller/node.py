@@ -196,6 +196,7 @@ class HaSimNode(SimulatedProcess):
             self._new_services(),
             plan.timing.controllers,
             metadata=lambda: self.state.metadata,
+            controller=lambda: self.controller,
             client=self.client,
         )
         if not self.is_broker:

@@ -162,7 +162,9 @@ class Node:
                 config=CONFIG,
                 random=self.world.random,
             )
-        for action in self.manager.step(self.metadata, self.core, self.world.now_ms):
+        for action in self.manager.step(
+            self.metadata, self.core, self.world.now_ms, self.metadata.applied_index
+        ):
             match action:
                 case SendToCore():
                     self.core.take(action.message)

@@ -66,7 +66,8 @@ class Bench:
         )
 
     def step(self) -> list[Action]:
-        return self.manager.step(self.quorum.metadata, self.view, self.quorum.now_ms)
+        metadata = self.quorum.metadata
+        return self.manager.step(metadata, self.view, self.quorum.now_ms, metadata.applied_index)
 
     def ask(self, kind: type[AnyCommand]) -> Any:
         """The next step asks exactly this."""
@@ -239,6 +240,21 @@ def test_the_wanted_set_is_asked_for_with_both_epochs_and_without_the_dead() -> 
     assert bench.reported() == [SyncStateSetUpdate(1, 2, (1, 2))]
 
 
+@pytest.mark.rule("C-09", "C-12")
+def test_a_master_takes_a_set_only_once_it_is_durable_here() -> None:
+    """Controllers that are rebuilt from this copy would take the set before it for the last one."""
+    bench = Bench()
+    bench.become_master()
+    bench.reported()
+    bench.quorum.alter("n1", "n2")
+    metadata, now_ms = bench.quorum.metadata, bench.quorum.now_ms
+    index = metadata.applied_index
+    assert bench.manager.step(metadata, bench.view, now_ms, index - 1) == []
+    bench.quorum.create("b")  # what follows need not be durable
+    (update,) = bench.manager.step(metadata, bench.view, now_ms, index)
+    assert update == SendToCore(SyncStateSetUpdate(1, 2, (1, bench.quorum.id_of("n2"))))
+
+
 @pytest.mark.rule("C-12")
 def test_a_member_that_is_not_alive_leaves_the_set_by_the_word_of_the_core_alone() -> None:
     bench = Bench()
@@ -318,7 +334,7 @@ def test_a_log_of_another_generation_is_none_of_its_business() -> None:
     bench = Bench()
     bench.manager.generation = 99
     assert bench.step() == []
-    assert bench.manager.step(Metadata(), bench.view, 0) == []
+    assert bench.manager.step(Metadata(), bench.view, 0, 10_000) == []
 
 
 def test_the_report_is_what_the_core_shows() -> None:
@@ -340,7 +356,7 @@ def test_a_copy_has_no_role_while_the_metadata_here_are_older_than_its_registrat
     before = bench.quorum.metadata.copy()
     bench.start(None)  # with an empty disk
     bench.register()
-    actions = bench.manager.step(before, bench.view, bench.quorum.now_ms)
+    actions = bench.manager.step(before, bench.view, bench.quorum.now_ms, 10_000)
     assert not any(isinstance(action, SendToCore) for action in actions)
     (role,) = bench.reported()
     assert isinstance(role, SlaveRole)
@@ -487,7 +503,7 @@ def test_an_older_copy_of_a_folder_takes_up_no_epoch_that_another_has_followed()
     bench.view.log_epoch, bench.view.max_offset = 1, 1_000  # all that the controllers know it to have held
     bench.answer(bench.ask(RegisterReplica))
     assert bench.manager.replica_id
-    actions = bench.manager.step(before, bench.view, bench.quorum.now_ms)
+    actions = bench.manager.step(before, bench.view, bench.quorum.now_ms, 10_000)
     assert not any(isinstance(action, SendToCore) for action in actions)
     (role,) = bench.reported()
     assert isinstance(role, SlaveRole)
@@ -525,7 +541,7 @@ def test_a_restarted_master_gives_its_epoch_up_even_if_the_metadata_do_not_arriv
     bench.start(bench.manager._identity)
     bench.view.log_epoch, bench.view.max_offset = 1, 1_000
     bench.answer(bench.ask(RegisterReplica))
-    actions = bench.manager.step(before, bench.view, bench.quorum.now_ms)
+    actions = bench.manager.step(before, bench.view, bench.quorum.now_ms, 10_000)
     (request,) = [action.command for action in actions if isinstance(action, ControllerRequest)]
     assert request == StepDown("a", bench.quorum.log().generation, 1, 1, False, None)
     assert not any(isinstance(action, SendToCore) for action in actions)
@@ -541,7 +557,7 @@ def test_older_metadata_do_not_take_a_copy_out() -> None:
     bench.become_master()
     bench.reported()
     replica_id = bench.manager.replica_id
-    bench.manager.step(before, bench.view, bench.quorum.now_ms)
+    bench.manager.step(before, bench.view, bench.quorum.now_ms, 10_000)
     assert bench.manager.replica_id == replica_id
 
 

@@ -239,6 +239,27 @@ def test_a_set_that_the_copy_of_the_metadata_lacks_elects_no_master(lost: str) -
     assert b"acknowledged alone" in b"".join(bytes(batch.body) for batch in old.log.read_batches(0, 1 << 20))
 
 
+@pytest.mark.rule("C-09", "C-12")
+def test_a_master_acknowledges_by_no_set_that_a_power_failure_could_take_from_its_node() -> None:
+    """The record is on its disk, but not the change after which it alone counts."""
+    cluster = group_in_sync()
+    master = master_of(cluster)
+    slave = next(node for node in cluster.brokers if node is not master)
+    stop(cluster, slave.name)
+    got: list[object] = []
+    master.append(request(b"of the master alone"), got.append)
+    cluster.run(0.1)
+    assert master.log.durable_index == master.log.end_index
+    master.hang_disk(3_000_000)
+    assert cluster.run_until(lambda: len(log_at(cluster, master.name).set_nodes) == 1, 2)
+    change_index = master.state.metadata.applied_index
+    cluster.run(0.2)
+    assert master.controller.log.durable_index < change_index
+    assert got == []
+    assert cluster.run_until(lambda: master.controller.log.durable_index >= change_index, 4)
+    assert cluster.run_until(lambda: bool(got), 0.2)
+
+
 @pytest.mark.rule("A-04", "C-09")
 def test_an_unclean_election_that_no_copy_of_the_metadata_has_leaves_no_copy_behind() -> None:
     """The former master holds the lost records as confirmed: only that election allows their removal."""

@@ -31,7 +31,9 @@ def test_without_the_metadata_a_node_reports_no_copy_so_that_others_take_over() 
         random=Random(1),
         fail=lambda _what, error: None,
     )
-    managers = ReplicasManagers(services, ControllerConfig(), metadata=lambda: known[0], client=unused)
+    managers = ReplicasManagers(
+        services, ControllerConfig(), metadata=lambda: known[0], controller=lambda: None, client=unused
+    )
     view: Any = View()
     managers.attach("a", 0, unused, view, "n1:1", lambda: True)
     assert [report.log for report in managers.reports()] == ["a"]
@@ -69,8 +71,15 @@ def test_the_work_of_an_answer_does_not_grow_with_the_square_of_the_logs() -> No
         fail=lambda _what, error: None,
     )
     client: Any = SimpleNamespace(ask=lambda _command, answered, _timeout_ms: asked.append(answered))
-    metadata: Any = SimpleNamespace(log=log)
-    managers = ReplicasManagers(services, ControllerConfig(), metadata=lambda: metadata, client=client)
+    metadata: Any = SimpleNamespace(log=log, applied_index=9)
+    controller: Any = SimpleNamespace(log=SimpleNamespace(durable_index=9, first_index=0))
+    managers = ReplicasManagers(
+        services,
+        ControllerConfig(),
+        metadata=lambda: metadata,
+        controller=lambda: controller,
+        client=client,
+    )
     view, driver = cast(Any, View()), cast(Any, None)
     for name in names:
         managers.attach(name, quorum.create(name).generation, driver, view, "n1:1", lambda: True)
