@@ -34,7 +34,6 @@ NEVER_SENT = (
 )
 _PERMANENT = (  # refusals that prove that an attempt before them was not stored, and never will be
     "idempotency-key-reused",
-    "producer-fenced",
     "term-mismatch",
     "index-mismatch",
 )

@@ -330,7 +330,7 @@ class RecordProducer:
                 )
                 return Delivered(appended, batch.refused)
             except Problem as problem:
-                if batch.take_out(problem):
+                if problem.outcome == "not_applied" and batch.take_out(problem):
                     self.max_record_bytes = min(self.max_record_bytes, int(problem.document["limit"]))
                     continue
                 expected = problem.document.get("expected_sequence")
@@ -340,7 +340,9 @@ class RecordProducer:
                     failed = self._failed
                     misses_unsent = all(number in self._unsent for number in range(expected, batch.sequence))
                 if failed is not None:
-                    raise ProducerFailed(failed) from problem
+                    ended = ProducerFailed(failed)
+                    ended.outcome = problem.outcome  # an attempt whose answer was lost may still arrive
+                    raise ended from problem
                 if misses_unsent and not after_unsent:
                     after_unsent = True
                     continue

@@ -113,6 +113,10 @@ def test_a_node_that_is_not_trusted_is_passed_over_and_nothing_else_is_an_error_
             problem("schema-mismatch", 422, "not_applied", retryable=False),
             "unknown",
         ),  # a later schema may fit
+        (
+            problem("producer-fenced", 409, "not_applied", retryable=False),
+            "unknown",
+        ),  # a log forgets the appends of an older epoch
     ],
 )
 def test_a_refusal_after_a_lost_answer_is_the_outcome_only_where_it_decides_it(

@@ -133,6 +133,49 @@ def test_a_record_above_the_limit_of_the_service_fails_alone() -> None:
     assert log.expected == 5
 
 
+def test_a_record_is_not_refused_if_an_earlier_attempt_may_have_stored_it() -> None:
+    """A node with another limit may have taken the append whose answer was lost."""
+
+    def refuse(asked: Asked, attempt: int) -> Scripted | None:
+        return Scripted(0) if attempt == 1 else too_large(50, "max_record_bytes")
+
+    with fake_service(Log(refuse)) as service:
+        producer = producing(service)
+        sent = producer.send_many(["a", "large" * 11])
+        for delivery in sent:
+            with pytest.raises(InvalidRequest, match="too-large") as failed:
+                delivery.result(30)
+            assert failed.value.outcome == "unknown"
+        with pytest.raises(InvalidRequest):
+            producer.close()
+
+
+def test_an_append_after_a_failed_one_has_the_outcome_of_all_its_attempts() -> None:
+    lost = threading.Event()
+
+    def refuse(asked: Asked, attempt: int) -> Scripted | None:
+        if b"bad" in asked.body:
+            lost.wait(30)
+            return Scripted(422, {"code": "schema-mismatch", "outcome": "not_applied"})
+        if asked.query["producer_sequence"] == "0" or attempt > 1:
+            return None
+        lost.set()
+        return Scripted(0)
+
+    with fake_service(Log(refuse)) as service:
+        producer = producing(service, max_in_flight=2)
+        assert producer.send_many(["a", "a"])[0].result(30) == 0
+        bad = producer.send_arrow(pa.table({"value": ["bad"]}))[0]
+        after = producer.send_arrow(pa.table({"value": ["b"]}))[0]
+        with pytest.raises(InvalidRequest):
+            bad.result(30)
+        with pytest.raises(ProducerFailed) as failed:
+            after.result(30)
+        assert failed.value.outcome == "unknown"
+        with pytest.raises(InvalidRequest):
+            producer.close()
+
+
 def test_a_table_with_a_record_above_the_limit_of_the_service_fails_alone() -> None:
     def refuse(asked: Asked, attempt: int) -> Scripted | None:
         values = pa.ipc.open_stream(asked.body).read_all()["value"].to_pylist()
