@@ -39,7 +39,7 @@ class Bar:
             self._show.line(f"  {self._what}: {done:,} of {self._total:,} {note}".rstrip())
 
 
-class Waiting:
+class Spinner:
     """A piece of work whose length is not known: its note, and the seconds that it has taken."""
 
     def __init__(self, show: "Show", what: str, progress: Progress | None) -> None:
@@ -96,10 +96,10 @@ class Show:
             yield Bar(self, what, total, progress)
 
     @contextmanager
-    def waiting(self, what: str) -> Iterator[Waiting]:
+    def waiting(self, what: str) -> Iterator[Spinner]:
         """The time and a note for the length of a `with`."""
         if not self.console.is_terminal:
-            yield Waiting(self, what, None)
+            yield Spinner(self, what, None)
             return
         columns = (
             TextColumn("         "),
@@ -108,4 +108,4 @@ class Show:
             TextColumn("{task.description}"),
         )
         with Progress(*columns, console=self.console, transient=True) as progress:
-            yield Waiting(self, what, progress)
+            yield Spinner(self, what, progress)

@@ -1,17 +1,22 @@
-"""Tables that events tell: sync state sets, and what an unclean election took from a copy."""
+"""Tables of events and epoch files: SyncStateSets, records that an unclean election removed, epochs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from pyspark.sql import Row, SparkSession
 
 from spark_jobs.materialize.config import MaterializeConfig
+from spark_jobs.materialize.epochs import EpochRow, EpochsJob
 from spark_jobs.run import materialize
+from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables import schemas, transforms
 from spark_jobs.tables.table import SYNC_STATE_SETS, read_table, table_path
 from tests.spark.conftest import endpoints
+from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FIRST_TIMESTAMP_MS, FakeLog, FakeReplica
 from tests.spark.tables.test_transforms import AT
+from tests.spark.typed.law import rows_of
 
 
 def tell_set(replica: FakeReplica, epoch: int, set_epoch: int, *members: str) -> None:
@@ -95,3 +100,29 @@ def test_epoch_files_that_contradict_the_epochs_are_reported(spark: SparkSession
         ("more", 2, "it ends elsewhere"),
         ("more", 3, "`epochs` has no such epoch"),
     }
+
+
+def test_a_driver_that_paused_before_it_wrote_leaves_the_newer_files_of_another_one(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
+) -> None:
+    class Paused(EpochsJob):
+        """Another driver is ahead by a term when this one has read the files."""
+
+        def _publish(self, agreed: Sequence[EpochRow]) -> None:
+            if log.term == 3:
+                log.open_term(4, "n1")
+                other.refresh()
+            super()._publish(agreed)
+
+    client = LogReads([replica.url for replica in replicas], "default")
+    paths = str(tmp_path / "epochs"), str(tmp_path / "epoch_files")
+    paused, other = Paused(no_spark(), client, *paths), EpochsJob(no_spark(), client, *paths)
+    for job in (paused, other):
+        job.refresh()
+    log.open_term(3, "n2")
+    assert paused.refresh()
+    known = {(row["node"], row["epoch"]) for row in rows_of(tmp_path / "epoch_files")}
+    assert known == {(replica.node, epoch) for replica in replicas for epoch in (1, 2, 3, 4)}
+    log.open_term(5, "n1")
+    assert paused.refresh()
+    assert len(list(rows_of(tmp_path / "epoch_files"))) == 5 * len(replicas)
