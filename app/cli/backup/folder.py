@@ -21,7 +21,8 @@ from pyarrow import parquet
 
 from app.cli.context import CommandFailed, ExitCode
 
-BACKUP_FORMAT = 1
+BACKUP_FORMAT = 2  # 1 had no checksum of the manifest itself
+_NO_SUM = "0" * 64
 MANIFEST = "manifest.json"
 _LOCK = ".lock"
 _LENGTH = struct.Struct("<q")
@@ -44,7 +45,8 @@ class BackupManifest(msgspec.Struct):
     """Content of the folder: the data records of `log` from begin_index up to next_index, exclusive.
 
     cursors: next index to read, by name, in indexes of the original log. schemas: versions of the schema,
-    oldest first, as the API returns them; earlier versions of the program kept none.
+    oldest first, as the API returns them; earlier versions of the program kept none. manifest_sha256: of this
+    file with zeros in its place.
     """
 
     id: str
@@ -60,6 +62,7 @@ class BackupManifest(msgspec.Struct):
     parts: list[BackupFile] = []
     schemas: list[dict[str, Any]] = []
     format: int = BACKUP_FORMAT
+    manifest_sha256: str = _NO_SUM
 
     @property
     def records(self) -> int:
@@ -71,19 +74,30 @@ def load(folder: Path) -> BackupManifest | None:
     """Return the manifest, None for a folder without one. Raises CommandFailed when it cannot be read."""
     file = folder / MANIFEST
     try:
-        manifest = msgspec.json.decode(file.read_bytes(), type=BackupManifest)
+        content = file.read_bytes()
+        manifest = msgspec.json.decode(content, type=BackupManifest)
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CommandFailed(f"{file} is not the manifest of a backup: {error}") from error
-    if manifest.format != BACKUP_FORMAT:
-        raise CommandFailed(f"{file} has the format {manifest.format}; this version reads {BACKUP_FORMAT}")
+    if not 1 <= manifest.format <= BACKUP_FORMAT:
+        raise CommandFailed(
+            f"{file} has the format {manifest.format}; this version reads 1 to {BACKUP_FORMAT}"
+        )
+    if manifest.format > 1:
+        found = manifest.manifest_sha256
+        whole = content.replace(found.encode(), _NO_SUM.encode())
+        if hashlib.sha256(whole).hexdigest() != found:
+            raise CommandFailed(f"{file} is damaged: it differs from its own checksum")
     return manifest
 
 
 def save(folder: Path, manifest: BackupManifest) -> None:
     """Replace the manifest, durably."""
+    manifest.format, manifest.manifest_sha256 = BACKUP_FORMAT, _NO_SUM
     content = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+    digest = hashlib.sha256(content).hexdigest()
+    content = content.replace(_NO_SUM.encode(), digest.encode())
     partial = folder / f".{MANIFEST}.partial"
     with partial.open("wb") as file:
         file.write(content)
