@@ -247,12 +247,16 @@ def _verify(
     from app.cli.backup.folder import Content, read_part
 
     moved: dict[str, int] = {}
-    rest = _records(client, restored.last_index + 1)
+    tail = client.tail()
+    rest = _records(client, max(0, tail["begin_index"]), tail["committed_index"] + 1)
     waiting: list[pa.Table] = []
     for part in manifest.parts:
         table, waiting = _take(rest, waiting, part.records)
         if table.num_rows != part.records or Content().add(table).hexdigest() != part.content:
-            raise CommandFailed(f"the restored records differ from {folder / part.file}")
+            raise CommandFailed(
+                f"the records of the log {client.log} differ from {folder / part.file}; the log begins at "
+                f"index {tail['begin_index']}: a log that has lost records by trims or retention differs"
+            )
         old, new = read_part(folder, part).column("index").to_pylist(), table.column("index").to_pylist()
         for name, index in manifest.cursors.items():
             if name not in moved and index <= part.last_index:
@@ -263,9 +267,8 @@ def _verify(
     return {name: moved.get(name, restored.last_index + 1) for name in manifest.cursors}
 
 
-def _records(client: "CommitlogClient", end: int) -> Iterator["pa.Table"]:
+def _records(client: "CommitlogClient", begin: int, end: int) -> Iterator["pa.Table"]:
     if end > 0:
-        begin = max(0, client.tail()["begin_index"])
         for table, _, _ in client.arrow_pages(begin, until_index=end):
             yield table
 

@@ -89,6 +89,15 @@ def test_a_log_is_backed_up_grown_restored_and_resumed(
     moved = run(cluster, "read", "--cursor", "etl", "--limit", "1", "-l", "orders-2", "--encoding", "base64")
     assert json.loads(moved.stdout)["records"][0]["key_base64"] == "azU5"  # k59, as in the first log
 
+    with CommitlogClient(cluster.url("n1"), log="orders-2") as client:
+        client.append(["of a writer"])
+        more = run(cluster, "restore", folder, "--log", "orders-2")
+        assert more.exit_code == 1
+        assert "has 1 records that are not of the backup" in json.loads(more.stderr)["detail"]
+        Operations(client).trim(60, force=True)
+    trimmed = json.loads(run(cluster, "restore", folder, "--log", "orders-2").stderr)["detail"]
+    assert "records-00000000000000000001.parquet; the log begins at index" in trimmed
+
     refused = run(cluster, "restore", folder)  # the log that was backed up
     assert refused.exit_code == 3
     assert "not of this backup" in json.loads(refused.stderr)["detail"]
