@@ -1,9 +1,12 @@
 """Readers without Spark: deltalake (Rust), pandas, Polars and DuckDB read every table of a log."""
 
+import re
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 from pyspark.sql import SparkSession
 
@@ -18,6 +21,7 @@ deltalake = pytest.importorskip("deltalake", reason="an environment without `mak
 duckdb = pytest.importorskip("duckdb")
 polars = pytest.importorskip("polars")
 
+ROOT = Path(__file__).parents[3]
 FIRST = "id INT NOT NULL, city STRING, at STRUCT<x: INT>, tags ARRAY<STRING>"
 Reader = Callable[[str], list[dict[str, Any]]]
 
@@ -97,6 +101,22 @@ def test_every_table_is_read_without_spark(
         assert 1.5 in [row["price"] for row in read(str(folder / "records"))], reader
         (letter,) = (row for row in read(str(folder / "dead_letters")) if row["path"] == "/id")
         assert letter["value"] == to_json(id="late"), reader
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/spark.md"])
+def test_the_examples_of_the_pages_read_the_tables_of_orders(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    (example,) = (block for block in blocks if "polars.read_delta" in block)
+    rows = pyarrow.table({"id": [17, 17], "price": [Decimal("9.50"), Decimal("1.25")]})
+    for table in ("records", "current"):
+        deltalake.write_deltalake(tmp_path / "commitlog-data/tables/orders" / table, rows)
+    monkeypatch.chdir(tmp_path)
+    exec(example, {})
+    shown = capsys.readouterr().out
+    assert "9.50" in shown
+    assert ("10.75" in shown) == ("duckdb" in example)
 
 
 REFUSALS = {  # what a reader does not know yet: it refuses the table, and shows no wrong rows
