@@ -140,7 +140,7 @@ def test_a_browser_shows_the_logs_and_the_records(cluster: Cluster, tmp_path: Pa
     records = shown(cluster, leader, "/ui?log=default#/logs/default/records", tmp_path / "profile")
     assert newest in records
     assert '{"city": "Łódź"}' in records
-    assert '<td class="key">' in records  # narrow, or the value has no room on a telephone
+    assert '<td class="key" data-title="Key">' in records  # narrow, or the value has no room on a telephone
     assert "&lt;b&gt;not markup&lt;/b&gt;" in records
     schema = shown(cluster, leader, "/ui?log=default#/logs/default/schema", tmp_path / "profile")
     assert "Columns of version" in schema
