@@ -240,8 +240,8 @@ class PackageCounter:
     def _count_installed(self) -> None:
         shown = 0
         while True:
-            found = list(self._folder.glob("lib/*/site-packages/*.dist-info"))
-            installed = min(len(found), self._total)
+            found = self._folder.glob("lib/*/site-packages/*.dist-info")
+            installed = sum(not each.name.startswith("pip-") for each in found)
             if self._moving or shown == 0 or installed >= shown + 10:
                 shown = installed
                 self._show_progress(f"{installed}/{self._total} installed")
