@@ -8,7 +8,7 @@ from storage.care.begin import begin_with
 from storage.care.survey import survey
 from storage.errors import PatchRefused
 from storage.format.batch import Batch
-from storage.log.commitlog import Commitlog
+from storage.log.commitlog import Commitlog, CommitlogConfig
 from tests.support.memory_files import MemoryFiles, PowerCut
 from tests.unit.storage.support import FOLDER, LOG_ID, check_whole, grow, next_batch, open_log
 from tests.unit.storage.test_damage import closed_log, spoil
@@ -67,10 +67,11 @@ def test_a_power_cut_leaves_the_former_begin_or_the_new_one() -> None:
 def test_a_begin_after_the_durable_point_moves_that_too() -> None:
     """Otherwise recovery would look for segments that are before the begin."""
     files = MemoryFiles()
-    log = open_log(files)
+    log = open_log(files, CommitlogConfig())
     batches = [next_batch(log, term=1, control={"kind": "term", "leader": "n1"})]
     log.append(batches)
     batches += grow(log, 15)  # synced, before the first mark
+    assert log._marked_offset == 0
     files.crash()
     begin_with(files, FOLDER, LOG_ID, batches[8])
     reopened = Commitlog.open(files, FOLDER, log_id=LOG_ID, committed_index=batches[-1].last_index)
