@@ -39,6 +39,7 @@ from tests.unit.node.replica import (
     test_confirmed_answers,
     test_driver,
     test_driver_commands,
+    test_driver_disk,
     test_driver_endings,
     test_state_transfer,
     test_syncing,
@@ -332,6 +333,24 @@ plant(
     "D-20",
     (Trimmer, "trim", "until_index = safe_index + 1", "return"),
     lambda _: test_trimming.test_a_trim_removes_all_that_the_saved_state_covers_before_the_next_snapshot(),
+)
+plant(
+    "a_snapshot_forgets_uncommitted_trims",
+    "D-20",
+    (LogState, "take_head", "deque(head.trims)", "deque()"),
+    lambda _: test_log_state.test_a_trim_that_was_not_committed_at_the_snapshot_is_carried_out_after_it(),
+)
+plant(
+    "segments_are_sealed_by_the_durable_point_before_a_truncation",
+    "R-11",
+    (Commitlog, "_truncate_to", "min(self._marked_offset, offset)", "self._marked_offset"),
+    lambda _: test_commitlog.test_a_segment_written_during_a_sync_is_not_durable_after_a_truncation(),
+)
+plant(
+    "an_append_that_was_pushed_with_replicated_is_reported_as_fsync",
+    "R-11",
+    (OpenAppends, "_durability_at", "index <= self._unsynced_index", "False"),
+    test_driver_disk.test_an_append_that_peers_may_have_acknowledged_before_their_sync_is_not_reported_as_fsync,
 )
 
 

@@ -333,3 +333,9 @@ plant(
     (EntryHandler, "handle", "self._acked_index = NO_INDEX", "pass"),
     lambda _: test_entry_handler.test_after_a_cut_the_same_indexes_are_acknowledged_again(),
 )
+plant(
+    "a_late_push_weakens_the_durability_that_later_ones_ask_for",
+    "R-11",
+    (EntryHandler, "_take_durability", "request.batches[0].base_index > self._synced_push_index", "True"),
+    lambda _: test_entry_handler.test_a_late_push_does_not_weaken_what_later_ones_ask_for(),
+)

@@ -251,7 +251,7 @@ def test_a_sync_that_began_before_a_cut_proves_nothing() -> None:
 
 
 @pytest.mark.rule("R-07")
-def test_a_segment_written_during_a_sync_does_not_count_as_durable_after_a_truncation() -> None:
+def test_a_segment_written_during_a_sync_is_not_durable_after_a_truncation() -> None:
     """It ends before the durable point that the log had before an earlier truncation."""
     files = MemoryFiles(Random(1))
     config = CommitlogConfig(segment_max_bytes=1_000, mark_interval_bytes=1)
