@@ -1,7 +1,7 @@
 """The errors of Spark and Delta, and the repetition of a change when another writer was first."""
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
@@ -12,16 +12,20 @@ CONCURRENT_CHANGE: Final = "DELTA_CONCURRENT"  # begin of the codes of all confl
 CONCURRENT_CLAIM: Final = "DELTA_CONCURRENT_TRANSACTION"  # the other commit has a claim of this application
 PROTOCOL_CHANGED: Final = "DELTA_PROTOCOL_CHANGED"  # also: of two that create a table, one has
 
+Result = TypeVar("Result")
 
-def repeated(change: Callable[[], object], causes: Sequence[str], attempts: int) -> None:
-    """Run `change`, and again after an error that contains one of `causes`, at most `attempts` times.
+
+def repeated(change: Callable[[], Result], causes: Sequence[str], attempts: int) -> Result:
+    """Run `change`, and again after an error that contains one of `causes`, at most `attempts` times; return
+    its result.
 
     Raises the error of the last attempt, and every other error.
     """
-    for attempt in range(1, attempts + 1):
+    attempt = 1
+    while True:
         try:
-            change()
-            return
+            return change()
         except SPARK_ERRORS as error:
             if attempt == attempts or not any(cause in str(error) for cause in causes):
                 raise
+            attempt += 1

@@ -140,16 +140,17 @@ class CurrentTable:
         and tombstones are those of all records that any driver has applied. rows: returns them as they are
         now.
         """
-        end = 0
+        while True:
+            end = repeated(lambda: self._apply_now(rows, first), (CONCURRENT_CHANGE,), MERGE_ATTEMPTS)
+            if self._applied_at_most() <= end:
+                return
 
-        def attempt() -> None:
-            nonlocal end
-            end = max(self.next_index, self._applied_at_most())
-            self.apply(rows().where(F.col("_index") < end), self.tombstones(first, end), None)
-
-        repeated(attempt, (CONCURRENT_CHANGE,), MERGE_ATTEMPTS)
-        while self._applied_at_most() > end:
-            repeated(attempt, (CONCURRENT_CHANGE,), MERGE_ATTEMPTS)
+    def _apply_now(self, rows: Callable[[], DataFrame], first: int) -> int:
+        """Apply these rows and tombstones before an index from which on no driver has applied records yet;
+        return that index."""
+        end = max(self.next_index, self._applied_at_most())
+        self.apply(rows().where(F.col("_index") < end), self.tombstones(first, end), None)
+        return end
 
     def _applied_at_most(self) -> int:
         """Return an index from which on no driver has applied records."""
