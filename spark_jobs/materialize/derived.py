@@ -88,21 +88,24 @@ class SyncStateSetsTable(DerivedTable):
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         super().__init__(spark, path, SYNC_STATE_SETS, "sync_state_set", self._new_of)
-        self._known: dict[tuple[int, int], None] = {}
+        self._known: set[tuple[int, int]] = set()
 
     def open(self) -> None:
-        super().open()
         self._known.clear()
-        if self.rows:
-            keys = collect_table(self.spark, self.path, self.table, ["epoch", "set_epoch"])
-            self._known = {(row["epoch"], row["set_epoch"]): None for row in keys.to_pylist()}
+        super().open()
+
+    def refresh(self) -> None:
+        """As of `JournalTable`; the sets of another driver join those that are known or being written."""
+        super().refresh()
+        keys = collect_table(self.spark, self.path, self.table, ["epoch", "set_epoch"])
+        self._known |= {(row["epoch"], row["set_epoch"]) for row in keys.to_pylist()}
 
     def _new_of(self, event: EventRow) -> list[dict[str, Any]]:
         data = event["data"]
         key = (data["epoch"], data["set_epoch"])
         if key in self._known:
             return []
-        self._known[key] = None  # after a failed append the next query reads the table again
+        self._known.add(key)  # after a failed append the next query reads the table again
         part = {name: data[name] for name in ("epoch", "set_epoch", "master", "members", "confirm_offset")}
         return [{**_place(event), **part, "timestamp": event["timestamp"]}]
 
