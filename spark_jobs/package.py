@@ -48,7 +48,7 @@ def options(**given: Any) -> SimpleNamespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write both files, and print how to use them. Exit code 2 for an invalid configuration."""
-    given: SimpleNamespace = given_options(options, "spark_jobs.package", arguments)
+    given = given_options(options, "spark_jobs.package", arguments)
     try:
         settings = settings_of(given)
         session = settings.session

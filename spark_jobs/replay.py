@@ -9,7 +9,6 @@ configuration, or a log without a schema; 5: no node answers; 130: Ctrl-C.
 import json
 import signal
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from types import SimpleNamespace
@@ -78,15 +77,9 @@ def options(**given: Any) -> SimpleNamespace:
     return SimpleNamespace(**given)
 
 
-def parse_arguments(arguments: Sequence[str] | None = None) -> SimpleNamespace:
-    """Return the options. Ends the process when they are invalid."""
-    found: SimpleNamespace = given_options(options, "spark_jobs.replay", arguments)
-    return found
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Replay, and print a line for each log. Return the exit code."""
-    given = parse_arguments(arguments)
+    given = given_options(options, "spark_jobs.replay", arguments)
     try:
         settings = settings_of(given)
         tables = tables_of(given, settings)

@@ -296,7 +296,7 @@ def options(**given: Any) -> SimpleNamespace:
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> MaterializeConfig:
     """Return the configuration. Ends the process when an option is invalid. Raises ConfigError."""
-    given: SimpleNamespace = given_options(options, "spark_jobs.run", arguments)
+    given = given_options(options, "spark_jobs.run", arguments)
     settings = settings_of(given)
     return MaterializeConfig(
         endpoint=given.endpoint,

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -163,16 +163,10 @@ def options(**given: Any) -> SimpleNamespace:
     return SimpleNamespace(**given)
 
 
-def parse_arguments(arguments: Sequence[str] | None = None) -> SimpleNamespace:
-    """Return the options. Ends the process when they are invalid."""
-    found: SimpleNamespace = given_options(options, "spark_jobs.upkeep", arguments)
-    return found
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the job until it is done, or SIGTERM. Exit code 1 when a table failed, with `--every` when all of
     a round failed, and when there is no table; 2 for an invalid configuration."""
-    given = parse_arguments(arguments)
+    given = given_options(options, "spark_jobs.upkeep", arguments)
     stop = threading.Event()
     try:
         settings = settings_of(given, master="local[1]")

@@ -322,15 +322,9 @@ def options(**given: Any) -> SimpleNamespace:
     return SimpleNamespace(**given)
 
 
-def parse_arguments(arguments: Sequence[str] | None = None) -> SimpleNamespace:
-    """Return the options. Ends the process when they are invalid."""
-    found: SimpleNamespace = given_options(options, "spark_jobs.verify", arguments)
-    return found
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Print the result of the comparison. Return the exit code."""
-    given = parse_arguments(arguments)
+    given = given_options(options, "spark_jobs.verify", arguments)
     try:
         settings = settings_of(given)
         of_cluster = LogReads(parse_endpoints(given.endpoint), "", given.token, _NAMES_GIVE_UP_S)

@@ -186,8 +186,8 @@ def spark_options(command: CommandFunction) -> CommandFunction:
     return command
 
 
-def given_options(command: click.Command, module: str, arguments: Sequence[str] | None) -> Any:
-    """Return what the callback of `command` makes of the arguments; None: those of the process.
+def given_options(command: click.Command, module: str, arguments: Sequence[str] | None) -> SimpleNamespace:
+    """Return the options of `command` by name. arguments: None for those of the process.
 
     Ends the process with exit code 2 for arguments that the command does not take, and 0 after --help.
     """
@@ -200,7 +200,7 @@ def given_options(command: click.Command, module: str, arguments: Sequence[str] 
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    if isinstance(found, int):  # --help was printed
+    if not isinstance(found, SimpleNamespace):  # --help was printed
         sys.exit(found)
     return found
 

@@ -7,6 +7,7 @@ import importlib
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import yaml
 
 from spark_jobs import databricks, run, upkeep, verify
 from spark_jobs.session.locations import is_url
+from spark_jobs.session.settings import given_options
 
 ROOT = Path(__file__).parents[3]
 BUNDLE: dict[str, Any] = yaml.safe_load((ROOT / "databricks.yml").read_text())
@@ -27,8 +29,8 @@ VALUES = {  # of the variables, as a user would set them
 }
 PARSERS: dict[str, Callable[[list[str]], Any]] = {
     "commitlog-materialize": run.parse_arguments,
-    "commitlog-upkeep": upkeep.parse_arguments,
-    "commitlog-verify": verify.parse_arguments,
+    "commitlog-upkeep": partial(given_options, upkeep.options, "spark_jobs.upkeep"),
+    "commitlog-verify": partial(given_options, verify.options, "spark_jobs.verify"),
 }
 REFERENCE = re.compile(r"\$\{([^}]*)\}")
 KNOWN_REFERENCES = {"bundle.name", "bundle.target"}

@@ -32,8 +32,7 @@ def command(**options: Any) -> SimpleNamespace:
 
 
 def given(*arguments: str) -> SimpleNamespace:
-    found: SimpleNamespace = settings.given_options(command, "a_job", arguments)
-    return found
+    return settings.given_options(command, "a_job", arguments)
 
 
 def test_the_file_of_the_repository_has_the_defaults_and_names_every_key(tmp_path: Path) -> None:
