@@ -1,0 +1,1 @@
+"""The REST service of a node: its routes, tokens, limits and metrics."""

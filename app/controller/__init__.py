@@ -1,0 +1,1 @@
+"""The controllers, pure: the metadata of logs, elections of masters, SyncStateSets, leases."""

@@ -1,0 +1,1 @@
+"""Commands about the Delta tables of a log."""
