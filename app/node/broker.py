@@ -192,7 +192,7 @@ class Broker:
         )
 
     def _host(self, settings: LogSettings) -> HostedLog:
-        hosted = HostedLog(settings, log_id_of(self.settings.cluster_id, settings.name), None)
+        hosted = HostedLog(settings, log_id_of(self.settings.cluster_id, settings.name))
         self._hosted.add(hosted)
         return hosted
 

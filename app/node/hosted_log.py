@@ -25,11 +25,11 @@ class HostedLog:
     """A configured log. `driver` is None at a node without a replica, and during a repair; `journal` is
     None only without a replica, or until that could be opened. Owned by the event loop."""
 
-    def __init__(self, settings: LogSettings, log_id: int, driver: LogDriver | None) -> None:
+    def __init__(self, settings: LogSettings, log_id: int) -> None:
         self.settings = settings
         self.name = settings.name
         self.log_id = log_id
-        self.driver = driver
+        self.driver: LogDriver | None = None
         self.journal: Journal | None = None
         self.is_opening = False  # a thread opens the replica
         self.repair: LogRepair | None = None  # in progress; the log is not served meanwhile

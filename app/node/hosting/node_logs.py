@@ -116,7 +116,7 @@ class NodeLogs:
 
     async def add_log(self, settings: LogSettings, log_id: int, generation: int) -> None:
         """Know a log, and keep a replica of it if it is ours. Raises StorageError."""
-        hosted = HostedLog(settings, log_id, None)
+        hosted = HostedLog(settings, log_id)
         hosted.generation = generation
         result = await self._open_aside(hosted)
         self._hosted.add(hosted)

@@ -20,7 +20,7 @@ def test_a_master_without_a_lease_is_no_leader() -> None:
     master = Replicated()
     master.lead(epoch=4, lease_ms=None)
     spec = LogSpec(replication="controller", replicas=("n1", "n2"))
-    hosted: Any = HostedLog(LogSettings.of_spec("a", spec), 1, None)
+    hosted: Any = HostedLog(LogSettings.of_spec("a", spec), 1)
     hosted.driver, hosted.ha = master.core, master.core
     master.deliver(MANAGER, Lease(master.now_ms + 500))
     assert hosted.has_leader

@@ -58,7 +58,7 @@ def test_those_in_sync_stay_before_others_and_learners_leave_first() -> None:
 def test_members_of_a_raft_log_stay_although_its_settings_do_not_name_them() -> None:
     """They were added by `members add` and promoted. n3 receives the log, and does not vote yet."""
     broker, _ = kept_by("n4")
-    hosted = HostedLog(LogSettings.of_spec("a", LogSpec(replication="raft", replicas=("n4",))), 1, None)
+    hosted = HostedLog(LogSettings.of_spec("a", LogSpec(replication="raft", replicas=("n4",))), 1)
     hosted._group = GroupConfig(voters=("n4", "n2"), learners=("n3",))
     assert wanted_nodes(broker, hosted, 3) == ("n4", "n2", "n3")
     hosted._group = GroupConfig(voters=("n2", "n4"), learners=("n3",))
@@ -86,7 +86,7 @@ def test_the_second_of_two_changes_of_a_raft_logs_members_is_refused() -> None:
 
     async def test() -> None:
         hosted = HostedLog(
-            LogSettings.of_spec("a", LogSpec(replication="raft", replicas=("n1", "n2", "n3"))), 1, None
+            LogSettings.of_spec("a", LogSpec(replication="raft", replicas=("n1", "n2", "n3"))), 1
         )
         commits: list[ChangeMembers] = []
         goes_on = asyncio.Event()

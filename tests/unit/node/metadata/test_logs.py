@@ -77,7 +77,7 @@ class Host:
     async def add_log(self, settings: LogSettings, log_id: int, generation: int) -> None:
         if settings.name in self.failing:
             raise self.failing[settings.name]
-        hosted = self.open[settings.name] = HostedLog(settings, log_id, None)
+        hosted = self.open[settings.name] = HostedLog(settings, log_id)
         hosted.generation = generation
 
     async def open_replica(self, hosted: Any) -> None:
@@ -167,7 +167,7 @@ def test_changed_settings_of_a_configured_log_are_applied_and_unknown_values_are
     changed = LogSpec(replication="raft", replicas=("n1",), durability="replicated", preferred="n1")
     metadata = Metadata([Log(name="default", log_id=1, generation=-1, spec=changed, version=3)])
     logs, host, _ = follower(metadata)
-    host.open["default"] = HostedLog(LogSettings.of_spec("default", configured), 1, None)
+    host.open["default"] = HostedLog(LogSettings.of_spec("default", configured), 1)
     assert asyncio.run(logs.follow())
     settings = host.open["default"].settings
     assert (settings.durability, settings.preferred) == (Durability.REPLICATED, "n1")
@@ -182,7 +182,7 @@ def test_a_master_learns_the_floor_that_its_log_had_before_it_was_raised(generat
     spec = LogSpec(replication="classic", replicas=("n1", "n2"), min_in_sync_replicas=2)
     log = Log(name="a", log_id=1, generation=generation, spec=spec, version=3, raised_from=1)
     logs, host, _ = follower(Metadata([log]))
-    hosted = host.open["a"] = HostedLog(LogSettings.of_spec("a", spec), 1, None)
+    hosted = host.open["a"] = HostedLog(LogSettings.of_spec("a", spec), 1)
     hosted.generation = generation
     assert asyncio.run(logs.follow())
     assert hosted.settings.options.raised_from == 1
@@ -196,7 +196,7 @@ def test_a_master_trusts_no_floor_of_metadata_that_may_be_old(is_changed: bool) 
     log = Log(name="a", log_id=1, generation=-1, spec=spec, version=3)
     logs, host, service = follower(Metadata([log] if is_changed else []))
     service.is_current = False
-    hosted = host.open["a"] = HostedLog(LogSettings.of_spec("a", spec), 1, None)
+    hosted = host.open["a"] = HostedLog(LogSettings.of_spec("a", spec), 1)
     assert hosted.settings.options.raised_from == 1
     assert asyncio.run(logs.follow())
     assert hosted.settings.options.raised_from == 1
@@ -209,7 +209,7 @@ def test_a_master_trusts_no_floor_of_metadata_that_may_be_old(is_changed: bool) 
 def test_settings_changed_while_a_log_is_opened_reach_its_driver() -> None:
     before = LogSpec(replication="controller", replicas=("n1", "n2"))
     after = msgspec.structs.replace(before, min_in_sync_replicas=2)
-    hosted = HostedLog(LogSettings.of_spec("a", before), 1, None)
+    hosted = HostedLog(LogSettings.of_spec("a", before), 1)
     taken: list[LogOptions] = []
     driver: Any = SimpleNamespace(change_options=taken.append)
     hosted.take_settings(LogSettings.of_spec("a", after))  # a repair opens it, with the settings of before
@@ -316,7 +316,7 @@ def test_a_copy_that_cannot_be_removed_now_is_removed_later_and_not_reopened() -
     metadata = Metadata()
     of_nodes(metadata, "n1", "n2", generation=-1)
     logs, host, _ = follower(metadata)
-    hosted: Any = HostedLog(LogSettings.of_spec("a", metadata[0].spec), 1, None)
+    hosted: Any = HostedLog(LogSettings.of_spec("a", metadata[0].spec), 1)
     host.open["a"] = hosted
     assert asyncio.run(logs.follow())
     assert (hosted.journal, host.folders.done) == ("open", ["finish a"])

@@ -80,7 +80,7 @@ class Scene:
 
         monkeypatch.setattr(Journal, "__init__", opening)
         monkeypatch.setattr(Journal, "close", closing)
-        self.hosted = HostedLog(LogSettings.of_spec("a", SPEC), 7, None)
+        self.hosted = HostedLog(LogSettings.of_spec("a", SPEC), 7)
         self.hosted.generation = 0
 
     def _open(
@@ -165,8 +165,8 @@ def test_a_log_without_space_for_its_opening_keeps_no_other_log_from_being_serve
 ) -> None:
     """The disk is full and the reserve exhausted: one log needs no space, the other one opens later."""
     scene = Scene(monkeypatch)
-    other = HostedLog(LogSettings.of_spec("b", SPEC), 8, None)
-    scene.hosted_logs.add(HostedLog(LogSettings.of_spec("__controller", SPEC), 9, None))
+    other = HostedLog(LogSettings.of_spec("b", SPEC), 8)
+    scene.hosted_logs.add(HostedLog(LogSettings.of_spec("__controller", SPEC), 9))
 
     async def start() -> None:
         opened = await scene.node_logs.open_all([scene.hosted, other], 2)

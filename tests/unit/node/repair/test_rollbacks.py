@@ -32,7 +32,7 @@ class Scene:
         log = Commitlog.open(self.files, FOLDER, log_id=7)
         log.append(history(10))
         log.close()
-        self.hosted: Any = HostedLog(LogSettings.of_spec("log", SPEC), 7, None)
+        self.hosted: Any = HostedLog(LogSettings.of_spec("log", SPEC), 7)
         self.hosted.driver, self.hosted.journal = SimpleNamespace(), "open"
         self.hosted.ha = SimpleNamespace(wanted_rollback=Rollback(1, 2))
         self.reopened = 0
