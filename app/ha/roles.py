@@ -183,16 +183,13 @@ class HaView(Protocol):
         ...
 
     @property
-    def wanted_sync_state_set(self) -> tuple[int, ...] | None:
-        """The set that the master wants (C-07, C-08), replica ids; None when it wants the present one.
+    def set_request(self) -> SetRequest | None:
+        """The set that the master wants (C-07, C-08); None when it wants the present one.
 
         The same value stays until SyncStateSetUpdate has a newer set epoch, or another one is wanted: repeat
-        the request (with pauses) meanwhile. `set_request` is the whole request.
+        the request (with pauses) meanwhile.
         """
         ...
-
-    @property
-    def set_request(self) -> SetRequest | None: ...
 
     @property
     def needs_election(self) -> bool:

@@ -165,11 +165,6 @@ class AutoSwitchCore(StaticGroup):
         return offset_after(self._log, self._member.committed_index)
 
     @property
-    def wanted_sync_state_set(self) -> tuple[int, ...] | None:
-        request = self.set_request
-        return None if request is None else request.members
-
-    @property
     def set_request(self) -> SetRequest | None:
         return None if self._master is None else self._master.set_request
 

@@ -37,7 +37,6 @@ class View:
 
     role = Role.SLAVE
     epoch = log_epoch = max_offset = confirm_offset = 0
-    wanted_sync_state_set: tuple[int, ...] | None = None
     set_request: SetRequest | None = None
     needs_election = False
     electable = True

@@ -261,6 +261,12 @@ class Replicated(Lab):
         self.core.start(self.now_ms)
         self.carry_out()
 
+    @property
+    def wanted_set(self) -> tuple[int, ...] | None:
+        """The set that the master asks the controllers for; None if it wants the present one."""
+        request = self.core.set_request
+        return None if request is None else request.members
+
     def lead(
         self,
         epoch: int = 1,

@@ -34,8 +34,8 @@ def in_sync_with_n2() -> tuple[Replicated, str]:
     master = Replicated()
     master.lead()
     key = join(master)
-    assert master.core.wanted_sync_state_set == (1, 2)
+    assert master.wanted_set == (1, 2)
     grant(master, (1, 2))
-    assert master.core.wanted_sync_state_set is None
+    assert master.wanted_set is None
     master.take()
     return master, key

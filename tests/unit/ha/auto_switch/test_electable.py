@@ -62,11 +62,11 @@ def test_a_member_that_comes_back_as_a_learner_leaves_the_set() -> None:
     key = join(master, number=2, learner=True)
     ack_all(master, key)
     assert master.fates() == []
-    assert master.core.wanted_sync_state_set == (1,)
+    assert master.wanted_set == (1,)
     for _ in range(8):  # and however long the controller takes to answer
         master.tick(SLOW // 8)
         ack_all(master, key)
-    assert (master.fates(), master.core.wanted_sync_state_set) == ([], (1,))
+    assert (master.fates(), master.wanted_set) == ([], (1,))
     assert master.core.watermarks()[1]["n2"] == pending.last_index  # how far it is shows all the same
 
 

@@ -44,7 +44,7 @@ def test_while_a_join_is_unanswered_the_joiner_counts() -> None:
     master = Replicated()
     master.lead()
     key = join(master)
-    assert master.core.wanted_sync_state_set == (1, 2)  # asked, not answered: it may be so already
+    assert master.wanted_set == (1, 2)  # asked, not answered: it may be so already
     pending = master.append(b"a")
     assert master.fates() == []
     ack_all(master, key)
@@ -57,7 +57,7 @@ def test_while_a_shrink_is_unanswered_the_old_set_counts() -> None:
     master.deliver(key, Closed("cut"))
     pending = master.append(b"a", timeout_ms=60_000)
     master.tick(1_600)
-    assert master.core.wanted_sync_state_set == (1,)
+    assert master.wanted_set == (1,)
     master.tick(1_600)
     assert master.fates() == []
     grant(master, (1,))
@@ -72,10 +72,10 @@ def test_a_refused_request_stays_in_doubt_until_a_newer_set_is_known() -> None:
     key = join(master)
     pending = master.append(b"a", timeout_ms=60_000)
     master.deliver(key, Closed("died"))
-    assert master.core.wanted_sync_state_set == (1,)
+    assert master.wanted_set == (1,)
     assert master.fates() == []  # the join may still be accepted
     grant(master, (1,))
-    assert master.core.wanted_sync_state_set is None
+    assert master.wanted_set is None
     assert master.fates() == [(pending.last_index, "acknowledged")]
 
 

@@ -17,9 +17,9 @@ def test_a_slave_joins_when_it_has_reached_the_confirm_offset() -> None:
     master.append(b"a")
     key = join(master, at=0)
     assert master.core.confirm_offset == master.log.end_offset
-    assert master.core.wanted_sync_state_set is None
+    assert master.wanted_set is None
     master.deliver(key, Ack(master.log.batch_at(0).next_offset))
-    assert master.core.wanted_sync_state_set is None
+    assert master.wanted_set is None
     ack_all(master, key)
     request = master.core.set_request
     assert request is not None
@@ -36,10 +36,10 @@ def test_no_replica_joins_before_the_epochs_first_record_is_confirmed() -> None:
     master.lead(epoch=2, lease_ms=None)
     join(master, at=log.batch_at(0).next_offset)
     assert master.core.committed_index == 0  # no lease yet: nothing is confirmed
-    assert master.core.wanted_sync_state_set is None
+    assert master.wanted_set is None
     master.deliver(MANAGER, Lease(master.now_ms + 1_000))
     assert master.core.committed_index == 2
-    assert master.core.wanted_sync_state_set is None
+    assert master.wanted_set is None
 
 
 @pytest.mark.rule("C-08")
@@ -56,7 +56,7 @@ def test_the_confirm_offset_is_the_least_of_the_set_and_never_falls() -> None:
     assert master.core.confirm_offset == reached  # neither down nor up because a member is gone
     join(master, number=2, at=before)  # it has lost some: it is out at once, and confirms nothing
     assert master.core.confirm_offset == reached
-    assert master.core.wanted_sync_state_set == (1,)
+    assert master.wanted_set == (1,)
 
 
 @pytest.mark.rule("C-07")
@@ -67,7 +67,7 @@ def test_a_slave_that_does_not_catch_up_falls_out() -> None:
     for _ in range(4):
         master.tick(SLOW)
         master.deliver(key, Ack(behind))
-    assert master.core.wanted_sync_state_set == (1,)
+    assert master.wanted_set == (1,)
 
 
 @pytest.mark.rule("C-07")
@@ -81,7 +81,7 @@ def test_an_ack_that_reaches_the_noted_end_counts_from_when_that_was_noted() -> 
         if len(behind) > 10:  # 200 ms behind
             master.deliver(key, Ack(behind[-10]))
         master.tick(20)
-    assert master.core.wanted_sync_state_set is None
+    assert master.wanted_set is None
 
 
 @pytest.mark.rule("C-07")
@@ -89,9 +89,9 @@ def test_a_slave_that_is_gone_falls_out_by_time() -> None:
     master, key = in_sync_with_n2()
     master.deliver(key, Closed("cut"))
     master.tick(1_400)
-    assert master.core.wanted_sync_state_set is None
+    assert master.wanted_set is None
     master.tick(200)
-    assert master.core.wanted_sync_state_set == (1,)
+    assert master.wanted_set == (1,)
 
 
 @pytest.mark.rule("C-11")
@@ -105,7 +105,7 @@ def test_a_learner_gets_the_log_and_is_never_in_the_set(source: str) -> None:
     assert master.frames(key, TransferFrame)[-1].body
     ack_all(master, key)
     master.tick(SLOW)
-    assert master.core.wanted_sync_state_set is None
+    assert master.wanted_set is None
     assert master.core.committed_index == master.log.end_index
 
 

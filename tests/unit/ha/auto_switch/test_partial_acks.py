@@ -25,9 +25,9 @@ def by_two_of_three() -> tuple[Replicated, dict[str, str]]:
     master.lead()
     keys = {node: join(master, node, number) for number, node in enumerate(NAMES[1:], 1)}
     for members in ((1, 2), (1, 2, 3)):
-        if master.core.wanted_sync_state_set == members:
+        if master.wanted_set == members:
             grant(master, members, 2)
-    assert master.core.wanted_sync_state_set is None
+    assert master.wanted_set is None
     master.take()
     return master, keys
 
@@ -83,9 +83,9 @@ def test_a_smaller_set_is_asked_for_only_once_each_of_its_members_holds_what_is_
     assert master.fates() == [(pending.last_index, "acknowledged")]
     master.deliver(keys["n2"], Closed("restarted"))
     join(master, "n2", 9, learner=True)  # it has lost the log's state, and must leave
-    assert master.core.wanted_sync_state_set is None
+    assert master.wanted_set is None
     ack_all(master, keys["n3"])
-    assert master.core.wanted_sync_state_set == (1, 3)
+    assert master.wanted_set == (1, 3)
 
 
 @pytest.mark.rule("C-12")
@@ -94,7 +94,7 @@ def test_records_that_a_member_to_be_kept_lacks_are_not_confirmed_while_the_chan
     master, keys = by_two_of_three()
     master.append(b"a")
     ack_all(master, keys["n2"])
-    assert master.core.wanted_sync_state_set is None
+    assert master.wanted_set is None
     master.core.apply_options(LogOptions(durability=Durability.FSYNC, in_sync_replicas=3), master.now_ms)
     master.tick(1)
     master.take()
@@ -103,7 +103,7 @@ def test_records_that_a_member_to_be_kept_lacks_are_not_confirmed_while_the_chan
     assert (pending.last_index, "acknowledged") not in master.fates()
     ack_all(master, keys["n3"])
     assert (pending.last_index, "acknowledged") in master.fates()
-    assert master.core.wanted_sync_state_set == (1, 2, 3)
+    assert master.wanted_set == (1, 2, 3)
 
 
 @pytest.mark.rule("C-12")
@@ -128,7 +128,7 @@ def test_while_a_change_is_unanswered_each_member_of_the_new_set_counts_and_enou
     for _ in range(4):
         master.tick(450)
         ack_all(master, keys["n3"])
-    assert master.core.wanted_sync_state_set == (1, 3)
+    assert master.wanted_set == (1, 3)
     pending = master.append(b"a", timeout_ms=60_000)
     assert master.fates() == []
     ack_all(master, keys["n3"])  # two of {1, 2, 3}, all of {1, 3}: no wait for the dead
@@ -150,4 +150,4 @@ def test_a_member_that_holds_less_than_it_acknowledged_leaves_the_set() -> None:
     ack_all(master, keys["n3"])
     master.deliver(keys["n3"], Closed("repaired"))
     join(master, "n3", 7, at=before)
-    assert master.core.wanted_sync_state_set == (1, 2)
+    assert master.wanted_set == (1, 2)

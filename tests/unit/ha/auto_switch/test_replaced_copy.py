@@ -24,7 +24,7 @@ def test_the_half_open_connection_of_a_lost_copy_brings_no_replica_into_the_set(
     assert len(master.frames(old, Disconnect)) == 1
     ack_all(master, old)  # it was on its way
     master.tick(SLOW)
-    assert master.core.wanted_sync_state_set is None
+    assert master.wanted_set is None
     assert master.core.watermarks() == {1: {"n1": master.log.end_index, "n2": -1, "n3": -1}}
 
 
@@ -53,9 +53,9 @@ def test_a_new_copy_joins_by_its_own_acks(by_number: bool) -> None:
     key = master.connected(2)
     master.deliver(key, Handshake("", number=NEW_COPY.id) if by_number else Handshake(NEW_COPY.address))
     master.deliver(key, Ack(0))
-    assert master.core.wanted_sync_state_set is None
+    assert master.wanted_set is None
     ack_all(master, key)
-    assert master.core.wanted_sync_state_set == (1, NEW_COPY.id)
+    assert master.wanted_set == (1, NEW_COPY.id)
     assert master.core.status().sync_state_set == ("n1",)
 
 

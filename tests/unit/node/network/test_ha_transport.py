@@ -304,7 +304,8 @@ def test_two_auto_switch_replicas_over_tcp_and_a_switch(tmp_path: Path) -> None:
             nodes[master].driver.deliver(MANAGER, Lease(nodes[master].clock.monotonic_ms() + 60_000))
             nodes[master].driver.deliver(MANAGER, MasterRole(epoch, (id_,), 1, replicas))
             core, everybody = cores[master], (id_, other)
-            await until(lambda core=core, all_=everybody: core.wanted_sync_state_set == all_)  # type: ignore[misc]
+            await until(lambda core=core: (request := core.set_request) and request.members)  # type: ignore[misc]
+            assert core.set_request.members == everybody
             nodes[master].driver.deliver(MANAGER, MasterRole(epoch, (1, 2), 2, replicas))
             results = await asyncio.gather(*(nodes[master].append(b"%d" % n * 50_000) for n in range(5)))
             assert all(isinstance(result, AppendResult) for result in results)
