@@ -181,7 +181,7 @@ class ActiveController:
                 if isinstance(event, SyncStateSetChanged):
                     event = self.masters.with_confirmed(state, event, now_ms)
                 state.apply(round_.last_index + 1, event)
-                round_.events.append(_timed(event, time_ms))
+                round_.events.append(msgspec.structs.replace(event, time_ms=time_ms))
                 if isinstance(event, MasterElected):
                     self.liveness.elected(event.log)
 
@@ -198,7 +198,7 @@ class ActiveController:
                     self.masters.refused(command.log, refused)
             round_.answers.append((token, answer))
             round_.asked.append((token, command))
-        self._supervise_logs(state, round_, happen, now_ms)
+        self._supervise_logs(state, happen, now_ms)
         if not round_.events:
             return round_ if round_.answers else None
         self._round = round_
@@ -277,7 +277,7 @@ class ActiveController:
 
     # --- observed changes -------------------------------------------------------------------------------
 
-    def _supervise_logs(self, state: Metadata, round_: Round, happen: Happen, now_ms: int) -> None:
+    def _supervise_logs(self, state: Metadata, happen: Happen, now_ms: int) -> None:
         """Decide what no command asks for: configured logs, failed masters, logs that no node keeps any
         more."""
         for name, spec in self._configured.items():
@@ -318,7 +318,3 @@ class ActiveController:
             or not self.liveness.may_live(node, now_ms)
             for node in log.nodes
         )
-
-
-def _timed(event: AnyEvent, time_ms: int) -> AnyEvent:
-    return msgspec.structs.replace(event, time_ms=time_ms)

@@ -483,11 +483,13 @@ class ClassicMasterCore(StaticGroup):
         return max(self._member.committed_index, self._open_index) if self._is_open else None
 
     def synced(self, now_ms: int) -> None:
-        self._grown(now_ms)
+        self._check(now_ms)
+        for slave in list(self._slaves.values()):
+            self._pump(slave, now_ms)
 
     def advance(self, ready: Ready, now_ms: int) -> None:
         if ready.batches:
-            self._grown(now_ms)
+            self.synced(now_ms)
 
     def abandon(self, ready: Ready, now_ms: int) -> None:
         first = ready.batches[0]
@@ -515,11 +517,6 @@ class ClassicMasterCore(StaticGroup):
         self._check(now_ms)
 
     # --- sending and acks ----------------------------------------------------------------------------------
-
-    def _grown(self, now_ms: int) -> None:
-        self._check(now_ms)
-        for slave in list(self._slaves.values()):
-            self._pump(slave, now_ms)
 
     def _pump(self, slave: Slave, now_ms: int, *, always: bool = False) -> None:
         """Send what is available within the limits; always: an empty frame if there is nothing (H-06)."""

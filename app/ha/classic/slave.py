@@ -224,11 +224,6 @@ class ClassicSlaveCore(StaticGroup):
         member.term = max(member.term, self._log.last_term)
         member.committed_index = max(member.committed_index, held_index(self._log, member.durability))
 
-    def _moved(self, now_ms: int) -> None:
-        self._learn()
-        if self._connected and self._reported_offset != self._held_offset:
-            self._report(now_ms)
-
     # --- the stream ----------------------------------------------------------------------------------------
 
     def _take(self, frame: ClassicFrame, now_ms: int) -> None:
@@ -311,11 +306,13 @@ class ClassicSlaveCore(StaticGroup):
     # --- what the driver has done --------------------------------------------------------------------------
 
     def synced(self, now_ms: int) -> None:
-        self._moved(now_ms)
+        self._learn()
+        if self._connected and self._reported_offset != self._held_offset:
+            self._report(now_ms)
 
     def advance(self, ready: Ready, now_ms: int) -> None:
         if ready.batches:
-            self._moved(now_ms)
+            self.synced(now_ms)
 
     def abandon(self, ready: Ready, now_ms: int) -> None:
         self._leave("the disk is full", now_ms)

@@ -90,7 +90,28 @@ class ControllerServer:
         return self._active is not None
 
     def tick(self) -> None:
-        self._advance()
+        """Answer what is applied, and append the next round if none is open."""
+        self._follow_lead()
+        if self._active is None or self._lead is None:
+            return
+        active, driver = self._active, self._lead[0]
+        self._answer(active.applied(_state_of(driver).metadata.applied_index))
+        self._let_go(active)
+        if active.is_busy or not _is_ready(driver):
+            return
+        round_ = active.next_round(
+            term=driver.term,
+            next_index=driver.log.next_index,
+            now_ms=self._clock.monotonic_ms(),
+            time_ms=self._clock.now_ms(),
+        )
+        self._report_configuration(active)
+        if round_ is None:
+            self._compact(driver)
+        elif round_.events:
+            self._append(active, driver, round_)
+        else:
+            self._answer(round_.answers)
 
     def disconnected(self, node: str) -> None:
         """A node's connection to this one has closed (C-05)."""
@@ -195,7 +216,7 @@ class ControllerServer:
 
     def _turn(self) -> None:
         self._turn_due = False
-        self._advance()
+        self.tick()
 
     def _follow_lead(self) -> None:
         """Become active when this node leads and knows everything; end it with the term."""
@@ -221,29 +242,6 @@ class ControllerServer:
             )
             self._active.masters.refused_elections = self.refused_elections
             logger.info("controller active", extra={"node": self._setup.node_id, "term": driver.term})
-
-    def _advance(self) -> None:
-        self._follow_lead()
-        if self._active is None or self._lead is None:
-            return
-        active, driver = self._active, self._lead[0]
-        self._answer(active.applied(_state_of(driver).metadata.applied_index))
-        self._let_go(active)
-        if active.is_busy or not _is_ready(driver):
-            return
-        round_ = active.next_round(
-            term=driver.term,
-            next_index=driver.log.next_index,
-            now_ms=self._clock.monotonic_ms(),
-            time_ms=self._clock.now_ms(),
-        )
-        self._report_configuration(active)
-        if round_ is None:
-            self._compact(driver)
-        elif round_.events:
-            self._append(active, driver, round_)
-        else:
-            self._answer(round_.answers)
 
     def _report_configuration(self, active: ActiveController) -> None:
         """Log once what the configuration file asks for and a log cannot take."""
