@@ -434,7 +434,6 @@ class Connection(HttpToolsProtocol):
         if self.pipeline or self.flow.read_paused:
             self.on_response_complete()
         else:
-            self.server_state.total_requests += 1
             self._head_since_s = self.loop.time()  # `enforce` ends the silence that follows
 
     # --- limits -------------------------------------------------------------------------------------------

@@ -7,11 +7,10 @@ Requests are counted in plain integers, for the append path counts too; Promethe
 import json
 import logging
 import re
-import sys
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from typing import Final, TextIO
+from typing import Final
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -201,12 +200,10 @@ def _quoted(value: object) -> str:
     return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
 
-def configure_logging(
-    level: int | str = logging.INFO, stream: TextIO | None = None, *, as_json: bool = False
-) -> None:
+def configure_logging(level: int | str = logging.INFO, *, as_json: bool = False) -> None:
     """Send every logger's lines to stderr. Called by the owner of the process; a later call replaces the
     settings of an earlier one."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter(as_json=as_json))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.getLogger("asyncio").setLevel(logging.WARNING)

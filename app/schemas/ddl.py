@@ -80,7 +80,7 @@ class _Parser:
         found = []
         while True:
             found.append(self._field(depth))
-            if self._is("sign", ","):
+            if self._is(","):
                 self._at += 1
             else:
                 break
@@ -96,7 +96,7 @@ class _Parser:
             self._fail("a column name")
         self._at += 1
         name = text.replace("``", "`") if kind == "quoted" else text
-        if self._is("sign", ":"):
+        if self._is(":"):
             self._at += 1
         column_type = self.type(depth)
         is_optional, comment = True, ""
@@ -148,10 +148,10 @@ class _Parser:
 
     def _decimal(self) -> DecimalType:
         precision, scale = 10, 0
-        if self._is("sign", "("):
+        if self._is("("):
             self._at += 1
             precision = self._number()
-            if self._is("sign", ","):
+            if self._is(","):
                 self._at += 1
                 scale = self._number()
             self._expect(")")
@@ -170,14 +170,14 @@ class _Parser:
         self._at += 1
         return int(text)
 
-    def _is(self, kind: str, text: str) -> bool:
-        return self._peek()[:2] == (kind, text)
+    def _is(self, sign: str) -> bool:
+        return self._peek()[:2] == ("sign", sign)
 
     def _peek(self) -> tuple[str, str, int]:
         return self._tokens[self._at] if self._at < len(self._tokens) else ("", "", -1)
 
     def _expect(self, sign: str) -> None:
-        if not self._is("sign", sign):
+        if not self._is(sign):
             self._fail(f"`{sign}`")
         self._at += 1
 

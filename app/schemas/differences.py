@@ -76,7 +76,9 @@ def differences(old: LogSchema, new: LogSchema) -> list[Difference]:
     if old.format != new.format:
         found.append(Difference("", "format_changed", f"The format was {old.format}, it is {new.format}."))
     if old.key_columns != new.key_columns:
-        detail = f"The key columns were ({_list(old.key_columns)}), they are ({_list(new.key_columns)})."
+        detail = (
+            f"The key columns were ({', '.join(old.key_columns)}), they are ({', '.join(new.key_columns)})."
+        )
         found.append(Difference("", "key_changed", detail))
     return [*found, *_structs("", struct_of(old), struct_of(new))]
 
@@ -203,7 +205,3 @@ def widens(old: DataType, new: DataType) -> bool:
                 return before in ("tinyint", "smallint", "int", "float")
             return (before, after) == ("date", "timestamp_ntz")
     return False
-
-
-def _list(names: tuple[str, ...]) -> str:
-    return ", ".join(names)

@@ -169,7 +169,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         max_records_per_trigger=_positive(values, "maxRecordsPerTrigger"),
         max_bytes_per_trigger=_positive(values, "maxBytesPerTrigger"),
         min_records_per_trigger=_positive(values, "minRecordsPerTrigger") or 1,
-        max_trigger_delay_s=_seconds(values, "maxTriggerDelay", 10.0),
+        max_trigger_delay_s=parse_seconds("maxTriggerDelay", values.get("maxTriggerDelay", "10s")),
         min_partitions=_positive(values, "minPartitions") or 1,
         max_records_per_partition=_positive(values, "maxRecordsPerPartition"),
         fail_on_data_loss=_flag(values, "failOnDataLoss", default=True),
@@ -265,13 +265,6 @@ def _positive(values: Mapping[str, str], name: str) -> int | None:
     if not text.isdecimal() or int(text) == 0:
         raise OptionError(f"{name} must be a whole number above 0, got {text!r}")
     return int(text)
-
-
-def _seconds(values: Mapping[str, str], name: str, default: float) -> float:
-    """Return a time such as `10s`, `500ms` or `2m` in seconds."""
-    if name not in values:
-        return default
-    return parse_seconds(name, values[name])
 
 
 def parse_seconds(name: str, text: str) -> float:

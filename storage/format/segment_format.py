@@ -248,7 +248,7 @@ class SegmentIndex:
             return self.count
         return max(first + 1, int(offsets.searchsorted(limit, "right")) - 1)
 
-    def flagged_rows(self, flag: int) -> list[int]:
-        """Return the rows whose flags hold `flag`, in order."""
-        rows: list[int] = np.flatnonzero(self._columns["flags"][: self.count] & flag).tolist()
+    def control_rows(self) -> list[int]:
+        """Return the rows of control batches, in order."""
+        rows: list[int] = np.flatnonzero(self._columns["flags"][: self.count] & FLAG_CONTROL).tolist()
         return rows

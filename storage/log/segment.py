@@ -6,7 +6,7 @@ from functools import partial
 
 from storage.errors import CorruptBatch, CorruptLog, StorageFull
 from storage.file_system import Bytes, File, FileSystem, write_durably
-from storage.format.batch import FLAG_CONTROL, Batch, decode_batch
+from storage.format.batch import Batch, decode_batch
 from storage.format.segment_format import (
     ENTRY_SIZE_BYTES,
     DamagedIndex,
@@ -221,13 +221,13 @@ class Segment:
         )
         return StoredBatches(self.path, self._log_id, entry.base_index, entry.offset, size, load)
 
-    def batch_of_row(self, row: int, *, mapped: bool = False) -> Batch:
-        return self.read_rows(row, row + 1, mapped=mapped)[0]
+    def batch_of_row(self, row: int) -> Batch:
+        return self.read_rows(row, row + 1, mapped=False)[0]
 
     def control_rows(self) -> list[int]:
         """Return the rows of control batches. Raises CorruptLog."""
         self.verify_order()
-        return self.index.flagged_rows(FLAG_CONTROL)
+        return self.index.control_rows()
 
     # --- recovery
 

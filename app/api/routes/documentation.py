@@ -34,8 +34,8 @@ def page(path: str, folder: Path = FOLDER) -> Response:
     return body_answer(found.read_bytes(), kind, headers=_HEADERS)
 
 
-def is_built(folder: Path = FOLDER) -> bool:
-    return bool(_files(folder))
+def is_built() -> bool:
+    return bool(_files(FOLDER))
 
 
 @cache
