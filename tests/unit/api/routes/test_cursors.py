@@ -37,7 +37,7 @@ def call_of(state: LogState, reopened: LogState | None = None) -> Any:
     """Return a call at the leader of a log with that state. reopened: that the log has when the read is
     confirmed, because it was repaired meanwhile."""
     driver = SimpleNamespace(state=state, log=None, runs_ahead=False)
-    hosted = SimpleNamespace(name="default", driver=driver)
+    hosted = SimpleNamespace(name="default", driver=driver, interrupted=Repairing())
 
     async def confirmed(_hosted: object) -> int:
         if reopened is not None:
