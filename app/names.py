@@ -45,7 +45,7 @@ CURSOR_NAME: Final = NameRule(
     re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"),
     "must have 1 to 128 letters, digits, `.`, `_` or `-`, the first one a letter, a digit or `_`",
 )
-_IDEMPOTENCY_KEY: Final = NameRule(re.compile(r"[!-~]{1,255}"), "must have 1 to 255 visible ASCII characters")
+IDEMPOTENCY_KEY: Final = NameRule(re.compile(r"[!-~]{1,255}"), "must have 1 to 255 visible ASCII characters")
 _RULES: Final = {rule.anchored: rule for rule in (LOG_NAME, NODE_ID, KNOWN_NODE_ID, CURSOR_NAME)}
 
 
@@ -70,8 +70,8 @@ def check_cursor_name(name: str) -> None:
 def check_idempotency_key(key: str) -> None:
     """Raise ValueError for a key that no append can have, TypeError for one that is not text."""
     _check_text("an idempotency key", key)
-    if _IDEMPOTENCY_KEY.pattern.fullmatch(key) is None:
-        raise ValueError(f"an idempotency key {_IDEMPOTENCY_KEY.refusal(key)}")
+    if IDEMPOTENCY_KEY.pattern.fullmatch(key) is None:
+        raise ValueError(f"an idempotency key {IDEMPOTENCY_KEY.refusal(key)}")
 
 
 def check_token(token: str) -> None:

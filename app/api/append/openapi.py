@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from app.api.append.parameters import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
+from app.api.http.json_decoding import MAX_ORDINAL
 from app.api.http.openapi import (
     APPEND_ANSWER_EXAMPLE,
     HEADERS_SCHEMA,
@@ -12,9 +13,11 @@ from app.api.http.openapi import (
     schema_of,
 )
 from app.media_types import NDJSON
+from app.names import IDEMPOTENCY_KEY
 
 _TEXT: Final = {"type": "string"}
-_INTEGER: Final = {"type": "integer", "minimum": 0}
+_NAME: Final = {"type": "string", "minLength": 1, "maxLength": 255}
+_INTEGER: Final = {"type": "integer", "minimum": 0, "maximum": MAX_ORDINAL}
 _RECORD: Final[dict[str, Any]] = {
     "type": "object",
     "additionalProperties": False,
@@ -117,9 +120,9 @@ OPENAPI_EXTRA: Final[dict[str, Any]] = {
             "next index",
         ),
         _parameter("query", "match_term", _INTEGER, "Append only if this is the leader's term"),
-        _parameter("query", "fencing_token", _TEXT, "Fencing token; must equal the log's"),
+        _parameter("query", "fencing_token", _NAME, "Fencing token; must equal the log's"),
         _parameter(
-            "query", "producer_id", _TEXT, "Name of an idempotent producer; requires its epoch and sequence"
+            "query", "producer_id", _NAME, "Name of an idempotent producer; requires its epoch and sequence"
         ),
         _parameter(
             "query", "producer_epoch", _INTEGER, "Epoch of the producer; an epoch below the newest is refused"
@@ -133,7 +136,7 @@ OPENAPI_EXTRA: Final[dict[str, Any]] = {
         _parameter(
             "header",
             "Idempotency-Key",
-            _TEXT,
+            {"type": "string", "pattern": IDEMPOTENCY_KEY.anchored},
             "1-255 visible ASCII characters. A retry with the same key gets the first response",
         ),
         _parameter("header", "Content-Encoding", {"type": "string", "enum": ["gzip", "zstd"]}, "Compression"),

@@ -12,6 +12,7 @@ from app.api.http.messages import PageResponse, as_json
 from app.api.http.messages import Response as Answer
 from app.api.http.query import NoQuery
 from app.media_types import JSON
+from app.names import LOG_NAME, SYSTEM
 from app.node.broker import Broker
 from app.node.network.http_forwarder import NO_FORWARD
 
@@ -33,7 +34,12 @@ RESERVATION: Final = "commitlog.reservation"  # in an ASGI scope
 PIECE_BYTES: Final = 256 * 1024  # of a body, written at once
 
 LogName = Annotated[
-    str, Path(description="Name of the log: `[a-z0-9][a-z0-9._-]{0,127}`", examples=["default"])
+    str,
+    Path(
+        description="Name of the log: `[a-z0-9][a-z0-9._-]{0,127}`",
+        examples=["default"],
+        json_schema_extra={"pattern": f"^({SYSTEM})?{LOG_NAME.pattern.pattern}$"},  # checked by Broker.find
+    ),
 ]
 NodeBroker = Annotated[Broker, Depends(_node)]
 Nothing = Annotated[NoQuery, Query()]  # no query parameter at all

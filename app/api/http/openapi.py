@@ -376,7 +376,8 @@ def json_request(kind: type[msgspec.Struct], example: Any) -> dict[str, Any]:
     """Return the `openapi_extra` of a route that decodes a JSON body of type `kind`."""
     document = msgspec.json.schema(kind)
     schema = _inlined(document, document["$defs"])
-    return {"requestBody": {"content": {"application/json": {"schema": schema, "example": example}}}}
+    content = {"application/json": {"schema": schema, "example": example}}
+    return {"requestBody": {"required": bool(schema.get("required")), "content": content}}
 
 
 def _inlined(node: Any, definitions: dict[str, Any]) -> Any:

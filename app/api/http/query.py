@@ -19,7 +19,8 @@ def _whole(value: Any) -> Any:
     return value
 
 
-WholeNumber = Annotated[int, BeforeValidator(_whole)]
+WHOLE: Final = BeforeValidator(_whole)  # after bounds: pydantic then documents them as minimum and maximum
+WholeNumber = Annotated[int, WHOLE]
 
 
 class Query(BaseModel):

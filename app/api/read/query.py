@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from app.api.http.json_decoding import MAX_ORDINAL
-from app.api.http.query import Query, WholeNumber
+from app.api.http.query import WHOLE, Query, WholeNumber
 from app.api.read.selection import Consistency, Encoding, Selection
 from app.errors import InvalidRequest
 from storage.format.records import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from storage.units import MIB
 
-QueryOrdinal = Annotated[WholeNumber, Field(ge=0, le=MAX_ORDINAL)]
-QueryTimestampMs = Annotated[WholeNumber, Field(ge=MIN_TIMESTAMP_MS, le=MAX_TIMESTAMP_MS)]
+QueryOrdinal = Annotated[int, Field(ge=0, le=MAX_ORDINAL), WHOLE]
+QueryTimestampMs = Annotated[int, Field(ge=MIN_TIMESTAMP_MS, le=MAX_TIMESTAMP_MS), WHOLE]
 
 
 class StartPosition(StrEnum):
@@ -43,7 +43,7 @@ class ReadQuery(RecordQuery):
     from_timestamp: QueryTimestampMs | None = Field(
         None, description="Start at the first record with this timestamp or a later one; ms since 1970 UTC"
     )
-    last: Annotated[WholeNumber, Field(ge=1, le=100_000)] | None = Field(
+    last: Annotated[int, Field(ge=1, le=100_000), WHOLE] | None = Field(
         None, description="The last N data records"
     )
     from_: StartPosition | None = Field(

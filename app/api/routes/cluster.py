@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 from app.api.access.rules import caller_of
 from app.api.http.dependencies import LogName, Nothing, json_answer
-from app.api.http.json_decoding import MAX_ORDINAL
 from app.api.http.leader_headers import log_headers
 from app.api.http.log_call import Call, Served
 from app.api.http.openapi import (
@@ -18,9 +17,8 @@ from app.api.http.openapi import (
     STATUS_EXAMPLE,
     answers,
 )
-from app.api.http.query import WholeNumber
 from app.api.read.epochs import epoch_object
-from app.api.read.query import EventsQuery, WatermarksQuery
+from app.api.read.query import EventsQuery, QueryOrdinal, WatermarksQuery
 from app.api.routes.members import member_objects
 from app.controller.metadata import AUDIT_LOG
 from app.errors import EpochNotFound, EventsTrimmed
@@ -142,7 +140,7 @@ async def epochs(call: Call, log: LogName, query: Nothing) -> Response:
 async def one_epoch(
     call: Call,
     log: LogName,
-    epoch: Annotated[WholeNumber, Path(ge=0, le=MAX_ORDINAL)],
+    epoch: Annotated[QueryOrdinal, Path()],
     query: Nothing,
 ) -> Response:
     here = await call.replica(log, own=True)

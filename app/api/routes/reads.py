@@ -21,10 +21,9 @@ from app.api.http.openapi import (
     answers,
     schema_of,
 )
-from app.api.http.query import WholeNumber
 from app.api.read.event_stream import event_stream
 from app.api.read.page_answer import FORMATS, answer_headers, next_index_header, page_answer, page_headers
-from app.api.read.query import ConsistencyQuery, ReadQuery, RecordQuery
+from app.api.read.query import ConsistencyQuery, QueryOrdinal, ReadQuery, RecordQuery
 from app.api.read.reader import DEFAULT_MIN_INDEX_WAIT_MS, Range, Reader, confirmed_reader
 from app.api.read.rendering import record_objects
 from app.api.read.selection import Consistency, RecordPage, Selection, select
@@ -162,7 +161,7 @@ def header_index(name: str, raw: str | None, *, least: int = 0) -> int | None:
 async def read_one(
     call: Call,
     log: LogName,
-    index: Annotated[WholeNumber, Path(ge=0, le=MAX_ORDINAL)],
+    index: Annotated[QueryOrdinal, Path()],
     query: Annotated[RecordQuery, Query()],
     min_index: MinIndex = None,
 ) -> Response:

@@ -21,8 +21,8 @@ from starlette.responses import Response
 from app.api.http.dependencies import LogName
 from app.api.http.log_call import Call, Served
 from app.api.http.openapi import answers
+from app.api.http.query import WHOLE, WholeNumber
 from app.api.http.query import Query as Parameters
-from app.api.http.query import WholeNumber
 from app.api.read.query import QueryOrdinal, QueryTimestampMs
 from app.errors import InvalidRequest, NoSuchCut, NotYetMaterialized, TableNotFound
 from app.errors.tables import no_table
@@ -85,8 +85,8 @@ class WaitQuery(Parameters):
 
 
 class LookQuery(Parameters):
-    timeout_ms: WholeNumber | None = Field(
-        None, ge=0, le=60_000, description="Accepted and ignored; this call does not wait"
+    timeout_ms: Annotated[int, Field(ge=0, le=60_000), WHOLE] | None = Field(
+        None, description="Accepted and ignored; this call does not wait"
     )
 
 

@@ -6,13 +6,14 @@ from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Path, Query, Request
+from pydantic import Field
 from starlette.responses import Response
 
 from app.api.http.dependencies import LogName, Nothing, reserve
 from app.api.http.log_call import Call, LogCall, Served
 from app.api.http.openapi import ETAG, OF_A_BODY, OF_A_COMMIT, answers, json_request
 from app.api.http.preconditions import is_held, wanted_version
-from app.api.http.query import WholeNumber
+from app.api.http.query import WHOLE
 from app.api.read.query import ConsistencyQuery
 from app.api.read.reader import confirmed_reader
 from app.api.routes.reads import MinIndex, header_index
@@ -31,7 +32,10 @@ _NO_VERSION: Final = 0  # in the ETag of the versions of a log without a schema
 _CONFIRMED: Final = ("read-index-unavailable", "not-yet-replicated")
 _READS: Final = ("schema-not-found", *_CONFIRMED)
 Version = Annotated[
-    WholeNumber, Path(ge=1, le=VERSIONS_MAX, description="Version of the schema", examples=[1])
+    int,
+    Field(ge=1, le=VERSIONS_MAX),
+    WHOLE,
+    Path(description="Version of the schema", examples=[1]),
 ]
 Consistent = Annotated[ConsistencyQuery, Query()]
 _UNCHANGED: Final[dict[int | str, dict[str, Any]]] = {

@@ -197,6 +197,34 @@ def test_the_openapi_document_is_complete(cluster: Cluster) -> None:
         assert responses["200"]["content"]["application/json"]["example"]
 
 
+SCHEMA_KEYWORDS = {
+    "$ref", "anyOf", "const", "default", "description", "enum", "examples", "maxLength", "maximum",
+    "minLength", "minimum", "pattern", "title", "type",
+}  # fmt: skip
+
+
+def test_the_openapi_document_has_the_bounds_of_requests(cluster: Cluster) -> None:
+    paths = cluster.get("n1", "/v1/openapi.json").json()["paths"]
+    for path, methods in paths.items():
+        for parameter in [row for operation in methods.values() for row in operation.get("parameters", ())]:
+            for schema in (parameter["schema"], *parameter["schema"].get("anyOf", ())):
+                assert set(schema) <= SCHEMA_KEYWORDS, (path, parameter["name"])
+    log, *others = paths["/v1/logs/{log}/records"]["get"]["parameters"]
+    schemas = {parameter["name"]: parameter["schema"] for parameter in others}
+    ordinal = {"type": "integer", "minimum": 0, "maximum": 2**63 - 1}
+    assert schemas["from_index"]["anyOf"][0] == schemas["term"]["anyOf"][0] == ordinal
+    assert schemas["last"]["anyOf"][0] == {"type": "integer", "minimum": 1, "maximum": 100_000}
+    allowed = [bool(re.search(log["schema"]["pattern"], name)) for name in ("a.b", "__controller", "A", "_a")]
+    assert allowed == [True, True, False, False]
+    for path, method, is_required in (
+        ("/v1/logs", "post", True),
+        ("/v1/logs/{log}:trim", "post", True),
+        ("/v1/logs/{log}/cursors/{name}", "put", True),
+        ("/v1/logs/{log}:verify", "post", False),
+    ):
+        assert paths[path][method]["requestBody"]["required"] is is_required, path
+
+
 def deviations(value: Any, schema: Any, place: str = "") -> Iterator[str]:
     """Yield the places at which a JSON value is not as a schema of the OpenAPI document describes it."""
     kinds = schema.get("type")
