@@ -120,7 +120,7 @@ def read_by_cursor(state: LogState, consistency: str, *, runs_ahead: bool = Fals
     async def elsewhere(_hosted: object) -> Any:
         raise _Elsewhere
 
-    request = SimpleNamespace(headers={})
+    request = SimpleNamespace(headers={}, scope={"headers": []})
     call: Any = SimpleNamespace(request=request, broker=broker, replica_of=replica_of, elsewhere=elsewhere)
     query = ReadQuery.model_validate({"cursor": "etl", "consistency": consistency})
     asyncio.run(read(call, "default", query))
