@@ -328,7 +328,10 @@ def _encoding_of(field: Any) -> str:
         return _ENCODING_OF[_TYPE_NUMBERS[field.type]]
     if message.GetOptions().map_entry:
         return " to ".join(_encoding_of(message.fields_by_name[name]) for name in ("key", "value"))
-    return "group" if field.type == field.TYPE_GROUP else _ENCODING_OF["bytes"]
+    if field.type == field.TYPE_GROUP:
+        return "group"
+    wraps = message.full_name in WRAPPERS
+    return f"message of {_encoding_of(message.fields[0])}" if wraps else _ENCODING_OF["bytes"]
 
 
 def _symbols_of(field: Any) -> tuple[tuple[int, str], ...]:

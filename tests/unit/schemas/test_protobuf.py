@@ -243,6 +243,15 @@ def test_a_changed_number_is_not_allowed() -> None:
     assert [(each.path, each.kind) for each in found] == [("/id", "number_changed")]
 
 
+def test_a_wrapper_of_another_encoding_is_refused() -> None:
+    """The type of the column is wider, but a reader of the new descriptor finds no value."""
+    older, newer = file_of(), file_of()
+    for file, name in ((older, "FloatValue"), (newer, "DoubleValue")):
+        changed("note", type_name=f".google.protobuf.{name}")(file)
+    found = incompatibilities(schema_of_file(older), schema_of_file(newer))
+    assert [(each.path, each.kind) for each in found] == [("/note", "encoding_changed")]
+
+
 Change = Callable[[descriptor_pb2.FileDescriptorProto], None]
 
 
@@ -276,6 +285,12 @@ def as_text(file: descriptor_pb2.FileDescriptorProto) -> None:
     state.type = Fields.TYPE_STRING
 
 
+def unwrapped(file: descriptor_pb2.FileDescriptorProto) -> None:
+    note = file.message_type[1].field[4]
+    note.ClearField("type_name")
+    note.type = Fields.TYPE_STRING
+
+
 def exclusive(file: descriptor_pb2.FileDescriptorProto) -> None:
     changed("id", oneof_index=0)(file)
 
@@ -289,8 +304,9 @@ def exclusive(file: descriptor_pb2.FileDescriptorProto) -> None:
         (
             changed("note", type=Fields.TYPE_GROUP, type_name=".shop.Line"),
             "/note",
-            "The encoding was length and bytes, it is group.",
+            "The encoding was message of length and bytes, it is group.",
         ),
+        (unwrapped, "/note", "The encoding was message of length and bytes, it is length and bytes."),
         (signed_values, "/counts", "The encoding was length and bytes to varint, it is length and bytes to"),
         (renumbered, "/state", "Number 1 of the enum was PAID, it is LOST."),
         (renamed, "/state", "Number 1 of the enum was PAID, it is SETTLED."),
