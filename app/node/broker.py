@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -254,6 +254,11 @@ class Broker:
     def unsupported(self) -> Mapping[str, Unsupported]:
         """Logs of the metadata that this version leaves alone, by name."""
         return self._lookup.unsupported
+
+    @property
+    def unopened(self) -> Collection[str]:
+        """As LogLookup.unopened."""
+        return self._lookup.unopened
 
     def hosted(self, name: str) -> HostedLog | None:
         """Return the log of that name, the one of the metadata included; None: it is not known."""

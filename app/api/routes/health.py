@@ -71,10 +71,10 @@ async def healthz(query: Nothing) -> Response:
     "/readyz",
     summary="Readiness of this node",
     description="503 while a log has no leader (a master without a lease is none) or is under repair, while "
-    "this node has not caught up with a log or has not loaded the list of logs, and while a background task "
-    "fails (`failing`: its name and error). A replica that was removed from its log's group is ready: the "
-    "node forwards the calls. With tokens configured, `logs` and `failing` have the names that the token may "
-    "see, none without a token; the counts are of all.",
+    "this node has not caught up with a log, has not loaded the list of logs or could not open one, and "
+    "while a background task fails (`failing`: its name and error). A replica that was removed from its "
+    "log's group is ready: the node forwards the calls. With tokens configured, `logs` and `failing` have the "
+    "names that the token may see, none without a token; the counts are of all.",
     responses=answers(example=_READY, of_a_log=False)
     | answers(example={**_READY, "ready": False}, description="Not ready", of_a_log=False, status=503),
     response_class=Response,
@@ -85,7 +85,8 @@ async def readyz(request: Request, broker: NodeBroker, query: Nothing) -> Respon
         for hosted in broker.logs.values()
         if hosted.journal is not None
     }
-    knows_logs = broker.metadata.is_current or broker.metadata.hosted.removed
+    metadata = broker.metadata
+    knows_logs = metadata.hosted.removed or (metadata.is_current and not broker.unopened)
     failing = broker.tasks.failing
     ready = all(logs.values()) and knows_logs and not (broker.waits.stopping or failing)
     headers = () if ready else ((b"retry-after", b"1"),)

@@ -1,7 +1,7 @@
 """Finds a log by its name, for callers; refuses one that is not served here with the reason."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from app.errors import InvalidRequest, LogDeleting, LogNotFound, LogUnsupported, NoLeader
@@ -32,12 +32,18 @@ class LogLookup:
         """Logs of the metadata that this version leaves alone, by name."""
         return self._metadata_logs.unsupported
 
+    @property
+    def unopened(self) -> Collection[str]:
+        """Logs of the metadata that could not be opened here, by name."""
+        return self._metadata_logs.unopened
+
     def find(self, name: str, pointer: str = "/path/log") -> HostedLog:
         """Return the log of that name.
 
         pointer: to the name in the request, for the error of one that no log can have.
         Raises InvalidRequest for a name that no log can have, LogNotFound, LogDeleting, LogUnsupported;
-        NoLeader while this node does not know all logs: it has just started, or was removed.
+        NoLeader while this node does not know all logs: it has just started, could not open this one, or was
+        removed.
         """
         hosted = self._hosted.get(name)
         if hosted is None:
@@ -51,6 +57,8 @@ class LogLookup:
                 raise NoLeader("this node does not know all logs yet")
             if self._metadata.hosted.removed:
                 raise NoLeader(REMOVED)
+            if name in self.unopened:
+                raise NoLeader("this node could not open the log, and tries again; its output has the reason")
             raise LogNotFound(name)
         if hosted.deleting:
             raise LogDeleting(name)

@@ -73,6 +73,7 @@ class MetadataLogs:
         self._dropping: dict[str, None] = {}  # logs whose copy here is being removed
         self._has_checked_folders = False
         self.unsupported: dict[str, Unsupported] = {}
+        self.unopened: frozenset[str] = frozenset()  # logs that could not be opened here; tried again
 
     async def run(self) -> None:
         """Follow the metadata until cancelled."""
@@ -111,6 +112,9 @@ class MetadataLogs:
             if log.generation < 0:
                 whole &= await self._guarded(log.name, self._follow_nodes(log, self._host.hosted(log.name)))
         names = {log.name for log in logs}
+        self.unopened = frozenset(
+            log.name for log in logs if log.state != LOG_DELETING and self._host.hosted(log.name) is None
+        ).difference(self.unsupported)
         self.unsupported = {name: each for name, each in self.unsupported.items() if name in names}
         if whole and is_gone and self._metadata.is_current and not self._has_checked_folders:
             self._has_checked_folders = True

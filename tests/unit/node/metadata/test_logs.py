@@ -7,9 +7,13 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from app.api.routes.health import readyz
 from app.controller.metadata import LOG_DELETING, Log, LogSpec
+from app.errors import LogNotFound, NoLeader
 from app.log.contract import Durability, LogOptions
 from app.node.hosted_log import HostedLog
+from app.node.hosted_logs import HostedLogs
+from app.node.hosting.log_lookup import LogLookup
 from app.node.metadata.folders import LogFolders
 from app.node.metadata.logs import MetadataLogs
 from app.settings.model import LogSettings
@@ -143,6 +147,35 @@ def test_a_failure_of_one_log_is_tried_again_and_the_others_are_followed() -> No
     host.failing.clear()
     assert asyncio.run(logs.follow())
     assert (sorted(host.open), service.followed_index) == (["a", "b"], 9)
+
+
+def test_a_log_that_cannot_be_opened_exists_and_the_node_is_not_ready() -> None:
+    """A caller that finds no log would give up, instead of calling another node."""
+    logs, host, service = follower(Metadata([log_of("a", 1)]))
+    service.hosted = SimpleNamespace(removed=False)
+    lookup = LogLookup(HostedLogs(), service, logs, cast(Any, None))
+    broker: Any = SimpleNamespace(
+        logs={},
+        metadata=service,
+        unopened=(),
+        tasks=SimpleNamespace(failing={}),
+        waits=SimpleNamespace(stopping=False),
+    )
+
+    def status() -> int:
+        broker.unopened = lookup.unopened
+        return asyncio.run(readyz(broker, cast(Any, None))).status_code
+
+    host.failing["a"] = StorageFull("a", "open", "full")
+    assert not asyncio.run(logs.follow())
+    with pytest.raises(NoLeader, match="could not open the log"):
+        lookup.find("a")
+    with pytest.raises(LogNotFound):
+        lookup.find("b")
+    assert status() == 503
+    host.failing.clear()
+    assert asyncio.run(logs.follow())
+    assert (list(lookup.unopened), status()) == ([], 200)
 
 
 @pytest.mark.rule("C-10")
