@@ -54,13 +54,27 @@ def a_lease_from_before_the_registration_counts(patch: pytest.MonkeyPatch) -> No
 def a_mastership_is_given_up_after_the_controller_has_heard(patch: pytest.MonkeyPatch) -> None:
     @planted(patch, ReplicasManager, "step")
     def step(
-        original: Any, self: ReplicasManager, metadata: Metadata, view: HaView, now_ms: int
+        original: Any,
+        self: ReplicasManager,
+        metadata: Metadata,
+        view: HaView,
+        now_ms: int,
+        durable_index: int,
     ) -> list[Action]:
-        actions = original(self, metadata, view, now_ms)
+        actions = original(self, metadata, view, now_ms, durable_index)
         gives_up = any(
             isinstance(each, ControllerRequest) and isinstance(each.command, StepDown) for each in actions
         )
         return actions[::-1] if gives_up else actions
+
+
+plant(
+    "a_master_takes_a_set_that_is_not_durable",
+    "C-12",
+    (ReplicasManager, "_send_role", "if is_new_set and durable_index < self._known_set[1]:", "if False:"),
+    lambda _: test_replicas_manager.test_a_master_takes_a_set_only_once_it_is_durable_here(),
+    mode="controller",
+)
 
 
 plant(
