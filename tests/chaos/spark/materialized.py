@@ -25,7 +25,7 @@ from tests.chaos.spark.materializer import (
 from tests.chaos.spark.table_judge import records_of
 from tests.fault.cluster import FaultCluster
 from tests.fault.history import Operation, Outcome, find_violations
-from tests.spark.materialize.kill_points import POINTS
+from tests.spark.drivers.kill_points import POINTS
 
 LIGHT: dict[str, Any] = {"pause_s": 0.1, "readers": 1}  # a load that leaves the processor to the JVM
 IN_START = 0.2  # share of the random kills that come before the first micro-batch

@@ -26,7 +26,7 @@ from tests.chaos.spark.table_judge import LogCopy, TableFiles, differences
 
 LOG = "default"
 JOB = "spark_jobs.run"
-MORTAL_JOB = "tests.spark.materialize.driver_to_kill"
+MORTAL_JOB = "tests.spark.drivers.driver_to_kill"
 WAIT_S = 240.0  # a JVM starts in 5 to 10 s on two cores that do nothing else
 LOOK_S = 0.05
 STARTING, BETWEEN = "while it started", "between two commits"

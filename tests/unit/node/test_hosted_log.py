@@ -36,7 +36,7 @@ def test_a_wait_ends_with_the_reason_why_the_log_is_not_served(
 ) -> None:
     """After a deletion a client must not retry, as it would during a repair."""
     spec = LogSpec(replication="raft", replicas=("n1",))
-    hosted, waits = HostedLog(LogSettings.of_spec("a", spec), 1, None), Waits(1_000)
+    hosted, waits = HostedLog(LogSettings.of_spec("a", spec), 1), Waits(1_000)
     hosted.deleting = deleting
     with pytest.raises(refusal):
         asyncio.run(waits.read_index(hosted))

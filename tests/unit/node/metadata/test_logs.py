@@ -7,6 +7,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from app.api.access.tokens import Tokens
 from app.api.routes.health import readyz
 from app.controller.metadata import LOG_DELETING, Log, LogSpec
 from app.errors import LogNotFound, NoLeader
@@ -162,9 +163,13 @@ def test_a_log_that_cannot_be_opened_exists_and_the_node_is_not_ready() -> None:
         waits=SimpleNamespace(stopping=False),
     )
 
+    request: Any = SimpleNamespace(
+        app=SimpleNamespace(state=SimpleNamespace(tokens=Tokens.load(None))), headers={}
+    )
+
     def status() -> int:
         broker.unopened = lookup.unopened
-        return asyncio.run(readyz(broker, cast(Any, None))).status_code
+        return asyncio.run(readyz(request, broker, cast(Any, None))).status_code
 
     host.failing["a"] = StorageFull("a", "open", "full")
     assert not asyncio.run(logs.follow())

@@ -1,5 +1,5 @@
 """A materializer in a process of its own that kills itself, JVM and all, at a point of its work:
-`python -m tests.spark.materialize.driver_to_kill POINT ...`, with the arguments of the job; POINT `none`
+`python -m tests.spark.drivers.driver_to_kill POINT ...`, with the arguments of the job; POINT `none`
 never comes, and `by-spark` only lets Spark write all batches.
 
 The points are in kill_points.py.

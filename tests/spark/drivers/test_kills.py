@@ -34,7 +34,7 @@ def driver(config: MaterializeConfig) -> Iterator[Driver]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(point: str, *more: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "tests.spark.materialize.driver_to_kill", point]
+        command = [sys.executable, "-m", "tests.spark.drivers.driver_to_kill", point]
         command += ["--endpoint", config.endpoint, "--tables", str(config.tables), *more]
         process = subprocess.Popen(command, start_new_session=True)
         started.append(process)

@@ -15,7 +15,7 @@ from typing import Final
 from app.tables.names import CURSOR
 from spark_jobs.materialize.config import MaterializeConfig
 from tests.spark.conftest import endpoints
-from tests.spark.materialize.steps import REACHED, drive
+from tests.spark.drivers.steps import REACHED, drive
 from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.typed.law import check_law, rows_of
 from tests.spark.typed.test_typed import to_json
