@@ -280,10 +280,10 @@ plant(
         LogFolder,
         "sync",
         """self.write_epochs(epochs)
-            if mark is not None:
+            if mark is not None and mark[1] > self._manifest.durable_offset:  # a trim may have moved it
                 self._save(replace(self._manifest, durable_index=mark[0], durable_offset=mark[1]))
 """,
-        """if mark is not None:
+        """if mark is not None and mark[1] > self._manifest.durable_offset:
                 self._save(replace(self._manifest, durable_index=mark[0], durable_offset=mark[1]))
             self.write_epochs(epochs)
 """,
