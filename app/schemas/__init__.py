@@ -12,18 +12,13 @@ Pure: no clock, file or socket. pyarrow and the packages of the formats are impo
 """
 
 from app.schemas.columns import arrow_schema_of, check_new, columns_of
-from app.schemas.data_types import RESERVED_NAMES
 from app.schemas.decoder import Decoded, RecordDecoder
-from app.schemas.differences import ALLOWED_KINDS, Difference, differences, incompatibilities
+from app.schemas.differences import Difference, differences, incompatibilities
 from app.schemas.errors import Mismatch, SchemaInvalid, SchemaLibraryMissing
 from app.schemas.infer import SamplesUnusable, infer
-from app.schemas.schema import FORMATS, SCHEMA_VERSIONS_MAX, Column, LogSchema, version_of
+from app.schemas.schema import Column, LogSchema, version_of
 
 __all__ = [
-    "ALLOWED_KINDS",
-    "FORMATS",
-    "RESERVED_NAMES",
-    "SCHEMA_VERSIONS_MAX",
     "Column",
     "Decoded",
     "Difference",
