@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from app.node.network.repair_messages import FetchAnswer, PeerCall
-from app.node.repair import peer_replicas
+from app.node.repair import fetch, peer_replicas
 from app.node.repair.interfaces import RepairState
 from app.node.repair.log_repair import LogRepair
 from app.node.repair.marker import Note, RepairMarker
@@ -123,6 +123,7 @@ def test_damage_found_at_the_start_is_repaired_by_the_members_that_the_log_names
 def test_a_repair_does_not_wait_for_configured_members_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The members of the log never committed what is damaged."""
     monkeypatch.setattr(peer_replicas, "ANSWER_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(fetch, "PAUSE_LAST_MS", 1)
 
     def answers(peer: str, message: PeerCall) -> PeerCall | None:
         return None if peer in ("n8", "n9") else FetchAnswer(message.id, 0, 9)
