@@ -314,6 +314,7 @@ class RecordProducer:
         """Append a batch without its too large records; wait while an earlier one is still on its way. Raises
         ClientError."""
         after_unsent = False  # all sequences that the log misses are of batches that were left out
+        outcome = "not_applied"  # of the calls so far
         while not batch.is_empty:
             with self._lock:
                 is_alone = self._in_flight[0] is batch
@@ -329,7 +330,12 @@ class RecordProducer:
                     **self._options,
                 )
                 return Delivered(appended, batch.refused)
-            except Problem as problem:
+            except ClientError as problem:
+                if problem.outcome == "not_applied":
+                    problem.outcome = outcome  # an attempt whose answer was lost may still arrive
+                outcome = problem.outcome
+                if not isinstance(problem, Problem):
+                    raise
                 if problem.outcome == "not_applied" and batch.take_out(problem):
                     self.max_record_bytes = min(self.max_record_bytes, int(problem.document["limit"]))
                     continue
@@ -341,7 +347,7 @@ class RecordProducer:
                     misses_unsent = all(number in self._unsent for number in range(expected, batch.sequence))
                 if failed is not None:
                     ended = ProducerFailed(failed)
-                    ended.outcome = problem.outcome  # an attempt whose answer was lost may still arrive
+                    ended.outcome = outcome
                     raise ended from problem
                 if misses_unsent and not after_unsent:
                     after_unsent = True
