@@ -478,7 +478,7 @@ def test_a_trim_that_was_not_committed_at_the_snapshot_is_carried_out_after_it()
     assert (undone.trim_index, undone.logged_trim_index) == (0, 0)
 
 
-def test_expired_keys_of_a_snapshot_are_removed_after_it() -> None:
+def test_keys_that_had_expired_at_the_snapshot_are_removed_after_it() -> None:
     log, state = Log(), LogState(idempotency_ms=10)
     state.apply(log.add(AppendMark(0, 1, "k", digest=DIGEST), producer_mark("p", 0, 0, ordinal=1)))
     state.committed(3)
