@@ -432,3 +432,18 @@ def test_a_power_cut_within_a_save_leaves_the_old_value_or_the_new_one() -> None
             assert place > 40
             return
     raise AssertionError("never came to its end")
+
+
+@pytest.mark.rule("R-11")
+def test_records_of_a_failed_sync_are_written_again_before_they_count_as_durable() -> None:
+    """The kernel may treat their pages as clean, so that a later sync alone writes nothing."""
+    files = MemoryFiles(Random(1))
+    log = open_log(files)
+    open_term(log, 1)
+    batches = grow(log, 5, sync=False)
+    for path in (f"{FOLDER}/{name}" for name in files.list(FOLDER) if name.endswith(".log")):
+        files._found(path).changes.clear()  # the process reads them, the disk never got them
+    again = open_log(files)
+    assert again.durable_index == batches[-1].last_index
+    files.crash()
+    assert open_log(files).end_index == batches[-1].last_index
