@@ -1,14 +1,18 @@
 """`commitlog verify --tables` finds each kind of wrong row in typed tables."""
 
+import json
 import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from app.client.tables import MaterializedTable
 from app.tables.delta_log import DeltaLog
@@ -17,6 +21,8 @@ from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.replay import DeadLetterReplay
 from spark_jobs.run import materialize
 from spark_jobs.source.log_reads import LogReads
+from spark_jobs.tables.local_commits import LocalTable
+from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import identifier
 from spark_jobs.typed.values import wrong_copies
 from spark_jobs.verify import Verified, _typed_differences, _typed_problems, _typed_until
@@ -26,27 +32,61 @@ from tests.spark.typed.test_typed import path_in, to_json
 
 SCHEMA = "id INT NOT NULL, city STRING, tags MAP<STRING, INT>, at STRUCT<x: DOUBLE>"
 NAMES = ("entries", "records", "dead_letters", "current", "records_v3", "current_v3")
-MISPLACED = {
-    "records": [
-        "DELETE FROM {} WHERE _index = 2",
-        "INSERT INTO {} SELECT * FROM {} WHERE _index = 4",
-        "UPDATE {} SET _index = 1000 WHERE _index = 6",
-        "INSERT INTO {} (_index) VALUES (NULL)",
-    ],
-}
-CHANGED = {
-    "records_v3": [
-        "UPDATE {} SET id = '9' WHERE id = '8'",
-        "INSERT INTO {} BY NAME SELECT * FROM {records} WHERE _index = 6",
-    ],
-    "records": [
-        "DELETE FROM {} WHERE _index = 6",
-        "UPDATE {} SET _schema_version = 2, city = 'x', tags = map('a', 9) WHERE _index = 4",
-        "UPDATE {} SET _rescued = NULL, at.x = 9 WHERE _index = 2",
-    ],
-    "dead_letters": ["UPDATE {} SET value = X'00', schema_version = 2 WHERE index = 3"],
-    "current": ["UPDATE {} SET city = 'y' WHERE id = 2", "UPDATE {} SET _index = 1 WHERE id = 1"],
-}
+Edit = Callable[[dict[str, list[dict[str, Any]]]], None]  # of the rows of all tables
+
+
+def change(name: str, index: int, /, **columns: Any) -> Edit:
+    """Change columns of the row at an index."""
+    return lambda tables: row_at(tables[name], index).update(columns)
+
+
+def remove(name: str, index: int) -> Edit:
+    return lambda tables: tables[name].remove(row_at(tables[name], index))
+
+
+def copy(name: str, index: int, to: str, /, **columns: Any) -> Edit:
+    """Add a copy of a row to a table, with other values of some columns."""
+    return lambda tables: tables[to].append({**row_at(tables[name], index), **columns})
+
+
+def row_at(rows: list[dict[str, Any]], index: int) -> dict[str, Any]:
+    return next(row for row in rows if row.get("_index", row.get("index")) == index)
+
+
+MISPLACED = [
+    remove("records", 2),
+    copy("records", 4, "records"),
+    change("records", 6, _index=1000),
+    copy("records", 4, "records", _index=None),
+]
+CHANGED = [
+    copy("records", 6, "records_v3", id="3"),
+    change("records_v3", 12, id="9"),
+    remove("records", 6),
+    change("records", 4, _schema_version=2, city="x", tags=[("a", 9)]),
+    change("records", 2, _rescued=None, at={"x": 9.0}),
+    change("dead_letters", 3, value=b"\0", schema_version=2),
+    change("current", 4, city="y"),
+    change("current", 2, _index=1),
+]
+
+
+def spoil(folder: Path, edits: Sequence[Edit]) -> None:
+    """Replace the rows of the tables by edited ones."""
+    schemas, tables = {}, {}
+    for name in ("records", "records_v3", "dead_letters", "current"):
+        snapshot = DeltaLog(str(folder / name)).snapshot()
+        assert snapshot is not None
+        schema = StructType.fromJson(json.loads(snapshot.schema))
+        held = read_plain(str(folder / name), schema, schema.names)
+        assert held is not None
+        schemas[name], tables[name] = held.schema, held.to_pylist()
+    for edit in edits:
+        edit(tables)
+    for name, rows in tables.items():
+        spoiled = pa.Table.from_pylist(rows, schemas[name])
+        local = LocalTable(str(folder / name), lambda path: None, keeps_files=True)
+        assert local.replace(lambda rows=spoiled: rows, statistics=(), claim=None, note={})
 
 
 @pytest.fixture
@@ -79,10 +119,6 @@ def test_verify_finds_each_wrong_row_and_accepts_replayed_ones(
         tables = {name: state("records" if name == "records_v2" else name, of) for name in names or NAMES}
         return list(_typed_problems(spark, tables, client))
 
-    def change(name: str, statement: str, of: Path = folder) -> None:
-        table, records = (identifier(str(of / each)) for each in (name, "records"))
-        spark.sql(statement.replace("{}", table).replace("{records}", records)).collect()
-
     differs = "its row differs from the record in"
     places = {
         "typed tables, index None: it is in the typed tables, and not in entries",
@@ -101,20 +137,17 @@ def test_verify_finds_each_wrong_row_and_accepts_replayed_ones(
         f"current, index 4: {differs} _schema_version, city, tags",
         'current, key {"id":1}: it is of index 1, the newest is 2',
     }
-    assert problems() == []
     assert problems("entries", "records", "current", "records_v3") == ["missing: current_v3, dead_letters"]
     assert problems("entries") == ["missing: current, current_v3, dead_letters, records, records_v3"]
     assert problems("entries", "records_v2")[0] == "records_v2: no version of the schema begins this table"
     for wrong, findings in ((MISPLACED, places), (CHANGED, values)):
         spoiled = tmp_path / f"spoiled {len(findings)}"
         shutil.copytree(folder, spoiled)
-        for name, statements in wrong.items():
-            for statement in statements:
-                change(name, statement, spoiled)
+        spoil(spoiled, wrong)
         found = problems(of=spoiled)
         assert set(found) >= findings, found
     DeadLetterReplay(spark, client, path_in(folder)).run()
-    change("records", "ALTER TABLE {} ADD COLUMNS (mine STRING)")
+    spark.sql(f"ALTER TABLE {identifier(str(folder / 'records'))} ADD COLUMNS (mine STRING)")
     assert spark.read.format("delta").load(str(folder / "dead_letters")).count() == 1
     assert problems() == []
 
