@@ -10,10 +10,10 @@ from app.api.http.dependencies import LogName, Nothing
 from app.api.http.json_decoding import Name, Ordinal
 from app.api.http.log_call import Call, Served
 from app.api.http.openapi import ETAG, OF_A_BODY, OF_A_COMMIT, answers, json_request
-from app.api.http.preconditions import is_held, wanted_version
+from app.api.http.preconditions import NEVER, is_held, wanted_version
 from app.api.read.reader import Reader
 from app.api.read.selection import Consistency
-from app.errors import CursorNotFound
+from app.errors import CursorMoved, CursorNotFound
 from app.log.commands import ABSENT, PRESENT, UNSET, DropCursor, MoveCursor, SetFence
 from app.log.state import LogCursor
 from app.names import CURSOR_NAME
@@ -86,7 +86,9 @@ async def cursors(call: Call, log: LogName, query: Nothing) -> Response:
 @router.get(
     "/v1/logs/{log}/cursors/{name}",
     summary="Get a cursor",
-    responses=answers("cursor-not-found", "read-index-unavailable", example=CURSOR_EXAMPLE, headers=(ETAG,))
+    responses=answers(
+        "cursor-not-found", "cursor-moved", "read-index-unavailable", example=CURSOR_EXAMPLE, headers=(ETAG,)
+    )
     | {304: {"description": "The client holds this version: `If-None-Match` names its ETag"}},
     response_class=Response,
 )
@@ -97,6 +99,9 @@ async def cursor(call: Call, log: LogName, name: CursorName, query: Nothing) -> 
     if found is None:
         raise CursorNotFound(name)
     etag = _etag(found)
+    if_match = call.request.headers.get("if-match")
+    if if_match is not None and wanted_version(if_match, found.revision) not in (None, found.revision):
+        raise CursorMoved(name, found.revision, wanted_none=False)
     if is_held(call.request.headers.get("if-none-match"), etag.decode()):
         return here.unchanged(etag)
     return _cursor_answer(here, name, found)
@@ -147,12 +152,17 @@ async def drop_cursor(call: Call, log: LogName, name: CursorName, query: Nothing
 
 
 def _revision(request: Request, found: LogCursor | None) -> int | None:
-    """Return the expected revision; ABSENT for `If-None-Match: *`, PRESENT for `If-Match: *`, None for any.
+    """Return the expected revision; ABSENT for `If-None-Match: *`, PRESENT for `If-Match: *`, NEVER when
+    `If-None-Match` names the present one, None for any.
 
-    found: the cursor at present. The leader decides later, when it may have moved.
+    found: the cursor at present. The leader decides later, when it may have moved, but never to a revision
+    that it had before.
     """
-    if request.headers.get("if-none-match") == "*":
+    if_none_match = request.headers.get("if-none-match")
+    if if_none_match == "*":
         return ABSENT
+    if found is not None and is_held(if_none_match, _etag(found).decode()):
+        return NEVER
     if_match = request.headers.get("if-match")
     if if_match is not None and if_match.strip() == "*":
         return PRESENT

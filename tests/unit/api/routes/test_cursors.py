@@ -33,7 +33,7 @@ def moved(state: LogState, index: int, position: int | None, name: str = "etl") 
     )
 
 
-def call_of(state: LogState, reopened: LogState | None = None) -> Any:
+def call_of(state: LogState, reopened: LogState | None = None, **headers: str) -> Any:
     """Return a call at the leader of a log with that state. reopened: that the log has when the read is
     confirmed, because it was repaired meanwhile."""
     driver = SimpleNamespace(state=state, log=None, runs_ahead=False)
@@ -52,7 +52,8 @@ def call_of(state: LogState, reopened: LogState | None = None) -> Any:
             answer=lambda content, headers=(): {**content, "headers": headers},
         )
 
-    return SimpleNamespace(leader=leader, request=SimpleNamespace(headers={}))
+    request = SimpleNamespace(headers={name.replace("_", "-"): value for name, value in headers.items()})
+    return SimpleNamespace(leader=leader, request=request)
 
 
 def get(state: LogState) -> dict[str, Any]:
@@ -226,3 +227,32 @@ def test_a_move_that_requires_the_cursor_moves_any_version() -> None:
     state = LogState()
     asyncio.run(move_cursor(leader_call(state, 50, if_match="*"), "default", "etl", None))  # type: ignore[arg-type]
     assert state.cursors["etl"].position == 9
+
+
+@pytest.mark.parametrize(("tag", "moves"), [('"0"', False), ('"7", W/"0"', False), ('"7"', True)])
+def test_a_move_is_refused_if_the_cursor_has_a_version_that_it_excludes(tag: str, moves: bool) -> None:
+    """RFC 9110, section 13.1.2."""
+    state = LogState()
+    moved(state, 0, 42)
+    call = leader_call(state, 50, if_none_match=tag)
+    if moves:
+        asyncio.run(move_cursor(call, "default", "etl", None))  # type: ignore[arg-type]
+        assert state.cursors["etl"].position == 9
+    else:
+        with pytest.raises(CursorMoved):
+            asyncio.run(move_cursor(call, "default", "etl", None))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("tag", "is_read"), [('"0"', True), ("*", True), ('"7"', False), ('W/"0"', False)])
+def test_a_read_of_a_cursor_may_require_its_version(tag: str, is_read: bool) -> None:
+    """RFC 9110, section 13.1.1."""
+    state = LogState()
+    moved(state, 0, 42)
+    state.committed(0)
+    call = call_of(state, if_match=tag)
+    if is_read:
+        answer: Any = asyncio.run(cursor(call, "default", "etl", None))  # type: ignore[arg-type]
+        assert answer["index"] == 42
+    else:
+        with pytest.raises(CursorMoved):
+            asyncio.run(cursor(call, "default", "etl", None))  # type: ignore[arg-type]
