@@ -10,6 +10,7 @@ import base64
 import contextlib
 import html
 import io
+import itertools
 import re
 import sys
 import time
@@ -173,7 +174,8 @@ def run_notebook(
 ) -> list[Path]:
     """Run every cell in order; return the PNG files of its figures. The page is at `output_html` in any case.
 
-    parameters: values for widgets, by name. report: gets a line before each cell that computes. Raises
+    parameters: values for widgets, by name. report: gets a line before each cell that computes. The cells can
+    import from the notebook's folder and from the root of its repository, as on Databricks. Raises
     NotebookFailed at the first cell that fails.
     """
     cells = read_cells(path.read_text())
@@ -183,6 +185,8 @@ def run_notebook(
     names: dict[str, Any] = {"__name__": "__main__", "spark": spark, "display": _display_on(page)}
     names["dbutils"] = SimpleNamespace(widgets=widgets)
     heading = path.stem
+    before = list(sys.path)
+    sys.path += _import_folders(path)  # at the end: what is installed is stronger
     try:
         for number, cell in enumerate(cells, 1):
             heading = cell.heading or heading
@@ -190,8 +194,15 @@ def run_notebook(
                 report(f"cell {number} of {len(cells)}: {heading}")
             _run_cell(cell, number, path, page, names, widgets)
     finally:
+        sys.path[:] = before
         page.write()
     return page.pictures
+
+
+def _import_folders(path: Path) -> list[str]:
+    own = path.resolve().parent
+    roots = (each for each in (own, *own.parents) if (each / ".git").exists())
+    return [str(own), *map(str, itertools.islice(roots, 1))]
 
 
 def _run_cell(

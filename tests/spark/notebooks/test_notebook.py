@@ -212,3 +212,20 @@ def test_figures_are_shown_once(tmp_path: Path) -> None:
     )
     assert len(run_notebook(notebook, {}, tmp_path / "page.html", None)) == 1  # type: ignore[arg-type]
     assert Figure.__module__ in sys.modules
+
+
+def test_cells_import_from_their_folder_and_from_the_root_of_the_repository(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    folder = tmp_path / "notebooks" / "more"
+    folder.mkdir(parents=True)
+    (tmp_path / "of_the_repository.py").write_text("WORD = 'root'\n")
+    (folder / "of_the_folder.py").write_text("WORD = 'beside'\n")
+    notebook = folder / "imports.py"
+    notebook.write_text(
+        "# Databricks notebook source\nimport of_the_folder, of_the_repository\n"
+        "print(of_the_repository.WORD, of_the_folder.WORD)\n"
+    )
+    before, spark = list(sys.path), None
+    run_notebook(notebook, {}, tmp_path / "page.html", spark)  # type: ignore[arg-type]  # no cell uses it
+    assert "root beside" in (tmp_path / "page.html").read_text()
+    assert sys.path == before
