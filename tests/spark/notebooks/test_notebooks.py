@@ -229,29 +229,31 @@ def test_the_service_knows_the_tables_and_one_call_opens_them_at_a_point(
     assert newest["epochs"].count() == table(spark, road, "epochs").count()
 
 
-def test_log_and_table_are_compared_and_the_first_difference_is_named(
-    spark: SparkSession, road: Road
-) -> None:
+def test_log_and_table_are_compared(spark: SparkSession, road: Road) -> None:
     same = verify_tables(spark, road.endpoint)
     assert same.equal, str(same)
     assert (same.records, same.unequal_blocks) == (FLIGHTS, 0)
-    path = identifier(f"{road.tables}/default/entries")
-    spark.sql(f"UPDATE {path} SET value = key WHERE index IN (700, 900)")
-    changed = verify_tables(spark, road.endpoint)
-    assert (changed.equal, changed.first_difference) == (False, 700)
-    assert "first at index 700: the record's content differs" in str(changed)
-    spark.sql(f"DELETE FROM {path} WHERE index = 600")
-    lacking = verify_tables(spark, road.endpoint)
-    assert (lacking.first_difference, lacking.difference) == (
-        600,
-        "the log has 1 such record, the table 0",
-    )
-    spark.sql(f"RESTORE TABLE {path} TO VERSION AS OF {same.version}")
-    assert verify_tables(spark, road.endpoint).equal
-    log_id = table_properties(spark, f"{road.tables}/default/entries")[LOG_ID_PROPERTY]
+
+
+def test_the_first_difference_of_log_and_table_is_named(spark: SparkSession, road: Road) -> None:
+    same = verify_tables(spark, road.endpoint, PLAIN)
+    assert same.equal, str(same)
+    path = f"{road.tables}/{PLAIN}/entries"
+    table = identifier(path)
+    first, second, third = (row["index"] for row in read_table(spark, path).orderBy("index").collect())
+    spark.sql(f"UPDATE {table} SET value = X'00' WHERE index IN ({second}, {third})")
+    changed = verify_tables(spark, road.endpoint, PLAIN)
+    assert (changed.equal, changed.first_difference) == (False, second)
+    assert f"first at index {second}: the record's content differs" in str(changed)
+    spark.sql(f"DELETE FROM {table} WHERE index = {first}")
+    lacking = verify_tables(spark, road.endpoint, PLAIN)
+    assert lacking.first_difference == first
+    assert lacking.difference == "the log has 1 such record, the table 0"
+    spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF {same.version}")
+    log_id = table_properties(spark, path)[LOG_ID_PROPERTY]
     for owner, reported in (("0" * 16, "the table holds the records of another log"), (log_id, None)):
-        spark.sql(f"ALTER TABLE {path} SET TBLPROPERTIES ('{LOG_ID_PROPERTY}' = '{owner}')")
-        assert verify_tables(spark, road.endpoint).difference == reported
+        spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{LOG_ID_PROPERTY}' = '{owner}')")
+        assert verify_tables(spark, road.endpoint, PLAIN).difference == reported
 
 
 @pytest.mark.parametrize("number", CLAIMS)
