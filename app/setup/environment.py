@@ -153,9 +153,8 @@ class Environment:
             first.flush()
             self._pip("install the build tools", "--require-hashes", "-r", first.name)
         counter = PackageCounter(len(packages), self.folder)
-        # Python compiles the modules that it imports: pip would compile ten times as many
-        options = ("--no-compile", "--require-hashes", "--no-build-isolation", "-r", str(self.lock))
-        self._pip("install the packages", *options, watch=counter)
+        hashes = ("--require-hashes", "--no-build-isolation", "-r", str(self.lock))
+        self._pip("install the packages", *hashes, watch=counter)
 
     def _install_project(self) -> None:
         _print_step("3/5 commitlog itself")

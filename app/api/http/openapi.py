@@ -418,6 +418,7 @@ _PROBLEM_FIELDS: Final[dict[str, dict[str, Any]]] = {  # those that not every pr
     "expected_sequence": _NUMBER,
     "expected_term": _NUMBER,
     "first_index": _NUMBER_OR_NULL,
+    "first_outcome": _TEXT,
     "first_seq": _NUMBER,
     "in_sync": _NUMBER,
     "index": _NUMBER,

@@ -338,7 +338,7 @@ def test_a_record_of_one_mebibyte_fits_exactly(cluster: Cluster) -> None:
     rows = arrow_stream(pa.record_batch({"value": [b"v", b"w" * (MIB + 1)]}))
     problem = refused(post(cluster, rows, "application/vnd.apache.arrow.stream"), 413, "too-large")
     assert (problem["limit"], problem["limit_name"]) == (MIB, "max_record_bytes")
-    assert problem["detail"] == f"a record may have at most {MIB} bytes, got {MIB + 1}"
+    assert problem["detail"] == f"record 1: a record may have at most {MIB} bytes, got {MIB + 1}"
 
 
 def test_a_request_has_limits(cluster: Cluster) -> None:
