@@ -116,6 +116,7 @@ class SafetyChecker(KnownRecords):
             raise Violation(f"{member.name}: committed index {now} past its end {log.end_index}")
         if now > self.committed_index:
             self._check_majority(member, seen, now)
+        self.reported_index = max(self.reported_index, now)
         index = min(self.committed_index + 1, log.batch_at(now).base_index)
         while index <= now:
             batch = log.batch_at(index)

@@ -166,7 +166,13 @@ class Ledger:
             raise Violation(problem)
         if (shown := self.returned.problem()) is not None:
             raise Violation(shown)
-        for value, match_index, result in self._fresh:
+        fresh, self._fresh = self._fresh, []
+        for value, match_index, result in fresh:
+            if self._checker.committed_index < result.last_index <= self._checker.reported_index:
+                # The copy of the leader has rotted before it was read: the next member to commit shows it.
+                self._fresh.append((value, match_index, result))
+                self.news = True
+                continue
             self._checker.check_acknowledged(value, result)
             if match_index is not None and not self._checker.has_only_control(
                 match_index, result.first_index
@@ -175,7 +181,6 @@ class Ledger:
             known = self.acknowledged.setdefault(value, result.first_index)
             if known != result.first_index:
                 raise Violation(f"{value} was acknowledged at {known} and at {result.first_index}")
-        self._fresh.clear()
 
     def verify_refusals(self) -> None:
         """Raises Violation when a record is in the log although a client got the answer that it is not."""

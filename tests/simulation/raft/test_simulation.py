@@ -141,3 +141,8 @@ def test_a_failure_is_shrunk_to_the_faults_that_it_needs(needs: tuple[int, ...])
     assert shrink(run) == list(needs)
     assert run.runs < 120
     assert shrink(run, budget_s=-1) == ([*range(run.count)])  # what a spent budget leaves
+
+
+def test_a_commit_at_a_copy_that_has_rotted_is_seen_at_another_member() -> None:
+    """The leader commits and answers in the step in which the checker finds its damage."""
+    assert run_seed(73_000_154, 400, [0])[1] is None

@@ -33,6 +33,7 @@ class KnownRecords:
     def __init__(self) -> None:
         self.committed: dict[int, Batch] = {}  # by base index
         self.committed_index = NO_INDEX
+        self.reported_index = NO_INDEX  # the largest committed index of a member, also of one with damage
         self.places: dict[str, int] = {}  # of every committed record, by value
         self.values: dict[int, str] = {}  # of every committed data record, by index
         self.cursors: dict[int, tuple[str, int | None]] = {}  # committed moves: revision -> (name, position)
