@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from app.arguments import check_text
+
 SHOWN_CHARACTERS = 80  # of a refused name
 SYSTEM = "__"  # begin of the name of a log of the system
 
@@ -54,22 +56,16 @@ def rule_of(pattern: object) -> NameRule | None:
     return _RULES.get(str(pattern))
 
 
-def _check_text(what: str, given: object) -> None:
-    if not isinstance(given, str):
-        kind = "None" if given is None else type(given).__name__
-        raise TypeError(f"{what} must be text, got {kind}")
-
-
 def check_cursor_name(name: str) -> None:
     """Raise ValueError for a name that no cursor can have, TypeError for one that is not text."""
-    _check_text("the name of a cursor", name)
+    check_text("the name of a cursor", name)
     if CURSOR_NAME.pattern.fullmatch(name) is None:
         raise ValueError(f"the name of a cursor {CURSOR_NAME.refusal(name)}")
 
 
 def check_idempotency_key(key: str) -> None:
     """Raise ValueError for a key that no append can have, TypeError for one that is not text."""
-    _check_text("an idempotency key", key)
+    check_text("an idempotency key", key)
     if IDEMPOTENCY_KEY.pattern.fullmatch(key) is None:
         raise ValueError(f"an idempotency key {IDEMPOTENCY_KEY.refusal(key)}")
 
@@ -77,7 +73,7 @@ def check_idempotency_key(key: str) -> None:
 def check_token(token: str) -> None:
     """Raise ValueError, whose message does not contain the token, for one that no header can carry, and
     TypeError for one that is not text."""
-    _check_text("token", token)
+    check_text("token", token)
     if not token.isascii() or not token.isprintable() or " " in token:
         raise ValueError("token must consist of visible ASCII characters, without blanks and line breaks")
 
@@ -85,6 +81,6 @@ def check_token(token: str) -> None:
 def check_log_name(name: str) -> None:
     """Raise ValueError for a name that no log can have, not even one of the system; TypeError for one that is
     not text."""
-    _check_text("the name of a log", name)
+    check_text("the name of a log", name)
     if LOG_NAME.pattern.fullmatch(name.removeprefix(SYSTEM)) is None:
         raise ValueError(f"the name of a log {LOG_NAME.refusal(name)}")

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from app.client.arguments import check_whole
+from app.arguments import check_whole
 from app.client.client import DEFAULT_ENDPOINT, FOLLOW_WAIT_MS, Appended, CommitlogClient, Page
 from app.client.consumer import Consumer
 from app.client.producer import RecordDelivery, RecordProducer

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
-from app.client.arguments import check_instance, check_whole
+from app.arguments import check_instance, check_whole
 from app.client.records import Record, ndjson
 from app.extras import naming_the_extra
 from app.media_types import ARROW_STREAM, NDJSON

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
-from app.client.arguments import check_instance, check_text, check_whole
+from app.arguments import check_instance, check_text, check_whole
 from app.client.batches import arrow_stream, check_arrow
 from app.client.connection import DEFAULT_ENDPOINT, ClusterConnection, HttpAnswer
 from app.client.errors import NoAnswer, OtherLog

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 import urllib3
 
-from app.client.arguments import check_number, check_text
+from app.arguments import check_number, check_text
 from app.client.errors import ClientError, NoAnswer, NoReplica, Problem, Untrusted, problem_of
 from app.names import check_token
 

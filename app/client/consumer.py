@@ -5,7 +5,7 @@ from socket import gethostname
 from typing import Any
 from uuid import uuid4
 
-from app.client.arguments import check_instance, check_whole
+from app.arguments import check_instance, check_whole
 from app.client.client import FOLLOW_WAIT_MS, CommitlogClient, Page
 from app.client.errors import ConditionFailed, NotFound
 from app.client.operations import Cursor, Operations

@@ -7,7 +7,7 @@ value, headers, type, as in docs/api.md.
 
 from typing import TYPE_CHECKING, Any
 
-from app.client.arguments import check_instance, check_whole
+from app.arguments import check_instance, check_whole
 from app.client.batches import arrow_body
 from app.client.client import Appended, CommitlogClient
 from app.extras import naming_the_extra

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from app.client.arguments import check_number
+from app.arguments import check_number
 from app.client.batches import Body, pack
 from app.client.client import Appended
 from app.client.errors import ClientError, Problem, RecordRefused

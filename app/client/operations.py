@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from app.client.arguments import check_instance, check_text, check_whole
+from app.arguments import check_instance, check_text, check_whole
 from app.client.client import CommitlogClient
 from app.client.connection import HttpAnswer
 from app.media_types import JSON

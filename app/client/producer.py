@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self
 
-from app.client.arguments import check_instance, check_number, check_text, check_whole
+from app.arguments import check_instance, check_number, check_text, check_whole
 from app.client.batches import arrow_body, check_arrow
 from app.client.client import CommitlogClient
 from app.client.deliveries import Delivered, QueuedAppend, RecordDelivery

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from app.client.arguments import check_instance, check_whole, kind_of
+from app.arguments import check_instance, check_whole, kind_of
 
 BATCH_RECORDS = 500
 BATCH_BYTES = 4 * 1024 * 1024

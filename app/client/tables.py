@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import quote
 
-from app.client.arguments import check_instance, check_number, check_text, check_whole
+from app.arguments import check_instance, check_number, check_text, check_whole
 from app.client.client import CommitlogClient
 from app.client.connection import HttpAnswer
 from app.client.errors import NoAnswer, Unavailable

@@ -111,12 +111,7 @@ def _descriptor(file: IO[bytes]) -> int:
         return -1
 
 
-def json_line(document: Mapping[str, Any]) -> str:
-    """Return a JSON object in one line."""
-    return _json(document)
-
-
-def _json(content: Any) -> str:
+def json_line(content: Any) -> str:
     """Return JSON in one line. A Decimal is a number of a record that a float cannot hold."""
     try:
         return json.dumps(content, ensure_ascii=False)
@@ -154,7 +149,7 @@ def _content(record: Mapping[str, Any], name: str) -> str | None:
     if record.get(name) is not None:
         return str(record[name])
     if f"{name}_json" in record:
-        return _json(record[f"{name}_json"])
+        return json_line(record[f"{name}_json"])
     if record.get(f"{name}_base64") is not None:
         return f"base64:{record[f'{name}_base64']}"
     return None
@@ -164,7 +159,7 @@ def csv_row(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of a record: bytes that are not UTF-8 in the columns that end with _base64."""
     row = {name: record.get(name) for name in CSV_COLUMNS}
     if "value_json" in record:
-        row["value"] = _json(record["value_json"])
+        row["value"] = json_line(record["value_json"])
     row["timestamp"] = format_time(record["timestamp"])
     row["headers"] = json.dumps(record["headers"], ensure_ascii=False) if record.get("headers") else None
     return row
