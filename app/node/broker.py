@@ -115,6 +115,7 @@ class Broker:
             node_id=self.node.id,
             metadata=self.metadata,
             host=self._node_logs,
+            hosted=self._hosted,
             folders=self._node_logs.folders,
         )
         self._lookup = LogLookup(self._hosted, self.metadata, self._metadata_logs, self.waits)

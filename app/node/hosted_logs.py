@@ -19,7 +19,7 @@ class HostedLogs:
         self.by_id: dict[int, HostedLog] = {}
 
     def __iter__(self) -> Iterator[HostedLog]:
-        """The log of the metadata first."""
+        """The log of the metadata first; logs that are added or forgotten meanwhile change nothing."""
         return iter([self.controller, *self.by_name.values()])
 
     def get(self, name: str) -> HostedLog | None:

@@ -73,20 +73,6 @@ class NodeLogs:
         self._join_after_s: dict[int, float] = {}  # by log id: after a replica that could not be opened
         self._birth = FolderBirth(services.files, services.data_folder, marker)
 
-    # --- what a node knows ------------------------------------------------------------------------------
-
-    def hosted(self, name: str) -> HostedLog | None:
-        """Return the log of that name, the one of the metadata included."""
-        return self._hosted.get(name)
-
-    def all_hosted(self) -> list[HostedLog]:
-        """Return all logs, the one of the metadata first."""
-        return list(self._hosted)
-
-    def forget_log(self, hosted: HostedLog) -> None:
-        """Know a log no longer."""
-        self._hosted.forget(hosted)
-
     # --- opening ----------------------------------------------------------------------------------------
 
     def know_metadata(self, controller: LogDriver) -> None:

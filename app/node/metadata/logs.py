@@ -15,6 +15,7 @@ from app.controller.log_state import MetadataLogState
 from app.controller.metadata import LOG_DELETING, Log
 from app.controller.state_machine import Metadata
 from app.node.hosted_log import CONFIGURED, HostedLog
+from app.node.hosted_logs import HostedLogs
 from app.node.metadata.folders import LogFolders
 from app.node.metadata.service import MetadataService
 from app.node.replica.driver import LogDriver
@@ -36,8 +37,6 @@ class Unsupported(NamedTuple):
 class LogHost(Protocol):
     """The part of app.node.hosting.node_logs.NodeLogs that is used here."""
 
-    def hosted(self, name: str) -> HostedLog | None: ...
-    def all_hosted(self) -> list[HostedLog]: ...
     async def add_log(self, settings: LogSettings, log_id: int, generation: int) -> None:
         """Register a log, and keep a replica of it if this node is one of its nodes. Raises StorageError."""
         ...
@@ -50,8 +49,6 @@ class LogHost(Protocol):
         """End its driver and close its files; the log stays registered."""
         ...
 
-    def forget_log(self, hosted: HostedLog) -> None: ...
-
 
 class MetadataLogs:
     """Owned by the event loop."""
@@ -62,12 +59,14 @@ class MetadataLogs:
         node_id: str,
         metadata: MetadataService,
         host: LogHost,
+        hosted: HostedLogs,
         folders: LogFolders,
         in_thread: Callable[..., Any] = asyncio.to_thread,
     ) -> None:
         self._node_id = node_id
         self._metadata = metadata
         self._host = host
+        self._hosted = hosted
         self._folders = folders
         self._in_thread = in_thread
         self._dropping: dict[str, None] = {}  # logs whose copy here is being removed
@@ -99,7 +98,7 @@ class MetadataLogs:
         index, is_newest = metadata.applied_index, self._metadata.is_newest
         if index < self._metadata.followed_index:
             return False  # a repair has restored older metadata: the newer ones will follow
-        for hosted in self._host.all_hosted():
+        for hosted in self._hosted:
             log = metadata.log(hosted.name)
             if hosted.generation >= 0 and (log is None or log.generation != hosted.generation):
                 is_gone &= await self._guarded(hosted.name, self._forget(hosted))
@@ -110,10 +109,10 @@ class MetadataLogs:
         self._follow_configured(metadata)
         for log in metadata:
             if log.generation < 0:
-                whole &= await self._guarded(log.name, self._follow_nodes(log, self._host.hosted(log.name)))
+                whole &= await self._guarded(log.name, self._follow_nodes(log, self._hosted.get(log.name)))
         names = {log.name for log in logs}
         self.unopened = frozenset(
-            log.name for log in logs if log.state != LOG_DELETING and self._host.hosted(log.name) is None
+            log.name for log in logs if log.state != LOG_DELETING and self._hosted.get(log.name) is None
         ).difference(self.unsupported)
         self.unsupported = {name: each for name, each in self.unsupported.items() if name in names}
         if whole and is_gone and self._metadata.is_current and not self._has_checked_folders:
@@ -151,7 +150,7 @@ class MetadataLogs:
         if not await self._remove(hosted):
             hosted.deleting = True
             return False
-        self._host.forget_log(hosted)
+        self._hosted.forget(hosted)
         return True
 
     def follow_known(self, controller: LogDriver) -> None:
@@ -165,7 +164,7 @@ class MetadataLogs:
 
     def _follow_configured(self, metadata: Metadata) -> None:
         """Logs of the configuration file: apply the changes made since (docs/api.md §5)."""
-        for hosted in self._host.all_hosted():
+        for hosted in self._hosted:
             log = metadata.log(hosted.name)
             if hosted.generation != CONFIGURED:
                 continue
@@ -185,7 +184,7 @@ class MetadataLogs:
         return 0 if log is None else log.raised_from
 
     async def _follow(self, log: Log, *, is_newest: bool) -> bool:
-        hosted = self._host.hosted(log.name)
+        hosted = self._hosted.get(log.name)
         if log.state != LOG_DELETING and not self._supports(log):
             return True
         if hosted is None and log.state == LOG_DELETING:

@@ -9,7 +9,7 @@ import pytest
 
 from app.api.access.tokens import Tokens
 from app.api.routes.health import readyz
-from app.controller.metadata import LOG_DELETING, Log, LogSpec
+from app.controller.metadata import CONTROLLER_LOG, LOG_DELETING, Log, LogSpec
 from app.errors import LogNotFound, NoLeader
 from app.log.contract import Durability, LogOptions
 from app.node.hosted_log import HostedLog
@@ -70,14 +70,10 @@ class Host:
 
     def __init__(self) -> None:
         self.folders = Folders()
-        self.open: dict[str, Any] = {}
+        self.logs = HostedLogs()
+        self.logs.add(HostedLog(LogSettings.of_spec(CONTROLLER_LOG, LogSpec(replication="raft", replicas=("n1",))), 0))
+        self.open: dict[str, Any] = self.logs.by_name
         self.failing: dict[str, Exception] = {}
-
-    def hosted(self, name: str) -> Any:
-        return self.open.get(name)
-
-    def all_hosted(self) -> list[Any]:
-        return list(self.open.values())
 
     async def add_log(self, settings: LogSettings, log_id: int, generation: int) -> None:
         if settings.name in self.failing:
@@ -92,9 +88,6 @@ class Host:
 
     async def close_log(self, hosted: Any) -> None:
         hosted.journal = None
-
-    def forget_log(self, hosted: Any) -> None:
-        self.open.pop(hosted.name, None)
 
 
 def log_of(name: str, generation: int, replication: str = "raft") -> Log:
@@ -117,7 +110,12 @@ def follower(metadata: Metadata) -> tuple[MetadataLogs, Host, Any]:
     folders = Folders()
     host.folders = folders
     logs = MetadataLogs(
-        node_id="n1", metadata=service, host=cast(Any, host), folders=cast(Any, folders), in_thread=in_thread
+        node_id="n1",
+        metadata=service,
+        host=cast(Any, host),
+        hosted=host.logs,
+        folders=cast(Any, folders),
+        in_thread=in_thread,
     )
     return logs, host, service
 
