@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import random
-from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -21,7 +20,7 @@ from app.node.hosting.node_links import load_links
 from app.node.hosting.node_logs import NodeLogs
 from app.node.links.certificates import load_certificates, warn_before_the_end
 from app.node.links.links import Links
-from app.node.metadata.logs import MetadataLogs, Unsupported
+from app.node.metadata.logs import MetadataLogs
 from app.node.metadata.service import MetadataService, controller_log
 from app.node.network.append_carrier import AppendCarrier
 from app.node.network.append_messages import AppendMessage
@@ -77,7 +76,7 @@ class Broker:
         self.logs = self._hosted.by_name
         self._data = DataFolder(settings, disk_bytes)
         self.reserve = self._data.reserve
-        self._disk = DiskThreads(self._loop, self._fail, settings.disk.threads)
+        self.disk = DiskThreads(self._loop, self._fail, settings.disk.threads)
         self._workers = WorkerThreads(self._loop, self._fail)
         self.certificates = load_certificates(settings.security)
         links = load_links(settings, self.nodes.host_of)
@@ -96,29 +95,28 @@ class Broker:
             record=journals.record,
         )
         self.audit = AuditLog(services, self.metadata, self._hosted.get, settings.brokers, settings.security)
-        ha = HaConnections(settings, self.transport, self.metadata.managers, self.tasks, links.ha)
-        self.ha = ha.transport
+        self.ha = HaConnections(settings, self.transport, self.metadata.managers, self.tasks, links.ha)
         self._node_logs = NodeLogs(
-            LogOpener(settings, services, ha.link, self.ha_address),
+            LogOpener(settings, services, self.ha.link, self.ha_address),
             services,
-            self._disk,
+            self.disk,
             self._hosted,
             journals,
-            ha,
+            self.ha,
             self.tasks,
             self.waits,
         )
         self.repairs = self._node_logs.repairs
-        self._upkeep = NodeUpkeep(settings, services, self.reserve, self._disk, self._hosted, self.repairs)
+        self._upkeep = NodeUpkeep(settings, services, self.reserve, self.disk, self._hosted, self.repairs)
         self.scrubber = self._upkeep.scrubber
-        self._metadata_logs = MetadataLogs(
+        self.metadata_logs = MetadataLogs(
             node_id=self.node.id,
             metadata=self.metadata,
             host=self._node_logs,
             hosted=self._hosted,
             folders=self._node_logs.folders,
         )
-        self._lookup = LogLookup(self._hosted, self.metadata, self._metadata_logs, self.waits)
+        self.lookup = LogLookup(self._hosted, self.metadata, self.metadata_logs, self.waits)
         rollbacks = Rollbacks(self._node_logs, services, journals.record, self.tasks)
         self._timer = NodeTimer(
             TickInterval(settings.raft.tick_interval_ms / 1000, settings.raft.heartbeat_interval_ms / 1000),
@@ -153,7 +151,7 @@ class Broker:
             storage=self.settings.storage,
             limits=self.settings.limits,
             clock=self.clock,
-            disk=self._disk,
+            disk=self.disk,
             transport=self.transport,
             scheduler=LoopScheduler(self._loop, self._fail),
             random=self._chance,
@@ -169,23 +167,23 @@ class Broker:
         settings = self.settings
         self._data.claim()
         self._node_logs.folders.finish_removals()
-        await self.ha.start()
+        await self.ha.transport.start()
         self.metadata.hosted = self._host(controller_log(settings))
         configured = [self._host(log) for log in settings.logs]
         opened = await self._node_logs.open_all([self.metadata.hosted], settings.disk.threads)
         if isinstance(controller := opened[0][1], LogDriver):
-            self._metadata_logs.follow_known(controller)
+            self.metadata_logs.follow_known(controller)
             self._node_logs.know_metadata(controller)
         opened += await self._node_logs.open_all(configured, settings.disk.threads)
-        self._disk.start()
+        self.disk.start()
         self._workers.start()
         await self.forwarder.start()
         await self.transport.start()
         self._node_logs.serve_all(opened)
         self._upkeep.start(self.tasks)
-        await self._metadata_logs.follow()
+        await self.metadata_logs.follow()
         self._timer.start()
-        self.tasks.keep("metadata", self._metadata_logs.run)
+        self.tasks.keep("metadata", self.metadata_logs.run)
         self.tasks.keep("audit", self.audit.run)
         self.tasks.keep("certificates", lambda: warn_before_the_end(self.certificates, self.clock.now_ms))
         logger.info(
@@ -206,14 +204,14 @@ class Broker:
         drivers = [hosted.driver for hosted in logs if hosted.driver is not None]
         async with asyncio.timeout(_STOP_TIMEOUT_S):
             await asyncio.gather(*map(self._stopped, drivers))
-            await self._disk.drain()
+            await self.disk.drain()
         self._timer.stop()
         self.carrier.stop()
         await self.tasks.stop()
-        await self.ha.stop()
+        await self.ha.transport.stop()
         await self.transport.stop()
         await self.forwarder.stop()
-        self._disk.stop(_STOP_TIMEOUT_S)
+        self.disk.stop(_STOP_TIMEOUT_S)
         self._workers.stop()
         for driver in drivers:
             driver.log.close()
@@ -222,11 +220,6 @@ class Broker:
                 hosted.journal.close()
         self._data.release()
         logger.info("node stopped", extra={"node": self.node.id})
-
-    @property
-    def disk_waiting(self) -> int:
-        """Number of pieces of work that no disk thread has started yet."""
-        return self._disk.waiting
 
     def begin_stop(self) -> None:
         """End long polls and streams."""
@@ -245,35 +238,10 @@ class Broker:
         if not self.failed.done():
             self.failed.set_result(f"{what}: {error}")
 
-    # --- while it runs ----------------------------------------------------------------------------------
-
-    def find(self, name: str, pointer: str = "/path/log") -> HostedLog:
-        """As LogLookup.find."""
-        return self._lookup.find(name, pointer)
-
-    @property
-    def unsupported(self) -> Mapping[str, Unsupported]:
-        """Logs of the metadata that this version leaves alone, by name."""
-        return self._lookup.unsupported
-
-    @property
-    def unopened(self) -> Collection[str]:
-        """As LogLookup.unopened."""
-        return self._lookup.unopened
-
-    def hosted(self, name: str) -> HostedLog | None:
-        """Return the log of that name, the one of the metadata included; None: it is not known."""
-        return self._hosted.get(name)
-
-    async def known_log(self, name: str) -> HostedLog:
-        """As LogLookup.known."""
-        return await self._lookup.known(name, self.settings.http.leader_wait_ms)
-
     # --- app.node.network.peer_host.PeerHost ------------------------------------------------------------
 
     def ha_address(self) -> str:
-        """Return host:port where this node takes slaves, once it is started."""
-        return self.node.ha_address or self.ha.address
+        return self.ha.address
 
     def connection_lost(self, peer_id: str) -> None:
         self.carrier.lost(peer_id)

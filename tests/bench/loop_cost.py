@@ -124,7 +124,7 @@ async def measure(folder: Path, rounds: int, kinds: list[str]) -> None:
     listener = Listener(settings.http, 1000, broker.meter, application.lane)
     config = uvicorn.Config(application.asgi, lifespan="off", log_config=None, access_log=False)
     config.load()
-    while not broker.find("default").leads:  # noqa: ASYNC110  # what is awaited has no event
+    while not broker.lookup.find("default").leads:  # noqa: ASYNC110  # what is awaited has no event
         await asyncio.sleep(0.05)
     gc.collect()
     gc.freeze()
@@ -134,7 +134,7 @@ async def measure(folder: Path, rounds: int, kinds: list[str]) -> None:
         if kind not in kinds:
             continue
         if kind == CHECKED_OBJECTS:
-            driver = broker.find("default").driver
+            driver = broker.lookup.find("default").driver
             assert driver is not None
             is_set = loop.create_future()
             driver.command(SetSchema(SCHEMA), is_set.set_result)

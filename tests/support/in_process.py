@@ -60,7 +60,7 @@ async def node_in_process(folder: Path, **sections: Mapping[str, Any]) -> AsyncI
     try:
         app = build_app(settings, broker).asgi
         assert isinstance(app, HttpMiddleware)
-        await until(lambda: broker.metadata.is_current and broker.find("default").leads)
+        await until(lambda: broker.metadata.is_current and broker.lookup.find("default").leads)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://node") as client:
             yield InProcess(broker, app, client)

@@ -106,7 +106,7 @@ class AppendGroups:
         """Return the log and its driver if this node leads it, and no schema of it may reject single
         records."""
         try:
-            hosted = self._broker.find(log)
+            hosted = self._broker.lookup.find(log)
         except CommitlogError:
             return None
         driver = hosted.driver

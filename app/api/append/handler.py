@@ -79,7 +79,7 @@ class AppendHandler:
 
     def check_log(self, name: str) -> None:
         """Raise LogNotFound, InvalidRequest or Forbidden before a body is read."""
-        self.broker.find(name)
+        self.broker.lookup.find(name)
         if name.startswith("__"):
             raise Forbidden("clients may not append to a system log")
 
@@ -188,7 +188,7 @@ class _OneAppend:
         """Decode the body, here or, if that may take long, in a thread; then append or forward it."""
         call = self._call
         head = call.head
-        hosted = self._hosted = self._broker.find(head.log)
+        hosted = self._hosted = self._broker.lookup.find(head.log)
         head.check_accept()
         _ = head.media_type, call.parameters or head.parameters  # errors in them precede those of the body
         self._stays = head.fields.get(NO_FORWARD) == b"1"

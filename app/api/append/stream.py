@@ -71,7 +71,7 @@ _HEAD_TIMEOUT_S: Final = 2.0  # of a node that a stream is forwarded to
     response_class=Response,
 )
 async def append_stream(request: Request, broker: NodeBroker, log: LogName) -> Response:
-    hosted = broker.find(log)
+    hosted = broker.lookup.find(log)
     accepted_type(request.scope["headers"], (NDJSON,))
     headers = {name.lower(): value for name, value in request.headers.raw}
     if b"idempotency-key" in headers:

@@ -38,7 +38,7 @@ LogName = Annotated[
     Path(
         description="Name of the log: `[a-z0-9][a-z0-9._-]{0,127}`",
         examples=["default"],
-        json_schema_extra={"pattern": f"^({SYSTEM})?{LOG_NAME.pattern.pattern}$"},  # checked by Broker.find
+        json_schema_extra={"pattern": f"^({SYSTEM})?{LOG_NAME.pattern.pattern}$"},  # checked by LogLookup
     ),
 ]
 NodeBroker = Annotated[Broker, Depends(_node)]

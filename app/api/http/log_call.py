@@ -109,8 +109,11 @@ class LogCall:
     # --- what is asked ------------------------------------------------------------------------------------
 
     def find(self, log: str) -> HostedLog:
-        """Return the log, for a client that accepts JSON. Raises what Broker.find raises, NotAcceptable."""
-        hosted = self.broker.find(log)
+        """Return the log, for a client that accepts JSON.
+
+        Raises what LogLookup.find raises, NotAcceptable, UnsupportedMediaType.
+        """
+        hosted = self.broker.lookup.find(log)
         self.wants_json()
         return hosted
 

@@ -50,7 +50,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
     log = request.path_params.get("log")
     if log is not None:
         try:
-            broker_of(request).find(log)
+            broker_of(request).lookup.find(log)
         except CommitlogError as unknown:
             return problem(request, unknown)
     return problem(request, InvalidRequest(*(_complaint(item) for item in error.errors())))

@@ -55,7 +55,7 @@ def _process_metrics(broker: Broker) -> Iterator[Metric]:
         [((each.setting,), each.end_ms / 1000) for each in broker.certificates],
     )
     disk = (
-        (telemetry.DISK_WAITING, "Disk operations that wait for a thread", broker.disk_waiting),
+        (telemetry.DISK_WAITING, "Disk operations that wait for a thread", broker.disk.waiting),
         (
             telemetry.RESERVE_BYTES,
             "Bytes reserved for operation on a full disk",

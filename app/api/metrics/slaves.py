@@ -36,7 +36,8 @@ def slave_metrics(seen: Seen) -> Iterator[Metric]:
 
 def connection_metrics(broker: Broker) -> Iterator[Metric]:
     """Yield the connections that this node accepts from other nodes, and its refusals."""
-    links = (broker.transport.links, broker.ha.links)
+    ha = broker.ha.transport
+    links = (broker.transport.links, ha.links)
     yield telemetry.counter(
         telemetry.LINK_REFUSED,
         "Connections of nodes refused before or by their handshake",
@@ -51,7 +52,6 @@ def connection_metrics(broker: Broker) -> Iterator[Metric]:
         telemetry.LINK_WAITING, "Connections of nodes that have not introduced themselves", ("port",),
         [((each.identity.purpose.value,), float(len(each.handshakes))) for each in links],
     )  # fmt: skip
-    ha = broker.ha
     yield telemetry.gauge(
         telemetry.HA_CONNECTIONS,
         "Connections open at the HA port",

@@ -166,7 +166,7 @@ class PollLane:
             if caller.grant is not known.permitted:
                 caller.require(_READ, known.log)
                 known.permitted = caller.grant
-            hosted = self._broker.find(known.log)
+            hosted = self._broker.lookup.find(known.log)
             driver = hosted.serving
             if driver is None:
                 return None

@@ -86,7 +86,7 @@ async def readyz(request: Request, broker: NodeBroker, query: Nothing) -> Respon
         if hosted.journal is not None
     }
     metadata = broker.metadata
-    knows_logs = metadata.hosted.removed or (metadata.is_current and not broker.unopened)
+    knows_logs = metadata.hosted.removed or (metadata.is_current and not broker.metadata_logs.unopened)
     failing = broker.tasks.failing
     ready = all(logs.values()) and knows_logs and not (broker.waits.stopping or failing)
     headers = () if ready else ((b"retry-after", b"1"),)

@@ -96,7 +96,7 @@ async def led(request: Request, broker: NodeBroker, query: Nothing) -> Response:
 
 @router.get("/ui/log.json")
 async def log(request: Request, broker: NodeBroker, query: Annotated[LogQuery, Query()]) -> Response:
-    hosted = broker.find(query.log, "/query/log")
+    hosted = broker.lookup.find(query.log, "/query/log")
     answer = await _nodes(request, broker, hosted)
     match query.part:
         case Part.EPOCHS:

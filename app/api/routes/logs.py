@@ -106,7 +106,9 @@ async def logs(call: Call, query: Annotated[LogsQuery, Query()]) -> Response:
         if name != AUDIT_LOG and caller.sees(name)
     ]
     foreign = [
-        each for name, each in broker.unsupported.items() if name not in broker.logs and caller.sees(name)
+        each
+        for name, each in broker.metadata_logs.unsupported.items()
+        if name not in broker.logs and caller.sees(name)
     ]
     none = {"ends": None} if query.ends else {}
     return json_answer({"logs": [*known, *({**_unsupported_object(each.log), **none} for each in foreign)]})
@@ -145,7 +147,7 @@ async def create_log(call: Call, query: Nothing) -> Response:
             raise LogExists(f"log {asked.name} is in the configuration file with other settings")
         return _log_answer(broker, known)
     done = await decided(call.request, broker, CreateLog(asked.name, spec, secrets.token_hex(16)))
-    hosted = await broker.known_log(asked.name)
+    hosted = await broker.lookup.known(asked.name, broker.settings.http.leader_wait_ms)
     return _log_answer(broker, hosted, status=201 if done.created else 200)
 
 
@@ -157,7 +159,7 @@ async def create_log(call: Call, query: Nothing) -> Response:
 )
 async def one_log(call: Call, log: LogName, query: Nothing) -> Response:
     broker = call.broker
-    hosted = broker.hosted(log) or broker.find(log)
+    hosted = broker.lookup.find(log, deleting=True)
     call.wants_json()
     return _log_answer(broker, hosted)
 
@@ -187,7 +189,7 @@ async def one_log(call: Call, log: LogName, query: Nothing) -> Response:
     response_class=Response,
 )
 async def change_log(call: Call, log: LogName, query: Nothing) -> Response:
-    broker, hosted = call.broker, call.broker.find(log)
+    broker, hosted = call.broker, call.broker.lookup.find(log)
     call.wants_json()
     asked = await call.asked(LogChangeIn)
     changes = {
@@ -202,7 +204,7 @@ async def change_log(call: Call, log: LogName, query: Nothing) -> Response:
     if hosted.settings.replication is Replication.RAFT and ("replicas" in changes or "learners" in changes):
         return await call.at_leader(hosted, lambda here: _change_members(here, command))
     await decided(call.request, broker, command)
-    return _log_answer(broker, broker.find(log))
+    return _log_answer(broker, broker.lookup.find(log))
 
 
 async def _change_members(here: Served, command: ChangeLog) -> Response:
@@ -224,7 +226,7 @@ async def _change_members(here: Served, command: ChangeLog) -> Response:
     voters = tuple(node for node in after.replicas if node not in after.learners)
     await change_members(here, GroupConfig(voters=voters, learners=after.learners))
     await carried_out(broker, msgspec.structs.replace(command, changes=changes))
-    return _log_answer(broker, broker.find(name))
+    return _log_answer(broker, broker.lookup.find(name))
 
 
 @router.delete(
@@ -246,7 +248,7 @@ async def delete_log(call: Call, log: LogName, query: Nothing) -> Response:
 def _deletable(call: Call, log: str) -> HostedLog:
     """Return a log that may be deleted. Raises what LogCall.find raises; InvalidRequest for a log of the
     configuration file."""
-    hosted = call.broker.find(log)
+    hosted = call.broker.lookup.find(log)
     if hosted.generation == CONFIGURED:
         raise InvalidRequest(
             ("/path/log", f"log {hosted.name} is defined in the configuration file; remove it there")

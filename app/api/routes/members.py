@@ -172,7 +172,7 @@ async def demote_member(call: Call, id: MemberId, query: OneLog) -> Response:
     call.wants_json()
     if query.log is None:
         raise InvalidRequest(("/query/log", "name the log in controller mode whose replica is demoted"))
-    hosted = call.broker.find(query.log, "/query/log")
+    hosted = call.broker.lookup.find(query.log, "/query/log")
     return await _change_replica(call, hosted, id, ReplicaChange.DEMOTE)
 
 
@@ -198,7 +198,7 @@ async def _change(
     """The change in one log, or in each Raft log in turn; the first refusal ends it. of_replica, force: the
     same of a log in controller mode."""
     broker = call.broker
-    one = None if log is None else broker.hosted(log) or broker.find(log, "/query/log")
+    one = None if log is None else broker.lookup.find(log, "/query/log", deleting=True)
     if one is not None and one.settings.replication is Replication.CONTROLLER:
         return await _change_replica(call, one, change.node_id, of_replica, force=force)
     if force:
@@ -328,7 +328,7 @@ def taken_addresses(broker: Broker, new_id: str) -> dict[str, Address]:
 async def transfer(call: Call, query: Nothing) -> Response:
     call.wants_json()
     asked = await call.asked(TransferIn)
-    broker, hosted = call.broker, call.broker.find(asked.log, "/log")
+    broker, hosted = call.broker, call.broker.lookup.find(asked.log, "/log")
     if hosted.settings.replication is Replication.CONTROLLER:
         return await move_master(call, hosted, asked.to)
 

@@ -77,7 +77,7 @@ async def read(
     min_index: MinIndex = None,
     last_event_id: LastEventId = None,
 ) -> Response:
-    request, hosted = call.request, call.broker.find(log)
+    request, hosted = call.request, call.broker.lookup.find(log)
     query.check_one_start()
     media_type = accepted_type(request.scope["headers"], FORMATS)
     wanted_min = header_index("Commitlog-Min-Index", min_index)

@@ -36,7 +36,7 @@ async def receipt(
     name: Annotated[str, Path(description="File name of the receipt")],
     query: Nothing,
 ) -> Response:
-    broker, hosted = call.broker, call.broker.find(log)
+    broker, hosted = call.broker, call.broker.lookup.find(log)
     accepted_type(call.request.scope["headers"], (ARROW_FILE,))
     path = f"{broker.node.data.absolute()}/{FOLDER}/{hosted.name}/{name}"
     if _NAME.fullmatch(name) is None or not await asyncio.to_thread(OsFileSystem().exists, path):

@@ -84,7 +84,7 @@ async def clean_member(call: Call, id: NodeId, query: Clean) -> Response:
     call.wants_json()
     broker = call.broker
     if query.log is not None:
-        found = [broker.find(query.log, "/query/log")]
+        found = [broker.lookup.find(query.log, "/query/log")]
     else:
         found = [hosted for hosted in broker.logs.values() if id in replica_nodes(broker, hosted)]
     for hosted in found:

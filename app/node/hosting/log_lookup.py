@@ -1,14 +1,13 @@
 """Finds a log by its name, for callers; refuses one that is not served here with the reason."""
 
 import time
-from collections.abc import Collection, Mapping
 from typing import Final
 
 from app.errors import InvalidRequest, LogDeleting, LogNotFound, LogUnsupported, NoLeader
 from app.names import check_log_name
 from app.node.hosted_log import HostedLog
 from app.node.hosted_logs import HostedLogs
-from app.node.metadata.logs import MetadataLogs, Unsupported
+from app.node.metadata.logs import MetadataLogs
 from app.node.metadata.service import MetadataService
 from app.node.request_waits import Waits
 
@@ -27,20 +26,11 @@ class LogLookup:
         self._metadata_logs = metadata_logs
         self._waits = waits
 
-    @property
-    def unsupported(self) -> Mapping[str, Unsupported]:
-        """Logs of the metadata that this version leaves alone, by name."""
-        return self._metadata_logs.unsupported
-
-    @property
-    def unopened(self) -> Collection[str]:
-        """Logs of the metadata that could not be opened here, by name."""
-        return self._metadata_logs.unopened
-
-    def find(self, name: str, pointer: str = "/path/log") -> HostedLog:
+    def find(self, name: str, pointer: str = "/path/log", *, deleting: bool = False) -> HostedLog:
         """Return the log of that name.
 
-        pointer: to the name in the request, for the error of one that no log can have.
+        pointer: to the name in the request, for the error of one that no log can have. deleting: also a log
+        that is being deleted, instead of LogDeleting.
         Raises InvalidRequest for a name that no log can have, LogNotFound, LogDeleting, LogUnsupported;
         NoLeader while this node does not know all logs: it has just started, could not open this one, or was
         removed.
@@ -51,16 +41,16 @@ class LogLookup:
                 check_log_name(name)
             except ValueError as error:
                 raise InvalidRequest((pointer, str(error))) from error
-            if (unsupported := self.unsupported.get(name)) is not None:
+            if (unsupported := self._metadata_logs.unsupported.get(name)) is not None:
                 raise LogUnsupported(name, unsupported.reason)
             if not self._metadata.is_current:
                 raise NoLeader("this node does not know all logs yet")
             if self._metadata.hosted.removed:
                 raise NoLeader(REMOVED)
-            if name in self.unopened:
+            if name in self._metadata_logs.unopened:
                 raise NoLeader("this node could not open the log, and tries again; its output has the reason")
             raise LogNotFound(name)
-        if hosted.deleting:
+        if hosted.deleting and not deleting:
             raise LogDeleting(name)
         return hosted
 

@@ -71,8 +71,8 @@ class MetadataLogs:
         self._in_thread = in_thread
         self._dropping: dict[str, None] = {}  # logs whose copy here is being removed
         self._has_checked_folders = False
-        self.unsupported: dict[str, Unsupported] = {}
-        self.unopened: frozenset[str] = frozenset()  # logs that could not be opened here; tried again
+        self.unsupported: dict[str, Unsupported] = {}  # by name
+        self.unopened: frozenset[str] = frozenset()  # names; the opening is tried again
 
     async def run(self) -> None:
         """Follow the metadata until cancelled."""

@@ -49,7 +49,7 @@ def test_an_outsider_gets_no_records_and_changes_nothing(tmp_path: Path) -> None
         async with node_in_process(tmp_path, security={"audit": True}) as node:
             url = "/v1/logs/default/records"
             assert (await node.client.post(url, json={"value": "kept"})).status_code == 200
-            log_id = node.broker.find("default").log_id
+            log_id = node.broker.lookup.find("default").log_id
             outsider = Outsider(node)
             await outsider.transport.start()
             try:

@@ -60,7 +60,7 @@ def answer_to(call: AppendCall, hosted: Any, forwarder: Forwarder, carrier: Any 
             nodes=SimpleNamespace(find=lambda id: SimpleNamespace(id=id, url=f"http://{id}")),
             clock=SimpleNamespace(monotonic_ms=lambda: 0),
             meter=SimpleNamespace(answered=lambda *_: None),
-            find=lambda _name: hosted,
+            lookup=SimpleNamespace(find=lambda _name: hosted),
             forwarder=forwarder,
             carrier=carrier,
             tasks=TaskSupervisor(lambda what, error: None),

@@ -115,7 +115,7 @@ class Bench:
             clock=SimpleNamespace(monotonic_ms=lambda: self.now_ms),
             carrier=self.carrier,
             meter=Meter(),
-            find=self.find,
+            lookup=SimpleNamespace(find=self.find),
         )
         self.handler = AppendHandler(broker, tracer)
         self.groups = AppendGroups(self.handler)

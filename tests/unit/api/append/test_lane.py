@@ -108,7 +108,7 @@ class Node:
             clock=SimpleNamespace(monotonic_ms=lambda: 0),
             meter=Meter(),
             metadata=SimpleNamespace(hosted=None),
-            find=find,
+            lookup=SimpleNamespace(find=find),
             tasks=TaskSupervisor(lambda what, error: None),
         )
         self.broker = broker

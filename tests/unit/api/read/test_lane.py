@@ -153,7 +153,7 @@ def test_a_known_head_with_another_index_is_answered_without_the_parser(tmp_path
         async with node_in_process(tmp_path) as node:
             fronts = Fronts(node)
             await _fill(node, 3)
-            end = node.broker.find("default").serving.committed_index + 1  # type: ignore[union-attr]
+            end = node.broker.lookup.find("default").serving.committed_index + 1  # type: ignore[union-attr]
             heads = [get(b"?from_index=%d&wait_ms=1" % index) for index in (0, 1, end, end + 1, 10**17)]
             connection, transport = fronts.connect(0)
             for number, head in enumerate(heads):
@@ -173,7 +173,7 @@ def test_a_poll_waits_and_a_client_that_disconnects_ends_it(tmp_path: Path) -> N
         async with node_in_process(tmp_path) as node:
             fronts = Fronts(node)
             await _fill(node, 1)
-            end = node.broker.find("default").serving.committed_index + 1  # type: ignore[union-attr]
+            end = node.broker.lookup.find("default").serving.committed_index + 1  # type: ignore[union-attr]
             (stays, transport), (leaves, left) = fronts.connect(0), fronts.connect(0)
             for connection in (stays, leaves):
                 connection.data_received(get(b"?from_index=%d&wait_ms=60000" % end))

@@ -82,7 +82,7 @@ async def _append(node: InProcess) -> None:
 async def _reader(node: InProcess) -> Reader:
     """Return a reader of a log to which the service itself appends nothing more."""
     await _append(node)
-    hosted = node.broker.find("default")
+    hosted = node.broker.lookup.find("default")
     assert hosted.driver is not None
     return Reader(Served(node.broker, hosted, hosted.driver), Consistency.COMMITTED)
 

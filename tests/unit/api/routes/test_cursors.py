@@ -113,7 +113,9 @@ def read_by_cursor(state: LogState, consistency: str, *, runs_ahead: bool = Fals
         log=SimpleNamespace(first_index=5, end_index=7),
     )
     hosted = SimpleNamespace(driver=driver)
-    broker = SimpleNamespace(find=lambda _log: hosted, waits=SimpleNamespace(read_index=confirmed))
+    broker = SimpleNamespace(
+        lookup=SimpleNamespace(find=lambda _log: hosted), waits=SimpleNamespace(read_index=confirmed)
+    )
 
     async def replica_of(_hosted: object, *, own: bool) -> Any:
         return SimpleNamespace(broker=broker, hosted=hosted, driver=driver)

@@ -71,7 +71,9 @@ class Host:
     def __init__(self) -> None:
         self.folders = Folders()
         self.logs = HostedLogs()
-        self.logs.add(HostedLog(LogSettings.of_spec(CONTROLLER_LOG, LogSpec(replication="raft", replicas=("n1",))), 0))
+        self.logs.add(
+            HostedLog(LogSettings.of_spec(CONTROLLER_LOG, LogSpec(replication="raft", replicas=("n1",))), 0)
+        )
         self.open: dict[str, Any] = self.logs.by_name
         self.failing: dict[str, Exception] = {}
 
@@ -156,7 +158,7 @@ def test_a_log_that_cannot_be_opened_exists_and_the_node_is_not_ready() -> None:
     broker: Any = SimpleNamespace(
         logs={},
         metadata=service,
-        unopened=(),
+        metadata_logs=logs,
         tasks=SimpleNamespace(failing={}),
         waits=SimpleNamespace(stopping=False),
     )
@@ -166,7 +168,6 @@ def test_a_log_that_cannot_be_opened_exists_and_the_node_is_not_ready() -> None:
     )
 
     def status() -> int:
-        broker.unopened = lookup.unopened
         return asyncio.run(readyz(request, broker, cast(Any, None))).status_code
 
     host.failing["a"] = StorageFull("a", "open", "full")
@@ -178,7 +179,7 @@ def test_a_log_that_cannot_be_opened_exists_and_the_node_is_not_ready() -> None:
     assert status() == 503
     host.failing.clear()
     assert asyncio.run(logs.follow())
-    assert (list(lookup.unopened), status()) == ([], 200)
+    assert (list(logs.unopened), status()) == ([], 200)
 
 
 @pytest.mark.rule("C-10")
