@@ -5,7 +5,7 @@ for pre-votes (R-03), then for votes (R-02); a leader that misses its majority s
 member that may have lost data (`sound` is false): doubt.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from app.errors import CommitlogError, InvariantError, TransferFailed
@@ -104,6 +104,17 @@ class RaftCore(MemberCore):
         self._leader_heard_ms = -config.election_timeout_ms[1]
         self._timer = ElectionTimer(config, random)
         self._heartbeat_due_ms = 0
+        self._take: dict[type[RaftMessage], Callable[[str, Any, int], None]] = {
+            PushRequest: self._take_push,
+            PushAnswer: self._take_push_answer,
+            Heartbeat: self._take_heartbeat,
+            HeartbeatAnswer: self._take_heartbeat_answer,
+            VoteRequest: self._vote,
+            VoteAnswer: self._take_vote,
+            TimeoutNow: self._take_lead,
+            ReadIndexRequest: self._take_read,
+            ReadIndexAnswer: self._take_read_index,
+        }
 
     # --- what the driver asks ------------------------------------------------------------------------------
 
@@ -190,42 +201,8 @@ class RaftCore(MemberCore):
             return
         if message.term < self._member.term:
             refuse_older(self._member, self._log, self._outbox, source, message)
-        elif isinstance(message, PushRequest):
-            if self._follow(source, message.leader_id, now_ms):
-                self._handler.handle(message, now_ms)
-            else:
-                refuse_push(self._member, self._log, self._outbox, source, message)
-        elif isinstance(message, PushAnswer):
-            if self._member.leads:
-                self._peers.hear(source, now_ms)
-                self._peers.dispatchers[source].answer(message, now_ms)
-        elif isinstance(message, Heartbeat):
-            if self._follow(source, message.leader_id, now_ms):
-                self._answer_heartbeat(source, message)
-                self._handler.adopt_committed(message.committed_index)
-        elif isinstance(message, HeartbeatAnswer):
-            if self._member.leads:
-                self._peers.hear_answer(source, message, now_ms)
-                self._leader_reads.answered(source, message.round, sound=message.sound)
-        elif isinstance(message, VoteRequest):
-            self._vote(source, message, now_ms)
-        elif isinstance(message, VoteAnswer):
-            if self._member.role is Role.CANDIDATE:
-                self._ballot.count(source, message)
-                self._count_votes(now_ms)
-            if message.group is not None and self._member.leader_id is None:
-                self._standing.take(message.group, self._term_of(self._standing.index))
-                self._idle()
-        elif isinstance(message, TimeoutNow):
-            if source == self._member.leader_id and self._standing.may_campaign and self._member.sound:
-                self._campaign(now_ms, transfer=True)
-        elif isinstance(message, ReadIndexRequest):
-            if self._member.leads:
-                self._leader_reads.ask(PeerReader(source, message.id, message.leadership), now_ms)
-            else:
-                self._outbox.send(source, ReadIndexAnswer(self._member.term, message.id, None))
         else:
-            self._follower_reads.answered(message, now_ms)
+            self._take[type(message)](source, message, now_ms)
         self._settle(now_ms)
 
     def _concerns(self, source: str, message: RaftMessage) -> bool:
@@ -235,6 +212,50 @@ class RaftCore(MemberCore):
         if isinstance(message, (VoteAnswer, HeartbeatAnswer)):
             return source in self._member.every_voter
         return isinstance(message, (VoteRequest, PushRequest, Heartbeat, TimeoutNow))
+
+    # Each takes one kind of message, of the current term.
+
+    def _take_push(self, source: str, request: PushRequest, now_ms: int) -> None:
+        if self._follow(source, request.leader_id, now_ms):
+            self._handler.handle(request, now_ms)
+        else:
+            refuse_push(self._member, self._log, self._outbox, source, request)
+
+    def _take_push_answer(self, source: str, answer: PushAnswer, now_ms: int) -> None:
+        if self._member.leads:
+            self._peers.hear(source, now_ms)
+            self._peers.dispatchers[source].answer(answer, now_ms)
+
+    def _take_heartbeat(self, source: str, heartbeat: Heartbeat, now_ms: int) -> None:
+        if self._follow(source, heartbeat.leader_id, now_ms):
+            self._answer_heartbeat(source, heartbeat)
+            self._handler.adopt_committed(heartbeat.committed_index)
+
+    def _take_heartbeat_answer(self, source: str, answer: HeartbeatAnswer, now_ms: int) -> None:
+        if self._member.leads:
+            self._peers.hear_answer(source, answer, now_ms)
+            self._leader_reads.answered(source, answer.round, sound=answer.sound)
+
+    def _take_vote(self, source: str, answer: VoteAnswer, now_ms: int) -> None:
+        if self._member.role is Role.CANDIDATE:
+            self._ballot.count(source, answer)
+            self._count_votes(now_ms)
+        if answer.group is not None and self._member.leader_id is None:
+            self._standing.take(answer.group, self._term_of(self._standing.index))
+            self._idle()
+
+    def _take_lead(self, source: str, _request: TimeoutNow, now_ms: int) -> None:
+        if source == self._member.leader_id and self._standing.may_campaign and self._member.sound:
+            self._campaign(now_ms, transfer=True)
+
+    def _take_read(self, source: str, request: ReadIndexRequest, now_ms: int) -> None:
+        if self._member.leads:
+            self._leader_reads.ask(PeerReader(source, request.id, request.leadership), now_ms)
+        else:
+            self._outbox.send(source, ReadIndexAnswer(self._member.term, request.id, None))
+
+    def _take_read_index(self, _source: str, answer: ReadIndexAnswer, now_ms: int) -> None:
+        self._follower_reads.answered(answer, now_ms)
 
     def tick(self, now_ms: int) -> None:
         member, config = self._member, self._config
