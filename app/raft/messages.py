@@ -179,7 +179,7 @@ class StateRequest(msgspec.Struct, frozen=True, array_like=True, tag_field="kind
     """Request for the log's state, from a byte of it on, by a replica that lacks earlier records.
 
     id: of the transfer, by which the pieces of one snapshot belong together. begin_term: not 0 for a request
-    of the epoch of this term instead (app/node/replica/state_transfer.py). Older versions send the state.
+    of the epoch of this term instead (app/node/state/state_transfer.py). Older versions send the state.
     """
 
     id: int

@@ -28,7 +28,7 @@ from app.controller.log_state import MetadataLogState
 from app.controller.metadata import CONTROLLER_LOG, Log
 from app.errors import ConfigError
 from app.log.state import DAY_MS
-from app.node.replica.checkpoints import load_state
+from app.node.state.checkpoints import load_state
 from storage.errors import CorruptFile
 from storage.file_system import FileSystem, write_durably
 from storage.format.batch import Batch, log_id_of, stamp

@@ -15,9 +15,9 @@ from typing import Generic, Protocol, TypeVar
 from app.log.contract import NO_INDEX, Durability, GroupConfig, ReplicationCore
 from app.log.state import LogState
 from app.node.opening.trust import Trust
-from app.node.replica.checkpoints import is_whole, load_state
 from app.node.replica.driver import LogDriver
 from app.node.services import NodeServices, ReplicaEvents, ReplicaFiles
+from app.node.state.checkpoints import is_whole, load_state
 from storage.errors import CorruptFile, CorruptLog, StorageError, as_damage
 from storage.file_system import FileSystem
 from storage.log.checkpoint import CheckpointFile, SnapshotFile

@@ -21,7 +21,7 @@ from app.node.opening.group_file import first_group
 from app.node.opening.open_replica import FoundFolder, RecoveredReplica
 from app.node.opening.trust import Trust, judge_opening
 from app.node.repair.marker import RepairMarker
-from app.node.replica.checkpoints import is_whole
+from app.node.state.checkpoints import is_whole
 from app.raft.config import RaftConfig
 from app.raft.core import RaftCore
 from storage.errors import CorruptFile

@@ -40,8 +40,8 @@ from app.node.repair.interfaces import (
 )
 from app.node.repair.marker import Note
 from app.node.repair.peer_replicas import PeerReplicas
-from app.node.replica.checkpoints import load_snapshot, load_state
 from app.node.replica.driver import LogDriver
+from app.node.state.checkpoints import load_snapshot, load_state
 from storage.care.begin import begin_with
 from storage.care.patch import batch_in, patch
 from storage.care.survey import NO_OFFSET, Damage, Survey, survey

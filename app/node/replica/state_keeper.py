@@ -15,11 +15,11 @@ from app.log.contract import (
 from app.log.driver_interfaces import Clock
 from app.log.events import Corruption
 from app.log.state import Address, LogState, Membership
-from app.node.replica.checkpoints import Checkpointer
-from app.node.replica.state_transfer import BeginEpoch, StateTransfer
 from app.node.replica.syncing import JournalWriter
-from app.node.replica.trimming import Trimmer
 from app.node.services import NodeServices, ReplicaFiles
+from app.node.state.checkpoints import Checkpointer
+from app.node.state.state_transfer import BeginEpoch, StateTransfer
+from app.node.state.trimming import Trimmer
 from app.raft.messages import GroupNotice, StateChunk, StateRequest
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from tests.unit.ha.auto_switch import (
 )
 from tests.unit.ha.classic import test_classic, test_opening
 from tests.unit.node.opening import test_replica_modes
-from tests.unit.node.replica import test_load_state
+from tests.unit.node.state import test_load_state
 
 
 @group_mutant(

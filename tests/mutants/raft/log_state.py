@@ -17,15 +17,16 @@ from app.log.schemas import LogSchemas
 from app.log.state import LogState
 from app.node.metadata.logs import MetadataLogs
 from app.node.opening import open_replica
-from app.node.replica import append_queue, checkpoints
+from app.node.replica import append_queue
 from app.node.replica.append_queue import AppendQueue
-from app.node.replica.checkpoints import Checkpointer, LoadedState
 from app.node.replica.loosening import Loosening
 from app.node.replica.open_appends import OpenAppends
 from app.node.replica.ready_executor import ReadyExecutor
 from app.node.replica.state_keeper import StateKeeper
-from app.node.replica.state_transfer import StateTransfer
-from app.node.replica.trimming import Trimmer
+from app.node.state import checkpoints
+from app.node.state.checkpoints import Checkpointer, LoadedState
+from app.node.state.state_transfer import StateTransfer
+from app.node.state.trimming import Trimmer
 from app.raft import core as core_module
 from storage.care import survey as survey_module
 from storage.errors import CorruptFile, SyncFailed
@@ -41,10 +42,9 @@ from tests.unit.node.replica import (
     test_driver_commands,
     test_driver_disk,
     test_driver_endings,
-    test_state_transfer,
     test_syncing,
-    test_trimming,
 )
+from tests.unit.node.state import test_state_transfer, test_trimming
 from tests.unit.raft import test_opening as test_raft_opening
 from tests.unit.raft import (
     test_planted_bugs,

@@ -25,7 +25,7 @@ from app.log.control_records import SchemaRecord
 from app.log.set_schema import SetSchema
 from app.log.state import DAY_MS
 from app.node.metadata.rebuild import CONTROLLER_LOG, NodeFolder, rebuild
-from app.node.replica.checkpoints import load_state
+from app.node.state.checkpoints import load_state
 from storage.log.aside import set_aside
 from storage.log.checkpoint import SnapshotFile
 from storage.log.commitlog import Commitlog

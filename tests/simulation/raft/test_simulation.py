@@ -18,7 +18,7 @@ import pytest
 from app.log.contract import NO_INDEX, Durability
 from app.log.state import LogState
 from app.node.opening import open_replica
-from app.node.replica.checkpoints import LoadedState
+from app.node.state.checkpoints import LoadedState
 from tests.simulation.raft.cluster import SimulatedCluster
 from tests.simulation.raft.many_logs import ManyLogs, run_many_logs, without_faults
 from tests.simulation.raft.plans import ClusterPlan

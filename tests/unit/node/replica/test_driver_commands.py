@@ -370,8 +370,8 @@ def test_the_state_that_is_sent_holds_what_is_committed_alone(tmp_path: Path) ->
 
 def test_a_large_state_is_sent_and_taken_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it is copied and replayed both logs go on; a truncation makes the replay begin again."""
-    monkeypatch.setattr("app.node.replica.state_transfer.COPY_BYTES", 300)
-    monkeypatch.setattr("app.node.replica.state_transfer.REPLAY_BYTES", 1)
+    monkeypatch.setattr("app.node.state.state_transfer.COPY_BYTES", 300)
+    monkeypatch.setattr("app.node.state.state_transfer.REPLAY_BYTES", 1)
     source = Node(tmp_path / "source", config=DriverConfig(state_chunk_bytes=100))
     copy = Node(tmp_path / "copy", "n1", "n2", "n3")
     for number in range(30):
@@ -392,7 +392,7 @@ def test_a_large_state_is_sent_and_taken_in_slices(tmp_path: Path, monkeypatch: 
 def test_a_large_snapshot_is_copied_in_slices_and_is_of_one_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.node.replica.checkpoints.SLICE_BYTES", 300)
+    monkeypatch.setattr("app.node.state.checkpoints.SLICE_BYTES", 300)
     node = Node(tmp_path, config=DriverConfig(checkpoint_interval_ms=20, snapshot_interval_ms=10_000))
     for number in range(50):
         result(node.append(idempotency_key=f"k{number}"))
@@ -418,7 +418,7 @@ def test_a_large_snapshot_is_copied_in_slices_and_is_of_one_index(
 def test_a_snapshot_is_thrown_away_when_the_log_is_truncated_while_it_is_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.node.replica.checkpoints.SLICE_BYTES", 300)
+    monkeypatch.setattr("app.node.state.checkpoints.SLICE_BYTES", 300)
     node = Node(tmp_path, config=DriverConfig(checkpoint_interval_ms=20))
     for number in range(50):
         result(node.append(idempotency_key=f"k{number}"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.node.replica.trimming import RETRY_TICKS, Trimmer
+from app.node.state.trimming import RETRY_TICKS, Trimmer
 from storage.errors import StorageFull
 from storage.format.batch import stamp
 from storage.format.segment_format import segment_offset

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.node.replica.state_transfer import BeginEpoch
+from app.node.state.state_transfer import BeginEpoch
 from app.raft.messages import StateChunk, StateRequest
 from storage.errors import DiskError, StorageFull, SyncFailed
 from storage.format.epoch_file import Epoch

@@ -17,7 +17,7 @@ from app.log.driver_interfaces import Disk, DriverConfig, Transport
 from app.log.restoring import Restoring, WholeRestoring
 from app.log.snapshot import Capture
 from app.log.state import LogState
-from app.node.replica.checkpoints import is_whole
+from app.node.state.checkpoints import is_whole
 from app.raft.messages import StateChunk, StateRequest
 from storage.errors import StorageFull
 from storage.format.checksum import extend_crc32c

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from app.log.driver_interfaces import Disk
 from app.log.state import LogState
-from app.node.replica.checkpoints import Checkpointer
+from app.node.state.checkpoints import Checkpointer
 from storage.errors import StorageFull
 from storage.log.commitlog import Commitlog, TrimTicket
 

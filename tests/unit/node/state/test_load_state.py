@@ -6,7 +6,7 @@ import pytest
 
 from app.log.contract import NO_INDEX
 from app.log.state import DAY_MS, LogState
-from app.node.replica.checkpoints import _Taken, load_state
+from app.node.state.checkpoints import _Taken, load_state
 from storage.format.batch import AppendMark
 from storage.log.checkpoint import SnapshotFile
 from tests.support.memory_files import MemoryFiles

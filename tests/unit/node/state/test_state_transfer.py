@@ -9,8 +9,8 @@ import pytest
 from app.log.contract import TruncateAfter
 from app.log.driver_interfaces import DriverConfig
 from app.log.state import DAY_MS, LogState
-from app.node.replica.checkpoints import load_snapshot
-from app.node.replica.state_transfer import ASK_AGAIN_MS, StateTransfer
+from app.node.state.checkpoints import load_snapshot
+from app.node.state.state_transfer import ASK_AGAIN_MS, StateTransfer
 from app.raft.messages import Heartbeat, PushRequest, PushType, StateChunk, StateRequest
 from storage.files import OsFileSystem
 from storage.format.batch import AppendMark, stamp
@@ -97,7 +97,7 @@ def test_a_truncation_takes_its_records_out_of_a_state_that_is_being_completed(t
     append_with_key(copy, "gone too")
     *_, last = pieces_for(copy, source, 1_000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("app.node.replica.state_transfer.REPLAY_BYTES", 1)
+        patch.setattr("app.node.state.state_transfer.REPLAY_BYTES", 1)
         transfer_of(copy).take("n2", last, 1_000)
     assert not transfer_of(copy).is_whole  # one of the two batches is applied to it so far
     copy.driver.log.truncate_after(kept_index)

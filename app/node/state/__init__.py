@@ -1,0 +1,1 @@
+"""The state that a log derives from its records: kept on disk, sent to replicas that lack it."""
