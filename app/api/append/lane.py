@@ -16,8 +16,8 @@ from app.api.access.tokens import Tokens
 from app.api.append.call import AppendCall, AppendHead
 from app.api.append.groups import AppendGroups, AppendSource
 from app.api.append.plain_route import append_log_of, late_body
-from app.api.http.lane_call import KNOWN_HEADS_MAX, SPECIAL_HEADERS, LaneCall, is_repeatable
-from app.api.http.messages import REQUEST_ID, RawHeaders, Response, problem_response, request_id_of
+from app.api.http.lane_call import KNOWN_HEADS_MAX, SPECIAL_HEADERS, LaneCall, is_repeatable, lane_headers
+from app.api.http.messages import RawHeaders, Response, problem_response, request_id_of
 from app.api.http.query import has_too_many
 from app.errors import CommitlogError
 from app.settings.model import Limits
@@ -103,27 +103,16 @@ class AppendLane:
 
     def _read(self, url: bytes, headers: RawHeaders) -> KnownHead | None:
         target = _target_of(url)
-        if target is None:
+        if target is None or (read := lane_headers(headers, SPECIAL_HEADERS)) is None:
             return None
         log, path, query = target
-        length = given_id = authorization = None
-        for name, value in headers:
-            if name == b"content-length":
-                length = value
-            elif name == REQUEST_ID:
-                given_id = value
-            elif name == b"authorization":
-                if authorization is not None:
-                    return None
-                authorization = value
-            elif name in SPECIAL_HEADERS:
-                return None
+        length = read.length
         if length is None or not length.isdigit() or len(length) > _DIGITS_MAX:
             return None
         size_bytes = int(length)
         if size_bytes > self._max_bytes:
             return None
-        return KnownHead(AppendHead(log, path, query, headers), size_bytes, given_id, authorization)
+        return KnownHead(AppendHead(log, path, query, headers), size_bytes, read.given_id, read.authorization)
 
     def begin(self, known: KnownHead, *, keep_alive: bool, now_s: float) -> LaneAppend | None:
         """Count an append with that head as in flight, and return it; None: the plain route refuses it."""

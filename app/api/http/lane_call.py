@@ -4,9 +4,11 @@ A lane call takes the place of uvicorn's cycle of a request: uvicorn reads `resp
 `keep_alive`.
 """
 
-from typing import Final
+from collections.abc import Set
+from typing import Final, NamedTuple
 
 from app.api.access.caller import Caller
+from app.api.http.messages import REQUEST_ID, RawHeaders
 
 RECORDS_ROUTE: Final = "/v1/logs/{log}/records"  # of both lanes, as FastAPI and the metrics name it
 SPECIAL_HEADERS: Final = frozenset(
@@ -28,6 +30,32 @@ class LaneCall:
     keep_alive: bool
     more_body: bool
     response_complete: bool
+
+
+class LaneHeaders(NamedTuple):
+    """Headers that a lane itself reads. None: absent."""
+
+    length: bytes | None
+    given_id: bytes | None
+    authorization: bytes | None
+
+
+def lane_headers(headers: RawHeaders, declined: Set[bytes]) -> LaneHeaders | None:
+    """Return the headers that a lane reads; None: it declines the request, because of one in `declined` or of
+    a second Authorization. headers: with lower-case names."""
+    length = given_id = authorization = None
+    for name, value in headers:
+        if name == b"content-length":
+            length = value
+        elif name == REQUEST_ID:
+            given_id = value
+        elif name == b"authorization":
+            if authorization is not None:
+                return None
+            authorization = value
+        elif name in declined:
+            return None
+    return LaneHeaders(length, given_id, authorization)
 
 
 def is_repeatable(raw: bytes, method: bytes) -> bool:

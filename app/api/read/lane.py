@@ -19,7 +19,14 @@ from app.api.access.caller import Caller, Grant, Scope
 from app.api.access.tokens import Tokens
 from app.api.append.plain_route import append_log_of
 from app.api.http.in_flight_limit import InFlightLimit, Reservation
-from app.api.http.lane_call import KNOWN_HEADS_MAX, RECORDS_ROUTE, SPECIAL_HEADERS, LaneCall, is_repeatable
+from app.api.http.lane_call import (
+    KNOWN_HEADS_MAX,
+    RECORDS_ROUTE,
+    SPECIAL_HEADERS,
+    LaneCall,
+    is_repeatable,
+    lane_headers,
+)
 from app.api.http.log_call import Served
 from app.api.http.messages import REQUEST_ID, PageResponse, RawHeaders, problem_response, request_id_of
 from app.api.http.negotiation import accepted_type
@@ -37,7 +44,7 @@ logger = logging.getLogger(__name__)
 _URL: Final = re.compile(rb"[A-Za-z0-9._/-]+\?[A-Za-z0-9_=&-]+")  # nothing that would have to be decoded
 _START: Final = re.compile(rb"(?<=[?&]from_index=)(?:0|[1-9][0-9]{0,17})(?![0-9])")
 _READ: Final = frozenset((Scope.READ,))
-_DECLINED: Final = SPECIAL_HEADERS | {b"content-length", b"commitlog-min-index", b"commitlog-no-forward"}
+_DECLINED: Final = SPECIAL_HEADERS | {b"commitlog-min-index", b"commitlog-no-forward"}
 
 
 class KnownPoll:
@@ -133,16 +140,9 @@ class PollLane:
         return poll
 
     def _read(self, url: bytes, headers: RawHeaders) -> KnownPoll | None:
-        given_id = authorization = None
-        for name, value in headers:
-            if name == REQUEST_ID:
-                given_id = value
-            elif name == b"authorization":
-                if authorization is not None:
-                    return None
-                authorization = value
-            elif name in _DECLINED:
-                return None
+        read = lane_headers(headers, _DECLINED)
+        if read is None or read.length is not None:
+            return None
         raw_path, _, raw_query = url.decode("ascii", "replace").partition("?")
         log = append_log_of(raw_path)
         if not _URL.fullmatch(url) or log is None or log.startswith("__") or has_too_many(url):
@@ -157,7 +157,7 @@ class PollLane:
         is_poll = query.wait_ms > 0 and query.consistency is not Consistency.LOCAL
         if not is_poll or media_type not in PAGES or len(dict(pairs)) != len(pairs):
             return None
-        return KnownPoll(log, raw_path, query, media_type, given_id, authorization)
+        return KnownPoll(log, raw_path, query, media_type, read.given_id, read.authorization)
 
     def begin(self, known: KnownPoll, from_index: int, *, keep_alive: bool) -> LanePoll | None:
         """Count a poll with that head as in progress, and return it; None: the plain route answers it."""
