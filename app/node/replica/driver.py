@@ -10,15 +10,14 @@ batches as possible. While a hard state or a truncation is being written, everyt
     proposer        stamps their batches and proposes them to the core
     ready_executor  takes each Ready of the core, carries it out, and reports that to the core
     state_keeper    configures the core when the log names another group
+    replica_options applies changed settings of the log
+    replica_stop    transfers leadership before a clean stop
 
 A call of the core that may give a Ready is followed by `ReadyExecutor.carry_out`.
 """
 
-import contextlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from app.errors import NoLeader, ReadIndexUnavailable, TransferFailed
@@ -39,11 +38,12 @@ from app.node.replica.append_queue import AppendQueue
 from app.node.replica.commit_waiters import CommitWaiters, Waiter, answer
 from app.node.replica.inbox import Inbox
 from app.node.replica.log_space import LogSpace
-from app.node.replica.loosening import Loosening
 from app.node.replica.open_appends import AppendDone, CommandDone, OpenAppend, OpenAppends
 from app.node.replica.proposer import Proposer
 from app.node.replica.read_index_queue import ReadDone, ReadGate
 from app.node.replica.ready_executor import MAX_INDEX, ReadyExecutor, ReplicaParts
+from app.node.replica.replica_options import ReplicaOptions
+from app.node.replica.replica_stop import ReplicaStop
 from app.node.replica.state_keeper import StateKeeper
 from app.node.replica.syncing import JournalWriter, LogSyncer
 from app.node.services import NodeServices, ReplicaEvents, ReplicaFiles
@@ -81,15 +81,10 @@ class LogDriver:
         self.journal = files.journal
         self._core = core
         self._clock = services.clock
-        self._disk = disk
         self._scheduler = services.scheduler
-        self._durability = durability
         self._fail_node = services.fail
         self._damaged = events.damaged
-        self._clean_stop = files.clean_stop
-        self._origin = files.origin
         self._version = services.version
-        self._hand_over_timeout_ms = config.hand_over_timeout_ms
         self._state = StateKeeper(services, files, core, state, group, self._fail)
         self._space = LogSpace(log_name, services.node_id, services.reserve)
         self._journal_writer = JournalWriter(
@@ -98,7 +93,6 @@ class LogDriver:
         self._syncer = LogSyncer(files.log, disk, durability, config, self._log_synced)
         self._waiters = CommitWaiters()
         self._reads = ReadGate(config.read_timeout_ms, self.when_committed)
-        self._appends = OpenAppends(services.node_id, durability, files.log)
         parts = ReplicaParts(
             services=services,
             files=files,
@@ -109,7 +103,7 @@ class LogDriver:
             journal=self._journal_writer,
             syncer=self._syncer,
             proposer=Proposer(files, core, services.clock),
-            appends=self._appends,
+            appends=OpenAppends(services.node_id, durability, files.log),
             reads=self._reads,
             waiters=self._waiters,
         )
@@ -117,16 +111,12 @@ class LogDriver:
             parts, disk_done=self._disk_done, healed=None if core.sound else events.healed
         )
         self._queue = AppendQueue(parts, self._executor, self._ask_turn)
-        note = partial(files.clean_stop.opened, acks_unsynced=True)
-        self._loosening = Loosening(log_name, durability, disk, note, self._loosened, self._fail)
+        self._options = ReplicaOptions(parts, durability, self._ask_turn, self._fail)
+        self._stop = ReplicaStop(parts, self._executor)
         self._inbox = Inbox()
-        self._wanted: LogOptions | None = None  # the newest, since the start
-        self._options: LogOptions | None = None  # not processed yet
         self._tick_due = False
         self._synced = False
         self._turn_due = False
-        self._stopping: Callable[[], None] | None = None
-        self._handed_over_ms = -math.inf  # deadline of a stop's wait for the next leader
         self._ended = False
 
     # --- what the node asks ---------------------------------------------------------------------------
@@ -144,43 +134,21 @@ class LogDriver:
 
     def stop(self, done: Callable[[], None] | None = None) -> None:
         """Transfer leadership (R-09), answer all requests, save the checkpoint and the state: then done()."""
-        self._stopping = done or (lambda: None)
+        self._stop.begin(done or (lambda: None))
         if self._ended:
-            self._stopping()
+            self._stop.end()
         self._guarded(self._hand_over)
 
     def _hand_over(self) -> None:
-        if self._core.role is Role.LEADER and not self._executor.is_busy:
-            now_ms = self._clock.monotonic_ms()
-            with contextlib.suppress(TransferFailed):
-                self._core.transfer(None, now_ms)
-                self._handed_over_ms = now_ms + self._hand_over_timeout_ms
-                self._executor.carry_out()
-        self._stop_if_free()
+        self._stop.hand_over()
+        self._stop_if_due()
 
-    def _stop_if_free(self) -> None:
-        """Continue the stop once the next leader is known, so that waiting requests can be sent to it."""
-        if self._stopping is None or self._ended or self._executor.is_busy:
-            return
-        known = self._core.leader_id is not None and not self._core.is_transferring
-        if known or self._clock.monotonic_ms() >= self._handed_over_ms:
-            self._stop(self._stopping)
-
-    def _stop(self, done: Callable[[], None]) -> None:
-        self._guarded(self._leave)
-        self._ended = True
-        self._state.stop()
-
-        def synced() -> None:
-            self._state.save_all()
-            self._disk.submit(self._note_stop, lambda _result, _error: done())
-
-        self._disk.request_sync(self._syncer, synced)
-
-    def _note_stop(self) -> None:
-        """Record the clean stop. Blocks: in the disk thread."""
-        self._clean_stop.stopped()
-        self._origin.renew_if_noted()
+    def _stop_if_due(self) -> None:
+        if self._stop.is_due and not self._ended:
+            self._guarded(self._leave)
+            self._ended = True
+            self._state.stop()
+            self._stop.save()
 
     def _leave(self) -> None:
         self._queue.refuse_all(NoLeader())
@@ -206,8 +174,7 @@ class LogDriver:
         self._executor.abandon()
         self._reads.give_up(math.inf)
         self._waiters.wake(MAX_INDEX)
-        if self._stopping is not None:
-            self._stopping()
+        self._stop.end()
 
     @property
     def has_ended(self) -> bool:
@@ -258,8 +225,7 @@ class LogDriver:
 
     def change_options(self, options: LogOptions) -> None:
         """Change the settings of the log: they apply from the next turn on."""
-        self._wanted = self._options = options
-        self._ask_turn()
+        self._options.change(options)
 
     def transfer(self, to: str | None) -> str:
         """Begin to transfer leadership to `to`; None: to the best voter. Return the target.
@@ -275,7 +241,7 @@ class LogDriver:
 
     def read_index(self, done: ReadDone) -> None:
         """Request a linearizable read (R-08): done(index) once everything up to `index` is committed here."""
-        if self._stopping is not None or self._ended:
+        if self._stop.is_wanted or self._ended:
             answer(done, ReadIndexUnavailable())
             return
         self._reads.ask(done, self._clock.monotonic_ms())
@@ -352,7 +318,7 @@ class LogDriver:
     def held_index(self) -> int:
         """The last index that this replica may have acknowledged: synced with `fsync`, else written."""
         log = self.log
-        return log.durable_index if self._durability is Durability.FSYNC else log.end_index
+        return log.durable_index if self._options.durability is Durability.FSYNC else log.end_index
 
     def status(self) -> ReplicaStatus:
         log = self.log
@@ -362,7 +328,7 @@ class LogDriver:
             log.end_index,
             log.next_index,
             log.end_offset,
-            self._durability,
+            self._options.durability,
         )
 
     @property
@@ -412,8 +378,8 @@ class LogDriver:
 
     def _turn(self) -> None:
         core, now_ms = self._core, self._clock.monotonic_ms()
-        if self._options is not None and not self._executor.is_busy:
-            self._take_options(self._options, now_ms)
+        if self._options.is_due and not self._executor.is_busy:
+            self._options.apply(now_ms)
             self._executor.carry_out()
         if self._synced and not self._executor.is_busy:
             self._synced = False
@@ -439,22 +405,7 @@ class LogDriver:
             self._queue.enter(now_ms)
             if self._queue.is_checking:
                 self._ask_turn()
-        self._stop_if_free()
-
-    def _take_options(self, options: LogOptions, now_ms: int) -> None:
-        self._options = None
-        options = replace(options, durability=self._loosening.allowed(options.durability, now_ms))
-        if options.durability is not self._durability:
-            self._durability = options.durability
-            self._syncer.change_durability(options.durability)
-            self._appends.change_durability(options.durability)
-        self._core.apply_options(options, now_ms)
-        self._core.synced(now_ms)
-
-    def _loosened(self) -> None:
-        """Let the log acknowledge unsynced records from now on, if the settings still permit it."""
-        self._options = self._wanted
-        self._ask_turn()
+        self._stop_if_due()
 
     def _take(self, source: str, message: Any, now_ms: int) -> None:
         if isinstance(message, StateRequest):
@@ -466,7 +417,7 @@ class LogDriver:
 
     def _tick_parts(self, now_ms: int) -> None:
         self._core.has_room = self._space.has_room(now_ms)
-        self._loosening.tick(now_ms)
+        self._options.tick(now_ms)
         self._syncer.tick(now_ms)
         self._reads.give_up(now_ms)
         self._queue.tick(now_ms)

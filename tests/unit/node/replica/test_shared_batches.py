@@ -100,7 +100,7 @@ def test_clients_that_share_a_turn_are_answered_as_one_after_another(tmp_path: P
             seen.add(outcome(answers[0])[0])
         assert together.node.driver.log.next_index == apart.node.driver.log.next_index
     assert seen >= REFUSALS
-    assert together.node.driver._appends.size_bytes == 0  # nothing waits
+    assert together.node.driver._queue._open.size_bytes == 0  # nothing waits
 
 
 def test_appends_that_arrive_during_a_sync_wait_for_as_many_as_are_in_flight(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_a_group_grows_until_it_enters_the_log(tmp_path: Path) -> None:
     assert not join(node, append)
     node.seams.run()
     assert outcome(answers[0]) == (1, 3, 1, False)
-    assert (node.driver._appends.count, node.driver._appends.size_bytes) == (0, 0)
+    assert (node.driver._queue._open.count, node.driver._queue._open.size_bytes) == (0, 0)
 
 
 @pytest.mark.rule("D-29")
@@ -215,7 +215,7 @@ def test_limits_count_every_member_of_a_group(tmp_path: Path) -> None:
     _, answers = group_of(node, 2)
     node.seams.run()
     assert outcome(answers[0]) == (6, 7, 1, False)
-    assert node.driver._appends.count == 0
+    assert node.driver._queue._open.count == 0
 
 
 @pytest.mark.rule("D-29")
@@ -249,7 +249,7 @@ def test_no_member_of_a_group_times_out_early(tmp_path: Path) -> None:
     node.driver.tick()
     assert outcome(answers[0])[0] == "quorum-timeout"
     assert answers[0].first_index == 1
-    assert node.driver._appends.count == 0
+    assert node.driver._queue._open.count == 0
 
 
 def test_appends_gather_for_a_group_that_waits_for_its_sync(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_a_group_whose_node_stops_is_refused_and_takes_no_more(tmp_path: Path) -
     node.driver.stop()
     assert outcome(answers[0])[0] == "no-leader"
     assert not join(node, append)
-    assert node.driver._appends.count == 0
+    assert node.driver._queue._open.count == 0
 
 
 def test_an_append_beyond_the_limit_is_accepted_only_alone() -> None:

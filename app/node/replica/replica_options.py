@@ -1,0 +1,64 @@
+"""Settings of a log that change while its replica runs: they apply from the driver's next turn on."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from app.log.contract import Durability, LogOptions
+from app.node.replica.loosening import Loosening
+from app.node.replica.ready_executor import ReplicaParts
+
+
+class ReplicaOptions:
+    """Owned by the log's driver."""
+
+    def __init__(
+        self,
+        parts: ReplicaParts,
+        durability: Durability,
+        ask_turn: Callable[[], None],
+        fail: Callable[[str, BaseException], None],
+    ) -> None:
+        """durability: that the log opened with. ask_turn(): schedule the next turn of the driver. fail(what,
+        error): the disk has failed."""
+        self.durability = durability  # in force
+        self._core = parts.core
+        self._syncer = parts.syncer
+        self._appends = parts.appends
+        self._ask_turn = ask_turn
+        note = partial(parts.files.clean_stop.opened, acks_unsynced=True)
+        self._loosening = Loosening(parts.files.log_name, durability, parts.disk, note, self._loosened, fail)
+        self._newest: LogOptions | None = None  # since the start
+        self._due: LogOptions | None = None  # not applied yet
+
+    def change(self, options: LogOptions) -> None:
+        """Apply changed settings at the next turn."""
+        self._newest = self._due = options
+        self._ask_turn()
+
+    @property
+    def is_due(self) -> bool:
+        """True if `apply` has something to do."""
+        return self._due is not None
+
+    def apply(self, now_ms: int) -> None:
+        """Apply what is due. The core may give a Ready then. now_ms: monotonic."""
+        options, self._due = self._due, None
+        if options is None:
+            return
+        options = replace(options, durability=self._loosening.allowed(options.durability, now_ms))
+        if options.durability is not self.durability:
+            self.durability = options.durability
+            self._syncer.change_durability(options.durability)
+            self._appends.change_durability(options.durability)
+        self._core.apply_options(options, now_ms)
+        self._core.synced(now_ms)
+
+    def tick(self, now_ms: int) -> None:
+        """Do what is due. now_ms: monotonic."""
+        self._loosening.tick(now_ms)
+
+    def _loosened(self) -> None:
+        """Let the log acknowledge unsynced records from now on, if the settings still permit it."""
+        self._due = self._newest
+        self._ask_turn()

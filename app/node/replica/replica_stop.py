@@ -1,0 +1,69 @@
+"""Clean stop of a replica: another leader takes over, then what a restart needs is saved."""
+
+import contextlib
+import math
+from collections.abc import Callable
+
+from app.errors import TransferFailed
+from app.log.contract import Role
+from app.node.replica.ready_executor import ReadyExecutor, ReplicaParts
+
+
+class ReplicaStop:
+    """Owned by the log's driver, which ends between `is_due` and `save`."""
+
+    def __init__(self, parts: ReplicaParts, executor: ReadyExecutor) -> None:
+        self._core = parts.core
+        self._clock = parts.services.clock
+        self._disk = parts.disk
+        self._files = parts.files
+        self._state = parts.state
+        self._syncer = parts.syncer
+        self._executor = executor
+        self._hand_over_timeout_ms = parts.services.driver.hand_over_timeout_ms
+        self._deadline_ms = -math.inf  # of the wait for the next leader
+        self._done: Callable[[], None] | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """True from `begin` on."""
+        return self._done is not None
+
+    def begin(self, done: Callable[[], None]) -> None:
+        """Stop; done(): the replica has stopped."""
+        self._done = done
+
+    def hand_over(self) -> None:
+        """Transfer leadership (R-09), if this replica leads and the core may be called."""
+        if self._core.role is Role.LEADER and not self._executor.is_busy:
+            now_ms = self._clock.monotonic_ms()
+            with contextlib.suppress(TransferFailed):
+                self._core.transfer(None, now_ms)
+                self._deadline_ms = now_ms + self._hand_over_timeout_ms
+                self._executor.carry_out()
+
+    @property
+    def is_due(self) -> bool:
+        """True once the next leader is known, so that waiting requests can be sent to it, or is late."""
+        if self._done is None or self._executor.is_busy:
+            return False
+        is_known = self._core.leader_id is not None and not self._core.is_transferring
+        return is_known or self._clock.monotonic_ms() >= self._deadline_ms
+
+    def save(self) -> None:
+        """Sync the log, save the checkpoint and the state, and note the clean stop; then `end`."""
+        self._disk.request_sync(self._syncer, self._synced)
+
+    def end(self) -> None:
+        """The replica has stopped, or its driver has ended before: call done, if the stop was begun."""
+        if self._done is not None:
+            self._done()
+
+    def _synced(self) -> None:
+        self._state.save_all()
+        self._disk.submit(self._note, lambda _result, _error: self.end())
+
+    def _note(self) -> None:
+        """Blocks: in the disk thread."""
+        self._files.clean_stop.stopped()
+        self._files.origin.renew_if_noted()
