@@ -37,7 +37,8 @@ from app.node.replica.append_checks import (
 from app.node.replica.commit_waiters import answer
 from app.node.replica.confirmed_answers import ConfirmedAnswer
 from app.node.replica.open_appends import AppendDone, CommandDone, OpenAppend, OpenCommand
-from app.node.replica.ready_executor import ReadyExecutor, ReplicaParts
+from app.node.replica.ready_executor import ReadyExecutor
+from app.node.replica.replica_parts import ReplicaParts
 from storage.format.batch import BATCH_MAX_BYTES
 from storage.format.records import encode_control
 

@@ -41,8 +41,9 @@ from app.node.replica.log_space import LogSpace
 from app.node.replica.open_appends import AppendDone, CommandDone, OpenAppend, OpenAppends
 from app.node.replica.proposer import Proposer
 from app.node.replica.read_index_queue import ReadDone, ReadGate
-from app.node.replica.ready_executor import MAX_INDEX, ReadyExecutor, ReplicaParts
+from app.node.replica.ready_executor import MAX_INDEX, ReadyExecutor
 from app.node.replica.replica_options import ReplicaOptions
+from app.node.replica.replica_parts import ReplicaParts
 from app.node.replica.replica_stop import ReplicaStop
 from app.node.replica.state_keeper import StateKeeper
 from app.node.replica.syncing import JournalWriter, LogSyncer

@@ -5,7 +5,7 @@ the executor is busy, and nothing else happens in the log.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from app.errors import ReadIndexUnavailable
@@ -13,40 +13,14 @@ from app.log.contract import (
     NO_INDEX,
     AppendFate,
     Ready,
-    ReplicationCore,
     Reset,
     Role,
 )
-from app.log.driver_interfaces import Disk
-from app.node.replica.commit_waiters import CommitWaiters, answer
-from app.node.replica.log_space import LogSpace
-from app.node.replica.open_appends import OpenAppends
-from app.node.replica.proposer import Proposer
-from app.node.replica.read_index_queue import ReadGate
-from app.node.replica.state_keeper import StateKeeper
-from app.node.replica.syncing import JournalWriter, LogSyncer
-from app.node.services import NodeServices, ReplicaFiles
+from app.node.replica.commit_waiters import answer
+from app.node.replica.replica_parts import ReplicaParts
 from storage.format.batch import Batch
 
 MAX_INDEX: Final = 2**63 - 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplicaParts:
-    """Parts of one replica that its driver, executor and append queue share."""
-
-    services: NodeServices
-    files: ReplicaFiles
-    disk: Disk  # the lane of the log
-    core: ReplicationCore
-    state: StateKeeper
-    space: LogSpace
-    journal: JournalWriter
-    syncer: LogSyncer
-    proposer: Proposer
-    appends: OpenAppends
-    reads: ReadGate
-    waiters: CommitWaiters
 
 
 class ReadyExecutor:

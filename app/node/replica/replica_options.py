@@ -6,7 +6,7 @@ from functools import partial
 
 from app.log.contract import Durability, LogOptions
 from app.node.replica.loosening import Loosening
-from app.node.replica.ready_executor import ReplicaParts
+from app.node.replica.replica_parts import ReplicaParts
 
 
 class ReplicaOptions:

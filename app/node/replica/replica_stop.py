@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from app.errors import TransferFailed
 from app.log.contract import Role
-from app.node.replica.ready_executor import ReadyExecutor, ReplicaParts
+from app.node.replica.ready_executor import ReadyExecutor
+from app.node.replica.replica_parts import ReplicaParts
 
 
 class ReplicaStop:
