@@ -10,6 +10,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from itertools import islice
 from typing import Any, Final
@@ -19,6 +20,7 @@ import msgspec
 from app.controller.commands import CreateLog
 from app.controller.metadata import AUDIT_LOG, LogSpec
 from app.errors import CommitlogError
+from app.futures import settle
 from app.log.claims import DIGEST_BYTES
 from app.log.contract import AppendRequest, AppendResult, Producer
 from app.node.hosted_log import HostedLog
@@ -156,7 +158,7 @@ class AuditLog:
 
         if hosted.leads:
             future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-            self._append(request(0), lambda stored: None if future.done() else future.set_result(stored))
+            self._append(request(0), partial(settle, future))
             return await future
         here = self._services.node_id
         leader = hosted.leader_id

@@ -4,9 +4,11 @@ import asyncio
 import logging
 import random
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from app.controller.messages import AnyControllerMessage
+from app.futures import settle
 from app.node.audit import AuditLog
 from app.node.clock import LoopScheduler, SystemClock
 from app.node.data_folder import DataFolder
@@ -229,14 +231,13 @@ class Broker:
 
     def _stopped(self, driver: LogDriver) -> asyncio.Future[None]:
         done: asyncio.Future[None] = self._loop.create_future()
-        driver.stop(lambda: None if done.done() else done.set_result(None))
+        driver.stop(partial(settle, done, None))
         return done
 
     def _fail(self, what: str, error: BaseException) -> None:
         """Report that the node must stop (R-11): the server ends the process without a clean stop."""
         logger.critical("node fails: %s", what, exc_info=error)
-        if not self.failed.done():
-            self.failed.set_result(f"{what}: {error}")
+        settle(self.failed, f"{what}: {error}")
 
     # --- app.node.network.peer_host.PeerHost ------------------------------------------------------------
 

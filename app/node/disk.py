@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from app.futures import settle
 from app.log.driver_interfaces import SyncSource
 from app.node.job_threads import JobThreads, Then
 from storage.errors import InvariantError
@@ -135,7 +136,7 @@ class DiskLane:
         """
         for _ in range(DRAIN_PASSES):
             done: asyncio.Future[None] = self._threads.loop.create_future()
-            self._put(partial(self._start, _nothing, partial(_settle, done)))
+            self._put(partial(self._start, _nothing, partial(settle, done)))
             await done
             if self._threads.failed or not (self._round_is_due or self._running):
                 return
@@ -211,8 +212,3 @@ class DiskLane:
 
 def _nothing() -> None:
     """Work that only marks a place in the order."""
-
-
-def _settle(done: asyncio.Future[None], _result: Any, _error: BaseException | None) -> None:
-    if not done.done():  # otherwise its caller no longer waits
-        done.set_result(None)

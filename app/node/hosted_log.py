@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from app.errors import ChangeInProgress, CommitlogError, LogDeleting, Repairing
+from app.futures import settle
 from app.log.contract import GroupConfig, Role
 from app.node.replica.driver import LogDriver
 from app.settings.model import LogSettings, Replication
@@ -160,8 +161,7 @@ class HostedLog:
     def wake(self) -> None:
         watchers, self._watchers = self._watchers, {}
         for watcher in watchers:
-            if not watcher.done():
-                watcher.set_result(None)
+            settle(watcher, None)
 
     @asynccontextmanager
     async def while_led_by(self, leader: str) -> AsyncIterator[None]:

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from app.futures import settle
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -29,18 +31,10 @@ async def in_thread(work: Callable[[], T]) -> T:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: Any, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
-
     def run() -> None:
         result, error = result_or_error(work)
         if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, error)
+            loop.call_soon_threadsafe(settle, future, result, error)
 
     threading.Thread(target=run, name="commitlog-job", daemon=True).start()
     return await future

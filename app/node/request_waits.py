@@ -3,28 +3,14 @@ node stops."""
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from typing import Final, TypeVar
+from functools import partial
+from typing import Final
 
-from app.errors import CommitlogError, ReadIndexUnavailable
+from app.errors import ReadIndexUnavailable
+from app.futures import settle, settling
 from app.node.hosted_log import HostedLog
 
 _RETRY_S: Final = 0.1
-Result = TypeVar("Result")
-
-
-def settling(future: "asyncio.Future[Result]") -> Callable[[Result | CommitlogError], None]:
-    """Return the callback that settles `future` by a result or a refusal, unless it is done already."""
-
-    def done(result: Result | CommitlogError) -> None:
-        if future.done():
-            return
-        if isinstance(result, CommitlogError):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
-
-    return done
 
 
 class Waits:
@@ -40,8 +26,7 @@ class Waits:
         """Let all callers continue: a clean stop begins."""
         self.stopping = True
         for waiting in list(self._open):
-            if not waiting.done():
-                waiting.set_result(None)
+            settle(waiting, None)
 
     async def read_index(self, hosted: HostedLog) -> int:
         """Return the index that a linearizable read must see; it is committed here on return (R-08).
@@ -74,9 +59,7 @@ class Waits:
             raise hosted.interrupted
         if driver.committed_index < index and timeout_s > 0 and not self.stopping:
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            waiter = driver.when_committed(
-                index, lambda: None if waiting.done() else waiting.set_result(None)
-            )
+            waiter = driver.when_committed(index, partial(settle, waiting, None))
             try:
                 await self.until(waiting, timeout_s)
             finally:

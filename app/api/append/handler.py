@@ -23,6 +23,7 @@ from app.api.http.leader_proxy import LeaderProxy, check_led
 from app.api.http.messages import JSON_TYPE, REQUEST_ID, Response, problem_response
 from app.api.http.tracing import TRACEPARENT, Tracer
 from app.errors import CommitlogError, Forbidden, Internal, NoLeader, NotLeader, QuorumTimeout
+from app.futures import settle
 from app.log.contract import Acks, AppendRequest, AppendResult
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
@@ -374,7 +375,7 @@ class _OneAppend:
 
 async def _appended(driver: LogDriver, request: AppendRequest) -> AppendResult | CommitlogError:
     future: asyncio.Future[AppendResult | CommitlogError] = asyncio.get_running_loop().create_future()
-    driver.append(request, lambda result: None if future.done() else future.set_result(result))
+    driver.append(request, partial(settle, future))
     return await future
 
 

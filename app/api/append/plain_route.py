@@ -19,6 +19,7 @@ from app.api.http.dependencies import ExactResponse, LogName
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.messages import REQUEST_ID, Response, problem_response, request_id_of
 from app.errors import CommitlogError, InvalidBody, InvalidRequest, TooLarge
+from app.futures import settle
 from app.settings.model import Limits
 
 PREFIX = "/v1/logs/"
@@ -104,7 +105,7 @@ class PlainRoute:
                     request_id,
                     incoming.reserved,
                 ),
-                partial(_settle, future),
+                partial(settle, future),  # without effect once the client's task was cancelled
             )
         except CommitlogError as error:
             return problem_response(error, instance=scope["path"], request_id=request_id)
@@ -143,11 +144,6 @@ class PlainRoute:
         if announced > limit:
             raise _too_large(limit, str(announced))
         return announced
-
-
-def _settle(future: asyncio.Future[Response], response: Response) -> None:
-    if not future.done():  # otherwise the client's task was cancelled: the append continues without it
-        future.set_result(response)
 
 
 def _too_large(limit: int, got: str) -> TooLarge:

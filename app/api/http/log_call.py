@@ -38,13 +38,13 @@ from app.errors import (
     TooLarge,
     UnsupportedMediaType,
 )
+from app.futures import settling
 from app.log.commands import Command, CommandResult
 from app.media_types import JSON
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
 from app.node.network.http_forwarder import Lost, NotSent
 from app.node.replica.driver import LogDriver
-from app.node.request_waits import settling
 from app.settings.model import NodeSettings
 
 BODY_MAX_BYTES: Final = 64 * 1024

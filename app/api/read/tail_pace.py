@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from app.api.read.reader import LogHead, Reader
 from app.api.read.selection import Consistency
 from app.api.read.shared_pages import SharedPages
+from app.futures import settle
 from app.node.replica.commit_waiters import Waiter
 from app.node.replica.driver import LogDriver
 
@@ -112,9 +113,7 @@ class TailPace:
 
     def _wake_some(self) -> None:
         for _ in range(min(WOKEN_AT_ONCE, len(self._woken))):
-            waiting = self._woken.popleft()
-            if not waiting.done():
-                waiting.set_result(None)
+            settle(self._woken.popleft(), None)
         if self._woken:
             asyncio.get_running_loop().call_soon(self._wake_some)
 

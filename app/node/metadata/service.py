@@ -9,6 +9,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from app.controller.commands import AnyCommand, Done, Refusal
@@ -23,6 +24,7 @@ from app.controller.messages import (
 from app.controller.metadata import CONTROLLER_LOG, Log
 from app.controller.state_machine import Metadata
 from app.errors import QuorumTimeout
+from app.futures import settle
 from app.log.contract import Durability
 from app.log.events import Election, JournalEvent
 from app.node.hosted_log import HostedLog
@@ -213,7 +215,7 @@ class MetadataService:
         time limit has passed. Raises QuorumTimeout if no controller answers: then the outcome is unknown."""
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         future: asyncio.Future[Done | Refusal | None] = asyncio.get_running_loop().create_future()
-        self.client.ask(command, lambda answer: _settle(future, answer), timeout_ms)
+        self.client.ask(command, partial(settle, future), timeout_ms)
         answer = await future
         if answer is None:
             raise QuorumTimeout(None, "no controller answered in time")
@@ -291,8 +293,3 @@ def _election(log: Log, index: int, event: MasterElected | MasterLost) -> Electi
         former_acks=event.former_acks,
         lease_ms=event.lease_ms,
     )
-
-
-def _settle(future: asyncio.Future[Done | Refusal | None], answer: Done | Refusal | None) -> None:
-    if not future.done():
-        future.set_result(answer)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from random import Random
 
+from app.futures import settle
 from app.log.driver_interfaces import Transport
 from app.node.network.repair_messages import PeerCall
 
@@ -37,5 +38,5 @@ class PeerCalls:
     def answered(self, source: str, log_id: int, answer: PeerCall) -> None:
         """Handle an answer; one without a waiting request is dropped."""
         future = self._open.get((source, log_id, answer.id))
-        if future is not None and not future.done():
-            future.set_result(answer)
+        if future is not None:
+            settle(future, answer)

@@ -9,8 +9,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
+from app.futures import settle
 from app.log.driver_interfaces import Lanes
 from app.node.hosted_log import HostedLog
 from app.node.repair.interfaces import Damaged
@@ -100,14 +102,5 @@ class Scrubber:
 
     async def _in_disk_thread(self, log_name: str, step: ScrubStep) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def then(_result: Any, error: BaseException | None) -> None:
-            if done.done():
-                return
-            if error is None:
-                done.set_result(None)
-            else:
-                done.set_exception(error)
-
-        self._disk.lane(log_name).submit(step.run, then)
+        self._disk.lane(log_name).submit(step.run, partial(settle, done))
         await done

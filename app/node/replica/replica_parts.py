@@ -16,7 +16,7 @@ from app.node.services import NodeServices, ReplicaFiles
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaParts:
-    """What the driver of a replica makes once, and shares with its executor, queue, options and stop."""
+    """Parts that the driver of a replica creates once, and its executor, queue, options and stop use too."""
 
     services: NodeServices
     files: ReplicaFiles
