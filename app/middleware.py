@@ -1,7 +1,7 @@
 """The outermost ASGI layer: what applies to every call.
 
 Request id, tokens, HEAD as GET without a body, counting, and a problem document for every failure. Appends
-that the lane takes do not come here (app/api/append/lane.py).
+that the lane takes do not pass here (app/api/append/lane.py).
 """
 
 import logging

@@ -111,7 +111,7 @@ class LogTrimmed(SourceError):
     def __init__(self, log: str, index: int, begin_index: int) -> None:
         super().__init__(
             f"log {log!r} begins at index {begin_index}: the records from {index} to {begin_index - 1} were "
-            "trimmed before they were read. They are lost to this query. To go on without them, set "
+            "trimmed before they were read. They are lost to this query. To continue without them, set "
             "failOnDataLoss to false; a materializer that holds a fencing cursor keeps retention from "
             "passing it."
         )
@@ -128,7 +128,8 @@ class JournalTrimmed(SourceError):
         super().__init__(
             f"log {log!r}: the journal of node {node} begins at event {first_seq}: the events from {seq} to "
             f"{first_seq - 1} were removed by its retention ([journal] retention_ms, retention_bytes) before "
-            "they were read. They are lost to this query. To go on without them, set failOnDataLoss to false."
+            "they were read. They are lost to this query. To continue without them, set "
+            "failOnDataLoss to false."
         )
         self.first_seq = first_seq
 

@@ -36,7 +36,7 @@ class CorruptBatch(StorageError):
 
 
 class PartialBatch(CorruptBatch):
-    """The bytes end before the batch does: more may come (wire), or the tail was torn (disk)."""
+    """The bytes end before the batch does: more may follow (wire), or the tail was torn (disk)."""
 
 
 class CorruptLog(StorageError):
@@ -48,7 +48,7 @@ class CorruptLog(StorageError):
 
 
 class UnreadableFile(CorruptLog):
-    """The disk refuses to read a file of a log, for now or for ever: nothing shows that it is damaged."""
+    """The disk refuses to read a file of a log, for now or permanently: nothing shows that it is damaged."""
 
 
 class PatchRefused(StorageError):

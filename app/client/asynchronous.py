@@ -97,7 +97,7 @@ class AsyncConsumer:
         self.blocking, self._call = consumer, call
 
     async def poll(self, **query: Any) -> Page:
-        """Return the next page; empty if nothing came in `wait_ms`. Raises ClientError."""
+        """Return the next page; empty if nothing arrived within `wait_ms`. Raises ClientError."""
         page: Page = await self._call(self.blocking.poll, **query)
         return page
 

@@ -43,7 +43,7 @@ class Consumer:
         return self._cursor.index
 
     def poll(self, *, wait_ms: int = FOLLOW_WAIT_MS, **query: Any) -> Page:
-        """Return the next page and move the position, not the cursor; empty if nothing came in `wait_ms`.
+        """Return the next page, empty after `wait_ms` without a record; move the position, not the cursor.
 
         query: limit, max_bytes, key, encoding, as of `CommitlogClient.read`. Raises ClientError: NotFound
         (`index-trimmed`, with `begin_index` in its document) when retention has removed the position.

@@ -41,7 +41,7 @@ class RecordProducer:
     service allows 10 000 records and 16 MiB unless it is configured otherwise. max_in_flight: appends at a
     time, 1 to 5. max_pending_bytes: of records that are not committed; `send` waits beyond it.
 
-    The first append that fails for good ends the producer: what comes after it would be out of order. Later
+    The first append that fails finally ends the producer: later records would be out of order. Later
     records fail with ProducerFailed and the outcome `not_applied`, or with the answer that they received.
     A record that is larger than the service allows fails alone, with RecordRefused: the others are sent, and
     the next `flush` or `close` raises its error when they are committed.

@@ -154,7 +154,7 @@ class Demo:
         """Wait until every record, and every epoch, is in the Delta tables, and the job writes no more."""
         assert self._job is not None
         started = time.monotonic()
-        stalled = Stalled("no row came into the table", self._job)
+        stalled = Stalled("no row was written to the table", self._job)
         with self._client() as client:
             epochs = len(client.epochs())
         with self.show.bar("rows in the table entries", sent.records) as bar:
@@ -189,7 +189,7 @@ class Demo:
     def wait_for_events(self) -> None:
         """Wait until all events of the nodes so far, especially watermarks, are in the Delta tables."""
         assert self._job is not None
-        stalled = Stalled("no event came into the table", self._job)
+        stalled = Stalled("no event was written to the table", self._job)
         try:
             with self._client() as client:
                 event_count = count_events(client, self.cluster.nodes)

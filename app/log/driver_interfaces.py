@@ -1,4 +1,4 @@
-"""Interfaces between a driver and its I/O: all time, threads, network and scheduling come through these.
+"""Interfaces between a driver and its I/O: all time, threads, network and scheduling pass through these.
 
 app/node implements them on real clocks, files and sockets; tests/simulation on simulated ones.
 """

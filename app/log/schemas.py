@@ -14,7 +14,6 @@ import msgspec
 from app.log.control_records import SchemaRecord
 from app.schemas import LogSchema
 
-VERSIONS_MAX: Final = 1_000  # of one log
 DEFINITION_MAX_BYTES: Final = 256 * 1024  # of one version
 DEFINITIONS_MAX_BYTES: Final = 8 * 1024 * 1024  # of all versions of one log
 

@@ -13,12 +13,12 @@ from app.log.control_records import SchemaRecord
 from app.log.schemas import (
     DEFINITION_MAX_BYTES,
     DEFINITIONS_MAX_BYTES,
-    VERSIONS_MAX,
     SchemaVersion,
     as_log_schema,
 )
 from app.log.state import LogState
 from app.schemas import Difference
+from app.schemas.schema import SCHEMA_VERSIONS_MAX
 
 BACKWARD: Final = "backward"
 REJECT: Final = "reject"
@@ -58,10 +58,11 @@ class SetSchema:
             raise InvalidRequest(
                 ("/definition", f"must have at most {DEFINITION_MAX_BYTES} bytes, got {size}")
             )
-        if len(held) >= VERSIONS_MAX or held.size_bytes + size > DEFINITIONS_MAX_BYTES:
+        if len(held) >= SCHEMA_VERSIONS_MAX or held.size_bytes + size > DEFINITIONS_MAX_BYTES:
             raise RateLimited(
                 f"The schema of the log has {len(held)} versions with {held.size_bytes} bytes of "
-                f"definitions; the limits are {VERSIONS_MAX} versions and {DEFINITIONS_MAX_BYTES} bytes."
+                f"definitions; the limits are {SCHEMA_VERSIONS_MAX} versions and {DEFINITIONS_MAX_BYTES} "
+                "bytes."
             )
         if newest is not None and self.asked.compatibility == BACKWARD:
             found = incompatibilities(newest.record, self.asked)

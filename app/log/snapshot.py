@@ -2,7 +2,7 @@
 
     CLS2 | frames: size u32, kind u8, payload of `size` bytes | ... | an END frame, empty
 
-HEAD comes first: msgpack of SnapshotHead. KEYS: one partition (app/log/claims.py). PRODUCERS: msgpack of
+HEAD is first: msgpack of SnapshotHead. KEYS: one partition (app/log/claims.py). PRODUCERS: msgpack of
 pairs (id, history). All numbers are little-endian. The previous format was one msgpack array, `OldSnapshot`;
 a node still reads it.
 """

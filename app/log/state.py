@@ -230,7 +230,7 @@ class LogState:
 
     def apply(self, batch: Batch) -> None:
         """Apply the next batch. A batch that was applied before, or one after a gap, changes nothing: the
-        state in a gap must first come from another replica (`become`).
+        state in a gap must first be received from another replica (`become`).
 
         Raises CorruptBatch for unreadable marks or control records.
         """

@@ -106,7 +106,7 @@ class AuditLog:
         self._changed.set()
 
     async def run(self) -> None:
-        """Store entries as they come, until cancelled; repeat what fails."""
+        """Store entries as they arrive, until cancelled; repeat what fails."""
         while True:
             await self._changed.wait()
             self._changed.clear()

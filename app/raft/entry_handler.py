@@ -222,7 +222,7 @@ class EntryHandler:
         if replaced is None:
             self._waiting[first_index] = Waiting(request, now_ms)
         else:
-            replaced.request = request  # it still waits since the first one came: D-18
+            replaced.request = request  # it still waits since the first one arrived: D-18
             self._answer(request, PushCode.REPEATED_PUSH, first_index)
 
     def _take_waiting(self, first_index: int, now_ms: int) -> None:

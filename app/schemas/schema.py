@@ -8,7 +8,7 @@ FORMATS: Final = ("json", "avro", "protobuf")
 VERSION_HEADER: Final = b"schema-version"
 AVRO_PREFIX_BYTES: Final = 5
 """A zero byte and the version in 4 bytes, big-endian: the prefix of registries."""
-SCHEMA_VERSIONS_MAX: Final = 1_000
+SCHEMA_VERSIONS_MAX: Final = 1_000  # of one log
 
 
 @dataclass(frozen=True, slots=True)

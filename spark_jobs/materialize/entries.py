@@ -3,9 +3,9 @@
 The table itself records its progress: every start, after a kill or beside another driver, begins at the index
 after its last row, and every append claims that index (tables/table.py).
 
-The rows come from a micro-batch of the query over all logs (query.py). What the query has passed without the
-table, after a failure or beside another driver, is read here: a small batch by the driver, a large one by
-Spark, in parallel tasks, both with the range and the checks of a stream (source/data_source.py).
+The rows are those of a micro-batch of the query over all logs (query.py). What the query has passed without
+the table, after a failure or beside another driver, is read here: a small batch by the driver, a large one
+by Spark, in parallel tasks, both with the range and the checks of a stream (source/data_source.py).
 """
 
 import json
@@ -98,7 +98,7 @@ class EntriesJob:
         self.offset = RecordsOffset(0, None, "")
         self.last_batch: dict[str, Any] | None = None
         self.waiting = 0  # records that the log has beyond the offset, as known
-        self.has_more = False  # the last batch was cut
+        self.has_more = False  # the last batch did not hold all
         self._is_here = not is_url(path) and not is_remote(spark)  # only Spark can read a table elsewhere
         self._writer = TableWriter(spark, path, ENTRIES, follows=follows)
         self._commits = DeltaLog(path) if self._is_here else None
@@ -211,7 +211,7 @@ class EntriesJob:
             check_same_log(self.client.log, self.offset.log_id, log_id)
 
     def take(self, rows: pa.Table, began_s: float) -> bool:
-        """Extend the table by the rows of a micro-batch; return whether they go on where the table ends.
+        """Extend the table by the rows of a micro-batch; return whether they begin where the table ends.
 
         rows: all records of a range, control records too, in order; none if the range was not read. began_s:
         when the micro-batch began, monotonic. Raises LogClash, TableClash.
@@ -255,8 +255,8 @@ class EntriesJob:
             self._is_verified = True
 
     def _note_end(self, end: RecordsOffset, count: int, times_s: Sequence[float]) -> None:
-        """Note that the table ends at `end`, and let the followers go on. count: of rows before. times_s: as
-        `_note_batch`, all but the last."""
+        """Note that the table ends at `end`, and let the followers continue. count: of rows before. times_s:
+        as `_note_batch`, all but the last."""
         self.offset = end
         if self.target is not None:
             self.waiting = max(0, self.target - end.next_index)

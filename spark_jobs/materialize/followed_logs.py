@@ -223,7 +223,7 @@ class FollowedLogs:
         self.failed[log] = error
         self.jobs[log].stop()
         if len(self.jobs) > 1:
-            sys.stderr.write(f"{log}: {error}; the other logs go on\n")
+            sys.stderr.write(f"{log}: {error}; the other logs continue\n")
 
     def _raise_when_all_failed(self) -> None:
         if self.jobs and len(self.failed) == len(self.jobs):

@@ -170,7 +170,7 @@ class TypedTables:
         self._timer.start()
 
     def _apply_late(self) -> None:
-        """Apply the changes. An error is repeated here, so that the other tables of the log go on."""
+        """Apply the changes. An error is repeated here, so that the other tables of the log continue."""
         began_s = time.monotonic()
         try:
             self.apply()

@@ -2,7 +2,7 @@
 
 One call of a node finds where all logs end. New logs that match a pattern join at their begin, deleted ones
 bring nothing. A log that was replaced, is shorter than what was read, or has trimmed what was not read is
-left out with a warning, and the others go on.
+left out with a warning, and the others continue.
 """
 
 import logging
@@ -204,7 +204,7 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ask_at_s[log] = time.monotonic() + ASK_AGAIN_S
         if self._left_out.get(log) != reason:
             self._left_out[log] = reason
-            logger.warning("log %s: %s; it is left out, the other logs go on", log, reason)
+            logger.warning("log %s: %s; it is left out, the other logs continue", log, reason)
         return 0
 
     def _admit(self, log: str, first: int, until: int, logs: int) -> int:
@@ -258,8 +258,8 @@ def read_ranges(options: SourceOptions, ranges: Sequence[LogRange]) -> Iterator[
 
 
 def _read_range(options: SourceOptions, each: LogRange, client: LogReads) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one log's range. The others go on without a log that was deleted since the range was
-    planned, also if it was created again: nothing can bring its records back.
+    """Yield the rows of one log's range. The others continue without a log that was deleted since the range
+    was planned, also if it was created again: nothing can bring its records back.
 
     Raises LogClash if a record has a later term than the log had then.
     """
@@ -281,6 +281,6 @@ def _read_range(options: SourceOptions, each: LogRange, client: LogReads) -> Ite
             raise
         logger.warning(
             "log %s: %s; it was deleted: its records [%d, %d), as far as they were not read yet, are left "
-            "out, the other logs go on",
+            "out, the other logs continue",
             *(each.log, error.message, each.first, each.until),
         )

@@ -1,7 +1,7 @@
 """Checkpoints of tables whose commits the driver makes itself, written by Spark behind those commits.
 
 A checkpoint sums up the commits before it, so readers of a long history open the table fast; Delta also
-removes old commits with it. Nothing waits for one: commits go on, and a table whose checkpoint failed is
+removes old commits with it. Nothing waits for one: commits continue, and a table whose checkpoint failed is
 complete without it.
 
 Source: the Delta transaction log protocol, section Checkpoints.

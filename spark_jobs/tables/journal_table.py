@@ -1,4 +1,4 @@
-"""A table whose rows come from the nodes' journals, keyed by (node, seq): each event's rows once."""
+"""A table with the rows of the nodes' journals, keyed by (node, seq): each event's rows once."""
 
 from collections.abc import Mapping
 

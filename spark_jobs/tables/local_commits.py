@@ -306,7 +306,7 @@ def _has_nan(column: pa.ChunkedArray) -> bool:
 
 
 def _statistic(value: Any) -> Any:
-    """Return a bound as Delta writes it, None where it has none. Times are cut to milliseconds, which
+    """Return a bound as Delta writes it, None where it has none. Times are truncated to milliseconds, which
     readers of Delta's statistics allow for."""
     match value:
         case datetime():

@@ -33,7 +33,7 @@ FILE_SYSTEM = "fs.defaultFS"
 
 class TableWriter:
     """path: folder or URL of the table. is_small: it is replaced as a whole (`replace`). follows: more
-    appends come soon, so a claim that Spark checks is prepared between two of them."""
+    appends follow soon, so a claim that Spark checks is prepared between two of them."""
 
     def __init__(
         self,

@@ -2,8 +2,8 @@
 
 Little-endian: magic `CLEP` | version u16 | zero u16 | count u32 | zero u32, then for each epoch
     epoch i64 | term i64 | start_index i64 | start_offset i64 | started_ms i64 | length u16 | leader UTF-8
-and at the end CRC32C u32 of all before it. Replaced as a whole (temporary file, sync, rename). The content
-comes from the control records that open the terms, so a missing or damaged file is rebuilt from the log.
+and at the end CRC32C u32 of all before it. Replaced as a whole (temporary file, sync, rename). It is
+derived from the control records that open the terms, so a missing or damaged file is rebuilt from the log.
 """
 
 import struct

@@ -188,7 +188,7 @@ def _around(size_bytes: int) -> tuple[bytes, bytes]:
     """Return the bytes of a body before and after the value of a single record that has nothing else.
 
     They depend on the value's size only. Arrow takes longer to build them than a leader for the rest of the
-    append: nothing of its code is in the processor's cache when appends come one by one.
+    append: nothing of its code is in the processor's cache when appends arrive one by one.
     """
     value, records = b"\xff" * size_bytes, RecordColumns()
     records.add(value)

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 ResponseDone = Callable[[Response], None]
 
 
-_GRACE_MS: Final = 1_000  # the leader's own timeout comes first, with the more precise answer
+_GRACE_MS: Final = 1_000  # the leader's own timeout ends earlier, with the more precise answer
 
 
 class AppendAnswer(msgspec.Struct, frozen=True):
@@ -290,7 +290,7 @@ class _OneAppend:
                 self._finish(self._relay(relayed))
 
     def _search(self, lost: Lost | None = None) -> None:
-        """Find the leader and let it answer, as a task of the node. lost: an attempt that came before."""
+        """Find the leader and let it answer, as a task of the node. lost: an earlier attempt."""
         self._broker.tasks.once("forward", self._carried(lost))
 
     async def _carried(self, lost: Lost | None) -> None:

@@ -183,7 +183,7 @@ class Reader:
     async def bound(self, range_: Range) -> None:
         """Find the records that begin and end the range by their timestamps, if they have arrived by now.
 
-        An uncommitted record ends only the range of a local read: another one may come to its place. Raises
+        An uncommitted record ends only the range of a local read: another one may take its place. Raises
         Repairing.
         """
         if range_.from_timestamp_ms is not None:

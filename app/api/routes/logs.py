@@ -171,9 +171,9 @@ async def one_log(call: Call, log: LogName, query: Nothing) -> Response:
         "With `If-Match` the change applies only if the version is equal. When the response arrives, every "
         "live node has applied the change. For a log of the configuration file, the newest change applies: "
         "the one made here or the one in the file. `replicas` and `learners` change the nodes that keep the "
-        "log. In controller mode the response comes at once, and `leaving` names the nodes that stay until "
+        "log. In controller mode the response is sent at once, and `leaving` names the nodes that stay until "
         "the log can do without them. In Raft mode the members change before the response; "
-        "`not-caught-up` and `change-in-progress` mean that the same call goes on where it was."
+        "`not-caught-up` and `change-in-progress` mean that the same call continues where it was."
     ),
     responses=answers(
         "config-changed",

@@ -67,7 +67,7 @@ async def change_replica(
 
 @router.post(
     "/v1/cluster/members/{id}:clean",
-    summary="Remove the metadata of a node that is gone",
+    summary="Remove the metadata of a dead node",
     description="The replicas of a dead node are removed from logs in controller mode at once: nothing waits "
     "for them any more. `node-alive` refuses a node that is alive, `last-in-sync` one that has the last copy "
     "in sync; `force` overrides both. Raft logs: remove the member.",
@@ -129,7 +129,7 @@ def brokers_now(broker: Broker) -> tuple[str, ...]:
 
 
 def fewest_logs(broker: Broker) -> dict[str, tuple[int, int]]:
-    """The nodes that may keep logs, each with its rank: those that keep the fewest come first."""
+    """The nodes that may keep logs, each with its rank: those that keep the fewest are first."""
     brokers = brokers_now(broker)
     kept = dict.fromkeys(brokers, 0)
     for hosted in broker.logs.values():
@@ -162,7 +162,7 @@ def wanted_nodes(broker: Broker, hosted: HostedLog, asked: int | tuple[str, ...]
 async def change_members(here: Served, wanted: GroupConfig) -> None:
     """Change the members of a Raft log that is led here, one after another, until they are as wanted.
 
-    May be repeated: it goes on where it was. Raises NotCaughtUp or ChangeInProgress when that takes longer
+    May be repeated: it continues where it was. Raises NotCaughtUp or ChangeInProgress when that takes longer
     than _CHANGES_MS, ChangeInProgress also while another call changes them; NotLeader, WouldLoseQuorum,
     InvalidRequest, QuorumTimeout.
     """

@@ -285,7 +285,7 @@ async def _lag(driver: LogDriver, held_index: int) -> Lag:
     at = max(held_index + 1, log.first_index)
     missing, first, oldest_ms, read_bytes = 0, None, None, 0
     while read_bytes < _COUNT_BYTES:
-        at = max(at, log.first_index)  # a trim or a reset may have come in between
+        at = max(at, log.first_index)  # a trim or a reset may have happened in between
         if at > min(committed_index, log.end_index) or driver.is_truncating:
             break
         for batch in log.read_batches(at, _READ_BYTES, committed_index):

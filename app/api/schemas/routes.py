@@ -22,8 +22,9 @@ from app.errors import Forbidden, SchemaNotFound
 from app.log.commands import ABSENT
 from app.log.control_records import SchemaRecord
 from app.log.schema_gate import record_decoder
-from app.log.schemas import VERSIONS_MAX, SchemaVersion
+from app.log.schemas import SchemaVersion
 from app.log.set_schema import REJECT, SetSchema, incompatibilities
+from app.schemas.schema import SCHEMA_VERSIONS_MAX
 
 router = APIRouter(tags=["schemas"])
 
@@ -33,7 +34,7 @@ _CONFIRMED: Final = ("read-index-unavailable", "not-yet-replicated")
 _READS: Final = ("schema-not-found", *_CONFIRMED)
 Version = Annotated[
     int,
-    Field(ge=1, le=VERSIONS_MAX),
+    Field(ge=1, le=SCHEMA_VERSIONS_MAX),
     WHOLE,
     Path(description="Version of the schema", examples=[1]),
 ]

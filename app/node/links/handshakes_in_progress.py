@@ -15,7 +15,7 @@ OF_AN_ADDRESS_MIN: Final = 8
 
 
 class HandshakesInProgress(Generic[AnyConnection]):
-    """Connections whose other side is unidentified, oldest first, by the address that they come from."""
+    """Connections whose other side is unidentified, oldest first, by their address."""
 
     def __init__(self, size: int = HANDSHAKES_MAX) -> None:
         """size: connections at once, at least 1."""

@@ -181,7 +181,7 @@ class _Link(asyncio.Protocol):
     # --- the proof
 
     def _negotiate(self, data: bytes) -> None:
-        """Go on with the handshake. Raises HandshakeFailed."""
+        """Continue the handshake. Raises HandshakeFailed."""
         raise NotImplementedError
 
     def _decrypt(self, tls: TlsStream, data: bytes) -> bytes:

@@ -345,7 +345,7 @@ def _skip_epochs(best: _Copy, term: int, log_id: int, event: MetadataRebuilt) ->
 
 
 def _give(source: NodeFolder, target: NodeFolder, term: int) -> None:
-    """Copy the log; the vote comes last, because a folder without one holds no copy."""
+    """Copy the log; the vote is written last, because a folder without one holds no copy."""
     files = target.files
     files.make_folders(target.folder)
     for name in files.list(target.folder):

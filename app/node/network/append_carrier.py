@@ -27,7 +27,7 @@ from storage.units import KIB
 BODY_MAX_BYTES: Final = 128 * KIB  # a larger body takes an HTTP call, so that no heartbeat waits for it
 FRAME_BYTES: Final = 256 * KIB  # of bodies, from which on the next append begins another frame
 SWEEP_S: Final = 0.1
-GRACE_S: Final = 1.0  # the leader's own timeout comes first, with the more precise answer
+GRACE_S: Final = 1.0  # the leader's own timeout ends earlier, with the more precise answer
 _NO_LOG: Final = 0  # a frame may be about several logs
 
 Item = TypeVar("Item", CarriedAppend, CarriedAnswer)
@@ -87,8 +87,8 @@ class AppendCarrier:
         """Send an append to the leader of its log, then done(outcome), once; False: that is impossible now,
         and done is not called.
 
-        The outcome is NotSent if the leader has certainly not begun it, and Lost if no answer came: also when
-        another leader has replaced it.
+        The outcome is NotSent if the leader has certainly not begun it, and Lost if no answer arrived: also
+        when another leader has replaced it.
         """
         leader = hosted.leader_id
         if leader is None or len(body) > BODY_MAX_BYTES or not self._transport.carries_appends(leader):

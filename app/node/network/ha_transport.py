@@ -91,7 +91,7 @@ class HaTransport:
         takes_more: Callable[[], bool] = lambda: True,
         replicas: tuple[str, ...] = (),
     ) -> None:
-        """Take connections of a log from now on: what comes in goes to deliver(key, message).
+        """Take connections of a log from now on: what arrives is passed to deliver(key, message).
 
         A log may be attached again, by another core: the connections of the old one end, a listener stays.
         place: of this replica among the log's, from 1. by_number: this node's handshakes are of newer builds.
@@ -125,9 +125,9 @@ class HaTransport:
 
     def detach(self, log_id: int) -> None:
         """Detach a log; its connections end without a message to its core."""
-        gone = self._connections.logs.pop(log_id, None)
-        if gone is not None and gone.listener is not None:
-            gone.listener.close()
+        removed = self._connections.logs.pop(log_id, None)
+        if removed is not None and removed.listener is not None:
+            removed.listener.close()
         self._end_connections(log_id)
 
     async def stop(self) -> None:

@@ -230,7 +230,7 @@ class Forwarder:
 
 async def _once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
     """Keep aiohttp from sending a PUT or a DELETE again whose connection was lost: the first may have been
-    applied, and the second one be refused, or find that node gone."""
+    applied, and the second one be refused, or find that node stopped."""
     try:
         return await handler(request)
     except aiohttp.ClientConnectorError:

@@ -21,7 +21,7 @@ class PeerCalls:
     async def ask(
         self, peer: str, log_id: int, make: Callable[[int], PeerCall], timeout_s: float
     ) -> PeerCall | None:
-        """Send `make(id)` to a peer; return its answer, or None when it does not come in time."""
+        """Send `make(id)` to a peer; return its answer, or None when it does not arrive in time."""
         call_id = self._chance.getrandbits(53)
         key = (peer, log_id, call_id)
         future: asyncio.Future[PeerCall] = asyncio.get_running_loop().create_future()

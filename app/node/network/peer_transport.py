@@ -290,7 +290,7 @@ class _Incoming(PeerConnection):
 
 
 def _judge(frame: memoryview, owner: PeerTransport, proven_id: str | None) -> tuple[str, Hello | None]:
-    """Return the hello if it comes from a valid peer and is meant for this node, otherwise the refusal."""
+    """Return the hello if it is from a valid peer and is meant for this node, otherwise the refusal."""
     try:
         hello = msgspec.json.decode(frame, type=Hello)
     except (msgspec.DecodeError, UnicodeDecodeError):

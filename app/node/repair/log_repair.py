@@ -127,7 +127,7 @@ class LogRepair:
     def _set_group(self, *groups: Sequence[str], learners: Sequence[str]) -> None:
         """groups: voters of the log's group; of more than one if it is unknown which is newer. All are asked,
         those of the first one first. As many as a majority of the largest one decide: the nodes that only one
-        of them names may be gone."""
+        of them names may have been removed."""
         self._voters = tuple(dict.fromkeys(voter for group in groups for voter in group))
         self._peers = tuple(voter for voter in self._voters if voter != self._node_id)
         self._is_alone = {*self._voters, *learners} <= {self._node_id}
@@ -280,7 +280,7 @@ class LogRepair:
             snapshot_file = SnapshotFile(self._files, f"{self._folder}/state")
             state, _ = load_state(log, snapshot_file, idempotency_ms=DAY_MS, state_type=self._state_type)
             membership = state.membership
-        except (CorruptFile, ValueError):  # the state comes from the leader; use the configured voters
+        except (CorruptFile, ValueError):  # the leader sends the state; use the configured voters
             membership = None
         finally:
             log.close()

@@ -16,7 +16,7 @@ class ReadGate:
     """Readers that wait for a confirmation of leadership, and then for the index that they got."""
 
     def __init__(self, timeout_ms: int, when_committed: WhenCommitted) -> None:
-        """timeout_ms: of a read whose turn does not come, or whose index this replica does not reach."""
+        """timeout_ms: of a read that gets no turn, or whose index this replica does not reach."""
         self._timeout_ms = timeout_ms
         self._when_committed = when_committed
         self._asking: deque[tuple[int, ReadDone]] = deque()  # deadline, reader
@@ -50,7 +50,7 @@ class ReadGate:
             self._confirmed.append((now_ms + self._timeout_ms, waiter, done))
 
     def give_up(self, now_ms: float) -> None:
-        """Refuse the readers whose turn or index has not come by now_ms, and forget those that have it."""
+        """Refuse the readers without a turn or their index by now_ms, and forget those that have it."""
         while self._asking and self._asking[0][0] <= now_ms:
             answer(self._asking.popleft()[1], ReadIndexUnavailable())
         confirmed = self._confirmed

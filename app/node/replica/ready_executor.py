@@ -1,7 +1,7 @@
 """Carries out what the core of a log decides: to the log, the disk, the peers, the journal and the clients.
 
-Work that only a disk thread may do (a hard state or a truncation) comes first and alone: until it is durable
-the executor is busy, and nothing else happens in the log.
+Work that only a disk thread may do (a hard state or a truncation) is done first and alone: until it is
+durable the executor is busy, and nothing else happens in the log.
 """
 
 from collections.abc import Callable

@@ -83,7 +83,7 @@ class StateKeeper:
     def serve(self, source: str, request: StateRequest) -> None:
         """Answer another replica that lacks the state, or the epoch of its begin.
 
-        In the modes with a master, a state that is ahead of this log is sent to nobody: another node may ask
+        In the modes with a master, a state that is ahead of this log is not sent: another node may ask
         the next master before this has learned that it is the one.
         """
         if request.begin_term:
@@ -134,7 +134,7 @@ class StateKeeper:
     def epoch_began(self, first_index: int) -> None:
         """Forget what was received in an earlier epoch and is ahead of the log, in the modes with a master.
 
-        An unclean election may have lost it: the records that come to its places are others, and would be
+        An unclean election may have lost it: the records that take their indexes are others, and would be
         passed over. first_index: where the records of the new epoch begin, as far as this replica knows.
         """
         if not self._core.needs_all_records:
@@ -146,7 +146,7 @@ class StateKeeper:
             self.group.refresh()
 
     def begin_to_lead(self, journal: JournalWriter) -> None:
-        """Leave nothing in the state that the log lacks: a received one may know records that never came.
+        """Leave nothing in the state that the log lacks: a received one may know records that never arrived.
 
         Those that were not committed are undone. Committed ones are lost by an unclean election, and a retry
         must not be answered with their places.

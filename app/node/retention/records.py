@@ -59,8 +59,8 @@ def retained_from(
     fence = state.fenced_below(until)
     if fence is not None:
         until = min(until, fence[1])
-    gone = max(begin, state.trim_index)  # or about to be removed: the last trim may still be in progress
-    return until if _holds_data(log, gone, until) else None
+    removed = max(begin, state.trim_index)  # or about to be: the last trim may still be in progress
+    return until if _holds_data(log, removed, until) else None
 
 
 def _young_from(log: Commitlog, ms: int | None, now_ms: int) -> int:

@@ -221,7 +221,7 @@ def load_state(
 
     If the last batch of the snapshot was truncated since, the state is rolled back to what was committed
     then. may_lose_committed: an unclean election may have lost committed records since. Then a snapshot that
-    is still beyond the log's end is removed: other records may come to those places. Raises CorruptFile for a
+    is still beyond the log's end is removed: other records may take those indexes. Raises CorruptFile for a
     damaged snapshot.
     """
     safe_index = NO_INDEX

@@ -123,7 +123,7 @@ class StateTransfer:
         """The next master may lack what the last one had committed: keep no state that knows committed
         records from `first_index` on, where the records of the epoch begin. Return whether it was forgotten.
 
-        What the log cannot restore comes from the next master, also what the last one was asked for. No
+        The next master sends what the log cannot restore, also what the last one was asked for. No
         snapshot is sent on that was taken before.
         """
         self._asked_ms = self._restoring = self._taken = None

@@ -101,7 +101,7 @@ function overviewTab(log) {
   };
 }
 
-// A peer that does not answer keeps its last known state, which says nothing about now.
+// A peer that does not answer keeps its last known state, which may be outdated.
 const progress = (peer) => (peer?.unreachable_since_ms ? badge(`no answer since ${time(peer.unreachable_since_ms).slice(0, -4)}`, "bad") : peer?.state ?? "–");
 
 // The records that each node lacks, by id; null: unknown. The statuses of the nodes are of different moments, so that a

@@ -4,7 +4,7 @@ import { LineChart, quantile, Series } from "./charts.js";
 import { ask, badge, byId, bytes, COLORS, count, figure, h, indexes, named, table, toast, update } from "./dom.js";
 import { fetchRaw } from "./service.js";
 
-const LINES = 8; // as many as there are colours that can be told apart
+const LINES = 8; // as many as there are distinct colours
 
 export function logsView() {
   const figures = h("div", { class: "figures" });

@@ -28,7 +28,7 @@ function show() {
   shownFor = location.hash;
   view = make();
   byId("view").replaceChildren(view.element);
-  document.title = `${title} - commitlog`; // the history and screen readers tell the views apart by it
+  document.title = `${title} - commitlog`; // distinguishes the views in the history and for screen readers
   for (const link of document.querySelectorAll("[data-nav]")) {
     if (link.dataset.nav === name) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");

@@ -14,9 +14,10 @@ from app.log.commands import ABSENT, CommandResult, Trim
 from app.log.contract import AppendRequest, AppendStream
 from app.log.control_records import SchemaRecord
 from app.log.schema_gate import ASIDE_COST, PART_COST, TURN_COST, TURN_MS
-from app.log.schemas import DEFINITION_MAX_BYTES, VERSIONS_MAX
+from app.log.schemas import DEFINITION_MAX_BYTES
 from app.log.set_schema import SetSchema
 from app.schemas import RecordDecoder
+from app.schemas.schema import SCHEMA_VERSIONS_MAX
 from storage.format.records import BODY_SCHEMA, RecordColumns, RecordTable
 from tests.unit.node.replica.driver_support import Limits, Node, code, result
 
@@ -100,7 +101,7 @@ def test_limits_of_schemas(node: Node) -> None:
     assert code(node.command(SetSchema(long))) == "invalid-request"
     set_schema(node, schema("a"))
     held = node.driver.state.schemas
-    held._versions *= VERSIONS_MAX
+    held._versions *= SCHEMA_VERSIONS_MAX
     assert code(node.command(SetSchema(schema("a", "b")))) == "rate-limited"
 
 
