@@ -23,6 +23,7 @@ from tests.mutants.planting import mutant, plant, planted
 from tests.unit.node.opening import test_trust
 from tests.unit.raft import (
     test_doubt,
+    test_doubt_members,
     test_elections,
     test_membership,
     test_planted_bugs,
@@ -215,19 +216,19 @@ plant(
     "a_removal_that_is_not_committed_counts_when_all_grant",
     "R-02",
     (Ballot, "is_won", "set(member.every_voter)", "set(voters)"),
-    lambda _: test_doubt.test_a_voter_that_may_lead_without_its_removal_must_grant_too(),
+    lambda _: test_doubt_members.test_a_voter_that_may_lead_without_its_removal_must_grant_too(),
 )
 plant(
     "a_removal_that_is_not_committed_counts_when_all_confirm",
     "R-01",
     (LeaderReads, "_settle", "for voter in member.every_voter", "for voter in member.group.voters"),
-    lambda _: test_doubt.test_a_voter_that_may_lead_without_its_removal_must_confirm_the_leader_too(),
+    lambda _: test_doubt_members.test_a_voter_that_may_lead_without_its_removal_must_confirm_the_leader_too(),
 )
 plant(
     "the_voter_that_is_removed_is_not_asked",
     "R-10",
     (Ballot, "repeat", "self._member.every_voter", "self._member.group.voters"),
-    lambda _: test_doubt.test_a_removal_is_committed_although_a_disk_is_replaced_meanwhile(True),
+    lambda _: test_doubt_members.test_a_removal_is_committed_although_a_disk_is_replaced_meanwhile(True),
 )
 plant(
     "a_lost_request_for_a_vote_is_not_repeated",
@@ -239,7 +240,7 @@ plant(
     "the_voter_that_is_removed_gets_no_heartbeat",
     "R-10",
     (RaftCore, "_broadcast", "*member.every_voter", ""),
-    lambda _: test_doubt.test_a_removal_is_committed_although_a_disk_is_replaced_meanwhile(False),
+    lambda _: test_doubt_members.test_a_removal_is_committed_although_a_disk_is_replaced_meanwhile(False),
 )
 plant(
     "a_doubt_of_an_earlier_term_ends_the_next_one",

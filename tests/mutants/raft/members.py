@@ -16,7 +16,7 @@ from tests.mutants.planting import mutant, plant, planted
 from tests.unit.log import test_state as test_log_state
 from tests.unit.node.replica import test_log_group
 from tests.unit.raft import (
-    test_doubt,
+    test_doubt_members,
     test_membership,
     test_planted_bugs,
     test_quorum,
@@ -141,13 +141,13 @@ plant(
     "a_removed_member_is_elected_by_an_unsound_vote",
     "R-02",
     (Ballot, "is_won", " and member.node_id in voters", ""),
-    lambda _: test_doubt.test_a_removed_leader_is_not_elected_by_a_replaced_disk_alone(),
+    lambda _: test_doubt_members.test_a_removed_leader_is_not_elected_by_a_replaced_disk_alone(),
 )
 plant(
     "one_of_two_voters_and_a_third_commit_that_it_joins",
     "R-10",
     (QuorumChecker, "check", "if state.witnesses and ", "if False and "),
-    lambda _: test_doubt.test_two_voters_both_know_the_third_before_it_helps_to_commit(),
+    lambda _: test_doubt_members.test_two_voters_both_know_the_third_before_it_helps_to_commit(),
 )
 plant(
     "the_record_that_a_notice_is_about_ends_it",

@@ -1,0 +1,264 @@
+"""Changes of members while a voter may have lost what it acknowledged or voted (R-10)."""
+
+import pytest
+
+from app.log.contract import NO_INDEX, ChangeKind, Durability, GroupConfig, Role
+from app.raft.ballot import Ballot
+from app.raft.config import RaftConfig
+from app.raft.messages import TimeoutNow, VoteAnswer
+from app.raft.state import MemberState, Outbox
+from tests.unit.raft.support import Group, Member, MemoryLog
+from tests.unit.raft.test_doubt import bring_n2_all_of_n1, elect_n3_in_term_2, wipe
+
+
+@pytest.mark.rule("R-02", "R-10")
+def test_a_removed_leader_is_not_elected_by_a_replaced_disk_alone() -> None:
+    """n1 does not know that its removal is committed; n2 went on alone, and its disk is replaced."""
+    group = Group(2)
+    leader = group.elect("n1")
+    group.settle()
+    leader.change(ChangeKind.REMOVE, "n1")
+    group.settle()
+    assert group["n2"].core.group.voters == ("n2",)
+    leader.restart()
+    wipe(group["n2"])
+    group.take()
+    group.pass_time(10_000)
+    assert leader.core.role is Role.CANDIDATE
+    assert not leader.leads
+
+
+@pytest.mark.rule("R-02", "R-10")
+def test_a_candidate_outside_the_group_needs_sound_votes() -> None:
+    member = MemberState(
+        "n1", GroupConfig(voters=("n2",)), Durability.FSYNC, Role.CANDIDATE, 1, None, NO_INDEX
+    )
+    ballot = Ballot(member, MemoryLog(), Outbox())
+    ballot.open(1)
+    ballot.count("n2", VoteAnswer(1, True, sound=False))
+    assert not ballot.is_won
+    ballot.open(1)
+    ballot.count("n2", VoteAnswer(1, True))
+    assert ballot.is_won
+
+
+def promoted_third() -> tuple[Group, Member, int]:
+    """n2 leads two voters and has made n3 the third; n1 has not heard of that. The index of the record."""
+    group = Group(2)
+    leader = group.elect("n2")
+    group.settle()
+    group.join("n3")
+    leader.change(ChangeKind.ADD, "n3")
+    group.pass_time(500)
+    leader.change(ChangeKind.PROMOTE, "n3")
+    promotion = leader.log.end_index
+    group.settle("n2", "n3")
+    assert group["n3"].log.end_index == promotion
+    return group, leader, promotion
+
+
+@pytest.mark.rule("R-02", "R-10")
+def test_two_voters_both_know_the_third_before_it_helps_to_commit() -> None:
+    """Otherwise a replaced disk and the voter that knows of two would elect each other without the third."""
+    group, leader, promotion = promoted_third()
+    leader.append()
+    group.settle("n2", "n3")
+    assert leader.core.committed_index == promotion - 1
+    group.settle()
+    group.pass_time(100)
+    assert leader.core.committed_index == leader.log.end_index
+    leader.append()
+    group.settle("n2", "n3")
+    assert leader.core.committed_index == leader.log.end_index
+    wipe(group["n2"])
+    group.take()
+    group.pass_time(10_000, "n1", "n2")
+    assert not group["n1"].leads
+    group.pass_time(10_000)
+    assert group.leader.name == "n3"
+
+
+@pytest.mark.rule("R-02", "R-10")
+def test_a_new_leader_of_three_also_waits_for_both_former_voters() -> None:
+    group, _, promotion = promoted_third()
+    for name in ("n2", "n3"):
+        group[name].restart(committed=promotion - 1)
+    group.take()
+    group.elect("n3", "n2", "n3")
+    group.settle("n2", "n3")
+    assert group["n3"].core.committed_index == promotion - 1
+    group.pass_time(500)
+    assert group["n3"].core.committed_index == group["n3"].log.end_index > promotion
+
+
+@pytest.mark.rule("R-02", "R-10")
+@pytest.mark.parametrize("lost", ["n1", "n3"])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_third_voter_counts_although_a_disk_is_replaced_meanwhile(lost: str, restarts: bool) -> None:
+    group, leader, promotion = promoted_third()
+    wipe(group[lost])
+    if restarts:
+        leader.restart(committed=promotion - 1)
+    group.take()
+    group.pass_time(20_000)
+    group.leader.append()
+    group.pass_time(1_000)
+    assert group.leader.core.committed_index == group.leader.log.end_index
+    assert all(member.core.sound for member in group.members.values())
+
+
+@pytest.mark.rule("R-10")
+def test_two_voters_that_were_three_may_become_three_again() -> None:
+    group, _, _ = promoted_third()
+    group.pass_time(3_000)
+    leader = group.leader
+    leader.change(ChangeKind.REMOVE, "n1" if leader.name != "n1" else "n3")
+    group.pass_time(1_000)
+    group.join("n4")
+    for kind in (ChangeKind.ADD, ChangeKind.PROMOTE):
+        leader.change(kind, "n4")
+        group.pass_time(1_000)
+    assert len(leader.core.group.voters) == 3
+    assert leader.core.committed_index == leader.log.end_index
+
+
+@pytest.mark.rule("R-02", "R-10")
+def test_a_replaced_disk_that_must_witness_the_third_voter_ends_the_wait() -> None:
+    """n1 is lost before it holds the record: an empty folder under its name lets the group go on."""
+    group, leader, promotion = promoted_third()
+    group.take()
+    group.pass_time(5_000, "n2", "n3")
+    assert leader.core.committed_index == promotion - 1
+    wipe(group["n1"])
+    group.take()
+    group.pass_time(3_000)
+    assert group.leader is leader
+    assert group["n1"].core.sound
+    assert leader.core.committed_index == leader.log.end_index == promotion
+
+
+@pytest.mark.rule("R-01", "R-10")
+@pytest.mark.parametrize("configured", [("n2",), ("n1", "n2")])
+def test_a_replaced_disk_that_does_not_know_all_voters_does_not_elect_two_leaders(
+    monkeypatch: pytest.MonkeyPatch, configured: tuple[str, ...]
+) -> None:
+    """n2 elects n3 in term 2 and loses its disk. Its configuration is older than the group, and n1, still the
+    leader of term 1, has trimmed the record that names it."""
+    group = Group(3)
+    first = group.elect("n1")
+    for _ in range(4):
+        first.append()
+    elect_n3_in_term_2(group)
+    first.log.trim(3)
+    monkeypatch.setattr(first, "_follow_membership", lambda: None)  # its state names the group
+    group.config = GroupConfig(voters=configured)
+    wipe(group["n2"])
+    group["n2"].core.electable = False  # it lacks the state of the log
+    stale = first.append()
+    bring_n2_all_of_n1(group)
+    assert first.core.committed_index < stale.last_index
+
+
+def removed_third() -> tuple[Group, Member, Member]:
+    """n2 leads term 1 and appends the removal of n3, which reaches no other voter. n1 helps n3 to lead term
+    2, both commit a record, and the disk of n1 is replaced. The leaders of both terms."""
+    group = Group(3, raft=RaftConfig(max_push_timeout_ms=100))
+    stale = group.elect("n2")
+    group.pass_time(500)
+    group.take()
+    stale.change(ChangeKind.REMOVE, "n3")
+    group.take()
+    newer = group["n3"]
+    newer.step("n2", TimeoutNow(1))
+    group.settle("n1", "n3")
+    assert (newer.leads, newer.core.term) == (True, 2)
+    batch = newer.append()
+    group.settle("n1", "n3")
+    assert newer.core.committed_index == batch.last_index
+    wipe(group["n1"])
+    group.take()
+    return group, stale, newer
+
+
+@pytest.mark.rule("R-02", "R-10")
+def test_a_voter_that_may_lead_without_its_removal_must_grant_too() -> None:
+    """The other two are all voters of the newest group, of which one has forgotten what was committed."""
+    group, stale, newer = removed_third()
+    stale.restart()
+    group.pass_time(10_000, "n1", "n2")
+    assert not stale.leads
+    group.take()
+    group.pass_time(10_000)
+    assert group.leader is newer
+    assert all(member.core.sound for member in group.members.values())
+    assert all(member.log.batches == newer.log.batches for member in group.members.values())
+
+
+@pytest.mark.rule("R-01", "R-10")
+def test_a_voter_that_may_lead_without_its_removal_must_confirm_the_leader_too() -> None:
+    group, stale, _ = removed_third()
+    for _ in range(45):
+        group.now_ms += 20
+        stale.tick()
+        group["n1"].tick()
+        group.settle("n1", "n2")
+    assert stale.leads
+    assert group["n1"].log.batches == stale.log.batches
+    assert not group["n1"].core.sound
+    assert stale.core.committed_index < stale.log.end_index
+
+
+@pytest.mark.rule("R-10")
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_removal_is_committed_although_a_disk_is_replaced_meanwhile(restarts: bool) -> None:
+    """The removed voter is there: it grants, and confirms the leader."""
+    group = Group(3)
+    leader = group.elect("n2")
+    group.pass_time(500)
+    group.take()
+    leader.change(ChangeKind.REMOVE, "n3")
+    wipe(group["n1"])
+    if restarts:
+        leader.restart()
+    group.take()
+    group.pass_time(10_000)
+    assert leader.leads
+    assert leader.core.committed_index == leader.log.end_index
+    assert group["n1"].core.sound
+    assert group["n3"].core.role is Role.REMOVED
+
+
+@pytest.mark.rule("R-01", "R-10")
+def test_a_replaced_disk_of_two_voters_that_lacks_the_record_of_the_third_asks_for_a_confirmation() -> None:
+    """n1 helps n3, which n2 has just made the third voter, to lead term 2, and its disk is replaced. What n2
+    sends first, still the leader of term 1, names two voters, and is all that n2 has committed."""
+    group = Group(2, raft=RaftConfig(max_push_timeout_ms=100, push_max_bytes=1))
+    stale = group.elect("n2")
+    group.settle()
+    group.join("n3")
+    stale.change(ChangeKind.ADD, "n3")
+    group.pass_time(500)
+    group.take()
+    stale.change(ChangeKind.PROMOTE, "n3")
+    promotion = stale.log.end_index
+    group.deliver("n2")
+    group.take()
+    group["n3"].step("n2", TimeoutNow(1))
+    group.settle("n1", "n3")
+    assert (group["n3"].leads, group["n3"].core.term) == (True, 2)
+    wipe(group["n1"])
+    group.take()
+    for _ in range(45):
+        group.now_ms += 20
+        stale.tick()
+        group["n1"].tick()
+        for _ in range(20):
+            for push in group.pushes("n1"):
+                is_late = bool(push.batches) and push.batches[-1].last_index == promotion
+                if not is_late or not group["n1"].log.batches:
+                    group.send("n2", "n1", push)
+            group.deliver("n2", "n1")
+            group.deliver("n1", "n2")
+    assert stale.leads
+    assert group["n1"].log.end_index == promotion - 1 == stale.core.committed_index
+    assert not group["n1"].core.sound
