@@ -1,61 +1,10 @@
-"""The scripts of the live page in a browser, without a node: a refresh keeps what a person has begun."""
+"""Views of the live page in a browser: a refresh keeps what a person has begun."""
 
-import json
-import re
-import shutil
-import subprocess
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
-from app.api.routes import live_page
-from app.names import LOG_NAME
-
-SCRIPTS = Path(live_page.__file__).with_name("live")
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-PAGE = """<!doctype html><div id="holder"></div><pre id="result"></pre><script src="uplot.js"></script>
-<script type="module">
-import { byId, h, table, update } from "./dom.js";
-import { LineChart, Series } from "./charts.js";
-const holder = byId("holder");
-const result = {};
-%s
-byId("result").textContent = JSON.stringify(result);
-</script>"""
-
-
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
-    """A folder with the scripts of the live page."""
-    shutil.copytree(SCRIPTS, tmp_path / "site")
-    return tmp_path / "site"
-
-
-def result_of(site: Path, script: str, *, width: int = 1280) -> dict[str, object]:
-    """Return what the script has put into `result`. width: of the window, pixels."""
-    if BROWSER is None:
-        pytest.skip("needs Chromium")
-    (site / "test.html").write_text(PAGE % script, encoding="utf-8")
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(site))) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}/test.html"
-        options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={site / 'profile'}"]
-        options.append(f"--window-size={width},900")
-        command = [BROWSER, *options, "--virtual-time-budget=5000", "--dump-dom", address]
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-        server.shutdown()
-    found = re.search(r'<pre id="result">(.*?)</pre>', shown, re.DOTALL)
-    assert found is not None, shown
-    answer: dict[str, object] = json.loads(found[1].replace("&gt;", ">").replace("&lt;", "<"))
-    return answer
+from tests.support.browser import result_of
 
 
 def test_a_refresh_keeps_the_focus_and_the_scroll_position(site: Path) -> None:
@@ -180,150 +129,6 @@ def test_the_axes_of_a_chart_follow_the_scheme_of_the_system(site: Path) -> None
     assert (shown["light"], shown["dark"]) == (["#1b2430"], ["#e6ebf2"])
 
 
-def test_a_name_that_no_log_can_have_is_explained(site: Path) -> None:
-    script = """
-      const page = new DOMParser().parseFromString(await (await fetch("index.html")).text(), "text/html");
-      for (const script of page.querySelectorAll("script")) script.remove();
-      document.body.append(...page.body.children);
-      const { logsView } = await import("./logs.js");
-      const view = logsView();
-      holder.append(view.element);
-      [...holder.querySelectorAll("button")].find((each) => each.textContent === "Create log").click();
-      const name = byId("dialog").querySelector("input");
-      name.value = "a/b";
-      result.valid = name.checkValidity();
-      result.title = name.title;
-    """
-    shown = result_of(site, script)
-    assert shown["valid"] is False  # the browser shows the title with its own sentence
-    assert shown["title"] == LOG_NAME.words.removeprefix("must have ").replace("`", "")
-
-
-@pytest.mark.parametrize("how", ["click", "enter"])
-def test_a_refused_trim_keeps_the_dialog_with_what_was_typed(site: Path, how: str) -> None:
-    script = """
-      document.body.append(h("dialog", { id: "dialog" }), h("div", { id: "toasts" }));
-      const { settingsTab } = await import("./settings.js");
-      const answers = [
-        [409, { code: "not-materialized", detail: "the cursor __entries is at 7" }],
-        [200, { log: "orders", begin_index: 7 }],
-      ];
-      const asked = [];
-      window.fetch = async (path, { method = "GET", body } = {}) => {
-        if (method === "GET") return new Response('{"replication": "raft", "replicas": ["n1"]}');
-        asked.push([path, body]);
-        const [status, document] = answers.shift();
-        return new Response(JSON.stringify(document), { status });
-      };
-      const pause = () => new Promise((resolve) => setTimeout(resolve, 20));
-      const tab = settingsTab("orders");
-      holder.append(tab.element);
-      await pause();
-      [...holder.querySelectorAll("button")].find((each) => each.textContent === "Trim").click();
-      await pause();
-      const dialog = byId("dialog");
-      const input = dialog.querySelector("input");
-      input.value = "9";
-      const from = HOW === "enter" ? input : dialog.querySelector("[type=submit]");
-      from.focus();
-      dialog.querySelector("form").requestSubmit();
-      while (!dialog.querySelector("[role=alert]").textContent) await pause();
-      result.refused = {
-        open: dialog.open,
-        text: dialog.querySelector("[role=alert]").textContent,
-        typed: input.value,
-        can_repeat: !dialog.querySelector("[type=submit]").disabled,
-        focus: document.activeElement === from,
-        toasts: byId("toasts").textContent,
-      };
-      input.value = "7";
-      dialog.querySelector("form").requestSubmit();
-      while (dialog.open) await pause();
-      result.toasts = byId("toasts").textContent;
-      result.asked = asked;
-    """
-    shown = result_of(site, script.replace("HOW", json.dumps(how)))
-    assert shown["refused"] == {
-        "open": True,
-        "text": "the cursor __entries is at 7",
-        "typed": "9",
-        "can_repeat": True,
-        "focus": True,
-        "toasts": "",
-    }
-    assert shown["toasts"] == "orders begins at index 7"
-    path = "/v1/logs/orders:trim"
-    assert shown["asked"] == [[path, '{"until_index":9}'], [path, '{"until_index":7}']]
-
-
-def test_a_refused_append_keeps_the_record_and_a_repeat_stores_it_once(site: Path) -> None:
-    script = """
-      document.body.append(h("dialog", { id: "dialog" }), h("div", { id: "toasts" }));
-      const { recordsTab } = await import("./records.js");
-      const keys = [];
-      window.fetch = async (path, { method = "GET", headers } = {}) => {
-        const empty = { records: [], next_index: 0, begin_index: 0, has_more: false };
-        if (method === "GET") return new Response(JSON.stringify(empty));
-        keys.push(headers["idempotency-key"]);
-        const document = { code: "quorum-timeout", detail: "no majority", outcome: "unknown" };
-        return new Response(JSON.stringify(document), { status: 504 });
-      };
-      const pause = () => new Promise((resolve) => setTimeout(resolve, 20));
-      const tab = recordsTab("orders");
-      holder.append(tab.element);
-      [...holder.querySelectorAll("button")].find((each) => each.textContent === "Append").click();
-      await pause();
-      const form = byId("dialog").querySelector("form");
-      const refusal = form.querySelector("[role=alert]");
-      const [key, value, headers] = form.querySelectorAll("input, textarea");
-      const send = async () => {
-        form.requestSubmit();
-        while (!refusal.textContent || form.querySelector("[type=submit]").disabled) await pause();
-        return refusal.textContent;
-      };
-      value.value = "v";
-      headers.value = "no colon";
-      result.texts = [await send()];
-      headers.value = "a: b";
-      result.texts.push(await send(), await send());
-      value.value = "w";
-      await send();
-      result.kept = [key.value, value.value, headers.value];
-      result.keys = keys.map((each) => keys.indexOf(each));
-      tab.close?.();
-    """
-    shown = result_of(site, script)
-    assert shown["texts"] == [
-        'A header is a line "name: value", got "no colon"',
-        "no majority (unknown)",
-        "no majority (unknown)",
-    ]
-    assert shown["kept"] == ["", "w", "a: b"]
-    assert shown["keys"] == [0, 0, 2]  # another record has another key
-
-
-def test_a_log_that_existed_is_not_reported_as_created(site: Path) -> None:
-    script = """
-      document.body.append(h("dialog", { id: "dialog" }), h("div", { id: "toasts" }));
-      document.body.append(h("main", { id: "view" }));
-      const { logsView } = await import("./logs.js");
-      holder.append(logsView().element);
-      const pause = () => new Promise((resolve) => setTimeout(resolve, 20));
-      for (const status of [201, 200]) {
-        window.fetch = async () => new Response("{}", { status });
-        [...holder.querySelectorAll("button")].find((each) => each.textContent === "Create log").click();
-        byId("dialog").querySelector("input").value = "orders";
-        byId("dialog").querySelector("form").requestSubmit();
-        while (byId("dialog").open) await pause();
-      }
-      result.toasts = [...byId("toasts").children].map((each) => each.textContent);
-    """
-    assert result_of(site, script)["toasts"] == [
-        "Log orders was created",
-        "Log orders existed with these settings",
-    ]
-
-
 def test_the_title_names_the_view(site: Path) -> None:
     script = """
       const page = new DOMParser().parseFromString(await (await fetch("index.html")).text(), "text/html");
@@ -392,63 +197,6 @@ def test_a_leader_without_a_connection_is_not_shown_as_leader(site: Path) -> Non
         ["less", "n2", "0 to 9", "\u2013", "without n1"],
         ["lost", "none", "0 to 9", "\u2013", "no leader"],
     ]
-
-
-def test_a_refused_token_is_forgotten_and_a_cancel_is_respected(site: Path) -> None:
-    script = """
-      const page = new DOMParser().parseFromString(await (await fetch("index.html")).text(), "text/html");
-      for (const script of page.querySelectorAll("script")) script.remove();
-      document.body.append(...page.body.children);
-      sessionStorage.setItem("commitlog-token", "wrong");
-      const served = window.fetch; // takes real time: a closed dialog tells so with the next frame
-      window.fetch = async () => new Response("{}", { status: 401 });
-      const dialog = byId("dialog");
-      const pause = () => new Promise((resolve) => setTimeout(resolve, 20));
-      await import("./main.js");
-      while (!dialog.open) await pause();
-      result.text = dialog.textContent;
-      result.token = sessionStorage.getItem("commitlog-token");
-      dialog.querySelector("button[type=button]").click();
-      while (byId("token").textContent !== "Log in") await served("index.html", { cache: "no-store" });
-      for (let turn = 0; turn < 150; turn += 1) await pause(); // 3 s: some polls
-      result.again = dialog.open;
-      result.button = byId("token").textContent;
-      byId("token").click();
-      result.asked = dialog.open;
-    """
-    shown = result_of(site, script)
-    assert "does not accept this token" in str(shown["text"])
-    assert shown["token"] is None
-    assert (shown["again"], shown["button"], shown["asked"]) == (False, "Log in", True)
-
-
-def test_a_login_comes_above_an_open_dialog_which_stays_as_it_was_filled_in(site: Path) -> None:
-    script = """
-      const { ask } = await import("./dom.js");
-      document.body.append(h("dialog", { id: "dialog" }), h("div", { id: "toasts" }));
-      const input = h("input");
-      const asked = ask({ title: "Append", fields: [["value", "Value", input]] });
-      input.value = "typed";
-      const login = ask({ title: "Log in", fields: [["token", "Token", h("input")]], confirm: "Log in" });
-      const above = document.querySelector("dialog:modal:not(#dialog)");
-      above.querySelector("input").value = "secret";
-      result.titles = [...document.querySelectorAll("dialog[open] h2")].map((title) => title.textContent);
-      result.label = document.getElementById(above.getAttribute("aria-labelledby")).textContent;
-      above.querySelector("form").requestSubmit();
-      result.token = (await login).token;
-      result.left = document.querySelectorAll("dialog").length;
-      result.open = byId("dialog").open;
-      byId("dialog").querySelector("form").requestSubmit();
-      result.value = (await asked).value;
-    """
-    assert result_of(site, script) == {
-        "titles": ["Append", "Log in"],
-        "label": "Log in",
-        "token": "secret",
-        "left": 1,
-        "open": True,
-        "value": "typed",
-    }
 
 
 def test_the_caption_of_a_wide_table_stays_in_sight(site: Path) -> None:
@@ -529,22 +277,6 @@ def test_a_long_key_is_shortened_until_its_record_is_opened(site: Path) -> None:
       result.whole = [...cell.querySelectorAll("pre")].map((each) => each.textContent.length);
     """
     assert result_of(site, script) == {"shown": 141, "others": ["\u2013", "", "a"], "whole": [10_000, 1]}
-
-
-def test_a_token_that_no_header_can_carry_is_refused(site: Path) -> None:
-    """It would make every later call fail, as if the node did not respond."""
-    script = """
-      const { setToken, token } = await import("./service.js");
-      setToken("cl_good");
-      for (const bad of ["a b", "a\\nb", "\u2014x"]) {
-        try { setToken(bad); } catch (error) { result[bad] = error.message; }
-      }
-      result.kept = token();
-    """
-    shown = result_of(site, script)
-    assert shown.pop("kept") == "cl_good"
-    assert set(shown.values()) == {"A token has visible ASCII characters alone, and no blanks"}
-    assert len(shown) == 3
 
 
 def test_a_long_name_in_a_legend_is_no_wider_than_the_screen(site: Path) -> None:
