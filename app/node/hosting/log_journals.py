@@ -30,7 +30,7 @@ class LogJournals:
             tail_cache_bytes=min(services.storage.tail_cache_bytes, JOURNAL_TAIL_BYTES),
         )
 
-    def find(self, hosted: HostedLog) -> None:
+    def open_if_kept(self, hosted: HostedLog) -> None:
         """Open the journal of a log if this node keeps a replica of it, also one that joined later (R-10).
 
         Blocks. Raises DiskError.

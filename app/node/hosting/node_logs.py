@@ -180,7 +180,7 @@ class NodeLogs:
                 journal.close()
 
     def _open_new(self, hosted: HostedLog) -> OpeningResult:
-        self._journals.find(hosted)
+        self._journals.open_if_kept(hosted)
         return self._recover(hosted)
 
     def _recover(self, hosted: HostedLog) -> OpeningResult:
