@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.access.administration import RefusedEntries, observed, refusal_entry
+from app.api.access.administration import SAFE_METHODS, RefusedEntries, observed, refusal_entry
 from app.api.access.caller import Caller
 from app.api.access.caller import Scope as TokenScope
 from app.api.access.rules import CALLER
@@ -22,6 +22,7 @@ from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.messages import REQUEST_ID, RawHeaders, Response, problem_response, request_id_of
 from app.api.http.query import check_count
 from app.api.http.single_headers import check_single_headers
+from app.api.http.tracing import PROBES
 from app.controller.metadata import AUDIT_LOG
 from app.errors import (
     CommitlogError,
@@ -36,8 +37,6 @@ from app.telemetry import Meter
 
 logger = logging.getLogger(__name__)
 
-_SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
-_PROBES: Final = ("/healthz", "/readyz", "/metrics")
 _APPEND: Final = frozenset((TokenScope.APPEND,))
 
 
@@ -74,7 +73,7 @@ class HttpMiddleware:
         request_id = scope["commitlog.request_id"] = request_id_of(headers.get(REQUEST_ID))
         method, path = scope["method"], scope["path"]
         log = append_log_of(path) if method == "POST" else None
-        counted = log is None and path not in _PROBES
+        counted = log is None and path not in PROBES
         try:
             caller = scope[CALLER] = self._tokens.caller(path, self._authorization(path, scope["headers"]))
             if log is not None:
@@ -128,7 +127,7 @@ class HttpMiddleware:
 
     def _audit_refusal(self, error: CommitlogError, scope: Scope, request_id: bytes) -> None:
         """Record that an identified caller tried to change what it may not change."""
-        forbidden = isinstance(error, Forbidden | CrossOrigin) and scope["method"] not in _SAFE_METHODS
+        forbidden = isinstance(error, Forbidden | CrossOrigin) and scope["method"] not in SAFE_METHODS
         if forbidden and self._refused_entries.allowed():
             self._audit(refusal_entry(scope, scope[CALLER], request_id, error))
 
@@ -163,7 +162,7 @@ class HttpMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 # The outcome of a change is sent in any case.
-                if method in _SAFE_METHODS and not caller.holds(granted):
+                if method in SAFE_METHODS and not caller.holds(granted):
                     raise TokenRevoked
                 status = message["status"]
                 names = [name.lower() for name, _ in message["headers"]]
@@ -207,7 +206,7 @@ def _check_origin(method: str, headers: Mapping[bytes, bytes]) -> None:
     """A browser names the page's origin in requests that change something: a foreign page must not use the
     reader's network position or credentials. Programs send no Origin. Raises CrossOrigin."""
     origin = headers.get(b"origin")
-    if origin is None or method in _SAFE_METHODS:
+    if origin is None or method in SAFE_METHODS:
         return
     if origin.partition(b"://")[2] != headers.get(b"host"):
         raise CrossOrigin(f"requests from pages of {origin[:100].decode('latin-1')} may only read")

@@ -17,7 +17,7 @@ from app.errors import CommitlogError, Outcome
 OBSERVED: Final = "commitlog.observed"  # in an ASGI scope
 BODY_MAX_BYTES: Final = 4 * 1024  # of a request or a problem, kept for the entry
 REFUSED_PER_S: Final = 10  # entries about refused calls at a node, so that no client floods the log
-_SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
+SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")  # they change nothing (RFC 9110, section 9.2.1)
 
 
 class ObservedCall:
@@ -61,7 +61,7 @@ class ObservedCall:
 
 def observed(scope: Scope, receive: Receive) -> ObservedCall | None:
     """Return the observation of a call that may change something; None for others."""
-    if scope["method"] in _SAFE_METHODS:
+    if scope["method"] in SAFE_METHODS:
         return None
     call = scope[OBSERVED] = ObservedCall(receive)
     return call

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 RELOAD_S: Final = 1.0
 FILE_MAX_BYTES: Final = 4 * 1024 * 1024
-_OPEN: Final = ("/", "/healthz", "/readyz", "/docs", "/v1/openapi.json", "/problems", "/ui")
+_OPEN_PATHS: Final = ("/", "/healthz", "/readyz", "/docs", "/v1/openapi.json", "/problems", "/ui")
 _OPEN_BELOW: Final = ("/problems/", "/docs/")
 
 
@@ -167,7 +167,7 @@ def is_open(path: str) -> bool:
     """Return whether a path needs no token: it holds no data. The files of the live page are open, its data
     ends in .json."""
     return (
-        path in _OPEN
+        path in _OPEN_PATHS
         or path.startswith(_OPEN_BELOW)
         or (path.startswith("/ui/") and not path.endswith(".json"))
     )

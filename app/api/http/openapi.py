@@ -6,8 +6,8 @@ from typing import Any, Final
 import msgspec
 
 from app.errors import PROBLEMS, CommitlogError
+from app.media_types import PROBLEM
 
-PROBLEM_JSON: Final = "application/problem+json"
 _EVERYWHERE: Final = (
     "not-found",
     "method-not-allowed",
@@ -347,7 +347,7 @@ def add_problems(responses: dict[Any, dict[str, Any]], *codes: str) -> None:
             },
         )
         content = entry.setdefault("content", {}).setdefault(
-            PROBLEM_JSON, {"schema": {"$ref": "#/components/schemas/Problem"}, "examples": {}}
+            PROBLEM, {"schema": {"$ref": "#/components/schemas/Problem"}, "examples": {}}
         )
         content["examples"][code] = {"summary": problem.title, "value": problem_example(problem)}
 

@@ -33,7 +33,11 @@ EXPORT_S: Final = 1.0
 _SPANS_A_REQUEST: Final = 512
 _TIMEOUT_S: Final = 5.0
 _PARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
-_UNTRACED: Final = ("/healthz", "/readyz", "/metrics")
+PROBES: Final = (
+    "/healthz",
+    "/readyz",
+    "/metrics",
+)  # of monitoring: not traced, beside the in-flight limit
 _SERVER, _INTERNAL, _ERROR = 2, 1, 2  # OTLP: kinds of spans, status code
 Result = TypeVar("Result")
 
@@ -158,7 +162,7 @@ class TracedApp:
         self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _UNTRACED:
+        if scope["type"] != "http" or scope["path"] in PROBES:
             await self._inner(scope, receive, send)
             return
         others = [(name, value) for name, value in scope["headers"] if name != TRACEPARENT]

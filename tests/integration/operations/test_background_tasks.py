@@ -1,7 +1,6 @@
 """Each background task of a node that fails is reported, starts again, and leaves the node serving."""
 
 import asyncio
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from app.node.reserve import Reserve
 from app.node.retention.journals import JournalKeeper
 from app.node.retention.records import RetentionKeeper
 from app.settings.file import parse
+from tests.support.in_process import free_address
 
 KEPT = {
     "reserve": (Reserve, "keep"),
@@ -30,12 +30,6 @@ KEPT = {
 
 class Fault(Exception):
     pass
-
-
-def free_address() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 @pytest.mark.parametrize("name", KEPT)
