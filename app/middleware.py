@@ -19,7 +19,7 @@ from app.api.access.tokens import Tokens, is_open
 from app.api.append.plain_route import append_log_of
 from app.api.http.dependencies import RESERVATION
 from app.api.http.in_flight_limit import InFlightLimit
-from app.api.http.messages import REQUEST_ID, RawHeaders, Response, problem_response, request_id_of
+from app.api.http.messages import REQUEST_ID, RawHeaders, Response, given_or_new_id, problem_response
 from app.api.http.query import check_count
 from app.api.http.single_headers import check_single_headers
 from app.api.http.tracing import PROBES
@@ -70,7 +70,7 @@ class HttpMiddleware:
         if scope["type"] != "http":
             return
         headers = dict(scope["headers"])
-        request_id = scope["commitlog.request_id"] = request_id_of(headers.get(REQUEST_ID))
+        request_id = scope["commitlog.request_id"] = given_or_new_id(headers.get(REQUEST_ID))
         method, path = scope["method"], scope["path"]
         log = append_log_of(path) if method == "POST" else None
         counted = log is None and path not in PROBES

@@ -14,7 +14,7 @@ from app.api.append.call import AppendCall, AppendHead
 from app.api.append.carried_head import decode_head
 from app.api.append.group_answers import GroupAnswers
 from app.api.append.groups import AppendGroups
-from app.api.http.messages import Response, request_id_of
+from app.api.http.messages import Response, given_or_new_id
 from app.errors import CommitlogError
 from app.node.network.append_messages import DECLINED, CarriedAnswer, CarriedAppend
 from app.node.network.http_forwarder import OF_THE_CONNECTION
@@ -42,7 +42,7 @@ class AppendsOfPeers:
         except (CommitlogError, msgspec.MsgspecError, UnicodeDecodeError):
             done(CarriedAnswer(append.id, DECLINED))
             return
-        request_id = request_id_of(append.request_id)
+        request_id = given_or_new_id(append.request_id)
         call = AppendCall(head, append.body, request_id, reserved_bytes, parameters)
         self._groups.begin(call, _Sender(append.id, done))
 

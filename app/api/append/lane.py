@@ -17,7 +17,7 @@ from app.api.append.call import AppendCall, AppendHead
 from app.api.append.groups import AppendGroups, AppendSource
 from app.api.append.plain_route import append_log_of, late_body
 from app.api.http.lane_call import KNOWN_HEADS_MAX, SPECIAL_HEADERS, LaneCall, is_repeatable, lane_headers
-from app.api.http.messages import RawHeaders, Response, problem_response, request_id_of
+from app.api.http.messages import RawHeaders, Response, given_or_new_id, problem_response
 from app.api.http.query import has_too_many
 from app.errors import CommitlogError
 from app.settings.model import Limits
@@ -59,7 +59,7 @@ class LaneAppend(AppendCall, LaneCall):
     __slots__ = ("caller", "keep_alive", "more_body", "parts", "response_complete", "since_s")
 
     def __init__(self, known: KnownHead, caller: Caller, *, keep_alive: bool, since_s: float) -> None:
-        super().__init__(known.head, b"", request_id_of(known.given_id), known.size_bytes)
+        super().__init__(known.head, b"", given_or_new_id(known.given_id), known.size_bytes)
         self.caller = caller
         self.keep_alive = keep_alive
         self.since_s = since_s  # when the head was complete, in the loop's time

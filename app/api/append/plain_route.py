@@ -17,7 +17,7 @@ from app.api.append.handler import AppendHandler
 from app.api.append.openapi import OPENAPI_EXTRA, RESPONSES
 from app.api.http.dependencies import ExactResponse, LogName
 from app.api.http.in_flight_limit import InFlightLimit
-from app.api.http.messages import REQUEST_ID, Response, problem_response, request_id_of
+from app.api.http.messages import REQUEST_ID, Response, given_or_new_id, problem_response
 from app.errors import CommitlogError, InvalidBody, InvalidRequest, TooLarge
 from app.futures import settle
 from app.settings.model import Limits
@@ -78,7 +78,7 @@ class PlainRoute:
                 length = value
             elif name == REQUEST_ID:
                 request_id = value
-        request_id = scope.get("commitlog.request_id") or request_id_of(request_id)
+        request_id = scope.get("commitlog.request_id") or given_or_new_id(request_id)
         log = append_log_of(scope["path"])
         assert log is not None
         try:

@@ -29,7 +29,7 @@ def new_request_id() -> bytes:
     return f"{_PREFIX}-{next(_NUMBERS):x}".encode()
 
 
-def request_id_of(given: bytes | None) -> bytes:
+def given_or_new_id(given: bytes | None) -> bytes:
     """Return the client's id if it is 1 to 128 visible ASCII characters, otherwise a new one."""
     if given is not None and _REQUEST_ID.fullmatch(given):
         return given

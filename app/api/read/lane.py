@@ -28,7 +28,7 @@ from app.api.http.lane_call import (
     lane_headers,
 )
 from app.api.http.log_call import Served
-from app.api.http.messages import REQUEST_ID, PageResponse, RawHeaders, problem_response, request_id_of
+from app.api.http.messages import REQUEST_ID, PageResponse, RawHeaders, given_or_new_id, problem_response
 from app.api.http.negotiation import accepted_type
 from app.api.http.query import has_too_many
 from app.api.read.page_answer import FORMATS, PAGES, page_answer
@@ -95,7 +95,7 @@ class LanePoll(LaneCall):
         self.granted = caller.grant
         self.reservation = reservation
         self.keep_alive = keep_alive
-        self.request_id = request_id_of(known.given_id)
+        self.request_id = given_or_new_id(known.given_id)
         self.more_body = False
         self.response_complete = False
         self.task: asyncio.Task[None] | None = None

@@ -10,14 +10,14 @@ from typing import Final
 
 from starlette.responses import Response
 
-from app.api.access.page_headers import page_headers
+from app.api.access.html_headers import html_headers
 from app.api.http.dependencies import body_answer
 from app.errors import NotFound
 
 FOLDER: Final = Path(__file__).with_name("site")
 _HEADERS: Final = (
     (b"cache-control", b"no-cache"),
-    *page_headers("default-src 'self' 'unsafe-inline' data:; worker-src 'self' blob:"),
+    *html_headers("default-src 'self' 'unsafe-inline' data:; worker-src 'self' blob:"),
 )
 
 

@@ -12,7 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from starlette.responses import RedirectResponse, Response
 
 from app.api.access.caller import ALL_SCOPES
-from app.api.access.page_headers import page_headers
+from app.api.access.html_headers import html_headers
 from app.api.access.tokens import Tokens
 from app.api.http.dependencies import NodeBroker, Nothing, body_answer, json_answer
 from app.api.http.openapi import answers
@@ -125,7 +125,7 @@ async def root() -> Response:
 
 @router.get("/docs", include_in_schema=False)
 async def docs() -> Response:
-    return body_answer(_DOCS.encode(), _HTML, headers=page_headers())
+    return body_answer(_DOCS.encode(), _HTML, headers=html_headers())
 
 
 @router.get("/docs/{path:path}", include_in_schema=False)
@@ -153,7 +153,7 @@ async def problem_page(
     problem = PROBLEMS.get(code)
     if problem is None:
         raise NotFound(f"{code!r} is not a problem code of this API")
-    return body_answer(_page_of(problem).encode(), _HTML, headers=page_headers())
+    return body_answer(_page_of(problem).encode(), _HTML, headers=html_headers())
 
 
 def _page_of(problem: type[CommitlogError]) -> str:

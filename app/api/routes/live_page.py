@@ -17,7 +17,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from app.api.access.caller import UNRESTRICTED, Caller
-from app.api.access.page_headers import page_headers
+from app.api.access.html_headers import html_headers
 from app.api.access.rules import caller_of
 from app.api.http.dependencies import NodeBroker, Nothing, body_answer, json_answer, request_id_of
 from app.api.http.log_call import Served
@@ -46,7 +46,7 @@ _ASSETS: Final = {
 }
 _HEADERS: Final = (
     (b"cache-control", b"no-cache"),
-    *page_headers("default-src 'self'; style-src 'self' 'unsafe-inline'; connect-src *"),
+    *html_headers("default-src 'self'; style-src 'self' 'unsafe-inline'; connect-src *"),
 )
 _PEER_TIMEOUT_S: Final = 0.8
 _EPOCHS: Final = 1_000

@@ -6,7 +6,7 @@ from typing import Final
 _ALWAYS: Final = "base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
 
 
-def page_headers(policy: str = "") -> tuple[tuple[bytes, bytes], ...]:
+def html_headers(policy: str = "") -> tuple[tuple[bytes, bytes], ...]:
     """Return the headers of a page. policy: its own directives of the Content-Security-Policy."""
     directives = f"{policy}; {_ALWAYS}" if policy else _ALWAYS
     return (
