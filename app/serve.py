@@ -84,7 +84,7 @@ class _WithoutPandas(importlib.abc.MetaPathFinder):
 
 
 def keep_pandas_out() -> None:
-    """Let Arrow decide that there is no pandas. It looks for it once, when it makes its first array.
+    """Make Arrow assume that pandas is not installed. It checks once, when it creates its first array.
 
     A node does not use pandas, which takes 40 MiB and stops the event loop for a third of a second.
     """
@@ -133,8 +133,8 @@ class Front(uvicorn.Server):
         self._leaving.set()
 
     async def main_loop(self) -> None:
-        """Renew the header Date each second until `leave`. uvicorn's own loop also looks ten times a second
-        whether it should end, which wakes an idle node."""
+        """Renew the header Date each second until `leave`. uvicorn's own loop also checks ten times a
+        second whether it should end, which wakes an idle node."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DATE_S):
@@ -258,7 +258,7 @@ def bind(address: str) -> list[socket.socket]:
 
 
 def _protocol_of(settings: Settings, listener: Listener, meter: Meter) -> Callable[..., asyncio.Protocol]:
-    """Return what makes the protocol of a connection from uvicorn's arguments, with TLS if it is set."""
+    """Return the factory of a connection's protocol from uvicorn's arguments; with TLS if it is set."""
     context, timeout_ms = _tls_of_clients(settings.security), settings.http.head_timeout_ms
     if context is None:
         return listener.protocol

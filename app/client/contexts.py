@@ -118,7 +118,7 @@ def add_running(name: str, endpoints: list[str]) -> str:
 
 
 def remove_running(name: str) -> None:
-    """Take back `add_running`. Raises ContextError."""
+    """Undo `add_running`. Raises ContextError."""
     with changing() as known:
         if name in known.contexts and known.contexts[name].pid == os.getpid():
             remove(known, name)

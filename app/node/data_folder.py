@@ -30,7 +30,7 @@ class DataFolder:
         self._lock: Lock | None = None
 
     def claim(self) -> None:
-        """Make the folder if it does not exist, and take it for this node. Blocks.
+        """Create the folder if it does not exist, and lock it for this node. Blocks.
 
         Raises ConfigError for the folder of another node or cluster, StorageError, OSError.
         """
@@ -40,6 +40,6 @@ class DataFolder:
         self.reserve.restore()
 
     def release(self) -> None:
-        """Let another process claim the folder."""
+        """Unlock the folder: another process may claim it."""
         if self._lock is not None:
             self._lock.release()

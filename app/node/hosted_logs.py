@@ -27,7 +27,7 @@ class HostedLogs:
         return self.controller if name == CONTROLLER_LOG else self.by_name.get(name)
 
     def add(self, hosted: HostedLog) -> None:
-        """Know a log from here on."""
+        """Register a log."""
         self.by_id[hosted.log_id] = hosted
         if hosted.name == CONTROLLER_LOG:
             self.controller = hosted
@@ -35,7 +35,7 @@ class HostedLogs:
             self.by_name[hosted.name] = hosted
 
     def forget(self, hosted: HostedLog) -> None:
-        """Know a log no longer."""
+        """Remove a log from the registry."""
         self.by_name.pop(hosted.name, None)
         self.by_id.pop(hosted.log_id, None)
 

@@ -67,7 +67,7 @@ class AppendGroups:
             self.handler.handle(call, partial(source.answer, call))
 
     def close(self, group: "_Group") -> None:
-        """Let nothing more join the group: it has been answered."""
+        """Close the group to further members: it has been answered."""
         if self._waiting.get(group.key) is group:
             del self._waiting[group.key]
 

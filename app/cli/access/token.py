@@ -13,7 +13,7 @@ from app.errors import ConfigError
 
 @click.group("token")
 def token_command() -> None:
-    """Make tokens for the tokens file of the nodes.
+    """Create tokens for the tokens file of the nodes.
 
     The file holds a hash of each token. Nodes read it again when it changes.
 

@@ -101,7 +101,7 @@ class NodeLogs:
                 self.repairs.begin(hosted, result, "start")
 
     async def add_log(self, settings: LogSettings, log_id: int, generation: int) -> None:
-        """Know a log, and keep a replica of it if it is ours. Raises StorageError."""
+        """Register a log, and keep a replica of it if this node is one of its nodes. Raises StorageError."""
         hosted = HostedLog(settings, log_id)
         hosted.generation = generation
         result = await self._open_aside(hosted)
@@ -109,7 +109,7 @@ class NodeLogs:
         self.serve_all([(hosted, result)])
 
     async def open_replica(self, hosted: HostedLog) -> None:
-        """Keep a replica of a log that is known from here on, unless it is being opened already. Raises
+        """Keep a replica of a registered log from now on, unless it is being opened already. Raises
         StorageError."""
         if hosted.is_opening:
             return

@@ -28,7 +28,7 @@ class HandshakesInProgress(Generic[AnyConnection]):
         return len(self._address_of)
 
     def enter(self, connection: AnyConnection, address: str) -> AnyConnection | None:
-        """Take a connection in; return the one that must be closed for it, which has left."""
+        """Add a connection; return the one that is removed for it, which must be closed."""
         victim = None
         if len(self._by_address.get(address, ())) >= self.size_of_address:
             victim = next(iter(self._by_address[address]))
@@ -42,7 +42,7 @@ class HandshakesInProgress(Generic[AnyConnection]):
         return victim
 
     def leave(self, connection: AnyConnection) -> None:
-        """The connection has proved itself, or has ended; nothing changes when it has left before."""
+        """Remove a connection that has proved itself, or has ended; no effect if it was removed before."""
         address = self._address_of.pop(connection, None)
         if address is None:
             return
@@ -52,7 +52,7 @@ class HandshakesInProgress(Generic[AnyConnection]):
             del self._by_address[address]
 
     def clear(self) -> list[AnyConnection]:
-        """Let all leave; return them."""
+        """Remove all connections; return them."""
         connections = list(self._address_of)
         self._address_of.clear()
         self._by_address.clear()

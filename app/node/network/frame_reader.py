@@ -21,7 +21,7 @@ class FrameReader:
         self._wanted = LENGTH.size
 
     def raise_limit(self, limit: int) -> None:
-        """Take longer frames from here on, bytes."""
+        """Accept longer frames from now on. limit: bytes of one frame."""
         self._limit = limit
 
     def feed(self, data: bytes) -> list[memoryview]:
