@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from app.errors import CommitlogError, InvariantError, NoLeader, NotEnoughInSync
-from app.ha.classic.opening import Opening
+from app.ha.classic.opening import Opening, may_lack
 from app.ha.classic.slaves import Ranges, Slave, Unfit, held_by, start_of
 from app.ha.config import HaConfig
 from app.ha.flow import Flow
@@ -96,7 +96,7 @@ class ClassicMasterCore(StaticGroup):
         found = start.hard_state
         self._opened_term = found.term if found.voted_for == start.node_id else NO_INDEX
         self._was_slave = found.voted_for not in (None, start.node_id)
-        self._may_lack = found.voted_for is None and found.term > 0  # records that it has acknowledged
+        self._may_lack = may_lack(found)
         self._pending = PendingAppends()
         self._slaves: dict[str, Slave] = {}
         self._heard_ms = dict.fromkeys(self._replicas, 0)  # on connections that have ended

@@ -7,8 +7,8 @@ first:
 - A synchronous append is held by the former master and by at least `acks` of its slaves, the fewest that were
   required since the newest epoch that this copy knows; what was acknowledged before, it holds. Of N replicas,
   any N - acks have one of those among them: when so many (including this one) hold nothing beyond this copy,
-  no synchronous append is lost. A copy that may have lost what it acknowledged, by a power failure or by
-  damage, is not one of the holders: then it needs one more.
+  no synchronous append is lost. A copy that may lack what it acknowledged, by a power failure, by damage or
+  with the disk before this one, is not one of the holders: then it needs one more.
 - A replica whose log is of a newer epoch, or of the same one and longer, prevents the opening while this is
   so: what it holds would be lost. It also closes the epoch of an open master: another one has taken over
   since, or this copy has lost its end.
@@ -21,6 +21,14 @@ The others have `grace_ms` to connect, so that an objection arrives before the e
 """
 
 from collections.abc import Sequence
+
+from storage.log.hard_state import HardState
+
+
+def may_lack(vote: HardState) -> bool:
+    """Return whether a copy may lack what it acknowledged: it is new and has not caught up with a master yet
+    (term 0), or has lost its end and has neither caught up nor opened an epoch since (no id)."""
+    return vote.term == 0 or vote.voted_for is None
 
 
 class Opening:

@@ -10,6 +10,7 @@ from typing import Any
 
 from app.errors import InvariantError
 from app.ha.assembly import Assembler
+from app.ha.classic.opening import may_lack
 from app.ha.config import HaConfig
 from app.ha.flow import Flow
 from app.ha.frames import ClassicFrame, ClassicReport, History
@@ -30,11 +31,12 @@ from app.log.events import Corruption, RoleChanged
 from app.log.terms import is_plausible_term
 from app.raft.config import RaftConfig
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
-from app.raft.reads import FollowerReads
+from app.raft.reads import Confirmation, FollowerReads
 from app.raft.state import MemberState, committed_at_open
 from storage.errors import CorruptBatch
 from storage.format.batch import FIRST_CHAIN, Batch
 from storage.format.epoch_file import epoch_of
+from storage.log.hard_state import HardState
 
 
 class ClassicSlaveCore(StaticGroup):
@@ -74,6 +76,8 @@ class ClassicSlaveCore(StaticGroup):
         )
         reads = RaftConfig(read_index_timeout_ms=config.ha_read_index_timeout_ms)
         self._reads = FollowerReads(self._member, self._outbox, reads, start.random)
+        self._doubt = Confirmation() if may_lack(start.hard_state) else None
+        self._settled = HardState(max(start.hard_state.term, 1), master_id)  # once the doubt has ended
         self._assembler = Assembler()
         self._connections = 0
         self._key = ""
@@ -142,6 +146,19 @@ class ClassicSlaveCore(StaticGroup):
         ):
             self._report(now_ms)
         self._reads.tick(now_ms)
+        self._end_doubt(now_ms)
+
+    def _end_doubt(self, now_ms: int) -> None:
+        """Ask for the index only after a frame: from then on the master counts this connection alone."""
+        doubt = self._doubt
+        if doubt is None or doubt.is_asked:
+            return
+        if doubt.index is not None and doubt.index <= held_index(self._log, self._member.durability):
+            self._doubt = None
+            self._outbox.hard_state = self._settled
+        elif doubt.index is None and self._heard_frame:
+            doubt.is_asked = True
+            self._reads.ask(doubt, now_ms)
 
     def _connect(self, now_ms: int) -> None:
         self._connections += 1

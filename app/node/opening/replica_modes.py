@@ -180,8 +180,8 @@ class ClassicMode(_HaMode):
 
     def judge(self, found: FoundFolder) -> Trust:
         """Return the trust; a slave's copy, and one that may lack records which it held, have opened no epoch
-        from now on: durable on return. The vote file of a slave has its master; that of a master which may
-        lack records has a term above 0 and no id.
+        from now on: durable on return. The vote file of a slave has its master, that of a copy which may lack
+        records no id and a term above 0 (app.ha.classic.opening.may_lack).
 
         As the master each opens the next epoch, once it has heard those that may hold what it lacks.
         """
@@ -191,8 +191,9 @@ class ClassicMode(_HaMode):
         has_lost = found.has_vote and (not self.sound or found.clean_stop.may_have_lost())
         if has_lost or (is_slave and (found.has_vote or trust.may_lack_vote)):
             vote = HardStateFile(services.files, f"{services.log_folder(found.log.name)}/vote")
-            term = vote.load().term
-            vote.save(HardState(term, self.master_id) if is_slave else HardState(max(term, 1)))
+            known = vote.load()
+            has_lost = has_lost or (known.term > 0 and known.voted_for is None)
+            vote.save(HardState(max(known.term, 1)) if has_lost else HardState(known.term, self.master_id))
         return trust
 
     def core(self, replica: RecoveredReplica, group: GroupConfig) -> ClassicMasterCore | ClassicSlaveCore:

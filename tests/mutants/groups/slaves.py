@@ -14,6 +14,7 @@ from app.ha.epochs import EpochSpan
 from app.log.facts import SyncFloor
 from app.node.opening.replica_modes import ClassicMode
 from app.node.replica.state_keeper import StateKeeper
+from app.raft.reads import Confirmation
 from storage.log.hard_state import HardState
 from tests.mutants.planting import group_mutant, plant, planted
 from tests.unit.ha import test_state_of_another_epoch
@@ -215,7 +216,9 @@ plant(
 
 @group_mutant(
     "H-07",
-    lambda _: test_opening.test_a_master_that_may_lack_its_own_records_counts_not_among_their_holders(True),
+    lambda _: test_opening.test_a_master_that_may_lack_its_own_records_counts_not_among_their_holders(
+        HardState(1)
+    ),
     mode="classic",
 )
 def a_master_counts_itself_among_the_holders_of_what_it_may_lack(patch: pytest.MonkeyPatch) -> None:
@@ -223,6 +226,28 @@ def a_master_counts_itself_among_the_holders_of_what_it_may_lack(patch: pytest.M
     def start(original: Any, self: ClassicMasterCore, now_ms: int) -> None:
         self._may_lack = False
         original(self, now_ms)
+
+
+plant(
+    "a_restart_as_a_slave_ends_the_doubt_about_a_copy",
+    "H-07",
+    (ClassicMode, "judge", "has_lost or (known.term > 0 and known.voted_for is None)", "has_lost"),
+    lambda _: test_replica_modes.test_a_copy_that_may_lack_records_stays_so_until_it_has_caught_up("n2"),
+    mode="classic",
+)
+
+
+@group_mutant(
+    "H-07",
+    lambda _: test_classic.test_a_copy_that_may_lack_records_has_caught_up_with_what_its_master_confirms(
+        HardState(3)
+    ),
+    mode="classic",
+)
+def a_slave_ends_its_doubt_before_it_holds_what_is_confirmed(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, Confirmation, "give")
+    def give(original: Any, self: Confirmation, index: int | None) -> None:
+        original(self, None if index is None else -1)
 
 
 @group_mutant(

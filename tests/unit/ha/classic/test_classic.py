@@ -21,6 +21,8 @@ from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState
 from tests.unit.ha.lab import CONFIG, LOG_ID, NAMES, Lab, copy, history_of, new_log, next_batch, write
 
+CAUGHT_UP = HardState(1, "n1")
+
 
 def start_of(node: str, durability: Durability, hard_state: HardState) -> CoreStart:
     return CoreStart(
@@ -50,14 +52,17 @@ class Master(Lab):
         **settings: Any,
     ) -> None:
         """waits: stop before the time is over that other replicas have to object to an epoch. settings: of
-        LogOptions, and `recorded`; without it those that the log has always had."""
+        LogOptions, and `recorded`; without it those that the log has always had. hard_state: None for that of
+        a new log, or of a slave that has caught up with n2."""
         super().__init__(new_log() if log is None else log)
+        if hard_state is None:
+            hard_state = HardState() if self.log.last_term == 0 else HardState(1, "n2")
         self.auto_sync = auto_sync
         options = {name: value for name, value in settings.items() if name != "recorded"}
         floor = options.get("min_in_sync_replicas", 1) - 1
         sure = floor if auto_in_sync_replicas else max(sync_slaves, floor)
         self.core = ClassicMasterCore(
-            start_of("n1", self.durability, hard_state or HardState()),
+            start_of("n1", self.durability, hard_state),
             self.log,
             config=config,
             sync_slaves=sync_slaves,
@@ -87,11 +92,17 @@ class Master(Lab):
 class Slave(Lab):
     core: ClassicSlaveCore
 
-    def __init__(self, log: Commitlog | None = None, *, auto_sync: bool = True) -> None:
+    def __init__(
+        self,
+        log: Commitlog | None = None,
+        *,
+        auto_sync: bool = True,
+        hard_state: HardState = CAUGHT_UP,
+    ) -> None:
         super().__init__(new_log() if log is None else log)
         self.auto_sync = auto_sync
         self.core = ClassicSlaveCore(
-            start_of("n2", self.durability, HardState()),
+            start_of("n2", self.durability, hard_state),
             self.log,
             master_id="n1",
             master_address="n1:10101",
@@ -528,6 +539,31 @@ def test_our_slave_follows_our_master_frame_by_frame() -> None:
         exchange()
         assert master.fates() == [(pending.last_index, "acknowledged")]
     assert bytes_of(slave.log) == bytes_of(master.log)
+
+
+@pytest.mark.rule("H-07")
+@pytest.mark.parametrize("found", [HardState(0, "n1"), HardState(3)], ids=["new", "power failed"])
+def test_a_copy_that_may_lack_records_has_caught_up_with_what_its_master_confirms(found: HardState) -> None:
+    log = master_log()
+    slave = Slave(copy(log, until=log.batch_at(0)), hard_state=found)
+    key = slave.connect()
+    slave.tick()
+    assert slave.frames("n1", ReadIndexRequest) == []  # the master may count an earlier connection
+    slave.deliver(key, frame_of(log.batch_at(1)))
+    slave.tick()
+    (asked,) = slave.frames("n1", ReadIndexRequest)
+    slave.deliver("n1", ReadIndexAnswer(1, asked.id, None))  # it has not opened its epoch
+    slave.tick()
+    (asked,) = slave.frames("n1", ReadIndexRequest)
+    slave.deliver("n1", ReadIndexAnswer(1, asked.id, 2))
+    slave.tick()
+    assert slave.saved == []
+    slave.deliver(key, frame_of(log.batch_at(2)))
+    slave.tick()
+    assert slave.saved == [HardState(max(found.term, 1), "n1")]
+    slave.tick()
+    assert (slave.frames("n1", ReadIndexRequest), len(slave.saved)) == ([], 1)
+    assert slave.reads == []
 
 
 def test_a_slave_whose_connection_ended_was_heard_last_when_it_reported() -> None:

@@ -15,6 +15,7 @@ from app.log.contract import NO_INDEX, Durability
 from app.node.metadata.replica_identity import IdentityFile
 from app.node.opening.open_replica import FoundFolder, LogIdentity
 from app.node.opening.replica_modes import ClassicMode
+from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from storage.errors import CorruptLog
 from storage.format.records import encode_control
 from storage.log.clean_stop import CleanStop
@@ -91,8 +92,8 @@ def test_an_identity_is_forgotten_durably_and_forgetting_none_changes_nothing() 
         ("n1", True, True, True, None),
         ("n1", False, False, False, None),  # a repair has lost records
         ("n2", False, False, True, "n2"),
-        ("n2", True, True, True, "n2"),
-        ("n2", False, False, False, "n2"),
+        ("n2", True, True, True, None),
+        ("n2", False, False, False, None),
     ],
 )
 def test_a_slave_and_a_master_that_may_lack_acknowledged_records_have_opened_no_epoch(
@@ -110,6 +111,24 @@ def test_a_slave_and_a_master_that_may_lack_acknowledged_records_have_opened_no_
     judge_classic(files, stop, master=master, is_new=False, sound=sound)
     files.crash()  # whatever happens next
     assert vote.load() == HardState(3, kept)
+
+
+@pytest.mark.rule("H-07")
+@pytest.mark.parametrize("role", ["n2", "n1"])
+def test_a_copy_that_may_lack_records_stays_so_until_it_has_caught_up(role: str) -> None:
+    """Its power failed, then it was a slave that did not reach its master, and stopped cleanly."""
+    files = MemoryFiles()
+    files.make_folders(FOLDER)
+    vote = HardStateFile(files, f"{FOLDER}/vote")
+    vote.save(HardState(3, "n2"))
+    stop = CleanStop(files, FOLDER)
+    stop.opened(acks_unsynced=True)
+    files.crash()
+    for master in (role, "n2", "n2", "n1"):
+        judge_classic(files, stop, master=master, is_new=False)
+        stop.opened(acks_unsynced=True)
+        stop.stopped()
+    assert vote.load() == HardState(3)
 
 
 @pytest.mark.rule("A-01")
@@ -153,11 +172,12 @@ def judge_classic(
 
 
 @pytest.mark.rule("H-07")
-@pytest.mark.parametrize("sync_slaves", [1, 2])
+@pytest.mark.parametrize(("sync_slaves", "confirmed"), [(1, True), (2, True), (2, False)])
 def test_a_slave_that_becomes_the_master_knows_what_its_newest_epoch_needs(
-    tmp_path: Path, sync_slaves: int
+    tmp_path: Path, sync_slaves: int, confirmed: bool
 ) -> None:
-    """The file asks for both slaves; with one, this copy may lack what n2 and n3 alone have acknowledged."""
+    """The file asks for both slaves; with one, this copy may lack what n2 and n3 alone have acknowledged. A
+    new copy that has not caught up may lack what the disk before it has acknowledged."""
     mode = ClassicMode(
         replicas=("n2", "n1", "n3"), config=HaConfig(), master_id="n2", master_address="n2:1", sync_slaves=1
     )
@@ -169,10 +189,15 @@ def test_a_slave_that_becomes_the_master_knows_what_its_newest_epoch_needs(
     log.write([log.stamp(encode_control(opened), 1, control=True)])
     node.driver.deliver(f"{OUTGOING}1", ClassicFrame(0, bytes(log.batches[0].data)))
     node.seams.run()
+    if confirmed:
+        node.tick(1)
+        asked = next(each for _, each in node.seams.sent if isinstance(each, ReadIndexRequest))
+        node.driver.deliver("n2", ReadIndexAnswer(1, asked.id, 0))
+        node.tick(1)
     node.options["mode"] = replace(mode, replicas=("n1", "n2", "n3"), master_id="n1", sync_slaves=2)
     node.restart()
     node.tick(60_000)
-    assert (node.driver.status().core.waits_for is None) == (sync_slaves == 2)
+    assert (node.driver.status().core.waits_for is None) == (sync_slaves == 2 and confirmed)
 
 
 @pytest.mark.rule("A-01", "H-07")
