@@ -15,6 +15,7 @@
     before them, from our own slaves
       preface         magic(4) "CLHA" version(1) flags(1) replica(2) log_id(8)   flags bit 0: by number
       history         end_offset(8) next_index(8) epoch(8) chain(8)    with flags bit 1, directly after it
+                    flags bit 2: records may be missing that the slave has acknowledged
 
 The preface names the log on a shared listener, and the log's replica that connects. It cannot be
 taken for a first frame (no state and no offset begins like that), so a listener of one log does without.
@@ -39,6 +40,7 @@ PREFACE_MAGIC: Final = b"CLHA"
 PREFACE_VERSION: Final = 1
 FLAG_BY_NUMBER: Final = 1
 FLAG_HISTORY: Final = 2
+FLAG_DOUBT: Final = 4
 RESTART_SIZE: Final = -1  # in the size field of a classic frame
 
 PREFACE: Final = struct.Struct(">4sBBHQ")
@@ -77,13 +79,14 @@ class History:
     """Proof of what a classic slave holds. end_offset: byte after its last batch, 0 for an empty log.
 
     next_index: index after its last record. epoch: of that record, 0 for none. chain: of its last batch, 8
-    bytes (storage/format/batch.py).
+    bytes (storage/format/batch.py). in_doubt: records may be missing that the slave has acknowledged.
     """
 
     end_offset: int
     next_index: int
     epoch: int
     chain: bytes
+    in_doubt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,9 @@ Frame = Handshake | HandshakeAnswer | TransferFrame | Ack | ClassicReport | Clas
 def encode_preface(preface: Preface) -> bytes:
     """Return its 16 bytes, and 32 more with a history."""
     history = preface.history
-    flags = (FLAG_BY_NUMBER if preface.by_number else 0) | (0 if history is None else FLAG_HISTORY)
+    flags = FLAG_BY_NUMBER if preface.by_number else 0
+    if history is not None:
+        flags |= FLAG_HISTORY | (FLAG_DOUBT if history.in_doubt else 0)
     data = PREFACE.pack(PREFACE_MAGIC, PREFACE_VERSION, flags, preface.replica, preface.log_id)
     if history is None:
         return data
@@ -258,7 +263,7 @@ def decode_preface(view: memoryview) -> tuple[Preface, int] | None:
     if len(view) < PREFACE.size:
         return None
     _, version, flags, replica, log_id = PREFACE.unpack_from(view)
-    if version != PREFACE_VERSION or flags & ~(FLAG_BY_NUMBER | FLAG_HISTORY):
+    if version != PREFACE_VERSION or flags & ~(FLAG_BY_NUMBER | FLAG_HISTORY | FLAG_DOUBT):
         raise CorruptHaFrame(f"preface version {version} flags {flags}")
     by_number = bool(flags & FLAG_BY_NUMBER)
     if not flags & FLAG_HISTORY:
@@ -269,7 +274,8 @@ def decode_preface(view: memoryview) -> tuple[Preface, int] | None:
     end_offset, next_index, epoch, chain = HISTORY.unpack_from(view, PREFACE.size)
     if end_offset < 0 or next_index < 0 or epoch < 0:
         raise CorruptHaFrame(f"a history that ends at {end_offset}, index {next_index}, epoch {epoch}")
-    return Preface(log_id, replica, by_number, History(end_offset, next_index, epoch, chain)), size
+    history = History(end_offset, next_index, epoch, chain, bool(flags & FLAG_DOUBT))
+    return Preface(log_id, replica, by_number, history), size
 
 
 def decode_from_slave(view: memoryview) -> tuple[Handshake | Ack, int] | None:

@@ -424,8 +424,15 @@ class ClassicMasterCore(StaticGroup):
         slave.verified = True
         slave.first_index = self._first_indexes.get(slave.id, 0)
         self._refused.pop(slave.id, None)
-        if self._before_opening is not None:
-            (self._before_opening.empty if empty else self._before_opening.heard)(slave.id)
+        waits = self._before_opening
+        if waits is None:
+            return
+        if empty:
+            waits.empty(slave.id)
+        elif slave.history is not None and slave.history.in_doubt:
+            waits.doubted(slave.id)
+        else:
+            waits.heard(slave.id)
 
     def _refuse(self, slave: Slave, unfit: Unfit) -> None:
         """Refuse a slave whose log is not a beginning of this one; nothing of it counts (H-04)."""

@@ -9,6 +9,7 @@ first:
   any N - acks have one of those among them: when so many (including this one) hold nothing beyond this copy,
   no synchronous append is lost. A copy that may lack what it acknowledged, by a power failure, by damage or
   with the disk before this one, is not one of the holders: then it needs one more.
+- Neither does such a copy at another replica vouch, unless all report: then no report is left to wait for.
 - A replica whose log is of a newer epoch, or of the same one and longer, prevents the opening while this is
   so: what it holds would be lost. It also closes the epoch of an open master: another one has taken over
   since, or this copy has lost its end.
@@ -26,9 +27,9 @@ from storage.log.hard_state import HardState
 
 
 def may_lack(vote: HardState) -> bool:
-    """Return whether a copy may lack what it acknowledged: it is new and has not caught up with a master yet
-    (term 0), or has lost its end and has neither caught up nor opened an epoch since (no id)."""
-    return vote.term == 0 or vote.voted_for is None
+    """Return whether a copy may lack what it acknowledged: it has neither caught up with a master nor opened
+    an epoch since its power failed, it was damaged or its disk was new. vote: as on the disk."""
+    return vote.term > 0 and vote.voted_for is None
 
 
 class Opening:
@@ -44,7 +45,8 @@ class Opening:
         self._needs_all = needs_all
         self._until_ms = now_ms + grace_ms
         self._heard: dict[str, None] = {}  # those that vouch
-        self._seen: dict[str, None] = {}  # those that vouch or hold nothing
+        self._doubted: dict[str, None] = {}  # those that may lack what they acknowledged
+        self._seen: dict[str, None] = {}  # all these, and those that hold nothing
         self._objections: dict[str, str] = {}
 
     def require(self, required: int) -> None:
@@ -53,27 +55,43 @@ class Opening:
 
     def heard(self, replica: str) -> None:
         """The replica holds a beginning of this log."""
+        self._forget(replica)
         self._heard[replica] = self._seen[replica] = None
-        self._objections.pop(replica, None)
+
+    def doubted(self, replica: str) -> None:
+        """The replica holds a beginning of this log, and may have held more."""
+        self._forget(replica)
+        self._doubted[replica] = self._seen[replica] = None
 
     def empty(self, replica: str) -> None:
         """The replica holds nothing: it cannot vouch for what it may have held."""
-        self._heard.pop(replica, None)
+        self._forget(replica)
         self._seen[replica] = None
-        self._objections.pop(replica, None)
 
     def object(self, replica: str, reason: str) -> None:
         """The replica holds what this copy lacks."""
-        self._heard.pop(replica, None)
-        self._seen.pop(replica, None)
+        self._forget(replica)
         self._objections[replica] = reason
+
+    def _forget(self, replica: str) -> None:
+        for reports in (self._heard, self._doubted, self._seen, self._objections):
+            reports.pop(replica, None)
 
     def is_complete(self, now_ms: int) -> bool:
         """Return whether the epoch may be opened now."""
-        if self._objections or len(self._heard) < self._required:
+        if self._objections or self._missing > 0:
             return False
-        all_seen = len(self._seen) == len(self._others)
-        return all_seen or (now_ms >= self._until_ms and not self._needs_all)
+        return self._has_seen_all or (now_ms >= self._until_ms and not self._needs_all)
+
+    @property
+    def _has_seen_all(self) -> bool:
+        return len(self._seen) == len(self._others)
+
+    @property
+    def _missing(self) -> int:
+        """Number of replicas that must vouch and do not."""
+        vouching = len(self._heard) + (len(self._doubted) if self._has_seen_all else 0)
+        return self._required - vouching
 
     @property
     def reason(self) -> str:
@@ -84,11 +102,11 @@ class Opening:
                 f"replica {replica} has records that this copy lacks ({reason}): make {replica} the master, "
                 f"or remove its copy of the log, or set unclean = true, which discards these records"
             )
-        if len(self._heard) < self._required:
+        if self._missing > 0:
             missing = [other for other in self._others if other not in self._heard]
             return (
                 f"{', '.join(missing)} may hold synchronous appends that this copy lacks: start "
-                f"{self._required - len(self._heard)} of these replicas, or set unclean = true"
+                f"{self._missing} of these replicas, or set unclean = true"
             )
         if self._needs_all:
             missing = [other for other in self._others if other not in self._seen]

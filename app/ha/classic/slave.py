@@ -3,6 +3,10 @@
 The slave stores the master's log byte for byte. It commits, and serves, what it holds: the master sends only
 what it holds durably itself, and nothing of a classic log is ever truncated. Its history is sent with the
 connection (frames.py), so that a master with another log refuses it; then it retries at growing intervals.
+
+A copy that may lack what it acknowledged (opening.may_lack), as an empty one, holds it again once it has
+everything up to an index that its master confirms while they are connected: what counted on the lost records
+is at or below it.
 """
 
 from collections.abc import Sequence
@@ -76,8 +80,8 @@ class ClassicSlaveCore(StaticGroup):
         )
         reads = RaftConfig(read_index_timeout_ms=config.ha_read_index_timeout_ms)
         self._reads = FollowerReads(self._member, self._outbox, reads, start.random)
-        self._doubt = Confirmation() if may_lack(start.hard_state) else None
-        self._settled = HardState(max(start.hard_state.term, 1), master_id)  # once the doubt has ended
+        self._doubt = Confirmation() if may_lack(start.hard_state) or is_empty(log) else None
+        self._term = max(start.hard_state.term, 1)  # of the vote, while this copy is in doubt or after that
         self._assembler = Assembler()
         self._connections = 0
         self._key = ""
@@ -132,6 +136,8 @@ class ClassicSlaveCore(StaticGroup):
         self._learn()
         role = RoleChanged(role=Role.SLAVE.value, leader=self._member.leader_id)
         self._outbox.record(self._member.term, role)
+        if self._doubt is not None:
+            self._outbox.hard_state = HardState(self._term)
 
     def tick(self, now_ms: int) -> None:
         config = self._config
@@ -155,7 +161,7 @@ class ClassicSlaveCore(StaticGroup):
             return
         if doubt.index is not None and doubt.index <= held_index(self._log, self._member.durability):
             self._doubt = None
-            self._outbox.hard_state = self._settled
+            self._outbox.hard_state = HardState(self._term, self._member.leader_id)
         elif doubt.index is None and self._heard_frame:
             doubt.is_asked = True
             self._reads.ask(doubt, now_ms)
@@ -169,10 +175,10 @@ class ClassicSlaveCore(StaticGroup):
 
     @property
     def _history(self) -> History:
-        log = self._log
+        log, in_doubt = self._log, self._doubt is not None
         if is_empty(log):
-            return History(0, 0, 0, FIRST_CHAIN)
-        return History(log.end_offset, log.next_index, log.last_term, log.last_chain)
+            return History(0, 0, 0, FIRST_CHAIN, in_doubt)
+        return History(log.end_offset, log.next_index, log.last_term, log.last_chain, in_doubt)
 
     def _leave(self, reason: str, now_ms: int, *, refused: bool = False) -> None:
         self._outbox.send(self._key, Disconnect(reason))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from app.ha.auto_switch.core import AutoSwitchCore
 from app.ha.classic.master import ClassicMasterCore
+from app.ha.classic.opening import may_lack
 from app.ha.classic.slave import ClassicSlaveCore
 from app.ha.config import HaConfig
 from app.log.contract import GroupConfig, LogOptions
@@ -181,7 +182,7 @@ class ClassicMode(_HaMode):
     def judge(self, found: FoundFolder) -> Trust:
         """Return the trust; a slave's copy, and one that may lack records which it held, have opened no epoch
         from now on: durable on return. The vote file of a slave has its master, that of a copy which may lack
-        records no id and a term above 0 (app.ha.classic.opening.may_lack).
+        records has no id.
 
         As the master each opens the next epoch, once it has heard those that may hold what it lacks.
         """
@@ -192,7 +193,7 @@ class ClassicMode(_HaMode):
         if has_lost or (is_slave and (found.has_vote or trust.may_lack_vote)):
             vote = HardStateFile(services.files, f"{services.log_folder(found.log.name)}/vote")
             known = vote.load()
-            has_lost = has_lost or (known.term > 0 and known.voted_for is None)
+            has_lost = has_lost or may_lack(known)
             vote.save(HardState(max(known.term, 1)) if has_lost else HardState(known.term, self.master_id))
         return trust
 

@@ -216,9 +216,7 @@ plant(
 
 @group_mutant(
     "H-07",
-    lambda _: test_opening.test_a_master_that_may_lack_its_own_records_counts_not_among_their_holders(
-        HardState(1)
-    ),
+    lambda _: test_opening.test_a_master_that_may_lack_its_own_records_counts_not_among_their_holders(True),
     mode="classic",
 )
 def a_master_counts_itself_among_the_holders_of_what_it_may_lack(patch: pytest.MonkeyPatch) -> None:
@@ -231,8 +229,17 @@ def a_master_counts_itself_among_the_holders_of_what_it_may_lack(patch: pytest.M
 plant(
     "a_restart_as_a_slave_ends_the_doubt_about_a_copy",
     "H-07",
-    (ClassicMode, "judge", "has_lost or (known.term > 0 and known.voted_for is None)", "has_lost"),
+    (ClassicMode, "judge", "has_lost or may_lack(known)", "has_lost"),
     lambda _: test_replica_modes.test_a_copy_that_may_lack_records_stays_so_until_it_has_caught_up("n2"),
+    mode="classic",
+)
+
+
+plant(
+    "a_replica_that_may_lack_records_vouches_for_a_master",
+    "H-07",
+    (ClassicMasterCore, "_verified", "slave.history.in_doubt", "False"),
+    lambda _: test_opening.test_a_replica_that_may_lack_records_vouches_only_when_all_report(False),
     mode="classic",
 )
 
@@ -240,7 +247,7 @@ plant(
 @group_mutant(
     "H-07",
     lambda _: test_classic.test_a_copy_that_may_lack_records_has_caught_up_with_what_its_master_confirms(
-        HardState(3)
+        False
     ),
     mode="classic",
 )

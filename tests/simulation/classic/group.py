@@ -1,6 +1,6 @@
 """Classic HA under faults and under its operator: `commitlog sim --mode classic`.
 
-Whatever was acknowledged synchronously is durable at the master and at as many slaves as were asked for, with
+Whatever was acknowledged synchronously is held by the master and by as many slaves as were asked for, with
 that very history (H-04, H-07). Everything that was acknowledged or returned by a confirmed read, at any
 node, stays the same record at every node that serves it. After each round of faults the group recovers by
 itself, but for what needs an operator: refused copies, and a master that must not open its epoch.
@@ -105,7 +105,7 @@ class ClassicNode(SimulatedProcess):
             fail=self._fail,
             driver=DRIVER,
         )
-        log = LogIdentity(name=LOG_NAME, log_id=LOG_ID, durability=Durability.FSYNC)
+        log = LogIdentity(name=LOG_NAME, log_id=LOG_ID, durability=group.durability)
         mode = ClassicMode(
             replicas=self.names,
             config=HA,
@@ -173,6 +173,7 @@ class ClassicGroup:
         self.names = tuple(f"n{number + 1}" for number in range(2 + seed % 2))
         self.sync_slaves = (1, 1, 0, 2)[seed // 2 % 4] if len(self.names) == 3 else 1 - (seed % 12 == 6)
         self.auto = seed % 5 == 4
+        self.durability = Durability.REPLICATED if seed % 7 == 3 else Durability.FSYNC
         self.network = StreamNetwork(self.world, classic=True)
         self.nodes = {name: ClassicNode(self, name) for name in self.names}
         self.master = self.nodes[self.names[0]]
@@ -253,7 +254,7 @@ class ClassicGroup:
         holders = {
             name
             for name, copy in self._copies(master)
-            if copy.log.durable_index >= index and self.checker.chain_at(copy, index) == there
+            if copy.held_index >= index and self.checker.chain_at(copy, index) == there
         }
         needed = 1 if master.auto else 1 + master.sync_slaves
         if not result.replayed:

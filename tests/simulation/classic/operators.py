@@ -5,7 +5,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from app.log.commands import Trim
-from app.log.contract import NO_INDEX
+from app.log.contract import NO_INDEX, Durability
 from tests.support.memory_files import MemoryFiles
 
 if TYPE_CHECKING:
@@ -63,9 +63,12 @@ class Nemesis:
         lasting_us = self._world.between(LASTING_US)
         done = True
         if kind in ("crash", "clean stop"):
-            done = self.down(node, lasting_us, power=kind == "crash" and chance.random() < 0.5)
+            power = kind == "crash" and chance.random() < 0.5 and self._may_lose_power(node)
+            done = self.down(node, lasting_us, power=power)
+            self.counts["unsynced power failure"] += done and power and not self._syncs
         elif kind == "power failure of all":
-            for each in group.nodes.values():
+            done = self._syncs
+            for each in group.nodes.values() if done else ():
                 self.down(each, self._world.between(LASTING_US), power=True)
         elif kind in ("cut", "long cut"):
             line = (node.name, chance.choice(group.names))
@@ -91,6 +94,14 @@ class Nemesis:
             done = self.change_roles(node)
         self.counts[kind if done else f"{kind}, skipped"] += 1
 
+    @property
+    def _syncs(self) -> bool:
+        return self._group.durability is Durability.FSYNC
+
+    def _may_lose_power(self, node: "ClassicNode") -> bool:
+        """With `replicated` only while another complete copy holds all that was acknowledged."""
+        return self._syncs or self._is_elsewhere(node)
+
     def down(self, node: "ClassicNode", lasting_us: int, *, power: bool) -> bool:
         if not node.alive:
             return False
@@ -113,11 +124,14 @@ class Nemesis:
 
     def _replace(self, node: "ClassicNode", after_us: int) -> bool:
         """Replace a disk only while another complete copy holds all that was acknowledged."""
-        if not any(self._holds_all(other) for other in self._group.nodes.values() if other is not node):
+        if not self._is_elsewhere(node):
             return False
         self.wipe(node)
         self._back(node, after_us)
         return True
+
+    def _is_elsewhere(self, node: "ClassicNode") -> bool:
+        return any(self._holds_all(other) for other in self._group.nodes.values() if other is not node)
 
     def _replace_masters(self) -> bool:
         """A master without its disk cannot distinguish a new log from a lost one when it hears no replica, so
@@ -133,7 +147,7 @@ class Nemesis:
         index = self._group.ledger.highest_index
         if not node.is_at_work:
             return False
-        if node.driver.log.durable_index < index or not node.driver._core.electable:
+        if node.driver.held_index < index or not node.driver._core.electable:
             return False
         is_trimmed = index < node.driver.log.begin_index
         return index == NO_INDEX or is_trimmed or self._group.checker.agrees(node.driver, index)

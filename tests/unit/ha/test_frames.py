@@ -18,6 +18,7 @@ from app.ha.frames import (
     FrameSplitter,
     Handshake,
     HandshakeAnswer,
+    History,
     Preface,
     TransferFrame,
     decode_classic,
@@ -89,6 +90,19 @@ def test_a_preface_names_log_and_replica() -> None:
     assert encode_preface(preface) == data
     assert decode_preface(memoryview(data)) == (preface, 16)
     assert all(decode_preface(memoryview(data[:size])) is None for size in range(16))
+
+
+@pytest.mark.parametrize(("in_doubt", "flags"), [(False, "02"), (True, "06")])
+def test_a_history_names_the_end_of_a_log_and_whether_records_may_be_missing(
+    in_doubt: bool, flags: str
+) -> None:
+    preface = Preface(1, replica=2, history=History(300, 4, 5, b"12345678", in_doubt))
+    data = bytes.fromhex(
+        f"434c4841 01 {flags} 0002 0000000000000001"
+        "000000000000012c 0000000000000004 0000000000000005 3132333435363738"
+    )
+    assert encode_preface(preface) == data
+    assert decode_preface(memoryview(data)) == (preface, 48)
 
 
 @pytest.mark.rule("A-07", "A-08")

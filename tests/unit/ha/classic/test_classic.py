@@ -542,14 +542,24 @@ def test_our_slave_follows_our_master_frame_by_frame() -> None:
 
 
 @pytest.mark.rule("H-07")
-@pytest.mark.parametrize("found", [HardState(0, "n1"), HardState(3)], ids=["new", "power failed"])
-def test_a_copy_that_may_lack_records_has_caught_up_with_what_its_master_confirms(found: HardState) -> None:
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_copy_that_may_lack_records_has_caught_up_with_what_its_master_confirms(is_new: bool) -> None:
     log = master_log()
-    slave = Slave(copy(log, until=log.batch_at(0)), hard_state=found)
-    key = slave.connect()
+    if is_new:
+        slave = Slave(hard_state=HardState(0, "n1"))
+    else:
+        slave = Slave(copy(log, until=log.batch_at(0)), hard_state=HardState(3))
+    doubt = HardState(1 if is_new else 3)
+    assert slave.saved == [doubt]
+    slave.tick()
+    (connecting,) = [message for _, message in slave.sent if isinstance(message, Connect)]
+    assert connecting.history is not None
+    assert connecting.history.in_doubt
+    key = slave.dialled()
     slave.tick()
     assert slave.frames("n1", ReadIndexRequest) == []  # the master may count an earlier connection
-    slave.deliver(key, frame_of(log.batch_at(1)))
+    for index in range(slave.log.next_index, 2):
+        slave.deliver(key, frame_of(log.batch_at(index)))
     slave.tick()
     (asked,) = slave.frames("n1", ReadIndexRequest)
     slave.deliver("n1", ReadIndexAnswer(1, asked.id, None))  # it has not opened its epoch
@@ -557,13 +567,12 @@ def test_a_copy_that_may_lack_records_has_caught_up_with_what_its_master_confirm
     (asked,) = slave.frames("n1", ReadIndexRequest)
     slave.deliver("n1", ReadIndexAnswer(1, asked.id, 2))
     slave.tick()
-    assert slave.saved == []
+    assert slave.saved == [doubt]
     slave.deliver(key, frame_of(log.batch_at(2)))
     slave.tick()
-    assert slave.saved == [HardState(max(found.term, 1), "n1")]
+    assert slave.saved == [doubt, HardState(doubt.term, "n1")]
     slave.tick()
-    assert (slave.frames("n1", ReadIndexRequest), len(slave.saved)) == ([], 1)
-    assert slave.reads == []
+    assert (slave.frames("n1", ReadIndexRequest), slave.reads, len(slave.saved)) == ([], [], 2)
 
 
 def test_a_slave_whose_connection_ended_was_heard_last_when_it_reported() -> None:

@@ -1,5 +1,7 @@
 """Classic HA: a report counts for nothing before the slave's history is known to be the master's (H-07)."""
 
+from dataclasses import replace
+
 import pytest
 
 from app.ha.classic.slaves import Ranges, held_by
@@ -21,9 +23,11 @@ def log_of(*values: bytes, opened_by: str = "n1", epoch: int = 1) -> Commitlog:
     return log
 
 
-def connect(master: Master, log: Commitlog, *, place: int = 2, number: int = 1) -> str:
+def connect(
+    master: Master, log: Commitlog, *, place: int = 2, number: int = 1, in_doubt: bool = False
+) -> str:
     """A slave with that log connects with its history, and reports."""
-    key = master.connected(number, place, history_of(log))
+    key = master.connected(number, place, replace(history_of(log), in_doubt=in_doubt))
     master.deliver(key, ClassicReport(log.end_offset))
     return key
 
