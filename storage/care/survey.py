@@ -2,6 +2,7 @@
 
     survey -> damages, each fetched from a replica -> patch (storage/care/patch.py) -> Commitlog.open
     survey -> a damage that all replicas have trimmed -> begin_with (storage/care/begin.py) -> survey
+    survey -> a damage that was never committed -> end_before (storage/care/end.py) -> Commitlog.open
     survey -> structural, or a patch that was refused -> set_aside -> Commitlog.open: an empty log
 
 After a damage, batches are found by their magic, log id and offset, which a checksum covers. Index and epoch

@@ -78,6 +78,11 @@ class Fetch:
         return min(self._begins[peer] for peer in self._peers) if trimmed else None
 
     @property
+    def is_trimmed(self) -> bool:
+        """True if a peer has trimmed the next index."""
+        return Outlook.TRIMMED in self.outlook.values()
+
+    @property
     def waits(self) -> bool:
         """True if every peer was asked and none can help yet."""
         return self._fruitless >= len(self._peers)

@@ -2,8 +2,9 @@
 
     1. save the note (marker.py) before any file is changed; record the event `corruption`
     2. find every damaged range, fetch it from a peer that has it settled, write it in place
-    3. in Raft mode begin later, at the first index that any peer holds, if all have trimmed a range. Set
-       aside what peers cannot repair (structure, a range that none ever had): the log starts empty and gets
+    3. in Raft mode begin later, at the first index that any peer holds, if all have trimmed a range. End
+       before a range that was never committed: what this replica acknowledged there is in doubt. Set aside
+       what peers cannot repair (structure, a committed range that none has): the log starts empty and gets
        everything from its leader
     4. open the log again. With every range restored between intact neighbours, and with its vote, it has all
        that it ever promised, and is sound. Otherwise it does not vote until it holds all that its leader has
@@ -43,6 +44,7 @@ from app.node.repair.peer_replicas import PeerReplicas
 from app.node.replica.driver import LogDriver
 from app.node.state.checkpoints import load_snapshot, load_state
 from storage.care.begin import begin_with
+from storage.care.end import end_before
 from storage.care.patch import batch_in, patch
 from storage.care.survey import NO_OFFSET, Damage, Survey, survey
 from storage.errors import (
@@ -83,6 +85,7 @@ class RangeOutcome(Enum):
 
     RESTORED = auto()
     LATER_BEGIN = auto()  # the log begins later, and must be surveyed again
+    UNCOMMITTED = auto()  # the group has other records there, or none
     LOST = auto()
 
 
@@ -407,6 +410,8 @@ class LogRepair:
                 self._log_name, damage.first_index, damage.last_index, damage.reason,
             )  # fmt: skip
             outcome = await self._repair_stretch(damage)
+            if outcome is RangeOutcome.UNCOMMITTED and not await self._end_before(damage):
+                outcome = RangeOutcome.LOST
             if outcome is RangeOutcome.LOST:
                 await self._set_aside(f"no peer has indexes {damage.first_index} to {damage.last_index}")
             if outcome is not RangeOutcome.RESTORED:
@@ -443,17 +448,43 @@ class LogRepair:
             if not batches:
                 # A slave may lack records before its begin that no trim has removed (A-09, H-06).
                 if fetch.trimmed_until is None or not self._votes:
-                    return RangeOutcome.LOST
+                    return await self._unrepaired(damage, fetch)
                 return await self._begin_later(fetch.trimmed_until)
             try:
                 rest = await in_thread(partial(self._patch, rest, batches))
             except PatchRefused as error:
                 logger.error("log %s: the copies of the peers do not match: %s", self._log_name, error)
-                return RangeOutcome.LOST
+                return await self._unrepaired(damage, fetch)
             self.result.batches += len(batches)
             self.result.size_bytes += sum(batch.size_bytes for batch in batches)
         self.result.stretches.append({"first_index": damage.first_index, "last_index": damage.last_index})
         return RangeOutcome.RESTORED
+
+    async def _unrepaired(self, damage: Damage, fetch: Fetch) -> RangeOutcome:
+        """Return whether the range, which no peer will send, was never committed: by the checkpoint, and by
+        every peer. One that has trimmed it may only lack it."""
+        checkpoint = await in_thread(self._checkpoint)
+        is_later = checkpoint is not None and damage.first_index > checkpoint.committed_index
+        return RangeOutcome.UNCOMMITTED if is_later and not fetch.is_trimmed else RangeOutcome.LOST
+
+    async def _end_before(self, damage: Damage) -> bool:
+        """Remove the end of the log from a damage on; return whether something is left of the log.
+
+        This replica may have acknowledged what it removes: it is in doubt as if it had set the log aside.
+        """
+        await self._doubt(lacks_records=True)
+        await self._forget_held()
+        try:
+            await in_thread(partial(end_before, self._files, self._folder, damage))
+        except PatchRefused:
+            return False
+        logger.error(
+            "log %s ends before index %d: its group never committed what is damaged there",
+            self._log_name,
+            damage.first_index,
+        )
+        self.left = []
+        return True
 
     async def _begin_later(self, index: int) -> RangeOutcome:
         """Let the log begin at `index`, the first one that any peer holds: what is before it was committed,

@@ -1,0 +1,89 @@
+"""Damage in an end that the group never committed: only that end is removed, and the replica is in doubt."""
+
+import pytest
+
+from app.node.network.repair_messages import FetchAnswer, FetchRequest, PeerCall
+from app.node.repair import fetch
+from app.node.repair.marker import RepairMarker
+from storage.log.checkpoint import Checkpoint, CheckpointFile
+from storage.log.commitlog import Commitlog
+from storage.log.manifest import ManifestFile
+from tests.unit.node.repair.damaged_log import BATCHES, FOLDER, SIZES, Peers, Scene
+from tests.unit.node.repair.test_fetch import history
+
+
+@pytest.fixture(autouse=True)
+def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "PAUSE_LAST_MS", 1)
+
+
+def never_had_it(_peer: str, message: PeerCall) -> PeerCall:
+    return FetchAnswer(message.id, 0, 39)
+
+
+def has_another_history(_peer: str, message: PeerCall) -> PeerCall:
+    """As a new leader has it, which lacked what this replica had added."""
+    assert isinstance(message, FetchRequest)
+    others = [each for each in history(41, salt="other") if each.base_index >= message.first_index]
+    return FetchAnswer(message.id, 0, 81, False, tuple(others[:1]))
+
+
+def committed_until(scene: Scene, index: int) -> None:
+    CheckpointFile(scene.files, f"{FOLDER}/checkpoint").save(Checkpoint(index))
+
+
+@pytest.mark.rule("R-02", "R-07")
+@pytest.mark.parametrize("votes", [True, False])
+@pytest.mark.parametrize("answers", [never_had_it, has_another_history])
+def test_what_the_group_never_committed_is_removed_from_the_damage_on(answers: object, votes: bool) -> None:
+    """The acknowledgements of the removed records count no longer: the copy has no vote and no identity."""
+    scene = Scene()
+    scene.votes = votes
+    committed_until(scene, 39)
+    repair = scene.run(Peers(answers), scene.damage(25))  # type: ignore[arg-type]
+    assert not repair.result.set_aside
+    assert scene.host.sound is False
+    marker = RepairMarker(scene.files, "data", "log")
+    assert (marker.keeps_promises, marker.lacks_records, marker.held_index) == (False, True, -1)
+    assert scene.host.log is not None
+    assert [scene.host.log.batch_at(index) for index in range(0, 50, 2)] == BATCHES[:25]
+    assert scene.host.log.end_index == 49
+    scene.files.crash()
+    again = Commitlog.open(scene.files, FOLDER, log_id=7, config=SIZES, committed_index=39)
+    assert again.end_index == 49
+    again.append(BATCHES[25:27])
+
+
+@pytest.mark.rule("R-07")
+@pytest.mark.parametrize("committed_index", [50, 79])
+def test_a_committed_record_is_no_end_that_may_be_removed(committed_index: int) -> None:
+    scene = Scene()
+    committed_until(scene, committed_index)
+    repair = scene.run(Peers(never_had_it), scene.damage(25))
+    assert repair.result.set_aside
+    assert any(name.endswith(".log") for name in scene.files.list(f"{FOLDER}/aside"))
+
+
+def test_a_log_that_is_damaged_from_its_begin_on_is_set_aside() -> None:
+    scene = Scene()
+    repair = scene.run(Peers(lambda _peer, message: FetchAnswer(message.id, 0, 0)), scene.damage(0))
+    assert repair.result.set_aside
+
+
+def test_the_doubt_is_saved_before_the_end_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash in between must leave no copy that seems to hold all that it acknowledged."""
+    scene = Scene()
+    committed_until(scene, 39)
+    marker = RepairMarker(scene.files, "data", "log")
+    found: list[tuple[bool, bool]] = []
+    save = ManifestFile.save
+
+    def noted(self: ManifestFile, manifest: object) -> None:
+        if not scene.host.log:
+            found.append((marker.keeps_promises, marker.lacks_records))
+        save(self, manifest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ManifestFile, "save", noted)
+    scene.run(Peers(never_had_it), scene.damage(25))
+    assert found
+    assert set(found) == {(False, True)}
