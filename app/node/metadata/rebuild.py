@@ -14,7 +14,8 @@ that knows a newer master epoch than the metadata proves that there were some: t
 is elected among all of its replicas, not in the SyncStateSet of the copy. The same holds for a log whose vote
 file is damaged or missing at a node, and for one of which a replica's folder is not here: those epochs cannot
 be known. A change of the set within one epoch is in the copies of the metadata alone. The master acts by its
-own node's copy: so it is known if every replica's node has its copy, and none of them has a newer set. A node
+own node's copy: so it is known if every replica's node has its copy, all of it, and none of them has a newer
+set. A node
 that keeps a copy of such a log, and that the metadata do not name, may have been added since: it becomes a
 replica, because it would remove its copy otherwise, which may be the last one with acknowledged records.
 """
@@ -63,7 +64,8 @@ class NodeFolder:
 
     @property
     def knows_sets(self) -> bool:
-        """True if its copy has every SyncStateSet by which a master on this node can have acted."""
+        """True if its copy, if it is whole, has every SyncStateSet by which a master on this node can have
+        acted."""
         return self.has_copy and not self.files.exists(self.repair_note)
 
     @property
@@ -79,8 +81,9 @@ class Rebuilt:
     nodes that got the log. logs: as in the metadata now. doubts: log -> the newest master epoch that a
     node knows and the metadata do not: its last master and set are unknown. newer_sets: log -> a node whose
     copy has a newer SyncStateSet. unknown: log -> the nodes whose newest epoch or set is unknown: their vote
-    file is damaged or missing, their copy of the metadata is missing or in repair, or their folder is not
-    here. unnamed: log -> the nodes that became replicas of it, because they keep a copy.
+    file is damaged or missing, their copy of the metadata is missing, in repair or without the state that it
+    was to get from its leader, or their folder is not here. unnamed: log -> the nodes that became
+    replicas of it, because they keep a copy.
     """
 
     source: str
@@ -115,9 +118,14 @@ class _Copy:
         return self.log.last_term, self.log.end_index
 
     @property
+    def known_index(self) -> int:
+        """Index of the metadata by which its node may have acted."""
+        return max(self.log.end_index, self.log.first_index - 1)
+
+    @property
     def is_whole(self) -> bool:
         """True if the state has every record up to the log's end, those before its first one included."""
-        return self.state.applied_index == self.log.end_index
+        return self.state.applied_index == self.known_index
 
     def may_extend(self, other: "_Copy") -> bool:
         """Return whether this log continues the other one."""
@@ -189,7 +197,7 @@ def rebuild(
         if len(kept) > len(controllers) // 2:
             raise ConfigError(f"a majority of the controllers has its copy: {', '.join(kept)}; start them")
         found = Rebuilt(best.node.node, best.log.next_index, [node.node for node in targets])
-        found.doubts, found.unknown = _doubts(nodes, best)
+        found.doubts, found.unknown = _doubts(nodes, copies, best)
         found.newer_sets = _newer_sets(copies, best)
         found.unnamed = _unnamed(nodes, best)
         term = max(copy.term for copy in copies.values()) + 1
@@ -246,20 +254,22 @@ def _completed(newest: _Copy, held: Iterable[_Copy]) -> _Copy:
 
 
 def _doubts(
-    nodes: Sequence[NodeFolder], best: _Copy
+    nodes: Sequence[NodeFolder], copies: Mapping[str, _Copy], best: _Copy
 ) -> tuple[dict[str, tuple[str, int]], dict[str, tuple[str, ...]]]:
     """Return the logs of which a node knows a newer master epoch than the metadata, and those of which a node
     may know one."""
     doubts: dict[str, tuple[str, int]] = {}
     unknown: dict[str, tuple[str, ...]] = {}
     here = {node.node: node for node in nodes}
+    whole = [name for name, copy in copies.items() if copy.is_whole or copy.known_index <= best.known_index]
+    knowing = [name for name in whole if here[name].knows_sets]
     for log in best.state.metadata:
         if not log.elects:
             continue
         newest = log.master_epoch
         for name in dict.fromkeys((*here, *log.voters)):
             epoch = _known_epoch(here[name], log.name) if name in here else None
-            if epoch is None or (name in log.voters and not here[name].knows_sets):
+            if epoch is None or (name in log.voters and name not in knowing):
                 unknown[log.name] = (*unknown.get(log.name, ()), name)
             elif epoch > newest:
                 newest, doubts[log.name] = epoch, (name, epoch)

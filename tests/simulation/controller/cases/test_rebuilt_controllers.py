@@ -203,7 +203,7 @@ def test_a_replica_whose_folder_was_not_there_is_waited_for() -> None:
 
 
 @pytest.mark.rule("C-05", "C-09")
-@pytest.mark.parametrize("lost", ["copy", "end of a repair", "choice of the operator"])
+@pytest.mark.parametrize("lost", ["copy", "end of a repair", "state after a reset", "choice of the operator"])
 def test_a_set_that_the_copy_of_the_metadata_lacks_elects_no_master(lost: str) -> None:
     """The master has acknowledged alone since the set shrank, in the same epoch: the set of the copy that is
     taken names a replica that lacks acknowledged records."""
@@ -222,6 +222,13 @@ def test_a_set_that_the_copy_of_the_metadata_lacks_elects_no_master(lost: str) -
     elif lost == "end of a repair":
         old.files.put_folder(FOLDER, older)
         RepairMarker(old.files, "data", CONTROLLER_LOG).save(Note("damaged", "scrub", 1))
+    elif lost == "state after a reset":  # it was received, and not saved yet
+        newer = Commitlog.open(old.files, FOLDER, log_id=CONTROLLER_LOG_ID, config=STORAGE)
+        newer.close()
+        old.files.put_folder(FOLDER, older)
+        log = Commitlog.open(old.files, FOLDER, log_id=CONTROLLER_LOG_ID, config=STORAGE)
+        log.reset(newer.next_index, newer.end_offset, newer.last_term)
+        log.close()
     found = rebuilt(cluster, source=slave.name)
     assert (found.doubts, [len(log.set_nodes) for log in found.logs]) == ({}, [2])
     if lost == "choice of the operator":
