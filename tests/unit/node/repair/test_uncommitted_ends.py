@@ -35,7 +35,9 @@ def committed_until(scene: Scene, index: int) -> None:
 @pytest.mark.rule("R-02", "R-07")
 @pytest.mark.parametrize("votes", [True, False])
 @pytest.mark.parametrize("answers", [never_had_it, has_another_history])
-def test_what_the_group_never_committed_is_removed_from_the_damage_on(answers: object, votes: bool) -> None:
+def test_records_that_the_group_never_committed_are_removed_from_the_damage_on(
+    answers: object, votes: bool
+) -> None:
     """The acknowledgements of the removed records count no longer: the copy has no vote and no identity."""
     scene = Scene()
     scene.votes = votes
