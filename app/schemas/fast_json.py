@@ -37,7 +37,7 @@ from app.schemas.data_types import (
     contains_type,
 )
 from app.schemas.json_schema import count_rules
-from app.schemas.json_text import NESTING_MAX, count_colons, count_pairs, has_edge_times
+from app.schemas.json_text import NESTING_MAX, count_pairs, count_sign, has_edge_times
 from app.schemas.json_values import FLOAT_MAX, RAW_OBJECT, rescuer_of
 
 _TIME_COLONS: Final = 2
@@ -85,7 +85,7 @@ class FastReader:
             _has_times(field.type) for field in kind.fields if field.type not in _TIME_TYPES
         )
         self._times = [
-            (attrgetter(f"f{at}"), field.required and not field.nullable)
+            (attrgetter(f"f{at}"), attrgetter(f"f{at}.year"), field.required and not field.nullable)
             for at, field in enumerate(kind.fields)
             if field.type in _TIME_TYPES
         ]
@@ -155,7 +155,8 @@ class FastReader:
         is_usual = not self._has_inner_times and _EDGE_YEARS.isdisjoint(years) and b"\\" not in data
         if self._has_times and not is_usual and has_edge_times(data):
             raise Unproved
-        if count_colons(data) != pairs + time_colons and count_pairs(data) != pairs:
+        # the signs are those of the pairs, and those in times
+        if count_sign(data, b":") != pairs + time_colons and count_pairs(data) != pairs:
             raise Unproved
         if self._validator is not None and not all(map(self._is_valid, values)):
             raise Unproved
@@ -163,12 +164,12 @@ class FastReader:
 
     def _times_in(self, records: Sequence[Any]) -> tuple[int, set[int]]:
         """Return how many colons the times in columns of their own have at least, and their years."""
-        count, years = 0, set()
-        for get, is_always in self._times:
-            found = list(map(get, records))
-            times = found if is_always else [time for time in found if isinstance(time, datetime)]
-            count += len(times)
-            years |= {time.year for time in times}
+        count = 0
+        years: set[int] = set()
+        for get, get_year, is_always in self._times:
+            timed = records if is_always else [each for each in records if isinstance(get(each), datetime)]
+            count += len(timed)
+            years.update(map(get_year, timed))
         return _TIME_COLONS * count, years
 
     def _is_valid(self, value: bytes) -> bool:

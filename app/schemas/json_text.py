@@ -21,7 +21,6 @@ NESTING_MAX: Final = 64
 """Levels of arrays and objects in a record."""
 DIGITS_MAX: Final = 1_000
 """Digits, and the exponent, of a number that is kept exactly; a longer one is a double."""
-_COLON: Final = 0x3A
 _QUOTE_COLON: Final = 0x3A22  # `":` as a little-endian number of 2 bytes
 _SPACE_COLONS: Final = (0x3A20, 0x3A09, 0x3A0A, 0x3A0D)
 _SPACES: Final = (b" ", b"\t", b"\n", b"\r")
@@ -150,11 +149,11 @@ def has_edge_times(data: bytes) -> bool:
     )
 
 
-def count_colons(data: bytes) -> int:
-    """Return the number of colons in a text: at least that of the pairs, and those in times."""
+def count_sign(data: bytes, sign: bytes) -> int:
+    """Return how often one byte occurs in a text: faster than `bytes.count` where the text is large."""
     if numpy is None or len(data) < _VECTOR_BYTES:
-        return data.count(b":")
-    return int(numpy.count_nonzero(numpy.frombuffer(data, "u1") == _COLON))
+        return data.count(sign)
+    return int(numpy.count_nonzero(numpy.frombuffer(data, "u1") == ord(sign)))
 
 
 def count_pairs(data: bytes) -> int | None:

@@ -12,6 +12,7 @@ from app.api.http.compression import too_large, unpack
 from app.errors import CommitlogError, InvalidBody, InvalidRequest, TooLarge
 from app.log.contract import AppendRequest, Producer
 from app.media_types import ARROW_STREAM, JSON, NDJSON, OCTETS
+from app.schemas.json_text import count_sign
 from app.settings.model import Limits
 from storage import errors as storage_errors
 from storage.errors import BodyTooLarge, EmptyBody
@@ -37,7 +38,7 @@ def decodes_in_place(call: AppendCall) -> bool:
     if b"content-encoding" in heads or len(body) > IN_PLACE_BYTES:
         return False
     if media_type in (JSON, NDJSON):
-        return len(body) <= _JSON_BYTES or body.count(b'"') + body.count(b"\n") <= _MARKS_MAX
+        return len(body) <= _JSON_BYTES or count_sign(body, b'"') + count_sign(body, b"\n") <= _MARKS_MAX
     if media_type == OCTETS:
         return True
     # Compressed records may have far more bytes than the body.

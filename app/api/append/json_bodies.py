@@ -20,6 +20,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from app.api.http.json_decoding import Name, Ordinal, decode
 from app.errors import InvalidRequest, TooLarge
+from app.schemas.json_text import count_sign
 from app.settings.model import Limits
 from storage.format.records import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS, RecordColumns
 
@@ -152,7 +153,7 @@ def decode_append(body: bytes, limits: Limits) -> AppendIn:
 
 def _counts(text: bytes, limits: Limits) -> bool:
     """Return whether records and headers are counted while the text is decoded, and prepare for that."""
-    if text.count(b"{") + text.count(b"[") <= _BRACKETS_MAX:
+    if count_sign(text, b"{") + count_sign(text, b"[") <= _BRACKETS_MAX:
         return False
     _LEFT.records, _LEFT.headers, _LEFT.limits = limits.max_request_records, limits.max_record_headers, limits
     return True
@@ -186,7 +187,9 @@ def decode_lines(body: bytes, limits: Limits) -> RecordColumns:
 
 def plain_lines(body: bytes, limits: Limits) -> RecordColumns | None:
     """Return the records if all are plain and within the limits; None: `_lines_one_by_one` finds why."""
-    if not body or body.count(b"\n") > limits.max_request_records or body.count(b"{") > _BRACKETS_MAX:
+    if not body or count_sign(body, b"\n") > limits.max_request_records:
+        return None
+    if count_sign(body, b"{") > _BRACKETS_MAX:
         return None
     text = np.frombuffer(body, np.uint8)
     breaks = np.flatnonzero(text[1:-1] == _NEWLINE)  # each one position before its place in the body
