@@ -13,8 +13,9 @@ CURRENT: Final = "current"  # the newest record of each key; a new one is `curre
 KEYS_PROPERTY: Final = "commitlog.keys"  # of `current`: JSON array of the columns that identify a row
 CLUSTERING_PROPERTY: Final = "commitlog.clusterBy"  # of typed tables: JSON array, as the job set it
 MOVED_PROPERTY: Final = "commitlog.moved"
-"""Property of `dead_letters`, a JSON object: the first version of a compatibility group, and the least index
-of the older letters that a replay has moved to its table."""
+"""Begin of properties of `dead_letters`. With a point and a version of the schema: the least index of the
+older letters that replays with it have moved. Alone, by earlier releases, a JSON object: the first version of
+a compatibility group, and that index."""
 RESTORED_PROPERTY: Final = "commitlog.restored"  # of typed tables: the newest RESTORE that the job repaired
 JOURNALS: Final = "events"  # the table of the nodes' journals
 JOURNAL_TABLES: Final = (JOURNALS, "watermarks", "sync_state_sets", "quarantine_truncated")

@@ -1,7 +1,9 @@
 """Replay of dead letters: read again with a version of the schema, those that match move to `records`.
 
 A letter is moved by three commits: to `records`, to `current`, out of `dead_letters`. A replay that was
-killed between them is repeated: a letter that is in `records` already is not added again.
+killed between them is repeated: a letter that is in `records` already is not added again. Two replays at once
+with versions of one compatibility group add a letter once, for the table refuses the second. With versions of
+two groups both may add it: the one that adds it later finds both rows, and the row of the older group stays.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -56,17 +58,17 @@ class DeadLetterReplay:
         if wanted not in {each.version for each in decoder.versions}:
             raise OptionError(f"version: log {self.client.log!r} has no schema version {wanted}")
         moved = left = 0
-        for letters in self._pieces(until):
-            held = self._held(letters)
-            letters = letters.filter(pc.invert(pc.is_in(letters["index"], pa.array(held, pa.int64()))))
+        for piece in self._pieces(until):
+            held = self._held(piece)
+            letters = piece.filter(pc.invert(pc.is_in(piece["index"], pa.array(held, pa.int64()))))
             typed = decoder.decode(letters, wanted)
             for group in decoder.layout:
                 rows = typed.records.get(group.first)
                 if rows is not None:
-                    self.tables.note_moved(group, rows["_index"][0].as_py())
+                    self.tables.note_moved(group, wanted, rows["_index"][0].as_py())
                     self.tables.records[group.first].insert_missing(rows)
                     held |= dict.fromkeys(rows["_index"].to_pylist(), group.first)
-            self._settle(held)
+            self._settle(self._held(piece) if len(decoder.layout) > 1 else held)
             moved += len(held)
             left += typed.dead_letters.num_rows
         return Replayed(wanted, moved, left)
@@ -83,17 +85,17 @@ class DeadLetterReplay:
             first = pc.max(piece["index"]).as_py() + 1
 
     def _held(self, letters: pa.Table) -> dict[int, int]:
-        """Return the letters that are records already: the index, and the first version of
-        the compatibility group."""
+        """Return the letters that are records already: the index, and the first version of the compatibility
+        group. Of a letter that is in the tables of two groups the row of the older one stays."""
         indexes = self.spark.createDataFrame(letters.select(["index"]).rename_columns(["_index"]))
-        return {
-            row["_index"]: first
-            for first, table in self.tables.records.items()
-            for row in read_table(self.spark, table.path)
-            .select("_index")
-            .join(F.broadcast(indexes), "_index", "left_semi")
-            .collect()
-        }
+        held: dict[int, int] = {}
+        for first, table in sorted(self.tables.records.items()):
+            rows = read_table(self.spark, table.path).select("_index")
+            found = {row[0] for row in rows.join(F.broadcast(indexes), "_index", "left_semi").collect()}
+            if twice := sorted(found & held.keys()):
+                table.remove(self.spark.createDataFrame(pa.table({"index": twice})))
+            held |= dict.fromkeys(found - held.keys(), first)
+        return held
 
     def _settle(self, moved: Mapping[int, int]) -> None:
         """Apply records that were dead letters to `current`, and remove the letters."""

@@ -247,7 +247,7 @@ class TypedTables:
             if held is None:
                 held = self._claimed(table, "_index")
                 if held.open(log, log_id):
-                    begin = min(begin, self._moved().get(group.first, group.from_index))
+                    begin = min(begin, self._moved_from(group))
                 self.records[group.first] = held
             elif held.table != table:
                 held.evolve(table)
@@ -256,16 +256,22 @@ class TypedTables:
             self.next_index = int(min(begin, self._complete_before(layout)))
             self._ends.until = self._ends.noted = self.next_index
 
-    def note_moved(self, group: CompatibilityGroup, index: int) -> None:
-        """A replay moves letters from this index on to the table of the group. If that is removed later, the
-        letters that are older than the group must be read again too."""
-        moved = self._moved()
-        if index < moved.get(group.first, group.from_index):
-            self.dead_letters.set_properties({MOVED_PROPERTY: json.dumps({**moved, group.first: index})})
+    def note_moved(self, group: CompatibilityGroup, version: int, index: int) -> None:
+        """A replay with this version moves letters from this index on to the table of the group. If that is
+        removed later, the letters that are older than the group must be read again too.
 
-    def _moved(self) -> dict[int, int]:
-        known = json.loads(self.dead_letters.properties().get(MOVED_PROPERTY, "{}"))
-        return {int(first): index for first, index in known.items()}
+        Each version has a note of its own: replays with others may write theirs at the same time.
+        """
+        if index < self._moved_from(group):
+            self.dead_letters.set_properties({f"{MOVED_PROPERTY}.{version}": str(index)})
+
+    def _moved_from(self, group: CompatibilityGroup) -> int:
+        """Return an index before which no record is in the table of the group."""
+        known = self.dead_letters.properties()
+        names = (f"{MOVED_PROPERTY}.{version}" for version in range(group.first, group.last + 1))
+        earlier: dict[str, int] = json.loads(known.get(MOVED_PROPERTY, "{}"))
+        notes = (earlier.get(str(group.first)), *(known.get(name) for name in names))
+        return min([group.from_index, *(int(note) for note in notes if note is not None)])
 
     def _open_current(self, group: CompatibilityGroup, log_id: str) -> None:
         table = self.current.get(group.first)
