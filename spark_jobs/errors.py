@@ -171,6 +171,23 @@ class RowsLost(SourceError):
         )
 
 
+class ColumnClash(SourceError):
+    """A column of a typed table has a type that cannot become the one that the schema gives.
+
+    A retry helps where another driver has widened the column for a version that this one has not read yet.
+    """
+
+    condition = "COMMITLOG_COLUMN_CLASH"
+
+    def __init__(self, path: str, column: str, held: str, wanted: str) -> None:
+        super().__init__(
+            f"{path}: the column {column} is {held}, and Delta cannot change it to {wanted}, the type by the "
+            "schema of the log. Another program changed the table, or an earlier release wrote records of a "
+            "later version of the schema into it. To have the table made again from `entries`, stop the job, "
+            "delete the folder of the table, and start the job."
+        )
+
+
 class SinkError(SourceError):
     """Rows that could not be written. The message states what is stored, and the remedy."""
 

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType, TimestampNTZType
 
 from app.tables.delta_log import DeltaLog, DeltaLogError, DeltaSnapshot
 from app.tables.names import CLUSTERING_PROPERTY, LOG_ID_PROPERTY, application_of
-from spark_jobs.errors import LogClash, RowsLost
+from spark_jobs.errors import ColumnClash, LogClash, RowsLost
 from spark_jobs.session.locations import is_url
 from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, PROTOCOL_CHANGED, SPARK_ERRORS, repeated
 from spark_jobs.tables.merge import insert_clause
@@ -41,7 +41,7 @@ from spark_jobs.tables.table import (
     table_properties,
 )
 from spark_jobs.tables.table_writer import TableWriter
-from spark_jobs.typed.layout import ColumnChange, changes, is_part
+from spark_jobs.typed.layout import ColumnChange, changes, is_part, is_widened
 from storage.units import NO_INDEX
 
 WIDENING = {"delta.enableTypeWidening": "true"}
@@ -79,7 +79,8 @@ class ClaimedTable:
         """Create the table if needed, change its columns and clustering if needed, and read its progress.
         Return whether it was created now.
 
-        properties: of the table, beside the common ones. Raises LogClash if it holds another log's records.
+        properties: of the table, beside the common ones. Raises LogClash if it holds another log's records,
+        and ColumnClash.
         """
         self.restores = Restores(self.spark, self.path)  # of a table that was removed and made again, from 0
         self._own = dict(properties or {})
@@ -138,7 +139,11 @@ class ClaimedTable:
 
     def _change_columns(self) -> None:
         due = list(changes(self._columns(), self.table.schema))
-        if any(not each.is_new for each in due):
+        for each in due:
+            if each.held is not None and not is_widened(each.held, each.type):
+                held, wanted = each.held.simpleString(), each.type.simpleString()
+                raise ColumnClash(self.path, ".".join(each.path), held, wanted)
+        if any(each.held is not None for each in due):
             set_properties(self.spark, self.path, WIDENING)
         for each in due:
             self.spark.sql(f"ALTER TABLE {identifier(self.path)} {self._clause(each)}")
@@ -167,7 +172,7 @@ class ClaimedTable:
 
     def _clause(self, change: ColumnChange) -> str:
         path, kind = ".".join(map(quoted_name, change.path)), sql_type(change.type)
-        if not change.is_new:
+        if change.held is not None:
             return f"ALTER COLUMN {path} TYPE {kind}"
         comment = self.table.columns.get(change.path[0], "") if len(change.path) == 1 else ""
         return f"ADD COLUMNS ({path} {kind} COMMENT '{quoted(comment)}')"

@@ -19,8 +19,10 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from app.schemas import LogSchema, arrow_schema_of, columns_of, differences
+from app.schemas import LogSchema, SchemaInvalid, arrow_schema_of, columns_of, differences
 from app.schemas.columns import CLUSTER_COLUMNS_MAX
+from app.schemas.ddl import type_of_ddl
+from app.schemas.differences import widens
 from app.tables.names import CURRENT, RECORDS
 from spark_jobs.tables import schemas
 from spark_jobs.tables.table import TYPED_COLUMNS, Table
@@ -148,11 +150,11 @@ def is_part(wanted: type[DataType], kind: DataType) -> bool:
 @dataclass(frozen=True)
 class ColumnChange:
     """One change of a table's columns. path: of names; `element`, `key` and `value` name parts of arrays and
-    maps. type: the new one. is_new: the column is added, else its type is widened."""
+    maps. type: the new one. held: the present one, None for a column that is added."""
 
     path: tuple[str, ...]
     type: DataType
-    is_new: bool
+    held: DataType | None
 
 
 def changes(held: DataType, wanted: DataType, path: tuple[str, ...] = ()) -> Iterator[ColumnChange]:
@@ -163,11 +165,19 @@ def changes(held: DataType, wanted: DataType, path: tuple[str, ...] = ()) -> Ite
             if each.name.lower() in known:
                 yield from changes(known[each.name.lower()], each.dataType, (*path, each.name))
             else:
-                yield ColumnChange((*path, each.name), each.dataType, is_new=True)
+                yield ColumnChange((*path, each.name), each.dataType, held=None)
     elif isinstance(held, ArrayType) and isinstance(wanted, ArrayType):
         yield from changes(held.elementType, wanted.elementType, (*path, "element"))
     elif isinstance(held, MapType) and isinstance(wanted, MapType):
         yield from changes(held.keyType, wanted.keyType, (*path, "key"))
         yield from changes(held.valueType, wanted.valueType, (*path, "value"))
     elif held != wanted:
-        yield ColumnChange(path, wanted, is_new=False)
+        yield ColumnChange(path, wanted, held=held)
+
+
+def is_widened(held: DataType, wanted: DataType) -> bool:
+    """Return whether Delta can change a column of the type `held` to `wanted`."""
+    try:
+        return widens(type_of_ddl(held.simpleString()), type_of_ddl(wanted.simpleString()))
+    except SchemaInvalid:  # a type that no schema gives
+        return False

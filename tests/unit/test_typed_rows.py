@@ -148,10 +148,10 @@ def test_changes_name_nested_columns() -> None:
     inner = StructType().add("x", LongType()).add("y", StringType())
     wanted = StructType().add("l", ArrayType(inner)).add("a", DoubleType()).add("n", StringType())
     assert list(changes(held, wanted)) == [
-        ColumnChange(("l", "element", "x"), LongType(), is_new=False),
-        ColumnChange(("l", "element", "y"), StringType(), is_new=True),
-        ColumnChange(("a",), DoubleType(), is_new=False),
-        ColumnChange(("n",), StringType(), is_new=True),
+        ColumnChange(("l", "element", "x"), LongType(), held=IntegerType()),
+        ColumnChange(("l", "element", "y"), StringType(), held=None),
+        ColumnChange(("a",), DoubleType(), held=IntegerType()),
+        ColumnChange(("n",), StringType(), held=None),
     ]
     assert list(changes(wanted, wanted)) == []
 
