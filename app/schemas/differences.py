@@ -129,7 +129,7 @@ def _fields(path: str, old: Field, new: Field) -> Iterator[Difference]:
 
 def _encodings(path: str, old: Field, new: Field) -> Iterator[Difference]:
     """Yield what a producer with the older Protobuf descriptor writes, and readers of the new one misread."""
-    if old.encoding and new.encoding and old.encoding != new.encoding:
+    if old.encoding and new.encoding and not _is_read(old.encoding, new.encoding):
         detail = f"The encoding was {old.encoding}, it is {new.encoding}."
         yield Difference(path, "encoding_changed", detail)
     names = dict(old.symbols)
@@ -141,6 +141,15 @@ def _encodings(path: str, old: Field, new: Field) -> Iterator[Difference]:
         elif numbers.get(name, number) != number:
             detail = f"{name} of the enum was number {numbers[name]}, it is {number}."
             yield Difference(path, "encoding_changed", detail)
+
+
+def _is_read(old: str, new: str) -> bool:
+    """Return whether a reader of the encoding `new` finds the values that were written in `old`: numbers
+    without a sign are the same with one, if the type holds them. Those of a map have two parts."""
+    written, read = old.split(" to "), new.split(" to ")
+    return len(written) == len(read) and all(
+        one in (other, other.replace("signed ", "")) for one, other in zip(written, read, strict=True)
+    )
 
 
 def _oneofs(path: str, before: Mapping[str, Field], new: StructType) -> Iterator[Difference]:

@@ -60,10 +60,13 @@ _TYPE_NUMBERS: Final = {
 _NOT_UTF8: Final = "The text is not valid UTF-8."
 _UINT64: Final = ("uint64", "fixed64")
 _ENCODINGS: Final = {
-    "varint": ("int32", "int64", "uint32", "uint64", "bool", "enum"),
+    "varint": ("uint32", "uint64", "bool", "enum"),
+    "signed varint": ("int32", "int64"),
     "zigzag varint": ("sint32", "sint64"),
-    "4 bytes": ("float", "fixed32", "sfixed32"),
-    "8 bytes": ("double", "fixed64", "sfixed64"),
+    "4 bytes": ("float", "fixed32"),
+    "signed 4 bytes": ("sfixed32",),
+    "8 bytes": ("double", "fixed64"),
+    "signed 8 bytes": ("sfixed64",),
     "length and bytes": ("string", "bytes"),
 }
 _ENCODING_OF: Final = {name: encoding for encoding, names in _ENCODINGS.items() for name in names}

@@ -1,6 +1,7 @@
 """Protobuf: columns, rows, unknown fields, and damaged messages."""
 
 import base64
+import contextlib
 import datetime as dt
 from collections.abc import Callable
 from decimal import Decimal
@@ -19,10 +20,12 @@ from app.schemas import (
     differences,
     incompatibilities,
 )
+from app.schemas.protobuf import _TYPE_NUMBERS
 from tests.unit.schemas.support import rows_of
 
 Fields = descriptor_pb2.FieldDescriptorProto
 OPTIONAL, REQUIRED, REPEATED = 1, 2, 3
+NUMBERED = tuple(_TYPE_NUMBERS.keys() - {Fields.TYPE_ENUM})
 
 
 def file_of(syntax: str = "proto3") -> descriptor_pb2.FileDescriptorProto:
@@ -298,8 +301,16 @@ def exclusive(file: descriptor_pb2.FileDescriptorProto) -> None:
 @pytest.mark.parametrize(
     ("change", "path", "detail"),
     [
-        (changed("id", type=Fields.TYPE_SINT64), "/id", "The encoding was varint, it is zigzag varint."),
-        (changed("codes", type=Fields.TYPE_SFIXED32), "/codes", "The encoding was varint, it is 4 bytes."),
+        (
+            changed("id", type=Fields.TYPE_SINT64),
+            "/id",
+            "was signed varint, it is zigzag varint.",
+        ),
+        (
+            changed("codes", type=Fields.TYPE_SFIXED32),
+            "/codes",
+            "was signed varint, it is signed 4 bytes.",
+        ),
         (as_text, "/state", "The encoding was varint, it is length and bytes."),
         (
             changed("note", type=Fields.TYPE_GROUP, type_name=".shop.Line"),
@@ -307,7 +318,7 @@ def exclusive(file: descriptor_pb2.FileDescriptorProto) -> None:
             "The encoding was message of length and bytes, it is group.",
         ),
         (unwrapped, "/note", "The encoding was message of length and bytes, it is length and bytes."),
-        (signed_values, "/counts", "The encoding was length and bytes to varint, it is length and bytes to"),
+        (signed_values, "/counts", "The encoding was length and bytes to signed varint, it is length"),
         (renumbered, "/state", "Number 1 of the enum was PAID, it is LOST."),
         (renamed, "/state", "Number 1 of the enum was PAID, it is SETTLED."),
         (exclusive, "/id", "It and `mail` exclude each other now: they are in `way`."),
@@ -319,6 +330,32 @@ def test_a_change_that_misreads_older_producers_is_refused(change: Change, path:
     found = incompatibilities(schema_of_file(file_of("proto2")), schema_of_file(newer))
     [difference] = [each for each in found if each.kind == "encoding_changed" and detail in each.detail]
     assert difference.path == path
+
+
+@pytest.mark.parametrize("label", [OPTIONAL, REPEATED])
+@pytest.mark.parametrize("older", NUMBERED)
+def test_an_allowed_change_gives_older_records_the_same_numbers(older: int, label: int) -> None:
+    """All pairs of types of numbers and texts. As uint64, a negative int32 would be a large number."""
+
+    def schema_of(kind: Any) -> tuple[LogSchema, Any]:
+        file = file_of()
+        change = changed("codes", type=kind, label=label)
+        change(file)
+        return schema_of_file(file), order_class(file)
+
+    before, order = schema_of(older)
+    edges = [
+        edge + by for bits in (0, 31, 32, 63, 64) for edge in (1 << bits, -(1 << bits)) for by in (-1, 0)
+    ]
+    records = []
+    for edge in edges:
+        with contextlib.suppress(TypeError, ValueError, OverflowError):  # not a value of the type
+            records.append(order(codes=[edge] if label == REPEATED else edge).SerializeToString())
+    for newer in NUMBERED:
+        after, _ = schema_of(newer)
+        if incompatibilities(before, after) == []:
+            read = [rows_of(RecordDecoder({1: each}, 1), *records) for each in (before, after)]
+            assert read[0] == read[1], (older, newer)
 
 
 def test_changes_that_all_producers_may_ignore_are_allowed() -> None:
