@@ -4,6 +4,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException
@@ -11,6 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from spark_jobs.errors import LogClash
+from spark_jobs.materialize import entries as entries_of_a_log
 from spark_jobs.materialize.entries import EntriesJob
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.schemas import arrow_schema
@@ -54,6 +56,39 @@ def test_a_driver_that_was_paused_finds_the_other_ones_rows(
     found = index_check(read_table(spark, other.path)).collect()[0]
     assert (found["rows"], found["doubles"], found["first"], found["last"]) == (100, 0, 1, 101)
     assert (other.rows, other.next_index) == (100, 102)
+
+
+class Death(Exception):
+    """The driver ends here; nothing in this process is used by the next one."""
+
+
+@pytest.mark.parametrize("has_committed", [False, True])
+def test_a_driver_that_dies_beside_a_commit_of_spark_leaves_each_record_once(
+    job: Callable[[], EntriesJob],
+    batch: Batch,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    has_committed: bool,
+) -> None:
+    """Of a large batch, which Spark writes; test_kills.py kills a driver in the middle of its file."""
+
+    def append_and_die(*given: Any, **options: Any) -> None:
+        if has_committed:
+            append_once(*given, **options)
+        raise Death
+
+    for until in (60, 102):
+        with monkeypatch.context() as dying:
+            dying.setattr(entries_of_a_log, "append_once", append_and_die)
+            killed = job()
+            killed.open()
+            with pytest.raises(Death):
+                killed.take_large(batch(endingIndex=until - 1).load(), killed.read_until, until, 0.0)
+        following = job()
+        following.open()
+        assert following.take_large(batch(endingIndex=until - 1).load(), following.read_until, until, 0.0)
+    found = index_check(read_table(spark, following.path)).collect()[0]
+    assert (found["rows"], found["doubles"], found["first"], found["last"]) == (100, 0, 1, 101)
 
 
 def test_a_range_of_control_records_claims_nothing(
