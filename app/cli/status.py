@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
 import click
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from app.certificate_end import REPLACE, CertificateEnd
 from app.cli.context import CommandFailed, ExitCode, Target, print_json, print_table, target_options
 from app.cli.times import format_time
 from app.client import ClientError, CommitlogClient, Problem
@@ -120,16 +120,13 @@ def status_table(log: str, views: list[dict[str, Any]]) -> Table:
 
 
 def _ending_certificates(views: list[dict[str, Any]]) -> list[str]:
-    from app.node.links.certificates import WARNING_DAYS  # imports asyncio, which is slow
-
     now_ms = time.time_ns() // 1_000_000
-    return [
-        f"{view['node']}: {each['name']} {'ended' if each['end_ms'] <= now_ms else 'ends'} at "
-        f"{format_time(each['end_ms'])}: replace it (docs/operations.md, section 2)"
+    found = [
+        (f"{view['node']}: {each['name']}", CertificateEnd(each["end_ms"], now_ms))
         for view in views
         for each in view.get("certificates", ())
-        if timedelta(milliseconds=each["end_ms"] - now_ms) <= timedelta(days=WARNING_DAYS)
     ]
+    return [f"{name} {end}: {REPLACE}" for name, end in found if end.is_reported]
 
 
 def _lag(peer: Mapping[str, Any]) -> str:

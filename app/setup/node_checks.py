@@ -3,13 +3,12 @@
 import time
 from pathlib import Path
 
+from app.certificate_end import REPLACE, CertificateEnd
 from app.errors import ConfigError
-from app.node.links.certificates import WARNING_DAYS, Certificate, load_certificates
+from app.node.links.certificates import Certificate, load_certificates
 from app.serve import check_security
 from app.settings.file import load
 from app.setup.checks import Check, State
-
-REPLACE = "replace it (docs/operations.md, section 2)"
 
 
 def check_node(config: Path, node: str) -> list[Check]:
@@ -26,11 +25,9 @@ def check_node(config: Path, node: str) -> list[Check]:
 
 
 def _check_certificate(certificate: Certificate) -> Check:
-    now_ms = time.time_ns() // 1_000_000
-    is_over = certificate.end_ms <= now_ms
-    text = f"{certificate.path} {'ended' if is_over else 'ends'} at {certificate.end}"
-    if is_over:
-        return Check(certificate.setting, State.MISSING, text, REPLACE)
-    if certificate.days_left(now_ms) <= WARNING_DAYS:
-        return Check(certificate.setting, State.WARNING, text, REPLACE)
+    end = CertificateEnd(certificate.end_ms, time.time_ns() // 1_000_000)
+    text = f"{certificate.path} {end}"
+    if end.is_reported:
+        state = State.MISSING if end.is_over else State.WARNING
+        return Check(certificate.setting, state, text, REPLACE)
     return Check(certificate.setting, State.OK, text)

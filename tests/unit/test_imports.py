@@ -22,6 +22,7 @@ PURE = [
         for name in ("handshake", "handshakes_in_progress", "sealed_frames")
     ),
     ROOT / "app" / "tables" / "digests.py",
+    ROOT / "app" / "certificate_end.py",
 ]
 IMPURE = {
     "asyncio",

@@ -8,17 +8,15 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:  # the command line reads WARNING_DAYS
-    from app.settings.model import SecuritySettings
+from app.certificate_end import REPLACE, CertificateEnd
+from app.settings.model import SecuritySettings
 
 logger = logging.getLogger(__name__)
 
-WARNING_DAYS: Final = 30
-_DAY: Final = timedelta(days=1)
+_DAY_S: Final = 86_400.0
 _OWN: Final = ("tls_certificate", "peer_tls_certificate")
 _AUTHORITIES: Final = ("tls_ca", "peer_tls_ca")
 
@@ -32,17 +30,8 @@ class Certificate:
     path: Path
     end_ms: int
 
-    @property
-    def end(self) -> str:
-        """Return the end as ISO 8601 in UTC."""
-        return datetime.fromtimestamp(self.end_ms / 1000, UTC).isoformat(timespec="seconds")
 
-    def days_left(self, now_ms: int) -> int:
-        """Return the whole days until it ends; negative once it has ended."""
-        return timedelta(milliseconds=self.end_ms - now_ms) // _DAY
-
-
-def load_certificates(security: "SecuritySettings") -> tuple[Certificate, ...]:
+def load_certificates(security: SecuritySettings) -> tuple[Certificate, ...]:
     """Read the files that [security] names. One whose end cannot be read is left out, with a warning: TLS
     itself decides whether it can be used."""
     found = []
@@ -61,22 +50,17 @@ def load_certificates(security: "SecuritySettings") -> tuple[Certificate, ...]:
 
 
 async def warn_before_the_end(certificates: tuple[Certificate, ...], now_ms: Callable[[], int]) -> None:
-    """Log, now and once a day, each certificate that ends within WARNING_DAYS or has ended."""
+    """Log, now and once a day, each certificate that ends soon or has ended."""
     while certificates:
         for certificate in certificates:
-            _warn(certificate, now_ms())
-        await asyncio.sleep(_DAY.total_seconds())
+            _warn(certificate, CertificateEnd(certificate.end_ms, now_ms()))
+        await asyncio.sleep(_DAY_S)
 
 
-def _warn(certificate: Certificate, now_ms: int) -> None:
-    days = certificate.days_left(now_ms)
-    if days > WARNING_DAYS:
-        return
-    name, path, end = certificate.setting, certificate.path, certificate.end
-    if certificate.end_ms <= now_ms:
-        logger.error("%s %s ended at %s: connections with it are refused; replace it", name, path, end)
-    else:
-        logger.warning("%s %s ends at %s, in %d days: replace it", name, path, end, days)
+def _warn(certificate: Certificate, end: CertificateEnd) -> None:
+    if end.is_reported:
+        level = logging.ERROR if end.is_over else logging.WARNING
+        logger.log(level, "%s %s %s: %s", certificate.setting, certificate.path, end, REPLACE)
 
 
 def ends_of(pem: bytes) -> list[int]:

@@ -58,8 +58,16 @@ def test_a_certificate_that_cannot_be_read_does_not_stop_the_node(
     ("days", "level", "text"),
     [
         (40, None, ""),
-        (29, logging.WARNING, "tls_certificate node.pem ends at 1970-01-31T00:00:00+00:00, in 29 days"),
-        (0, logging.ERROR, "tls_certificate node.pem ended at 1970-01-02T00:00:00+00:00"),
+        (
+            29,
+            logging.WARNING,
+            "tls_certificate node.pem ends at 1970-01-31T00:00:00Z, in 29 days: replace it (docs",
+        ),
+        (
+            0,
+            logging.ERROR,
+            "tls_certificate node.pem ended at 1970-01-02T00:00:00Z, connections with it are refused",
+        ),
     ],
 )
 def test_a_node_warns_each_day_from_thirty_days_before(
