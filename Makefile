@@ -35,7 +35,7 @@ docs: setup  ## generate docs/configuration.md and docs/tables.md from the docst
 
 docs-site:  ## build the documentation for /docs/ of the nodes (needs the network once, for mkdocs-material)
 	@test -x .cache/mkdocs/bin/mkdocs || ($(PYTHON) -m venv .cache/mkdocs && .cache/mkdocs/bin/pip install --quiet mkdocs-material)
-	@.cache/mkdocs/bin/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 .cache/mkdocs/bin/mkdocs build --quiet --strict
 
 deploy-check: setup  ## validate conf/deploy by schemas (needs Go and the network once) and by promtool (Debian: prometheus)
 	@test -x .cache/deploy/bin/compose || (GOBIN=$(CURDIR)/.cache/deploy/bin go install \
@@ -69,7 +69,7 @@ chaos: setup  ## run real processes under faults for 90 minutes, one JSON line p
 bench: setup  ## measure appends per second through REST, one node after the other
 	@$(BIN)/python -m tests.bench $(ARGS)
 
-wheel: setup  ## build dist/commitlog-VERSION-py3-none-any.whl for pip, and print the commands that install from it
+wheel: setup docs-site  ## build dist/commitlog-VERSION-py3-none-any.whl, with the pages of /docs/, and print how to install it
 	@rm -f dist/commitlog-*.whl
 	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --no-index --wheel-dir dist .
 	@echo "pip install '$$(ls $(CURDIR)/dist/commitlog-*.whl)[client]'   # other extras: arrow, schemas, server, spark, notebooks"

@@ -1,4 +1,4 @@
-"""Pages of the documentation below `/docs/`: the files that `make docs-site` builds.
+"""Pages of the documentation below `/docs/`: the files that `make docs-site` builds, and a wheel has.
 
 `/docs` itself is the page of the REST routes. The folder is listed once, so a path can name no other file.
 """
@@ -15,6 +15,11 @@ from app.api.http.dependencies import body_answer
 from app.errors import NotFound
 
 FOLDER: Final = Path(__file__).with_name("site")
+NOT_BUILT: Final = (
+    "this node is installed without the pages of the documentation; in the repository, `make docs-site` "
+    "builds them for its own nodes, and `make wheel` a wheel that has them. /docs describes the routes of "
+    "REST, and `commitlog --help` the commands"
+)
 _HEADERS: Final = (
     (b"cache-control", b"no-cache"),
     *html_headers("default-src 'self' 'unsafe-inline' data:; worker-src 'self' blob:"),
@@ -25,7 +30,7 @@ def page(path: str, folder: Path = FOLDER) -> Response:
     """Return a file of the site. Raises NotFound, with the remedy when the site is not built."""
     files = _files(folder)
     if not files:
-        raise NotFound("the pages of the documentation are not built at this node; run `make docs-site`")
+        raise NotFound(NOT_BUILT)
     found = files.get(path or "index.html")
     if found is None:
         raise NotFound(f"/docs/{path} does not exist")

@@ -29,8 +29,14 @@ def test_files_of_the_folder_are_served(tmp_path: Path) -> None:
 
 
 def test_a_node_without_the_pages_names_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="make docs-site"):
+    """Also for a node from a wheel, whose user has no Makefile."""
+    with pytest.raises(NotFound, match=r"`make docs-site`.*`make wheel`.*/docs describes the routes"):
         page("", tmp_path / "site")
+
+
+def test_a_wheel_is_built_with_the_pages() -> None:
+    commands = subprocess.run(["make", "-n", "wheel"], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert -1 < commands.stdout.find("mkdocs build") < commands.stdout.find("pip wheel")
 
 
 def test_the_navigation_has_every_document_and_the_node_finds_the_site() -> None:
