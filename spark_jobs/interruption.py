@@ -1,9 +1,14 @@
-"""SIGTERM and Ctrl-C: while a job starts, which takes seconds, there is nothing to finish yet."""
+"""SIGTERM and Ctrl-C: a program that has nothing to finish ends at once, and leaves nothing."""
 
+import atexit
 import os
+import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 STOPPED: Final = 0  # exit code of a job that runs until a signal
@@ -13,11 +18,21 @@ def end_at_once(exit_codes: Mapping[int, int]) -> None:
     """Let each of these signals end this process at once, with its exit code and one sentence.
 
     Call it before the imports of Spark. A job that finishes its work at a signal calls `finish_at_signals`
-    when Spark has started. The JVM ends with this process, because its standard input closes.
+    when Spark has started. From now on, the temporary files of this process and of the JVM are in a folder
+    that is removed at the end.
     """
+    folder = tempfile.mkdtemp(prefix="commitlog-job-")
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
     def end(number: int, _: object) -> None:
         os.write(2, f"stopped by {signal.Signals(number).name}\n".encode())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # other threads would report that the JVM is away
+        for child in _children():  # the JVM would log the end of its tasks
+            with suppress(OSError):  # it has ended
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+        shutil.rmtree(folder, ignore_errors=True)
         os._exit(exit_codes[number])  # a raised exception would become a traceback of Py4J
 
     for number in exit_codes:
@@ -28,3 +43,11 @@ def finish_at_signals(stop: threading.Event) -> None:
     """Let SIGTERM and Ctrl-C set `stop` from now on."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+
+
+def _children() -> list[int]:
+    found: list[int] = []
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # the thread has ended
+            found += map(int, (thread / "children").read_text().split())
+    return found

@@ -12,14 +12,22 @@ import html
 import io
 import itertools
 import re
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from spark_jobs.interruption import end_at_once
+
+if __name__ == "__main__":
+    end_at_once({signal.SIGINT: 130, signal.SIGTERM: 143})  # docs/api.md §7
 
 import click
 
@@ -114,8 +122,9 @@ class HtmlPage:
             "<tr>" + "".join(f"<td>{html.escape(_cell(value))}</td>" for value in row) + "</tr>"
             for row in found[:MAX_ROWS]
         )
-        more = f"<caption>the first {MAX_ROWS} rows</caption>" if len(found) > MAX_ROWS else ""
-        self.parts.append(f"<table>{more}<tr>{head}</tr>{body}</table>")
+        note = f"the first {MAX_ROWS} rows" if len(found) > MAX_ROWS else "" if found else "no rows"
+        caption = f"<caption>{note}</caption>" if note else ""
+        self.parts.append(f"<table>{caption}<tr>{head}</tr>{body}</table>")
 
     def figure(self, figure: Figure) -> None:
         buffer = io.BytesIO()
@@ -293,7 +302,11 @@ def _cell_of(text: str, line: int) -> Cell:
 def _cell(value: object) -> str:
     if isinstance(value, bytes | bytearray):
         return bytes(value).decode(errors="replace")
-    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ", timespec="auto" if value.microsecond % 1_000 else "milliseconds")
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+        return f"{value:,}"
+    return "" if value is None else str(value)
 
 
 def _title(figure: Figure) -> str:

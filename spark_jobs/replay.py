@@ -17,7 +17,7 @@ from typing import Any
 from spark_jobs.interruption import end_at_once
 
 if __name__ == "__main__":
-    end_at_once({signal.SIGINT: 130})  # docs/api.md §7
+    end_at_once({signal.SIGINT: 130, signal.SIGTERM: 143})  # docs/api.md §7
 
 import click
 

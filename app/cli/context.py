@@ -38,6 +38,7 @@ class ExitCode(IntEnum):
     NOT_FOUND = 4
     UNAVAILABLE = 5
     OUTCOME_UNKNOWN = 6
+    INTERRUPTED = 130  # as shells report SIGINT
 
 
 class CommandFailed(click.ClickException):

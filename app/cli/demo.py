@@ -1,5 +1,6 @@
 """`commitlog demo`: options, steps and summary of the demo."""
 
+import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from app.cli.context import CommandFailed, json_option, print_json
+from app.cli.context import CommandFailed, ExitCode, json_option, print_json
 from app.cli.up import check_ports
 from app.demo.flights import FLIGHTS_OF_2013, DataSetMissing
 from app.demo.folder import FolderRefused, prepare
@@ -77,7 +78,8 @@ def demo_command(keep: bool, flights: int, data: Path, port: int, as_json: bool)
             f"{error}\nAll processes have been stopped. The log files are in {folder}"
         ) from error
     except StopRequested as request:
-        raise CommandFailed(f"stopped by {request}; all processes have been stopped") from request
+        code = ExitCode.INTERRUPTED if request.number == signal.SIGINT else ExitCode.FAILED
+        raise CommandFailed(f"stopped by {request}; all processes have been stopped", code) from request
     if as_json:
         print_json(summary(story, folder))
     if not story.holds:

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
+from app.cli.context import ExitCode
 from app.extras import extra_of, install_command
 from app.local_problem import local_problem
 
-INTERRUPTED = 130  # as shells report SIGINT
 _KINDS_OF_NUMBERS = {"integer range": "a whole number", "float range": "a number"}  # click's words, and ours
 
 
@@ -38,7 +38,7 @@ class RootGroup(click.Group):
         try:
             code = super().main(arguments, *positional, **{**options, "standalone_mode": False})
         except click.Abort:
-            sys.exit(INTERRUPTED)
+            sys.exit(ExitCode.INTERRUPTED)
         except BrokenPipeError:
             # the reader of the output has closed it (`commitlog read | head`): nothing more can be written
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

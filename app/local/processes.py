@@ -104,6 +104,10 @@ class StopRequested(BaseException):
     """SIGTERM, SIGINT or SIGHUP arrived: clean up and end. Not an Exception, so that it is not caught by
     accident."""
 
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.number = number
+
 
 @contextmanager
 def ending_on_signals() -> Iterator[None]:
@@ -116,7 +120,7 @@ def ending_on_signals() -> Iterator[None]:
         nonlocal stopping
         if not stopping:  # cleaning up must not be interrupted
             stopping = True
-            raise StopRequested(signal.Signals(number).name)
+            raise StopRequested(signal.Signals(number))
 
     before = {number: signal.signal(number, stop) for number in signals}
     try:

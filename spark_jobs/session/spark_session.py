@@ -8,6 +8,7 @@ there.
 import logging
 import os
 import re
+import signal
 import socket
 import sys
 import tempfile
@@ -164,6 +165,7 @@ def build_session(
     is_local = master.startswith("local")
     memory = (extra or {}).get(DRIVER_MEMORY, SPARKS_DRIVER_MEMORY)
     launch = launch_settings(jars_folder, is_local=is_local, driver_memory=memory)
+    launch[DRIVER_JAVA] += f" -Djava.io.tmpdir={tempfile.gettempdir()}"  # Java does not read TMPDIR
     os.environ["JAVA_HOME"] = str(find_java().parent.parent)
     if "SPARK_HOME" not in os.environ and (home := spark_home()) is not None:
         os.environ["SPARK_HOME"] = str(home)
@@ -176,7 +178,8 @@ def build_session(
     for name, value in with_extra(launch, extra or {}).items():
         builder = builder.config(name, value)
     try:
-        session = builder.getOrCreate()
+        with _own_interrupt_handler():
+            session = builder.getOrCreate()
     except Py4JError as error:
         raise ConfigError(f"Spark does not start at {master}: {_reason(error)}") from error
     if not is_local:
@@ -264,6 +267,15 @@ def _connect(url: str, settings: Mapping[str, str]) -> SparkSession:
     session = SparkSession.builder.remote(url).getOrCreate()
     session.addArtifacts(str(make_zip(_scratch_folder())), pyfile=True)
     return _adopt(session, settings)
+
+
+@contextmanager
+def _own_interrupt_handler() -> Iterator[None]:
+    """Put the program's handler of Ctrl-C back, if it has one: Spark's ends in a traceback of Py4J."""
+    own = signal.getsignal(signal.SIGINT)
+    yield
+    if own is not signal.default_int_handler and signal.getsignal(signal.SIGINT) is not own:
+        signal.signal(signal.SIGINT, own)
 
 
 def _reason(error: Py4JError) -> str:

@@ -51,6 +51,7 @@ def test_the_program_follows_the_log_and_ends_cleanly_on_sigterm(
         ("spark_jobs.upkeep", signal.SIGTERM, 0),
         ("spark_jobs.verify", signal.SIGINT, 130),
         ("spark_jobs.replay", signal.SIGINT, 130),
+        ("spark_jobs.notebook", signal.SIGINT, 130),
     ],
 )
 def test_a_signal_while_spark_starts_ends_a_job_with_one_sentence(
@@ -61,11 +62,15 @@ def test_a_signal_while_spark_starts_ends_a_job_with_one_sentence(
     submit.parent.mkdir()
     submit.write_text("#!/bin/sh\ntouch $SPARK_HOME/started\nexec cat > /dev/null\n")
     submit.chmod(0o755)
-    command = [sys.executable, "-m", job]
-    if job != "spark_jobs.upkeep":
-        command += ["--endpoint", config.endpoint]
-    if job != "spark_jobs.verify":
-        command += ["--tables", str(config.tables)]
+    notebook = tmp_path / "empty.py"
+    notebook.write_text("# Databricks notebook source\n")
+    endpoint, tables = ["--endpoint", config.endpoint], ["--tables", str(config.tables)]
+    arguments = {
+        "spark_jobs.upkeep": tables,
+        "spark_jobs.verify": endpoint,
+        "spark_jobs.notebook": [str(notebook), "--output", str(tmp_path / "page.html")],
+    }
+    command = [sys.executable, "-m", job, *arguments.get(job, endpoint + tables)]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -77,7 +82,46 @@ def test_a_signal_while_spark_starts_ends_a_job_with_one_sentence(
         eventually((tmp_path / "started").exists, what="the JVM is started", timeout_s=60)
         os.killpg(process.pid, number)
         out, errors = process.communicate(timeout=30)
-    assert (out, errors, process.returncode) == ("", f"stopped by {number.name}\n", code)
+    progress = "   0.0 s  Spark starts\n" if job == "spark_jobs.notebook" else ""
+    assert (out, errors, process.returncode) == ("", f"{progress}stopped by {number.name}\n", code)
+
+
+WORKING = """# Databricks notebook source
+import time
+from pathlib import Path
+from pyspark.sql import functions as F
+
+def write(rows, number):
+    rows.count()
+    Path("STARTED").touch()
+    spark.range(1).select(F.udf(lambda _: time.sleep(60))("id")).collect()
+
+stream = spark.readStream.format("rate").load().writeStream.foreachBatch(write).start()
+stream.awaitTermination()
+"""
+
+
+def test_ctrl_c_in_a_notebook_that_works_ends_with_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    """A Python worker, a stream, and a thread that Java has called are at work."""
+    started, notebook, temporary = (tmp_path / name for name in ("started", "working.py", "temporary"))
+    notebook.write_text(WORKING.replace("STARTED", str(started)))
+    temporary.mkdir()
+    page = str(tmp_path / "page.html")
+    with subprocess.Popen(
+        [sys.executable, "-m", "spark_jobs.notebook", str(notebook), "--output", page],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    ) as process:
+        eventually(started.exists, what="a micro-batch runs", timeout_s=120)
+        os.killpg(process.pid, signal.SIGINT)
+        out, errors = process.communicate(timeout=30)
+    _, cell, *rest = errors.splitlines()
+    assert cell.endswith("cell 1 of 1: working")
+    assert (out, rest, process.returncode) == ("", ["stopped by SIGINT"], 130)
+    assert list(temporary.iterdir()) == []
 
 
 def last_batch(config: MaterializeConfig) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from app.errors import ConfigError
 from spark_jobs import notebook as program
 from spark_jobs import replay
-from spark_jobs.notebook import NotebookFailed, main, read_cells, run_notebook, with_parameters
+from spark_jobs.notebook import HEADER, NotebookFailed, main, read_cells, run_notebook, with_parameters
 from spark_jobs.session.requirements import require_cluster
 from spark_jobs.tables.views import require_tables
 from tests.support.cluster import free_ports
@@ -105,6 +105,25 @@ def test_a_page_holds_text_tables_and_pictures(spark: SparkSession, tmp_path: Pa
     assert [picture.name for picture in pictures] == ["page-1.png"]
     assert pictures[0].read_bytes().startswith(b"\x89PNG")
     assert "http" not in page
+
+
+def test_a_table_shows_values_as_people_read_them_and_that_it_has_no_rows(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    queries = (
+        "true AS b, 1234.5 AS d, 1234.5D AS f, timestamp_millis(1500) AS t, null AS n, 1234 AS i",
+        "1 WHERE false",
+    )
+    cells = "\n# COMMAND ----------\n".join(f"# MAGIC %sql\n# MAGIC SELECT {query}" for query in queries)
+    notebook = tmp_path / "tables.py"
+    notebook.write_text(f"{HEADER}\n{cells}\n")
+    run_notebook(notebook, {}, tmp_path / "page.html", spark)
+    page = (tmp_path / "page.html").read_text()
+    row = (
+        "<td>True</td><td>1,234.5</td><td>1,234.5</td><td>1970-01-01 00:00:01.500</td><td></td><td>1,234</td>"
+    )
+    assert f"{row}</tr></table>" in page
+    assert page.count("<caption>no rows</caption>") == page.count("<caption>") == 1
 
 
 def run(source: str, folder: Path, spark: Any = None) -> str:
