@@ -108,10 +108,12 @@ for epoch in reversed(epochs if newest is not None else []):
             "rows": cut["entries"].count(),
             "version": cut.versions["entries"],
             "exact": cut.exact,
+            "is_open": epoch["end_index"] is None,
         }
     )
 display(cuts_figure(cuts))
-display(spark.createDataFrame(cuts, "epoch long, leader string, rows long, version long, exact boolean"))
+CUTS = "epoch long, leader string, is_open boolean, rows long, version long, exact boolean"
+display(spark.createDataFrame(cuts, CUTS))
 
 # COMMAND ----------
 

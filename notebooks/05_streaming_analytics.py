@@ -54,6 +54,9 @@ else:
 
 # MAGIC %md
 # MAGIC ## Delay by carrier and hour
+# MAGIC
+# MAGIC The hour is that in which a flight left. Few flights are scheduled from 22 h to 4 h: many of those
+# MAGIC that left then were scheduled for the evening, so their mean delay is high.
 
 # COMMAND ----------
 

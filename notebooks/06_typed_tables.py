@@ -123,7 +123,7 @@ with_coupon = {**proposal, "properties": {**proposal["properties"], "coupon": {"
 second = client.put_schema(with_coupon, key_columns=["order"])
 append(of_the_day(range(700, 1_000), "app 2.0"))
 follow()
-create_views(spark, tables, log)
+_ = create_views(spark, tables, log)
 
 # COMMAND ----------
 

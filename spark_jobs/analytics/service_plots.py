@@ -205,7 +205,7 @@ def commits_figure(commits: Rows) -> Figure:
         linewidth=0.8,
         linestyle=":",
     )
-    axes.set_xlabel("time of the commit (seconds)")
+    axes.set_xlabel("time of the commit (seconds after the first one)")
     axes.set_ylabel("range of indexes that it added")
     axes.yaxis.set_major_formatter(THOUSANDS)
     written, held = (sum(row[name] for row in commits) for name in ("written", "held"))
@@ -221,13 +221,13 @@ def commits_figure(commits: Rows) -> Figure:
 def cuts_figure(cuts: Rows) -> Figure:
     """Plot the records that the table has up to the end of each epoch.
 
-    cuts: epoch, leader, rows, version (of `entries`), in order.
+    cuts: epoch, leader, is_open (its end is that of the table), rows, version (of `entries`), in order.
     """
     if not cuts:
         return without_plot("No epoch of the log ends within the table")
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
-    names = [f"epoch {row['epoch']}\n{row['leader']}" for row in cuts]
+    names = [f"epoch {row['epoch']}{', open' if row['is_open'] else ''}\n{row['leader']}" for row in cuts]
     bars = axes.bar(names, [row["rows"] for row in cuts], color="#c9d2e3", width=0.6)
     axes.bar_label(
         bars, [f"{row['rows']:,}\nversion {row['version']}" for row in cuts], padding=3, color=MUTED
@@ -236,15 +236,12 @@ def cuts_figure(cuts: Rows) -> Figure:
     axes.set_ylabel("rows up to the end of the epoch")
     axes.set_xlabel("epoch, and its leader; the version of the table in which its records are complete")
     axes.yaxis.set_major_formatter(THOUSANDS)
-    axes.set_title(
-        f"Up to the end of epoch {cuts[0]['epoch']} the log has {cuts[0]['rows']:,} records; "
-        f"up to the end of epoch {cuts[-1]['epoch']}, {cuts[-1]['rows']:,}"
-        if len(cuts) > 1
-        else f"The log has one epoch; its records so far: {cuts[0]['rows']:,}",
-        loc="left",
-        fontweight="bold",
-        color=INK,
+    ends = [cuts[0], cuts[-1]] if len(cuts) > 1 else cuts
+    title = "; ".join(
+        f"{'so far' if row['is_open'] else 'up to the end of epoch {}'.format(row['epoch'])}: {row['rows']:,}"
+        for row in ends
     )
+    axes.set_title(f"Records {title}", loc="left", fontweight="bold", color=INK)
     bare(axes)
     return figure
 
@@ -276,8 +273,8 @@ def carriers_figure(delays: Rows) -> Figure:
     )
     axes.invert_yaxis()
     axes.set_facecolor(NOTHING)  # white is a delay of 0
-    axes.set_xlabel("hour in which the flights left (New York time, 24 h); grey: no flight")
-    axes.set_ylabel("carrier (flights)")
+    axes.set_xlabel("hour in which the flights left (New York time, 24 h); grey: none left")
+    axes.set_ylabel("carrier (flights without the late records)")
     figure.colorbar(image, label="mean departure delay (minutes)", extend="both")
     shown = [row for row in delays if row["carrier"] in carriers and row["mean"] is not None]
     worst = max(shown, key=lambda row: row["mean"] * row["flights"], default=None)

@@ -50,7 +50,9 @@ def versions_figure(blocks: Rows, changes: Rows) -> Figure:
             color=MUTED,
         )
     axes.set_ylim(0, top * 1.25)
-    axes.set_xlabel(f"index in the log, in blocks of {width:,}")
+    axes.set_xlabel(
+        f"index in the log, in blocks of {width:,}; control records have an index too, and no row"
+    )
     axes.set_ylabel("records")
     axes.xaxis.set_major_formatter(THOUSANDS)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
@@ -59,7 +61,7 @@ def versions_figure(blocks: Rows, changes: Rows) -> Figure:
     letters = sum(row["records"] for row in dead)
     title = f"{rows:,} of {rows + letters:,} records are typed rows"
     if dead:
-        title += f"; {letters:,} are dead letters, all from index {dead[0]['first_index']:,} on"
+        title += f"; {letters:,} are dead letters, all in blocks from index {dead[0]['first_index']:,} on"
     axes.set_title(title, loc="left", fontweight="bold", color=INK)
     bare(axes)
     return figure
@@ -154,7 +156,7 @@ def amounts_figure(blocks: Rows, suspect: str, since: int) -> Figure:
         ha="right",
         color=MUTED,
     )
-    axes.set_xlabel("index in the log")
+    axes.set_xlabel("begin of a block of indexes in the log")
     axes.set_ylabel("median amount (log scale)")
     axes.xaxis.set_major_formatter(THOUSANDS)
     axes.yaxis.set_major_formatter(THOUSANDS)

@@ -165,6 +165,16 @@ FIGURES: dict[str, tuple[Figure, str]] = {
     "no commits": (commits_figure([]), "no commit"),
     "one commit": (commits_figure([{"timestamp": AT, "written": 7, "held": 7}]), "One commit wrote 7 rows"),
     "no cuts": (cuts_figure([]), "No epoch"),
+    "one epoch of several": (
+        cuts_figure([{"epoch": 2, "leader": "n2", "is_open": True, "rows": 1_400, "version": 3}]),
+        "Records so far: 1,400",
+    ),
+    "two epochs": (
+        cuts_figure(
+            [{"epoch": k, "leader": "n2", "is_open": k == 2, "rows": 700 * k, "version": k} for k in (1, 2)]
+        ),
+        "Records up to the end of epoch 1: 700; so far: 1,400",
+    ),
     "no carriers": (carriers_figure([]), "no flights"),
     "no departures": (
         carriers_figure([{"carrier": "UA", "hour_of_day": 3, "flights": 1, "mean": None}]),
