@@ -6,13 +6,13 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from spark_jobs.analytics.plots import (
     CANCELLED,
     INK,
     LATE,
     MUTED,
+    THOUSANDS,
     bare,
     colors_of,
     seconds_after,
@@ -95,7 +95,7 @@ def _draw_offsets(axes: Axes, by_kind: Mapping[bool, Rows], begin: Any) -> None:
     axes.legend(loc="lower right", frameon=False)
     axes.set_ylabel("confirm offset (KiB)")
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.yaxis.set_major_formatter(THOUSANDS)
 
 
 def _title_of(reigns: Rows, by_kind: Mapping[bool, Rows]) -> str:
@@ -136,7 +136,7 @@ def pauses_figure(pauses: Rows, reigns: Rows, terms: Rows) -> Figure:
             )
     axes.set_yscale("log")
     axes.set_ylim(1, max(10.0, *waits) * 4)  # room for the names of the masters
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.yaxis.set_major_formatter(THOUSANDS)
     axes.set_xlabel("time (seconds); dashed: an election")
     axes.set_ylabel("time since the record before (ms, log scale)")
     title = fail_overs_sentence(terms)

@@ -18,6 +18,7 @@ AWAY_S = 3.0  # a new leader needs a moment to hear from its peers: shorter abse
 INK, MUTED, LATE, CANCELLED = "#1d2433", "#5b6780", "#d9822b", "#b8453f"
 LABEL_SHARE = 0.14  # of the width of a plot, for a label of a term
 LEAST_SPAN_S = 1.0  # of an axis of time
+THOUSANDS = FuncFormatter(lambda value, _: f"{value:,.10g}")  # exact: 2.5 is not shown as 2
 REPORT_S = 0.5  # a leader reports a change within this time
 
 
@@ -69,7 +70,7 @@ def delays_by_hour_figure(rows: Rows) -> Figure:
     flights.set_ylabel("flights")
     flights.set_xlabel("scheduled hour of departure (local time, 24 h)")
     flights.set_xticks(hours)
-    flights.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    flights.yaxis.set_major_formatter(THOUSANDS)
     flights.legend(loc="upper left", frameon=False, ncols=2)
     bare(delays, flights)
     return figure
@@ -112,7 +113,7 @@ def watermarks_figure(watermarks: Rows, terms: Rows) -> Figure:
     )
     axes.set_xlabel("time (seconds); a change of the background: another term")
     axes.set_ylabel("last index (records)")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.yaxis.set_major_formatter(THOUSANDS)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(0, max(1, *(row["watermark"] for row in shown)) * 1.12)
     axes.set_xlim(0, width)

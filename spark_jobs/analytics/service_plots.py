@@ -3,7 +3,7 @@
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from spark_jobs.analytics.plots import (
     CANCELLED,
@@ -14,6 +14,7 @@ from spark_jobs.analytics.plots import (
     MUTED,
     PEER_COLORS,
     TERM_SHADES,
+    THOUSANDS,
     bare,
     colors_of,
     seconds_after,
@@ -30,7 +31,6 @@ NOTHING = "#d8dce3"
 SILENT = "not heard of in this term"
 TIME_UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 MIN_UNITS = 20  # that an axis of time has
-THOUSANDS = FuncFormatter(lambda value, _: f"{value:,.0f}")
 
 
 def lag_figure(lags: Rows, levels: Rows) -> Figure:
@@ -162,9 +162,7 @@ def rates_figure(bins: Rows, width_s: float) -> Figure:
     axes.set_xlabel(f"timestamp of the records: {unit}s since {begin:%Y-%m-%d %H:%M:%S}")
     axes.set_ylabel(f"records per {unit}")
     axes.xaxis.set_major_formatter(THOUSANDS)
-    axes.yaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}")
-    )
+    axes.yaxis.set_major_formatter(THOUSANDS)
     count, size = (sum(row[name] for row in bins) for name in ("records", "size_bytes"))
     title = f"{count:,} records in {span_s / unit_s:,.0f} {unit}s; {size / count:,.0f} bytes each on average"
     axes.set_title(title, loc="left", fontweight="bold", color=INK)
@@ -207,6 +205,7 @@ def commits_figure(commits: Rows) -> Figure:
     )
     axes.set_xlabel("time of the commit (seconds after the first one)")
     axes.set_ylabel("range of indexes that it added")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_formatter(THOUSANDS)
     written, held = (sum(row[name] for row in commits) for name in ("written", "held"))
     wrong = sum(row["written"] != row["held"] for row in commits)
@@ -234,6 +233,7 @@ def cuts_figure(cuts: Rows) -> Figure:
     )
     axes.set_ylim(0, max(1, *(row["rows"] for row in cuts)) * 1.22)
     axes.set_ylabel("rows up to the end of the epoch")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("epoch, and its leader; the version of the table in which its records are complete")
     axes.yaxis.set_major_formatter(THOUSANDS)
     ends = [cuts[0], cuts[-1]] if len(cuts) > 1 else cuts

@@ -2,8 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from spark_jobs.analytics.plots import CANCELLED, INK, MUTED, PEER_COLORS, bare, without_plot
-from spark_jobs.analytics.service_plots import THOUSANDS
+from spark_jobs.analytics.plots import CANCELLED, INK, MUTED, PEER_COLORS, THOUSANDS, bare, without_plot
 from spark_jobs.analytics.terms import Rows
 
 SHADES = ("#c9d2e3", "#8fb0d9", "#2a6fbb", "#1f4f86")  # of schema versions, the newest ones darkest

@@ -131,6 +131,17 @@ def test_a_rate_has_a_unit_in_which_it_can_be_read(width_s: int, words: str) -> 
     assert axes.get_ylabel() == f"records per {words.split()[-1].removesuffix('s')}"
 
 
+@pytest.mark.parametrize("seconds", [2, 20, 3_000])
+def test_the_label_of_a_tick_is_its_value(seconds: int) -> None:
+    """20 s have a tick each 2.5 s."""
+    bins = [{"start": at(k), "records": 2 * k, "size_bytes": 8} for k in range(seconds)]
+    figure = rates_figure(bins, 1)
+    figure.canvas.draw()
+    for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis):
+        labels = [label.get_text().replace(",", "") for label in axis.get_ticklabels()]
+        assert [float(label) for label in labels] == pytest.approx(list(axis.get_majorticklocs()))
+
+
 def test_labels_are_thinned_where_they_would_overprint() -> None:
     assert spaced([0.0, 0.1, 5.0, 5.2, 5.6, 10.0], 10.0, 0.05) == [0, 2, 4, 5]
     assert spaced([], 0.0, 0.1) == []
