@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from app.cli.context import ExitCode
 from app.extras import extra_of, install_command
@@ -88,7 +89,8 @@ def _with_advice(error: click.ClickException) -> click.ClickException:
         return click.UsageError(f"Missing command.{names} See --help.", ctx)
     if ctx is None or not error.message.startswith("Got unexpected extra argument"):
         return error
-    if any(option.name == "log" for option in ctx.command.params if isinstance(option, click.Option)):
+    takes_log = any(each.name == "log" for each in ctx.command.params if isinstance(each, click.Option))
+    if takes_log and ctx.get_parameter_source("log") is not ParameterSource.COMMANDLINE:
         return click.UsageError(f"{error.message}. The option --log names the log.", ctx)
     return error
 

@@ -86,6 +86,8 @@ def test_a_misspelled_command_gets_a_suggestion() -> None:
 def test_the_name_of_a_log_as_an_argument_gets_advice() -> None:
     assert "--log names the log" in CliRunner().invoke(cli, ["read", "orders"]).stderr
     assert "--log" not in CliRunner().invoke(cli, ["doctor", "orders"]).stderr
+    given = CliRunner().invoke(cli, ["read", "orders", "--log", "orders"]).stderr
+    assert "names the log" not in given
 
 
 def test_help_and_version_import_neither_client_nor_arrow_nor_rich() -> None:
