@@ -86,8 +86,8 @@ else:
 # MAGIC ## The tables at the end of each epoch
 # MAGIC
 # MAGIC `at` requests the versions of all tables at a point of the log, and opens them. `entries` ends exactly
-# MAGIC at that point, even if a commit contains later records. The open epoch is shown up to the table's last
-# MAGIC row. Of more than 8 epochs, the last 8 are shown.
+# MAGIC at that point, even if a commit contains later records (`exact` is then false). The open epoch is
+# MAGIC shown up to the table's last row. Of more than 8 epochs, the last 8 are shown.
 
 # COMMAND ----------
 

@@ -302,6 +302,8 @@ def _cell_of(text: str, line: int) -> Cell:
 def _cell(value: object) -> str:
     if isinstance(value, bytes | bytearray):
         return bytes(value).decode(errors="replace")
+    if isinstance(value, list):
+        return ", ".join(map(_cell, value))
     if isinstance(value, datetime):
         return value.isoformat(sep=" ", timespec="auto" if value.microsecond % 1_000 else "milliseconds")
     if isinstance(value, int | float | Decimal) and not isinstance(value, bool):

@@ -89,7 +89,8 @@ class Verified:
         return self.first_difference is None and not self.epochs and not self.typed
 
     def __str__(self) -> str:
-        outcome = f"{self.records:,} records in {self.blocks:,} blocks are the same"
+        blocks = "1 block" if self.blocks == 1 else f"{self.blocks:,} blocks"
+        outcome = f"{self.records:,} records in {blocks} are the same"
         if self.first_difference is not None:
             outcome = f"{self.unequal_blocks:,} of {self.blocks:,} blocks differ, first at index "
             outcome += f"{self.first_difference:,}: {self.difference}"

@@ -151,4 +151,4 @@ def _mark_pauses(axes: Axes, pauses: Rows, begin: Any) -> None:
     for row in pauses:
         if row["pause_s"] >= LONG_PAUSE_S:
             end = seconds_after(begin, row["timestamp"])
-            axes.axvspan(end - row["pause_s"], end, color=CANCELLED, alpha=0.2, linewidth=0)
+            axes.axvspan(end - row["pause_s"], end, color=CANCELLED, alpha=0.2, linewidth=0, zorder=0)

@@ -12,7 +12,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from spark_jobs.analytics.terms import Rows, fail_overs_sentence
 
-PEER_COLORS = ("#2a6fbb", "#d9822b", "#3a9a5c", "#8a5bb5", "#b8453f", "#4f8f96", "#8c6d46")
+# as on the live page (dom.js)
+PEER_COLORS = ("#2f6fd0", "#1f9d57", "#d07a16", "#9a4fc9", "#1899a8", "#cf3a33", "#7a8f28", "#cc4f90")
 TERM_SHADES = ("#f3f6fb", "#fdf6ec")
 AWAY_S = 3.0  # a new leader needs a moment to hear from its peers: shorter absences are ignored
 INK, MUTED, LATE, CANCELLED = "#1d2433", "#5b6780", "#d9822b", "#b8453f"

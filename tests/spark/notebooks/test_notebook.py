@@ -111,7 +111,7 @@ def test_a_table_shows_values_as_people_read_them_and_that_it_has_no_rows(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     queries = (
-        "true AS b, 1234.5 AS d, 1234.5D AS f, timestamp_millis(1500) AS t, null AS n, 1234 AS i",
+        "true AS b, 1234.5 AS d, 1234.5D AS f, timestamp_millis(1500) AS t, null AS n, array(1234, 5) AS a",
         "1 WHERE false",
     )
     cells = "\n# COMMAND ----------\n".join(f"# MAGIC %sql\n# MAGIC SELECT {query}" for query in queries)
@@ -119,9 +119,8 @@ def test_a_table_shows_values_as_people_read_them_and_that_it_has_no_rows(
     notebook.write_text(f"{HEADER}\n{cells}\n")
     run_notebook(notebook, {}, tmp_path / "page.html", spark)
     page = (tmp_path / "page.html").read_text()
-    row = (
-        "<td>True</td><td>1,234.5</td><td>1,234.5</td><td>1970-01-01 00:00:01.500</td><td></td><td>1,234</td>"
-    )
+    values = ("True", "1,234.5", "1,234.5", "1970-01-01 00:00:01.500", "", "1,234, 5")
+    row = "".join(f"<td>{value}</td>" for value in values)
     assert f"{row}</tr></table>" in page
     assert page.count("<caption>no rows</caption>") == page.count("<caption>") == 1
 

@@ -1,11 +1,14 @@
 """Pauses between leaders, and figures of rows that show little. Needs no Spark."""
 
+import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 
+from app.api.routes import live_page
 from spark_jobs.analytics.failover_plots import pauses_figure, story_figure
 from spark_jobs.analytics.plots import (
     PEER_COLORS,
@@ -117,6 +120,8 @@ def test_a_value_stays_until_its_change_is_reported() -> None:
 def test_a_node_has_one_colour_in_every_figure() -> None:
     assert colors_of(["n3", "n1"])["n3"] == colors_of(["n1", "n2", "n3"])["n3"] == PEER_COLORS[2]
     assert len(set(colors_of(["n1", "n8", "n2"]).values())) == 3  # 1 and 8 would be the same of seven
+    page = (Path(live_page.__file__).with_name("live") / "dom.js").read_text()
+    assert f"COLORS = {json.dumps(PEER_COLORS)}" in page
     assert colors_of(["east", "west"]) == {"east": PEER_COLORS[0], "west": PEER_COLORS[1]}
 
 
