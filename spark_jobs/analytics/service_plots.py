@@ -224,6 +224,13 @@ def cuts_figure(cuts: Rows) -> Figure:
     """
     if not cuts:
         return without_plot("No epoch of the log ends within the table")
+    ends = [cuts[0], cuts[-1]] if len(cuts) > 1 else cuts
+    title = "; ".join(
+        f"{'so far' if row['is_open'] else 'up to the end of epoch {}'.format(row['epoch'])}: {row['rows']:,}"
+        for row in ends
+    )
+    if len(cuts) == 1:
+        return without_plot(f"Records {title}")
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
     names = [f"epoch {row['epoch']}{', open' if row['is_open'] else ''}\n{row['leader']}" for row in cuts]
@@ -236,11 +243,6 @@ def cuts_figure(cuts: Rows) -> Figure:
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("epoch, and its leader; the version of the table in which its records are complete")
     axes.yaxis.set_major_formatter(THOUSANDS)
-    ends = [cuts[0], cuts[-1]] if len(cuts) > 1 else cuts
-    title = "; ".join(
-        f"{'so far' if row['is_open'] else 'up to the end of epoch {}'.format(row['epoch'])}: {row['rows']:,}"
-        for row in ends
-    )
     axes.set_title(f"Records {title}", loc="left", fontweight="bold", color=INK)
     bare(axes)
     return figure
