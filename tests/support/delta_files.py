@@ -59,7 +59,9 @@ class DeltaFiles:
         if note is not None:
             info["userMetadata"] = json.dumps(note)
         lines = [json.dumps(action) for action in ({"commitInfo": info}, *actions)]
-        (self.log / f"{self.version:020d}.json").write_text("\n".join(lines) + "\n")
+        whole = self.folder / "commit.json"  # a reader finds a commit complete or not at all
+        whole.write_text("\n".join(lines) + "\n")
+        whole.rename(self.log / f"{self.version:020d}.json")
         return self.version
 
     def checkpoint(self) -> None:
