@@ -31,7 +31,7 @@ from spark_jobs.errors import (
 from spark_jobs.source.planning import check_joined, check_same_log
 from storage.errors import CorruptBatch
 from storage.format.batch import Batch, decode_batch, follows_chain
-from storage.format.records import READ_SCHEMA, read_columns, runs
+from storage.format.records import READ_SCHEMA, HeaderColumns, runs
 
 READ_WAIT_S = 10.0  # longer than a replica waits for Commitlog-Min-Index
 GIVE_UP_S = 60.0
@@ -200,7 +200,8 @@ class LogReads:
         before: Batch | None = None
         while first < until:
             batches = self._stored_batches(first, until, before, log_id)
-            pieces = [_piece(run, first, until) for run in runs(batches)]
+            columns = HeaderColumns(batches)
+            pieces = [_piece(columns, run, first, until) for run in runs(batches)]
             before = batches[-1]
             first = min(before.next_index, until)
             yield pa.Table.from_batches(pieces, READ_SCHEMA)
@@ -472,12 +473,12 @@ def decode_batches(data: bytes) -> list[Batch]:
     return batches
 
 
-def _piece(run: Sequence[Batch], first: int, until: int) -> pa.RecordBatch:
+def _piece(columns: HeaderColumns, run: Sequence[Batch], first: int, until: int) -> pa.RecordBatch:
     """Return the records of consecutive batches within [first, until), columns READ_SCHEMA. Raises
     CorruptBatch."""
     base_index = run[0].base_index
     start = max(first, base_index)
-    return read_columns(*run).slice(start - base_index, until - start)
+    return columns.read(run).slice(start - base_index, until - start)
 
 
 def _schema(document: Mapping[str, Any]) -> LogSchema:

@@ -292,9 +292,51 @@ def runs(
         yield run
 
 
-def _spread(values: Sequence[int], counts: Sequence[int]) -> pa.Array:
-    """Return each value as often as its count."""
-    return int64_array(np.repeat(np.array(values, np.int64), np.array(counts, np.int64)))
+class HeaderColumns:
+    """The columns of consecutive batches that depend on their headers alone, computed for all of them
+    at once: for batches of 100 records that takes half as long as for one after the other."""
+
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        self._headers = [batch.header for batch in batches]
+        self._counts = np.array([header.count for header in self._headers], np.int64)
+        self._first = first = batches[0].base_index
+        self._index = int64_array(np.arange(first, batches[-1].next_index))
+        self._term = self._spread([header.term for header in self._headers])
+        self._offset = self._spread([header.offset for header in self._headers])
+        self._stamps: pa.Array | None = None
+
+    def read(self, run: Sequence[Batch]) -> pa.RecordBatch:
+        """Return the records of consecutive ones of the batches, as `read_columns`."""
+        bodies = [decode_body(batch.header, batch.body) for batch in run]
+        rows = bodies[0] if len(bodies) == 1 else pa.concat_batches(bodies)
+        start, count = run[0].base_index - self._first, rows.num_rows
+        times = rows.column(0)
+        if times.null_count:
+            stamps = self._timestamps().slice(start, count)
+            times = stamps if times.null_count == count else times.fill_null(stamps)
+        return pa.RecordBatch.from_arrays(
+            [
+                self._index.slice(start, count),
+                self._term.slice(start, count),
+                self._offset.slice(start, count),
+                times,
+                rows.column(1),
+                rows.column(2),
+                rows.column(3),
+                repeated("control" if run[0].is_control else "data", count),
+            ],
+            schema=READ_SCHEMA,
+        )
+
+    def _timestamps(self) -> pa.Array:
+        if self._stamps is None:
+            values = [header.timestamp_ms * 1000 for header in self._headers]
+            self._stamps = self._spread(values).view(TIMESTAMP_TYPE)
+        return self._stamps
+
+    def _spread(self, values: Sequence[int]) -> pa.Array:
+        """Return each batch's value as often as the batch has records."""
+        return int64_array(np.repeat(np.array(values, np.int64), self._counts))
 
 
 def read_columns(*batches: Batch) -> pa.RecordBatch:
@@ -303,25 +345,4 @@ def read_columns(*batches: Batch) -> pa.RecordBatch:
 
     Key, value and headers of a single batch are views of its bytes. Raises CorruptBatch.
     """
-    headers = [batch.header for batch in batches]
-    bodies = [decode_body(batch.header, batch.body) for batch in batches]
-    rows = bodies[0] if len(bodies) == 1 else pa.concat_batches(bodies)
-    count, first = rows.num_rows, headers[0].base_index
-    counts = [header.count for header in headers]
-    times = rows.column(0)
-    if times.null_count:
-        stamps = _spread([header.timestamp_ms * 1000 for header in headers], counts).view(TIMESTAMP_TYPE)
-        times = stamps if times.null_count == count else times.fill_null(stamps)
-    return pa.RecordBatch.from_arrays(
-        [
-            int64_array(np.arange(first, first + count)),
-            _spread([header.term for header in headers], counts),
-            _spread([header.offset for header in headers], counts),
-            times,
-            rows.column(1),
-            rows.column(2),
-            rows.column(3),
-            repeated("control" if batches[0].is_control else "data", count),
-        ],
-        schema=READ_SCHEMA,
-    )
+    return HeaderColumns(batches).read(batches)

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage.format.batch import Batch
-from storage.format.records import READ_SCHEMA, read_columns, runs
+from storage.format.records import READ_SCHEMA, HeaderColumns, runs
 from storage.log.commitlog import Commitlog
 
 SCAN_MAX_BYTES: Final = 64 * 1024 * 1024  # of stored batches that one answer reads
@@ -70,12 +70,13 @@ def select(batches: Sequence[Batch], page: RecordPage, end_index: int, wanted: S
 
     Pure and independent of the event loop: may run in a thread. Stops when the page is full.
     """
+    columns = HeaderColumns(batches)
     for run in runs(batches, wanted.has):
         if page.next_index > end_index:
             return
         first, last_index = run[0].base_index, min(run[-1].last_index, end_index)
         if wanted.has(run[0]):
-            rows = read_columns(*run).slice(page.next_index - first, last_index - page.next_index + 1)
+            rows = columns.read(run).slice(page.next_index - first, last_index - page.next_index + 1)
             if wanted.key is not None:
                 import pyarrow.compute as pc  # 8 MiB of memory, which other reads do not need
 
