@@ -10,7 +10,7 @@ is at or below it.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from app.errors import InvariantError
 from app.ha.assembly import Assembler
@@ -41,6 +41,8 @@ from storage.errors import CorruptBatch
 from storage.format.batch import FIRST_CHAIN, Batch
 from storage.format.epoch_file import epoch_of
 from storage.log.hard_state import HardState
+
+_FLAGGED: Final = 3  # consecutive connections that report a doubt before one that does not
 
 
 class ClassicSlaveCore(StaticGroup):
@@ -175,7 +177,11 @@ class ClassicSlaveCore(StaticGroup):
 
     @property
     def _history(self) -> History:
-        log, in_doubt = self._log, self._doubt is not None
+        """The end of this log, and the doubt about it. A master of an earlier version refuses that flag, and
+        could not be upgraded under appends: after three refusals, for which other masters have no reason, it
+        is left out."""
+        log = self._log
+        in_doubt = self._doubt is not None and self._fruitless % (_FLAGGED + 1) < _FLAGGED
         if is_empty(log):
             return History(0, 0, 0, FIRST_CHAIN, in_doubt)
         return History(log.end_offset, log.next_index, log.last_term, log.last_chain, in_doubt)

@@ -11,7 +11,7 @@ from app.ha.classic.slave import ClassicSlaveCore
 from app.ha.config import HaConfig
 from app.ha.frames import ClassicFrame, ClassicReport, History
 from app.ha.log import index_before
-from app.ha.messages import Closed, Connect, Disconnect, Drained
+from app.ha.messages import Closed, Connect, Disconnect, Drained, Opened
 from app.log.contract import NO_INDEX, Acks, Durability, GroupConfig, LogOptions, Reset, Role
 from app.log.core_start import CoreStart
 from app.log.facts import SyncFloor
@@ -573,6 +573,25 @@ def test_a_copy_that_may_lack_records_has_caught_up_with_what_its_master_confirm
     assert slave.saved == [doubt, HardState(doubt.term, "n1")]
     slave.tick()
     assert (slave.frames("n1", ReadIndexRequest), slave.reads, len(slave.saved)) == ([], [], 2)
+
+
+@pytest.mark.rule("H-07")
+def test_a_doubt_is_left_out_once_three_connections_with_it_were_refused() -> None:
+    slave = Slave(copy(master_log()), hard_state=HardState(3))
+
+    def in_doubt(*frames: ClassicFrame) -> bool:
+        """Return what the next connection reports, which the master ends after these frames."""
+        while not (taken := [each for each in slave.take() if isinstance(each[1], Connect)]):
+            slave.tick(50)
+        ((key, connecting),) = taken
+        for message in (Opened(), *frames, Closed("closed by the peer")):
+            slave.deliver(key, message)
+        assert connecting.history is not None
+        return bool(connecting.history.in_doubt)
+
+    assert [in_doubt() for _ in range(7)] == [True, True, True, False, True, True, True]
+    assert not in_doubt(ClassicFrame(slave.log.end_offset))  # of an earlier version, which serves it
+    assert in_doubt()
 
 
 def test_a_slave_whose_connection_ended_was_heard_last_when_it_reported() -> None:
