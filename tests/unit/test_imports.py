@@ -4,6 +4,7 @@ circle."""
 import ast
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -70,8 +71,13 @@ def is_for_types(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
-def imports_of(path: Path, *, within_functions: bool = True) -> Iterator[tuple[str, str]]:
-    """Yield (module, name) of every import in a file; the name is empty for a plain `import module`."""
+@cache
+def imports_of(path: Path, *, within_functions: bool = True) -> tuple[tuple[str, str], ...]:
+    """Return (module, name) of every import in a file; the name is empty for a plain `import module`."""
+    return tuple(walk_imports(path, within_functions))
+
+
+def walk_imports(path: Path, within_functions: bool) -> Iterator[tuple[str, str]]:
     waiting: list[ast.AST] = [ast.parse(path.read_text())]
     while waiting:
         node = waiting.pop()
@@ -82,7 +88,7 @@ def imports_of(path: Path, *, within_functions: bool = True) -> Iterator[tuple[s
         elif is_for_types(node):
             continue
         elif within_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            waiting.extend(ast.iter_child_nodes(node))
+            waiting.extend(each for each in ast.iter_child_nodes(node) if not isinstance(each, ast.expr))
 
 
 def modules() -> dict[str, Path]:

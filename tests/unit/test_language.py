@@ -4,7 +4,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
@@ -56,6 +56,8 @@ PLAIN_NAMES: Final = ("app", "spark_jobs", "storage")
 REFUSED_IN_IDENTIFIERS: Final = re.compile(
     r"(?:^|_)(look|looks|looked|tells?|told|says?|said|news|whoever|nobody|somebody|strangers?)(?!_up)(?=_|$)"
 )
+PROMISE: Final = re.compile(r"-> None:(?:\s|#.*)*[rR]?[\"']+\s*(?:Return|Yield)\b(?! None)")  # at least
+WORD_OF_A_NAME: Final = re.compile(r"(?:\b|_)(?:look|t[eo]l|sa[iy]|news|whoever|nobody|somebody|stranger)")
 FIRST_IN_CODE: Final = re.compile(r"(What|Who|Whose|Whether|Where|Of)\b[^?]*(?:\.|$)")
 NAMES: Final = re.compile(r"`[^`]*`|\b\w+: |\w+\([^)]*\)")  # code, parameters and fields keep their names
 STATEMENT_BEGINS_AFTER: Final = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
@@ -223,9 +225,8 @@ def test_documents_are_plain_technical_english() -> None:
 def test_a_docstring_promises_a_result_only_where_there_is_one() -> None:
     found = [
         f"{file.relative_to(ROOT)}:{node.lineno} {node.name}"
-        for folder in PLAIN_CODE
-        for file in sorted((ROOT / folder).rglob("*.py"))
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for file, tree in trees(PLAIN_CODE, PROMISE)
+        for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (isinstance(node.returns, ast.Constant) and node.returns.value is None)
         and re.match(r"(Return|Yield)\b(?! None)", ast.get_docstring(node) or "")
@@ -236,9 +237,11 @@ def test_a_docstring_promises_a_result_only_where_there_is_one() -> None:
 def test_names_of_tests_are_plain_technical_english() -> None:
     found = [
         f"{file.relative_to(ROOT)}: {node.name}"
-        for file in sorted((ROOT / "tests").rglob("test_*.py"))
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef) and REFUSED_IN_NAMES.search(node.name)
+        for file, tree in trees(("tests",), REFUSED_IN_NAMES)
+        for node in ast.walk(tree)
+        if file.name.startswith("test_")
+        and isinstance(node, ast.FunctionDef)
+        and REFUSED_IN_NAMES.search(node.name)
     ]
     assert not found, "\n".join(found)
 
@@ -246,12 +249,20 @@ def test_names_of_tests_are_plain_technical_english() -> None:
 def test_identifiers_of_the_code_are_plain_english() -> None:
     found = [
         f"{file.relative_to(ROOT)}: {name}"
-        for folder in PLAIN_NAMES
-        for file in sorted((ROOT / folder).rglob("*.py"))
-        for name in sorted(names_in(ast.parse(file.read_text(encoding="utf-8"))))
+        for file, tree in trees(PLAIN_NAMES, WORD_OF_A_NAME)
+        for name in sorted(names_in(tree))
         if REFUSED_IN_IDENTIFIERS.search(name)
     ]
     assert not found, "\n".join(found)
+
+
+def trees(folders: Sequence[str], hint: re.Pattern[str]) -> Iterator[tuple[Path, ast.Module]]:
+    """Yield the trees of the files whose text has the hint: to parse all of them takes seconds."""
+    for folder in folders:
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            text = file.read_text(encoding="utf-8")
+            if hint.search(text):
+                yield file, ast.parse(text)
 
 
 def names_in(tree: ast.Module) -> set[str]:

@@ -5,6 +5,8 @@ import operator
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,27 @@ OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
+@dataclass(frozen=True)
+class Names:
+    """Module-level assignments and classes of a file: without its tree, which would fill the memory."""
+
+    path: str
+    assigned: tuple[tuple[str, ast.expr], ...]
+    classes: tuple[str, ...]
+
+
+@cache
+def modules() -> tuple[Names, ...]:
+    return tuple(
+        names_of(str(path.relative_to(ROOT)), ast.parse(path.read_text()))
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+    )
+
+
+def names_of(path: str, tree: ast.Module) -> Names:
+    classes = (node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    return Names(path, tuple(assignments(tree)), tuple(classes))
 
 
 def assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
@@ -46,17 +65,17 @@ def value_of(expression: ast.expr) -> str:
 
 def test_a_constant_is_defined_once() -> None:
     places = defaultdict(list)
-    for path, tree in modules():
-        for name, value in assignments(tree):
+    for each in modules():
+        for name, value in each.assigned:
             if re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
-                places[name, value_of(value)].append(path)
+                places[name, value_of(value)].append(each.path)
     assert {constant: found for constant, found in places.items() if len(found) > 1} == {}
 
 
 def test_every_logger_is_called_logger_and_named_after_its_module() -> None:
     named = set()
-    for _, tree in modules():
-        for name, value in assignments(tree):
+    for each in modules():
+        for name, value in each.assigned:
             if ast.unparse(value).startswith("logging.getLogger("):
                 named.add((name, ast.unparse(value)))
     assert named == {("logger", "logging.getLogger(__name__)")}
@@ -72,21 +91,19 @@ TWO_TYPES_OF_A_NAME = frozenset({"Frame", "Record"})
 
 def test_a_class_name_has_one_meaning() -> None:
     places = defaultdict(list)
-    for path, tree in modules():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(path)
+    for each in modules():
+        for name in each.classes:
+            places[name].append(each.path)
     twice = {name: found for name, found in places.items() if len(found) > 1}
     assert {name: found for name, found in twice.items() if name not in TWO_OF_A_NAME} == {}
 
 
 def test_a_type_alias_has_the_name_of_no_other_type() -> None:
     places = defaultdict(list)
-    for path, tree in modules():
-        classes = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-        aliases = [name for name, value in assignments(tree) if is_alias(name, value)]
-        for name in (*classes, *aliases):
-            places[name].append(path)
+    for each in modules():
+        aliases = [name for name, value in each.assigned if is_alias(name, value)]
+        for name in (*each.classes, *aliases):
+            places[name].append(each.path)
     twice = {name: found for name, found in places.items() if len(found) > 1}
     known = TWO_OF_A_NAME | TWO_TYPES_OF_A_NAME
     assert {name: found for name, found in twice.items() if name not in known} == {}
