@@ -7,7 +7,7 @@ from typing import Any, Final
 from app.schemas.data_types import DECIMAL_DIGITS_MAX, RESERVED_NAMES, Primitive, is_column_name
 from app.schemas.errors import ValueInvalid
 from app.schemas.json_schema import DRAFT, TYPE_KEYWORD
-from app.schemas.json_text import read_json
+from app.schemas.json_text import read_json, shown
 from app.schemas.json_values import converter_of
 
 _FORMATS: Final = {
@@ -23,25 +23,33 @@ class SamplesUnusable(Exception):
 
 
 def infer(values: Sequence[bytes]) -> str:
-    """Return a JSON Schema (JSON text) that all samples match, but for fields without a type of their own.
+    """Return a JSON Schema (JSON text) that all samples match that are JSON objects, but for fields without a
+    type of their own. Other samples are not used.
 
     Fields that are in all samples are required. A field that is null in some samples is nullable. Texts that
     are dates or times in all samples get that format. Fields that are null or empty in all samples, or that
     have different types, are left out: their values are in `_rescued`. Raises SamplesUnusable for no samples,
-    a sample that is not a JSON object, or no field with one type.
+    no JSON object among them, or no field with one type.
     """
+    if not values:
+        raise SamplesUnusable("There are no records with a value.")
     shape = _Shape()
-    for position, value in enumerate(values):
+    reasons = []
+    for value in values:
         try:
             record = read_json(value)
         except ValueInvalid as error:
-            raise SamplesUnusable(f"Sample {position}: {error.reason}") from None
-        if not isinstance(record, dict):
-            raise SamplesUnusable(f"Sample {position} is not a JSON object.")
-        shape.add(record)
+            reasons.append(error.reason)
+            continue
+        if isinstance(record, dict):
+            shape.add(record)
+        else:
+            reasons.append(f"It is not a JSON object: {shown(record)}.")
+    if len(reasons) == len(values):
+        raise SamplesUnusable(f"No record is a JSON object. The first one: {reasons[0]}")
     schema = shape.schema(RESERVED_NAMES)
     if schema is None:
-        raise SamplesUnusable("No field has one type in all samples.")
+        raise SamplesUnusable("No field has one type in all records.")
     return json.dumps({"$schema": DRAFT, **schema}, indent=2, ensure_ascii=False)
 
 

@@ -18,6 +18,7 @@ from app.cli.context import (
 )
 from app.cli.delta.job_options import spark_conf_option, tables_option
 from app.local.spark_job import DEFAULT_TABLES, REPLAY_JOB, become_job, job_arguments
+from storage.units import NO_INDEX
 
 if TYPE_CHECKING:
     from app.client import CommitlogClient
@@ -96,9 +97,12 @@ def _definition(file: Path, format_name: str) -> str:
     if format_name == "protobuf":
         return base64.b64encode(file.read_bytes()).decode()
     try:
-        return file.read_text(encoding="utf-8").strip()
+        text = file.read_text(encoding="utf-8").strip()
     except UnicodeDecodeError as error:
         raise click.UsageError(f"{file} is not text; set --format protobuf for a descriptor set") from error
+    if not text:
+        raise click.UsageError(f"{file} is empty")
+    return text
 
 
 def _asked(file: Path, given: Mapping[str, Any], newest: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -368,18 +372,26 @@ def _show_check(document: Mapping[str, Any]) -> None:
 def infer_schema(target: Target, last: int) -> None:
     """Propose a JSON Schema that the newest records match, and print it.
 
+    Records that are not JSON objects are not used; the standard error names the first one.
+
     \b
     Examples:
       commitlog schema infer --last 1000 --log orders > orders.json
     """
-    from app.schemas import SamplesUnusable, infer
+    from app.schemas import LogSchema, SamplesUnusable, infer
 
     with target.client() as client:
-        values = [value for _, value in _newest_values(client, last)]
+        values = _newest_values(client, last)
     try:
-        click.echo(infer(values))
+        proposal = infer([value for _, value in values])
     except SamplesUnusable as error:
         raise CommandFailed(f"no schema follows from the records of {target.log}: {error}") from error
+    click.echo(proposal)
+    unused = _mismatches(LogSchema(0, NO_INDEX, "json", proposal), values)
+    if unused:
+        index = values[unused[0].position][0]
+        count = f"{len(unused):,} of {len(values):,} records do not match this schema"
+        click.echo(f"{count}; the first one is at index {index}: {unused[0].reason}", err=True)
 
 
 @schema_command.command("replay")

@@ -70,7 +70,7 @@ def test_a_driver_that_dies_beside_a_commit_of_spark_leaves_each_record_once(
     monkeypatch: pytest.MonkeyPatch,
     has_committed: bool,
 ) -> None:
-    """Spark writes a large batch itself. For a death before it has written the file: test_kills.py."""
+    """Spark writes a large batch. tests/spark/drivers/test_kills.py kills drivers in the middle of a file."""
 
     def append_and_die(*given: Any, **options: Any) -> None:
         if has_committed:

@@ -1,5 +1,8 @@
 """A JSON Schema proposed from samples."""
 
+import re
+
+import pyarrow as pa
 import pytest
 
 from app.schemas import LogSchema, RecordDecoder, SamplesUnusable, columns_of, infer
@@ -56,7 +59,24 @@ def test_integers_beyond_64_bits_are_exact() -> None:
     assert RecordDecoder({1: schema}, 1).check(samples) is None
 
 
-@pytest.mark.parametrize("samples", [[], [b"x"], [b"[]"], [b'{"a":null}'], [b'{"a":1}', b'{"a":"x"}']])
-def test_samples_without_a_column_are_refused(samples: list[bytes]) -> None:
-    with pytest.raises(SamplesUnusable):
+def test_samples_that_are_not_objects_are_not_used() -> None:
+    samples = [b"no JSON", b'{"a":1}', b"[1]", b'{"a":2}']
+    schema = schema_of(infer(samples))
+    assert types_of(schema) == {"a": "bigint"}
+    errors = RecordDecoder({1: schema}, 1).decode(pa.array(samples, pa.binary())).errors
+    assert [each.position for each in errors] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("samples", "reason"),
+    [
+        ([], "no records"),
+        ([b"x"], "No record is a JSON object. The first one: The record is not valid JSON at character 0"),
+        ([b"[]"], "The first one: It is not a JSON object: []."),
+        ([b'{"a":null}'], "No field has one type"),
+        ([b'{"a":1}', b'{"a":"x"}'], "No field has one type"),
+    ],
+)
+def test_samples_without_a_column_are_refused(samples: list[bytes], reason: str) -> None:
+    with pytest.raises(SamplesUnusable, match=re.escape(reason)):
         infer(samples)
