@@ -68,7 +68,9 @@ class DeadLetterReplay:
                     self.tables.note_moved(group, wanted, rows["_index"][0].as_py())
                     self.tables.records[group.first].insert_missing(rows)
                     held |= dict.fromkeys(rows["_index"].to_pylist(), group.first)
-            self._settle(self._held(piece) if len(decoder.layout) > 1 else held)
+            if len(decoder.layout) > 1:
+                held = self._held(piece)
+            self._settle(held)
             moved += len(held)
             left += typed.dead_letters.num_rows
         return Replayed(wanted, moved, left)
