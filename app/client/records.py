@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 
 from app.arguments import check_instance, check_whole, kind_of
+from storage.units import MIB
 
 BATCH_RECORDS = 500
-BATCH_BYTES = 4 * 1024 * 1024
+BATCH_BYTES = 4 * MIB
 _INT_DIGITS = 4_300  # that Python reads by default
 _FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_999  # the years 1 to 9999
 CONTENTS = (str, bytes, bytearray, NoneType)  # of a value and of a key

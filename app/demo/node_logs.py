@@ -11,9 +11,10 @@ import pyarrow.compute as pc
 
 from app.client import CommitlogClient
 from app.local.cluster import LocalNode
+from storage.units import MIB
 
 PAGE_RECORDS = 100_000
-PAGE_BYTES = 32 * 1024 * 1024
+PAGE_BYTES = 32 * MIB
 EPOCH_FILE = "logs/{log}/epochs"
 POLL_S = 0.1
 INTEGER_COLUMNS = ("index", "term", "offset", "timestamp")

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-FULL_BYTES = 1024 * 1024  # with less free, a process may be unable to write even its log
+from storage.units import MIB
+
+FULL_BYTES = MIB  # with less free, a process may be unable to write even its log
 
 
 class ChildProcess:

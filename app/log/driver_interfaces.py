@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from app.log.contract import CoreStatus, Durability
+from storage.units import KIB, MIB
 
 
 class Clock(Protocol):
@@ -126,10 +127,10 @@ class AppendLimits(Protocol):
 class DriverConfig:
     """Settings of a driver. Milliseconds and bytes."""
 
-    coalesce_max_bytes: int = 4 * 1024 * 1024  # appends of one turn share batches up to this size
+    coalesce_max_bytes: int = 4 * MIB  # appends of one turn share batches up to this size
     checkpoint_interval_ms: int = 3_000  # D-20
     snapshot_interval_ms: int = 60_000  # of the log's state: limits what a restart replays
     hand_over_timeout_ms: int = 1_000  # longest time that a planned stop waits for the next leader
-    state_chunk_bytes: int = 512 * 1024  # of the state that a replica requests from its leader
+    state_chunk_bytes: int = 512 * KIB  # of the state that a replica requests from its leader
     read_timeout_ms: int = 10_000  # of a confirmed read whose index this replica does not reach
     sync_interval_ms: int = 10  # with `replicated` durability no append waits for the sync: delay at most

@@ -17,13 +17,13 @@ from app.log.schemas import LogSchemas, SchemaVersion, as_log_schema
 from app.log.set_schema import REJECT
 from app.schemas import RecordDecoder, version_of
 from storage.format.records import Headers, RecordColumns, RecordTable
-from storage.units import NO_INDEX
+from storage.units import KIB, MIB, NO_INDEX
 
-TURN_COST: Final = 1024 * 1024  # checked in one turn of the loop, in bytes of values: a few milliseconds
+TURN_COST: Final = MIB  # checked in one turn of the loop, in bytes of values: a few milliseconds
 RECORD_COST: Final = 128  # of a record, besides its bytes
-FAST_COST: Final = 128 * 1024  # checked at once while all records are known to match: 2 ms at most
-PART_COST: Final = 32 * 1024  # checked between two looks at the clock
-ASIDE_COST: Final = 48 * 1024  # a part with more, e.g. one large record, is left to the workers
+FAST_COST: Final = 128 * KIB  # checked at once while all records are known to match: 2 ms at most
+PART_COST: Final = 32 * KIB  # checked between two looks at the clock
+ASIDE_COST: Final = 48 * KIB  # a part with more, e.g. one large record, is left to the workers
 SLOW_FACTOR: Final = 16  # cost of a byte for these two where the rules of a schema may be slow
 TURN_MS: Final = 5  # then the next turn continues: records that need the exact rules take far longer
 _VALUE, _HEADERS = 2, 3  # columns of BODY_SCHEMA

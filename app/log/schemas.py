@@ -13,9 +13,10 @@ import msgspec
 
 from app.log.control_records import SchemaRecord
 from app.schemas import LogSchema
+from storage.units import KIB, MIB
 
-DEFINITION_MAX_BYTES: Final = 256 * 1024  # of one version
-DEFINITIONS_MAX_BYTES: Final = 8 * 1024 * 1024  # of all versions of one log
+DEFINITION_MAX_BYTES: Final = 256 * KIB  # of one version
+DEFINITIONS_MAX_BYTES: Final = 8 * MIB  # of all versions of one log
 
 _INDEX: Final = attrgetter("index")
 

@@ -17,12 +17,13 @@ from typing import Final
 from storage.errors import DiskError, StorageFull
 from storage.file_system import Bytes, File, FileSystem, Lock
 from storage.format.segment_format import segment_offset
+from storage.units import MIB
 
 logger = logging.getLogger(__name__)
 
 RESERVE_NAME: Final = "reserve"
 RESTORE_INTERVAL_S: Final = 1.0
-_STEP_MIN_BYTES: Final = 1024 * 1024
+_STEP_MIN_BYTES: Final = MIB
 
 
 def disk_bytes_of(folder: Path) -> int:

@@ -13,7 +13,7 @@ from app.ha.config import HaConfig
 from app.log.contract import Durability, LogOptions
 from app.raft.config import RaftConfig
 from storage.log.commitlog import CommitlogConfig
-from storage.units import MIB
+from storage.units import KIB, MIB
 
 DEFAULT_LOG = "default"
 _KEYS_MAX, _PRODUCERS_MAX = 40_000_000, 1_000_000  # the snapshot of a log's state stays below 4 GiB
@@ -274,7 +274,7 @@ class HttpSettings:
     """Time within which the body of an append must arrive, and longest pause within any body."""
     head_timeout_ms: int = 10_000
     """Time within which a request line and its headers must arrive."""
-    max_head_bytes: int = 64 * 1024
+    max_head_bytes: int = 64 * KIB
     """Size of a request line and its headers."""
     idle_timeout_ms: int = 75_000
     """Time that a connection without a request stays open."""

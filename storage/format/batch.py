@@ -35,9 +35,10 @@ import msgspec
 from storage.errors import CorruptBatch, PartialBatch
 from storage.file_system import Bytes
 from storage.format.checksum import crc32c, extend_crc32c
+from storage.units import MIB
 
 HEADER_SIZE_BYTES: Final = 128
-BATCH_MAX_BYTES: Final = 64 * 1024 * 1024  # beyond any request; a larger size in a header is damage
+BATCH_MAX_BYTES: Final = 64 * MIB  # beyond any request; a larger size in a header is damage
 FIRST_CHAIN: Final = bytes(8)
 MAGIC: Final = b"CLB1"
 FORMAT: Final = 1

@@ -18,6 +18,7 @@ from storage.errors import CorruptBatch, InvalidRecords
 from storage.file_system import Bytes
 from storage.format.batch import Batch, BatchHeader, EncodedBody
 from storage.format.checksum import crc32c
+from storage.units import KIB
 
 MIN_TIMESTAMP_MS: Final = -62_135_596_800_000  # year 1: what every reader of the tables can show
 MAX_TIMESTAMP_MS: Final = 253_402_300_799_999  # the end of year 9999
@@ -43,8 +44,8 @@ READ_SCHEMA: Final = pa.schema(
 RECORD_OVERHEAD_BYTES: Final = 32  # timestamp, offsets and validity of a record in a body, at most
 HEADER_OVERHEAD_BYTES: Final = 9  # two offsets and validity of a header
 ROWS_TOGETHER: Final = 512  # with fewer, and with fewer bytes, reading a batch costs more than copying it
-BYTES_TOGETHER: Final = 512 * 1024
-LONE_VALUE_MAX_BYTES: Final = 64 * 1024  # whose surroundings in a body are remembered
+BYTES_TOGETHER: Final = 512 * KIB
+LONE_VALUE_MAX_BYTES: Final = 64 * KIB  # whose surroundings in a body are remembered
 
 Headers = Sequence[tuple[str, bytes]]
 

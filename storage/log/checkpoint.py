@@ -12,6 +12,7 @@ from storage.errors import CorruptFile
 from storage.file_system import Bytes, FileSystem, write_durably
 from storage.format.checksum import extend_crc32c
 from storage.log.slots import SlotFile
+from storage.units import MIB
 
 MAGIC: Final = b"CLCP"
 SNAPSHOT_MAGIC: Final = b"CLST"
@@ -54,7 +55,7 @@ class CheckpointFile:
         self._slots.save(_PAYLOAD.pack(checkpoint.committed_index, checkpoint.state_index))
 
 
-_SLICE_BYTES: Final = 1024 * 1024  # written or checked per step: other threads run in between
+_SLICE_BYTES: Final = MIB  # written or checked per step: other threads run in between
 
 
 class SnapshotFile:

@@ -18,11 +18,11 @@ from storage.format.epoch_file import Epoch, epoch_of, epochs_from
 from storage.log.log_view import LogView
 from storage.log.recovery import Recovered, Recovery
 from storage.log.segment import IndexWrite, Segment
-from storage.units import MIB
+from storage.units import KIB, MIB
 from storage.units import NO_INDEX as NO_INDEX
 
 DISK_PART: Final = 16  # largest part of a disk for one segment
-SEGMENT_MIN_BYTES: Final = 64 * 1024  # minimum on small disks
+SEGMENT_MIN_BYTES: Final = 64 * KIB  # minimum on small disks
 UNDO: Final = "undo a failed append in"
 
 

@@ -18,8 +18,9 @@ from storage.log.aside import set_aside
 from storage.log.commitlog import Commitlog, CommitlogConfig, SyncTicket, TrimTicket
 from storage.log.log_folder import segment_offsets
 from storage.log.scan import Scan
+from storage.units import MIB
 
-_READ_BYTES = 1024 * 1024
+_READ_BYTES = MIB
 KEPT_EVENTS = 1_000  # the newest events are never trimmed: a jump of the clock does not empty a journal
 LIMITED_KINDS = ("corruption", "repair")  # kinds of which one cause may produce any number
 LIMIT_BURST = 20

@@ -16,10 +16,11 @@ from storage.format.epoch_file import Epoch, encode_epochs, epochs_from
 from storage.format.segment_format import index_name, index_offset, segment_name, segment_offset
 from storage.log.manifest import Intent, Manifest, ManifestFile
 from storage.log.segment import IndexWrite, Segment
+from storage.units import MIB
 
 MANIFEST_NAME: Final = "manifest"
 EPOCHS_NAME: Final = "epochs"
-_COPY_BYTES: Final = 8 * 1024 * 1024
+_COPY_BYTES: Final = 8 * MIB
 
 
 def segment_offsets(files: FileSystem, folder: str) -> list[int]:

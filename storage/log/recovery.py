@@ -29,8 +29,9 @@ from storage.log.log_folder import (
 from storage.log.manifest import Intent, Manifest, ManifestFile
 from storage.log.scan import Scan
 from storage.log.segment import Segment
+from storage.units import MIB
 
-REWRITE_BYTES: Final = 4 * 1024 * 1024
+REWRITE_BYTES: Final = 4 * MIB
 
 
 @dataclass(slots=True)

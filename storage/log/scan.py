@@ -5,8 +5,9 @@ from typing import Final
 from storage.errors import CorruptBatch, DiskError, PartialBatch
 from storage.file_system import File
 from storage.format.batch import MAGIC, Batch, decode_batch
+from storage.units import MIB
 
-BLOCK_BYTES: Final = 4 * 1024 * 1024
+BLOCK_BYTES: Final = 4 * MIB
 _ALIGNMENT: Final = 8
 _UNREADABLE_BYTES: Final = 4096  # bytes lost together where the disk cannot read
 

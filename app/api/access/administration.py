@@ -13,9 +13,10 @@ from starlette.types import Message, Receive, Scope
 from app.api.access.caller import Caller
 from app.api.access.rules import administers
 from app.errors import CommitlogError, Outcome
+from storage.units import KIB
 
 OBSERVED: Final = "commitlog.observed"  # in an ASGI scope
-BODY_MAX_BYTES: Final = 4 * 1024  # of a request or a problem, kept for the entry
+BODY_MAX_BYTES: Final = 4 * KIB  # of a request or a problem, kept for the entry
 REFUSED_PER_S: Final = 10  # entries about refused calls at a node, so that no client floods the log
 SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")  # they change nothing (RFC 9110, section 9.2.1)
 

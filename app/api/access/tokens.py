@@ -14,11 +14,12 @@ from app.api.access.caller import ANONYMOUS, UNRESTRICTED, Caller
 from app.api.access.token_lines import TokenLine, digest_of, parse_lines
 from app.errors import ConfigError, Unauthenticated
 from app.telemetry import Meter
+from storage.units import MIB
 
 logger = logging.getLogger(__name__)
 
 RELOAD_S: Final = 1.0
-FILE_MAX_BYTES: Final = 4 * 1024 * 1024
+FILE_MAX_BYTES: Final = 4 * MIB
 _OPEN_PATHS: Final = ("/", "/healthz", "/readyz", "/docs", "/v1/openapi.json", "/problems", "/ui")
 _OPEN_BELOW: Final = ("/problems/", "/docs/")
 

@@ -19,11 +19,12 @@ from storage.errors import BodyTooLarge, EmptyBody
 from storage.format.arrow_input import table_from_batches, table_from_stream
 from storage.format.arrow_messages import are_plain_batches, is_plain_stream
 from storage.format.records import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS, RecordColumns, RecordTable
+from storage.units import KIB
 
 Heads = Mapping[bytes, bytes]
-IN_PLACE_BYTES: Final = 256 * 1024  # of a body that is decoded on the event loop: heartbeats wait meanwhile
-_JSON_BYTES: Final = 4 * 1024  # of JSON that is decoded there whatever it contains
-_MARKS_MAX: Final = 16 * 1024  # quotes and line breaks of JSON: 10 ms
+IN_PLACE_BYTES: Final = 256 * KIB  # of a body that is decoded on the event loop: heartbeats wait meanwhile
+_JSON_BYTES: Final = 4 * KIB  # of JSON that is decoded there whatever it contains
+_MARKS_MAX: Final = 16 * KIB  # quotes and line breaks of JSON: 10 ms
 _MESSAGES_MAX: Final = 64  # of Arrow: 10 ms
 _IN_THE_QUERY: Final = "is also in the query; set it in one place only"
 _IN_THE_BODY: Final = "is also in the body; set it in one place only"

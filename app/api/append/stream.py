@@ -49,13 +49,14 @@ from app.node.network.http_forwarder import NO_FORWARD, Lost, NotSent
 from app.node.replica.driver import LogDriver
 from app.settings.model import Limits, NodeSettings
 from storage.format.records import RecordColumns
+from storage.units import KIB, MIB
 
 router = APIRouter(tags=["records"])
 
 OPEN_APPENDS_MAX: Final = 1_024  # appends in flight
 A_TURN: Final = 256  # appends that one stream begins in one turn of the event loop: heartbeats wait meanwhile
-WINDOW_BYTES: Final = 16 * 1024 * 1024
-TURN_BYTES: Final = 128 * 1024  # of these appends: once that is reached no more are begun
+WINDOW_BYTES: Final = 16 * MIB
+TURN_BYTES: Final = 128 * KIB  # of these appends: once that is reached no more are begun
 _HEAD_TIMEOUT_S: Final = 2.0  # of a node that a stream is forwarded to
 
 

@@ -13,8 +13,9 @@ from app.api.append.json_bodies import plain_lines
 from app.api.http.messages import Response
 from app.settings.model import Limits
 from storage.format.records import RecordColumns
+from storage.units import KIB
 
-GROUP_BYTES: Final = 128 * 1024  # decoded on the event loop: heartbeats wait meanwhile
+GROUP_BYTES: Final = 128 * KIB  # decoded on the event loop: heartbeats wait meanwhile
 
 
 def take_group(arrived: deque[bytes], most: int, limits: Limits) -> list[bytes]:

@@ -6,12 +6,13 @@ from typing import Final
 import zstandard
 
 from app.errors import InvalidBody, TooLarge, UnsupportedMediaType
+from storage.units import KIB, MIB
 
-_PIECE_BYTES: Final = 4 * 1024  # a decompressor copies what follows its member or frame
+_PIECE_BYTES: Final = 4 * KIB  # a decompressor copies what follows its member or frame
 _ZSTD_PIECE_BYTES: Final = 512  # small, so that a decompression bomb is detected early
 _PARTS_MAX: Final = 10_000  # members of gzip, frames of zstd: each takes 10 us, empty or not
 _GZIP: Final = 16 + zlib.MAX_WBITS
-_ZSTD_WINDOW_MAX_BYTES: Final = 8 * 1024 * 1024  # the window that RFC 9659 requires every decoder to accept
+_ZSTD_WINDOW_MAX_BYTES: Final = 8 * MIB  # the window that RFC 9659 requires every decoder to accept
 
 
 def unpack(body: bytes, encoding: bytes | None, limit: int) -> bytes:

@@ -15,6 +15,7 @@ from app.media_types import JSON
 from app.names import LOG_NAME, SYSTEM
 from app.node.broker import Broker
 from app.node.network.http_forwarder import NO_FORWARD
+from storage.units import KIB
 
 
 def broker_of(request: Request) -> Broker:
@@ -31,7 +32,7 @@ def request_id_of(request: Request) -> bytes:
 
 
 RESERVATION: Final = "commitlog.reservation"  # in an ASGI scope
-PIECE_BYTES: Final = 256 * 1024  # of a body, written at once
+PIECE_BYTES: Final = 256 * KIB  # of a body, written at once
 
 LogName = Annotated[
     str,

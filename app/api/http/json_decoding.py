@@ -10,6 +10,7 @@ from msgspec import Raw
 from app.errors import InvalidJson, InvalidRequest
 from app.names import rule_of
 from app.schemas.json_text import shown
+from storage.units import KIB
 
 MAX_ORDINAL: Final = 2**63 - 1
 Ordinal = Annotated[int, msgspec.Meta(ge=0, le=MAX_ORDINAL)]
@@ -21,7 +22,7 @@ _S = TypeVar("_S", bound=msgspec.Struct)
 _PLACE = re.compile(r"^(?P<detail>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _NAME = re.compile(r"Expected `str` matching regex '(?P<pattern>.*)'", re.DOTALL)
-_SHOWN_MAX_BYTES: Final = 64 * 1024  # of a body that is decoded again to show the value that was refused
+_SHOWN_MAX_BYTES: Final = 64 * KIB  # of a body that is decoded again to show the value that was refused
 _UNSHOWN = frozenset(  # secrets, and data
     ("token", "match_token", "key", "key_base64", "value", "value_base64", "value_json", "headers")
 )

@@ -46,8 +46,9 @@ from app.node.hosted_log import HostedLog
 from app.node.network.http_forwarder import Lost, NotSent
 from app.node.replica.driver import LogDriver
 from app.settings.model import NodeSettings
+from storage.units import KIB
 
-BODY_MAX_BYTES: Final = 64 * 1024
+BODY_MAX_BYTES: Final = 64 * KIB
 CALL_TIMEOUT_S: Final = 10.0  # time limit of a call that another node carries out
 _LONG_SILENCE_S: Final = 75.0  # a long poll may take a minute
 _OF_FORMS: Final = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")

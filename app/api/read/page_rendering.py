@@ -10,10 +10,11 @@ from app.api.read.rendering import as_array, as_arrow, as_lines, as_parquet
 from app.api.read.selection import Encoding, RecordPage
 from app.api.read.shared_pages import RenderedPage
 from app.media_types import ARROW_STREAM, JSON, NDJSON
+from storage.units import KIB
 
 Rendered = TypeVar("Rendered")
 _IN_PLACE_RECORDS: Final = 200
-_IN_PLACE_BYTES: Final = 128 * 1024
+_IN_PLACE_BYTES: Final = 128 * KIB
 
 
 def page_object(

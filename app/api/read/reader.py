@@ -11,9 +11,10 @@ from app.errors import CursorNotFound, IndexOutOfRange, IndexTrimmed, NotYetRepl
 from app.node.hosted_log import HostedLog
 from storage.errors import CorruptLog, DiskError
 from storage.format.batch import Batch
+from storage.units import KIB
 
-_IN_PLACE_BYTES: Final = 128 * 1024  # larger reads and selections run in a thread
-_CHUNK_MIN_BYTES: Final = 64 * 1024
+_IN_PLACE_BYTES: Final = 128 * KIB  # larger reads and selections run in a thread
+_CHUNK_MIN_BYTES: Final = 64 * KIB
 _TRUNCATION_S: Final = 1.0  # a disk that takes longer hangs
 _POLL_S: Final = 0.05  # neither uncommitted records nor the knowledge of other nodes wake a waiting read
 DEFAULT_MIN_INDEX_WAIT_MS: Final = 5_000

@@ -15,8 +15,9 @@ import pyarrow as pa
 from storage.format.batch import Batch
 from storage.format.records import READ_SCHEMA, HeaderColumns, runs
 from storage.log.commitlog import Commitlog
+from storage.units import MIB
 
-SCAN_MAX_BYTES: Final = 64 * 1024 * 1024  # of stored batches that one answer reads
+SCAN_MAX_BYTES: Final = 64 * MIB  # of stored batches that one answer reads
 WINDOW: Final = 1024  # records read in one step when counting back
 _KEY: Final = READ_SCHEMA.get_field_index("key")
 _VALUE: Final = READ_SCHEMA.get_field_index("value")
@@ -44,7 +45,7 @@ class Selection:
     """
 
     limit: int = 1_000
-    max_bytes: int = 4 * 1024 * 1024
+    max_bytes: int = 4 * MIB
     include_control: bool = False
     key: bytes | None = None
     term: int | None = None

@@ -18,12 +18,13 @@ from app.api.read.selection import Consistency
 from app.tables.digests import BLOCK, BlockSum, block_sums
 from storage.format.batch import Batch
 from storage.format.records import read_columns
+from storage.units import KIB, MIB
 
 router = APIRouter(tags=["tables"])
 
-_PAGE_BYTES: Final = 8 * 1024 * 1024  # of log; a page of many small records ends earlier
+_PAGE_BYTES: Final = 8 * MIB  # of log; a page of many small records ends earlier
 _PAGE_RECORDS: Final = 50_000
-_STEP_BYTES: Final = 256 * 1024  # between two steps the loop is free for others
+_STEP_BYTES: Final = 256 * KIB  # between two steps the loop is free for others
 EXAMPLE: Final[dict[str, Any]] = {
     "log": "default",
     "block": BLOCK,

@@ -31,12 +31,13 @@ from app.tables.catalog import NONE, LogTables, TableState, is_typed
 from app.tables.names import CURRENT, CURSOR, DEAD_LETTERS, ENTRIES, EPOCH_TABLES, JOURNAL_TABLES, RECORDS
 from storage.format.records import MIN_TIMESTAMP_MS
 from storage.log.commitlog import Commitlog
+from storage.units import MIB
 
 router = APIRouter(tags=["tables"])
 
 _POLL_S: Final = 0.1
-_READ_BYTES: Final = 1024 * 1024  # at once
-_COUNT_BYTES: Final = 16 * 1024 * 1024  # of log, for an exact lag; beyond it control records count as data
+_READ_BYTES: Final = MIB  # at once
+_COUNT_BYTES: Final = 16 * MIB  # of log, for an exact lag; beyond it control records count as data
 TABLE_EXAMPLE: Final[dict[str, Any]] = {
     "name": "entries",
     "path": "/data/tables/default/entries",

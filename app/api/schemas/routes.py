@@ -25,10 +25,11 @@ from app.log.schema_gate import record_decoder
 from app.log.schemas import SchemaVersion
 from app.log.set_schema import REJECT, SetSchema, incompatibilities
 from app.schemas.schema import SCHEMA_VERSIONS_MAX
+from storage.units import MIB
 
 router = APIRouter(tags=["schemas"])
 
-BODY_MAX_BYTES: Final = 1024 * 1024  # a definition as a JSON string may double its size
+BODY_MAX_BYTES: Final = MIB  # a definition as a JSON string may double its size
 _NO_VERSION: Final = 0  # in the ETag of the versions of a log without a schema
 _CONFIRMED: Final = ("read-index-unavailable", "not-yet-replicated")
 _READS: Final = ("schema-not-found", *_CONFIRMED)

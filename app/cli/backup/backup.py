@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from app.cli.context import CommandFailed, ExitCode, Target, person_watches, print_json, target_options
+from storage.units import MIB
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from app.client import CommitlogClient
 
 PART_RECORDS = 100_000  # of one file
-PART_BYTES = 64 * 1024 * 1024
-PAGE_BYTES = 16 * 1024 * 1024
+PART_BYTES = 64 * MIB
+PAGE_BYTES = 16 * MIB
 
 
 @click.command("backup")

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 from app.cli.backup.backup import summary
 from app.cli.backup.limits import check_limits, record_sizes
 from app.cli.context import CommandFailed, ExitCode, Target, person_watches, print_json, target_options
+from storage.units import MIB
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from app.client import Appended, CommitlogClient
 
 BATCH_RECORDS = 5_000  # of one append; both are a part of what a resumed restore relies on
-BATCH_BYTES = 8 * 1024 * 1024
+BATCH_BYTES = 8 * MIB
 SCHEMA_FIELDS = ("message", "key_columns", "compatibility", "on_invalid", "cluster_by")
 SETTINGS = ("replication", "durability", "min_in_sync_replicas", "in_sync_replicas", "unclean")
 

@@ -18,7 +18,7 @@ from app.cli.context import (
 )
 from app.cli.delta.job_options import spark_conf_option, tables_option
 from app.local.spark_job import DEFAULT_TABLES, REPLAY_JOB, become_job, job_arguments
-from storage.units import NO_INDEX
+from storage.units import MIB, NO_INDEX
 
 if TYPE_CHECKING:
     from app.client import CommitlogClient
@@ -423,7 +423,7 @@ def replay_dead_letters(
 
 def _newest_values(client: "CommitlogClient", last: int) -> list[tuple[int, bytes]]:
     """Return (index, value) of the newest records, without tombstones."""
-    page = client.read(last=last, limit=last, max_bytes=64 * 1024 * 1024)
+    page = client.read(last=last, limit=last, max_bytes=64 * MIB)
     found = []
     for record in page.records:
         if record.get("value_base64") is not None:

@@ -11,10 +11,11 @@ from app.node.opening.open_replica import open_journal
 from app.node.services import NodeServices
 from storage.errors import DiskError, StorageFull
 from storage.log.journal import Journal
+from storage.units import KIB
 
 logger = logging.getLogger(__name__)
 
-JOURNAL_TAIL_BYTES: Final = 256 * 1024  # newest events of one log kept in memory
+JOURNAL_TAIL_BYTES: Final = 256 * KIB  # newest events of one log kept in memory
 
 
 class LogJournals:

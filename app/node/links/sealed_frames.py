@@ -15,7 +15,9 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Final
 
-PAYLOAD_MAX_BYTES: Final = 256 * 1024
+from storage.units import KIB
+
+PAYLOAD_MAX_BYTES: Final = 256 * KIB
 MAC_BYTES: Final = 16
 _SIZE: Final = struct.Struct("<I")
 _HEAD: Final = struct.Struct("<QI")

@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from app.node.links.sealed_frames import LinkBuffer
+from storage.units import KIB
 
-PIECE_MAX_BYTES: Final = 256 * 1024
-_READ_BYTES: Final = 64 * 1024
+PIECE_MAX_BYTES: Final = 256 * KIB
+_READ_BYTES: Final = 64 * KIB
 
 
 class TlsStream:

@@ -7,6 +7,8 @@ from typing import Annotated, Final
 
 import msgspec
 
+from storage.units import KIB
+
 DECLINED: Final = 0  # status of an append that was not begun: its sender forwards it as an HTTP call
 
 
@@ -16,7 +18,7 @@ class CarriedAppend(msgspec.Struct, frozen=True, array_like=True):
 
     id: int
     timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=60_000)]
-    head: Annotated[bytes, msgspec.Meta(max_length=64 * 1024)]
+    head: Annotated[bytes, msgspec.Meta(max_length=64 * KIB)]
     request_id: Annotated[bytes, msgspec.Meta(max_length=255)]
     body: bytes
 

@@ -5,9 +5,10 @@ from typing import Annotated, Final
 import msgspec
 
 from app.node.network.repair_messages import PeerCall
+from storage.units import KIB
 
 ENTRIES_MAX: Final = 100  # of one request
-ENTRY_MAX_BYTES: Final = 8 * 1024
+ENTRY_MAX_BYTES: Final = 8 * KIB
 
 
 class AuditRequest(PeerCall, frozen=True, array_like=True, tag=26):

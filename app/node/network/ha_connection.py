@@ -31,6 +31,7 @@ from app.ha.frames import (
 )
 from app.ha.messages import INCOMING, Closed, Drained, Opened
 from app.node.links.links import LinkedProtocol, Links
+from storage.units import KIB
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ REFUSALS: Final = ("unidentified", "unnamed", "replica")  # by the limit that wa
 DIAL_PAUSE_MIN_S: Final = 0.1  # after a connection that ended without a byte; doubles each time
 DIAL_PAUSE_MAX_S: Final = 3.0
 READ_PAUSE_S: Final = 0.02  # pause before an overloaded driver is asked again
-BUFFER_HIGH_BYTES: Final = 256 * 1024
+BUFFER_HIGH_BYTES: Final = 256 * KIB
 
 Deliver = Callable[[str, Any], None]
 

@@ -10,9 +10,10 @@ from typing import Annotated, Final
 import msgspec
 
 from storage.format.batch import Batch
+from storage.units import MIB
 
-FETCH_MAX_BYTES: Final = 1024 * 1024  # of batches in one answer, but always at least one batch
-DIGEST_MAX_BYTES: Final = 16 * 1024 * 1024  # of batches that one digest covers, but always at least one
+FETCH_MAX_BYTES: Final = MIB  # of batches in one answer, but always at least one batch
+DIGEST_MAX_BYTES: Final = 16 * MIB  # of batches that one digest covers, but always at least one
 
 Index = Annotated[int, msgspec.Meta(ge=-1)]
 Id = Annotated[int, msgspec.Meta(ge=0)]

@@ -50,9 +50,10 @@ from app.raft.messages import (
 )
 from storage.errors import CorruptBatch
 from storage.format.batch import Batch, decode_batch
+from storage.units import MIB
 
 AnyMessage = RaftMessage | StateMessage | RepairMessage | AuditMessage | AppendMessage | AnyControllerMessage
-HEAD_MAX_BYTES: Final = 1024 * 1024  # a piece of state is the largest
+HEAD_MAX_BYTES: Final = MIB  # a piece of state is the largest
 _PREFIX = struct.Struct("<IIQ")
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(

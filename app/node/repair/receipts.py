@@ -12,9 +12,10 @@ import pyarrow as pa
 from storage.file_system import FileSystem, write_durably
 from storage.format.records import READ_SCHEMA, read_columns
 from storage.log.commitlog import Commitlog
+from storage.units import MIB
 
 FOLDER: Final = "receipts"
-_READ_BYTES: Final = 4 * 1024 * 1024
+_READ_BYTES: Final = 4 * MIB
 
 
 class ReceiptWriter:

@@ -21,10 +21,11 @@ from app.settings.model import ScrubConfig
 from storage.care.scrub import Scrub, ScrubStep
 from storage.errors import CorruptFile, CorruptLog, DiskError, StorageFull
 from storage.file_system import FileSystem
+from storage.units import KIB
 
 logger = logging.getLogger(__name__)
 
-STEP_BYTES: Final = 256 * 1024
+STEP_BYTES: Final = 256 * KIB
 
 
 @dataclass(slots=True)

@@ -28,10 +28,11 @@ from storage.care.scrub import Scrub
 from storage.errors import CorruptLog, StorageError
 from storage.file_system import FileSystem
 from storage.format.batch import HEADER_SIZE_BYTES, Batch
+from storage.units import MIB
 
-SERVE_BYTES_PER_S: Final = 64 * 1024 * 1024
+SERVE_BYTES_PER_S: Final = 64 * MIB
 _BURST_MS: Final = 100
-_STEP_BYTES: Final = 1024 * 1024  # read at once; in between the loop does other work
+_STEP_BYTES: Final = MIB  # read at once; in between the loop does other work
 DIGEST_SIZE: Final = 16
 
 

@@ -28,6 +28,7 @@ from app.node.repair.server import DIGEST_SIZE, is_readable, settled_index_of
 from app.node.replica.driver import LogDriver
 from storage.format.batch import HEADER_SIZE_BYTES
 from storage.format.records import read_columns
+from storage.units import MIB
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ BEHIND_MAX_S: Final = 3.0  # how long a peer may lag before it counts as behind
 _ANSWER_TIMEOUT_S: Final = 4.0
 _TRIES: Final = 2
 _FETCHES: Final = 20
-_STEP_BYTES: Final = 1024 * 1024
+_STEP_BYTES: Final = MIB
 _POLL_S: Final = 0.1
 
 

@@ -41,12 +41,13 @@ from app.node.replica.ready_executor import ReadyExecutor
 from app.node.replica.replica_parts import ReplicaParts
 from storage.format.batch import BATCH_MAX_BYTES
 from storage.format.records import encode_control
+from storage.units import KIB, MIB
 
-APPEND_MAX_BYTES = BATCH_MAX_BYTES - 1024 * 1024  # encoded; the rest is for header and marks
+APPEND_MAX_BYTES = BATCH_MAX_BYTES - MIB  # encoded; the rest is for header and marks
 COMMAND_TIMEOUT_MS = 5_000
 COMMANDS_MAX = 1_000
 GATHER_MAX_MS = 20
-GATHER_MAX_BYTES = 64 * 1024  # beyond it a batch is worth its own frames and sync
+GATHER_MAX_BYTES = 64 * KIB  # beyond it a batch is worth its own frames and sync
 
 
 class AppendQueue:

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from app.ha.frames import ClassicFrame, TransferFrame
 from app.raft.messages import PushRequest, RaftMessage, StateChunk, StateMessage
+from storage.units import MIB
 
 MESSAGES_MAX: Final = 4_096
-BYTES_MAX: Final = 64 * 1024 * 1024  # of records and pieces of state
+BYTES_MAX: Final = 64 * MIB  # of records and pieces of state
 
 
 class Inbox:

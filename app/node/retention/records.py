@@ -22,13 +22,13 @@ from app.node.retention.clocks import PeerClocks
 from app.settings.model import Replication, RetentionConfig
 from storage.errors import StorageError
 from storage.log.commitlog import Commitlog
-from storage.units import MIB
+from storage.units import KIB, MIB
 
 logger = logging.getLogger(__name__)
 
-_SEARCH_BYTES: Final = 1024 * 1024  # of what would be removed, in search of a data record
+_SEARCH_BYTES: Final = MIB  # of what would be removed, in search of a data record
 _SLACK_BYTES: Final = 4096
-_STEP_BYTES: Final = 64 * 1024
+_STEP_BYTES: Final = 64 * KIB
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,13 @@ from app.log.state import LogState
 from storage.errors import CorruptFile, StorageFull
 from storage.log.checkpoint import Checkpoint, CheckpointFile, SnapshotFile
 from storage.log.commitlog import Commitlog
+from storage.units import MIB
 
 logger = logging.getLogger(__name__)
 
-REPLAY_BYTES: Final = 4 * 1024 * 1024
-SLICE_BYTES: Final = 1024 * 1024  # of a snapshot, copied in one turn of the loop
-SAVED_BYTES_PER_S: Final = 1024 * 1024  # snapshots of a large state are less frequent than the interval
+READ_BYTES: Final = 4 * MIB  # of the log, at once when it is replayed
+SLICE_BYTES: Final = MIB  # of a snapshot, copied in one turn of the loop
+SAVED_BYTES_PER_S: Final = MIB  # snapshots of a large state are less frequent than the interval
 BIN_MAX: Final = (1 << 32) - 1  # bytes of a msgpack value; a larger state has a head of its own
 _SNAPSHOT_BIN = struct.Struct(">BI")  # msgpack: 0xc6, size of what follows
 _LARGE = 0xC1  # no msgpack value begins with it
@@ -241,7 +242,7 @@ def load_state(
                 state = state_type(idempotency_ms=idempotency_ms)
     index = max(state.applied_index + 1, log.begin_index, 0)
     while index <= log.end_index:
-        for batch in log.read_batches(index, REPLAY_BYTES):
+        for batch in log.read_batches(index, READ_BYTES):
             state.apply(batch)
             index = batch.next_index
     return LoadedState(state, safe_index)

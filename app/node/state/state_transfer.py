@@ -22,14 +22,15 @@ from app.raft.messages import StateChunk, StateRequest
 from storage.errors import StorageFull
 from storage.format.checksum import extend_crc32c
 from storage.log.commitlog import Commitlog
+from storage.units import MIB
 
 logger = logging.getLogger(__name__)
 
 ASK_AGAIN_MS: Final = 1_000
 SERVED_MAX: Final = 4  # snapshots that are sent at one time
 SERVED_MS: Final = 60_000  # a snapshot without requests for this long is dropped
-COPY_BYTES: Final = 4 * 1024 * 1024  # of a snapshot, copied in one turn of the loop
-REPLAY_BYTES: Final = 1024 * 1024  # of the log, applied in one turn of the loop
+COPY_BYTES: Final = 4 * MIB  # of a snapshot, copied in one turn of the loop
+REPLAY_BYTES: Final = MIB  # of the log, applied in one turn of the loop
 
 
 @dataclass(slots=True)
