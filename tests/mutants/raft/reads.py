@@ -98,7 +98,7 @@ plant(
     "a_late_read_index_answers_newer_readers",
     "R-08",
     (FollowerReads, "answered", " or answer.id != self._id", ""),
-    lambda _: test_reads.test_an_answer_to_an_earlier_life_is_not_taken(),
+    lambda _: test_reads.test_an_answer_to_an_earlier_incarnation_is_not_taken(),
 )
 plant(
     "reads_share_the_round_under_way",

@@ -277,7 +277,7 @@ plant(
     "pushes_to_an_earlier_incarnation_are_taken",
     "D-14",
     (EntryHandler, "handle", "request.incarnation != self._incarnation", "False"),
-    lambda _: test_entry_handler.test_a_truncate_meant_for_an_earlier_life_takes_nothing_away(),
+    lambda _: test_entry_handler.test_a_truncate_meant_for_an_earlier_incarnation_takes_nothing_away(),
 )
 plant(
     "what_was_not_written_stays_matched",

@@ -79,7 +79,7 @@ def test_a_quiet_group_elects_once_and_has_everybody_in_the_set(brokers: int) ->
     assert min(node.driver.committed_index for node in cluster.brokers) > NO_INDEX
 
 
-def test_the_same_seed_lives_the_same_life() -> None:
+def test_the_same_seed_gives_the_same_run() -> None:
     lives = []
     for _ in range(2):
         cluster, violation = run_seed(4, 6)

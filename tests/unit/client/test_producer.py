@@ -77,7 +77,7 @@ def test_records_are_batched_and_each_delivery_has_its_index() -> None:
         Record("v", headers=[("name", "v" * 98)]),
     ],
 )
-def test_a_record_that_is_too_large_is_refused_and_the_others_go_on(large: Record) -> None:
+def test_a_record_that_is_too_large_is_refused_and_the_others_are_sent(large: Record) -> None:
     with fake_service(Log()) as service, producing(service) as producer:
         producer.max_record_bytes = 100
         first = producer.send("é" * 50)

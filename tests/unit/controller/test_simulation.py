@@ -16,7 +16,7 @@ def test_one_master_at_a_time_from_the_set_whatever_fails(seed: int, nodes: int)
 
 
 @pytest.mark.rule("C-01")
-def test_the_same_seed_lives_the_same_life() -> None:
+def test_the_same_seed_gives_the_same_run() -> None:
     lives = []
     for _ in range(2):
         world = World(7)

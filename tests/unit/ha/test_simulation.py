@@ -57,7 +57,7 @@ def test_records_lost_by_unclean_elections_are_in_a_receipt() -> None:
     pytest.fail(f"only {rollbacks} copies had anything to lose")
 
 
-def test_the_same_seed_lives_the_same_life() -> None:
+def test_the_same_seed_gives_the_same_run() -> None:
     lives = []
     for _ in range(2):
         group = Group(7)

@@ -282,7 +282,7 @@ def test_one_replaced_disk_does_not_disturb_the_leader() -> None:
 
 
 @pytest.mark.rule("R-02")
-def test_a_late_heartbeat_answer_of_an_earlier_life_makes_no_acknowledgement_count() -> None:
+def test_a_late_heartbeat_answer_of_an_earlier_incarnation_makes_no_acknowledgement_count() -> None:
     group = Group(3)
     leader = group.elect("n1")
     group.pass_time(300)

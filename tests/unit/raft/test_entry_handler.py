@@ -555,7 +555,7 @@ def test_a_late_truncate_is_known_for_one_also_after_the_leader_was_lost_and_fou
 
 
 @pytest.mark.rule("D-14")
-def test_a_truncate_meant_for_an_earlier_life_takes_nothing_away() -> None:
+def test_a_truncate_meant_for_an_earlier_incarnation_takes_nothing_away() -> None:
     leader = Leader(log_of(1, 1, 1), log_of(1, 1))
     leader.compare(1)
     late = leader.push(PushType.TRUNCATE, 0, leader.log.batch_at(1))

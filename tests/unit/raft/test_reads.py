@@ -127,7 +127,7 @@ def test_a_confirmation_of_the_lead_gives_no_reader_its_index() -> None:
 
 
 @pytest.mark.rule("R-08")
-def test_an_answer_to_an_earlier_life_is_not_taken() -> None:
+def test_an_answer_to_an_earlier_incarnation_is_not_taken() -> None:
     group, leader = ready_group()
     ask(group["n2"], "old")
     group.deliver(kind=ReadIndexRequest)
