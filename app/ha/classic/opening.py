@@ -103,10 +103,10 @@ class Opening:
                 f"or remove its copy of the log, or set unclean = true, which discards these records"
             )
         if self._missing > 0:
-            missing = [other for other in self._others if other not in self._heard]
+            missing = [each for each in self._others if each not in self._heard and each not in self._doubted]
             return (
                 f"{', '.join(missing)} may hold synchronous appends that this copy lacks: start "
-                f"{self._missing} of these replicas, or set unclean = true"
+                f"{min(self._missing, len(missing))} of these replicas, or set unclean = true"
             )
         if self._needs_all:
             missing = [other for other in self._others if other not in self._seen]

@@ -225,7 +225,7 @@ def test_a_replica_that_may_lack_records_vouches_only_when_all_report(last_in_do
     connect(master, copy(master.log), place=3, in_doubt=True)
     master.tick(10 * WAIT_MS)
     assert not is_open(master)
-    assert "n2, n3 may hold synchronous appends" in (master.core.status().waits_for or "")
+    assert (master.core.status().waits_for or "").startswith("n2 may hold synchronous appends")
     connect(master, copy(master.log), place=2, number=2, in_doubt=last_in_doubt)
     master.tick()
     assert is_open(master)
