@@ -15,9 +15,9 @@ is elected among all of its replicas, not in the SyncStateSet of the copy. The s
 file is damaged or missing at a node, and for one of which a replica's folder is not here: those epochs cannot
 be known. A change of the set within one epoch is in the copies of the metadata alone. The master acts by its
 own node's copy: so it is known if every replica's node has its copy, all of it, and none of them has a newer
-set. A node
-that keeps a copy of such a log, and that the metadata do not name, may have been added since: it becomes a
-replica, because it would remove its copy otherwise, which may be the last one with acknowledged records.
+set. A node that keeps a copy of such a log, and that the metadata do not name, may have been added since: it
+becomes a replica, because it would remove its copy otherwise, which may be the last one with acknowledged
+records.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -82,8 +82,8 @@ class Rebuilt:
     node knows and the metadata do not: its last master and set are unknown. newer_sets: log -> a node whose
     copy has a newer SyncStateSet. unknown: log -> the nodes whose newest epoch or set is unknown: their vote
     file is damaged or missing, their copy of the metadata is missing, in repair or without the state that it
-    was to get from its leader, or their folder is not here. unnamed: log -> the nodes that became
-    replicas of it, because they keep a copy.
+    was to get from its leader, or their folder is not here. unnamed: log -> the nodes that became replicas of
+    it, because they keep a copy.
     """
 
     source: str
