@@ -16,9 +16,9 @@ from app.api.access.caller import Caller
 from app.api.access.caller import Scope as TokenScope
 from app.api.access.rules import CALLER
 from app.api.access.tokens import Tokens, is_open
-from app.api.append.plain_route import append_log_of
 from app.api.http.dependencies import RESERVATION
 from app.api.http.in_flight_limit import InFlightLimit
+from app.api.http.lane_call import log_of_records
 from app.api.http.messages import REQUEST_ID, RawHeaders, Response, given_or_new_id, problem_response
 from app.api.http.query import check_count
 from app.api.http.single_headers import check_single_headers
@@ -72,7 +72,7 @@ class HttpMiddleware:
         headers = dict(scope["headers"])
         request_id = scope["commitlog.request_id"] = given_or_new_id(headers.get(REQUEST_ID))
         method, path = scope["method"], scope["path"]
-        log = append_log_of(path) if method == "POST" else None
+        log = log_of_records(path) if method == "POST" else None
         counted = log is None and path not in PROBES
         try:
             caller = scope[CALLER] = self._tokens.caller(path, self._authorization(path, scope["headers"]))
@@ -197,7 +197,7 @@ class HttpMiddleware:
             entry = observation.entry(scope, caller, request_id, status)
             if entry is not None and (status < 300 or self._refused_entries.allowed()):
                 self._audit(entry)
-        if append_log_of(scope["path"]) is None or method != "POST":  # streams count themselves
+        if log_of_records(scope["path"]) is None or method != "POST":  # streams count themselves
             route = getattr(scope.get("route"), "path", "unknown")
             self._meter.answered(method, route, status)
 

@@ -15,8 +15,15 @@ from app.api.access.caller import Caller, Grant, Scope
 from app.api.access.tokens import Tokens
 from app.api.append.call import AppendCall, AppendHead
 from app.api.append.groups import AppendGroups, AppendSource
-from app.api.append.plain_route import append_log_of, late_body
-from app.api.http.lane_call import KNOWN_HEADS_MAX, SPECIAL_HEADERS, LaneCall, is_repeatable, lane_headers
+from app.api.append.plain_route import late_body
+from app.api.http.lane_call import (
+    KNOWN_HEADS_MAX,
+    SPECIAL_HEADERS,
+    LaneCall,
+    is_repeatable,
+    lane_headers,
+    log_of_records,
+)
 from app.api.http.messages import RawHeaders, Response, given_or_new_id, problem_response
 from app.api.http.query import has_too_many
 from app.errors import CommitlogError
@@ -33,7 +40,7 @@ def _target_of(url: bytes) -> tuple[str, str, bytes] | None:
     path, _, query = url.partition(b"?")
     if not _PATH.fullmatch(path) or b"#" in query or has_too_many(query):
         return None
-    log = append_log_of(path.decode("ascii"))
+    log = log_of_records(path.decode("ascii"))
     return None if log is None or log.startswith("__") else (log, path.decode("ascii"), query)
 
 

@@ -17,22 +17,11 @@ from app.api.append.handler import AppendHandler
 from app.api.append.openapi import OPENAPI_EXTRA, RESPONSES
 from app.api.http.dependencies import ExactResponse, LogName
 from app.api.http.in_flight_limit import InFlightLimit
+from app.api.http.lane_call import RECORDS_ROUTE, log_of_records
 from app.api.http.messages import REQUEST_ID, Response, given_or_new_id, problem_response
 from app.errors import CommitlogError, InvalidBody, InvalidRequest, TooLarge
 from app.futures import settle
 from app.settings.model import Limits
-
-PREFIX = "/v1/logs/"
-SUFFIX = "/records"
-
-
-def append_log_of(path: str) -> str | None:
-    """Return the log's name in the path of an append, None for any other path."""
-    if path.startswith(PREFIX) and path.endswith(SUFFIX):
-        name = path[len(PREFIX) : -len(SUFFIX)]
-        if name and "/" not in name:
-            return name
-    return None
 
 
 def late_body(timeout_ms: int) -> InvalidBody:
@@ -54,7 +43,7 @@ class PlainRoute:
         router = APIRouter(tags=["records"])
 
         @router.post(
-            f"{PREFIX}{{log}}{SUFFIX}",
+            RECORDS_ROUTE,
             summary="Append records",
             description="The append is atomic: all of its records are committed at consecutive indexes, or "
             "none.",
@@ -79,7 +68,7 @@ class PlainRoute:
             elif name == REQUEST_ID:
                 request_id = value
         request_id = scope.get("commitlog.request_id") or given_or_new_id(request_id)
-        log = append_log_of(scope["path"])
+        log = log_of_records(scope["path"])
         assert log is not None
         try:
             self._handler.check_log(log)

@@ -11,6 +11,7 @@ from app.api.access.caller import Caller
 from app.api.http.messages import REQUEST_ID, RawHeaders
 
 RECORDS_ROUTE: Final = "/v1/logs/{log}/records"  # of both lanes, as FastAPI and the metrics name it
+_BEFORE, _AFTER = RECORDS_ROUTE.split("{log}")
 SPECIAL_HEADERS: Final = frozenset(
     (b"expect", b"transfer-encoding", b"upgrade", b"origin")
 )  # no lane takes them
@@ -30,6 +31,15 @@ class LaneCall:
     keep_alive: bool
     more_body: bool
     response_complete: bool
+
+
+def log_of_records(path: str) -> str | None:
+    """Return the log's name in a path of RECORDS_ROUTE, None for any other path."""
+    if path.startswith(_BEFORE) and path.endswith(_AFTER):
+        name = path[len(_BEFORE) : -len(_AFTER)]
+        if name and "/" not in name:
+            return name
+    return None
 
 
 class LaneHeaders(NamedTuple):

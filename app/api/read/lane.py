@@ -17,7 +17,6 @@ from pydantic import ValidationError
 
 from app.api.access.caller import Caller, Grant, Scope
 from app.api.access.tokens import Tokens
-from app.api.append.plain_route import append_log_of
 from app.api.http.in_flight_limit import InFlightLimit, Reservation
 from app.api.http.lane_call import (
     KNOWN_HEADS_MAX,
@@ -26,6 +25,7 @@ from app.api.http.lane_call import (
     LaneCall,
     is_repeatable,
     lane_headers,
+    log_of_records,
 )
 from app.api.http.log_call import Served
 from app.api.http.messages import REQUEST_ID, PageResponse, RawHeaders, given_or_new_id, problem_response
@@ -144,7 +144,7 @@ class PollLane:
         if read is None or read.length is not None:
             return None
         raw_path, _, raw_query = url.decode("ascii", "replace").partition("?")
-        log = append_log_of(raw_path)
+        log = log_of_records(raw_path)
         if not _URL.fullmatch(url) or log is None or log.startswith("__") or has_too_many(url):
             return None
         pairs = parse_qsl(raw_query, keep_blank_values=True)
