@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Callable
+from functools import partial
 
 from app.errors import TransferFailed
 from app.log.contract import Role
@@ -52,17 +53,17 @@ class ReplicaStop:
         return is_known or self._clock.monotonic_ms() >= self._deadline_ms
 
     def save(self) -> None:
-        """Sync the log, save the checkpoint and the state, and note the clean stop; then `end`."""
-        self._disk.request_sync(self._syncer, self._synced)
+        """Sync the log, save the checkpoint and the state, and note the clean stop; then done()."""
+        self._disk.request_sync(self._syncer, partial(self._synced, self._done or (lambda: None)))
 
     def end(self) -> None:
-        """The replica has stopped, or its driver has ended before: call done, if the stop was begun."""
+        """The driver has ended without a `save`: call done, if a stop was begun."""
         if self._done is not None:
             self._done()
 
-    def _synced(self) -> None:
+    def _synced(self, done: Callable[[], None]) -> None:
         self._state.save_all()
-        self._disk.submit(self._note, lambda _result, _error: self.end())
+        self._disk.submit(self._note, lambda _result, _error: done())
 
     def _note(self) -> None:
         """Blocks: in the disk thread."""

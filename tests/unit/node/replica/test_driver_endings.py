@@ -43,6 +43,16 @@ def test_a_stop_ends_also_when_the_log_is_given_up_meanwhile_or_was_before(tmp_p
     assert stopped == ["first", "second"]
 
 
+def test_each_stop_of_a_log_is_answered_once(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    stopped: list[str] = []
+    node.driver.stop(lambda: stopped.append("first"))
+    assert node.driver.has_ended
+    node.driver.stop(lambda: stopped.append("second"))
+    node.seams.run()
+    assert stopped == ["second", "first"]  # the first one when all is saved
+
+
 def test_an_append_in_hand_is_answered_when_the_one_before_it_meets_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
