@@ -154,19 +154,20 @@ class ClassicSlaveCore(StaticGroup):
         ):
             self._report(now_ms)
         self._reads.tick(now_ms)
-        self._end_doubt(now_ms)
+        self._ask_for_end_of_doubt(now_ms)
 
-    def _end_doubt(self, now_ms: int) -> None:
+    def _ask_for_end_of_doubt(self, now_ms: int) -> None:
         """Ask for the index only after a frame: from then on the master counts this connection alone."""
         doubt = self._doubt
-        if doubt is None or doubt.is_asked:
-            return
-        if doubt.index is not None and doubt.index <= held_index(self._log, self._member.durability):
-            self._doubt = None
-            self._outbox.hard_state = HardState(self._term, self._member.leader_id)
-        elif doubt.index is None and self._heard_frame:
+        if doubt is not None and doubt.index is None and self._heard_frame and not doubt.is_asked:
             doubt.is_asked = True
             self._reads.ask(doubt, now_ms)
+
+    def _end_doubt(self) -> None:
+        doubt, held = self._doubt, held_index(self._log, self._member.durability)
+        if doubt is not None and doubt.index is not None and doubt.index <= held:
+            self._doubt = None
+            self._outbox.hard_state = HardState(self._term, self._member.leader_id)
 
     def _connect(self, now_ms: int) -> None:
         self._connections += 1
@@ -209,6 +210,7 @@ class ClassicSlaveCore(StaticGroup):
         if isinstance(message, ReadIndexAnswer):
             if source == self._member.leader_id:
                 self._reads.answered(message, now_ms)
+                self._end_doubt()
         elif isinstance(message, ReadIndexRequest):
             self._outbox.send(source, ReadIndexAnswer(message.term, message.id, None))
         elif source.startswith(INCOMING):
@@ -226,6 +228,7 @@ class ClassicSlaveCore(StaticGroup):
             self._heard_ms = now_ms
             self._flow.sent(len(message.body), now_ms)
             self._take(message, now_ms)
+            self._ask_for_end_of_doubt(now_ms)
 
     # --- reports -------------------------------------------------------------------------------------------
 
@@ -336,6 +339,7 @@ class ClassicSlaveCore(StaticGroup):
 
     def synced(self, now_ms: int) -> None:
         self._learn()
+        self._end_doubt()
         if self._connected and self._reported_offset != self._held_offset:
             self._report(now_ms)
 

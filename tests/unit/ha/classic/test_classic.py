@@ -560,16 +560,14 @@ def test_a_copy_that_may_lack_records_has_caught_up_with_what_its_master_confirm
     assert slave.frames("n1", ReadIndexRequest) == []  # the master may count an earlier connection
     for index in range(slave.log.next_index, 2):
         slave.deliver(key, frame_of(log.batch_at(index)))
-    slave.tick()
     (asked,) = slave.frames("n1", ReadIndexRequest)
     slave.deliver("n1", ReadIndexAnswer(1, asked.id, None))  # it has not opened its epoch
+    assert slave.frames("n1", ReadIndexRequest) == []
     slave.tick()
     (asked,) = slave.frames("n1", ReadIndexRequest)
     slave.deliver("n1", ReadIndexAnswer(1, asked.id, 2))
-    slave.tick()
     assert slave.saved == [doubt]
     slave.deliver(key, frame_of(log.batch_at(2)))
-    slave.tick()
     assert slave.saved == [doubt, HardState(doubt.term, "n1")]
     slave.tick()
     assert (slave.frames("n1", ReadIndexRequest), slave.reads, len(slave.saved)) == ([], [], 2)
