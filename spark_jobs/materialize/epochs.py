@@ -144,7 +144,7 @@ class EpochsJob:
                 raise _RowsReplaced
             return _table(EPOCH_FILES, [*(row for row in held if row["node"] not in files), *rows])
 
-        self._files.update(rows_of)
+        self._files.update(rows_of, "epoch")
 
 
 class _RowsReplaced(Exception):

@@ -31,6 +31,7 @@ from spark_jobs.session.spark_session import is_remote
 from spark_jobs.tables import schemas
 from spark_jobs.tables.conflicts import CONCURRENT_CLAIM, PROTOCOL_CHANGED, SPARK_ERRORS, repeated
 from spark_jobs.tables.snapshot import read_plain
+from storage.units import NO_INDEX
 
 OBSERVED_WITHIN_S = 0.5
 TABLE_IS_THERE = "TABLE_OR_VIEW_ALREADY_EXISTS"
@@ -402,9 +403,9 @@ def append_once(
     """Append `rows`, one or more, if there was no append since the table gave `claim`.
 
     claim: above that of every commit before; a function of the table's rows alone. position: the column whose
-    largest value is returned. note: kept in the commit. replaces: `rows` are then all rows of the table.
-    Returns the number of rows and that value, or None when the claim was refused: then read the table again.
-    Raises AnalysisException for a table that was removed.
+    largest value is returned. note: kept in the commit. replaces: `rows`, also none, are then all rows of the
+    table. Returns the number of rows and that value, or None when the claim was refused: then read the table
+    again. Raises AnalysisException for a table that was removed.
     """
     metrics = Observation()
     observed = rows.observe(metrics, F.count("*").alias("count"), F.max(position).alias("last"))
@@ -420,7 +421,8 @@ def append_once(
         raise
     if not _was_observed(metrics, remote=is_remote(rows.sparkSession)):
         return None
-    return int(metrics.get["count"]), int(metrics.get["last"])
+    found = metrics.get
+    return int(found["count"]), NO_INDEX if found["last"] is None else int(found["last"])
 
 
 def claim_alone(spark: SparkSession, path: str, table: Table, *, application: str, claim: int) -> None:

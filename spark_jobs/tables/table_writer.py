@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from app.tables.delta_log import DeltaLogError
+from app.tables.names import application_of
 from spark_jobs.session.jars import LOG_STORE_CLASS
 from spark_jobs.session.locations import is_url
 from spark_jobs.session.spark_session import is_remote
@@ -23,6 +24,7 @@ from spark_jobs.tables.table import (
     append_once,
     claim_alone,
     create_table,
+    newest_claim,
     precompute_claims,
     settings_of_table,
 )
@@ -115,15 +117,34 @@ class TableWriter:
         )
         return written is not None
 
-    def update(self, rows_of: Callable[[], pa.Table]) -> None:
-        """Let the result of `rows_of`, which may read the table, be all rows of a small table."""
+    def update(self, rows_of: Callable[[], pa.Table], position: str) -> None:
+        """Let the result of `rows_of`, which may read the table, be all rows of a small table.
+
+        rows_of: called again when another writer was first. position: a column of integers.
+        """
         if self._local is not None:
             try:
                 self._local.replace(rows_of, statistics=self.table.statistics, claim=None, note={})
                 return
             except (NeedsSpark, DeltaLogError):
                 pass
-        self._frame(rows_of()).write.format("delta").mode("overwrite").save(self.path)
+        application = application_of(self.table.name)
+        while True:
+            before = newest_claim(self.spark, self.path, application)
+            rows = self._frame(rows_of())
+            if before is None:  # no reader of claims: the last driver to write keeps its rows
+                rows.write.format("delta").mode("overwrite").save(self.path)
+                return
+            if append_once(
+                rows,
+                self.path,
+                application=application,
+                claim=before + 1,
+                position=position,
+                note={},
+                replaces=True,
+            ):
+                return
 
     def _frame(self, rows: pa.Table) -> DataFrame:
         return self.spark.createDataFrame(rows, self.table.schema).coalesce(1)
