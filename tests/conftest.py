@@ -1,8 +1,9 @@
 """Shared by all tests: rule markers must name rules of app/RULES.md; tests are distributed to processes.
 
 `make test` runs the suite in two processes. A file's tests stay in one, for they share its nodes; so do those
-of Spark that share a session, and those that start Sparks of their own. The longest begin first; some files
-of Spark go to the process that is free, so that both end at the same time.
+that start Sparks of their own, which need the memory. One process begins with the files that use its Spark
+session, the other with the rest, both with the longest. Whichever is ready first takes what the other has
+left, from the end, so that both end at the same time.
 """
 
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 from tests.rules import read_rules
 from tests.support.cluster import Cluster
@@ -24,35 +26,38 @@ _STATE = tempfile.TemporaryDirectory(prefix="commitlog-state-")  # removed when 
 os.environ["COMMITLOG_STATE"] = str(Path(_STATE.name) / "nodes.json")
 
 SPARK = "tests/spark/"
-SPARKS = f"{SPARK}own"
-OWN_PROCESSES = ("session/test_connect.py", "materialize/test_kills.py", "session/test_standalone_cluster.py")
-EITHER = (
-    "notebooks/test_failover_notebook.py",
-    "materialize/test_quarantine.py",
-    "materialize/test_program.py",
-    "sink/test_sink.py",
-)
+SPARKS = "own Sparks"
+OWN_SPARKS = ("session/test_connect.py", "drivers/test_kills.py", "session/test_standalone_cluster.py")
 REAL_PROCESSES = ("tests/chaos/", "tests/e2e/", "tests/fault/", "tests/integration/", SPARK)
 LONGEST = (
-    SPARK,
+    f"{SPARK}notebooks/test_notebooks.py",
+    f"{SPARK}typed/test_restored.py",
+    f"{SPARK}typed/test_typed_values.py",
+    f"{SPARK}sink/test_sink.py",
+    f"{SPARK}tables/test_upkeep.py",
     SPARKS,
-    *(f"{SPARK}{name}" for name in EITHER),
-    "tests/simulation/raft/test_simulation.py",
     "tests/e2e/test_demo.py",
+    "tests/simulation/raft/test_simulation.py",
+    "tests/e2e/test_documented_commands.py",
+    "tests/mutants/test_mutants.py",
 )
 
 
 def scope_of(nodeid: str) -> str:
     """Return the name of the group of tests that runs in one process, one after the other."""
     file = nodeid.partition("::")[0]
-    if not file.startswith(SPARK) or file.removeprefix(SPARK) in EITHER:
-        return file
-    return SPARKS if file.removeprefix(SPARK) in OWN_PROCESSES else SPARK
+    return SPARKS if file.removeprefix(SPARK) in OWN_SPARKS else file
 
 
 class Scheduling(LoadFileScheduling):
     def _split_scope(self, nodeid: str) -> str:
         return scope_of(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        is_first = node.gateway.id == "gw0"
+        own = (scope for scope in self.workqueue if scope.startswith(SPARK) is is_first)
+        self.workqueue.move_to_end(next(own, next(reversed(self.workqueue))), last=False)
+        super()._assign_work_unit(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:
