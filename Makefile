@@ -18,8 +18,9 @@ doctor:  ## check this machine, and show a remedy for each problem
 demo: setup  ## run three nodes, Spark, 336,776 flights, a killed leader, and the proofs; ARGS=--keep keeps them running
 	@$(BIN)/commitlog demo $(ARGS)
 
+# Bytecode is kept: with PYTHONDONTWRITEBYTECODE, as in many containers, each process would compile all modules.
 test: setup  ## run the test suite; ARGS="-k NAME" selects tests
-	@$(BIN)/python -m pytest -p no:cacheprovider -n 2 --durations=10 -rR $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p no:cacheprovider -n 2 --durations=10 -rR $(ARGS)
 
 check: setup  ## run ruff and mypy
 	@$(BIN)/ruff check .
