@@ -1,5 +1,6 @@
 """The pages at `/docs/`: files of one folder, or a remedy; every document is in the navigation."""
 
+import re
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
@@ -47,6 +48,29 @@ def test_the_navigation_has_every_document_and_the_node_finds_the_site() -> None
     assert internals <= below
     assert {*entries.values(), *below} - internals == {path.name for path in (ROOT / "docs").glob("*.md")}
     assert ROOT / site["site_dir"] == FOLDER
+
+
+ITEM = re.compile(r" *(?:[-*]|[0-9]+\.) ")
+
+
+@pytest.mark.parametrize(
+    "path", [*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in INTERNALS)], ids=str
+)
+def test_lists_are_lists_on_the_site_too(path: Path) -> None:
+    """mkdocs needs an empty line before a list and after a paragraph of an item, and four spaces before what
+    belongs to an item; GitHub does not."""
+    before, fenced, in_block = "", False, False
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        place, indent = f"{path}:{number}: {line}", len(line) - len(line.lstrip())
+        is_item = ITEM.match(line) is not None
+        if not fenced:
+            in_block = bool(line) and (in_block or (not before and indent >= 4))
+            assert not (0 < indent < 4 and (is_item or not before)), place
+            assert not (is_item and indent == 0 and in_block), place
+            starts_list = is_item and indent == 0 and before and not before.startswith((" ", "#"))
+            assert not starts_list or ITEM.match(before), place
+        fenced ^= line.lstrip().startswith("```")
+        before = line
 
 
 @pytest.mark.parametrize(
