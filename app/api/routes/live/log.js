@@ -255,7 +255,7 @@ function schemaTab(log) {
             ["Other records", (each) => badge(each.on_invalid === "reject" ? "rejected" : "stored", each.on_invalid === "reject" ? "warn" : "")],
           ],
           schemas.slice().reverse(),
-          { caption: "Versions, newest first", empty: "No schema yet. Set one with commitlog schema set." },
+          { caption: "Versions, newest first", empty: `No schema yet. Set one by \`commitlog schema set FILE --log ${log}\`.` },
         ),
         ...(newest
           ? [
