@@ -39,6 +39,23 @@ def in_order(client: CommitlogClient) -> list[Any]:
     return found
 
 
+def test_infer_reports_records_that_are_not_objects(
+    cluster: Cluster, names: tuple[str, str], tmp_path: Path
+) -> None:
+    log, _ = names
+    assert cluster.call("POST", "n1", "/v1/logs", json={"name": log, "replicas": 2}).status_code == 201
+    assert "There are no records with a value." in run(cluster, log, "schema", "infer", exit_code=1).stderr
+    with CommitlogClient(cluster.url("n1"), log=log) as client:
+        client.append(['{"id": 1}', '{"id": 2}'])
+        broken = client.append(["no JSON"]).first_index
+    done = run(cluster, log, "schema", "infer")
+    assert json.loads(done.stdout)["required"] == ["id"]
+    assert f"1 of 3 records do not match this schema; the first one is at index {broken}:" in done.stderr
+    empty = tmp_path / "empty.json"
+    empty.write_text("\n")
+    assert "empty.json is empty" in run(cluster, log, "schema", "check", str(empty), exit_code=2).stderr
+
+
 def test_a_schema_is_inferred_set_checked_backed_up_and_restored(
     cluster: Cluster, names: tuple[str, str], tmp_path: Path
 ) -> None:
