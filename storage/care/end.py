@@ -4,7 +4,9 @@ from dataclasses import replace
 
 from storage.care.survey import Damage
 from storage.errors import PatchRefused
-from storage.file_system import FileSystem
+from storage.file_system import FileSystem, write_durably
+from storage.format.segment_format import segment_name, segment_offset
+from storage.log.aside import ASIDE_FOLDER
 from storage.log.log_folder import MANIFEST_NAME
 from storage.log.manifest import Intent, ManifestFile
 
@@ -22,3 +24,16 @@ def end_before(files: FileSystem, folder: str, damage: Damage) -> None:
     if offset < manifest.durable_offset:
         manifest = replace(manifest, durable_index=damage.first_index - 1, durable_offset=offset)
     manifest_file.save(replace(manifest, intent=Intent.TRUNCATE, truncate_offset=offset))
+
+
+def copy_end(files: FileSystem, folder: str, damage: Damage) -> None:
+    """Copy the log from the damage on into its folder `aside`, for the operator, as segments. Durable on
+    return. Raises DiskError."""
+    aside, offset = f"{folder}/{ASIDE_FOLDER}", damage.first_offset
+    files.make_folders(aside)
+    begins = [(begin, name) for name in files.list(folder) if (begin := segment_offset(name)) is not None]
+    held = max((begin for begin, _ in begins if begin <= offset), default=offset)
+    for begin, name in begins:
+        if begin >= held:
+            data = files.read(f"{folder}/{name}")[max(0, offset - begin) :]
+            write_durably(files, f"{aside}/{segment_name(max(begin, offset))}", data)

@@ -44,7 +44,7 @@ from app.node.repair.peer_replicas import PeerReplicas
 from app.node.replica.driver import LogDriver
 from app.node.state.checkpoints import load_snapshot, load_state
 from storage.care.begin import begin_with
-from storage.care.end import end_before
+from storage.care.end import copy_end, end_before
 from storage.care.patch import batch_in, patch
 from storage.care.survey import NO_OFFSET, Damage, Survey, survey
 from storage.errors import (
@@ -470,10 +470,15 @@ class LogRepair:
     async def _end_before(self, damage: Damage) -> bool:
         """Remove the end of the log from a damage on; return whether something is left of the log.
 
-        This replica may have acknowledged what it removes: it is in doubt as if it had set the log aside.
+        This replica may have acknowledged what it removes: it is in doubt as if it had set the log aside. A
+        copy is kept for the operator, unless the disk is full or cannot be read.
         """
         await self._doubt(lacks_records=True)
         await self._forget_held()
+        try:
+            await in_thread(partial(copy_end, self._files, self._folder, damage))
+        except DiskError as error:
+            logger.error("log %s: no copy is kept of its removed end: %s", self._log_name, error)
         try:
             await in_thread(partial(end_before, self._files, self._folder, damage))
         except PatchRefused:

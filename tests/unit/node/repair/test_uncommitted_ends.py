@@ -5,6 +5,7 @@ import pytest
 from app.node.network.repair_messages import FetchAnswer, FetchRequest, PeerCall
 from app.node.repair import fetch
 from app.node.repair.marker import RepairMarker
+from storage.errors import DiskError, StorageFull
 from storage.log.checkpoint import Checkpoint, CheckpointFile
 from storage.log.commitlog import Commitlog
 from storage.log.manifest import ManifestFile
@@ -50,10 +51,30 @@ def test_records_that_the_group_never_committed_are_removed_from_the_damage_on(
     assert scene.host.log is not None
     assert [scene.host.log.batch_at(index) for index in range(0, 50, 2)] == BATCHES[:25]
     assert scene.host.log.end_index == 49
+    aside = f"{FOLDER}/aside"
+    kept = b"".join(scene.files.read(f"{aside}/{name}") for name in scene.files.list(aside))
+    assert kept.endswith(b"".join(bytes(batch.data) for batch in BATCHES[26:]))
+    assert len(kept) == BATCHES[-1].next_offset - BATCHES[25].offset
     scene.files.crash()
     again = Commitlog.open(scene.files, FOLDER, log_id=7, config=SIZES, committed_index=39)
     assert again.end_index == 49
     again.append(BATCHES[25:27])
+
+
+@pytest.mark.parametrize("error", [StorageFull, DiskError])
+def test_a_removed_end_that_cannot_be_kept_does_not_stop_the_repair(
+    error: type[DiskError], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(_files: object, _folder: str, _damage: object) -> None:
+        raise error("a file", "write", "refused")
+
+    monkeypatch.setattr("app.node.repair.log_repair.copy_end", refused)
+    scene = Scene()
+    committed_until(scene, 39)
+    scene.run(Peers(never_had_it), scene.damage(25))
+    assert scene.host.log is not None
+    assert scene.host.log.end_index == 49
+    assert "no copy is kept of its removed end" in caplog.text
 
 
 @pytest.mark.rule("R-07")
