@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,11 +32,12 @@ def test_the_program_follows_the_log_and_ends_cleanly_on_sigterm(
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = next(line for line in process.stdout if "100 entries" in line)
-        batch = eventually(lambda: last_batch(config), what="the micro-batch", timeout_s=60)
+        batch = eventually(lambda: batch_without_lag(config), what="the micro-batch", timeout_s=60)
         process.send_signal(signal.SIGTERM)
         out, errors = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert line.startswith("running: default: 100 entries through index 101, lag 0")
+    # unknown while the replicas, in this process, have not answered for some seconds
+    assert re.match(r"running: default: 100 entries through index 101, lag (0|unknown), ", line)
     assert out.splitlines()[-1].startswith("stopped: default: 100 entries")
     assert errors == ""
     assert batch["records"] == 100
@@ -124,7 +126,8 @@ def test_ctrl_c_in_a_notebook_that_works_ends_with_one_sentence_and_leaves_nothi
     assert list(temporary.iterdir()) == []
 
 
-def last_batch(config: MaterializeConfig) -> dict[str, Any] | None:
-    document = json.loads(config.progress_file.read_text())
-    found: dict[str, Any] | None = document["logs"]["default"]["last_batch"]
-    return found
+def batch_without_lag(config: MaterializeConfig) -> dict[str, Any] | None:
+    """Return the newest micro-batch, once the log is known to have no more records."""
+    log = json.loads(config.progress_file.read_text())["logs"]["default"]
+    found: dict[str, Any] | None = log["last_batch"]
+    return found if log["lag_records"] == 0 else None
