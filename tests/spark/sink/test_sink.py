@@ -81,10 +81,11 @@ def test_rows_that_cannot_be_written_are_refused_before_any_task(
     assert list(tmp_path.rglob("*.arrow")) == []
 
 
-def test_kills_at_each_point_leave_each_row_once(
+def test_kills_of_driver_and_commit_leave_each_row_once(
     spark: SparkSession, service: Cluster, tmp_path: Path
 ) -> None:
-    """The whole driver of one query is killed between two appends, then its commit at each point."""
+    """The whole driver of one query is killed between two appends, then its commit alone, before the first
+    append and after the last one. test_delivery.py has a kill at each step."""
     command = [sys.executable, "-m", "tests.spark.sink.sink_to_kill", service.url("n1"), str(tmp_path)]
     with subprocess.Popen(command, start_new_session=True) as driver:
         assert driver.wait(DRIVER_TIMEOUT_S) == -signal.SIGKILL
