@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from storage.files import OsFileSystem
+from storage.log.hard_state import HardStateFile
 from tests.support.cluster import Cluster, eventually
 
 LOG = "/v1/logs/default"
@@ -32,6 +34,12 @@ def remove_copy(cluster: Cluster, node: str) -> None:
     shutil.rmtree(cluster.folder / node / "journal" / "default")
 
 
+def has_caught_up(cluster: Cluster, node: str, master: str) -> bool:
+    """Return whether the copy of a slave, once new, counts as one that lacks nothing (H-07)."""
+    vote = HardStateFile(OsFileSystem(), str(cluster.folder / node / "logs" / "default" / "vote"))
+    return vote.load().voted_for == master
+
+
 def slave(cluster: Cluster, master: str) -> dict[str, object]:
     (found,) = cluster.get(master, f"{LOG}/ha-status").json()["slaves"]
     return dict(found)
@@ -49,6 +57,9 @@ def test_roles_change_by_configuration(tmp_path: Path) -> None:
         assert write(cluster, "n2", "b", acks="all") == (200, "all")
         assert write(cluster, "n1", "c", acks="leader") == (202, "leader")
         cluster.wait_even()
+        eventually(
+            lambda: has_caught_up(cluster, "n2", "n1"), what="the new copy has caught up", timeout_s=WAIT_S
+        )
         cluster.kill("n2")
         assert write(cluster, "n1", "tail", acks="leader") == (202, "leader")
         assert write(cluster, "n1", "tail", acks="quorum") == (504, "flush-slave-timeout")

@@ -90,7 +90,7 @@ def test_logs_join_and_leave_a_job_that_runs(
     await_materialized(tmp_path, last, "joins-a")
     assert indexes(config, "joins-a") == 12
     assert "joins-other: " in (failed := capsys.readouterr().err)
-    assert "; the other logs go on" in failed
+    assert "; the other logs continue" in failed
     assert indexes(config, "joins-other") == 1
 
 
