@@ -31,6 +31,7 @@ OWN_SPARKS = ("session/test_connect.py", "drivers/test_kills.py", "session/test_
 REAL_PROCESSES = ("tests/chaos/", "tests/e2e/", "tests/fault/", "tests/integration/", SPARK)
 LONGEST = (
     f"{SPARK}notebooks/test_notebooks.py",
+    f"{SPARK}drivers/test_steps.py",
     f"{SPARK}typed/test_restored.py",
     f"{SPARK}typed/test_typed_values.py",
     f"{SPARK}sink/test_sink.py",
@@ -39,6 +40,7 @@ LONGEST = (
     "tests/e2e/test_demo.py",
     "tests/simulation/raft/test_simulation.py",
     "tests/e2e/test_documented_commands.py",
+    "tests/unit/test_types.py",
     "tests/mutants/test_mutants.py",
 )
 
