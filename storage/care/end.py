@@ -3,16 +3,17 @@
 from dataclasses import replace
 
 from storage.care.survey import Damage
-from storage.errors import PatchRefused
-from storage.file_system import FileSystem, write_durably
-from storage.format.segment_format import segment_name, segment_offset
+from storage.errors import DiskError, PatchRefused
+from storage.file_system import FileSystem
+from storage.format.segment_format import segment_name
 from storage.log.aside import ASIDE_FOLDER
-from storage.log.log_folder import MANIFEST_NAME
+from storage.log.log_folder import MANIFEST_NAME, copy_segment, segment_offsets
 from storage.log.manifest import Intent, ManifestFile
 
 
-def end_before(files: FileSystem, folder: str, damage: Damage) -> None:
-    """Let the log end before the damage. This is durable on return; recovery removes what follows.
+def end_before(files: FileSystem, folder: str, damage: Damage) -> DiskError | None:
+    """Let the log end before the damage. This is durable on return; recovery removes what follows, of which
+    the folder `aside` gets a copy. Return the error if the disk refused that copy.
 
     Raises PatchRefused if nothing of the log is before it: nothing was written; CorruptFile, DiskError.
     """
@@ -21,19 +22,25 @@ def end_before(files: FileSystem, folder: str, damage: Damage) -> None:
     offset = damage.first_offset
     if manifest is None or offset <= manifest.base_offset:
         raise PatchRefused(f"nothing of the log is before offset {offset}")
+    refused = None
+    try:
+        copy_end(files, folder, offset)
+    except DiskError as error:
+        refused = error
     if offset < manifest.durable_offset:
         manifest = replace(manifest, durable_index=damage.first_index - 1, durable_offset=offset)
     manifest_file.save(replace(manifest, intent=Intent.TRUNCATE, truncate_offset=offset))
+    return refused
 
 
-def copy_end(files: FileSystem, folder: str, damage: Damage) -> None:
-    """Copy the log from the damage on into its folder `aside`, for the operator, as segments. Durable on
+def copy_end(files: FileSystem, folder: str, offset: int) -> None:
+    """Copy the log from `offset` on into its folder `aside`, for the operator, as segments. Durable on
     return. Raises DiskError."""
-    aside, offset = f"{folder}/{ASIDE_FOLDER}", damage.first_offset
+    aside = f"{folder}/{ASIDE_FOLDER}"
     files.make_folders(aside)
-    begins = [(begin, name) for name in files.list(folder) if (begin := segment_offset(name)) is not None]
-    held = max((begin for begin, _ in begins if begin <= offset), default=offset)
-    for begin, name in begins:
+    begins = segment_offsets(files, folder)
+    held = max((begin for begin in begins if begin <= offset), default=offset)
+    for begin in begins:
         if begin >= held:
-            data = files.read(f"{folder}/{name}")[max(0, offset - begin) :]
-            write_durably(files, f"{aside}/{segment_name(max(begin, offset))}", data)
+            target = f"{aside}/{segment_name(max(begin, offset))}"
+            copy_segment(files, f"{folder}/{segment_name(begin)}", target, max(0, offset - begin))

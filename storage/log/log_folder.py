@@ -87,10 +87,17 @@ def replace_by_copy(files: FileSystem, folder: str, offset: int) -> None:
     """
     base_offset = max(each for each in segment_offsets(files, folder) if each <= offset)
     path = f"{folder}/{segment_name(base_offset)}"
+    copy_segment(files, path, path)
+
+
+def copy_segment(files: FileSystem, path: str, target: str, position: int = 0) -> None:
+    """Copy the bytes of a file from `position` on; durable on return. target: may be the file itself."""
     source = files.open(path)
     try:
-        positions = range(0, source.size(), _COPY_BYTES)
-        write_pieces_durably(files, path, ((each, source.read(each, _COPY_BYTES)) for each in positions))
+        pieces = range(position, source.size(), _COPY_BYTES)
+        write_pieces_durably(
+            files, target, ((each - position, source.read(each, _COPY_BYTES)) for each in pieces)
+        )
     finally:
         source.close()
 

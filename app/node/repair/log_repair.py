@@ -44,7 +44,7 @@ from app.node.repair.peer_replicas import PeerReplicas
 from app.node.replica.driver import LogDriver
 from app.node.state.checkpoints import load_snapshot, load_state
 from storage.care.begin import begin_with
-from storage.care.end import copy_end, end_before
+from storage.care.end import end_before
 from storage.care.patch import batch_in, patch
 from storage.care.survey import NO_OFFSET, Damage, Survey, survey
 from storage.errors import (
@@ -476,13 +476,11 @@ class LogRepair:
         await self._doubt(lacks_records=True)
         await self._forget_held()
         try:
-            await in_thread(partial(copy_end, self._files, self._folder, damage))
-        except DiskError as error:
-            logger.error("log %s: no copy is kept of its removed end: %s", self._log_name, error)
-        try:
-            await in_thread(partial(end_before, self._files, self._folder, damage))
+            refused = await in_thread(partial(end_before, self._files, self._folder, damage))
         except PatchRefused:
             return False
+        if refused is not None:
+            logger.error("log %s: no copy is kept of its removed end: %s", self._log_name, refused)
         logger.error(
             "log %s ends before index %d: its group never committed what is damaged there",
             self._log_name,

@@ -65,10 +65,10 @@ def test_records_that_the_group_never_committed_are_removed_from_the_damage_on(
 def test_a_removed_end_that_cannot_be_kept_does_not_stop_the_repair(
     error: type[DiskError], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refused(_files: object, _folder: str, _damage: object) -> None:
+    def refused(_files: object, _folder: str, _offset: int) -> None:
         raise error("a file", "write", "refused")
 
-    monkeypatch.setattr("app.node.repair.log_repair.copy_end", refused)
+    monkeypatch.setattr("storage.care.end.copy_end", refused)
     scene = Scene()
     committed_until(scene, 39)
     scene.run(Peers(never_had_it), scene.damage(25))
