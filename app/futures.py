@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from app.errors import CommitlogError
 
@@ -23,11 +23,7 @@ def settling(future: "asyncio.Future[Result]") -> Callable[[Result | CommitlogEr
     """Return the callback that settles `future` by a result or a refusal, unless it is done already."""
 
     def done(result: Result | CommitlogError) -> None:
-        if future.done():
-            return
-        if isinstance(result, CommitlogError):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
+        error = result if isinstance(result, CommitlogError) else None
+        settle(future, cast("Result", result), error)
 
     return done

@@ -33,11 +33,7 @@ EXPORT_S: Final = 1.0
 _SPANS_A_REQUEST: Final = 512
 _TIMEOUT_S: Final = 5.0
 _PARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
-PROBES: Final = (
-    "/healthz",
-    "/readyz",
-    "/metrics",
-)  # of monitoring: not traced, beside the in-flight limit
+PROBES: Final = ("/healthz", "/readyz", "/metrics")  # not traced, and not counted as in flight
 _SERVER, _INTERNAL, _ERROR = 2, 1, 2  # OTLP: kinds of spans, status code
 Result = TypeVar("Result")
 

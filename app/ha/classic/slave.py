@@ -83,7 +83,7 @@ class ClassicSlaveCore(StaticGroup):
         reads = RaftConfig(read_index_timeout_ms=config.ha_read_index_timeout_ms)
         self._reads = FollowerReads(self._member, self._outbox, reads, start.random)
         self._doubt = Confirmation() if may_lack(start.hard_state) or is_empty(log) else None
-        self._term = max(start.hard_state.term, 1)  # of the vote, while this copy is in doubt or after that
+        self._term = max(start.hard_state.term, 1)  # of the vote that records the doubt, or its end
         self._assembler = Assembler()
         self._connections = 0
         self._key = ""
@@ -164,8 +164,10 @@ class ClassicSlaveCore(StaticGroup):
             self._reads.ask(doubt, now_ms)
 
     def _end_doubt(self) -> None:
-        doubt, held = self._doubt, held_index(self._log, self._member.durability)
-        if doubt is not None and doubt.index is not None and doubt.index <= held:
+        doubt = self._doubt
+        if doubt is None or doubt.index is None:
+            return
+        if doubt.index <= held_index(self._log, self._member.durability):
             self._doubt = None
             self._outbox.hard_state = HardState(self._term, self._member.leader_id)
 

@@ -159,7 +159,7 @@ def test_a_refused_token_is_forgotten_and_a_cancel_is_respected(site: Path) -> N
       for (const script of page.querySelectorAll("script")) script.remove();
       document.body.append(...page.body.children);
       sessionStorage.setItem("commitlog-token", "wrong");
-      const served = window.fetch; // takes real time: a closed dialog tells so with the next frame
+      const served = window.fetch; // takes real time: a dialog reports with the next frame that it was closed
       window.fetch = async () => new Response("{}", { status: 401 });
       const dialog = byId("dialog");
       const pause = () => new Promise((resolve) => setTimeout(resolve, 20));
