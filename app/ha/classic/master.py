@@ -2,20 +2,21 @@
 
 Slaves get only what the master itself may acknowledge (on disk with `fsync`): classic frames have no epochs,
 so a master that lost what its slaves hold could not be distinguished from a sound one. The master opens an
-epoch with a control record when its log is empty, or was written by another master; before that it waits for
-the other replicas (opening.py). A slave counts for what it provably holds (slaves.py).
+epoch when its log is empty, or was written by another master (master_epoch.py). A slave counts for what it
+provably holds (slaves.py).
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from app.errors import CommitlogError, InvariantError, NoLeader, NotEnoughInSync
-from app.ha.classic.opening import Opening, may_lack
+from app.ha.classic.master_epoch import MasterEpoch
+from app.ha.classic.needs import SlaveNeeds
 from app.ha.classic.slaves import Ranges, Slave, Unfit, held_by, start_of
 from app.ha.config import HaConfig
 from app.ha.flow import Flow
 from app.ha.frames import ClassicFrame, ClassicReport
-from app.ha.log import HaLog, held_index, is_empty, offset_after
+from app.ha.log import HaLog, held_index, offset_after
 from app.ha.messages import INCOMING, Closed, Disconnect, Drained, Opened
 from app.ha.parts import CoreParts
 from app.ha.sending import Sender, Trimmed
@@ -34,13 +35,12 @@ from app.log.contract import (
 )
 from app.log.control_records import TermRecord
 from app.log.core_start import CoreStart
-from app.log.events import Corruption, RoleChanged, TermKnown
+from app.log.events import Corruption, RoleChanged
 from app.log.facts import SyncFloor
 from app.log.pending_appends import PendingAppends
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from app.raft.state import MemberState, committed_at_open
 from storage.format.batch import Batch
-from storage.log.hard_state import HardState
 
 
 class ClassicMasterCore(StaticGroup):
@@ -74,12 +74,7 @@ class ClassicMasterCore(StaticGroup):
         self._log = log
         self._replicas = start.group.voters
         self._config = config
-        self._min_slaves = options.min_in_sync_replicas - 1
-        self._asked_slaves = sync_slaves
-        self._auto = auto_in_sync_replicas
-        self._unclean = options.unclean
-        self._raised_from = options.raised_from
-        self._recorded = recorded
+        self._needs = SlaveNeeds(sync_slaves, auto_in_sync_replicas, options.min_in_sync_replicas - 1)
         self._now_ms = 0
         super().__init__(
             MemberState(
@@ -93,10 +88,17 @@ class ClassicMasterCore(StaticGroup):
                 leader_id=start.node_id,
             )
         )
-        found = start.hard_state
-        self._opened_term = found.term if found.voted_for == start.node_id else NO_INDEX
-        self._was_slave = found.voted_for not in (None, start.node_id)
-        self._may_lack = may_lack(found)
+        self._epoch = MasterEpoch(
+            self._member,
+            log,
+            self._outbox,
+            replicas=self._replicas,
+            found=start.hard_state,
+            needs=self._needs,
+            options=options,
+            recorded=recorded,
+            grace_ms=config.opening_wait_ms,
+        )
         self._pending = PendingAppends()
         self._slaves: dict[str, Slave] = {}
         self._heard_ms = dict.fromkeys(self._replicas, 0)  # on connections that have ended
@@ -106,9 +108,6 @@ class ClassicMasterCore(StaticGroup):
         }  # what slaves have held in this incarnation
         self._first_indexes: dict[str, int] = {}  # of replicas that began without the older records
         self._refused: dict[str, Unfit] = {}  # by replica: its last refusal, until it is verified
-        self._before_opening: Opening | None = None
-        self._opening: TermRecord | None = None
-        self._open_index = NO_INDEX  # the epoch is open once this index is durable
         parts = CoreParts(
             member=self._member, log=log, log_id=start.log_id, outbox=self._outbox, config=config
         )
@@ -118,39 +117,18 @@ class ClassicMasterCore(StaticGroup):
 
     @property
     def accepts_appends(self) -> bool:
-        return self._is_open
-
-    @property
-    def _is_open(self) -> bool:
-        if self._before_opening is not None or self._opening is not None:
-            return False
-        return NO_INDEX < self._open_index <= self._log.durable_index
+        return self._epoch.is_open
 
     @property
     def refusal(self) -> CommitlogError | None:
         """The refusal of synchronous appends; while the epoch is not open, of all appends."""
-        if self._before_opening is not None:
-            return NoLeader(f"{self._member.node_id} has not opened its epoch: {self._waits_for}")
+        reason = self._epoch.waits_for
+        if reason is not None:
+            return NoLeader(f"{self._member.node_id} has not opened its epoch: {reason}")
         in_sync = 1 + self._slaves_in_sync
-        if in_sync <= self._min_slaves:
-            return NotEnoughInSync(in_sync, self._min_slaves + 1)
+        if in_sync <= self._needs.floor:
+            return NotEnoughInSync(in_sync, self._needs.floor + 1)
         return None
-
-    @property
-    def _waits_for(self) -> str | None:
-        if self._before_opening is None:
-            return None
-        if not (self.electable or self._is_mine):
-            return (
-                "this copy lacks older records or the log's state before them: make another replica the "
-                "master, or set unclean = true to lose them"
-            )
-        return self._before_opening.reason
-
-    @property
-    def _sync_slaves(self) -> int:
-        """Number of slaves that a synchronous append waits for when all are in sync."""
-        return max(self._asked_slaves, self._min_slaves)
 
     @property
     def _slaves_in_sync(self) -> int:
@@ -161,13 +139,11 @@ class ClassicMasterCore(StaticGroup):
     @property
     def _needed(self) -> int:
         """Number of slaves that must hold a synchronous append now."""
-        if not self._auto:
-            return self._sync_slaves
-        return max(min(self._sync_slaves, self._slaves_in_sync), self._min_slaves)
+        return self._needs.now(self._slaves_in_sync)
 
     @property
     def wants_control(self) -> TermRecord | None:
-        return self._opening
+        return self._epoch.control
 
     def status(self) -> CoreStatus:
         member = self._member
@@ -184,7 +160,7 @@ class ClassicMasterCore(StaticGroup):
             epoch=member.term,
             confirm_offset=offset_after(self._log, member.committed_index),
             acks_needed=self._needed,
-            waits_for=self._waits_for,
+            waits_for=self._epoch.waits_for,
         )
 
     def _in_sync(self) -> tuple[str, ...]:
@@ -238,105 +214,11 @@ class ClassicMasterCore(StaticGroup):
     # --- events --------------------------------------------------------------------------------------------
 
     def start(self, now_ms: int) -> None:
-        """Wait for the other replicas; then continue the epoch of this node, or open the next one."""
         self._now_ms = now_ms
         self._heard_ms = dict.fromkeys(self._replicas, now_ms)
-        if self._unclean or len(self._replicas) == 1:
-            self._proceed()
-        else:
-            self._before_opening = self._opening_from(now_ms)
+        self._epoch.start(now_ms)
         self._outbox.record(self._member.term, RoleChanged(role=Role.MASTER.value, leader=self.leader_id))
         self._check(now_ms)
-
-    def _opening_from(self, now_ms: int) -> Opening:
-        others = [replica for replica in self._replicas if replica != self._member.node_id]
-        term = self._member.term
-        knows_epoch = term > 0 and term != self._opened_term
-        return Opening(
-            others,
-            required=self._required,
-            needs_all=is_empty(self._log) and (self._was_slave or knows_epoch),
-            grace_ms=self._config.opening_wait_ms,
-            now_ms=now_ms,
-        )
-
-    @property
-    def _required(self) -> int:
-        """Number of the other replicas that must vouch before an epoch is opened: all but those slaves that
-        surely held each synchronous append which this copy may lack.
-
-        By the settings, with the smallest floor that the log has had, and by the newest epoch of this copy:
-        it holds everything that was acknowledged before that, and a later epoch with fewer needs the settings
-        to be known here. A copy that may have lost what it acknowledged itself needs one more.
-        """
-        if self._is_mine or is_empty(self._log):
-            return 0
-        others, known = len(self._replicas) - 1, self._recorded
-        if known is None:
-            return others
-        floor = self._raised_from - 1 if self._raised_from else self._min_slaves
-        sure = min(self._sure(floor), known.sync_slaves) - self._may_lack
-        return min(others, max(0, max(others, known.slaves) - sure))
-
-    def _sure(self, floor: int) -> int:
-        """Number of slaves that hold each synchronous append, at least, with this floor."""
-        return floor if self._auto else max(self._asked_slaves, floor)
-
-    @property
-    def _needs(self) -> tuple[int, int]:
-        """(slaves that hold each synchronous append, at least; slaves) by the present settings."""
-        return self._sure(self._min_slaves), len(self._replicas) - 1
-
-    @property
-    def _is_as_recorded(self) -> bool:
-        known = self._recorded
-        return known is not None and (known.sync_slaves, known.slaves) == self._needs
-
-    @property
-    def _term_record(self) -> TermRecord:
-        sync_slaves, slaves = self._needs
-        return TermRecord(leader=self._member.node_id, sync_slaves=sync_slaves, slaves=slaves)
-
-    @property
-    def _is_mine(self) -> bool:
-        """Return whether this copy has opened the newest epoch of the log (A-01).
-
-        The name of its leader proves nothing: a replaced disk may have received the log from another replica.
-        """
-        epochs, member = self._log.epochs, self._member
-        newest = bool(epochs) and (epochs[-1].leader, epochs[-1].term) == (member.node_id, member.term)
-        return newest and self._opened_term == member.term
-
-    def _proceed(self) -> None:
-        """Continue this node's epoch if its record still holds; or begin the next one, whose number is
-        durable before its record."""
-        member = self._member
-        self._before_opening = None
-        if self._is_mine and self._is_as_recorded:
-            self._open_index = self._log.end_index
-        else:
-            member.term += 1
-            self._opened_term = member.term
-            self._outbox.hard_state = HardState(member.term, member.node_id)
-            self._opening = self._term_record
-        self._outbox.record(member.term, TermKnown(term=member.term, leader=member.node_id))
-
-    def _proceed_if_complete(self, now_ms: int) -> None:
-        waits = self._before_opening
-        if waits is not None and (self.electable or self._is_mine) and waits.is_complete(now_ms):
-            self._proceed()
-
-    def _object(self, slave: Slave, reason: str) -> None:
-        """A replica may hold what this copy lacks: accept no appends and serve no confirmed reads
-        meanwhile."""
-        log, history = self._log, slave.history
-        newer = history is None or (history.epoch, history.end_offset) > (log.last_term, log.end_offset)
-        if self._before_opening is None and newer and history is not None and not self._unclean:
-            self._before_opening = self._opening_from(self._now_ms)
-            self._opening = None
-            self._outbox.answers += self._pending.close()
-        if self._before_opening is not None and newer:
-            self._before_opening.object(slave.id, reason)
 
     def step(self, source: str, message: Any, now_ms: int) -> None:
         self._now_ms = now_ms
@@ -424,15 +306,7 @@ class ClassicMasterCore(StaticGroup):
         slave.verified = True
         slave.first_index = self._first_indexes.get(slave.id, 0)
         self._refused.pop(slave.id, None)
-        waits = self._before_opening
-        if waits is None:
-            return
-        if empty:
-            waits.empty(slave.id)
-        elif slave.history is not None and slave.history.in_doubt:
-            waits.doubted(slave.id)
-        else:
-            waits.heard(slave.id)
+        self._epoch.verified(slave, empty=empty)
 
     def _refuse(self, slave: Slave, unfit: Unfit) -> None:
         """Refuse a slave whose log is not a beginning of this one; nothing of it counts (H-04)."""
@@ -445,10 +319,17 @@ class ClassicMasterCore(StaticGroup):
             self._object(slave, unfit.reason)
         self._drop(slave, unfit.reason)
 
+    def _object(self, slave: Slave, reason: str) -> None:
+        """Accept no appends and serve no confirmed reads while a replica may hold what this copy lacks."""
+        was_waiting = self._epoch.waiting is not None
+        self._epoch.object(slave, reason, self._now_ms)
+        if self._epoch.waiting is not None and not was_waiting:
+            self._outbox.answers += self._pending.close()
+
     def tick(self, now_ms: int) -> None:
         self._now_ms = now_ms
         config = self._config
-        self._proceed_if_complete(now_ms)
+        self._epoch.tick(now_ms)
         for slave in list(self._slaves.values()):
             if slave.is_silent(now_ms, config):
                 self._drop(slave, "silent for too long")
@@ -456,7 +337,7 @@ class ClassicMasterCore(StaticGroup):
                 self._pump(slave, now_ms, always=True)
             elif config.ha_flow_control:
                 self._pump(slave, now_ms)
-        if self._auto:
+        if self._needs.automatic:
             self._check(now_ms)  # a slave may have left the set of slaves in sync
         self._outbox.answers += self._pending.time_out(now_ms, AppendFate.TOO_FEW_SLAVES)
         self._reports.tick(now_ms)
@@ -464,10 +345,7 @@ class ClassicMasterCore(StaticGroup):
     def propose(self, batch: Batch, appends: Sequence[PendingAppend], now_ms: int) -> None:
         if batch.term != self._member.term:
             raise InvariantError("a batch was proposed in another epoch than the master's")
-        if self._opening is not None and batch.is_control:
-            self._recorded = SyncFloor(batch.last_index, *self._needs)
-            self._opening = None
-            self._open_index = batch.last_index
+        self._epoch.proposed(batch)
         self._outbox.batches.append(batch)
         self._pending.add(appends)
 
@@ -487,7 +365,8 @@ class ClassicMasterCore(StaticGroup):
     def _readable_index(self) -> int | None:
         """The master answers by itself. After a restart, records that it found may have been acknowledged,
         also while the slaves that hold them are not connected yet: readers wait for that."""
-        return max(self._member.committed_index, self._open_index) if self._is_open else None
+        epoch = self._epoch
+        return max(self._member.committed_index, epoch.open_index) if epoch.is_open else None
 
     def synced(self, now_ms: int) -> None:
         self._check(now_ms)
@@ -500,9 +379,7 @@ class ClassicMasterCore(StaticGroup):
 
     def abandon(self, ready: Ready, now_ms: int) -> None:
         first = ready.batches[0]
-        if first.base_index == self._open_index:  # no space for the opening record: it is retried
-            self._open_index = NO_INDEX
-            self._opening = self._term_record
+        self._epoch.abandoned(first)
         self._outbox.answers += self._pending.drop(first.base_index)
 
     def stop(self, now_ms: int) -> None:
@@ -511,15 +388,8 @@ class ClassicMasterCore(StaticGroup):
             self._drop(slave, "this node stops")
 
     def apply_options(self, options: LogOptions, now_ms: int) -> None:
-        self._min_slaves = options.min_in_sync_replicas - 1
-        self._unclean = options.unclean
-        self._raised_from = options.raised_from
-        if self._opening is not None:
-            self._opening = self._term_record
-        if self._before_opening is not None:
-            self._before_opening.require(self._required)
-            if self._unclean:
-                self._proceed()
+        self._needs.floor = options.min_in_sync_replicas - 1
+        self._epoch.apply_options(options)
         super().apply_options(options, now_ms)
         self._check(now_ms)
 

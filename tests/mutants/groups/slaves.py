@@ -8,6 +8,7 @@ from app.ha.auto_switch import slave_side
 from app.ha.auto_switch.slave_side import SlaveSide
 from app.ha.classic import slave as classic_slave
 from app.ha.classic.master import ClassicMasterCore
+from app.ha.classic.master_epoch import MasterEpoch
 from app.ha.classic.slave import ClassicSlaveCore
 from app.ha.classic.slaves import Slave
 from app.ha.epochs import EpochSpan
@@ -130,7 +131,7 @@ def a_slave_asks_not_where_a_frame_belongs(patch: pytest.MonkeyPatch) -> None:
 def a_synchronous_append_waits_for_no_slave(patch: pytest.MonkeyPatch) -> None:
     @planted(patch, ClassicMasterCore, "_check")
     def check(original: Any, self: ClassicMasterCore, now_ms: int) -> None:
-        self._asked_slaves = self._min_slaves = 0
+        self._needs.asked = self._needs.floor = 0
         original(self, now_ms)
 
 
@@ -206,7 +207,7 @@ plant(
 plant(
     "an_empty_copy_of_a_slave_begins_the_log_alone",
     "A-01",
-    (ClassicMasterCore, "_opening_from", "is_empty(self._log) and (", "False and ("),
+    (MasterEpoch, "_wait", "is_empty(self._log) and (", "False and ("),
     lambda _: test_opening.test_an_empty_copy_that_knows_of_another_master_does_not_begin_the_log_alone(
         HardState(0, "n2")
     ),
@@ -220,8 +221,8 @@ plant(
     mode="classic",
 )
 def a_master_counts_itself_among_the_holders_of_what_it_may_lack(patch: pytest.MonkeyPatch) -> None:
-    @planted(patch, ClassicMasterCore, "start")
-    def start(original: Any, self: ClassicMasterCore, now_ms: int) -> None:
+    @planted(patch, MasterEpoch, "start")
+    def start(original: Any, self: MasterEpoch, now_ms: int) -> None:
         self._may_lack = False
         original(self, now_ms)
 
@@ -238,7 +239,7 @@ plant(
 plant(
     "a_replica_that_may_lack_records_vouches_for_a_master",
     "H-07",
-    (ClassicMasterCore, "_verified", "slave.history.in_doubt", "False"),
+    (MasterEpoch, "verified", "slave.history.in_doubt", "False"),
     lambda _: test_opening.test_a_replica_that_may_lack_records_vouches_only_when_all_report(False),
     mode="classic",
 )
@@ -267,7 +268,7 @@ def a_slave_ends_its_doubt_before_it_holds_what_is_confirmed(patch: pytest.Monke
     mode="classic",
 )
 def a_master_trusts_the_settings_of_today_alone(patch: pytest.MonkeyPatch) -> None:
-    @planted(patch, ClassicMasterCore, "start")
-    def start(original: Any, self: ClassicMasterCore, now_ms: int) -> None:
-        self._recorded = SyncFloor(0, *self._needs)
+    @planted(patch, MasterEpoch, "start")
+    def start(original: Any, self: MasterEpoch, now_ms: int) -> None:
+        self._recorded = SyncFloor(0, *self._floor)
         original(self, now_ms)

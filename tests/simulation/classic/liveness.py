@@ -71,7 +71,8 @@ class ClassicLiveness:
             return "operator", frozenset()
         core = master.driver._core
         assert isinstance(core, ClassicMasterCore)
-        if core._before_opening is not None and core._now_ms < core._before_opening._until_ms:
+        opening = core._epoch.waiting
+        if opening is not None and core._now_ms < opening._until_ms:
             return "grace", frozenset()
         return None, frozenset(node.name for node in (master, *slaves))
 
@@ -79,13 +80,13 @@ class ClassicLiveness:
         """Return whether time alone does not help: a person changes the roles, or removes a copy."""
         core = self._group.master.driver._core
         assert isinstance(core, ClassicMasterCore)
-        opening = core._before_opening
+        opening = core._epoch.waiting
         if opening is not None:
             connected = {slave.id for slave in core._slaves.values() if slave.sender is not None}
             all_heard = all(node.name in connected for node in slaves)
             if all_heard and len(opening._heard) < opening._required:
                 return True  # one of them began empty, and cannot vouch for what its former disk held
-            if opening._objections or not (core.electable or core._is_mine):
+            if opening._objections or not core._epoch.may_proceed:
                 return True
         refused = sum(node.name in core._refused for node in slaves)
         return len(slaves) - refused < self._group.sync_slaves

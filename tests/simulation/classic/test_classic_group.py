@@ -78,7 +78,7 @@ def test_a_disk_that_is_replaced_after_its_ack_was_sent_breaks_no_promise(how: s
 def test_an_ack_without_the_slaves_that_were_asked_for_is_found() -> None:
     group = quiet_group()
     group.nodes["n3"].crash(power=False)
-    group.master.driver._core._asked_slaves = 1  # type: ignore[attr-defined]
+    group.master.driver._core._needs.asked = 1  # type: ignore[attr-defined]
     with pytest.raises(Violation, match=r"held by \['n1', 'n2'\] only, not 3"):
         appended(group, "too early")
 
