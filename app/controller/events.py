@@ -118,11 +118,14 @@ class MetadataRebuilt(MetadataEvent, frozen=True, kw_only=True, tag="metadata-re
     log: of the metadata themselves. doubtful: logs of which a node knows, or may know, a newer master epoch
     or set than the copy: the SyncStateSets here are not the last ones. unnamed: log -> nodes that keep a copy
     of it and that its settings here do not name. They may have been added since, so they are replicas again.
+    keeps_former: a log whose last set is known keeps its former set too; False in the event of an earlier
+    version.
     """
 
     skipped_epochs: int = SKIPPED_EPOCHS
     doubtful: tuple[str, ...] = ()
     unnamed: dict[str, tuple[str, ...]] = {}
+    keeps_former: bool = False
 
 
 class ControllersChanged(MetadataEvent, frozen=True, kw_only=True, tag="controllers-changed"):

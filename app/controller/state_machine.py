@@ -248,10 +248,12 @@ def _rebuilt(log: Log, index: int, event: MetadataRebuilt) -> Log:
     """Return the log without a master.
 
     If its last SyncStateSet is unknown, a member of the one here may lack acknowledged records, and one of
-    the elections that are lost may have been unclean. A change that is lost may have lowered
-    min_in_sync_replicas down to 1.
+    the elections that are lost may have been unclean. If it is known, the members of the former set may still
+    be elected: the master has not opened its epoch, for which its node needs an event that no copy has. A
+    change that is lost may have lowered min_in_sync_replicas down to 1.
     """
     is_lost = log.master_epoch == 0 or log.name in event.doubtful
+    keeps_former = event.keeps_former and not is_lost
     master_epoch = log.master_epoch + event.skipped_epochs
     unnamed = event.unnamed.get(log.name, ())
     if unnamed:
@@ -265,8 +267,8 @@ def _rebuilt(log: Log, index: int, event: MetadataRebuilt) -> Log:
         unclean_epoch=master_epoch - 1 if is_lost else log.unclean_epoch,
         master_epoch=master_epoch,
         set_epoch=log.set_epoch + event.skipped_epochs,
-        former_set=(),
-        former_acks=0,
+        former_set=log.former_set if keeps_former else (),
+        former_acks=log.former_acks if keeps_former else 0,
         raised_from=1 if log.spec.min_in_sync_replicas > 1 else 0,
     )
 

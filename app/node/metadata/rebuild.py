@@ -207,6 +207,7 @@ def rebuild(
             skipped_epochs=SKIPPED_EPOCHS + _missed_epochs(best, found),
             doubtful=tuple(dict.fromkeys((*found.doubts, *found.newer_sets, *found.unknown, *found.unnamed))),
             unnamed=found.unnamed,
+            keeps_former=True,
         )
         _skip_epochs(best, term, log_id, event)
         found.logs = tuple(best.state.metadata)

@@ -122,7 +122,9 @@ class Quorum:
     def rebuild(self, *doubtful: str, unnamed: dict[str, tuple[str, ...]] | None = None) -> None:
         """The controllers are rebuilt from a copy of the metadata. doubtful: logs of unknown last set.
         unnamed: nodes that keep a copy of a log and are not among its nodes."""
-        event = MetadataRebuilt(log="__controller", doubtful=doubtful, unnamed=unnamed or {})
+        event = MetadataRebuilt(
+            log="__controller", doubtful=doubtful, unnamed=unnamed or {}, keeps_former=True
+        )
         self.metadata.apply(len(self.events), event)
         self.events.append(event)
 

@@ -230,6 +230,28 @@ def test_rebuilt_metadata_without_a_master_give_no_epoch_twice_and_elect_the_new
 
 
 @pytest.mark.rule("C-05", "C-09")
+def test_rebuilt_metadata_elect_a_former_member_when_the_winner_of_the_last_election_is_lost() -> None:
+    """n1 won, and its disk was replaced before it opened its epoch: the others hold everything."""
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.offsets.update({(node, "a"): (1, 900, 900) for node in quorum.nodes})
+    quorum.join_all()
+    quorum.done(StepDown("a", quorum.log().generation, 1, 1))
+    winner = quorum.log().master_node
+    assert winner is not None
+    quorum.register(winner, code="of another disk")
+    assert (quorum.log().master, quorum.log().former_set) == (None, (1, 2, 3))
+    quorum.rebuild()
+    quorum.fail_over()
+    quorum.offsets[winner, "a"] = (0, 0, 0)
+    for _ in range(8):
+        quorum.let_pass(500)
+    log = quorum.log()
+    assert log.master in (1, 2, 3)
+    assert log.unclean_epoch == 0
+
+
+@pytest.mark.rule("C-05", "C-09")
 def test_rebuilt_metadata_without_the_last_election_elect_the_newest_of_all() -> None:
     """A node knows a newer master epoch: the set that the metadata have is not the last one."""
     quorum = Quorum()
