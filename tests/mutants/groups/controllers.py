@@ -482,6 +482,17 @@ plant(
 
 
 plant(
+    "a_rebuilt_log_forgets_the_set_before_an_epoch_that_is_not_open",
+    "C-09",
+    (state_machine, "_rebuilt", "event.keeps_former and not is_lost", "False"),
+    lambda _: (
+        test_lost_records.test_rebuilt_metadata_elect_a_former_member_when_the_winner_of_the_last_election_is_lost()
+    ),
+    mode="controller",
+)
+
+
+plant(
     "a_lost_copy_leaves_the_set_before_of_which_a_part_acknowledged",
     "C-12",
     (
