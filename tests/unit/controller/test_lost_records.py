@@ -252,6 +252,24 @@ def test_rebuilt_metadata_elect_a_former_member_when_the_winner_of_the_last_elec
 
 
 @pytest.mark.rule("C-05", "C-09")
+def test_rebuilt_metadata_without_the_last_set_elect_no_former_member_alone() -> None:
+    """The winner may have opened its epoch since, and acknowledged records that the others lack."""
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.offsets.update({(node, "a"): (1, 900, 900) for node in quorum.nodes})
+    quorum.join_all()
+    quorum.done(StepDown("a", quorum.log().generation, 1, 1))
+    winner = quorum.log().master_node
+    others = [node for node in quorum.nodes if node != winner]
+    quorum.rebuild("a")
+    quorum.fail_over()
+    for _ in range(20):
+        quorum.let_pass(500, *others)
+    assert quorum.log().master is None
+    assert not quorum.log().is_opening
+
+
+@pytest.mark.rule("C-05", "C-09")
 def test_rebuilt_metadata_without_the_last_election_elect_the_newest_of_all() -> None:
     """A node knows a newer master epoch: the set that the metadata have is not the last one."""
     quorum = Quorum()
