@@ -275,8 +275,7 @@ class CoreEvent:
         return self.event.data
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(msgspec.Struct, frozen=True):
     """Actions of the driver, in the order of the fields. Empty fields are None or ()."""
 
     hard_state: HardState | None = None  # on disk (fsynced) before anything below (R-01)

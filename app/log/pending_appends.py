@@ -22,6 +22,11 @@ class PendingAppends:
         self._waiting: dict[Acks, deque[PendingAppend]] = {acks: deque() for acks in Acks}
         self._next_deadline_ms = NEVER_MS  # none times out before it
 
+    @property
+    def wait(self) -> bool:
+        """Return whether any append waits."""
+        return any(self._waiting.values())
+
     def add(self, appends: Sequence[PendingAppend]) -> None:
         """Add new appends of one batch, in index order, after all that wait."""
         for append in appends:

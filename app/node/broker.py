@@ -5,7 +5,7 @@ import logging
 import random
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from app.controller.messages import AnyControllerMessage
 from app.futures import settle
@@ -43,7 +43,7 @@ from app.node.tasks import TaskSupervisor
 from app.node.timer import NodeTimer, TickInterval
 from app.node.upkeep import NodeUpkeep
 from app.node.workers import WorkerThreads
-from app.raft.messages import PushRequest
+from app.raft.messages import PushRequest, RaftMessage, StateMessage
 from app.settings.model import LogSettings, NodeSettings, Settings
 from app.telemetry import Meter
 from app.version import VERSION
@@ -53,6 +53,7 @@ logger = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S: Final = 10.0
 _FLUSH_S: Final = 1.0  # for entries of the audit log
+OF_REPLICATION: Final = frozenset(get_args(RaftMessage | StateMessage))
 MemberCall = PeerCall | AnyControllerMessage  # messages that only a member of a log may send
 
 
@@ -253,13 +254,20 @@ class Broker:
     def deliver(self, source: str, log_id: int, message: Any) -> None:
         """Take a message of a peer. One that is a member of no log, as a node that was removed and still has
         its certificate, may take part in replication alone: a member may not be known here yet (R-10)."""
-        if isinstance(message, AppendMessage):
+        if type(message) in OF_REPLICATION:
+            self._replicate(source, log_id, message)
+        elif isinstance(message, AppendMessage):
             self.carrier.take(source, message, serves=self.is_member(source))
-        elif isinstance(message, MemberCall):
+        else:
             self._take_call(source, log_id, message)
-        elif (hosted := self._hosted.by_id.get(log_id)) is not None and hosted.driver is not None:
+
+    def _replicate(self, source: str, log_id: int, message: RaftMessage | StateMessage) -> None:
+        hosted = self._hosted.by_id.get(log_id)
+        if hosted is None:
+            return
+        if hosted.driver is not None:
             hosted.driver.deliver(source, message)
-        elif hosted is not None and hosted.journal is None and isinstance(message, PushRequest):
+        elif hosted.journal is None and isinstance(message, PushRequest):
             self._node_logs.join(hosted)
 
     def _take_call(self, source: str, log_id: int, message: MemberCall) -> None:

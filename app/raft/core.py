@@ -350,11 +350,13 @@ class RaftCore(MemberCore):
         self._settle(now_ms)
 
     def advance(self, ready: Ready, now_ms: int) -> None:
+        if not ready.batches and ready.truncate is None and ready.hard_state is None:
+            return  # what was sent and answered changes nothing
         if ready.hard_state is not None and not self._member.leads:
             self._timer.saved(now_ms)
         if self._member.leads:
             if ready.batches:
-                self._quorum.needs_check = True
+                self._quorum.wrote()
                 self._peers.step(now_ms, ready.batches)
         elif ready.batches or ready.truncate is not None:
             self._handler.written(now_ms)

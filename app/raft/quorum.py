@@ -75,10 +75,14 @@ class QuorumChecker:
         self.needs_check = True
 
     def raise_watermark(self, peer: str, index: int) -> None:
-        """The peer has acknowledged everything up to `index` (D-10)."""
+        """The member has acknowledged everything up to `index` (D-10)."""
         if index > self._watermarks[peer]:
             self._watermarks[peer] = index
             self.needs_check = True
+
+    def wrote(self) -> None:
+        """This leader has written more; with `fsync` it holds more only after a sync."""
+        self.raise_watermark(self._state.node_id, self._state.held_index(self._log))
 
     def set_sound(self, peer: str, sound: bool) -> None:
         """Record whether the peer's acknowledgements count."""
@@ -146,6 +150,8 @@ class QuorumChecker:
 
     def _release(self) -> None:
         """Answer every append whose acks are complete, in the order of indexes."""
+        if not self._pending.wait:
+            return
         marks = self._watermarks
         committed = self._state.committed_index
         reached = {

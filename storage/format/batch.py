@@ -105,45 +105,37 @@ class EncodedBody(NamedTuple):
 
 
 class Batch:
-    """A valid batch and its bytes; immutable. Two batches are equal if their headers are."""
+    """A valid batch and its bytes; immutable. Two batches are equal if their headers are.
 
-    __slots__ = ("data", "header")
+    Its positions and its term are copied from the header, because each step of an append reads some of them.
+    """
+
+    __slots__ = (
+        "base_index",
+        "data",
+        "header",
+        "last_index",
+        "next_index",
+        "next_offset",
+        "offset",
+        "size_bytes",
+        "term",
+    )
 
     def __init__(self, header: BatchHeader, data: bytes | memoryview) -> None:
         self.header = header
         self.data = data  # the whole stored batch, header included
-
-    @property
-    def base_index(self) -> int:
-        return self.header.base_index
-
-    @property
-    def last_index(self) -> int:
-        return self.header.base_index + self.header.count - 1
-
-    @property
-    def next_index(self) -> int:
-        return self.header.base_index + self.header.count
+        self.term = header.term
+        self.base_index = header.base_index
+        self.next_index = header.base_index + header.count
+        self.last_index = self.next_index - 1
+        self.offset = header.offset
+        self.size_bytes = header.size
+        self.next_offset = header.offset + header.size
 
     @property
     def count(self) -> int:
         return self.header.count
-
-    @property
-    def term(self) -> int:
-        return self.header.term
-
-    @property
-    def offset(self) -> int:
-        return self.header.offset
-
-    @property
-    def next_offset(self) -> int:
-        return self.header.offset + self.header.size
-
-    @property
-    def size_bytes(self) -> int:
-        return self.header.size
 
     @property
     def timestamp_ms(self) -> int:

@@ -201,14 +201,14 @@ class Commitlog(LogView):
         if not batches:
             return
         self._segments[-1].write(batches)
-        self._last = batches[-1]
+        self._end_with(batches[-1])
         self._tail.append(batches)
 
     # --- durability
 
     def start_sync(self) -> SyncTicket | None:
         """Begin to make everything durable that is written now; None if all of it is durable."""
-        if self._durable_index == self.end_index and self._epochs is self._disk.epochs:
+        if self.durable_index == self.end_index and self._epochs is self._disk.epochs:
             return None
         dirty: list[Segment] = []
         for segment in reversed(self._segments):
@@ -246,7 +246,7 @@ class Commitlog(LogView):
         """Record that the ticket's run has succeeded; ignored if the log was truncated meanwhile."""
         if ticket.truncation_count != self._disk.truncation_count:
             return
-        self._durable_index = max(self._durable_index, ticket.end_index)
+        self.durable_index = max(self.durable_index, ticket.end_index)
         if ticket.no_room:
             for segment in self._segments:
                 if not segment.mapped:
@@ -394,23 +394,23 @@ class Commitlog(LogView):
             elif not segment.mapped:
                 segment.restart_flush()  # a flush in progress is discarded
         self._segments = kept
-        self._last = last
+        self._end_with(last)
         self._tail.drop_from(last.next_index)
         if self._epochs and self._epochs[-1].start_offset >= offset:
             self._epochs = tuple(epoch for epoch in self._epochs if epoch.start_offset < offset)
         self._folder_changed = False
         self._marked_offset = min(self._marked_offset, offset)
-        self._durable_index = self.end_index
+        self.durable_index = self.end_index
         unmapped = [segment for segment in kept if not segment.mapped]  # mapped segments were durable before
         self._disk.truncate(self.end_index, offset, removed, unmapped, self._epochs)
 
     def _empty(self, base_index: int, base_offset: int, epochs: tuple[Epoch, ...]) -> None:
         self._disk.truncation_count += 1
         removed, self._segments = self._segments, []
-        self._last = None
-        self._tail.drop_from(0)
         self._base_index, self._base_offset, self._epochs = base_index, base_offset, epochs
+        self._end_with(None)
+        self._tail.drop_from(0)
         self._folder_changed = False
         self._marked_offset = base_offset
-        self._durable_index = NO_INDEX
+        self.durable_index = NO_INDEX
         self._disk.reset(base_index, base_offset, self._base_term, removed, epochs)

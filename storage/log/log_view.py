@@ -38,7 +38,11 @@ class Stretch:
 
 
 class LogView:
-    """Read interface of a log for the thread that owns it. Indexes are inclusive; NO_INDEX: none."""
+    """Read interface of a log for the thread that owns it. Indexes are inclusive; NO_INDEX: none.
+
+    next_index: end_index + 1; of an empty log 0, or the base of the last reset. end_offset: exclusive.
+    last_term: of the last record, 0 of an empty log. Only the log itself sets them, and durable_index.
+    """
 
     def __init__(self, folder: str, log_id: int, tail_cache_bytes: int, recovered: Recovered) -> None:
         self._folder = folder
@@ -49,34 +53,29 @@ class LogView:
         self._base_term = recovered.manifest.base_term
         self._segments = recovered.segments
         self._epochs = recovered.epochs
-        self._last = recovered.last_batch
-        self._durable_index = self.end_index
+        self._end_with(recovered.last_batch)
+        self.durable_index = self.end_index
         self._settled_index = NO_INDEX
         self._tail = BatchTail(tail_cache_bytes)
 
     # --- begin and end
+
+    def _end_with(self, last: Batch | None) -> None:
+        """Move the end to that of `last`; None: the log is empty. Each step of an append reads it."""
+        self._last = last
+        self.end_index = NO_INDEX if last is None else last.last_index
+        self.next_index = self._base_index if last is None else last.next_index
+        self.end_offset = self._base_offset if last is None else last.next_offset
+        self.last_term = 0 if last is None else last.term
 
     @property
     def begin_index(self) -> int:
         return NO_INDEX if self._last is None else self._base_index
 
     @property
-    def end_index(self) -> int:
-        return NO_INDEX if self._last is None else self._last.last_index
-
-    @property
-    def durable_index(self) -> int:
-        return self._durable_index
-
-    @property
     def settled_index(self) -> int:
         """Last index that is known never to be truncated (`Commitlog.settle`); NO_INDEX: none."""
         return self._settled_index
-
-    @property
-    def next_index(self) -> int:
-        """end_index + 1; of an empty log 0, or the base of the last reset."""
-        return self._base_index if self._last is None else self._last.next_index
 
     @property
     def first_index(self) -> int:
@@ -99,14 +98,6 @@ class LogView:
     @property
     def begin_offset(self) -> int:
         return self._base_offset
-
-    @property
-    def end_offset(self) -> int:
-        return self._base_offset if self._last is None else self._last.next_offset
-
-    @property
-    def last_term(self) -> int:
-        return 0 if self._last is None else self._last.term
 
     @property
     def last_position(self) -> tuple[int, int]:
@@ -143,6 +134,9 @@ class LogView:
         """Return the term of the record at `index`; of NO_INDEX 0. Raises IndexError when it is not held."""
         if index == NO_INDEX:
             return 0
+        last = self._last
+        if last is not None and last.base_index <= index <= last.last_index:
+            return last.term
         self._check_range(index)
         if self._tail.reaches(index):
             return self._tail.batch_at(index).term
@@ -176,7 +170,7 @@ class LogView:
         They are in one segment: at least one batch, otherwise within `max_bytes` and `until_index`; None if
         there are none. Raises CorruptLog, DiskError.
         """
-        end_index = min(self._settled_index, self._durable_index)
+        end_index = min(self._settled_index, self.durable_index)
         if until_index is not None:
             end_index = min(end_index, until_index)
         from_index = max(from_index, self.begin_index)

@@ -23,7 +23,7 @@ class Inbox:
         self.dropped = 0
         self._messages_max = messages_max
         self._bytes_max = bytes_max
-        self._waiting: deque[tuple[str, Any]] = deque()
+        self._waiting: deque[tuple[str, Any, int]] = deque()  # source, message, its bytes
         self._size_bytes = 0
 
     def __len__(self) -> int:
@@ -39,21 +39,21 @@ class Inbox:
         A message without records is accepted while there are fewer than `messages_max`: votes and heartbeats
         still pass when pushes have used up the bytes.
         """
-        size_bytes = _size_of(message)
-        if isinstance(message, RaftMessage | StateMessage) and (
-            len(self._waiting) >= self._messages_max
-            or (size_bytes and self._waiting and self._size_bytes + size_bytes > self._bytes_max)
-        ):
+        size_bytes, waiting = _size_of(message), self._waiting
+        is_beyond = len(waiting) >= self._messages_max or (
+            size_bytes and waiting and self._size_bytes + size_bytes > self._bytes_max
+        )
+        if is_beyond and isinstance(message, RaftMessage | StateMessage):
             self.dropped += 1
             return False
-        self._waiting.append((source, message))
+        waiting.append((source, message, size_bytes))
         self._size_bytes += size_bytes
         return True
 
     def take(self) -> tuple[str, Any]:
         """Return the oldest message and its source."""
-        source, message = self._waiting.popleft()
-        self._size_bytes -= _size_of(message)
+        source, message, size_bytes = self._waiting.popleft()
+        self._size_bytes -= size_bytes
         return source, message
 
 

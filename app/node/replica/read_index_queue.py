@@ -36,6 +36,8 @@ class ReadGate:
 
     def take(self) -> list[ReadDone]:
         """Return the readers of this turn: tokens for the core."""
+        if not self._asking:
+            return []
         asking = [done for _, done in self._asking]
         self._asking.clear()
         return asking

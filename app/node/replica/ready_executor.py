@@ -5,8 +5,9 @@ durable the executor is busy, and nothing else happens in the log.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final
+
+import msgspec
 
 from app.errors import ReadIndexUnavailable
 from app.log.contract import (
@@ -133,7 +134,7 @@ class ReadyExecutor:
             if index is None:
                 answer(done, ReadIndexUnavailable())
         reads = tuple(each for each in ready.reads if each[1] is not None)
-        return replace(ready, answers=kept, reads=reads)
+        return msgspec.structs.replace(ready, answers=kept, reads=reads)
 
     def _finish(self, ready: Ready) -> None:
         """Do everything except the work of the disk thread."""
@@ -141,7 +142,7 @@ class ReadyExecutor:
         self._unanswered = ready
         if ready.hard_state is not None:
             self._state.epoch_began(self._log.next_index)
-        stored = not ready.batches or self._store(ready.batches)
+        stored = not ready.batches or self._store(ready.batches, now_ms)
         if ready.truncate is not None:
             self._state.judge_electable()
         for target, message in ready.messages:
@@ -161,9 +162,9 @@ class ReadyExecutor:
         for pending, fate in ready.answers:
             self._appends.settle(pending, fate, self._core.committed_index, self._log.next_index)
 
-    def _store(self, batches: tuple[Batch, ...]) -> bool:
+    def _store(self, batches: tuple[Batch, ...], now_ms: int) -> bool:
         """Write the batches, all or none; return False if the disk has no space for them."""
-        now_ms, leads = self._clock.monotonic_ms(), self._core.role in (Role.LEADER, Role.MASTER)
+        leads = self._core.role in (Role.LEADER, Role.MASTER)
         if not self._space.write(self._log.append, batches, leads=leads, now_ms=now_ms):
             return False
         for batch in batches:

@@ -193,7 +193,7 @@ plant(
 plant(
     "a_truncation_leaves_the_durable_index",
     "R-11",
-    (Commitlog, "_truncate_to", "self._durable_index = self.end_index", "pass"),
+    (Commitlog, "_truncate_to", "self.durable_index = self.end_index", "pass"),
     lambda _: test_commitlog.test_a_sync_that_began_before_a_cut_proves_nothing(),
 )
 plant(
