@@ -45,6 +45,7 @@ RECORD_OVERHEAD_BYTES: Final = 32  # timestamp, offsets and validity of a record
 HEADER_OVERHEAD_BYTES: Final = 9  # two offsets and validity of a header
 ROWS_TOGETHER: Final = 512  # with fewer, and with fewer bytes, reading a batch costs more than copying it
 BYTES_TOGETHER: Final = 512 * KIB
+BYTES_ALONE: Final = 192 * KIB  # of a batch that costs more to copy than to read
 LONE_VALUE_MAX_BYTES: Final = 64 * KIB  # whose surroundings in a body are remembered
 
 Headers = Sequence[tuple[str, bytes]]
@@ -282,8 +283,10 @@ def runs(
     rows = size = 0
     for batch in batches:
         if run:
+            is_full = rows >= ROWS_TOGETHER or size >= BYTES_TOGETHER
+            has_large = max(batch.size_bytes, run[-1].size_bytes) >= BYTES_ALONE
             same_kind = batch.is_control == run[0].is_control and alike(batch) == alike(run[0])
-            if rows >= ROWS_TOGETHER or size >= BYTES_TOGETHER or not same_kind:
+            if is_full or has_large or not same_kind:
                 yield run
                 run, rows, size = [], 0, 0
         run.append(batch)

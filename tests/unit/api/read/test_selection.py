@@ -119,10 +119,13 @@ def test_small_batches_are_read_together_and_large_ones_alone() -> None:
     control, last = batch(604, 1, 0, control=True), batch(605, 1, 5)
     assert [*runs([small, small, long, small, large, small, control, last])] == [
         [small, small, long],
-        [small, large],
+        [small],
+        [large],
         [small],
         [control],
         [last],
     ]
     assert [*runs([small, long, small], lambda each: each is long)] == [[small], [long], [small]]
+    medium, larger = batch(606, 100, 1024), batch(706, 200, 1024)
+    assert [*runs([medium, medium, larger, larger])] == [[medium, medium], [larger], [larger]]
     assert [*runs([])] == []
