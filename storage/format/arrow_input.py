@@ -219,8 +219,8 @@ def _lengths(values: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
     count = len(values)
     if values.null_count == count:
         return np.zeros(count, np.int64)
-    ends = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + count + 1]
-    lengths = np.diff(ends).astype(np.int64)
+    ends = np.frombuffer(values.buffers()[1], np.int32, count + 1, 4 * values.offset)
+    lengths = (ends[1:] - ends[:-1]).astype(np.int64)  # np.diff takes three times as long
     return lengths * _are_valid(values) if values.null_count else lengths
 
 

@@ -144,7 +144,7 @@ class RecordTable:
         self.records = records
         self.size_bytes = size_bytes
         self.count = int(records.num_rows)
-        self.packed_bytes = int(records.nbytes)
+        self.packed_bytes = int(records.get_total_buffer_size())  # nbytes takes 20 times as long
 
 
 def joined(tables: Sequence[RecordTable]) -> pa.RecordBatch:

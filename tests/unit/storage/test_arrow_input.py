@@ -65,6 +65,7 @@ def test_a_table_stays_what_it_was_when_it_is_packed() -> None:
     assert body.count == 3
     assert body.max_timestamp_us is None
     assert pa.ipc.read_record_batch(pa.py_buffer(body.data), BODY_SCHEMA) == table.records
+    assert 0 < table.packed_bytes <= len(body.data)
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
