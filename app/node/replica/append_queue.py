@@ -47,7 +47,7 @@ APPEND_MAX_BYTES = BATCH_MAX_BYTES - MIB  # encoded; the rest is for header and 
 COMMAND_TIMEOUT_MS = 5_000
 COMMANDS_MAX = 1_000
 GATHER_MAX_MS = 20
-GATHER_MAX_BYTES = 64 * KIB  # beyond it a batch is worth its own frames and sync
+GATHER_MAX_BYTES = 512 * KIB  # beyond it a batch is worth its own frames and sync
 
 
 class AppendQueue:

@@ -15,6 +15,7 @@ from app.node.replica.append_checks import check_quota
 from app.node.replica.append_queue import GATHER_MAX_BYTES, GATHER_MAX_MS
 from app.node.replica.open_appends import OpenAppend
 from storage.format.records import RecordColumns
+from storage.units import KIB
 from tests.unit.node.replica.driver_support import Limits, Node, leading_node
 
 STREAMS = 2
@@ -145,6 +146,21 @@ def test_appends_are_not_gathered_for_long_while_the_disk_hangs(tmp_path: Path) 
     node.seams.work = hanging
     node.seams.run()
     assert node.driver.log.durable_index == 3
+
+
+def test_appends_of_a_hundred_records_are_gathered(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    values = [b"v" * KIB] * 100
+    node.ask(*values), node.ask(*values)
+    node.seams.turn()
+    assert node.driver.log.end_index == 200
+    node.ask(*values)
+    node.seams.turn()
+    assert node.driver.log.end_index == 200
+    node.ask(*values)
+    node.seams.turn()
+    assert node.driver.log.end_index == 400
+    assert node.driver.log.batch_at(201).count == 200
 
 
 def test_large_appends_and_commands_are_not_gathered(tmp_path: Path) -> None:
