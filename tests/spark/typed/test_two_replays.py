@@ -13,9 +13,11 @@ from app.tables.names import MOVED_PROPERTY
 from spark_jobs.materialize.replay import DeadLetterReplay
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
-from spark_jobs.tables.table import DEAD_LETTERS, Table, read_table
+from spark_jobs.tables.table import DEAD_LETTERS, Table
 from spark_jobs.typed.claimed_table import ClaimedTable
+from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica
+from tests.spark.typed.law import rows_of
 from tests.spark.typed.test_typed import to_json
 from tests.spark.typed.test_typed_kills import fill_entries
 
@@ -48,7 +50,7 @@ def test_each_letter_moves_once(
     def path_of(table: Table) -> str:
         return str(tmp_path / table.name)
 
-    TypedTables(spark, client, path_of, follows=False).extend(log.next_index)
+    TypedTables(no_spark(), client, path_of, follows=False).extend(log.next_index)
     both = threading.Barrier(2, timeout=60)
     for name in ("set_properties", "insert_missing"):
         monkeypatch.setattr(ClaimedTable, name, after(both, getattr(ClaimedTable, name)))
@@ -60,7 +62,7 @@ def test_each_letter_moves_once(
         list(threads.map(replay, versions))
 
     def rows(name: str, column: str = "_index") -> list[int]:
-        return sorted(row[0] for row in read_table(spark, str(tmp_path / name)).select(column).collect())
+        return sorted(row[column] for row in rows_of(tmp_path / name))
 
     moved_to, other = ("records_v2", "records_v3") if 2 in versions else ("records_v3", "records_v2")
     assert [rows(name) for name in ("records", moved_to, other)] == [[4], [2, 3], []]
