@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ from app.tables.delta_log import DeltaLog
 from spark_jobs.tables.snapshot import read_rows
 from storage.units import NO_INDEX
 from tests.spark.source.log_server import FakeLog
+
+EPOCH, MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
+PLACE = ("index", "term", "timestamp", "key")
 
 
 def rows_of(table: Path) -> Iterator[dict[str, Any]]:
@@ -27,14 +31,22 @@ def check_law(log: FakeLog, folder: Path, keys: Sequence[str] = ("_key",)) -> No
     holds the newest record of each key. keys: columns that identify its rows."""
     data = [each for each in log.records if each["type"] == "data"]
     records = {table.name: list(rows_of(table)) for table in folder.glob("records*")}
-    typed = [(row["_index"], row["_term"], row["_key"]) for rows in records.values() for row in rows]
-    typed += [(row["index"], row["term"], row["key"]) for row in rows_of(folder / "dead_letters")]
-    due = [(each["index"], each["term"], each["key"]) for each in data if each["value"] is not None]
+    typed = [place_of(row, "_") for rows in records.values() for row in rows]
+    typed += [place_of(row) for row in rows_of(folder / "dead_letters")]
+    due = [tuple(each[name] for name in PLACE) for each in data if each["value"] is not None]
     assert sorted(typed) == sorted(due)
     removed = {each["key"]: each["index"] for each in data if each["value"] is None}
     for name, rows in records.items():
         held = [key_and_index(row, keys) for row in rows_of(folder / name.replace("records", "current"))]
         assert sorted(held) == sorted(newest(rows, removed, keys)), name
+
+
+def place_of(row: Mapping[str, Any], prefix: str = "") -> tuple[Any, ...]:
+    """Return what a table has of the place of a record in the log, with the log's times. Times in files of
+    Spark have no zone; all are UTC."""
+    held = {name: row[prefix + name] for name in PLACE}
+    held["timestamp"] = (held["timestamp"].replace(tzinfo=UTC) - EPOCH) // MICROSECOND
+    return tuple(held.values())
 
 
 def newest(

@@ -11,9 +11,10 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.run import materialize
-from spark_jobs.tables.table import read_table
 from tests.spark.conftest import endpoints
+from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica
+from tests.spark.typed.law import rows_of
 from tests.spark.typed.replay_to_kill import COMMITS
 from tests.spark.typed.test_typed import to_json
 
@@ -38,11 +39,11 @@ def test_each_letter_moves_once_after_a_kill_of_the_replay_at_any_commit(
     spark: SparkSession, replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
 ) -> None:
     config = MaterializeConfig(endpoint=endpoints(replicas), tables=tmp_path, available_now=True)
-    materialize(config, spark=spark)
+    materialize(config, spark=no_spark())
     folder = tmp_path / "default"
 
     def indexes(name: str, column: str = "_index") -> list[int]:
-        return [row[0] for row in read_table(spark, str(folder / name)).select(column).sort(column).collect()]
+        return sorted(row[column] for row in rows_of(folder / name))
 
     assert indexes("dead_letters", "index") == [2, 3, 4, 6]
     gateway = spark.sparkContext._gateway.gateway_parameters  # type: ignore[union-attr]

@@ -5,17 +5,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.replay import DeadLetterReplay
 from spark_jobs.run import materialize
 from spark_jobs.source.log_reads import LogReads
-from spark_jobs.tables.table import identifier, read_table
+from spark_jobs.tables.table import identifier
 from spark_jobs.tables.views import create_views
 from spark_jobs.typed.invariants import misplaced, outdated
 from tests.spark.conftest import endpoints
+from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica
+from tests.spark.typed.law import check_law, rows_of
 from tests.spark.typed.test_typed import path_in, to_json
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -82,17 +84,8 @@ def test_current_follows_keys_and_tombstones_and_a_replay_moves_each_letter_once
     config = MaterializeConfig(endpoint=endpoints(replicas), tables=tmp_path, available_now=True)
     folder = tmp_path / "default"
 
-    def table(name: str) -> DataFrame:
-        return read_table(spark, str(folder / name))
-
     def current() -> list[tuple[int, int]]:
-        return [(row["id"], row["_index"]) for row in table("current").orderBy("id").collect()]
-
-    def check() -> None:
-        whole = misplaced(table("entries"), [table("records")], table("dead_letters"), log.next_index)
-        assert whole.collect() == []
-        known = table("entries"), table("records"), table("current")
-        assert outdated(*known, ["id"], log.next_index).collect() == []
+        return sorted((row["id"], row["_index"]) for row in rows_of(folder / "current"))
 
     log.set_schema("id INT NOT NULL, city STRING", key_columns=["id"])
     first = log.next_index
@@ -100,16 +93,15 @@ def test_current_follows_keys_and_tombstones_and_a_replay_moves_each_letter_once
         log.append(to_json(id=number), key=str(number).encode())
     log.append(None, key=b"2")
     log.append(to_json(id=4, city=7), to_json(id=5, city=7), key=b"late")  # dead letters
-    materialize(config, spark=spark)
+    materialize(config, spark=no_spark())
     assert current() == [(1, first + 2), (3, first + 3)]
     log.append(to_json(id=2), key=b"2")
     log.append(None, key=b"3")
     log.append(to_json(id=5, city="Bern"), key=b"5")
     log.set_schema("id INT NOT NULL, city INT", key_columns=["id"], compatibility="none")
-    end = log.next_index
-    materialize(config, spark=spark)
+    materialize(config, spark=no_spark())
     assert current() == [(1, first + 2), (2, first + 7), (5, first + 9)]
-    check()
+    check_law(log, folder, ("id",))
 
     def replay() -> tuple[int, int]:
         client = LogReads([replica.url for replica in replicas], "default")
@@ -118,11 +110,10 @@ def test_current_follows_keys_and_tombstones_and_a_replay_moves_each_letter_once
 
     assert replay() == (2, 0)
     assert replay() == (0, 0)
-    assert table("dead_letters").count() == 0
-    typed = table("records_v2").select("_index", "id").orderBy("_index").collect()
-    assert [tuple(row) for row in typed] == [(first + 5, 4), (first + 6, 5)]
-    held = [table("records"), table("records_v2")]
-    assert misplaced(table("entries"), held, table("dead_letters"), end).collect() == []
+    assert list(rows_of(folder / "dead_letters")) == []
+    typed = sorted((row["_index"], row["id"]) for row in rows_of(folder / "records_v2"))
+    assert typed == [(first + 5, 4), (first + 6, 5)]
+    check_law(log, folder, ("id",))
 
     with_feed = replace(config, change_data_feed=True)
     log.append(to_json(id=2, city=2002), key=b"2")
@@ -132,7 +123,7 @@ def test_current_follows_keys_and_tombstones_and_a_replay_moves_each_letter_once
     names = set(create_views(spark, tmp_path))
     assert names >= {"records", "records_v2", "current", "current_v2", "dead_letters", "entries"}
     everywhere = spark.table("records").orderBy("_index").select("id", "city").collect()
-    assert len(everywhere) == table("records").count() + table("records_v2").count()
+    assert len(everywhere) == sum(len(list(rows_of(folder / name))) for name in ("records", "records_v2"))
     assert [tuple(row) for row in everywhere[-3:]] == [(5, "Bern"), (2, "2002"), (1, "Bern")]
     seen = spark.table("current").orderBy("id").select("id", "city").collect()
     assert [tuple(row) for row in seen] == [(1, "Bern"), (2, "2002"), (4, "7"), (5, "Bern")]
