@@ -27,6 +27,7 @@ from spark_jobs.tables.table import identifier
 from spark_jobs.typed.values import wrong_copies
 from spark_jobs.verify import Verified, _typed_differences, _typed_problems, _typed_until
 from tests.spark.conftest import endpoints
+from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.typed.test_typed import path_in, to_json
 
@@ -107,7 +108,7 @@ def test_verify_finds_each_wrong_row_and_accepts_replayed_ones(
     spark: SparkSession, replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
 ) -> None:
     config = MaterializeConfig(endpoint=endpoints(replicas), tables=tmp_path, available_now=True)
-    materialize(config, spark=spark)
+    materialize(config, spark=no_spark())
     folder, client = tmp_path / "default", LogReads([replica.url for replica in replicas], "default")
 
     def state(name: str, of: Path = folder) -> MaterializedTable:
