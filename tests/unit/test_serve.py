@@ -67,7 +67,7 @@ class CountingFront(Front):
     """Records for each time that it wakes up whether it has renewed the header Date."""
 
     def __init__(self) -> None:
-        super().__init__(uvicorn.Config(app="unused"), lambda: None)
+        super().__init__(uvicorn.Config(app="unused", log_config=None), lambda: None)
         self.renewed: list[bool] = []
         self.has_counted = asyncio.Event()
 

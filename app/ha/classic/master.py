@@ -92,7 +92,6 @@ class ClassicMasterCore(StaticGroup):
             self._member,
             log,
             self._outbox,
-            replicas=self._replicas,
             found=start.hard_state,
             needs=self._needs,
             options=options,

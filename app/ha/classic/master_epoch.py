@@ -5,8 +5,6 @@ it, the master waits for the other replicas (opening.py): so many of them must v
 synchronous append which this copy may lack.
 """
 
-from collections.abc import Sequence
-
 from app.ha.classic.needs import SlaveNeeds
 from app.ha.classic.opening import Opening, may_lack
 from app.ha.classic.slaves import Slave
@@ -30,7 +28,6 @@ class MasterEpoch:
         log: HaLog,
         outbox: Outbox,
         *,
-        replicas: Sequence[str],
         found: HardState,
         needs: SlaveNeeds,
         options: LogOptions,
@@ -42,7 +39,7 @@ class MasterEpoch:
         self._member = member
         self._log = log
         self._outbox = outbox
-        self._replicas = replicas
+        self._replicas = member.group.voters
         self._needs = needs
         self._unclean = options.unclean
         self._raised_from = options.raised_from

@@ -196,7 +196,9 @@ class FakeReplica:
         ]
         app = Starlette(routes=routes)
         self._server = uvicorn.Server(
-            uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", lifespan="off")
+            uvicorn.Config(
+                app, host="127.0.0.1", port=port, log_config=None, access_log=False, lifespan="off"
+            )
         )
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
