@@ -32,8 +32,8 @@ with imports_of_extra("spark", __name__):
     from pyspark.sql import SparkSession
 
 from spark_jobs.errors import OptionError, RequestRefused, SourceError, Unreachable, own_error, write_failure
+from spark_jobs.materialize.backlog import interrupt_backlogs
 from spark_jobs.materialize.config import MAX_DELAY, MIN_RECORDS, TRIGGER, MaterializeConfig
-from spark_jobs.materialize.entries import BACKLOG_TAG
 from spark_jobs.materialize.followed_logs import FAILURES as LOG_FAILURES
 from spark_jobs.materialize.followed_logs import FollowedLogs
 from spark_jobs.materialize.journal_poller import JournalPoller
@@ -156,7 +156,7 @@ def _shared_parts(
     return SharedParts(
         config=config,
         spark=spark,
-        workers=Workers(lambda: spark.interruptTag(BACKLOG_TAG), wake),
+        workers=Workers(partial(interrupt_backlogs, spark), wake),
         ends_poller=LogEndsPoller(config.endpoints, config.token, wake),
         query=_query(spark, config, give),
         journals=JournalPoller(LogReads(config.endpoints, "", connection=quick), config.events_trigger_s),

@@ -5,13 +5,15 @@ after its last row, and every append claims that index (tables/table.py).
 
 The rows are those of a micro-batch of the query over all logs (query.py). What the query has passed without
 the table, after a failure or beside another driver, is read here: a small batch by the driver, a large one
-by Spark, in parallel tasks, both with the range and the checks of a stream (source/data_source.py).
+by tasks of Spark (backlog.py), both with the range and the checks of a stream (source/data_source.py).
 """
 
 import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -23,6 +25,7 @@ from app.tables.catalog import RESTORE
 from app.tables.delta_log import DeltaLog
 from app.tables.names import BEGIN_PROPERTY, LOG_ID_PROPERTY
 from spark_jobs.errors import LogClash, TableUnreadable
+from spark_jobs.materialize.backlog import BACKLOG_TAG, write_backlog
 from spark_jobs.session.locations import is_url
 from spark_jobs.session.spark_session import COMPILED, INTERPRETED, is_remote
 from spark_jobs.source.data_source import RecordsStreamReader
@@ -30,6 +33,8 @@ from spark_jobs.source.log_reads import LogReads, Place
 from spark_jobs.source.options import BETWEEN, parse_options
 from spark_jobs.source.planning import RecordsOffset, check_not_shorter, check_same_log, check_same_term
 from spark_jobs.tables import schemas
+from spark_jobs.tables.data_files import WrittenFile
+from spark_jobs.tables.local_commits import NeedsSpark
 from spark_jobs.tables.snapshot import EntriesSnapshot, read_snapshot
 from spark_jobs.tables.table import (
     ENTRIES,
@@ -47,7 +52,6 @@ APPLICATION = "commitlog-entries"
 REMOVING = (RESTORE, "DELETE", "TRUNCATE")  # commits of other writers, after which the table may end earlier
 SMALL_BATCH_RECORDS = 20_000  # up to this number the driver reads and writes a batch itself
 SMALL_BATCH_BYTES = 32 * 1024 * 1024  # and about so many of rows in memory; the rest is the next batch
-BACKLOG_TAG = "commitlog-backlog"  # of what Spark runs for a large batch
 BATCH_OPTIONS = ("endpoint", "token", "log", "maxRecordsPerPartition", "dataFolder")  # of a large batch
 
 
@@ -189,7 +193,7 @@ class EntriesJob:
         count = self.rows
         if self.is_large and end.next_index - start.next_index > SMALL_BATCH_RECORDS:
             read_s = planned_s
-            self._write_large(start, end)
+            self._write_large(end, partial(self._frame, start, end))
         else:
             rows, end = self._read(self._reader, start, end)
             read_s = time.monotonic()
@@ -233,7 +237,8 @@ class EntriesJob:
         return True
 
     def take_large(self, batch: DataFrame, first: int, until: int, began_s: float) -> bool:
-        """As `take`, of a micro-batch of this log alone: Spark writes it, without collecting the rows."""
+        """As `take`, of a micro-batch of this log alone: tasks of Spark write it, without collecting the
+        rows."""
         assert self._reader is not None
         if first > self.offset.next_index:
             return False
@@ -242,7 +247,7 @@ class EntriesJob:
         count = self.rows
         end = self._reader.offset_at(until, self.offset.log_id)
         self._verify(end)
-        self._write_frame(batch, until)
+        self._write_large(end, lambda: batch)
         self._note_end(end, count, (began_s, began_s, began_s))
         return True
 
@@ -297,34 +302,58 @@ class EntriesJob:
 
         self._extend(until, lacks, append)
 
-    def _write_large(self, start: RecordsOffset, end: RecordsOffset) -> None:
-        """As `write`, by Spark."""
+    def _frame(self, start: RecordsOffset, end: RecordsOffset) -> DataFrame:
         options = {name: value for name, value in self.options.items() if name in BATCH_OPTIONS}
         options[BETWEEN] = json.dumps([start.to_json(), end.to_json()])
-        self._write_frame(self.spark.read.format("commitlog").options(**options).load(), end.next_index)
+        return self.spark.read.format("commitlog").options(**options).load()
 
-    def _write_frame(self, records: DataFrame, until: int) -> None:
-        """As `write`, by Spark. records: of the source, from the table's end or earlier."""
-        session = records.sparkSession
+    def _write_large(self, end: RecordsOffset, records: Callable[[], DataFrame]) -> None:
+        """As `write`, by tasks of Spark: each writes a file of the table, or Spark itself writes them where
+        the table needs that. records: of the source, from the table's end or earlier."""
+        until = end.next_index
 
         def lacks(first: int) -> bool:
             return self.client.first_data_index(first, until) is not None
 
         def append(first: int, claim: int, note: Mapping[str, Any]) -> tuple[int, int] | None:
-            for name, value in COMPILED.items():
-                session.conf.set(name, value)
-            session.addTag(BACKLOG_TAG)
+            write = partial(self._write_files, first, end)
             try:
-                rows = entries(records.where(F.col("index") >= first))
-                return append_once(
-                    rows, self.path, application=APPLICATION, claim=claim, position="index", note=note
-                )
-            finally:
-                session.removeTag(BACKLOG_TAG)
-                for name, value in INTERPRETED.items():
-                    session.conf.set(name, value)
+                files = self._writer.append_files(write, application=APPLICATION, claim=claim, note=note)
+            except NeedsSpark:
+                return self._append_frame(records().where(F.col("index") >= first), claim, note)
+            if files is None:
+                return None
+            return sum(file.rows for file in files), max(file.most("index") for file in files)
 
         self._extend(until, lacks, append)
+
+    def _write_files(self, first: int, end: RecordsOffset, folder: Path) -> list[WrittenFile]:
+        """Write the data records from `first` to `end` as files of the table."""
+        assert self._reader is not None
+        start = self.offset if first == self.offset.next_index else RecordsOffset(first, None, end.log_id)
+        partitions = self._reader.partitions(start.to_json(), end.to_json())
+        return write_backlog(self.spark, self._reader.options, partitions, folder)
+
+    def _append_frame(
+        self, records: DataFrame, claim: int, note: Mapping[str, Any]
+    ) -> tuple[int, int] | None:
+        session = records.sparkSession
+        for name, value in COMPILED.items():
+            session.conf.set(name, value)
+        session.addTag(BACKLOG_TAG)
+        try:
+            return append_once(
+                entries(records),
+                self.path,
+                application=APPLICATION,
+                claim=claim,
+                position="index",
+                note=note,
+            )
+        finally:
+            session.removeTag(BACKLOG_TAG)
+            for name, value in INTERPRETED.items():
+                session.conf.set(name, value)
 
     def _extend(
         self,

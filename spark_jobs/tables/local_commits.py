@@ -1,4 +1,4 @@
-"""Commits to Delta tables in a local folder by the driver itself: a data file, and a file of JSON lines.
+"""Commits to Delta tables in a local folder by the driver itself: data files, and a file of JSON lines.
 
 A commit of a few rows by Spark costs 0.3 s and more, and grows with the history of the table; here it costs
 some milliseconds, and the same for any history. A job with many logs lives on that.
@@ -18,31 +18,20 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
-from decimal import Decimal
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from pyspark import __version__ as PYSPARK_VERSION
 from pyspark.sql.types import StructType
 
 from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaSnapshot
+from spark_jobs.tables.data_files import DeltaAction, WrittenFile, compact_json, sync_to_disk, write_file
 
 WRITER_FEATURES = ("domainMetadata", "clustering", "invariants", "appendOnly")  # of a clustered table
 HARMLESS_FEATURES = ("checkpointProtection",)  # left by DROP FEATURE: binds those that remove old commits
-LONGEST_TEXT = 32  # of a string in statistics, as Delta cuts them; columns with longer ones have none
 CHECKPOINT_INTERVAL = "delta.checkpointInterval"
 APPEND_ONLY = "delta.appendOnly"
 ENGINE = "commitlog"
-
-# Spark takes dates before 1900 in files of unknown writers for ones of an older calendar.
-CALENDAR = {"org.apache.spark.version": PYSPARK_VERSION}
-
-DeltaAction = Mapping[str, Mapping[str, Any]]
 
 
 class NeedsSpark(Exception):
@@ -92,9 +81,9 @@ class LocalTable:
         clustering = {"clusteringColumns": [[name] for name in cluster_by], "domainName": "delta.clustering"}
         parameters = {
             "partitionBy": "[]",
-            "clusterBy": _json(list(cluster_by)),
+            "clusterBy": compact_json(list(cluster_by)),
             "isManaged": "false",
-            "properties": _json(dict(properties)),
+            "properties": compact_json(dict(properties)),
         }
         actions: list[DeltaAction] = [
             _commit_info("CREATE TABLE", parameters, isBlindAppend=True, operationMetrics={}),
@@ -102,7 +91,7 @@ class LocalTable:
                 "metaData": {
                     "id": str(uuid.uuid4()),
                     "format": {"provider": "parquet", "options": {}},
-                    "schemaString": _json(described),
+                    "schemaString": compact_json(described),
                     "partitionColumns": [],
                     "configuration": dict(properties),
                     "createdTime": _now_ms(),
@@ -112,7 +101,7 @@ class LocalTable:
             {
                 "domainMetadata": {
                     "domain": "delta.clustering",
-                    "configuration": _json(clustering),
+                    "configuration": compact_json(clustering),
                     "removed": False,
                 }
             },
@@ -134,16 +123,33 @@ class LocalTable:
     ) -> bool:
         """Append rows unless the table has this claim of the application, or a higher one; return whether it
         did. Raises NeedsSpark, DeltaLogError."""
-        added: DeltaAction | None = None
+
+        def write() -> list[WrittenFile]:
+            return [write_file(self.path, rows, statistics)]
+
+        return self.append_files(write, application=application, claim=claim, note=note)
+
+    def append_files(
+        self,
+        write: Callable[[], Sequence[WrittenFile]],
+        *,
+        application: str,
+        claim: int,
+        note: Mapping[str, Any],
+    ) -> bool:
+        """As `append`, of files that `write` makes in the folder of the table: called at most once, and not
+        for a claim that the table has already."""
+        files: Sequence[WrittenFile] | None = None
         while True:
             snapshot = self._plain_snapshot()
             if snapshot.transactions.get(application, -1) >= claim:
-                if added is not None:
-                    (self.path / added["add"]["path"]).unlink(missing_ok=True)  # no commit names it
+                self._remove(files or ())
                 return False
-            added = added or self._add(rows, statistics)
-            written = _written(snapshot, [added], rows.num_rows, note, "Append")
-            if self._extend(snapshot, [written, _transaction(application, claim), added]):
+            if files is None:
+                files = write()
+            written = _written(snapshot, files, note, "Append")
+            added = [file.action() for file in files]
+            if self._extend(snapshot, [written, _transaction(application, claim), *added]):
                 return True
 
     def claim(self, application: str, claim: int) -> bool:
@@ -153,7 +159,7 @@ class LocalTable:
             snapshot = self._plain_snapshot()
             if snapshot.transactions.get(application, -1) >= claim:
                 return False
-            written = _written(snapshot, [], 0, {}, "Append")
+            written = _written(snapshot, (), {}, "Append")
             if self._extend(snapshot, [written, _transaction(application, claim)]):
                 return True
 
@@ -194,15 +200,19 @@ class LocalTable:
             due = change(snapshot)
             if not due.removed and not due.added and claim is None:
                 return False  # else the claim alone is due: no row that others add later was considered
-            added = [self._add(rows, statistics) for rows in due.added]
-            actions = [_written(snapshot, added, sum(rows.num_rows for rows in due.added), note, due.mode)]
-            actions += added
+            added = [write_file(self.path, rows, statistics) for rows in due.added]
+            actions = [_written(snapshot, added, note, due.mode)]
+            actions += [file.action() for file in added]
             actions += [_removed(path, snapshot.files[path].size_bytes) for path in due.removed]
             actions += [] if claim is None else [_transaction(*claim)]
             if self._extend(snapshot, actions):
                 return True
-            for action in added:
-                (self.path / action["add"]["path"]).unlink(missing_ok=True)
+            self._remove(added)
+
+    def _remove(self, files: Sequence[WrittenFile]) -> None:
+        """Remove files that no commit names."""
+        for file in files:
+            (self.path / file.name).unlink(missing_ok=True)
 
     def _plain_snapshot(self) -> DeltaSnapshot:
         """Return the newest version, if it is one that this module can extend. Raises NeedsSpark."""
@@ -228,34 +238,6 @@ class LocalTable:
             self._request_checkpoint(str(self.path))
         return True
 
-    def _add(self, rows: pa.Table, statistics: Sequence[str]) -> DeltaAction:
-        """Write a data file; return its action."""
-        name = f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
-        place = self.path / name
-        words = [field.name for field in rows.schema if pa.types.is_string(field.type)]
-        with pq.ParquetWriter(
-            place,
-            rows.schema,
-            compression="snappy",
-            use_dictionary=words,
-            write_statistics=[name for name in statistics if not _has_nan(rows[name])],
-            store_schema=False,
-        ) as writer:
-            writer.write_table(rows)
-            writer.add_key_value_metadata(CALENDAR)
-        _sync(place, self.path)
-        found = place.stat()
-        return {
-            "add": {
-                "path": name,
-                "partitionValues": {},
-                "size": found.st_size,
-                "modificationTime": found.st_mtime_ns // 1_000_000,
-                "dataChange": True,
-                "stats": _json(statistics_of(rows, statistics)),
-            }
-        }
-
     def _commit(self, version: int, actions: Sequence[DeltaAction]) -> bool:
         """Give a commit its version; return False if another one has it. Raises NeedsSpark without hard
         links."""
@@ -264,7 +246,7 @@ class LocalTable:
         temporary = folder / f".{name.name}.{uuid.uuid4()}.tmp"
         try:
             with temporary.open("w") as file:
-                file.writelines(f"{_json(action)}\n" for action in actions)
+                file.writelines(f"{compact_json(action)}\n" for action in actions)
                 file.flush()
                 os.fsync(file.fileno())
             try:
@@ -273,7 +255,7 @@ class LocalTable:
                 # a network file system may have made the link and lost the answer
                 return temporary.stat().st_nlink > 1
             with contextlib.suppress(OSError):  # the commit is made
-                _sync(folder)
+                sync_to_disk(folder)
             return True
         except OSError as error:
             raise NeedsSpark(f"{name}: {error}") from error
@@ -282,52 +264,14 @@ class LocalTable:
                 temporary.unlink(missing_ok=True)
 
 
-def statistics_of(rows: pa.Table, columns: Sequence[str]) -> dict[str, Any]:
-    """Return the statistics of a data file with these rows, as Delta writes them."""
-    least: dict[str, Any] = {}
-    most: dict[str, Any] = {}
-    for name in columns:
-        if _has_nan(rows[name]):
-            continue
-        try:
-            bounds = pc.min_max(rows[name]).as_py()
-        except (OverflowError, ValueError):  # a time that Python cannot represent
-            continue
-        texts = [_statistic(bounds[side]) for side in ("min", "max")]
-        if None not in texts:
-            least[name], most[name] = texts
-    nulls = {name: rows[name].null_count for name in columns}
-    return {"numRecords": rows.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
-
-
-def _has_nan(column: pa.ChunkedArray) -> bool:
-    """Return whether a column has no bounds: for Spark NaN is above all numbers, Arrow leaves it out."""
-    return pa.types.is_floating(column.type) and bool(pc.any(pc.is_nan(column)).as_py())
-
-
-def _statistic(value: Any) -> Any:
-    """Return a bound as Delta writes it, None where it has none. Times are truncated to milliseconds, which
-    readers of Delta's statistics allow for."""
-    match value:
-        case datetime():
-            zone = "" if value.tzinfo is None else "Z"
-            return value.replace(tzinfo=None).isoformat(timespec="milliseconds") + zone
-        case date():
-            return value.isoformat()
-        case bool() | bytes() | Decimal():
-            return None
-        case float():
-            return value if isfinite(value) else None
-        case str():
-            return None if len(value) > LONGEST_TEXT else value
-    return value
-
-
 def _written(
-    snapshot: DeltaSnapshot, added: Sequence[DeltaAction], rows: int, note: Mapping[str, Any], mode: str
+    snapshot: DeltaSnapshot, added: Sequence[WrittenFile], note: Mapping[str, Any], mode: str
 ) -> DeltaAction:
-    size = sum(action["add"]["size"] for action in added)
-    metrics = {"numFiles": len(added), "numOutputRows": rows, "numOutputBytes": size}
+    metrics = {
+        "numFiles": len(added),
+        "numOutputRows": sum(file.rows for file in added),
+        "numOutputBytes": sum(file.size_bytes for file in added),
+    }
     return _commit_info(
         "WRITE",
         {"mode": mode, "partitionBy": "[]"},
@@ -352,20 +296,5 @@ def _removed(path: str, size_bytes: int) -> DeltaAction:
     return {"remove": {**file, "partitionValues": {}, "size": size_bytes}}
 
 
-def _sync(*places: Path) -> None:
-    """Make the content of files and folders durable. A record that a commit has may be trimmed from its
-    log."""
-    for place in places:
-        opened = os.open(place, os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)
-
-
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"))

@@ -1,11 +1,13 @@
 """Writer of one table of a log: creation, and appends that are made once (table.append_once).
 
-The driver writes a few rows itself where that is as exclusive as a commit of Spark's: to a local folder whose
-commits are hard links (local_commits.py). Spark writes everything else.
+The driver makes commits itself where they are as exclusive as Spark's: in a local folder whose commits are
+hard links (local_commits.py). They add a few rows, or files that tasks of Spark have written. Spark makes
+all other commits.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +20,7 @@ from spark_jobs.session.jars import LOG_STORE_CLASS
 from spark_jobs.session.locations import is_url
 from spark_jobs.session.spark_session import is_remote
 from spark_jobs.tables.checkpoints import CHECKPOINTS
+from spark_jobs.tables.data_files import WrittenFile
 from spark_jobs.tables.local_commits import LocalTable, NeedsSpark
 from spark_jobs.tables.table import (
     Table,
@@ -85,6 +88,33 @@ class TableWriter:
         if written is not None and self._follows and self._local is None:
             precompute_claims(self.spark, self.path, application=application, claimed=claim)
         return None if written is None else written[1]
+
+    def append_files(
+        self,
+        write: Callable[[Path], Sequence[WrittenFile]],
+        *,
+        application: str,
+        claim: int,
+        note: Mapping[str, Any],
+    ) -> Sequence[WrittenFile] | None:
+        """Append the files that `write` makes in the folder of the table, if it has not given `claim`; return
+        them, None when the claim was refused: then read the table again.
+
+        write: not called for a claim that the table has. Raises NeedsSpark: only Spark can write this table.
+        """
+        if self._local is None:
+            raise NeedsSpark(f"{self.path} is in no local folder whose commits are exclusive")
+        local, made = self._local, list[WrittenFile]()
+
+        def write_here() -> Sequence[WrittenFile]:
+            made.extend(write(local.path))
+            return made
+
+        try:
+            done = local.append_files(write_here, application=application, claim=claim, note=note)
+        except DeltaLogError as error:
+            raise NeedsSpark(f"{self.path}: {error}") from error
+        return made if done else None
 
     def claim(self, application: str, claim: int) -> None:
         """Make a commit with this claim alone, unless the table has it, or a higher one."""

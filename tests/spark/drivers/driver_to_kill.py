@@ -1,6 +1,6 @@
 """A materializer in a process of its own that kills itself, JVM and all, at a point of its work:
 `python -m tests.spark.drivers.driver_to_kill POINT ...`, with the arguments of the job; POINT `none`
-never comes, and `by-spark` only lets Spark write all batches.
+never comes, and `by-tasks` only lets tasks of Spark write all batches.
 
 The points are in kill_points.py.
 """
@@ -89,8 +89,8 @@ def after_step() -> None:
     lease.LeasedEntries.step = step  # type: ignore[method-assign]
 
 
-def by_spark() -> None:
-    """Let Spark read and write each batch, as it does a large one."""
+def by_tasks() -> None:
+    """Let tasks of Spark read and write each batch, as they do a large one."""
     entries.SMALL_BATCH_RECORDS = 0
 
 
@@ -110,7 +110,7 @@ ARRANGED: dict[str, Callable[[], None]] = {
     "none": lambda: None,
     "opened": lambda: after(entries.EntriesJob, "open"),
     "leased": lambda: after(lease.MaterializerLease, "take"),
-    "by-spark": by_spark,
+    "by-tasks": by_tasks,
     "planned": lambda: before_batch(0),
     "file-written": before_commit,
     "committed": after_commit,

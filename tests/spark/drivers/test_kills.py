@@ -1,4 +1,4 @@
-"""Each index is in `entries` once though the whole driver, JVM and all, is killed while Spark writes.
+"""Each index is in `entries` once though the whole driver, JVM and all, is killed while its tasks write.
 
 test_steps.py kills drivers without a JVM at each of their own steps; `make chaos` kills whole ones.
 """
@@ -48,13 +48,13 @@ def driver(config: MaterializeConfig) -> Iterator[Driver]:
 
 
 @pytest.mark.timeout(600)  # a driver with a JVM of its own
-def test_a_driver_killed_in_the_middle_of_a_file_leaves_each_record_once(
+def test_a_driver_killed_between_two_files_leaves_each_record_once(
     spark: SparkSession, config: MaterializeConfig, replicas: list[FakeReplica], driver: Driver
 ) -> None:
-    """Spark has a part of the first micro-batch in a file, and waits for the rest."""
+    """A part of the first micro-batch is in a file, and a task waits for the rest."""
     for replica in replicas:
         replica.stall_at = 50
-    killed = driver("by-spark", "--max-records", "102", "--max-records-per-partition", "51")
+    killed = driver("by-tasks", "--max-records", "102", "--max-records-per-partition", "51")
     entries = config.tables / "default" / "entries"
     await_true(
         lambda: any(replica.stalled.is_set() for replica in replicas) and any(entries.glob("*.parquet"))

@@ -16,7 +16,15 @@ from spark_jobs.materialize import entries as entries_of_a_log
 from spark_jobs.materialize.entries import EntriesJob
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.schemas import arrow_schema
-from spark_jobs.tables.table import ENTRIES, TableClash, append_once, create_table, identifier, read_table
+from spark_jobs.tables.table import (
+    ENTRIES,
+    TableClash,
+    append_once,
+    create_table,
+    identifier,
+    read_table,
+    set_properties,
+)
 from spark_jobs.tables.transforms import entries, index_check
 from tests.spark.conftest import Batch
 from tests.spark.source.log_server import FakeLog, FakeReplica
@@ -70,13 +78,16 @@ def test_a_driver_that_dies_beside_a_commit_of_spark_leaves_each_record_once(
     monkeypatch: pytest.MonkeyPatch,
     has_committed: bool,
 ) -> None:
-    """Spark writes a large batch. tests/spark/drivers/test_kills.py kills drivers in the middle of a file."""
+    """Spark writes a large batch to a table with a feature that its driver does not write."""
 
     def append_and_die(*given: Any, **options: Any) -> None:
         if has_committed:
             append_once(*given, **options)
         raise Death
 
+    first = job()
+    first.open()
+    set_properties(spark, first.path, {"delta.enableChangeDataFeed": "true"})
     for until in (60, 102):
         with monkeypatch.context() as dying:
             dying.setattr(entries_of_a_log, "append_once", append_and_die)

@@ -17,7 +17,8 @@ from app.tables.delta_log import LOG_FOLDER, DeltaLog
 from spark_jobs.errors import TableUnreadable
 from spark_jobs.tables import local_commits
 from spark_jobs.tables.checkpoints import CHECKPOINTS
-from spark_jobs.tables.local_commits import LocalTable, NeedsSpark, statistics_of
+from spark_jobs.tables.data_files import statistics_of, write_file
+from spark_jobs.tables.local_commits import LocalTable, NeedsSpark
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.snapshot import read_plain, read_rows
 from spark_jobs.tables.table import (
@@ -260,9 +261,9 @@ def test_a_file_with_nan_has_no_bounds_of_that_column(tmp_path: Path) -> None:
     """Spark takes NaN for the largest number, so bounds without it would hide its rows."""
     speed = pa.table({"index": [1, 2], "speed": [1.5, float("nan")]})
     statistics = ("index", "speed")
-    added = table_at(str(tmp_path))._add(speed, statistics)["add"]
-    assert json.loads(added["stats"])["maxValues"] == {"index": 2}
-    columns = pq.read_metadata(tmp_path / added["path"]).row_group(0)
+    written = write_file(tmp_path, speed, statistics)
+    assert written.statistics["maxValues"] == {"index": 2}
+    columns = pq.read_metadata(tmp_path / written.name).row_group(0)
     assert [columns.column(place).is_stats_set for place in range(2)] == [True, False]
 
 

@@ -1,0 +1,197 @@
+"""A large batch: each task writes a file, and one commit of the driver has them all."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from app.tables.delta_log import DeltaLog
+from spark_jobs.errors import LogTrimmed, ShortRead, own_error
+from spark_jobs.materialize import backlog
+from spark_jobs.materialize import entries as entries_of_a_log
+from spark_jobs.materialize.backlog import in_pieces
+from spark_jobs.materialize.entries import EntriesJob
+from spark_jobs.source.log_reads import LogReads
+from spark_jobs.source.options import SourceOptions
+from spark_jobs.source.planning import RecordsOffset
+from spark_jobs.source.reading import RecordsPartition
+from spark_jobs.tables.conflicts import SPARK_ERRORS
+from spark_jobs.tables.local_commits import LocalTable
+from spark_jobs.tables.schemas import arrow_schema
+from spark_jobs.tables.table import ENTRIES, read_table
+from tests.spark.conftest import endpoints
+from tests.spark.no_spark import no_spark
+from tests.spark.source.log_server import FakeLog, FakeReplica
+
+DATA = [*range(1, 51), *range(52, 102)]  # of the log of the fixture
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "entries"
+
+
+@pytest.fixture
+def job(
+    replicas: list[FakeReplica], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., EntriesJob]:
+    """Drivers of one table that write each batch by tasks, 30 records in each."""
+    monkeypatch.setattr(entries_of_a_log, "SMALL_BATCH_RECORDS", 0)
+    options = {"endpoint": endpoints(replicas), "maxRecordsPerPartition": "30"}
+
+    def make(spark: SparkSession | None = None, **more: str) -> EntriesJob:
+        client = LogReads([replica.url for replica in replicas], "default", give_up_s=2)
+        made = EntriesJob(spark or no_spark(), client, str(folder), {**options, **more})
+        made.open()
+        return made
+
+    return make
+
+
+def rows_of(folder: Path) -> list[int]:
+    """The indexes of the table by its commits; each of its files is one of those."""
+    snapshot = DeltaLog(str(folder), keeps_files=True).snapshot()
+    assert snapshot is not None
+    assert sorted(snapshot.files) == sorted(path.name for path in folder.glob("*.parquet"))
+    found = [pq.read_table(folder / name, columns=["index"])["index"].to_pylist() for name in snapshot.files]
+    return sorted(index for indexes in found for index in indexes)
+
+
+def test_tasks_write_a_file_each_and_one_commit_has_them_all(
+    job: Callable[..., EntriesJob], folder: Path
+) -> None:
+    writer = job()
+    assert writer.step()
+    assert rows_of(folder) == DATA
+    assert (writer.rows, writer.next_index, writer.covered_index) == (100, 102, 101)
+    snapshot = DeltaLog(str(folder), keeps_files=True).snapshot()
+    assert snapshot is not None
+    assert (snapshot.version, len(snapshot.files)) == (1, 4)
+    again = job()
+    assert (again.rows, again.next_index) == (100, 102)
+    assert not again.step()
+
+
+def test_a_table_of_tasks_is_as_one_of_the_driver(
+    spark: SparkSession, job: Callable[..., EntriesJob], folder: Path, log: FakeLog
+) -> None:
+    """Real tasks of Spark; and it reads what they wrote."""
+    log.append(None, key=b"k")
+    writer = job(spark)
+    assert writer.step()
+    found = read_table(spark, str(folder)).orderBy("index").toArrow()
+    assert found["index"].to_pylist() == [*DATA, 102]
+    assert len(list(folder.glob("*.parquet"))) == 4
+    assert writer._reader is not None
+    read = writer._reader.read_here(RecordsOffset(0, 0, log.id), writer.offset)
+    schema = arrow_schema(ENTRIES.schema)
+    whole = pa.Table.from_batches([batch.select(schema.names) for batch in read], schema)
+    assert found.select(schema.names).cast(schema).equals(whole)
+
+
+class Death(Exception):
+    """The driver ends here; nothing in this process is used by the next one."""
+
+
+@pytest.mark.parametrize("has_committed", [False, True])
+def test_a_driver_that_dies_beside_its_commit_leaves_each_record_once(
+    job: Callable[..., EntriesJob], folder: Path, monkeypatch: pytest.MonkeyPatch, has_committed: bool
+) -> None:
+    whole = LocalTable._commit
+
+    def commit_and_die(*given: Any) -> bool:
+        if has_committed:
+            whole(*given)
+        raise Death
+
+    for _ in range(2):
+        killed = job(maxRecordsPerTrigger="25")
+        with monkeypatch.context() as dying:
+            dying.setattr(LocalTable, "_commit", commit_and_die)
+            with pytest.raises(Death):
+                killed.step()
+        assert job(maxRecordsPerTrigger="25").step()
+    assert job().step()
+    snapshot = DeltaLog(str(folder), keeps_files=True).snapshot()
+    assert snapshot is not None
+    found = [pq.read_table(folder / name)["index"].to_pylist() for name in snapshot.files]
+    assert sorted(index for indexes in found for index in indexes) == DATA
+
+
+def test_a_driver_that_was_overtaken_removes_its_files(
+    job: Callable[..., EntriesJob], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one has committed a part of the batch while the tasks of this one ran."""
+    slow, fast = job(), job(maxRecordsPerTrigger="40")
+    write, raced = backlog.write_backlog, []
+
+    def write_and_wait(*given: Any) -> Any:
+        files = write(*given)
+        if not raced:
+            raced.append(True)
+            assert fast.step()
+        return files
+
+    monkeypatch.setattr(entries_of_a_log, "write_backlog", write_and_wait)
+    assert slow.step()
+    assert fast.next_index == 40
+    assert rows_of(folder) == DATA
+    assert (slow.rows, slow.next_index) == (100, 102)
+
+
+def test_a_batch_of_which_a_task_fails_leaves_no_file(
+    job: Callable[..., EntriesJob], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last of four tasks reads a part of its range."""
+    whole = backlog.read_records
+
+    def read(options: SourceOptions, partition: RecordsPartition) -> Iterator[pa.RecordBatch]:
+        for batch in whole(options, partition):
+            yield batch
+            if partition.until == 102:
+                raise ShortRead("the answer has ended")
+
+    writer = job()
+    with monkeypatch.context() as failing:
+        failing.setattr(backlog, "read_records", read)
+        with pytest.raises(ShortRead):
+            writer.step()
+    assert rows_of(folder) == []
+    assert writer.step()
+    assert rows_of(folder) == DATA
+
+
+def test_a_failure_of_a_task_of_spark_is_known_by_its_kind(
+    spark: SparkSession,
+    job: Callable[..., EntriesJob],
+    log: FakeLog,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The log is trimmed between the plan and the tasks, the last of which still finds its range."""
+    write = backlog.write_backlog
+
+    def trim_and_write(*given: Any) -> Any:
+        log.begin_index = 80
+        return write(*given)
+
+    monkeypatch.setattr(entries_of_a_log, "write_backlog", trim_and_write)
+    with pytest.raises(SPARK_ERRORS) as failure:
+        job(spark).step()
+    known = own_error(failure.value)
+    assert known is not None
+    assert known[0] is LogTrimmed
+    assert rows_of(folder) == []
+
+
+def test_pieces_have_the_bytes_of_a_row_group() -> None:
+    schema = arrow_schema(ENTRIES.schema)
+    row = dict.fromkeys(schema.names) | {"log": "a", "index": 1, "term": 1, "offset": 0, "value": b"x" * 1000}
+    batches = [pa.RecordBatch.from_pylist([row] * 2, schema) for _ in range(7)]
+    pieces = list(in_pieces(batches, 5_000))
+    assert [piece.num_rows for piece in pieces] == [6, 6, 2]
+    assert list(in_pieces([], 5_000)) == []
