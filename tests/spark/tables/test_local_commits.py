@@ -3,7 +3,7 @@
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from app.tables.delta_log import LOG_FOLDER, DeltaLog
 from spark_jobs.errors import TableUnreadable
 from spark_jobs.tables import local_commits
 from spark_jobs.tables.checkpoints import CHECKPOINTS
-from spark_jobs.tables.data_files import statistics_of, write_file
+from spark_jobs.tables.data_files import statistics_of, write_file, write_pieces
 from spark_jobs.tables.local_commits import LocalTable, NeedsSpark
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.snapshot import read_plain, read_rows
@@ -265,6 +265,21 @@ def test_a_file_with_nan_has_no_bounds_of_that_column(tmp_path: Path) -> None:
     assert written.statistics["maxValues"] == {"index": 2}
     columns = pq.read_metadata(tmp_path / written.name).row_group(0)
     assert [columns.column(place).is_stats_set for place in range(2)] == [True, False]
+
+
+def test_a_file_whose_rows_end_in_a_failure_is_removed(tmp_path: Path) -> None:
+    rows = pa.table({"index": [1, 2]})
+
+    def pieces() -> Iterator[pa.Table]:
+        yield rows
+        raise OSError("the answer has ended")
+
+    with pytest.raises(OSError, match="has ended"):
+        write_pieces(tmp_path, pieces(), rows.schema, ("index",))
+    assert list(tmp_path.iterdir()) == []
+    written = write_pieces(tmp_path, [rows, rows], rows.schema, ("index",))
+    assert (written.rows, written.most("index")) == (4, 2)
+    assert pq.read_metadata(tmp_path / written.name).num_row_groups == 2
 
 
 def test_spark_and_the_driver_write_one_table(spark: SparkSession, tmp_path: Path) -> None:
