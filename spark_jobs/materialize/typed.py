@@ -35,7 +35,7 @@ from spark_jobs.typed.prefetch import prefetch
 from spark_jobs.typed.restored import RestoredTables
 from spark_jobs.typed.table_ends import TableEnds
 
-COMMIT_RECORDS = 100_000  # of one piece of `entries`: as many as a file that Spark writes there
+COMMIT_RECORDS = 100_000  # of one piece of `entries`: as many as a file of a backlog there
 CURRENT_EACH_S = 5.0
 CURRENT_PAUSES = 4  # pause after a change of `current`, in times of its duration: large tables change rarely
 CURRENT_PAUSE_MAX_S = 600.0  # of that pause: a change lasts for hours if the machine is suspended meanwhile
