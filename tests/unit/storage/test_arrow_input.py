@@ -2,6 +2,7 @@
 
 import datetime
 import random
+import struct
 from typing import Any
 
 import pyarrow as pa
@@ -66,6 +67,19 @@ def test_a_table_stays_what_it_was_when_it_is_packed() -> None:
     assert body.max_timestamp_us is None
     assert pa.ipc.read_record_batch(pa.py_buffer(body.data), BODY_SCHEMA) == table.records
     assert 0 < table.packed_bytes <= len(body.data)
+
+
+def test_columns_that_share_their_bytes_count_as_often_as_they_are_stored() -> None:
+    """A client may let two columns refer to the same bytes of its stream; a batch contains them twice."""
+    column = pa.array([b"x" * 100] * 100, pa.binary())
+    data = stream({"key": column, "value": column})
+    place, size = struct.Struct("<qq"), 100 * 100
+    begins = [begin for begin in range(0, len(data), 8) if place.pack(begin, size) in data]
+    of_key, of_value = (place.pack(begin, size) for begin in begins)
+    table = read(data.replace(of_value, of_key))
+    assert table.records.column(1).buffers()[2].address == table.records.column(2).buffers()[2].address
+    assert table.packed_bytes >= 2 * size
+    assert len(encode_body(table).data) <= table.packed_bytes + 1024  # and Arrow's metadata
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
