@@ -113,6 +113,7 @@ class ReplicasManager:
         self._sent_role: MasterRole | SlaveRole | None = None  # without the set
         self._sent_set_epoch = 0
         self._known_set = (0, NO_INDEX)  # set epoch here, and an index of the metadata that contain it
+        self._known_opening = (0, NO_INDEX)  # the same of the newest master epoch that is open by them
         self._lease: tuple[int, int] | None = None  # (master epoch, until_ms), not passed on yet
         self._withheld_epoch = 0  # the controller asks to give this mastership up
         self._given_up_epoch = 0  # this copy is master by the metadata, but does not act
@@ -226,6 +227,8 @@ class ReplicasManager:
             return []
         if log.set_epoch != self._known_set[0]:
             self._known_set = (log.set_epoch, metadata.applied_index)
+        if not log.is_opening and log.master_epoch != self._known_opening[0]:
+            self._known_opening = (log.master_epoch, metadata.applied_index)
         if view.role is Role.MASTER:
             self._acted_epoch = view.epoch
         actions: list[Action] = self._register(view, now_ms)
@@ -234,7 +237,7 @@ class ReplicasManager:
             actions.append(HeartbeatNow())
         if self._registered and metadata.applied_index >= self._registered_index:
             self._send_role(log, actions, durable_index)
-            self._send_lease(log, actions)
+            self._send_lease(log, actions, durable_index)
             self._report_opening(log, view, actions)
             self._correct_address(log, actions, now_ms)
             self._ask_for_more(log, view, actions, now_ms)
@@ -346,12 +349,19 @@ class ReplicasManager:
             actions.append(SendToCore(changed))
             self._sent_set_epoch = log.set_epoch
 
-    def _send_lease(self, log: Log, actions: list[Action]) -> None:
-        """Pass on a lease for the epoch in the metadata here; one for a newer epoch waits for them."""
+    def _send_lease(self, log: Log, actions: list[Action], durable_index: int) -> None:
+        """Pass on a lease for the epoch in the metadata here; one for a newer epoch waits for them.
+
+        It also waits until it is durable here that the epoch is open: controllers that are rebuilt from this
+        copy could elect a member of the former set otherwise (C-09).
+        """
         if self._lease is None:
             return
         master_epoch, until_ms = self._lease
         if master_epoch > log.master_epoch:
+            return
+        is_open = not log.is_opening and durable_index >= self._known_opening[1]
+        if master_epoch == log.master_epoch and not is_open:
             return
         self._lease = None
         role = self._sent_role

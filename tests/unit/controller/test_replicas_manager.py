@@ -254,6 +254,32 @@ def test_a_master_takes_a_set_only_once_it_is_durable_here() -> None:
     assert update == SendToCore(SyncStateSetUpdate(1, 2, (1, bench.quorum.id_of("n2"))))
 
 
+@pytest.mark.rule("A-11", "C-09")
+def test_a_master_gets_a_lease_only_once_the_opening_of_its_epoch_is_durable_here() -> None:
+    """Controllers that are rebuilt from this copy would elect a member of the former set, which lacks what
+    this master acknowledged alone."""
+    bench = Bench()
+    bench.become_master()
+    bench.quorum.join_all()
+    quorum, manager = bench.quorum, bench.manager
+    quorum.done(StepDown("a", quorum.log().generation, 1, 1))
+    assert (quorum.log().master, quorum.log().former_set) == (1, (1, 2, 3))
+    opening = quorum.metadata.copy()
+    bench.reported()
+    quorum.offsets["n1", "a"] = (2, 100, 0)
+    quorum.heartbeats()
+    quorum.scan()
+    assert not quorum.log().is_opening
+    manager.heartbeat_answered([("a", 2)], [], ("n1", "n2", "n3"), quorum.now_ms, [1_500])
+    index = quorum.metadata.applied_index
+    for metadata, durable_index in ((opening, index), (quorum.metadata, index - 1)):
+        actions = manager.step(metadata, bench.view, quorum.now_ms, durable_index)
+        assert not any(isinstance(action, SendToCore) for action in actions)
+    quorum.create("b")  # what follows need not be durable
+    actions = manager.step(quorum.metadata, bench.view, quorum.now_ms, index)
+    assert SendToCore(Lease(quorum.now_ms + 1_500, 2)) in actions
+
+
 @pytest.mark.rule("C-12")
 def test_a_member_that_is_not_alive_leaves_the_set_by_the_word_of_the_core_alone() -> None:
     bench = Bench()
