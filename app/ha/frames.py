@@ -15,7 +15,8 @@
     before them, from our own slaves
       preface         magic(4) "CLHA" version(1) flags(1) replica(2) log_id(8)   flags bit 0: by number
       history         end_offset(8) next_index(8) epoch(8) chain(8)    with flags bit 1, directly after it
-                    flags bit 2: records may be missing that the slave has acknowledged
+                    flags bit 0 with a history: records may be missing that the slave has acknowledged
+                    flags bit 2: the same; a master of an earlier version refuses it
 
 The preface names the log on a shared listener, and the log's replica that connects. It cannot be
 taken for a first frame (no state and no offset begins like that), so a listener of one log does without.
@@ -80,6 +81,7 @@ class History:
 
     next_index: index after its last record. epoch: of that record, 0 for none. chain: of its last batch, 8
     bytes (storage/format/batch.py). in_doubt: records may be missing that the slave has acknowledged.
+    for_earlier: a doubt is written so that masters of earlier versions, which know of none, ignore it.
     """
 
     end_offset: int
@@ -87,11 +89,13 @@ class History:
     epoch: int
     chain: bytes
     in_doubt: bool = False
+    for_earlier: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Preface:
-    """The log of a connection. replica: the slave's place among the log's, from 1; 0 unknown."""
+    """The log of a connection. replica: the slave's place among the log's, from 1; 0 unknown. by_number: of
+    AutoSwitch, which sends no history."""
 
     log_id: int
     replica: int = 0
@@ -171,7 +175,9 @@ def encode_preface(preface: Preface) -> bytes:
     history = preface.history
     flags = FLAG_BY_NUMBER if preface.by_number else 0
     if history is not None:
-        flags |= FLAG_HISTORY | (FLAG_DOUBT if history.in_doubt else 0)
+        flags = FLAG_HISTORY
+        if history.in_doubt:
+            flags |= FLAG_BY_NUMBER if history.for_earlier else FLAG_BY_NUMBER | FLAG_DOUBT
     data = PREFACE.pack(PREFACE_MAGIC, PREFACE_VERSION, flags, preface.replica, preface.log_id)
     if history is None:
         return data
@@ -265,17 +271,17 @@ def decode_preface(view: memoryview) -> tuple[Preface, int] | None:
     _, version, flags, replica, log_id = PREFACE.unpack_from(view)
     if version != PREFACE_VERSION or flags & ~(FLAG_BY_NUMBER | FLAG_HISTORY | FLAG_DOUBT):
         raise CorruptHaFrame(f"preface version {version} flags {flags}")
-    by_number = bool(flags & FLAG_BY_NUMBER)
     if not flags & FLAG_HISTORY:
-        return Preface(log_id, replica, by_number), PREFACE.size
+        return Preface(log_id, replica, bool(flags & FLAG_BY_NUMBER)), PREFACE.size
     size = PREFACE.size + HISTORY.size
     if len(view) < size:
         return None
     end_offset, next_index, epoch, chain = HISTORY.unpack_from(view, PREFACE.size)
     if end_offset < 0 or next_index < 0 or epoch < 0:
         raise CorruptHaFrame(f"a history that ends at {end_offset}, index {next_index}, epoch {epoch}")
-    history = History(end_offset, next_index, epoch, chain, bool(flags & FLAG_DOUBT))
-    return Preface(log_id, replica, by_number, history), size
+    in_doubt, has_flag = bool(flags & (FLAG_BY_NUMBER | FLAG_DOUBT)), bool(flags & FLAG_DOUBT)
+    history = History(end_offset, next_index, epoch, chain, in_doubt, for_earlier=in_doubt and not has_flag)
+    return Preface(log_id, replica, history=history), size
 
 
 def decode_from_slave(view: memoryview) -> tuple[Handshake | Ack, int] | None:

@@ -42,7 +42,7 @@ from storage.format.batch import FIRST_CHAIN, Batch
 from storage.format.epoch_file import epoch_of
 from storage.log.hard_state import HardState
 
-_FLAGGED: Final = 3  # consecutive connections that report a doubt before one that does not
+_FLAGGED: Final = 3  # consecutive connections with the flag of a doubt before one for an earlier version
 
 
 class ClassicSlaveCore(StaticGroup):
@@ -181,13 +181,14 @@ class ClassicSlaveCore(StaticGroup):
     @property
     def _history(self) -> History:
         """The end of this log, and the doubt about it. A master of an earlier version refuses that flag, and
-        could not be upgraded under appends: after three refusals, for which other masters have no reason, it
-        is left out."""
-        log = self._log
-        in_doubt = self._doubt is not None and self._fruitless % (_FLAGGED + 1) < _FLAGGED
+        could not be upgraded under appends: after three connections without a frame the doubt is written for
+        it. It is reported all the same: a master of this version may have ended them before its log was
+        open."""
+        log, in_doubt = self._log, self._doubt is not None
+        for_earlier = in_doubt and self._fruitless % (_FLAGGED + 1) == _FLAGGED
         if is_empty(log):
-            return History(0, 0, 0, FIRST_CHAIN, in_doubt)
-        return History(log.end_offset, log.next_index, log.last_term, log.last_chain, in_doubt)
+            return History(0, 0, 0, FIRST_CHAIN, in_doubt, for_earlier)
+        return History(log.end_offset, log.next_index, log.last_term, log.last_chain, in_doubt, for_earlier)
 
     def _leave(self, reason: str, now_ms: int, *, refused: bool = False) -> None:
         self._outbox.send(self._key, Disconnect(reason))

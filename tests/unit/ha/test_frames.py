@@ -92,11 +92,13 @@ def test_a_preface_names_log_and_replica() -> None:
     assert all(decode_preface(memoryview(data[:size])) is None for size in range(16))
 
 
-@pytest.mark.parametrize(("in_doubt", "flags"), [(False, "02"), (True, "06")])
+@pytest.mark.parametrize(
+    ("in_doubt", "for_earlier", "flags"), [(False, False, "02"), (True, False, "07"), (True, True, "03")]
+)
 def test_a_history_names_the_end_of_a_log_and_whether_records_may_be_missing(
-    in_doubt: bool, flags: str
+    in_doubt: bool, for_earlier: bool, flags: str
 ) -> None:
-    preface = Preface(1, replica=2, history=History(300, 4, 5, b"12345678", in_doubt))
+    preface = Preface(1, replica=2, history=History(300, 4, 5, b"12345678", in_doubt, for_earlier))
     data = bytes.fromhex(
         f"434c4841 01 {flags} 0002 0000000000000001"
         "000000000000012c 0000000000000004 0000000000000005 3132333435363738"

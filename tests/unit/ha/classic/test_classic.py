@@ -9,7 +9,15 @@ from app.errors import AlreadyLeader, InvariantError, TransferFailed
 from app.ha.classic.master import ClassicMasterCore
 from app.ha.classic.slave import ClassicSlaveCore
 from app.ha.config import HaConfig
-from app.ha.frames import ClassicFrame, ClassicReport, History
+from app.ha.frames import (
+    FLAG_DOUBT,
+    ClassicFrame,
+    ClassicReport,
+    History,
+    Preface,
+    decode_preface,
+    encode_preface,
+)
 from app.ha.log import index_before
 from app.ha.messages import Closed, Connect, Disconnect, Drained, Opened
 from app.log.contract import NO_INDEX, Acks, Durability, GroupConfig, LogOptions, Reset, Role
@@ -574,22 +582,30 @@ def test_a_copy_that_may_lack_records_has_caught_up_with_what_its_master_confirm
 
 
 @pytest.mark.rule("H-07")
-def test_a_doubt_is_left_out_once_three_connections_with_it_were_refused() -> None:
+def test_three_connections_that_end_before_a_frame_do_not_end_a_doubt() -> None:
+    """A master of an earlier version refuses the flag of a doubt, and one of this version has no frame for a
+    slave either while its log is not open yet."""
     slave = Slave(copy(master_log()), hard_state=HardState(3))
 
-    def in_doubt(*frames: ClassicFrame) -> bool:
-        """Return what the next connection reports, which the master ends after these frames."""
+    def introduced(*frames: ClassicFrame) -> tuple[bool, bool]:
+        """Return whether the next connection has that flag, and whether a master of this version sees the
+        doubt; then the master ends it, after these frames."""
         while not (taken := [each for each in slave.take() if isinstance(each[1], Connect)]):
             slave.tick(50)
         ((key, connecting),) = taken
         for message in (Opened(), *frames, Closed("closed by the peer")):
             slave.deliver(key, message)
-        assert connecting.history is not None
-        return bool(connecting.history.in_doubt)
+        data = encode_preface(Preface(1, 2, history=connecting.history))
+        found = decode_preface(memoryview(data))
+        assert found is not None
+        assert found[0].history is not None
+        return bool(data[5] & FLAG_DOUBT), found[0].history.in_doubt
 
-    assert [in_doubt() for _ in range(7)] == [True, True, True, False, True, True, True]
-    assert not in_doubt(ClassicFrame(slave.log.end_offset))  # of an earlier version, which serves it
-    assert in_doubt()
+    seen = [introduced() for _ in range(7)]
+    assert [has_flag for has_flag, _ in seen] == [True, True, True, False, True, True, True]
+    assert all(in_doubt for _, in_doubt in seen)
+    assert introduced(ClassicFrame(slave.log.end_offset)) == (False, True)  # an earlier version serves it
+    assert introduced() == (True, True)
 
 
 def test_a_slave_whose_connection_ended_was_heard_last_when_it_reported() -> None:

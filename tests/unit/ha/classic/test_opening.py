@@ -7,14 +7,14 @@ import pytest
 from app.errors import NoLeader, NotEnoughInSync
 from app.ha.config import HaConfig
 from app.ha.flow import Flow
-from app.ha.frames import ClassicFrame, ClassicReport
-from app.ha.messages import Closed, Disconnect
+from app.ha.frames import ClassicFrame, ClassicReport, Preface, decode_preface, encode_preface
+from app.ha.messages import Closed, Connect, Disconnect
 from app.log.contract import Acks, LogOptions
 from app.log.facts import SyncFloor
 from app.log.state import LogState
 from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState
-from tests.unit.ha.classic.test_classic import Master
+from tests.unit.ha.classic.test_classic import Master, Slave
 from tests.unit.ha.classic.test_history import connect, log_of, trimmed_log
 from tests.unit.ha.lab import CONFIG, copy, write
 
@@ -229,6 +229,23 @@ def test_a_replica_that_may_lack_records_vouches_only_when_all_report(last_in_do
     connect(master, copy(master.log), place=2, number=2, in_doubt=last_in_doubt)
     master.tick()
     assert is_open(master)
+
+
+@pytest.mark.rule("H-07")
+def test_a_replica_that_may_lack_records_vouches_for_no_master_whose_log_was_not_open_at_first() -> None:
+    """The node of n1 ended three connections of n3 while it had not opened the log yet."""
+    master = taken_over()
+    slave = Slave(copy(master.log), hard_state=HardState(1))
+    for _ in range(3):
+        slave.deliver(slave.connect(), Closed("no log here"))
+        slave.tick(CONFIG.ha_refused_interval_max_ms)
+    ((_, connecting),) = [each for each in slave.take() if isinstance(each[1], Connect)]
+    found = decode_preface(memoryview(encode_preface(Preface(1, 3, history=connecting.history))))
+    assert found is not None
+    key = master.connected(1, 3, found[0].history)
+    master.deliver(key, ClassicReport(master.log.end_offset))
+    master.tick(10 * WAIT_MS)
+    assert not is_open(master)
 
 
 def test_an_empty_replica_vouches_for_nothing() -> None:
