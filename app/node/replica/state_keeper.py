@@ -79,6 +79,8 @@ class StateKeeper:
         self.checkpointer.tick(self.state, core.committed_index, now_ms)
         self.state.pass_time(now_ms)
         self.state.expire()
+        if not core.electable:  # the state may have been saved
+            self.judge_electable()
 
     def serve(self, source: str, request: StateRequest) -> None:
         """Answer another replica that lacks the state, or the epoch of its begin.
@@ -127,9 +129,18 @@ class StateKeeper:
         self.group.refresh()
 
     def judge_electable(self) -> None:
-        """Inform the core whether this copy has what a leader needs: the state, and all records."""
-        has_records = self.transfer.holds_untrimmed or not self._core.needs_all_records
-        self._core.electable = self.transfer.is_whole and has_records
+        """Inform the core whether this copy has what a leader needs: the state, and all records.
+
+        In the modes with a master also durably: a copy that is in the SyncStateSet, and has lost the state by
+        a crash, is not elected, and no other copy may be there to send it again.
+        """
+        is_kept = self.checkpointer.safe_index >= self._log.first_index - 1
+        self._core.electable = self._has_all and (is_kept or not self._core.needs_all_records)
+
+    @property
+    def _has_all(self) -> bool:
+        """Return whether this copy has what a leader needs, in memory at least."""
+        return self.transfer.is_whole and (self.transfer.holds_untrimmed or not self._core.needs_all_records)
 
     def epoch_began(self, first_index: int) -> None:
         """Forget what was received in an earlier epoch and is ahead of the log, in the modes with a master.
@@ -152,7 +163,7 @@ class StateKeeper:
         must not be answered with their places.
         """
         last_index = self._log.next_index - 1
-        if last_index < self.state.committed_index or not self._core.electable:
+        if last_index < self.state.committed_index or not self._has_all:
             self._accept_loss(journal)
         elif last_index < self.state.applied_index:
             self.truncated(TruncateAfter(last_index))

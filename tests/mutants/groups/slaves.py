@@ -18,6 +18,7 @@ from app.node.replica.state_keeper import StateKeeper
 from app.raft.reads import Confirmation
 from storage.log.hard_state import HardState
 from tests.mutants.planting import group_mutant, plant, planted
+from tests.simulation.controller.cases import test_incomplete_copies
 from tests.unit.ha import test_state_of_another_epoch
 from tests.unit.ha.auto_switch import (
     test_electable,
@@ -35,6 +36,15 @@ from tests.unit.node.state import test_load_state
 )
 def a_copy_without_state_joins_as_any_other(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SlaveSide, "_is_learner", property(lambda self: self._me.learner))
+
+
+plant(
+    "a_copy_joins_before_its_state_is_durable",
+    "C-08",
+    (StateKeeper, "judge_electable", "is_kept or ", "True or "),
+    lambda _: test_incomplete_copies.test_a_member_of_the_set_has_the_state_on_its_disk(),
+    mode="controller",
+)
 
 
 @group_mutant(

@@ -86,6 +86,29 @@ def test_a_key_is_known_to_every_master(lost: str) -> None:
     assert (repeat.first_index, repeat.replayed) == (first.first_index, True)
 
 
+@pytest.mark.rule("C-05", "C-08")
+def test_a_member_of_the_set_has_the_state_on_its_disk() -> None:
+    """It dies as soon as it has joined, and the master after it: no other copy could send the state again."""
+    cluster = quiet(3, 2)
+    master = master_of(cluster)
+    slave = next(node for node in cluster.brokers if node is not master)
+    first = append_at(cluster, master, b"order", key="4711")
+    for number in range(10):
+        append_at(cluster, master, b"%d" % number)
+    trim(cluster, master, master.driver.committed_index - 2)
+    assert master.log.begin_index > first.first_index
+    kill(cluster, slave)
+    replace_disk(slave)
+    slave.start()
+    assert cluster.run_until(lambda: has_joined(cluster, slave), 4)
+    kill(cluster, slave)
+    kill(cluster, master)
+    slave.start()
+    assert cluster.run_until(lambda: slave.is_master and slave.acknowledges, 6)
+    repeat = append_at(cluster, slave, b"order", key="4711")
+    assert (repeat.first_index, repeat.replayed) == (first.first_index, True)
+
+
 @pytest.mark.rule("C-05")
 def test_an_unclean_election_of_a_copy_without_state_continues_and_brings_others_into_the_set() -> None:
     cluster = quiet(3, 2, unclean=True)
