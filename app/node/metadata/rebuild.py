@@ -188,9 +188,7 @@ def rebuild(
     try:
         best = _best_of(copies, controllers, source, replace=replace)
         targets = [
-            node
-            for node in nodes
-            if (not copies[node.node].agrees_with(best) if node.node in copies else node.node in controllers)
+            node for node in nodes if _needs_copy(copies.get(node.node), best, node.node in controllers)
         ]
         keeping = [name for name in controllers if name not in {node.node for node in targets}]
         kept = [name for name in keeping if name in copies and copies[name].log.end_index >= 0]
@@ -219,6 +217,14 @@ def rebuild(
     for node in nodes:  # folders of other machines are copies, and these are what counts from now on
         FolderOrigin(node.files, node.folder).forget()
     return found
+
+
+def _needs_copy(held: _Copy | None, best: _Copy, is_controller: bool) -> bool:
+    """Return whether a node gets the log. Controllers that have started with empty disks, each alone, hold
+    nothing that contradicts it: without it they would begin again."""
+    if held is None or (is_controller and held.log.end_index < 0):
+        return is_controller
+    return not held.agrees_with(best)
 
 
 def _best_of(

@@ -140,6 +140,26 @@ def test_the_copies_of_the_brokers_bring_the_controllers_back(started: bool) -> 
 
 
 @pytest.mark.rule("C-09")
+@pytest.mark.parametrize("started", [("c1",), CONTROLLERS])
+def test_controllers_that_were_started_with_empty_disks_one_after_the_other_get_the_log(
+    started: tuple[str, ...],
+) -> None:
+    """None of them has begun again: their copies are empty, and contradict nothing."""
+    cluster = group_in_sync()
+    stop(cluster, *CONTROLLERS, wipe=True)
+    stop(cluster, "n1", "n2")
+    for name in started:
+        cluster.nodes[name].start()
+        cluster.run(2)
+        stop(cluster, name)
+    assert rebuilt(cluster).copied == list(CONTROLLERS)
+    for node in cluster.nodes.values():
+        node.start()
+    stop(cluster, "c3")
+    assert cluster.run_until(lambda: any(each.acknowledges for each in cluster.brokers), 10)
+
+
+@pytest.mark.rule("C-09")
 def test_an_election_that_no_copy_of_the_metadata_has_is_reported() -> None:
     cluster = group_in_sync()
     stop(cluster, *CONTROLLERS, wipe=True)
