@@ -187,14 +187,20 @@ class ClassicMode(_HaMode):
         As the master each opens the next epoch, once it has heard those that may hold what it lacks.
         """
         trust = self._judge(found, sound=self.sound)
-        services = found.services
+        services, folder = found.services, found.services.log_folder(found.log.name)
+        origin = FolderOrigin(services.files, folder)
         is_slave = self.master_id != services.node_id
-        has_lost = found.has_vote and (not self.sound or found.clean_stop.may_have_lost())
+        may_have_lost = not self.sound or found.clean_stop.may_have_lost()
+        if origin.is_copy():
+            may_have_lost = True
+            logger.warning("the folder is a copy, perhaps an older one", extra={"log": found.log.name})
+        has_lost = found.has_vote and may_have_lost
         if has_lost or (is_slave and (found.has_vote or trust.may_lack_vote)):
-            vote = HardStateFile(services.files, f"{services.log_folder(found.log.name)}/vote")
+            vote = HardStateFile(services.files, f"{folder}/vote")
             known = vote.load()
             has_lost = has_lost or may_lack(known)
             vote.save(HardState(max(known.term, 1)) if has_lost else HardState(known.term, self.master_id))
+        origin.renew()
         return trust
 
     def core(self, replica: RecoveredReplica, group: GroupConfig) -> ClassicMasterCore | ClassicSlaveCore:

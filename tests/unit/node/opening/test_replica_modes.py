@@ -131,6 +131,29 @@ def test_a_copy_that_may_lack_records_stays_so_until_it_has_caught_up(role: str)
     assert vote.load() == HardState(3)
 
 
+@pytest.mark.rule("A-01", "H-07")
+@pytest.mark.parametrize("role", ["n1", "n2"])
+@pytest.mark.parametrize("is_restored", [True, False])
+def test_a_folder_that_a_backup_has_replaced_may_lack_what_it_acknowledged(
+    role: str, is_restored: bool
+) -> None:
+    """As a master it would continue its epoch before its end, and as a slave it would vouch for a master."""
+    files = MemoryFiles()
+    files.make_folders(FOLDER)
+    vote = HardStateFile(files, f"{FOLDER}/vote")
+    vote.save(HardState(3, role))
+    stop = CleanStop(files, FOLDER)
+    judge_classic(files, stop, master=role, is_new=False)
+    backup = files.copy_folder(FOLDER)
+    judge_classic(files, stop, master=role, is_new=False)
+    if is_restored:
+        files.put_folder(FOLDER, backup)
+    judge_classic(files, stop, master=role, is_new=False)
+    files.crash()  # whatever happens next
+    judge_classic(files, stop, master=role, is_new=False)
+    assert vote.load() == HardState(3, None if is_restored else role)
+
+
 @pytest.mark.rule("A-01")
 def test_an_empty_copy_that_may_lack_records_does_not_pass_for_a_new_log() -> None:
     """It was a slave, and is made master after a power failure has taken all that it held."""
