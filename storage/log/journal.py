@@ -14,7 +14,7 @@ from storage.file_system import FileSystem
 from storage.format.batch import Batch, log_id_of, stamp
 from storage.format.records import RecordColumns, decode_body, encode_body
 from storage.format.segment_format import segment_name
-from storage.log.aside import set_aside
+from storage.log.aside import ASIDE_FOLDER, set_aside
 from storage.log.commitlog import Commitlog, CommitlogConfig, SyncTicket, TrimTicket
 from storage.log.log_folder import segment_offsets
 from storage.log.scan import Scan
@@ -84,11 +84,16 @@ class Journal:
     def __init__(
         self, files: FileSystem, folder: str, node: str, log: str, config: CommitlogConfig | None = None
     ) -> None:
-        """Recover the journal in `folder`, which is created if missing. Raises as Commitlog.open does."""
+        """Recover the journal in `folder`, which is created if missing. Raises as Commitlog.open does.
+
+        An empty one begins after the last event of a journal that was set aside (`replace_journal`).
+        """
         self._node = node
         self._name = log
         self._log_id = journal_log_id(node, log)
         self._log = Commitlog.open(files, folder, log_id=self._log_id, config=config)
+        if self._log.next_index == 0 and ASIDE_FOLDER in files.list(folder):
+            self._log.reset(_last_seq(files, f"{folder}/{ASIDE_FOLDER}", self._log_id) + 1, 0)
         self._log.settle(self._log.durable_index)
         self._limits = {kind: _Limit() for kind in LIMITED_KINDS}
         self.suppressed = 0  # suppressed events of limited kinds
@@ -211,20 +216,13 @@ class Journal:
         self._log.close()
 
 
-def replace_journal(
-    files: FileSystem, folder: str, node: str, log: str, config: CommitlogConfig | None = None
-) -> None:
-    """Set a damaged journal aside and create an empty one: no other replica has a copy to repair it from.
+def replace_journal(files: FileSystem, folder: str) -> None:
+    """Set a damaged journal aside: no other replica has a copy to repair it from.
 
-    Its seqs continue after the last event that can be found, so that none is assigned twice. Raises
-    DiskError.
+    The next one in the folder begins after the last event that can be found there, so no seq is assigned
+    twice, also after a crash. Raises DiskError.
     """
-    log_id = journal_log_id(node, log)
-    last_seq = _last_seq(files, folder, log_id)
     set_aside(files, folder)
-    empty = Commitlog.open(files, folder, log_id=log_id, config=config)
-    empty.reset(last_seq + 1, 0)
-    empty.close()
 
 
 def _last_seq(files: FileSystem, folder: str, log_id: int) -> int:

@@ -128,7 +128,7 @@ def open_journal(
         logger.error(
             "journal damaged; a new journal is started", extra={"log": log_name, "damage": str(error)}
         )
-    replace_journal(files, folder, node_id, log_name, storage)
+    replace_journal(files, folder)
     return Journal(files, folder, node_id, log_name, storage)
 
 

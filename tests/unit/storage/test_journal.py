@@ -4,10 +4,10 @@ from random import Random
 
 import pytest
 
-from storage.errors import CorruptLog
+from storage.errors import CorruptFile, CorruptLog
 from storage.log.commitlog import CommitlogConfig
 from storage.log.journal import KEPT_EVENTS, LIMIT_BURST, LIMIT_REFILL_MS, Event, Journal, replace_journal
-from tests.support.memory_files import MemoryFiles
+from tests.support.memory_files import MemoryFiles, PowerCut
 
 FOLDER = "/data/journal/default"
 
@@ -87,7 +87,7 @@ def test_a_damaged_journal_begins_again_after_its_last_event(kept: bool) -> None
     files.remove("j/manifest")
     with pytest.raises(CorruptLog):
         Journal(files, "j", "n1", "default")
-    replace_journal(files, "j", "n1", "default")
+    replace_journal(files, "j")
     journal = Journal(files, "j", "n1", "default")
     assert journal.next_seq == (20 if kept else 0)
     assert journal.append("corruption", 1, {}, 1).seq == (20 if kept else 0)
@@ -103,6 +103,37 @@ def filled(files: MemoryFiles, count: int) -> Journal:
         journal.append("role", 1, {"number": number}, 1_000 + number)
     sync(journal)
     return journal
+
+
+def replaced_if_damaged(files: MemoryFiles) -> Journal:
+    """Open the journal as a node does at its start."""
+    try:
+        return open_journal(files)
+    except (CorruptLog, CorruptFile):
+        replace_journal(files, FOLDER)
+        return open_journal(files)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_power_failure_lets_a_replaced_journal_assign_a_number_again(seed: int) -> None:
+    at = 0
+    while True:
+        files = MemoryFiles(Random(seed))
+        filled(files, 100).close()
+        files.remove(f"{FOLDER}/manifest")
+        files.sync_folder(FOLDER)
+        at += 1
+        files.power_cut_at = files.operations + at
+        try:
+            journal = replaced_if_damaged(files)
+        except PowerCut:
+            files.crash()
+            journal = replaced_if_damaged(files)
+        else:
+            break
+        assert journal.next_seq == 100, f"after a power failure before operation {at}"
+        journal.close()
+    assert at > 10
 
 
 def trim(journal: Journal, oldest_ms: int | None, max_bytes: int | None) -> None:
