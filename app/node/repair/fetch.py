@@ -23,7 +23,7 @@ class Outlook(StrEnum):
 
     SILENT = "silent"
     BUSY = "busy"
-    OFFLINE = "nothing to give"  # empty, or under repair itself
+    OFFLINE = "nothing to give"  # empty, under repair itself, or in doubt about what it once held
     NOT_YET = "not settled there"
     TRIMMED = "trimmed there"
     OTHER = "another history there"

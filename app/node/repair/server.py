@@ -159,6 +159,9 @@ class RepairServer:
         now_ms = self._clock.monotonic_ms()
         if not (is_readable(driver) and self._budget.allows(now_ms)):
             return FetchAnswer(request.id, log.begin_index, settled, busy=True)
+        if request.first_index > settled and not driver.sound:
+            # It may have acknowledged what it lacks: no evidence that it was never committed.
+            return FetchAnswer(request.id, NO_INDEX, NO_INDEX)
         first, last = request.first_index, min(request.last_index, settled)
         if not max(log.begin_index, 0) <= first <= last:
             return FetchAnswer(request.id, log.begin_index, settled)

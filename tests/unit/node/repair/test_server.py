@@ -37,6 +37,7 @@ class Replica:
     term: int = 7
     log_name: str = "log"
     knows_vote: bool = True
+    sound: bool = True
     has_ended: bool = False
     is_truncating: bool = False
 
@@ -109,6 +110,17 @@ def test_a_node_that_is_offline_gives_no_batch_and_no_term() -> None:
     assert node.ask(TermRequest(1), offline=True) is None
     assert node.ask(TermRequest(1)) == TermAnswer(1, 7, node.clock.now_ms())
     assert node.ask(DigestRequest(1, 0, 3), offline=True).settled_index == -1
+
+
+@pytest.mark.rule("R-07")
+def test_a_replica_in_doubt_does_not_testify_that_a_range_was_never_committed() -> None:
+    """Its disk may have been replaced: it may have acknowledged what it lacks."""
+    node = Node(committed=11)
+    node.replica.sound = False
+    assert node.ask(FetchRequest(1, 12, 19)) == FetchAnswer(1, -1, -1)
+    assert node.fetched(8, 19) == (8, 10)
+    node.replica.sound = True
+    assert node.ask(FetchRequest(1, 12, 19)) == FetchAnswer(1, 0, 11)
 
 
 def test_more_than_its_share_is_put_off() -> None:

@@ -1,16 +1,22 @@
 """Damage in an end that the group never committed: only that end is removed, and the replica is in doubt."""
 
+import asyncio
+from typing import cast
+
 import pytest
 
 from app.node.network.repair_messages import FetchAnswer, FetchRequest, PeerCall
 from app.node.repair import fetch
+from app.node.repair.log_repair import LogRepair
 from app.node.repair.marker import RepairMarker
+from app.node.replica.driver import LogDriver
 from storage.errors import DiskError, StorageFull
 from storage.log.checkpoint import Checkpoint, CheckpointFile
 from storage.log.commitlog import Commitlog
 from storage.log.manifest import ManifestFile
 from tests.unit.node.repair.damaged_log import BATCHES, FOLDER, SIZES, Peers, Scene
 from tests.unit.node.repair.test_fetch import history
+from tests.unit.node.repair.test_server import Node
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +91,37 @@ def test_a_committed_record_is_no_end_that_may_be_removed(committed_index: int) 
     repair = scene.run(Peers(never_had_it), scene.damage(25))
     assert repair.result.set_aside
     assert any(name.endswith(".log") for name in scene.files.list(f"{FOLDER}/aside"))
+
+
+@pytest.mark.rule("R-07")
+@pytest.mark.parametrize("committed_index", [39, 79])
+def test_the_last_copy_is_kept_while_a_peer_that_held_it_is_in_doubt(committed_index: int) -> None:
+    """n1 and n2 have committed all. n2 got another disk, n3 lags: what is intact here is the last copy."""
+    nodes = {"n2": Node(committed=9), "n3": Node(committed=19)}
+    nodes["n2"].replica.sound = False
+    scene, rounds = Scene(), 3 * fetch.NOT_SETTLED_ROUNDS
+    committed_until(scene, committed_index)
+
+    def answers(peer: str, message: PeerCall) -> PeerCall:
+        assert isinstance(message, FetchRequest)
+        return nodes[peer].server._fetched(cast(LogDriver, nodes[peer].replica), message)
+
+    peers = Peers(answers)
+
+    async def meanwhile(repair: LogRepair) -> None:
+        while len(peers.asked) < 2 * rounds and not scene.host.log:  # noqa: ASYNC110  # bounded
+            await asyncio.sleep(0.001)
+        repair.give_up()
+
+    before = {name: scene.files.read(f"{FOLDER}/{name}") for name in scene.segments}
+    damage = scene.damage(25)
+    changed = damage.path.removeprefix(f"{FOLDER}/")
+    repair = scene.run(peers, damage, meanwhile=meanwhile)
+    assert not repair.result.set_aside
+    assert scene.host.log is None
+    assert [name for name in scene.segments if scene.files.read(f"{FOLDER}/{name}") != before[name]] == [
+        changed
+    ]
 
 
 def test_a_log_that_is_damaged_from_its_begin_on_is_set_aside() -> None:
