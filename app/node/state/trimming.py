@@ -56,8 +56,8 @@ class Trimmer:
         until_index = self._state.trim_index
         if self._was_attempted(until_index):
             return
-        if self._log.settled_index < until_index:
-            return  # it was reset, and gets the records again
+        if min(self._log.settled_index, self._log.durable_index) < until_index:
+            return  # it was reset, or its end was removed, and it gets the records again
         safe_index = self._checkpointer.safe_index
         if safe_index < until_index - 1:
             self._checkpointer.demand()
