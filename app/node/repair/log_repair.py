@@ -230,9 +230,14 @@ class LogRepair:
 
         It asks all voters for their terms and votes for itself in the latest, so it votes for no other node
         in any of them. If only a majority answers within PATIENCE_S, the silent voters may have reached later
-        terms, one per campaign: it adds VOTE_GAP, which is more than they can have had.
+        terms, one per campaign: it adds VOTE_GAP, which is more than they can have had. A damaged log is
+        repaired first: it may name more voters.
         """
-        term, voters = await in_thread(self._last_known)
+        known = await in_thread(self._last_known)
+        if known is None:
+            await self._repair_batches()
+            known = await in_thread(self._last_known)
+        term, voters = known or (0, ())
         asked = [*self._peers, *(voter for voter in voters if voter not in (*self._peers, self._node_id))]
         pause_s = _RETRY_FIRST_S
         until_ms = self._clock.monotonic_ms() + PATIENCE_S * 1000
@@ -260,15 +265,14 @@ class LogRepair:
         """Replace a lost epoch: this copy may have opened a later one than its log shows, and must not
         open it again. As another replica it never will: each epoch is assigned to one replica (C-04)."""
         await self._doubt()
-        term, _ = await in_thread(self._last_known)
+        known = await in_thread(self._last_known)
+        term = 0 if known is None else known[0]
         await in_thread(lambda: self._save_vote(HardState(term, self._node_id)))
         self.result.small_files["vote"] = None
 
-    def _last_known(self) -> tuple[int, tuple[str, ...]]:
-        """Return the term of the log's last batch, and the voters that the log itself names (R-10).
-
-        0 and () if the log is damaged, too: that is repaired later.
-        """
+    def _last_known(self) -> tuple[int, tuple[str, ...]] | None:
+        """Return the term of the log's last batch, and the voters that the log itself names (R-10); None if
+        the log is damaged, too."""
         try:
             log = Commitlog.open(
                 self._files,
@@ -278,7 +282,7 @@ class LogRepair:
                 committed_index=self._committed_index(),
             )
         except (CorruptLog, CorruptFile):
-            return 0, ()
+            return None
         try:
             snapshot_file = SnapshotFile(self._files, f"{self._folder}/state")
             state, _ = load_state(log, snapshot_file, idempotency_ms=DAY_MS, state_type=self._state_type)

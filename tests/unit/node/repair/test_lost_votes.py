@@ -4,11 +4,11 @@ import msgspec
 import pytest
 
 from app.controller.log_state import MetadataLogState
-from app.node.network.repair_messages import PeerCall, TermAnswer
+from app.node.network.repair_messages import FetchAnswer, PeerCall, TermAnswer, TermRequest
 from app.node.repair import log_repair as repair_module
 from app.node.repair import peer_replicas
 from storage.errors import CorruptFile
-from storage.format.batch import stamp
+from storage.format.batch import Batch, stamp
 from storage.format.records import encode_control
 from storage.log.checkpoint import SnapshotFile
 from storage.log.commitlog import Commitlog
@@ -54,13 +54,11 @@ def test_a_lost_vote_does_not_wait_for_a_voter_that_is_down(monkeypatch: pytest.
     assert scene.host.sound
 
 
-@pytest.mark.rule("R-01")
-def test_a_lost_vote_also_asks_voters_that_only_the_log_knows() -> None:
-    """The group has grown since the configuration was written: they too may have been voted for."""
-    scene = Scene()
+def grown(scene: Scene) -> Batch:
+    """Append the record of a fourth voter, which the configuration does not name."""
     log = Commitlog.open(scene.files, FOLDER, log_id=7, config=SIZES)
     value = {"kind": "membership", "voters": ["n1", "n2", "n3", "n4"], "learners": [], "nodes": {}}
-    grown = stamp(
+    batch = stamp(
         encode_control(value),
         log_id=7,
         base_index=log.next_index,
@@ -70,13 +68,33 @@ def test_a_lost_vote_also_asks_voters_that_only_the_log_knows() -> None:
         previous_chain=log.last_chain,
         control=True,
     )
-    log.append([grown])
+    log.append([batch])
     log.close()
+    return batch
+
+
+@pytest.mark.rule("R-01")
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_lost_vote_also_asks_voters_that_only_the_log_knows(damaged: bool) -> None:
+    """The group has grown since the configuration was written: they too may have been voted for."""
+    scene = Scene()
+    batch = grown(scene)
     scene.files.remove(f"{FOLDER}/vote")
+    if damaged:
+        base_offset = int(scene.segments[-1][:20])
+        scene.files.open(f"{FOLDER}/{scene.segments[-1]}").pwrite(b"noise", batch.offset - base_offset)
     terms = {"n2": 5, "n3": 6, "n4": 9}
-    peers = Peers(lambda peer, message: TermAnswer(message.id, terms[peer]))
+
+    def answers(peer: str, message: PeerCall) -> PeerCall | None:
+        if isinstance(message, TermRequest):
+            return TermAnswer(message.id, terms[peer])
+        return FetchAnswer(message.id, 0, batch.last_index, False, (batch,))
+
+    peers = Peers(answers)
     scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
     assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(9, "n1")
+    assert scene.host.log is not None
+    assert scene.host.log.batch_at(batch.base_index) == batch
 
 
 @pytest.mark.rule("R-01", "R-10")
