@@ -132,7 +132,7 @@ class MetadataService:
             clock=services.clock,
             random=services.random,
         )
-        self._heard = HeardNodes(settings.controller.broker_timeout_ms)
+        self._heard = HeardNodes(settings.controller.broker_timeout_ms, settings.brokers)
         self.managers = ReplicasManagers(
             services,
             settings.controller,
