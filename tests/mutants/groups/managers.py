@@ -78,6 +78,17 @@ plant(
 
 
 plant(
+    "a_master_gets_a_lease_before_the_opening_of_its_epoch_is_durable",
+    "C-09",
+    (ReplicasManager, "_send_lease", "not log.is_opening and durable_index >=", "True or durable_index >="),
+    lambda _: (
+        test_replicas_manager.test_a_master_gets_a_lease_only_once_the_opening_of_its_epoch_is_durable_here()
+    ),
+    mode="controller",
+)
+
+
+plant(
     "a_need_of_the_epoch_before_gives_the_new_one_up",
     "A-11",
     (

@@ -247,6 +247,31 @@ plant(
 
 
 plant(
+    "a_folder_that_is_a_copy_passes_for_the_original",
+    "H-07",
+    (ClassicMode, "judge", "if origin.is_copy():", "if False:"),
+    lambda _: test_replica_modes.test_a_folder_that_a_backup_has_replaced_may_lack_what_it_acknowledged(
+        "n2", True
+    ),
+    mode="classic",
+)
+
+
+plant(
+    "a_slave_leaves_its_doubt_out_for_a_master_of_an_earlier_version",
+    "H-07",
+    (
+        ClassicSlaveCore,
+        "_history",
+        "self._doubt is not None",
+        "self._doubt is not None and self._fruitless < 3",
+    ),
+    lambda _: test_classic.test_three_connections_that_end_before_a_frame_do_not_end_a_doubt(),
+    mode="classic",
+)
+
+
+plant(
     "a_replica_that_may_lack_records_vouches_for_a_master",
     "H-07",
     (MasterEpoch, "verified", "slave.history.in_doubt", "False"),
