@@ -52,13 +52,15 @@ class DataFile:
 @dataclass(frozen=True, slots=True)
 class Commit:
     """Content of a commit. operation: as Delta names it, such as WRITE. note: the JSON object that its
-    writer left, empty for none. added: its files."""
+    writer left, empty for none. added: its files. removes_rows: it removed files, and not only to arrange
+    their rows in others."""
 
     version: int
     timestamp_ms: int
     operation: str
     note: Mapping[str, Any]
     added: tuple[DataFile, ...] = field(repr=False)
+    removes_rows: bool = False
 
     def largest(self, column: str) -> list[Any]:
         """Return the largest value of a column in each added file with statistics."""
@@ -170,6 +172,12 @@ class DeltaLog:
         whole = [_number(name) for name in names if name.endswith(CHECKPOINT)]
         first = min((start for start in [0, *whole] if start in commits), default=0)
         return range(first, max(commits) + 1) if commits else range(0)
+
+    def first_left(self, version: int) -> int:
+        """Return this version, or the first one after it that was not removed from the history."""
+        if self._stamp_of(version - 1) is not None:
+            return version
+        return max(version, self.versions().start)
 
     # --- replay
 
@@ -325,4 +333,5 @@ def _commit_of(table: str, version: int, actions: list[Mapping[str, Any]]) -> Co
         str(info.get("operation") or ""),
         note if isinstance(note, dict) else {},
         tuple(_data_file(table, action["add"]) for action in actions if "add" in action),
+        any(action["remove"].get("dataChange", True) for action in actions if "remove" in action),
     )

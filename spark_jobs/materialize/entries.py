@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from app.tables.catalog import RESTORE
 from app.tables.delta_log import DeltaLog
 from app.tables.names import BEGIN_PROPERTY, LOG_ID_PROPERTY
 from spark_jobs.errors import LogClash, TableUnreadable
@@ -49,7 +48,6 @@ from spark_jobs.tables.table_writer import TableWriter
 from spark_jobs.tables.transforms import entries
 
 APPLICATION = "commitlog-entries"
-REMOVING = (RESTORE, "DELETE", "TRUNCATE")  # commits of other writers, after which the table may end earlier
 SMALL_BATCH_RECORDS = 20_000  # up to this number the driver reads and writes a batch itself
 SMALL_BATCH_BYTES = 32 * 1024 * 1024  # and about so many of rows in memory; the rest is the next batch
 BATCH_OPTIONS = ("endpoint", "token", "log", "maxRecordsPerPartition", "dataFolder")  # of a large batch
@@ -106,7 +104,7 @@ class EntriesJob:
         self._is_here = not is_url(path) and not is_remote(spark)  # only Spark can read a table elsewhere
         self._writer = TableWriter(spark, path, ENTRIES, follows=follows)
         self._commits = DeltaLog(path) if self._is_here else None
-        self._next_version = 0  # the first one that was not checked for RESTORE and deletes
+        self._next_version = 0  # the first one that was not checked for lost rows
         self._reader: RecordsStreamReader | None = None
         self._is_verified = False  # the log was compared with the table since it was opened
 
@@ -297,7 +295,14 @@ class EntriesJob:
 
         def append(first: int, claim: int, note: Mapping[str, Any]) -> tuple[int, int] | None:
             new = rows.filter(pc.greater_equal(rows["index"], first))
-            last = self._writer.append(new, application=APPLICATION, claim=claim, position="index", note=note)
+            last = self._writer.append(
+                new,
+                application=APPLICATION,
+                claim=claim,
+                position="index",
+                note=note,
+                before=None if self._commits is None else self._next_version,
+            )
             return None if last is None else (new.num_rows, last)
 
         self._extend(until, lacks, append)
@@ -318,9 +323,14 @@ class EntriesJob:
         def append(first: int, claim: int, note: Mapping[str, Any]) -> tuple[int, int] | None:
             write = partial(self._write_files, first, end)
             try:
-                files = self._writer.append_files(write, application=APPLICATION, claim=claim, note=note)
+                files = self._writer.append_files(
+                    write, application=APPLICATION, claim=claim, note=note, before=self._next_version
+                )
             except NeedsSpark:
-                return self._append_frame(records().where(F.col("index") >= first), claim, note)
+                written = self._append_frame(records().where(F.col("index") >= first), claim, note)
+                if written is not None and self.rows > 0 and self._may_have_lost_rows():
+                    self._check_row(first - 1)
+                return written
             if files is None:
                 return None
             return sum(file.rows for file in files), max(file.most("index") for file in files)
@@ -355,6 +365,12 @@ class EntriesJob:
             for name, value in INTERPRETED.items():
                 session.conf.set(name, value)
 
+    def _check_row(self, index: int) -> None:
+        """Raise TableClash unless the table has the row before those that were appended: another writer may
+        have removed it meanwhile, which Spark allows."""
+        if not read_table(self.spark, self.path).where(F.col("index") == index).limit(1).count():
+            raise TableClash(self.path, f"the records that end with index {index}")
+
     def _extend(
         self,
         until: int,
@@ -366,11 +382,13 @@ class EntriesJob:
         lacks: returns whether there are rows from an index on. append: makes the commit of those, by index
         and claim; returns the number of rows and the last index, None for a claim that was refused.
         """
-        if self._has_lost_rows():
-            self.refresh()
         refusals = 0
-        while lacks(self.next_index):
-            first = self.next_index
+        while True:
+            if self._may_have_lost_rows():
+                self.refresh()
+            if not lacks(self.next_index):
+                break
+            first, checked = self.next_index, self._next_version
             claim = first if self.rows > 0 else 0  # from the table's rows alone, wherever the log begins
             written = append(first, claim, {"first_index": first, "until_index": until})
             if written is not None:
@@ -378,8 +396,10 @@ class EntriesJob:
                 self.covered_index = until - 1
                 self.rows += written[0]
                 return
+            self._may_have_lost_rows()
             self.refresh()
-            refusals = refusals + 1 if self.next_index == first else 0
+            is_refused = self.next_index == first and self._next_version == checked
+            refusals = refusals + 1 if is_refused else 0
             if refusals == MAX_REFUSALS:
                 raise TableClash(self.path, f"the records from index {first} on")
         self.covered_index = max(self.covered_index, until - 1)
@@ -434,13 +454,17 @@ class EntriesJob:
         row = read_table(self.spark, self.path).where(F.col("index") == self.next_index - 1)
         return Place(*row.select("term", "offset").collect()[0])
 
-    def _has_lost_rows(self) -> bool:
-        """Return whether a commit since the last call removed rows from the table."""
-        has_lost = False
-        while self._commits is not None and (commit := self._commits.commit(self._next_version)) is not None:
-            has_lost = has_lost or commit.operation in REMOVING
+    def _may_have_lost_rows(self) -> bool:
+        """Return whether a commit since the last call may have removed rows from the table."""
+        if self._commits is None:
+            return False
+        first = self._commits.first_left(self._next_version)
+        may_have_lost = first != self._next_version
+        self._next_version = first
+        while (commit := self._commits.commit(self._next_version)) is not None:
+            may_have_lost = may_have_lost or commit.removes_rows
             self._next_version += 1
-        return has_lost
+        return may_have_lost
 
     def _begin(self, begin_index: int) -> None:
         """Start a table without rows at the log's present begin."""

@@ -120,14 +120,16 @@ class LocalTable:
         application: str,
         claim: int,
         note: Mapping[str, Any],
+        before: int | None = None,
     ) -> bool:
         """Append rows unless the table has this claim of the application, or a higher one; return whether it
-        did. Raises NeedsSpark, DeltaLogError."""
+        did. before: the append is also refused if the table has this version, or a later one. Raises
+        NeedsSpark, DeltaLogError."""
 
         def write() -> list[WrittenFile]:
             return [write_file(self.path, rows, statistics)]
 
-        return self.append_files(write, application=application, claim=claim, note=note)
+        return self.append_files(write, application=application, claim=claim, note=note, before=before)
 
     def append_files(
         self,
@@ -136,13 +138,15 @@ class LocalTable:
         application: str,
         claim: int,
         note: Mapping[str, Any],
+        before: int | None = None,
     ) -> bool:
         """As `append`, of files that `write` makes in the folder of the table: called at most once, and not
         for a claim that the table has already."""
         files: Sequence[WrittenFile] | None = None
         while True:
             snapshot = self._plain_snapshot()
-            if snapshot.transactions.get(application, -1) >= claim:
+            is_late = before is not None and snapshot.version >= before
+            if is_late or snapshot.transactions.get(application, -1) >= claim:
                 self._remove(files or ())
                 return False
             if files is None:

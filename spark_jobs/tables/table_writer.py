@@ -70,14 +70,27 @@ class TableWriter:
         return create_table(self.spark, self.path, self.table, properties)
 
     def append(
-        self, rows: pa.Table, *, application: str, claim: int, position: str, note: Mapping[str, Any]
+        self,
+        rows: pa.Table,
+        *,
+        application: str,
+        claim: int,
+        position: str,
+        note: Mapping[str, Any],
+        before: int | None = None,
     ) -> int | None:
         """Append rows, one or more, if the table has not given `claim`; return the largest value of the
-        column `position`, None when the claim was refused: then read the table again."""
+        column `position`, None when the claim was refused: then read the table again. before: as
+        `LocalTable.append`; Spark does not check it."""
         if self._local is not None:
             try:
                 done = self._local.append(
-                    rows, statistics=self.table.statistics, application=application, claim=claim, note=note
+                    rows,
+                    statistics=self.table.statistics,
+                    application=application,
+                    claim=claim,
+                    note=note,
+                    before=before,
                 )
                 return int(pc.max(rows[position]).as_py()) if done else None
             except (NeedsSpark, DeltaLogError):
@@ -96,11 +109,13 @@ class TableWriter:
         application: str,
         claim: int,
         note: Mapping[str, Any],
+        before: int | None = None,
     ) -> Sequence[WrittenFile] | None:
         """Append the files that `write` makes in the folder of the table, if it has not given `claim`; return
         them, None when the claim was refused: then read the table again.
 
-        write: not called for a claim that the table has. Raises NeedsSpark: only Spark can write this table.
+        write: not called for a claim that the table has. before: as `LocalTable.append`. Raises NeedsSpark:
+        only Spark can write this table.
         """
         if self._local is None:
             raise NeedsSpark(f"{self.path} is in no local folder whose commits are exclusive")
@@ -111,7 +126,9 @@ class TableWriter:
             return made
 
         try:
-            done = local.append_files(write_here, application=application, claim=claim, note=note)
+            done = local.append_files(
+                write_here, application=application, claim=claim, note=note, before=before
+            )
         except DeltaLogError as error:
             raise NeedsSpark(f"{self.path}: {error}") from error
         return made if done else None

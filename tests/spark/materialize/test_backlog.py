@@ -22,8 +22,9 @@ from spark_jobs.source.reading import RecordsPartition
 from spark_jobs.tables.conflicts import SPARK_ERRORS
 from spark_jobs.tables.local_commits import LocalTable
 from spark_jobs.tables.schemas import arrow_schema
-from spark_jobs.tables.table import ENTRIES, read_table
+from spark_jobs.tables.table import ENTRIES, TableClash, read_table
 from tests.spark.conftest import endpoints
+from tests.spark.materialize.opened_job import commit_of_user, newest_file
 from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica
 
@@ -141,6 +142,26 @@ def test_a_driver_that_was_overtaken_removes_its_files(
     assert fast.next_index == 40
     assert rows_of(folder) == DATA
     assert (slow.rows, slow.next_index) == (100, 102)
+
+
+def test_rows_that_are_taken_while_tasks_write_leave_no_gap(
+    job: Callable[..., EntriesJob], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = job(maxRecordsPerTrigger="30")
+    assert writer.step()
+    assert writer.step()
+    write, restored = backlog.write_backlog, []
+
+    def write_beside_a_restore(*given: Any) -> Any:
+        if not restored:
+            taken = {"remove": {"path": newest_file(writer), "dataChange": True}}
+            restored.append(commit_of_user(writer, "RESTORE", taken))
+        return write(*given)
+
+    monkeypatch.setattr(entries_of_a_log, "write_backlog", write_beside_a_restore)
+    with pytest.raises(TableClash, match="the records from index 30 on"):
+        writer.step()
+    assert DeltaLog(str(folder)).versions().stop == restored[0] + 1
 
 
 def test_a_batch_of_which_a_task_fails_leaves_no_file(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_jobs.errors import LogClash
@@ -180,6 +180,29 @@ def test_a_table_that_lost_rows_is_reported_and_left_alone(
     spark.sql(f"RESTORE TABLE {identifier(first.path)} TO VERSION AS OF 2")  # as the error names it
     write(first, batch, 60)
     assert read_table(spark, first.path).count() == 58
+
+
+def test_rows_that_are_taken_while_spark_appends_are_reported(
+    job: Callable[[], EntriesJob], batch: Batch, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a table with a feature that its driver does not write."""
+    first = job()
+    first.open()
+    set_properties(spark, first.path, {"delta.enableChangeDataFeed": "true"})
+    write(first, batch, 40)
+    write(first, batch, 50)
+    append = entries_of_a_log.append_once
+
+    def beside_others(rows: DataFrame, path: str, **options: Any) -> tuple[int, int] | None:
+        spark.sql(statements.pop().format(identifier(path)))
+        return append(rows, path, **options)
+
+    monkeypatch.setattr(entries_of_a_log, "append_once", beside_others)
+    statements = ["RESTORE TABLE {} TO VERSION AS OF 2", "DELETE FROM {} WHERE index = 7"]
+    assert first.take_large(batch(startingIndex=50, endingIndex=59).load(), first.read_until, 60, 0.0)
+    assert (first.next_index, read_table(spark, first.path).count()) == (60, 57)
+    with pytest.raises(TableClash, match="the records that end with index 59"):
+        first.take_large(batch(startingIndex=60, endingIndex=69).load(), first.read_until, 70, 0.0)
 
 
 def test_a_table_that_was_removed_is_made_again_from_its_begin(

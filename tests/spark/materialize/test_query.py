@@ -3,7 +3,6 @@
 import json
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,7 +12,6 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from app.tables.delta_log import LOG_FOLDER, DeltaLog
 from spark_jobs.errors import LogClash
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.entries import EntriesJob
@@ -25,12 +23,10 @@ from spark_jobs.materialize.workers import THREADS, Workers
 from spark_jobs.run import materialize
 from spark_jobs.source.ends_poller import LogEndsPoller
 from spark_jobs.source.log_reads import LogReads, connect
-from spark_jobs.source.logs_planning import LogRange, LogsOffset
-from spark_jobs.source.many_logs import read_ranges
-from spark_jobs.source.options import parse_options
+from spark_jobs.source.logs_planning import LogsOffset
 from spark_jobs.source.planning import RecordsOffset
-from spark_jobs.tables.table import TableClash
 from tests.spark.conftest import endpoints
+from tests.spark.materialize.opened_job import opened_job
 from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.source.looks import DATA, await_materialized, await_true, indexes
@@ -93,43 +89,6 @@ def test_the_query_writes_what_is_new_once_and_a_checkpoint_decides_nothing(
     assert checked == {log.id}
     assert indexes(spark, config.tables) == [*DATA, *range(102, log.next_index)]
     assert [folder.name for folder in checkpoints.iterdir()] == ["stream-other"]
-
-
-def opened_job(
-    replicas: list[FakeReplica], folder: Path
-) -> tuple[EntriesJob, Callable[[int, int], pa.Table]]:
-    """Return a job, and a function that returns the rows of a range of the log."""
-    options = {"endpoint": endpoints(replicas)}
-
-    def rows(first: int, until: int) -> pa.Table:
-        asked = parse_options({**options, "includeControl": "true"})
-        return pa.Table.from_batches(list(read_ranges(asked, [LogRange("default", first, until, None)])))
-
-    client = LogReads([replica.url for replica in replicas], "default", give_up_s=2)
-    job = EntriesJob(no_spark(), client, str(folder / "entries"), options)
-    job.open()
-    return job, rows
-
-
-def test_rows_that_were_taken_from_the_table_are_noticed_whatever_came_after(
-    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
-) -> None:
-    job, rows = opened_job(replicas, tmp_path)
-    assert job.take(rows(0, 40), 0.0)
-    assert job.take(rows(40, 50), 0.0)
-    table = DeltaLog(job.path)
-    snapshot = table.snapshot()
-    assert snapshot is not None
-    newest = max(snapshot.files, key=lambda path: int(snapshot.files[path].most["index"]))
-    for version, operation, action in (
-        (snapshot.version + 1, "RESTORE", {"remove": {"path": newest, "dataChange": True}}),
-        (snapshot.version + 2, "SET TBLPROPERTIES", {}),
-    ):
-        actions = ({"commitInfo": {"operation": operation}}, action)
-        name = Path(job.path) / LOG_FOLDER / f"{version:020d}.json"
-        name.write_text("".join(f"{json.dumps(each)}\n" for each in actions))
-    with pytest.raises(TableClash, match="the records from index 40 on"):
-        job.take(rows(50, 60), 0.0)
 
 
 def test_only_rows_that_continue_where_the_table_ends_are_taken(

@@ -1,0 +1,82 @@
+"""Rows that others take from the end of `entries` while a job follows: an error, and never a gap."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from app.tables.delta_log import DeltaLog
+from spark_jobs.tables.local_commits import LocalTable
+from spark_jobs.tables.table import MAX_REFUSALS, TableClash
+from tests.spark.materialize.opened_job import commit_of_user, newest_file, opened_job, remove_commits
+from tests.spark.source.log_server import FakeLog, FakeReplica
+
+
+@pytest.mark.parametrize("operation", ["RESTORE", "DELETE", "CREATE OR REPLACE TABLE AS SELECT", "WRITE"])
+def test_rows_that_were_taken_from_the_table_are_noticed_whatever_came_after(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path, operation: str
+) -> None:
+    """WRITE: the rows were overwritten."""
+    job, rows = opened_job(replicas, tmp_path)
+    assert job.take(rows(0, 40), 0.0)
+    assert job.take(rows(40, 50), 0.0)
+    commit_of_user(job, operation, {"remove": {"path": newest_file(job), "dataChange": True}})
+    commit_of_user(job, "SET TBLPROPERTIES")
+    with pytest.raises(TableClash, match="the records from index 40 on"):
+        job.take(rows(50, 60), 0.0)
+
+
+def test_rows_that_are_taken_while_an_append_is_made_leave_no_gap(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, rows = opened_job(replicas, tmp_path)
+    assert job.take(rows(0, 40), 0.0)
+    assert job.take(rows(40, 50), 0.0)
+    append, restored = LocalTable.append, []
+
+    def beside_a_restore(table: LocalTable, added: pa.Table, **options: Any) -> bool:
+        if not restored:
+            taken = {"remove": {"path": newest_file(job), "dataChange": True}}
+            restored.append(commit_of_user(job, "RESTORE", taken))
+        return append(table, added, **options)
+
+    monkeypatch.setattr(LocalTable, "append", beside_a_restore)
+    with pytest.raises(TableClash, match="the records from index 40 on"):
+        job.take(rows(50, 60), 0.0)
+    assert DeltaLog(job.path).versions().stop == restored[0] + 1
+
+
+def test_an_append_is_made_beside_commits_that_take_no_rows(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, rows = opened_job(replicas, tmp_path)
+    assert job.take(rows(0, 40), 0.0)
+    append, others = LocalTable.append, []
+
+    def beside_others(table: LocalTable, added: pa.Table, **options: Any) -> bool:
+        if len(others) < 2 * MAX_REFUSALS:
+            others.append(commit_of_user(job, "SET TBLPROPERTIES"))
+        return append(table, added, **options)
+
+    monkeypatch.setattr(LocalTable, "append", beside_others)
+    assert job.take(rows(40, 60), 0.0)
+    assert len(others) == 2 * MAX_REFUSALS
+    assert (job.next_index, job.rows) == (60, 58)
+
+
+def test_rows_that_were_taken_behind_removed_commits_are_noticed(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
+) -> None:
+    """The driver was suspended until the commits after its last one were removed from the history."""
+    job, rows = opened_job(replicas, tmp_path)
+    assert job.take(rows(0, 40), 0.0)
+    other, _ = opened_job(replicas, tmp_path)
+    assert other.take(rows(40, 50), 0.0)
+    commit_of_user(job, "SET TBLPROPERTIES")
+    remove_commits(job)
+    assert job.take(rows(40, 52), 0.0)
+    assert (job.next_index, job.rows) == (51, 50)
+    commit_of_user(job, "RESTORE", {"remove": {"path": newest_file(job), "dataChange": True}})
+    with pytest.raises(TableClash):
+        job.take(rows(52, 60), 0.0)
