@@ -81,6 +81,12 @@ def rebuild_controllers_command(
             "known: the vote file is damaged or missing, the copy of the metadata is missing or in repair, "
             f"or the data folder is not here. {_CONSEQUENCE}"
         )
+    for name, nodes in found.unopened.items():
+        click.echo(
+            f"WARNING log {name}: {', '.join(nodes)} keeps its files, and no copy of the metadata has its "
+            "creation. They stay, and a new log of that name is not opened there until you have moved them "
+            "away."
+        )
 
 
 def _rebuild(config: Path, folders: tuple[str, ...], source: str | None, *, replace: bool) -> "Rebuilt":
@@ -148,6 +154,7 @@ def _result(found: "Rebuilt", not_known: str) -> dict[str, Any]:
             ),
         ],
         "unnamed": [{"log": log, "node": node} for log, nodes in found.unnamed.items() for node in nodes],
+        "unopened": [{"log": log, "node": node} for log, nodes in found.unopened.items() for node in nodes],
         "not_known": not_known,
     }
 

@@ -4,10 +4,13 @@ removal.
 DATA/generations/NAME is one line: CRC32C in hexadecimal, a space, JSON. It is written before the first byte
 of the log, and changed to `deleting` before the first byte is removed, so a crash at any moment leaves either
 a complete log or one whose removal continues. A log of the configuration file has such a line only during the
-removal of a copy from a node that no longer keeps it.
+removal of a copy from a node that no longer keeps it. A rebuild of the controllers protects the logs whose
+creation is lost.
 """
 
 import logging
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -21,6 +24,7 @@ from storage.log.manifest import ManifestFile
 logger = logging.getLogger(__name__)
 
 FOLDER: Final = "generations"
+_LATER: Final = 1 << 62  # added to the generation of a protected log: it is later than any that is created
 
 
 class _FolderLine(msgspec.Struct, frozen=True):
@@ -98,6 +102,28 @@ class LogFolders:
             reason = "a later log of this name, which the controllers do not know; move it away with"
             raise CorruptFile(f"{self._data}/logs/{name}", f"{reason} {self._folder}/{name}")
         return line is not None
+
+    def protect(self, known: Mapping[str, int], end_index: int) -> list[str]:
+        """Protect the logs whose creation is lost, and return their names: no new log of the name removes
+        them.
+
+        known: generations by name in the metadata, which are rebuilt and end at `end_index`.
+        """
+        self._files.make_folders(self._folder)
+        protected = []
+        for name in self.kept():
+            with suppress(CorruptFile):  # `prepare` decides about it
+                line = self._line(name)
+                if line is None or line.deleting:
+                    continue
+                generation = line.generation % _LATER if line.generation >= 0 else line.generation
+                is_lost = known.get(name) != generation and line.generation > end_index
+                kept = _FolderLine(generation + _LATER if is_lost else generation)
+                if kept != line:
+                    self._write(name, kept)
+                if is_lost:
+                    protected.append(name)
+        return protected
 
     def adopt(self, name: str, generation: int) -> None:
         """Record the generation of an open copy without a line: it joined under an earlier version."""

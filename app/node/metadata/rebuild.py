@@ -29,6 +29,7 @@ from app.controller.log_state import MetadataLogState
 from app.controller.metadata import CONTROLLER_LOG, Log
 from app.errors import ConfigError
 from app.log.state import DAY_MS
+from app.node.metadata.folders import LogFolders
 from app.node.state.checkpoints import load_state
 from storage.errors import CorruptFile
 from storage.file_system import FileSystem, write_durably
@@ -83,7 +84,7 @@ class Rebuilt:
     copy has a newer SyncStateSet. unknown: log -> the nodes whose newest epoch or set is unknown: their vote
     file is damaged or missing, their copy of the metadata is missing, in repair or without the state that it
     was to get from its leader, or their folder is not here. unnamed: log -> the nodes that became replicas of
-    it, because they keep a copy.
+    it, because they keep a copy. unopened: log -> the nodes that keep it, although its creation is lost.
     """
 
     source: str
@@ -94,6 +95,7 @@ class Rebuilt:
     newer_sets: dict[str, str] = field(default_factory=dict)
     unknown: dict[str, tuple[str, ...]] = field(default_factory=dict)
     unnamed: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    unopened: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class _Copy:
@@ -198,6 +200,7 @@ def rebuild(
         found.doubts, found.unknown = _doubts(nodes, copies, best)
         found.newer_sets = _newer_sets(copies, best)
         found.unnamed = _unnamed(nodes, best)
+        found.unopened = _protected(nodes, best)
         term = max(copy.term for copy in copies.values()) + 1
         event = MetadataRebuilt(
             log=CONTROLLER_LOG,
@@ -305,6 +308,17 @@ def _unnamed(nodes: Sequence[NodeFolder], best: _Copy) -> dict[str, tuple[str, .
         keeping = [node.node for node in others if _keeps_copy(node, log)]
         if keeping:
             found[log.name] = tuple(keeping)
+    return found
+
+
+def _protected(nodes: Sequence[NodeFolder], best: _Copy) -> dict[str, tuple[str, ...]]:
+    """Protect the logs that were created after the end of the metadata from later ones of their names; return
+    them, and the nodes that keep them."""
+    known = {log.name: log.generation for log in best.state.metadata}
+    found: dict[str, tuple[str, ...]] = {}
+    for node in nodes:
+        for name in LogFolders(node.files, node.data).protect(known, best.log.end_index):
+            found[name] = (*found.get(name, ()), node.node)
     return found
 
 

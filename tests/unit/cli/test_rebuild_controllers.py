@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from app.cli.main import cli
 from app.controller.events import LogCreated, encode_event
 from app.controller.metadata import LogSpec
+from app.node.metadata.folders import LogFolders
 from storage.files import OsFileSystem
 from storage.format.batch import log_id_of, stamp
 from storage.format.records import RecordColumns, encode_body
@@ -119,3 +120,16 @@ def test_a_node_that_keeps_a_copy_of_a_log_becomes_its_replica(
     command = ["rebuild-controllers", "--config", str(config), "--json"]
     answer = json.loads(CliRunner().invoke(cli, command).output)
     assert answer["unnamed"] == ([{"log": "orders", "node": "n2"}] if is_kept else [])
+
+
+@pytest.mark.rule("C-09")
+def test_a_log_whose_creation_is_lost_is_reported(tmp_path: Path) -> None:
+    config = cluster(tmp_path)
+    write_copy(tmp_path / "n1")
+    folders = LogFolders(OsFileSystem(), str(tmp_path / "n1"))
+    folders.finish_removals()
+    folders.prepare("late", 1_000, 7)
+    command = ["rebuild-controllers", "--config", str(config)]
+    done = CliRunner().invoke(cli, command)
+    assert done.exit_code == 0, done.output
+    assert "WARNING log late: n1 keeps its files" in done.output

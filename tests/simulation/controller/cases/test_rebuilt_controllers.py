@@ -9,8 +9,10 @@ from app.controller.events import SKIPPED_EPOCHS, MetadataRebuilt, encode_event
 from app.controller.metadata import CONTROLLER_LOG, Log
 from app.errors import ConfigError
 from app.log.contract import AppendResult
+from app.node.metadata.folders import LogFolders
 from app.node.metadata.rebuild import NodeFolder, Rebuilt, rebuild
 from app.node.repair.marker import Note, RepairMarker
+from storage.errors import CorruptFile
 from storage.file_system import write_durably
 from storage.format.batch import stamp
 from storage.format.records import RecordColumns, encode_body
@@ -220,6 +222,38 @@ def test_a_replica_whose_folder_was_not_there_is_waited_for() -> None:
         node.start()
     assert cluster.run_until(lambda: new.is_master and new.acknowledges, 10)
     assert b"acknowledged alone" in b"".join(bytes(batch.body) for batch in new.log.read_batches(0, 1 << 20))
+
+
+@pytest.mark.rule("C-09")
+def test_a_log_that_no_copy_of_the_metadata_has_is_not_removed_for_a_new_one_of_its_name() -> None:
+    """Its creation is lost, and a client creates it again: what it holds may be all that is left of it."""
+    cluster = group_in_sync()
+    stop(cluster, *CONTROLLERS, "n1", "n2")
+    node = cluster.nodes["n1"]
+    folders = LogFolders(node.files, "data")
+    index = log_end(node)
+    for name, generation in (("created since", index + 1), ("deleted before", index)):
+        folders.prepare(name, generation, generation)
+        write_durably(node.files, f"data/logs/{name}/records", b"acknowledged")
+    for _ in range(2):
+        for name in CONTROLLERS:
+            cluster.nodes[name].files = MemoryFiles(Random(3))
+        assert rebuilt(cluster).unopened == {"created since": ("n1",)}
+    with pytest.raises(CorruptFile, match="a later log of this name"):
+        folders.prepare("created since", index + 100, index + 100)
+    assert node.files.read("data/logs/created since/records") == b"acknowledged"
+    folders.prepare("deleted before", index + 100, index + 100)
+    assert node.files.list("data/logs/deleted before") == []
+    # A newer copy of the metadata is found.
+    assert folders.protect({"created since": index + 1, "deleted before": index + 100}, index) == []
+    assert folders.make_way("created since", index + 1, index + 1)
+
+
+def log_end(node: HaSimNode) -> int:
+    """The last index of the copy of the metadata of a node that is down."""
+    log = Commitlog.open(node.files, FOLDER, log_id=CONTROLLER_LOG_ID, config=STORAGE)
+    log.close()
+    return log.end_index
 
 
 @pytest.mark.rule("C-05", "C-09")
