@@ -45,6 +45,7 @@ class Restores:
             known = log.versions()
             self._next = max(known.start, known.stop - HISTORY)
         found = []
+        self._next = log.first_left(self._next)
         while (commit := log.commit(self._next)) is not None:
             if commit.operation == RESTORE:
                 found.append(self._next)
