@@ -1,5 +1,6 @@
 """Producer: appends records in the background, in batches, in order, each exactly once."""
 
+import math
 import threading
 import time
 import uuid
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_IN_FLIGHT = 5  # a log remembers the last five appends of a producer
+KNOWN_FOR_S = 60.0  # after an append; far less than the time for which a log remembers a silent producer
 _GAP_PAUSE_S = 0.005
 _UTF8_MAX_BYTES = 4  # of a character
 _QUEUED_RECORD_BYTES = 64  # of a record beside its value and key, about
@@ -91,7 +93,7 @@ class RecordProducer:
         self._in_flight: deque[QueuedAppend] = deque()
         self._pending = 0
         self._sequence = 0
-        self._is_known = False  # the log has this producer's first append
+        self._known_until_s = -math.inf  # until then the log remembers an append of this producer
         self._is_closed = False
         self._urgent = 0
         self._failed: ClientError | None = None
@@ -250,7 +252,8 @@ class RecordProducer:
         """Wait for a batch whose turn it is; None when the producer is closed."""
         while True:
             wait_s = None
-            if self._queue and (self._is_known or not self._in_flight):  # a log's first sequence may be any
+            is_known = time.monotonic() < self._known_until_s
+            if self._queue and (is_known or not self._in_flight):  # a log's first sequence may be any
                 first = self._queue[0]
                 wait_s = first.since + self._linger_s - time.monotonic()
                 if first.is_closed or self._urgent or self._is_closed or wait_s <= 0:
@@ -289,7 +292,8 @@ class RecordProducer:
             with self._lock:  # a flush returns when every delivery is done
                 self._in_flight.remove(batch)
                 self._pending -= batch.size
-                self._is_known |= error is None and not batch.is_empty
+                if error is None and not batch.is_empty:
+                    self._known_until_s = time.monotonic() + KNOWN_FOR_S
                 self._refused = self._refused or next(iter(batch.refused.values()), None)
                 self._work.notify_all()
                 self._room.notify_all()

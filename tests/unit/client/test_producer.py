@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 
 import pyarrow as pa
@@ -267,6 +268,28 @@ def test_appends_that_overtake_one_another_are_stored_in_order() -> None:
         assert [delivery.result(0) for delivery in sent] == list(range(12))
         assert log.expected == 6
         assert log.attempts[0] == 1  # the first append is sent alone: a log accepts any first sequence
+
+
+def test_the_first_append_after_a_long_silence_is_sent_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log may have forgotten the producer, and then accepts any sequence as the first one."""
+    second, overtaken = threading.Event(), []
+    now_s = time.monotonic
+
+    def refuse(asked: Asked, attempt: int) -> Scripted | None:
+        if asked.query["producer_sequence"] == "1":
+            overtaken.append(second.wait(0.5))
+        elif asked.query["producer_sequence"] == "2":
+            second.set()
+        return None
+
+    with fake_service(Log(refuse)) as service, producing(service, max_in_flight=4) as producer:
+        producer.send_many(["a", "b"])
+        producer.flush(60)
+        monkeypatch.setattr(time, "monotonic", lambda: now_s() + 24 * 60 * 60)
+        sent = producer.send_many(["c", "d", "e", "f"])
+        producer.flush(60)
+        assert [delivery.result(0) for delivery in sent] == [2, 3, 4, 5]
+    assert overtaken == [False]
 
 
 def test_a_failure_ends_the_producer_and_every_record_has_an_outcome() -> None:
