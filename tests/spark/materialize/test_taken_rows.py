@@ -4,13 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from app.tables.delta_log import DeltaLog
 from spark_jobs.tables.local_commits import LocalTable
-from spark_jobs.tables.table import MAX_REFUSALS, TableClash
+from spark_jobs.tables.snapshot import read_plain
+from spark_jobs.tables.table import ENTRIES, MAX_REFUSALS, TableClash
 from tests.spark.materialize.opened_job import commit_of_user, newest_file, opened_job, remove_commits
 from tests.spark.source.log_server import FakeLog, FakeReplica
+from tests.spark.source.looks import DATA
 
 
 @pytest.mark.parametrize("operation", ["RESTORE", "DELETE", "CREATE OR REPLACE TABLE AS SELECT", "WRITE"])
@@ -80,3 +83,30 @@ def test_rows_that_were_taken_behind_removed_commits_are_noticed(
     commit_of_user(job, "RESTORE", {"remove": {"path": newest_file(job), "dataChange": True}})
     with pytest.raises(TableClash):
         job.take(rows(52, 60), 0.0)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_delete_of_some_rows_of_the_last_commit_stops_no_job(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path, restarted: bool
+) -> None:
+    """A job that starts begins after the last row: it writes the deleted ones again."""
+    job, rows = opened_job(replicas, tmp_path)
+    assert job.take(rows(0, 40), 0.0)
+    assert job.take(rows(40, 50), 0.0)
+    kept = read_plain(job.path, ENTRIES.schema, ENTRIES.schema.names, pc.field("index") < 45)
+    assert kept is not None
+    added = LocalTable(job.path, lambda path: None)._add(kept, ENTRIES.statistics)
+    snapshot = DeltaLog(job.path).snapshot()
+    assert snapshot is not None
+    removed = [{"remove": {"path": path, "dataChange": True}} for path in snapshot.files]
+    commit_of_user(job, "DELETE", *removed, added)
+    if restarted:
+        job.open()
+        assert job.take(rows(45, 60), 0.0)
+    else:
+        assert job.take(rows(50, 60), 0.0)
+    held = read_plain(job.path, ENTRIES.schema, ["index"])
+    assert held is not None
+    assert sorted(held["index"].to_pylist()) == [
+        index for index in DATA if index < 60 and (restarted or not 45 <= index < 50)
+    ]
