@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 import pytest
 
 from app.tables.delta_log import DeltaLog
+from spark_jobs.tables.data_files import write_file
 from spark_jobs.tables.local_commits import LocalTable
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import ENTRIES, MAX_REFUSALS, TableClash
@@ -95,7 +96,7 @@ def test_a_delete_of_some_rows_of_the_last_commit_stops_no_job(
     assert job.take(rows(40, 50), 0.0)
     kept = read_plain(job.path, ENTRIES.schema, ENTRIES.schema.names, pc.field("index") < 45)
     assert kept is not None
-    added = LocalTable(job.path, lambda path: None)._add(kept, ENTRIES.statistics)
+    added = write_file(Path(job.path), kept, ENTRIES.statistics).action()
     snapshot = DeltaLog(job.path).snapshot()
     assert snapshot is not None
     removed = [{"remove": {"path": path, "dataChange": True}} for path in snapshot.files]
