@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.run import materialize
 from tests.spark.conftest import endpoints
+from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeReplica
-from tests.spark.source.looks import DATA, await_true, indexes
+from tests.spark.source.looks import DATA, await_true
+from tests.spark.typed.law import rows_of
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def driver(config: MaterializeConfig) -> Iterator[Driver]:
 
 @pytest.mark.timeout(600)  # a driver with a JVM of its own
 def test_a_driver_killed_between_two_files_leaves_each_record_once(
-    spark: SparkSession, config: MaterializeConfig, replicas: list[FakeReplica], driver: Driver
+    config: MaterializeConfig, replicas: list[FakeReplica], driver: Driver
 ) -> None:
     """A part of the first micro-batch is in a file, and a task waits for the rest."""
     for replica in replicas:
@@ -64,6 +65,6 @@ def test_a_driver_killed_between_two_files_leaves_each_record_once(
     for replica in replicas:
         replica.stall_at = None
         replica.resume.set()
-    assert indexes(spark, config.tables) == []
-    materialize(config, spark=spark)
-    assert indexes(spark, config.tables) == DATA
+    assert list(rows_of(entries)) == []
+    materialize(config, spark=no_spark())
+    assert sorted(row["index"] for row in rows_of(entries)) == DATA

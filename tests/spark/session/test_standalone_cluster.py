@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from spark_jobs.package import PROPERTIES_NAME, ZIP_NAME
-from spark_jobs.tables.table import read_table
-from spark_jobs.tables.transforms import index_check
 from tests.spark.session.standalone import SPARK_HOME, environment, standalone_cluster, write_conf
+from tests.spark.typed.law import rows_of
 from tests.support.cluster import Cluster
 
 LOG = "on-cluster"
@@ -64,17 +62,18 @@ def append(service: Cluster, count: int) -> list[str]:
     return service.values("n1", LOG)
 
 
-def check_tables(spark: SparkSession, cluster: SparkCluster, values: list[str]) -> None:
+def check_tables(cluster: SparkCluster, values: list[str]) -> None:
     """The table has the values of the log, each index once, and the other tables are there."""
-    entries = read_table(spark, f"{cluster.folder}/tables/{LOG}/entries")
-    assert [bytes(row["value"]).decode() for row in entries.orderBy("index").collect()] == values
-    assert index_check(entries).collect()[0]["doubles"] == 0
+    tables = cluster.folder / "tables" / LOG
+    rows = sorted((row["index"], row["value"].decode()) for row in rows_of(tables / "entries"))
+    assert [value for _, value in rows] == values
+    assert len({index for index, _ in rows}) == len(rows)
     for name in ("events", "epochs", "epoch_files"):
-        assert not read_table(spark, f"{cluster.folder}/tables/{LOG}/{name}").isEmpty()
+        assert any(rows_of(tables / name))
 
 
 def test_job_source_and_sink_work_where_executors_are_other_processes(
-    spark: SparkSession, service: Cluster, spark_cluster: SparkCluster
+    service: Cluster, spark_cluster: SparkCluster
 ) -> None:
     """The package is sent to them; the log's files are read in place by processes that are not the driver."""
     values = append(service, RECORDS)
@@ -90,7 +89,7 @@ def test_job_source_and_sink_work_where_executors_are_other_processes(
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     reported = json.loads(run(command, spark_cluster.folder, environ).splitlines()[-1])
     assert (reported["filled"]["state"], reported["filled"]["logs"][LOG]["entries_rows"]) == ("done", RECORDS)
-    check_tables(spark, spark_cluster, values)
+    check_tables(spark_cluster, values)
     assert len(reported["indexes"]) == len(set(reported["indexes"])) == RECORDS
     assert reported["pid"] not in reported["pids"]
     assert all("worker-" in folder for folder in reported["folders"])
@@ -100,7 +99,7 @@ def test_job_source_and_sink_work_where_executors_are_other_processes(
 
 
 def test_spark_submit_runs_the_job_with_the_package_as_an_archive(
-    spark: SparkSession, service: Cluster, spark_cluster: SparkCluster
+    service: Cluster, spark_cluster: SparkCluster
 ) -> None:
     """Run the command line that `python -m spark_jobs.package` prints; the job continues."""
     values = append(service, 40)
@@ -114,4 +113,4 @@ def test_spark_submit_runs_the_job_with_the_package_as_an_archive(
     job = ["--conf", str(spark_cluster.conf), "--endpoint", service.url("n1"), "--log", LOG]
     reported = run([*submit, *job, "--available-now"], spark_cluster.folder, environment(JAVA_HOME=java_home))
     assert f"done: {LOG}: {len(values)} entries" in reported.splitlines()[-1]
-    check_tables(spark, spark_cluster, values)
+    check_tables(spark_cluster, values)
