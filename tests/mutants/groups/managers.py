@@ -23,7 +23,7 @@ from tests.unit.controller import (
     mode="controller",
 )
 def a_lease_counts_for_any_epoch(patch: pytest.MonkeyPatch) -> None:
-    def send_lease(self: ReplicasManager, log: Log, actions: list[Any]) -> None:
+    def send_lease(self: ReplicasManager, log: Log, actions: list[Any], durable_index: int) -> None:
         if self._lease is not None:
             (_, until_ms), self._lease = self._lease, None
             actions.append(SendToCore(Lease(until_ms)))
