@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from pyspark.sql import SparkSession
 
 from app.client import CommitlogClient
 from app.tables.names import CURSOR
@@ -14,10 +13,11 @@ from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.lease import LeasedEntries, LeaseLost, MaterializerLease
 from spark_jobs.materialize.supervisor import MaterializeFailed
 from spark_jobs.run import materialize
-from spark_jobs.tables.table import read_table
 from tests.spark.conftest import endpoints
+from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.source.looks import await_true
+from tests.spark.typed.law import rows_of
 
 
 def lease(replicas: list[FakeReplica]) -> MaterializerLease:
@@ -178,16 +178,14 @@ def test_a_move_that_the_log_cannot_take_is_made_later(replicas: list[FakeReplic
     assert where(log) == (10, True)
 
 
-def test_the_cursor_follows_the_table(
-    spark: SparkSession, replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
-) -> None:
+def test_the_cursor_follows_the_table(replicas: list[FakeReplica], log: FakeLog, tmp_path: Path) -> None:
     """And it stays when the job is gone, or the log could be trimmed meanwhile."""
     tables = tmp_path / "tables"
     config = MaterializeConfig(endpoint=endpoints(replicas), tables=tables, available_now=True)
-    materialize(config, spark=spark)
+    materialize(config, spark=no_spark())
     assert where(log) == (102, True)
     log.open_term(3, "n1")  # a control record adds nothing to the table
-    reported = materialize(config, spark=spark).logs["default"]
+    reported = materialize(config, spark=no_spark()).logs["default"]
     assert where(log)[1]
     assert reported.lag_records == 0
     log.append_many(5)
@@ -197,7 +195,7 @@ def test_the_cursor_follows_the_table(
 
     def follow() -> None:
         try:
-            materialize(following, spark=spark, stop=stop)
+            materialize(following, spark=no_spark(), stop=stop)
         except MaterializeFailed as error:
             failures.append(error)
 
@@ -214,11 +212,10 @@ def test_the_cursor_follows_the_table(
         job.join()
     assert "another job has taken over its table" in str(failures[0])
     assert where(log) == (108, True)
-    assert read_table(spark, f"{tables}/default/entries").count() in (105, 110)
+    assert len(list(rows_of(tables / "default" / "entries"))) in (105, 110)
 
 
 def test_a_cursor_lost_with_the_logs_end_does_not_mean_another_job(
-    spark: SparkSession,
     replicas: list[FakeReplica],
     log: FakeLog,
     tmp_path: Path,
@@ -235,5 +232,5 @@ def test_a_cursor_lost_with_the_logs_end_does_not_mean_another_job(
     monkeypatch.setattr(MaterializerLease, "move", move)
     config = MaterializeConfig(endpoint=endpoints(replicas), tables=tmp_path, available_now=True)
     with pytest.raises(MaterializeFailed, match="it ends before index 60, and was read up to 101"):
-        materialize(config, spark=spark)
-    assert read_table(spark, f"{tmp_path}/default/entries").count() == 100
+        materialize(config, spark=no_spark())
+    assert len(list(rows_of(tmp_path / "default" / "entries"))) == 100

@@ -2,16 +2,17 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import SparkSession
 
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.epochs import EpochRow, EpochsJob
 from spark_jobs.run import materialize
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables import schemas, transforms
-from spark_jobs.tables.table import SYNC_STATE_SETS, read_table, table_path
+from spark_jobs.tables.table import SYNC_STATE_SETS, table_path
 from tests.spark.conftest import endpoints
 from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FIRST_TIMESTAMP_MS, FakeLog, FakeReplica
@@ -26,7 +27,6 @@ def tell_set(replica: FakeReplica, epoch: int, set_epoch: int, *members: str) ->
 
 @pytest.mark.rule("C-04", "A-04")
 def test_sets_and_lost_records_come_from_the_journals_once(
-    spark: SparkSession,
     replicas: list[FakeReplica],
     log: FakeLog,
     tmp_path: Path,
@@ -34,8 +34,8 @@ def test_sets_and_lost_records_come_from_the_journals_once(
 ) -> None:
     config = MaterializeConfig(endpoint=endpoints(replicas), tables=tmp_path, available_now=True)
 
-    def table(name: str) -> list[Row]:
-        return read_table(spark, f"{tmp_path}/default/{name}").collect()
+    def table(name: str) -> list[dict[str, Any]]:
+        return list(rows_of(tmp_path / "default" / name))
 
     first, second = replicas
     tell_set(first, 1, 1, "n1")
@@ -48,14 +48,14 @@ def test_sets_and_lost_records_come_from_the_journals_once(
     second.event("truncate", {**reported, "receipt": "receipts/default/2-48-53.arrow"})
     second.event("truncate", {"from_index": 60, "to_index": 61, "reset": False})
     second.event("truncate", {**reported, "receipt": "receipts/default/gone.arrow"})
-    materialize(config, spark=spark)
+    materialize(config, spark=no_spark())
     assert sorted((row["epoch"], row["set_epoch"], row["members"]) for row in table("sync_state_sets")) == [
         (1, 1, ["n1"]),
         (1, 2, ["n1", "n2"]),
         (2, 3, ["n1"]),
     ]
     kept = sorted(table("quarantine_truncated"), key=lambda row: row["index"])
-    assert [(row["index"], bytes(row["value"])) for row in kept] == [
+    assert [(row["index"], row["value"]) for row in kept] == [
         (record["index"], record["value"]) for record in lost
     ]
     assert {(row["node"], row["seq"], row["epoch"]) for row in kept} == {("n2", 0, 2)}
@@ -67,7 +67,7 @@ def test_sets_and_lost_records_come_from_the_journals_once(
     path.rename(tmp_path / "away")
     tell_set(first, 2, 3, "n1")
     tell_set(first, 2, 4, "n1", "n2")
-    materialize(config, spark=spark)
+    materialize(config, spark=no_spark())
     assert sorted(row["set_epoch"] for row in table("sync_state_sets")) == [1, 2, 3, 4]
     assert len(table("quarantine_truncated")) == len(lost)
 
