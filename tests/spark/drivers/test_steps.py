@@ -21,7 +21,7 @@ from tests.spark.typed.law import check_law, rows_of
 from tests.spark.typed.test_typed import to_json
 
 ENDS_WITHIN_S: Final = 60.0
-CASES_AT_ONCE: Final = 2
+CASES_AT_ONCE: Final = 4
 BATCH_RECORDS: Final = 7
 OPENING = (
     *(f"{name} 0" for name in ("entries", "epochs", "epoch_files")),
