@@ -19,7 +19,7 @@ from spark_jobs.run import materialize
 from spark_jobs.session.jars import DEFAULT_JARS_FOLDER, ensure_jars, jar_paths
 from spark_jobs.session.spark_session import DRIVER_JAVA, build_session
 from spark_jobs.source import CommitlogDataSource
-from spark_jobs.tables.table import ENTRIES, read_table, table_path
+from spark_jobs.tables.table import ENTRIES, read_table
 from spark_jobs.tables.transforms import entries
 from tests.bench.spark.backlog import commits, micro_batches
 from tests.bench.systems.local_cluster import print_figure
@@ -94,7 +94,7 @@ def job_pass(spark: SparkSession, given: argparse.Namespace) -> Pass:
 WAYS: dict[str, tuple[Callable[[SparkSession, argparse.Namespace], Pass], str]] = {
     "kafka": (kafka_pass, "table"),
     "source": (source_pass, "table"),
-    "job": (job_pass, table_path("", "default", ENTRIES).strip("/")),
+    "job": (job_pass, f"default/{ENTRIES.name}"),
 }
 
 
