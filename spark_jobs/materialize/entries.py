@@ -301,7 +301,7 @@ class EntriesJob:
                 claim=claim,
                 position="index",
                 note=note,
-                before=None if self._commits is None else self._next_version,
+                before=self._next_version,
             )
             return None if last is None else (new.num_rows, last)
 

@@ -81,7 +81,7 @@ def write_pieces(
     bounded: list[pa.Table] = []
     words = [field.name for field in schema if pa.types.is_string(field.type)]
     # A footer's bounds leave out NaN, which is above all numbers for Spark.
-    columns = [name for name in statistics if not pa.types.is_floating(schema.field(name).type)]
+    columns = [each for each in statistics if not pa.types.is_floating(schema.field(each).type)]
     try:
         with pq.ParquetWriter(
             place,

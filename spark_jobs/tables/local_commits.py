@@ -129,7 +129,8 @@ class LocalTable:
         def write() -> list[WrittenFile]:
             return [write_file(self.path, rows, statistics)]
 
-        return self.append_files(write, application=application, claim=claim, note=note, before=before)
+        added = self.append_files(write, application=application, claim=claim, note=note, before=before)
+        return added is not None
 
     def append_files(
         self,
@@ -139,22 +140,22 @@ class LocalTable:
         claim: int,
         note: Mapping[str, Any],
         before: int | None = None,
-    ) -> bool:
+    ) -> Sequence[WrittenFile] | None:
         """As `append`, of files that `write` makes in the folder of the table: called at most once, and not
-        for a claim that the table has already."""
+        for a claim that the table has already. Return the files, None if they were refused."""
         files: Sequence[WrittenFile] | None = None
         while True:
             snapshot = self._plain_snapshot()
             is_late = before is not None and snapshot.version >= before
             if is_late or snapshot.transactions.get(application, -1) >= claim:
                 self._remove(files or ())
-                return False
+                return None
             if files is None:
                 files = write()
             written = _written(snapshot, files, note, "Append")
             added = [file.action() for file in files]
             if self._extend(snapshot, [written, _transaction(application, claim), *added]):
-                return True
+                return files
 
     def claim(self, application: str, claim: int) -> bool:
         """Make a commit with this claim alone, unless the table has it, or a higher one; return whether it

@@ -119,19 +119,13 @@ class TableWriter:
         """
         if self._local is None:
             raise NeedsSpark(f"{self.path} is in no local folder whose commits are exclusive")
-        local, made = self._local, list[WrittenFile]()
-
-        def write_here() -> Sequence[WrittenFile]:
-            made.extend(write(local.path))
-            return made
-
+        write_here = partial(write, self._local.path)
         try:
-            done = local.append_files(
+            return self._local.append_files(
                 write_here, application=application, claim=claim, note=note, before=before
             )
         except DeltaLogError as error:
             raise NeedsSpark(f"{self.path}: {error}") from error
-        return made if done else None
 
     def claim(self, application: str, claim: int) -> None:
         """Make a commit with this claim alone, unless the table has it, or a higher one."""

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -27,8 +26,8 @@ from tests.spark.conftest import endpoints
 from tests.spark.materialize.opened_job import commit_of_user, newest_file
 from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica
-
-DATA = [*range(1, 51), *range(52, 102)]  # of the log of the fixture
+from tests.spark.source.looks import DATA
+from tests.spark.typed.law import rows_of
 
 
 @pytest.fixture
@@ -53,13 +52,16 @@ def job(
     return make
 
 
-def rows_of(folder: Path) -> list[int]:
-    """The indexes of the table by its commits; each of its files is one of those."""
+def indexes(folder: Path) -> list[int]:
+    return sorted(row["index"] for row in rows_of(folder))
+
+
+def checked_indexes(folder: Path) -> list[int]:
+    """As `indexes`, of a table that has each file in its folder."""
     snapshot = DeltaLog(str(folder), keeps_files=True).snapshot()
     assert snapshot is not None
     assert sorted(snapshot.files) == sorted(path.name for path in folder.glob("*.parquet"))
-    found = [pq.read_table(folder / name, columns=["index"])["index"].to_pylist() for name in snapshot.files]
-    return sorted(index for indexes in found for index in indexes)
+    return indexes(folder)
 
 
 def test_tasks_write_a_file_each_and_one_commit_has_them_all(
@@ -67,7 +69,7 @@ def test_tasks_write_a_file_each_and_one_commit_has_them_all(
 ) -> None:
     writer = job()
     assert writer.step()
-    assert rows_of(folder) == DATA
+    assert checked_indexes(folder) == DATA
     assert (writer.rows, writer.next_index, writer.covered_index) == (100, 102, 101)
     snapshot = DeltaLog(str(folder), keeps_files=True).snapshot()
     assert snapshot is not None
@@ -117,10 +119,7 @@ def test_a_driver_that_dies_beside_its_commit_leaves_each_record_once(
                 killed.step()
         assert job(maxRecordsPerTrigger="25").step()
     assert job().step()
-    snapshot = DeltaLog(str(folder), keeps_files=True).snapshot()
-    assert snapshot is not None
-    found = [pq.read_table(folder / name)["index"].to_pylist() for name in snapshot.files]
-    assert sorted(index for indexes in found for index in indexes) == DATA
+    assert indexes(folder) == DATA
 
 
 def test_a_driver_that_was_overtaken_removes_its_files(
@@ -140,7 +139,7 @@ def test_a_driver_that_was_overtaken_removes_its_files(
     monkeypatch.setattr(entries_of_a_log, "write_backlog", write_and_wait)
     assert slow.step()
     assert fast.next_index == 40
-    assert rows_of(folder) == DATA
+    assert checked_indexes(folder) == DATA
     assert (slow.rows, slow.next_index) == (100, 102)
 
 
@@ -181,9 +180,9 @@ def test_a_batch_of_which_a_task_fails_leaves_no_file(
         failing.setattr(backlog, "read_records", read)
         with pytest.raises(ShortRead):
             writer.step()
-    assert rows_of(folder) == []
+    assert checked_indexes(folder) == []
     assert writer.step()
-    assert rows_of(folder) == DATA
+    assert checked_indexes(folder) == DATA
 
 
 def test_a_failure_of_a_task_of_spark_is_known_by_its_kind(
@@ -206,7 +205,7 @@ def test_a_failure_of_a_task_of_spark_is_known_by_its_kind(
     known = own_error(failure.value)
     assert known is not None
     assert known[0] is LogTrimmed
-    assert rows_of(folder) == []
+    assert checked_indexes(folder) == []
 
 
 def test_pieces_have_the_bytes_of_a_row_group() -> None:

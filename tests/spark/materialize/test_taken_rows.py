@@ -1,5 +1,6 @@
 """Rows that others take from the end of `entries` while a job follows: an error, and never a gap."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pyarrow.compute as pc
 import pytest
 
 from app.tables.delta_log import DeltaLog
+from spark_jobs.materialize.entries import EntriesJob
 from spark_jobs.tables.data_files import write_file
 from spark_jobs.tables.local_commits import LocalTable
 from spark_jobs.tables.snapshot import read_plain
@@ -17,14 +19,22 @@ from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.source.looks import DATA
 
 
+def job_with_two_commits(
+    replicas: list[FakeReplica], folder: Path
+) -> tuple[EntriesJob, Callable[[int, int], pa.Table]]:
+    """As `opened_job`; the table has the records before 50."""
+    job, rows = opened_job(replicas, folder)
+    assert job.take(rows(0, 40), 0.0)
+    assert job.take(rows(40, 50), 0.0)
+    return job, rows
+
+
 @pytest.mark.parametrize("operation", ["RESTORE", "DELETE", "CREATE OR REPLACE TABLE AS SELECT", "WRITE"])
 def test_rows_that_were_taken_from_the_table_are_noticed_whatever_came_after(
     replicas: list[FakeReplica], log: FakeLog, tmp_path: Path, operation: str
 ) -> None:
     """WRITE: the rows were overwritten."""
-    job, rows = opened_job(replicas, tmp_path)
-    assert job.take(rows(0, 40), 0.0)
-    assert job.take(rows(40, 50), 0.0)
+    job, rows = job_with_two_commits(replicas, tmp_path)
     commit_of_user(job, operation, {"remove": {"path": newest_file(job), "dataChange": True}})
     commit_of_user(job, "SET TBLPROPERTIES")
     with pytest.raises(TableClash, match="the records from index 40 on"):
@@ -34,9 +44,7 @@ def test_rows_that_were_taken_from_the_table_are_noticed_whatever_came_after(
 def test_rows_that_are_taken_while_an_append_is_made_leave_no_gap(
     replicas: list[FakeReplica], log: FakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, rows = opened_job(replicas, tmp_path)
-    assert job.take(rows(0, 40), 0.0)
-    assert job.take(rows(40, 50), 0.0)
+    job, rows = job_with_two_commits(replicas, tmp_path)
     append, restored = LocalTable.append, []
 
     def beside_a_restore(table: LocalTable, added: pa.Table, **options: Any) -> bool:
@@ -91,9 +99,7 @@ def test_a_delete_of_some_rows_of_the_last_commit_stops_no_job(
     replicas: list[FakeReplica], log: FakeLog, tmp_path: Path, restarted: bool
 ) -> None:
     """A job that starts begins after the last row: it writes the deleted ones again."""
-    job, rows = opened_job(replicas, tmp_path)
-    assert job.take(rows(0, 40), 0.0)
-    assert job.take(rows(40, 50), 0.0)
+    job, rows = job_with_two_commits(replicas, tmp_path)
     kept = read_plain(job.path, ENTRIES.schema, ENTRIES.schema.names, pc.field("index") < 45)
     assert kept is not None
     added = write_file(Path(job.path), kept, ENTRIES.statistics).action()

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from app.errors import CommitlogError
+from app.log.contract import AppendResult
 from tests.simulation.controller.cases.operations import (
     append_at,
     master_of,
@@ -52,11 +53,9 @@ def kill(cluster: HaCluster, node: HaSimNode) -> None:
     cluster.hang_up(node.name)
 
 
-@pytest.mark.rule("C-05", "C-08")
-@pytest.mark.parametrize("lost", ["state requests", "nothing"])
-def test_a_key_is_known_to_every_master(lost: str) -> None:
-    """The records that claimed it are trimmed: an empty copy needs the log's state of another one."""
-    cluster = quiet(3, 2)
+def lose_disk_after_trim(cluster: HaCluster) -> tuple[HaSimNode, HaSimNode, AppendResult]:
+    """Trim a record with a key, and replace the disk of the slave, which is down. Return the master, the
+    slave and the result of that append."""
     master = master_of(cluster)
     slave = next(node for node in cluster.brokers if node is not master)
     first = append_at(cluster, master, b"order", key="4711")
@@ -66,6 +65,15 @@ def test_a_key_is_known_to_every_master(lost: str) -> None:
     assert master.log.begin_index > first.first_index
     kill(cluster, slave)
     replace_disk(slave)
+    return master, slave, first
+
+
+@pytest.mark.rule("C-05", "C-08")
+@pytest.mark.parametrize("lost", ["state requests", "nothing"])
+def test_a_key_is_known_to_every_master(lost: str) -> None:
+    """The records that claimed it are trimmed: an empty copy needs the log's state of another one."""
+    cluster = quiet(3, 2)
+    master, slave, first = lose_disk_after_trim(cluster)
     if lost == "state requests":
         cut_peers(cluster, master, slave)
     slave.start()
@@ -90,15 +98,7 @@ def test_a_key_is_known_to_every_master(lost: str) -> None:
 def test_a_member_of_the_set_has_the_state_on_its_disk() -> None:
     """It dies as soon as it has joined, and the master after it: no other copy could send the state again."""
     cluster = quiet(3, 2)
-    master = master_of(cluster)
-    slave = next(node for node in cluster.brokers if node is not master)
-    first = append_at(cluster, master, b"order", key="4711")
-    for number in range(10):
-        append_at(cluster, master, b"%d" % number)
-    trim(cluster, master, master.driver.committed_index - 2)
-    assert master.log.begin_index > first.first_index
-    kill(cluster, slave)
-    replace_disk(slave)
+    master, slave, first = lose_disk_after_trim(cluster)
     slave.start()
     assert cluster.run_until(lambda: has_joined(cluster, slave), 4)
     kill(cluster, slave)
