@@ -167,8 +167,10 @@ def test_a_refused_token_is_forgotten_and_a_cancel_is_respected(site: Path) -> N
       while (!dialog.open) await pause();
       result.text = dialog.textContent;
       result.token = sessionStorage.getItem("commitlog-token");
+      let closed = false;
+      dialog.addEventListener("close", () => { closed = true; });
       dialog.querySelector("button[type=button]").click();
-      while (byId("token").textContent !== "Log in") await served("index.html", { cache: "no-store" });
+      while (!closed) await served("index.html", { cache: "no-store" });
       for (let turn = 0; turn < 150; turn += 1) await pause(); // 3 s: some polls
       result.again = dialog.open;
       result.button = byId("token").textContent;
