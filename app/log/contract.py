@@ -16,20 +16,23 @@ written batch is not yet synced: the driver calls `core.synced` when `ReplicaLog
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
 from app.errors import CommitlogError
 from app.log.control_records import AnyControlRecord
 from app.log.events import JournalEvent
-from storage.format.batch import Batch
+from storage.format.batch import BATCH_MAX_BYTES, Batch
 from storage.format.records import RecordColumns, RecordTable
 from storage.log.hard_state import HardState
+from storage.units import MIB
 from storage.units import NO_INDEX as NO_INDEX
 
 if TYPE_CHECKING:
     from app.raft.messages import GroupNotice
+
+APPEND_MAX_BYTES: Final = BATCH_MAX_BYTES - MIB  # of packed records; the rest is for header and marks
 
 
 class Role(StrEnum):
@@ -182,10 +185,10 @@ class AppendStream:
 class AppendRequest(msgspec.Struct):
     """One client's append: its records are consecutive in one batch, or none is stored.
 
-    records: rows to be packed with those of other appends, or a table that stays a batch of its own. digest:
-    of the decoded records and conditions, 16 bytes; only with a key or a producer. timeout_ms: 1 to 60 000;
-    after it the outcome is unknown (D-26). appends: number of clients' appends in it, for the limits: a group
-    of them grows while it is queued (LogDriver.grow).
+    records: rows to be packed with those of other appends, or a table that stays a batch of its own; at most
+    APPEND_MAX_BYTES packed. digest: of the decoded records and conditions, 16 bytes; only with a key or a
+    producer. timeout_ms: 1 to 60 000; after it the outcome is unknown (D-26). appends: number of clients'
+    appends in it, for the limits: a group of them grows while it is queued (LogDriver.grow).
     """
 
     records: RecordColumns | RecordTable

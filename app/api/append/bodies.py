@@ -10,7 +10,7 @@ from app.api.append.json_bodies import AppendIn, check_record_size, decode_appen
 from app.api.append.parameters import parse_idempotency_key
 from app.api.http.compression import too_large, unpack
 from app.errors import CommitlogError, InvalidBody, InvalidRequest, TooLarge
-from app.log.contract import AppendRequest, Producer
+from app.log.contract import APPEND_MAX_BYTES, AppendRequest, Producer
 from app.media_types import ARROW_STREAM, JSON, NDJSON, OCTETS
 from app.schemas.json_text import count_sign
 from app.settings.model import Limits
@@ -74,6 +74,9 @@ def read_append(call: AppendCall, limits: Limits) -> AppendRequest:
         records = decode_lines(body, limits)
     else:
         records = _arrow(body, media_type, limits)
+    if records.packed_bytes > APPEND_MAX_BYTES:
+        got = f"as they would be stored, the records have {records.packed_bytes} bytes"
+        raise TooLarge(f"{got}; an append may have {APPEND_MAX_BYTES}", APPEND_MAX_BYTES)
     request = AppendRequest(
         records,
         parameters.acks,

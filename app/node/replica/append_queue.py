@@ -20,6 +20,7 @@ from app.errors import (
 )
 from app.log.commands import Command, CommandResult
 from app.log.contract import (
+    APPEND_MAX_BYTES,
     Acks,
     AppendRequest,
     ChangeKind,
@@ -39,11 +40,9 @@ from app.node.replica.confirmed_answers import ConfirmedAnswer
 from app.node.replica.open_appends import AppendDone, CommandDone, OpenAppend, OpenCommand
 from app.node.replica.ready_executor import ReadyExecutor
 from app.node.replica.replica_parts import ReplicaParts
-from storage.format.batch import BATCH_MAX_BYTES
 from storage.format.records import encode_control
-from storage.units import KIB, MIB
+from storage.units import KIB
 
-APPEND_MAX_BYTES = BATCH_MAX_BYTES - MIB  # encoded; the rest is for header and marks
 COMMAND_TIMEOUT_MS = 5_000
 COMMANDS_MAX = 1_000
 GATHER_MAX_MS = 20

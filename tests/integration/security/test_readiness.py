@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from tests.support.in_process import node_in_process
+from tests.support.in_process import node_in_process, until
 
 LINES = "everything write\nshop read logs=shop.*\nreader read\n"
 
@@ -17,6 +17,8 @@ def answers(folder: Path, *authorizations: str | None, tokens: bool = True) -> l
     async def run() -> list[dict[str, Any]]:
         found = []
         async with node_in_process(folder, security=security, logs=[{"name": "shop.orders"}]) as node:
+            logs = node.broker.logs
+            await until(lambda: "shop.orders" in logs and all(each.caught_up for each in logs.values()))
             node.broker.tasks.failing["open shop.orders"] = "no space"
             for authorization in authorizations:
                 headers = {} if authorization is None else {"Authorization": authorization}

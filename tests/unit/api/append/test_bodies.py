@@ -28,7 +28,7 @@ from app.api.append.json_bodies import (
 from app.api.append.parameters import AppendParameters, parse_append_query, parse_idempotency_key
 from app.api.http.compression import unpack
 from app.errors import CommitlogError, InvalidBody, InvalidRequest, TooLarge, UnsupportedMediaType
-from app.log.contract import Acks, AppendRequest, Producer
+from app.log.contract import APPEND_MAX_BYTES, Acks, AppendRequest, Producer
 from app.settings.model import Limits
 from storage.format.records import RecordColumns
 
@@ -161,6 +161,15 @@ def test_a_record_may_be_as_large_as_the_limit() -> None:
     headers = json.dumps({"value": "x" * 90, "headers": [["name", "value--"]]}).encode()
     with pytest.raises(TooLarge, match="at most 100 bytes, got 101"):
         read(headers, limits=SMALL)
+
+
+def test_an_append_that_no_batch_can_hold_is_refused() -> None:
+    """`max_request_bytes` permits it, but a batch of the log has less room."""
+    body = bytes(APPEND_MAX_BYTES)
+    limits = Limits(max_request_bytes=2 * len(body), max_record_bytes=2 * len(body))
+    with pytest.raises(TooLarge, match=f"an append may have {APPEND_MAX_BYTES}") as refused:
+        read(body, b"application/octet-stream", limits=limits)
+    assert refused.value.fields() == {"limit": APPEND_MAX_BYTES}
 
 
 def test_a_request_may_have_as_many_records_as_the_limit() -> None:
