@@ -28,6 +28,11 @@ def create(cluster: Cluster, node: str, **log: Any) -> httpx.Response:
     return cluster.call("POST", node, "/v1/logs", json=log)
 
 
+def accepted(answer: httpx.Response) -> Any:
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
 def refused(answer: httpx.Response, status: int, code: str) -> None:
     assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
 
@@ -125,17 +130,16 @@ def test_a_changed_setting_is_carried_out_everywhere_when_the_answer_arrives(
 
 def test_a_log_of_the_configuration_file_is_changed_and_stays_so_over_a_restart(cluster: Cluster) -> None:
     change = {"durability": "replicated", "retention": {"ms": 3_600_000}}
-    answer = cluster.call("PATCH", "n2", "/v1/logs/default", json=change)
-    assert answer.status_code == 200, answer.text
-    assert cluster.append("n1", "x").json()["durability"] == "replicated"
+    accepted(cluster.call("PATCH", "n2", "/v1/logs/default", json=change))
+    assert accepted(cluster.append("n1", "x"))["durability"] == "replicated"
     cluster.kill("n3")
     cluster.start("n3")
     cluster.wait_ready("n3")
-    now = cluster.get("n3", "/v1/logs/default").json()
+    now = accepted(cluster.get("n3", "/v1/logs/default"))
     assert (now["durability"], now["retention"]) == ("replicated", {"ms": 3_600_000, "bytes": None})
-    assert cluster.get("n3", "/v1/logs/default/status").json()["durability"] == "replicated"
+    assert accepted(cluster.get("n3", "/v1/logs/default/status"))["durability"] == "replicated"
     back = cluster.call("PATCH", "n3", "/v1/logs/default", json={"durability": "fsync", "retention": None})
-    assert back.json()["durability"] == "fsync"
+    assert accepted(back)["durability"] == "fsync"
 
 
 @pytest.mark.parametrize("replication", ["raft", "controller", "classic"])
