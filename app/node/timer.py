@@ -86,13 +86,13 @@ class NodeTimer:
     def _tick(self) -> None:
         try:
             now_s, now_ms = self._loop.time(), self._clock.monotonic_ms()
+            self._metadata.tick()  # first: what it reads is confirmed by the heartbeats that a log sends now
             for hosted in list(self._hosted):
                 if hosted.driver is not None:
                     hosted.driver.tick()
                     hosted.wake_on_change()
                     self._learn_nodes(hosted.driver)
                     self._rollbacks.begin_wanted(hosted)
-            self._metadata.tick()
             due_s = now_s + (self._logs_due_ms() + 1 - now_ms) / 1000  # both clocks have rounded to ms
             self._planned_s = self._interval.next_s(self._seen(), self._planned_s, now_s, due_s)
             self._handle = self._loop.call_at(self._planned_s, self._tick)

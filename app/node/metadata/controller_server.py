@@ -84,6 +84,7 @@ class ControllerServer:
         self._turn_due = False
         self._compacting = False
         self._held: list[tuple[Token, Answer, int]] = []  # answers about new logs, until when they wait
+        self._heartbeats: list[tuple[str, BrokerHeartbeat]] = []  # since the last tick
 
     @property
     def is_active(self) -> bool:
@@ -92,6 +93,7 @@ class ControllerServer:
     def tick(self) -> None:
         """Answer what is applied, and append the next round if none is open."""
         self._follow_lead()
+        self._confirm_heartbeats()
         if self._active is None or self._lead is None:
             return
         active, driver = self._active, self._lead[0]
@@ -126,7 +128,7 @@ class ControllerServer:
         if active is None:
             self._redirect(source, message)
         elif isinstance(message, BrokerHeartbeat):
-            self._confirm(active, source, message)
+            self._heartbeats.append((source, message))
         elif (source, message.id) not in self._open:
             self._queue(active, source, message)
 
@@ -185,16 +187,22 @@ class ControllerServer:
         else:
             self._send(source, BrokerHeartbeatAnswer(message.id, hint))
 
-    def _confirm(self, active: ActiveController, source: str, heartbeat: BrokerHeartbeat) -> None:
-        """Answer a heartbeat after a quorum has confirmed that this controller leads (R-08): a lease of a
-        controller that was replaced unnoticed could outlast the next election."""
-        driver = self._replica()
-        if driver is None:
+    def _confirm_heartbeats(self) -> None:
+        """Answer the heartbeats since the last tick after a quorum has confirmed that this controller leads
+        (R-08): a lease of a controller that was replaced unnoticed could outlast the next election.
+
+        One round of the log's heartbeats confirms them all: the one that is due in this tick, if one is.
+        """
+        driver, active = self._replica(), self._active
+        waiting, self._heartbeats = self._heartbeats, []
+        if driver is None or active is None or not waiting:
             return
 
         def confirmed(result: int | CommitlogError) -> None:
-            if self._active is active and not isinstance(result, CommitlogError):
-                now_ms = self._clock.monotonic_ms()
+            if self._active is not active or isinstance(result, CommitlogError):
+                return
+            now_ms = self._clock.monotonic_ms()
+            for source, heartbeat in waiting:
                 answer = active.heartbeat(
                     heartbeat.id,
                     source,

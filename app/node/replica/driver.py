@@ -390,6 +390,10 @@ class LogDriver:
             source, message = self._inbox.take()
             self._take(source, message, now_ms)
             self._executor.carry_out()
+        if not self._executor.is_busy and (readers := self._reads.take()):
+            for done in readers:
+                core.read_index(done, now_ms)
+            self._executor.carry_out()
         if self._tick_due and not self._executor.is_busy:
             self._tick_due = False
             self._tick_parts(now_ms)
@@ -398,10 +402,6 @@ class LogDriver:
         elif self._tick_due:
             self._reads.give_up(now_ms)
             self._queue.tick(now_ms)
-        if not self._executor.is_busy and (readers := self._reads.take()):
-            for done in readers:
-                core.read_index(done, now_ms)
-            self._executor.carry_out()
         if self._queue.has_waiting and not self._executor.is_busy:
             self._queue.enter(now_ms)
             if self._queue.is_checking:

@@ -18,7 +18,6 @@ from app.node.replica.state_keeper import StateKeeper
 from app.raft.reads import Confirmation
 from storage.log.hard_state import HardState
 from tests.mutants.planting import group_mutant, plant, planted
-from tests.simulation.controller.cases import test_incomplete_copies
 from tests.unit.ha import test_state_of_another_epoch
 from tests.unit.ha.auto_switch import (
     test_electable,
@@ -26,6 +25,7 @@ from tests.unit.ha.auto_switch import (
 )
 from tests.unit.ha.classic import test_classic, test_opening
 from tests.unit.node.opening import test_replica_modes
+from tests.unit.node.replica import test_driver_commands
 from tests.unit.node.state import test_load_state
 
 
@@ -42,7 +42,7 @@ plant(
     "a_copy_joins_before_its_state_is_durable",
     "C-08",
     (StateKeeper, "judge_electable", "is_kept or ", "True or "),
-    lambda _: test_incomplete_copies.test_a_member_of_the_set_has_the_state_on_its_disk(),
+    test_driver_commands.test_a_copy_of_a_log_with_a_master_may_join_once_its_state_is_on_its_disk,
     mode="controller",
 )
 

@@ -133,7 +133,7 @@ def test_a_controller_that_was_overtaken_grants_no_lease() -> None:
 @pytest.mark.rule("C-05", "C-07", "C-12", "A-11")
 def test_records_acknowledged_by_part_of_the_set_survive_every_clean_election() -> None:
     counts: Counter[str] = Counter()
-    for seed in range(4):
+    for seed in range(2, 6):
         cluster = HaCluster(seed, plan_with_acks(seed))
         cluster.run(12)
         cluster.settle()

@@ -238,7 +238,8 @@ def test_a_trim_and_a_crash_before_the_next_checkpoint_leave_the_only_copy_able_
     kill(cluster, slave)
     assert cluster.run_until(lambda: len(truth(cluster).set_nodes) == 1, 3)
     end = append_at(cluster, master, b"kept").last_index
-    cluster.run(2.2)  # until the state is saved
+    saved = master.driver._state.checkpointer
+    assert cluster.run_until(lambda: saved.safe_index == end, 3)  # just now
     trim(cluster, master, end - 8)
     cluster.run(0.02)  # until it is durable
     kill(cluster, master)

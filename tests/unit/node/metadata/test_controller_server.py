@@ -16,10 +16,10 @@ from app.controller.commands import (
 )
 from app.controller.config import ControllerConfig
 from app.controller.log_state import MetadataLogState
-from app.controller.messages import CommandAnswer, CommandRequest
+from app.controller.messages import BrokerHeartbeat, CommandAnswer, CommandRequest
 from app.controller.metadata import Log, LogSpec, Replica
 from app.controller.senders import only_sender_of
-from app.errors import StorageFull
+from app.errors import ReadIndexUnavailable, StorageFull
 from app.log.contract import AppendRequest, GroupConfig, Role
 from app.node.metadata.controller_server import MAX_OPEN_REQUESTS, ControllerServer, ControllerSetup
 from app.node.replica.driver import LogDriver
@@ -48,6 +48,8 @@ class Bench:
         leader.state = MetadataLogState()
         leader.group = GroupConfig(voters=("c1", "n1", "n2"))
         leader.append = self.append
+        self.reads: list[Any] = []  # that wait for a confirmation of the lead
+        leader.read_index = self.reads.append
         self.leader = leader
         self.server = ControllerServer(
             setup=ControllerSetup(
@@ -103,6 +105,25 @@ def test_a_round_that_a_full_disk_refuses_is_decided_again_once_a_tick() -> None
         assert bench.turn() == []
         assert bench.rounds == rounds
         bench.server.tick()
+
+
+@pytest.mark.rule("R-08", "C-05")
+def test_one_confirmation_answers_all_heartbeats_since_the_last_tick() -> None:
+    bench = Bench()
+    for id, node in ((1, "n1"), (2, "n2"), (3, "n1")):
+        bench.server.take(node, BrokerHeartbeat(id, -1, ()))
+    assert (bench.reads, bench.sent) == ([], [])
+    bench.server.tick()
+    (confirmed,), bench.reads[:] = list(bench.reads), []
+    assert bench.sent == []  # the lead is not confirmed yet
+    bench.server.take("n2", BrokerHeartbeat(4, -1, ()))
+    confirmed(7)
+    assert [(each.id, each.active) for each in bench.sent] == [(1, "c1"), (2, "c1"), (3, "c1")]
+    bench.sent.clear()
+    bench.server.tick()
+    bench.reads.pop()(ReadIndexUnavailable())
+    bench.server.tick()
+    assert (bench.reads, bench.sent) == ([], [])  # the node repeats it
 
 
 @pytest.mark.rule("C-02")

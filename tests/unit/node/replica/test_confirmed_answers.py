@@ -352,3 +352,15 @@ def test_an_answer_that_an_earlier_term_has_decided_is_withdrawn(led: Led) -> No
     queue._decided[0].term -= 1
     led.node.tick(20)
     assert given == ["no-leader"]
+
+
+@pytest.mark.rule("R-08")
+def test_the_heartbeats_of_a_tick_confirm_the_reads_that_were_asked_before_it(led: Led) -> None:
+    led.node.seams.sent.clear()
+    answers: list[int | CommitlogError] = []
+    led.driver.read_index(answers.append)
+    led.node.seams.now += 100  # the next heartbeats are due
+    led.driver.tick()
+    assert [to for to, message in led.node.seams.sent if isinstance(message, Heartbeat)] == ["n2", "n3"]
+    led.confirm()
+    assert answers == [0]

@@ -4,16 +4,19 @@ from pathlib import Path
 
 import pytest
 
+from app.ha.config import HaConfig
 from app.log.commands import ABSENT, CommandResult, DropCursor, MoveCursor, SetFence, Trim
 from app.log.contract import Producer
 from app.log.driver_interfaces import DriverConfig
 from app.node.network.wire import decode, encode
+from app.node.opening.replica_modes import ClassicMode
 from app.raft.messages import StateChunk, StateRequest
 from storage.errors import CorruptFile, StorageFull
 from storage.files import OsFileSystem
 from storage.log.checkpoint import SnapshotFile
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from tests.unit.node.replica.driver_support import Node, code, result
+from tests.unit.storage.support import sync_log
 
 SMALL = CommitlogConfig(segment_max_bytes=8 * 1024)
 
@@ -454,6 +457,30 @@ def test_without_a_leader_the_peers_are_asked_for_the_state_in_turn(tmp_path: Pa
     assert [peer for peer, _ in asked] in (["n2", "n3", "n2"], ["n3", "n2", "n3"])
     transferred(source, copy)
     assert copy.driver.state.find_key("k0") is not None
+    assert copy.driver._core.electable
+
+
+@pytest.mark.rule("C-08")
+def test_a_copy_of_a_log_with_a_master_may_join_once_its_state_is_on_its_disk(tmp_path: Path) -> None:
+    """After a crash it has only what is there, and no other copy may be left to send the state again."""
+    source = Node(tmp_path / "source")
+    for number in range(4):
+        result(source.append(idempotency_key=f"k{number}"))
+    done(source.command(Trim(3)))
+    mode = ClassicMode(
+        replicas=("n1", "n2"), config=HaConfig(), master_id="n2", master_address="n2:1", sync_slaves=1
+    )
+    copy = Node(tmp_path / "copy", mode=mode)
+    log = source.driver.log
+    copy.driver.log.reset(3, log.batch_at(3).offset)
+    copy.driver.log.append(log.read_batches(3, 1 << 20))
+    sync_log(copy.driver.log)
+    copy.driver._state.judge_electable()
+    transferred(source, copy)
+    assert copy.driver.state.find_key("k0") is not None
+    assert not copy.driver._core.electable
+    for _ in range(20):
+        copy.tick(200)
     assert copy.driver._core.electable
 
 
