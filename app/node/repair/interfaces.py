@@ -14,6 +14,7 @@ from app.node.repair.marker import RepairMarker
 from app.node.replica.driver import LogDriver
 from storage.errors import CorruptFile, CorruptLog
 from storage.file_system import FileSystem
+from storage.format.batch import Batch
 from storage.log.commitlog import CommitlogConfig
 
 Damaged = CorruptLog | CorruptFile
@@ -88,6 +89,14 @@ class FoundDamage:
     found_by: str
     sound: bool
     held_index: int = NO_INDEX
+
+
+class OfflineCopy(Protocol):
+    """A log under repair, which gives its peers what is intact."""
+
+    async def held(self, first_index: int, last_index: int, max_bytes: int) -> Sequence[Batch]:
+        """Return consecutive committed batches from `first_index` on. Raises StorageError."""
+        ...
 
 
 class RepairHost(Protocol):

@@ -11,6 +11,7 @@
        committed. Then the note is removed, and the event `repair` describes the repair
 
 After a crash the repair continues at 2. Batches that no peer can send yet are requested again, with pauses.
+Meanwhile peers get the committed batches that the survey has found intact.
 A disk that refuses to read for a while damages nothing: for UNREADABLE_S, and until a peer has records of the
 log, nothing is discarded for it.
 """
@@ -45,6 +46,7 @@ from app.node.replica.driver import LogDriver
 from app.node.state.checkpoints import load_snapshot, load_state
 from storage.care.begin import begin_with
 from storage.care.end import end_before
+from storage.care.intact import intact_batches
 from storage.care.patch import batch_in, patch
 from storage.care.survey import NO_OFFSET, Damage, Survey, survey
 from storage.errors import (
@@ -104,6 +106,7 @@ class LogRepair:
         self.state = RepairState.SURVEYING
         self.result = RepairResult()
         self.left: list[Damage] = []  # ranges not repaired yet
+        self._is_surveyed = False  # `left` has every damage of the log as it is now
         self._host = host
         self._files = copy.files
         self._folder = copy.folder
@@ -157,6 +160,24 @@ class LogRepair:
                 await self._given_up.wait()
         if self._given_up.is_set():
             raise GivenUp
+
+    async def held(self, first_index: int, last_index: int, max_bytes: int) -> Sequence[Batch]:
+        """Return what is intact and committed here of a range that a peer lacks, from its begin on: two
+        damaged copies would wait for each other otherwise. Raises StorageError."""
+        if not self._is_surveyed:
+            return ()
+        for damage in self.left:
+            if damage.last_index >= first_index:
+                last_index = min(last_index, damage.first_index - 1)
+        checkpoint = await in_thread(self._checkpoint)
+        last_index = min(last_index, NO_INDEX if checkpoint is None else checkpoint.committed_index)
+        if last_index < first_index:
+            return ()
+        return await in_thread(
+            partial(
+                intact_batches, self._files, self._folder, self._log_id, first_index, last_index, max_bytes
+            )
+        )
 
     async def run(self) -> None:
         """Run the repair; a failure of it does not affect the other logs of the node."""
@@ -400,11 +421,12 @@ class LogRepair:
 
     async def _repair_found(self) -> RangeOutcome:
         """Survey the log, and repair or set aside what is found."""
+        self._is_surveyed = False
         found = await in_thread(self._survey)
         if found.structural:
             await self._set_aside(found.structural)
             return RangeOutcome.LOST
-        self.left = list(found.damages)
+        self.left, self._is_surveyed = list(found.damages), True
         if any(damage.next_offset == NO_OFFSET for damage in self.left):
             await self._doubt(lacks_records=True)  # the log ends in a damage: what followed is unknown
         while self.left:
@@ -414,6 +436,7 @@ class LogRepair:
                 self._log_name, damage.first_index, damage.last_index, damage.reason,
             )  # fmt: skip
             outcome = await self._repair_stretch(damage)
+            self._is_surveyed = outcome is RangeOutcome.RESTORED
             if outcome is RangeOutcome.UNCOMMITTED and not await self._end_before(damage):
                 outcome = RangeOutcome.LOST
             if outcome is RangeOutcome.LOST:

@@ -80,8 +80,8 @@ class Repairs:
             self.calls.answered(source, log_id, message)
             return
         hosted = self._logs.get(log_id)
-        driver = None if hosted is None else hosted.driver
-        self._tasks.once("repair-answer", self._server.answer(source, log_id, driver, message))
+        driver, repair = (None, None) if hosted is None else (hosted.driver, hosted.repair)
+        self._tasks.once("repair-answer", self._server.answer(source, log_id, driver, message, repair))
 
     # --- damage -----------------------------------------------------------------------------------------
 

@@ -5,8 +5,9 @@ slow down replication. Owned by the event loop.
 """
 
 import asyncio
+import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +24,7 @@ from app.node.network.repair_messages import (
     TermAnswer,
     TermRequest,
 )
+from app.node.repair.interfaces import OfflineCopy
 from app.node.replica.driver import LogDriver
 from storage.care.scrub import Scrub
 from storage.errors import CorruptLog, StorageError
@@ -141,10 +143,21 @@ class RepairServer:
         self._report = report
         self._budget = ByteBudget(bytes_per_s)
         self._digesting = asyncio.Lock()
+        self._reading = asyncio.Lock()  # logs that are offline
 
-    async def answer(self, source: str, log_id: int, driver: LogDriver | None, request: PeerCall) -> None:
-        """Answer one request. driver: of the log, None while it is offline or unknown here."""
-        if isinstance(request, FetchRequest):
+    async def answer(
+        self,
+        source: str,
+        log_id: int,
+        driver: LogDriver | None,
+        request: PeerCall,
+        repaired: OfflineCopy | None = None,
+    ) -> None:
+        """Answer one request. driver: of the log, None while it is offline or unknown here. repaired: the log
+        while it is repaired here."""
+        if isinstance(request, FetchRequest) and driver is None and repaired is not None:
+            self._send(source, log_id, await self._fetched_offline(repaired, request))
+        elif isinstance(request, FetchRequest):
             self._send(source, log_id, self._fetched(driver, request))
         elif isinstance(request, TermRequest):
             if driver is not None and driver.knows_vote:  # an uncertain term is not reported
@@ -177,6 +190,21 @@ class RepairServer:
             return FetchAnswer(request.id, NO_INDEX, NO_INDEX)
         self._budget.spend(sum(batch.size_bytes for batch in batches), now_ms)
         return FetchAnswer(request.id, log.begin_index, settled, False, batches)
+
+    async def _fetched_offline(self, repaired: OfflineCopy, request: FetchRequest) -> FetchAnswer:
+        """Send what is intact in a log under repair. What it lacks proves nothing (R-07)."""
+        now_ms = self._clock.monotonic_ms()
+        if self._reading.locked() or not self._budget.allows(now_ms):
+            return FetchAnswer(request.id, request.first_index, request.first_index, busy=True)
+        batches: Sequence[Batch] = ()
+        async with self._reading:
+            with contextlib.suppress(StorageError):
+                batches = await repaired.held(request.first_index, request.last_index, FETCH_MAX_BYTES)
+        if not batches:
+            return FetchAnswer(request.id, NO_INDEX, NO_INDEX)
+        self._budget.spend(sum(batch.size_bytes for batch in batches), now_ms)
+        last_index = batches[-1].last_index
+        return FetchAnswer(request.id, request.first_index, last_index, False, tuple(batches))
 
     async def _digest(self, driver: LogDriver | None, request: DigestRequest) -> DigestAnswer:
         if driver is None:

@@ -425,7 +425,8 @@ class SimulatedNode:
     def _receive(self, source: str, log_id: int, message: Any) -> None:
         if isinstance(message, FetchRequest | TermRequest):
             driver = self.driver if self.alive else None
-            self._loop.create_task(self._server.answer(source, log_id, driver, message))
+            repaired = self._mending if self._repairing else None
+            self._loop.create_task(self._server.answer(source, log_id, driver, message, repaired))
         elif isinstance(message, PeerCall):
             self._calls.answered(source, log_id, message)
         elif self.alive:

@@ -1,0 +1,48 @@
+"""Bits rot at every voter, each in another batch: the repairs give one another what is intact."""
+
+import pytest
+
+from storage.format.batch import Batch
+from storage.format.segment_format import segment_name
+from storage.log.log_folder import segment_offsets
+from storage.units import MIB
+from tests.simulation.raft.cluster import SimulatedCluster
+from tests.simulation.raft.node import FOLDER, SimulatedNode
+from tests.simulation.raft.plans import TINY_SEGMENTS, ClusterPlan
+from tests.simulation.world.network import LinkFaults
+from tests.simulation.world.sick_files import Flip
+
+PLAN = ClusterPlan(
+    faults=None, clients=4, links=LinkFaults(), storage=TINY_SEGMENTS, think_us=(1_000, 100_000)
+)
+MASK = 1
+WAIT_S = 10
+
+
+def rot(node: SimulatedNode, batch: Batch) -> None:
+    """Turn a bit of the batch on the disk of the node."""
+    begin = max(each for each in segment_offsets(node.files, FOLDER) if each <= batch.offset)
+    path, offset = f"{FOLDER}/{segment_name(begin)}", batch.next_offset - 1 - begin
+    flip = Flip(path, offset, MASK, node.files.read(path)[offset] ^ MASK)
+    node.files._turn(flip)
+    node.files.flips.append(flip)
+
+
+@pytest.mark.rule("R-07")
+@pytest.mark.parametrize("seed", range(2))
+def test_voters_with_different_damage_repair_one_another(seed: int) -> None:
+    cluster = SimulatedCluster(seed, PLAN)
+    cluster.run(5)
+    nodes = cluster.members
+    committed = min(node.driver.committed_index for node in nodes)
+    begin = max(node.log.begin_index for node in nodes)
+    batches = [batch for batch in nodes[0].log.read_batches(begin, MIB) if batch.last_index <= committed]
+    cluster.run(4)  # until the checkpoints have that index
+    for place, node in enumerate(nodes, 1):
+        rot(node, batches[3 * place])
+    for node in nodes:
+        node.begin_scrub()
+    cluster.run(WAIT_S)
+    assert [node.name for node in nodes if not node.alive] == []
+    cluster.settle()
+    cluster.close()

@@ -1,0 +1,97 @@
+"""Damaged copies repair one another: each gives what is intact and committed of its log."""
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from app.node.network.repair_messages import FetchAnswer, FetchRequest
+from app.node.repair.log_repair import LogRepair
+from storage.care.intact import intact_batches
+from storage.errors import DiskError
+from storage.format.batch import Batch
+from storage.log.checkpoint import Checkpoint, CheckpointFile
+from tests.unit.node.repair.damaged_log import BATCHES, FOLDER, Peers, Scene
+from tests.unit.node.repair.test_server import Node
+
+LARGE = 1 << 30
+
+
+class Offline:
+    """A log under repair that holds all records, or cannot be read."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.fails = fails
+
+    async def held(self, first_index: int, last_index: int, max_bytes: int) -> Sequence[Batch]:
+        if self.fails:
+            raise DiskError("log", "read", "input/output error")
+        return [
+            batch for batch in BATCHES if first_index <= batch.base_index and batch.last_index <= last_index
+        ]
+
+
+def ask(node: Node, offline: Offline, request: FetchRequest) -> object:
+    asyncio.run(node.server.answer("n2", 7, None, request, offline))
+    return node.sent.pop()
+
+
+@pytest.mark.rule("R-07")
+def test_a_log_under_repair_gives_batches_and_proves_nothing_by_their_absence() -> None:
+    node = Node(committed=19)
+    assert ask(node, Offline(), FetchRequest(1, 4, 7)) == FetchAnswer(1, 4, 7, False, tuple(BATCHES[2:4]))
+    assert ask(node, Offline(), FetchRequest(1, 80, 99)) == FetchAnswer(1, -1, -1)
+    assert ask(node, Offline(fails=True), FetchRequest(1, 4, 7)) == FetchAnswer(1, -1, -1)
+
+
+@pytest.mark.rule("R-07")
+def test_only_what_the_survey_found_intact_and_is_committed_is_given() -> None:
+    scene = Scene()
+    CheckpointFile(scene.files, f"{FOLDER}/checkpoint").save(Checkpoint(69))
+    damage = scene.damage(25)
+    scene.damage(12)
+    given: dict[int, tuple[int, int] | None] = {}
+
+    async def held(repair: LogRepair, first: int) -> tuple[int, int] | None:
+        found = await repair.held(first, 79, LARGE)
+        return (found[0].base_index, found[-1].last_index) if found else None
+
+    async def meanwhile(repair: LogRepair) -> None:
+        assert await held(repair, 0) is None  # before the survey
+        while not repair.left:  # noqa: ASYNC110  # bounded by Scene.run
+            await asyncio.sleep(0.001)
+        for first in (0, 24, 26, 52, 70):
+            given[first] = await held(repair, first)
+        repair.give_up()
+
+    scene.run(Peers(lambda _peer, message: FetchAnswer(message.id, -1, -1)), damage, meanwhile=meanwhile)
+    first, second = given[26], given[52]
+    assert given[0] == (0, 23)
+    assert given[24] is None
+    assert first is not None
+    assert first[1] == 49
+    assert second is not None
+    assert second[1] == 69
+    assert given[70] is None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_intact_batch_is_found_whatever_is_damaged(seed: int) -> None:
+    random = Random(seed)
+    scene = Scene()
+    damaged = set(random.sample(range(len(BATCHES)), 6))
+    for position in damaged:
+        scene.damage(position, b"noise")
+    if seed % 2:
+        for name in scene.files.list(FOLDER):
+            if name.endswith(".index"):
+                scene.files.open(f"{FOLDER}/{name}").pwrite(b"\xff" * 80, 0)
+    for position, batch in enumerate(BATCHES):
+        found = intact_batches(scene.files, FOLDER, 7, batch.base_index, 79, LARGE)
+        end = min((each for each in damaged if each >= position), default=len(BATCHES))
+        assert list(found) == BATCHES[position:end], position
+    assert intact_batches(scene.files, FOLDER, 7, 1, 79, LARGE) == ()
+    whole = [batch for position, batch in enumerate(BATCHES[:2]) if position not in damaged]
+    if len(whole) == 2:
+        assert list(intact_batches(scene.files, FOLDER, 7, 0, 79, 1)) == BATCHES[:1]
