@@ -475,8 +475,9 @@ class AutoSwitchCore(StaticGroup):
     def _disk_hangs(self, now_ms: int) -> bool:
         """Return whether records of this open master have waited too long for its disk.
 
-        It acknowledges nothing without it, and another member of the set could lead. The controllers judge
-        the opening.
+        It acknowledges nothing without it, and another member of the set could lead. One that was asked for
+        may be in the set already: the answer reaches this node by a log on the same disk. The controllers
+        judge the opening.
         """
         durable_index = self._log.durable_index
         waits = self._is_open and durable_index < self._log.end_index
@@ -485,7 +486,8 @@ class AutoSwitchCore(StaticGroup):
         return (
             now_ms - self._durable[1] >= self._parts.config.ha_disk_timeout_ms
             and self._member.durability is Durability.FSYNC
-            and len(self._sync_state_set) > 1
+            and self._master is not None
+            and len(self._master.set.counted) > 1
         )
 
     def _log_moved(self, now_ms: int) -> None:

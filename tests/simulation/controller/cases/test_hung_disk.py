@@ -4,8 +4,8 @@ import pytest
 
 from app.log.contract import AppendRequest
 from storage.format.records import RecordColumns
-from tests.simulation.controller.cases.operations import append_at, master_of, truth
-from tests.simulation.controller.cases.test_incomplete_copies import quiet
+from tests.simulation.controller.cases.operations import append_at, master_of, request, truth
+from tests.simulation.controller.cases.test_incomplete_copies import kill, quiet
 
 SECOND_US = 1_000_000
 
@@ -25,6 +25,31 @@ def test_a_master_whose_disk_hangs_gives_its_role_up() -> None:
     assert cluster.run_until(lambda: new.is_master and new.acknowledges, 25)
     assert append_at(cluster, new, b"acknowledged").first_index > kept.last_index
     assert cluster.run_until(lambda: len(truth(cluster).set_nodes) == 2, 60)
+
+
+@pytest.mark.rule("C-05", "C-12")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_new_master_whose_disk_hangs_gives_way_to_a_member_that_it_does_not_know_of(seed: int) -> None:
+    """The set that the controllers accepted is not on its disk."""
+    cluster = quiet(seed, 3)
+    old, epoch = master_of(cluster), truth(cluster).master_epoch
+    assert cluster.run_until(lambda: len(truth(cluster).set_nodes) == 3, 5)
+    append_at(cluster, old, b"kept")
+    cluster.run(1)
+    kill(cluster, old)
+    assert cluster.run_until(
+        lambda: truth(cluster).master_epoch > epoch and not truth(cluster).is_opening, 20
+    )
+    hung = next(node for node in cluster.brokers if node.name == truth(cluster).master_node)
+    hung.hang_disk(120 * SECOND_US)
+    assert cluster.run_until(lambda: len(truth(cluster).sync_state_set) > 1, 20)
+    assert len(hung.core._sync_state_set) == 1
+    cluster.run(5)
+    hung.driver.append(request(b"in doubt"), lambda _answer: None)
+    others = [node for node in cluster.brokers if node is not hung]
+    assert cluster.run_until(
+        lambda: any(node.alive and node.is_master and node.acknowledges for node in others), 40
+    )
 
 
 def test_a_master_alone_in_its_set_keeps_the_role_whatever_its_disk_does() -> None:

@@ -22,6 +22,24 @@ def test_a_master_whose_disk_hangs_requests_an_election_and_answers_its_callers(
     assert (waiting, AppendFate.TERM_CHANGED) in master.answers
 
 
+@pytest.mark.rule("C-05", "C-12")
+def test_a_requested_member_may_be_in_the_set_already() -> None:
+    """The set that the controllers accepted counts here once it is on the same disk, which hangs."""
+    master = Replicated()
+    master.lead()
+    master.auto_sync = False
+    waiting = master.append(b"in doubt", timeout_ms=60_000)
+    master.tick()
+    for _ in range(3):
+        master.tick(HALF_MS)
+    assert master.core.role is Role.MASTER  # alone
+    join(master, at=master.log.batch_at(master.log.durable_index).next_offset)
+    assert master.wanted_set == (1, 2)
+    master.tick()
+    assert (master.core.role, master.core.needs_election) == (Role.SLAVE, True)
+    assert (waiting, AppendFate.TERM_CHANGED) in master.answers
+
+
 @pytest.mark.rule("C-05")
 def test_a_master_whose_disk_is_slow_keeps_the_role() -> None:
     """Some record always waits, and each sync makes others durable."""
