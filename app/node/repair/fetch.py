@@ -45,13 +45,22 @@ class Fetch:
     Ends in one of two ways: `complete`, or `hopeless`: no peer will ever send the range as it was here.
     """
 
-    def __init__(self, first_index: int, last_index: int, peers: Sequence[str], majority: int) -> None:
-        """peers: at least one. majority: number of voters that form a majority."""
+    def __init__(
+        self,
+        first_index: int,
+        last_index: int,
+        peers: Sequence[str],
+        majority: int,
+        voters: Sequence[str] | None = None,
+    ) -> None:
+        """peers: at least one. majority: number of voters that form a majority. voters: the peers that vote,
+        None for all; the others may only lack the range."""
         self.next_index = first_index
         self.last_index = last_index
         self._before: Batch | None = None  # the last one given
         self.outlook: dict[str, Outlook] = dict.fromkeys(peers, Outlook.SILENT)
         self._peers = tuple(peers)
+        self._voters = self._peers if voters is None else tuple(voters)
         self._majority = majority
         self._begins: dict[str, int] = {}  # of the peers that have trimmed the next index
         self._turn = 0
@@ -66,16 +75,16 @@ class Fetch:
     def hopeless(self) -> bool:
         """True if the range is lost, trimmed or was never committed: no peer will ever send it."""
         last_word = (Outlook.TRIMMED, Outlook.OTHER)
-        if all(outlook in last_word for outlook in self.outlook.values()):
+        if self._voters and all(self.outlook[voter] in last_word for voter in self._voters):
             return True
         return self._never_rounds >= NOT_SETTLED_ROUNDS
 
     @property
     def trimmed_until(self) -> int | None:
-        """The first index that any peer still holds, if all of them have trimmed the next one; otherwise
+        """The first index that any voter still holds, if all of them have trimmed the next one; otherwise
         None."""
-        trimmed = all(outlook is Outlook.TRIMMED for outlook in self.outlook.values())
-        return min(self._begins[peer] for peer in self._peers) if trimmed else None
+        trimmed = all(self.outlook[voter] is Outlook.TRIMMED for voter in self._voters)
+        return min(self._begins[voter] for voter in self._voters) if trimmed and self._voters else None
 
     @property
     def is_trimmed(self) -> bool:
@@ -135,7 +144,7 @@ class Fetch:
         return True
 
     def _end_round(self) -> None:
-        """Count the rounds in which a majority has reported that it never committed the range."""
+        """Count the rounds in which a majority of the voters never committed the range."""
         never = (Outlook.NOT_YET, Outlook.TRIMMED, Outlook.OTHER)
-        answered = sum(outlook in never for outlook in self.outlook.values())
+        answered = sum(self.outlook[voter] in never for voter in self._voters)
         self._never_rounds = self._never_rounds + 1 if answered >= self._majority else 0

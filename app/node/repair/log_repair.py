@@ -136,9 +136,11 @@ class LogRepair:
         of them names may have been removed."""
         self._voters = tuple(dict.fromkeys(voter for group in groups for voter in group))
         self._peers = tuple(voter for voter in self._voters if voter != self._node_id)
+        others = (each for each in learners if each not in (*self._voters, self._node_id))
+        self._holders = (*self._peers, *others)  # learners give what they have, and testify nothing
         self._is_alone = {*self._voters, *learners} <= {self._node_id}
         self._majority = max(map(len, groups)) // 2 + 1
-        self._peer_replicas = PeerReplicas(self._calls, self._log_id, self._peers)
+        self._peer_replicas = PeerReplicas(self._calls, self._log_id, self._holders)
 
     def _saved_membership(self) -> Membership | None:
         """Return the members that the saved state of the log names; None if it is lost, or names none."""
@@ -466,9 +468,9 @@ class LogRepair:
 
     async def _repair_stretch(self, damage: Damage) -> RangeOutcome:
         """Fetch one range and write it in place, in pieces."""
-        if not self._peers:
+        if not self._holders:
             await self._wait_for_operator(f"indexes {damage.first_index} to {damage.last_index} are damaged")
-        fetch = Fetch(damage.first_index, damage.last_index, self._peers, self._majority)
+        fetch = Fetch(damage.first_index, damage.last_index, self._holders, self._majority, self._peers)
         rest: Damage | None = damage
         while rest is not None:
             batches = await self._fetch(fetch)

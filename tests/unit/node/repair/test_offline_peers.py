@@ -1,4 +1,4 @@
-"""Damaged copies repair one another: each gives what is intact and committed of its log."""
+"""Peers that do not serve or do not vote: a copy under repair gives what is intact, a learner what it has."""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,13 +6,15 @@ from random import Random
 
 import pytest
 
-from app.node.network.repair_messages import FetchAnswer, FetchRequest
+from app.log.contract import NO_INDEX
+from app.node.network.repair_messages import FetchAnswer, FetchRequest, PeerCall
+from app.node.repair.fetch import NOT_SETTLED_ROUNDS, Fetch
 from app.node.repair.log_repair import LogRepair
 from storage.care.intact import intact_batches
 from storage.errors import DiskError
 from storage.format.batch import Batch
 from storage.log.checkpoint import Checkpoint, CheckpointFile
-from tests.unit.node.repair.damaged_log import BATCHES, FOLDER, Peers, Scene
+from tests.unit.node.repair.damaged_log import BATCHES, FOLDER, Peers, Scene, gives_all
 from tests.unit.node.repair.test_server import Node
 
 LARGE = 1 << 30
@@ -95,3 +97,32 @@ def test_every_intact_batch_is_found_whatever_is_damaged(seed: int) -> None:
     whole = [batch for position, batch in enumerate(BATCHES[:2]) if position not in damaged]
     if len(whole) == 2:
         assert list(intact_batches(scene.files, FOLDER, 7, 0, 79, 1)) == BATCHES[:1]
+
+
+@pytest.mark.parametrize("voters", [("n1",), ("n1", "n2")])
+def test_learners_give_what_no_voter_can(voters: tuple[str, ...]) -> None:
+    """n1 is the only controller, or the other voter has lost its disk: n3 holds the log all the same."""
+    scene = Scene()
+    scene.learners = ("n3",)
+
+    def answers(peer: str, message: PeerCall) -> PeerCall | None:
+        return gives_all(peer, message) if peer == "n3" else FetchAnswer(message.id, NO_INDEX, NO_INDEX)
+
+    repair = scene.run(Peers(answers), scene.damage(12), voters=voters)
+    assert list(repair.result.peers) == ["n3"]
+    assert scene.host.sound is True
+    assert scene.host.log is not None
+    assert scene.host.log.batch_at(24) == BATCHES[12]
+
+
+@pytest.mark.rule("R-07")
+def test_learners_testify_nothing() -> None:
+    """A learner lags: the range may be committed all the same."""
+    fetch = Fetch(4, 11, ("n2", "n3", "n4"), 2, voters=("n2",))
+    for _ in range(3 * NOT_SETTLED_ROUNDS):
+        fetch.took(fetch.next().peer, FetchAnswer(1, 0, 3))
+    assert not fetch.hopeless
+    alone = Fetch(4, 11, ("n2", "n3"), 1, voters=())
+    for _ in range(3 * NOT_SETTLED_ROUNDS):
+        alone.took(alone.next().peer, FetchAnswer(1, 8, 19))
+    assert (alone.hopeless, alone.trimmed_until) == (False, None)
