@@ -9,7 +9,8 @@ class HeardNodes:
 
     def __init__(self, timeout_ms: int, reporting: Iterable[str]) -> None:
         """timeout_ms: after which a node that is listed no longer, or an answer, is out of date. reporting:
-        nodes that send heartbeats; one that no answer lists is silent from the first answer on."""
+        nodes that send heartbeats. After a time without an answer, a node that none lists from then on counts
+        as listed by the first one."""
         self._timeout_ms = timeout_ms
         self._reporting = tuple(reporting)
         self._answered_ms: int | None = None
@@ -17,8 +18,9 @@ class HeardNodes:
 
     def answered(self, nodes: Iterable[str], now_ms: int) -> None:
         """Take an answer of the active controller. nodes: those that it hears."""
-        if self._answered_ms is None:
-            self._listed_ms.update(dict.fromkeys(self._reporting, now_ms))
+        if self._answered_ms is None or now_ms - self._answered_ms > self._timeout_ms:
+            # A new active controller has not heard every node yet.
+            self._listed_ms.update(dict.fromkeys((*self._reporting, *self._listed_ms), now_ms))
         self._answered_ms = now_ms
         self._listed_ms.update(dict.fromkeys(nodes, now_ms))
 

@@ -28,6 +28,15 @@ def test_a_node_that_has_to_report_is_silent_although_no_answer_has_listed_it() 
     assert not heard.is_silent("n2", 13_000)
 
 
+def test_after_a_time_without_a_controller_its_first_answer_makes_no_node_silent() -> None:
+    """A new active controller lists those that it has heard by then; the others are about to report."""
+    heard = HeardNodes(TIMEOUT_MS, ["n1", "n2"])
+    heard.answered(["n1", "n2"], 0)
+    for now_ms in range(10_000, 13_000, 500):
+        heard.answered(["n1"], now_ms)
+        assert heard.is_silent("n2", now_ms) == (now_ms > 10_000 + TIMEOUT_MS)
+
+
 def test_no_node_is_silent_where_nothing_is_known() -> None:
     heard = HeardNodes(TIMEOUT_MS, ["n1", "n2"])
     assert not heard.is_silent("n2", 10_000)
