@@ -301,7 +301,7 @@ class EntriesJob:
                 claim=claim,
                 position="index",
                 note=note,
-                before=self._next_version,
+                is_next=self._is_end(first),
             )
             return None if last is None else (new.num_rows, last)
 
@@ -324,13 +324,10 @@ class EntriesJob:
             write = partial(self._write_files, first, end)
             try:
                 files = self._writer.append_files(
-                    write, application=APPLICATION, claim=claim, note=note, before=self._next_version
+                    write, application=APPLICATION, claim=claim, note=note, is_next=self._is_end(first)
                 )
             except NeedsSpark:
-                written = self._append_frame(records().where(F.col("index") >= first), claim, note)
-                if written is not None and self.rows > 0 and self._may_have_lost_rows():
-                    self._check_row(first - 1)
-                return written
+                return self._append_frame(records().where(F.col("index") >= first), claim, note)
             if files is None:
                 return None
             return sum(file.rows for file in files), max(file.most("index") for file in files)
@@ -388,21 +385,36 @@ class EntriesJob:
                 self.refresh()
             if not lacks(self.next_index):
                 break
-            first, checked = self.next_index, self._next_version
-            claim = first if self.rows > 0 else 0  # from the table's rows alone, wherever the log begins
+            first, had_rows = self.next_index, self.rows > 0
+            claim = first if had_rows else 0  # from the table's rows alone, wherever the log begins
             written = append(first, claim, {"first_index": first, "until_index": until})
             if written is not None:
                 self.next_index = written[1] + 1
                 self.covered_index = until - 1
                 self.rows += written[0]
+                if not self._writer.checked_last and self._may_have_lost_rows():
+                    if had_rows:
+                        self._check_row(first - 1)
+                    self.refresh()
                 return
-            self._may_have_lost_rows()
-            self.refresh()
-            is_refused = self.next_index == first and self._next_version == checked
-            refusals = refusals + 1 if is_refused else 0
+            if self.next_index == first:  # else it was read again already
+                self.refresh()
+            refusals = refusals + 1 if self.next_index == first else 0
             if refusals == MAX_REFUSALS:
                 raise TableClash(self.path, f"the records from index {first} on")
         self.covered_index = max(self.covered_index, until - 1)
+
+    def _is_end(self, first: int) -> Callable[[], bool]:
+        """Return a function that returns whether the table still ends before `first`, and is as empty as
+        now."""
+        had_rows = self.rows > 0
+
+        def is_end() -> bool:
+            if self._may_have_lost_rows():
+                self.refresh()
+            return self.next_index == first and (self.rows > 0) == had_rows
+
+        return is_end
 
     def _note_batch(self, records: int, times_s: Sequence[float]) -> None:
         began_s, planned_s, read_s, ended_s = times_s

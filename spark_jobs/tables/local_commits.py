@@ -120,16 +120,20 @@ class LocalTable:
         application: str,
         claim: int,
         note: Mapping[str, Any],
-        before: int | None = None,
+        is_next: Callable[[], bool] | None = None,
     ) -> bool:
         """Append rows unless the table has this claim of the application, or a higher one; return whether it
-        did. before: the append is also refused if the table has this version, or a later one. Raises
-        NeedsSpark, DeltaLogError."""
+        did.
+
+        is_next: returns whether the rows still follow those of the table's newest version, else the append is
+        refused too; called before each attempt to commit, which fails if there is a newer version. Raises
+        NeedsSpark, DeltaLogError.
+        """
 
         def write() -> list[WrittenFile]:
             return [write_file(self.path, rows, statistics)]
 
-        added = self.append_files(write, application=application, claim=claim, note=note, before=before)
+        added = self.append_files(write, application=application, claim=claim, note=note, is_next=is_next)
         return added is not None
 
     def append_files(
@@ -139,15 +143,15 @@ class LocalTable:
         application: str,
         claim: int,
         note: Mapping[str, Any],
-        before: int | None = None,
+        is_next: Callable[[], bool] | None = None,
     ) -> Sequence[WrittenFile] | None:
         """As `append`, of files that `write` makes in the folder of the table: called at most once, and not
         for a claim that the table has already. Return the files, None if they were refused."""
         files: Sequence[WrittenFile] | None = None
         while True:
             snapshot = self._plain_snapshot()
-            is_late = before is not None and snapshot.version >= before
-            if is_late or snapshot.transactions.get(application, -1) >= claim:
+            is_claimed = snapshot.transactions.get(application, -1) >= claim
+            if is_claimed or (is_next is not None and not is_next()):
                 self._remove(files or ())
                 return None
             if files is None:

@@ -38,7 +38,10 @@ FILE_SYSTEM = "fs.defaultFS"
 
 class TableWriter:
     """path: folder or URL of the table. is_small: it is replaced as a whole (`replace`). follows: more
-    appends follow soon, so a claim that Spark checks is prepared between two of them."""
+    appends follow soon, so a claim that Spark checks is prepared between two of them.
+
+    checked_last: the last append was made here, not by Spark, so its `is_next` held until its commit.
+    """
 
     def __init__(
         self,
@@ -52,6 +55,7 @@ class TableWriter:
         self.spark = spark
         self.path = path
         self.table = table
+        self.checked_last = False
         self._follows = follows
         self._local = local_table(spark, path, keeps_files=is_small) if links_commits(spark, path) else None
 
@@ -77,11 +81,12 @@ class TableWriter:
         claim: int,
         position: str,
         note: Mapping[str, Any],
-        before: int | None = None,
+        is_next: Callable[[], bool] | None = None,
     ) -> int | None:
         """Append rows, one or more, if the table has not given `claim`; return the largest value of the
-        column `position`, None when the claim was refused: then read the table again. before: as
-        `LocalTable.append`; Spark does not check it."""
+        column `position`, None when the append was refused: then read the table again. is_next: as
+        `LocalTable.append`; Spark cannot check it (`checked_last`)."""
+        self.checked_last = False
         if self._local is not None:
             try:
                 done = self._local.append(
@@ -90,8 +95,9 @@ class TableWriter:
                     application=application,
                     claim=claim,
                     note=note,
-                    before=before,
+                    is_next=is_next,
                 )
+                self.checked_last = True
                 return int(pc.max(rows[position]).as_py()) if done else None
             except (NeedsSpark, DeltaLogError):
                 pass
@@ -109,23 +115,26 @@ class TableWriter:
         application: str,
         claim: int,
         note: Mapping[str, Any],
-        before: int | None = None,
+        is_next: Callable[[], bool] | None = None,
     ) -> Sequence[WrittenFile] | None:
         """Append the files that `write` makes in the folder of the table, if it has not given `claim`; return
-        them, None when the claim was refused: then read the table again.
+        them, None when the append was refused: then read the table again.
 
-        write: not called for a claim that the table has. before: as `LocalTable.append`. Raises NeedsSpark:
+        write: not called for a claim that the table has. is_next: as `LocalTable.append`. Raises NeedsSpark:
         only Spark can write this table.
         """
+        self.checked_last = False
         if self._local is None:
             raise NeedsSpark(f"{self.path} is in no local folder whose commits are exclusive")
         write_here = partial(write, self._local.path)
         try:
-            return self._local.append_files(
-                write_here, application=application, claim=claim, note=note, before=before
+            files = self._local.append_files(
+                write_here, application=application, claim=claim, note=note, is_next=is_next
             )
         except DeltaLogError as error:
             raise NeedsSpark(f"{self.path}: {error}") from error
+        self.checked_last = True
+        return files
 
     def claim(self, application: str, claim: int) -> None:
         """Make a commit with this claim alone, unless the table has it, or a higher one."""

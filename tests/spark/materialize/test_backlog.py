@@ -1,5 +1,6 @@
 """A large batch: each task writes a file, and one commit of the driver has them all."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,35 @@ def test_rows_that_are_taken_while_tasks_write_leave_no_gap(
     with pytest.raises(TableClash, match="the records from index 30 on"):
         writer.step()
     assert DeltaLog(str(folder)).versions().stop == restored[0] + 1
+
+
+@pytest.mark.parametrize("operation", ["OPTIMIZE", "DELETE"])
+def test_a_batch_is_written_once_beside_commits_that_keep_the_end_of_the_table(
+    job: Callable[..., EntriesJob], folder: Path, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    """Another writer makes a commit during each batch. DELETE: of a row that is not the last one."""
+    writer = job(maxRecordsPerTrigger="30")
+    assert writer.step()
+    write, written = backlog.write_backlog, []
+
+    def write_beside_a_commit(*given: Any) -> Any:
+        assert not written
+        files = write(*given)
+        written.append(True)
+        path = newest_file(writer)
+        action = DeltaLog(str(folder)).commit(1).added[0]  # type: ignore[union-attr]
+        kept = {"path": path, "size": action.size_bytes, "partitionValues": {}, "dataChange": True}
+        bounds = {"numRecords": action.rows, "minValues": action.least, "maxValues": action.most}
+        added = {"add": {**kept, "path": "kept.parquet", "stats": json.dumps(bounds)}}
+        (folder / path).rename(folder / "kept.parquet")
+        taken = {"remove": {"path": path, "dataChange": operation == "DELETE"}}
+        commit_of_user(writer, operation, taken, added)
+        return files
+
+    monkeypatch.setattr(entries_of_a_log, "write_backlog", write_beside_a_commit)
+    assert writer.step()
+    assert checked_indexes(folder) == DATA[:58]
+    assert (writer.rows, writer.next_index) == (58, 60)
 
 
 def test_a_batch_of_which_a_task_fails_leaves_no_file(

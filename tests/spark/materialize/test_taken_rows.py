@@ -10,10 +10,12 @@ import pytest
 
 from app.tables.delta_log import DeltaLog
 from spark_jobs.materialize.entries import EntriesJob
+from spark_jobs.tables import table_writer
 from spark_jobs.tables.data_files import write_file
 from spark_jobs.tables.local_commits import LocalTable
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import ENTRIES, MAX_REFUSALS, TableClash
+from spark_jobs.tables.table_writer import TableWriter
 from tests.spark.materialize.opened_job import commit_of_user, newest_file, opened_job, remove_commits
 from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.source.looks import DATA
@@ -59,19 +61,44 @@ def test_rows_that_are_taken_while_an_append_is_made_leave_no_gap(
     assert DeltaLog(job.path).versions().stop == restored[0] + 1
 
 
+def test_rows_that_are_taken_while_spark_appends_are_noticed(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table needs Spark, which appends after any commit of others."""
+    job, rows = job_with_two_commits(replicas, tmp_path)
+    features = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["checkConstraints"]}
+    commit_of_user(job, "ADD CONSTRAINT", {"protocol": features})
+
+    def append_by_spark(added: pa.Table, *_: Any, **options: Any) -> tuple[int, int]:
+        commit_of_user(job, "RESTORE", {"remove": {"path": newest_file(job), "dataChange": True}})
+        file = write_file(Path(job.path), added, ENTRIES.statistics)
+        commit_of_user(job, "WRITE", file.action())
+        return file.rows, file.most("index")
+
+    def check_row(job: EntriesJob, index: int) -> None:
+        assert index == 49
+        raise TableClash(job.path, "what follows")
+
+    monkeypatch.setattr(TableWriter, "_frame", lambda writer, added: added)
+    monkeypatch.setattr(table_writer, "append_once", append_by_spark)
+    monkeypatch.setattr(EntriesJob, "_check_row", check_row)
+    with pytest.raises(TableClash, match="what follows"):
+        job.take(rows(50, 60), 0.0)
+
+
 def test_an_append_is_made_beside_commits_that_take_no_rows(
     replicas: list[FakeReplica], log: FakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, rows = opened_job(replicas, tmp_path)
     assert job.take(rows(0, 40), 0.0)
-    append, others = LocalTable.append, []
+    commit, others = LocalTable._commit, []
 
-    def beside_others(table: LocalTable, added: pa.Table, **options: Any) -> bool:
+    def commit_after_others(*given: Any) -> bool:
         if len(others) < 2 * MAX_REFUSALS:
             others.append(commit_of_user(job, "SET TBLPROPERTIES"))
-        return append(table, added, **options)
+        return commit(*given)
 
-    monkeypatch.setattr(LocalTable, "append", beside_others)
+    monkeypatch.setattr(LocalTable, "_commit", commit_after_others)
     assert job.take(rows(40, 60), 0.0)
     assert len(others) == 2 * MAX_REFUSALS
     assert (job.next_index, job.rows) == (60, 58)
