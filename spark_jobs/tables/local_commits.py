@@ -12,11 +12,12 @@ Source: the Delta transaction log protocol, sections Actions, Transaction Identi
 """
 
 import contextlib
+import errno
 import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaSnapshot
+from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaLogError, DeltaSnapshot
+from spark_jobs.errors import SourceError
 from spark_jobs.tables.data_files import DeltaAction, WrittenFile, compact_json, sync_to_disk, write_file
 
 WRITER_FEATURES = ("domainMetadata", "clustering", "invariants", "appendOnly")  # of a clustered table
@@ -32,10 +34,33 @@ HARMLESS_FEATURES = ("checkpointProtection",)  # left by DROP FEATURE: binds tho
 CHECKPOINT_INTERVAL = "delta.checkpointInterval"
 APPEND_ONLY = "delta.appendOnly"
 ENGINE = "commitlog"
+REFUSALS = (  # of a link that was not made
+    *(errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV),
+    *(errno.EMLINK, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT),
+)
 
 
 class NeedsSpark(Exception):
     """Only Spark can make this commit; the message is the reason."""
+
+
+class CommitUnknown(NeedsSpark):
+    """The attempt to make this commit failed, and may have made it: Spark finds out. No file that it names
+    may be removed."""
+
+
+class FileMissing(SourceError):
+    """A data file is not in the folder of its table, or not as long as it was written: it is not
+    committed."""
+
+    condition = "COMMITLOG_FILE_MISSING"
+
+    def __init__(self, place: Path) -> None:
+        super().__init__(
+            f"{place} is not there as it was written, so it is not committed. VACUUM with a retention "
+            "shorter than a batch removes such files; and the folder of the tables must be one that the "
+            "driver and all executors share"
+        )
 
 
 @dataclass(frozen=True)
@@ -146,20 +171,23 @@ class LocalTable:
         is_next: Callable[[], bool] | None = None,
     ) -> Sequence[WrittenFile] | None:
         """As `append`, of files that `write` makes in the folder of the table: called at most once, and not
-        for a claim that the table has already. Return the files, None if they were refused."""
+        for a claim that the table has already. Return the files, None if they were refused. Raises
+        FileMissing."""
         files: Sequence[WrittenFile] | None = None
-        while True:
-            snapshot = self._plain_snapshot()
-            is_claimed = snapshot.transactions.get(application, -1) >= claim
-            if is_claimed or (is_next is not None and not is_next()):
-                self._remove(files or ())
-                return None
-            if files is None:
-                files = write()
-            written = _written(snapshot, files, note, "Append")
-            added = [file.action() for file in files]
-            if self._extend(snapshot, [written, _transaction(application, claim), *added]):
-                return files
+        with self._uncommitted() as uncommitted:
+            while True:
+                snapshot = self._plain_snapshot()
+                is_claimed = snapshot.transactions.get(application, -1) >= claim
+                if is_claimed or (is_next is not None and not is_next()):
+                    self._remove(uncommitted)
+                    return None
+                if files is None:
+                    uncommitted += (files := write())
+                self._check(files)
+                written = _written(snapshot, files, note, "Append")
+                added = [file.action() for file in files]
+                if self._extend(snapshot, [written, _transaction(application, claim), *added]):
+                    return files
 
     def claim(self, application: str, claim: int) -> bool:
         """Make a commit with this claim alone, unless the table has it, or a higher one; return whether it
@@ -209,14 +237,36 @@ class LocalTable:
             due = change(snapshot)
             if not due.removed and not due.added and claim is None:
                 return False  # else the claim alone is due: no row that others add later was considered
-            added = [write_file(self.path, rows, statistics) for rows in due.added]
-            actions = [_written(snapshot, added, note, due.mode)]
-            actions += [file.action() for file in added]
-            actions += [_removed(path, snapshot.files[path].size_bytes) for path in due.removed]
-            actions += [] if claim is None else [_transaction(*claim)]
-            if self._extend(snapshot, actions):
-                return True
-            self._remove(added)
+            with self._uncommitted() as added:
+                for rows in due.added:
+                    added.append(write_file(self.path, rows, statistics))
+                actions = [_written(snapshot, added, note, due.mode)]
+                actions += [file.action() for file in added]
+                actions += [_removed(path, snapshot.files[path].size_bytes) for path in due.removed]
+                actions += [] if claim is None else [_transaction(*claim)]
+                if self._extend(snapshot, actions):
+                    return True
+                self._remove(added)
+
+    @contextlib.contextmanager
+    def _uncommitted(self) -> Iterator[list[WrittenFile]]:
+        """Yield a list for files that no commit names yet. They are removed after a failure, except one after
+        which a commit may name them."""
+        files: list[WrittenFile] = []
+        try:
+            yield files
+        except CommitUnknown:
+            raise
+        except (NeedsSpark, DeltaLogError, SourceError, OSError):
+            self._remove(files)
+            raise
+
+    def _check(self, files: Sequence[WrittenFile]) -> None:
+        """Raise FileMissing unless all files are there as they were written."""
+        for file in files:
+            place = self.path / file.name
+            if not place.is_file() or place.stat().st_size != file.size_bytes:
+                raise FileMissing(place)
 
     def _remove(self, files: Sequence[WrittenFile]) -> None:
         """Remove files that no commit names."""
@@ -249,7 +299,7 @@ class LocalTable:
 
     def _commit(self, version: int, actions: Sequence[DeltaAction]) -> bool:
         """Give a commit its version; return False if another one has it. Raises NeedsSpark without hard
-        links."""
+        links, CommitUnknown."""
         folder = self.path / LOG_FOLDER
         name = folder / f"{version:020d}.json"
         temporary = folder / f".{name.name}.{uuid.uuid4()}.tmp"
@@ -260,9 +310,15 @@ class LocalTable:
                 os.fsync(file.fileno())
             try:
                 os.link(temporary, name)
-            except FileExistsError:
+            except OSError as error:
+                if error.errno in REFUSALS:
+                    raise
                 # a network file system may have made the link and lost the answer
-                return temporary.stat().st_nlink > 1
+                if _is_linked(temporary, name):
+                    return True
+                if isinstance(error, FileExistsError):
+                    return False
+                raise CommitUnknown(f"{name}: {error}") from error
             with contextlib.suppress(OSError):  # the commit is made
                 sync_to_disk(folder)
             return True
@@ -271,6 +327,16 @@ class LocalTable:
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+
+def _is_linked(file: Path, name: Path) -> bool:
+    """Return whether a file has this name too. Raises CommitUnknown."""
+    try:
+        return file.stat().st_nlink > 1 or file.samefile(name)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise CommitUnknown(f"{name}: {error}") from error
 
 
 def _written(

@@ -1,5 +1,6 @@
 """Commits that the driver makes itself: exclusive, claimed once, and as Spark would have made them."""
 
+import errno
 import json
 import os
 import threading
@@ -17,8 +18,8 @@ from app.tables.delta_log import LOG_FOLDER, DeltaLog
 from spark_jobs.errors import TableUnreadable
 from spark_jobs.tables import local_commits
 from spark_jobs.tables.checkpoints import CHECKPOINTS
-from spark_jobs.tables.data_files import statistics_of, write_file, write_pieces
-from spark_jobs.tables.local_commits import LocalTable, NeedsSpark
+from spark_jobs.tables.data_files import WrittenFile, statistics_of, write_file, write_pieces
+from spark_jobs.tables.local_commits import FileMissing, LocalTable, NeedsSpark
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.snapshot import read_plain, read_rows
 from spark_jobs.tables.table import (
@@ -191,17 +192,73 @@ def test_commits_that_the_plain_protocol_cannot_make_are_left_to_spark(
         create(table_at(str(tmp_path / "strange")))
 
     def refuse(source: Path, name: Path) -> None:
-        raise PermissionError("no links here")
+        raise PermissionError(errno.EPERM, "no links here")
 
     with monkeypatch.context() as patch:
         patch.setattr(local_commits.os, "link", refuse)
         with pytest.raises(NeedsSpark, match="no links here"):
             append(table, 0, 1)
+        with pytest.raises(NeedsSpark, match="no links here"):
+            table.replace(lambda: rows(0, 3), claim=None, statistics=ENTRIES.statistics, note={})
+    assert not list(table.path.glob("*.parquet"))
     log = table.path / "_delta_log"
     protocol = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["checkConstraints"]}
     (log / f"{1:020d}.json").write_text(json.dumps({"protocol": protocol}) + "\n")
     with pytest.raises(NeedsSpark, match="checkConstraints"):
         append(table, 1, 2)
+
+
+def test_files_of_a_commit_that_may_have_been_made_stay(
+    made: Callable[[], LocalTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system gives no answer, and makes the link later."""
+    table, late = made(), dict[Path, str]()
+
+    def lost(source: Path, name: Path) -> None:
+        late[name] = source.read_text()
+        raise OSError(errno.EIO, "no answer", str(name))
+
+    monkeypatch.setattr(local_commits.os, "link", lost)
+    with pytest.raises(NeedsSpark, match="no answer"):
+        append(table, 0, 10)
+    for name, actions in late.items():
+        name.write_text(actions)
+    assert indexes(table) == list(range(10))
+
+
+def test_files_of_a_table_that_needs_spark_meanwhile_are_removed(made: Callable[[], LocalTable]) -> None:
+    table = made()
+
+    def write() -> list[WrittenFile]:
+        files = [write_file(table.path, rows(0, 10), ENTRIES.statistics)]
+        protocol = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["changeDataFeed"]}
+        (table.path / LOG_FOLDER / f"{1:020d}.json").write_text(json.dumps({"protocol": protocol}) + "\n")
+        return files
+
+    with pytest.raises(NeedsSpark, match="changeDataFeed"):
+        table.append_files(write, application="a", claim=0, note={})
+    assert not list(table.path.glob("*.parquet"))
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_a_file_that_is_not_there_is_not_committed(made: Callable[[], LocalTable], is_removed: bool) -> None:
+    """VACUUM without retention has removed it, or a task has written it on a machine with other files."""
+    table = made()
+
+    def write() -> list[WrittenFile]:
+        files = [write_file(table.path, rows(first, first + 5), ENTRIES.statistics) for first in (0, 5)]
+        place = table.path / files[1].name
+        if is_removed:
+            place.unlink()
+        else:
+            place.write_bytes(place.read_bytes()[:-1])
+        return files
+
+    with pytest.raises(FileMissing, match="VACUUM"):
+        table.append_files(write, application="a", claim=0, note={})
+    assert not list(table.path.glob("*.parquet"))
+    assert append(table, 0, 10)
+    assert indexes(table) == list(range(10))
 
 
 def test_a_checkpoint_is_requested_after_each_commit_that_is_to_have_one(tmp_path: Path) -> None:
