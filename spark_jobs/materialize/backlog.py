@@ -62,14 +62,16 @@ def _write_partition(
     """Write one file, in a task. A task that runs twice writes two, and one of them is in no commit."""
     number, partition = numbered
     assert isinstance(partition, RecordsPartition)
-    pieces = in_pieces(read_records(options, partition), PIECE_BYTES)
+    pieces: Iterator[pa.Table] = in_pieces(read_records(options, partition), PIECE_BYTES)
     first = next(pieces, None)
     if first is None:
         return None
+    schema, pieces = first.schema, chain((first,), pieces)
+    del first  # it would stay in memory until the end of the task
     return write_pieces(
         Path(folder),
-        chain((first,), pieces),
-        first.schema,
+        pieces,
+        schema,
         ENTRIES.statistics,
         name=f"part-{number:05d}-{batch}-{uuid.uuid4()}.snappy.parquet",
     )

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,8 @@ def write_pieces(
     name: unique in the folder, None for a new one.
     """
     place = folder / (name or f"part-00000-{uuid.uuid4()}-c000.snappy.parquet")
-    bounded: list[pa.Table] = []
+    bounds: list[pa.Table] = []  # not the rows, whose buffers would stay in memory
+    count, nulls = 0, dict.fromkeys(statistics, 0)
     words = [field.name for field in schema if pa.types.is_string(field.type)]
     # A footer's bounds leave out NaN, which is above all numbers for Spark.
     columns = [each for each in statistics if not pa.types.is_floating(schema.field(each).type)]
@@ -93,17 +94,20 @@ def write_pieces(
         ) as writer:
             for rows in pieces:
                 writer.write_table(rows)
-                bounded.append(rows.select(statistics))
+                bounds.append(_bounds_of(rows, statistics))
+                count += rows.num_rows
+                for each in statistics:
+                    nulls[each] += rows[each].null_count
+                del rows
             writer.add_key_value_metadata(CALENDAR)
         sync_to_disk(place, folder)
     except BaseException:
         place.unlink(missing_ok=True)
         raise
     found = place.stat()
-    whole = pa.concat_tables(bounded) if bounded else schema.empty_table()
-    return WrittenFile(
-        place.name, found.st_size, found.st_mtime_ns // 1_000_000, statistics_of(whole, statistics)
-    )
+    whole = pa.concat_tables(bounds) if bounds else schema.empty_table()
+    of_file = {**statistics_of(whole, statistics), "numRecords": count, "nullCount": nulls}
+    return WrittenFile(place.name, found.st_size, found.st_mtime_ns // 1_000_000, of_file)
 
 
 def statistics_of(rows: pa.Table, columns: Sequence[str]) -> dict[str, Any]:
@@ -122,6 +126,19 @@ def statistics_of(rows: pa.Table, columns: Sequence[str]) -> dict[str, Any]:
             least[name], most[name] = texts
     nulls = {name: rows[name].null_count for name in columns}
     return {"numRecords": rows.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
+
+
+def _bounds_of(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Return two rows with the same bounds, which share no memory with `rows`."""
+    bounds = {}
+    for name in columns:
+        kind = rows.schema.field(name).type
+        if _has_nan(rows[name]):
+            bounds[name] = pa.array([nan, nan], kind)
+        else:
+            found = pc.min_max(rows[name])
+            bounds[name] = pa.array([found["min"], found["max"]], kind)
+    return pa.table(bounds)
 
 
 def _has_nan(column: pa.ChunkedArray) -> bool:

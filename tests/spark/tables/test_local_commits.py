@@ -34,10 +34,12 @@ from spark_jobs.tables.table import (
     settings_of_table,
 )
 from spark_jobs.tables.table_writer import TableWriter
+from storage.units import MIB
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678_901, UTC)
 
 
+BEFORE_1970 = datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC)
 LONG_AGO = datetime(1, 1, 1, 0, 0, 0, 1_000, UTC)
 
 
@@ -314,6 +316,43 @@ def test_statistics_are_those_of_the_protocol() -> None:
     }
 
 
+def test_statistics_of_a_file_are_those_of_all_pieces(tmp_path: Path) -> None:
+    beyond = 2**61  # a time that Python cannot represent
+    kinds = pa.schema(
+        {
+            "index": pa.int64(),
+            "long": pa.string(),
+            "at": pa.timestamp("us", "UTC"),
+            "late": pa.timestamp("us", "UTC"),
+            "day": pa.date32(),
+            "speed": pa.float64(),
+            "nan": pa.float32(),
+            "flag": pa.bool_(),
+        }
+    )
+    columns = {
+        "index": [5, None, -7, 3],
+        "long": ["a", "x" * 33, "b", "c"],
+        "at": [None, AT, LONG_AGO, BEFORE_1970],
+        "late": pa.array([1, beyond, 2, 3]).cast(pa.timestamp("us", "UTC")),
+        "day": [None, None, AT.date(), None],
+        "speed": [None, 1.5, None, -2.0],
+        "nan": [1.0, 2.0, float("nan"), 3.0],
+        "flag": [True, None, None, False],
+    }
+    table = pa.table(columns, kinds)
+    pieces = [table.slice(0, 2), table.slice(2, 0), table.slice(2, 1), table.slice(3, 1)]
+    written = write_pieces(tmp_path, pieces, kinds, kinds.names)
+    assert written.statistics == statistics_of(table, kinds.names)
+    assert written.statistics["maxValues"] == {
+        "index": 5,
+        "at": "2026-01-02T03:04:05.678Z",
+        "day": "2026-01-02",
+        "speed": 1.5,
+    }
+    assert statistics_of(table.slice(3), ["at"])["maxValues"] == {"at": "1969-12-31T23:59:59.999Z"}
+
+
 def test_a_file_with_nan_has_no_bounds_of_that_column(tmp_path: Path) -> None:
     """Spark takes NaN for the largest number, so bounds without it would hide its rows."""
     speed = pa.table({"index": [1, 2], "speed": [1.5, float("nan")]})
@@ -336,7 +375,30 @@ def test_a_file_whose_rows_end_in_a_failure_is_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     written = write_pieces(tmp_path, [rows, rows], rows.schema, ("index",))
     assert (written.rows, written.most("index")) == (4, 2)
+    assert written.statistics == statistics_of(pa.concat_tables([rows, rows]), ("index",))
     assert pq.read_metadata(tmp_path / written.name).num_row_groups == 2
+
+
+def test_a_piece_that_is_written_stays_in_no_memory(tmp_path: Path) -> None:
+    """All columns of a piece are parts of one buffer, as of an answer of a node."""
+    schema = arrow_schema(ENTRIES.schema)
+    before, held, piece_bytes = pa.total_allocated_bytes(), list[int](), 4 * MIB
+
+    def pieces() -> Iterator[pa.Table]:
+        for first in range(0, 32, 4):
+            value = pa.array([bytes(MIB)] * 4, pa.binary())
+            piece = rows(first, first + 4).set_column(schema.get_field_index("value"), "value", value)
+            with pa.BufferOutputStream() as sink:
+                with pa.ipc.new_stream(sink, schema) as writer:
+                    writer.write_table(piece)
+                buffer = sink.getvalue()
+            del value, piece
+            held.append(pa.total_allocated_bytes() - before)
+            yield pa.ipc.open_stream(buffer).read_all()
+
+    written = write_pieces(tmp_path, pieces(), schema, ENTRIES.statistics)
+    assert (written.rows, written.most("index")) == (32, 31)
+    assert max(held) < 4 * piece_bytes
 
 
 def test_spark_and_the_driver_write_one_table(spark: SparkSession, tmp_path: Path) -> None:
