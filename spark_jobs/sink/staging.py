@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import WriterCommitMessage
 
 from spark_jobs.errors import SinkError
+from spark_jobs.tables.data_files import sync_to_disk
 from storage.format.records import BODY_SCHEMA
 from storage.units import MIB
 
@@ -120,7 +121,7 @@ class Staging:
                         rows += chunk.num_rows
                 file.flush()
                 os.fsync(file.fileno())
-            _sync_folder(path.parent)
+            sync_to_disk(path.parent)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -171,7 +172,7 @@ class Staging:
             return found, False
         finally:
             temporary.unlink()
-        _sync_folder(self.folder)
+        sync_to_disk(self.folder)
         return staged, True
 
     def finish(self, batch_id: int, staged: StagedList) -> None:
@@ -179,7 +180,7 @@ class Staging:
         it."""
         path = self.list_path(batch_id)
         self._write(path, replace(staged, done=True)).replace(path)
-        _sync_folder(self.folder)
+        sync_to_disk(self.folder)
         for file in staged.files:
             (self.folder / file.path).unlink(missing_ok=True)
         for old in self.folder.glob("batch-*.json"):
@@ -277,11 +278,3 @@ def record_sizes(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
 def _lengths(column: pa.Array) -> npt.NDArray[np.int64]:
     lengths = pc.fill_null(pc.binary_length(column), 0)
     return np.array(lengths.to_numpy(zero_copy_only=False), np.int64)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -214,6 +214,27 @@ def test_files_of_finished_batches_are_cleaned_up(tmp_path: Path) -> None:
     assert (tmp_path / "batch-5").is_dir()
 
 
+def test_the_files_of_a_list_are_on_disk_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut must leave no list without its files, nor an append that no list names."""
+    sync, link, steps = os.fsync, os.link, list[str]()
+
+    def fsync(file: int) -> None:
+        sync(file)
+        steps.append(str(Path(f"/proc/self/fd/{file}").readlink()))
+
+    def linked(source: Path, target: Path) -> None:
+        link(source, target)
+        steps.append("list")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "link", linked)
+    staging = Staging(tmp_path)
+    file = staging.stage(0, [values("a")], LIMITS)
+    assert steps == [str(tmp_path / file.path), str(tmp_path / "batch-0")]
+    staging.publish(0, StagedList((file,)))
+    assert steps[-2:] == ["list", str(tmp_path)]
+
+
 def test_two_drivers_with_one_batch_append_the_same_list(tmp_path: Path) -> None:
     log, staging = ProducerLog(), Staging(tmp_path)
     first, second = stage(staging, 0, "a"), stage(staging, 0, "b")
