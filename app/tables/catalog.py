@@ -147,8 +147,7 @@ class LogTables:
             committed_ms = self._committed_ms(name, snapshot.version)
             return TableState(name, log.path, snapshot.version, covered, log_id, last_epoch, committed_ms)
         if self._held[0] != snapshot.version:
-            held = max(largest(snapshot, KEY), _held(log, 0, snapshot.version))
-            self._held = (snapshot.version, held)
+            self._held = (snapshot.version, _end(log, snapshot))
         log_id = snapshot.properties.get(LOG_ID_PROPERTY)
         committed_ms = self._committed_ms(name, snapshot.version)
         held_index = self._held[1]
@@ -221,7 +220,7 @@ def _first(versions: range, holds: Callable[[int], bool]) -> int:
 
 def _bringing(log: DeltaLog, first: int, version: int) -> Commit | None:
     """Return the last commit of [first, version] that added rows; None if there is none in the history, or
-    if rows were removed since: then the remaining rows decide."""
+    if RESTORE removed rows since: then the remaining rows decide."""
     for earlier in range(version, first - 1, -1):
         commit = log.commit(earlier)
         if commit is None or "until_index" in commit.note:
@@ -236,11 +235,21 @@ def _held(log: DeltaLog, first: int, version: int) -> int:
     return NONE if commit is None else int(commit.note["until_index"]) - 1
 
 
+def _end(log: DeltaLog, snapshot: DeltaSnapshot) -> int:
+    """Return the index up to which the newest version of `entries` holds every record. The last commit that
+    added rows records it; if its last row was removed since, the remaining rows decide."""
+    last = largest(snapshot, KEY)
+    commit = _bringing(log, 0, snapshot.version)
+    if commit is None or last < max(commit.largest(KEY), default=NONE):
+        return last
+    return max(last, int(commit.note["until_index"]) - 1)
+
+
 def _covered(log: DeltaLog, version: int) -> int | None:
     """Return the note of the last commit with one; None if there is none, or if rows were removed since."""
     for earlier in range(version, NONE, -1):
         commit = log.commit(earlier)
-        if commit is None or commit.operation == RESTORE:
+        if commit is None or commit.operation == RESTORE or commit.removes_rows:
             return None
         if COVERED_INDEX in commit.note:
             return int(commit.note[COVERED_INDEX])

@@ -75,6 +75,39 @@ def test_the_rows_of_a_table_that_was_restored_show_its_end(tables: LogTables, e
     assert tables.cut(25, held_index=19) is None
 
 
+@pytest.mark.parametrize(
+    ("taken", "held_index"),
+    [([4], 19), ([1], 31), ([1, 2, 4], -1)],
+)
+@pytest.mark.parametrize("operation", ["DELETE", "WRITE", "CREATE OR REPLACE TABLE"])
+def test_the_rows_of_a_table_that_rows_were_taken_from_show_its_end(
+    tables: LogTables, entries: DeltaFiles, taken: list[int], held_index: int, operation: str
+) -> None:
+    """If the last row is still there, so are the control records that follow it."""
+    entries.commit(*({"remove": {"path": f"part-{each}.parquet"}} for each in taken), operation=operation)
+    for _ in range(2):
+        state = tables.find("entries")
+        assert state is not None
+        assert (state.version, state.held_index) == (entries.version, held_index)
+        entries.commit()
+
+
+def test_the_events_of_a_table_that_rows_were_taken_from_cover_nothing_known(
+    tables: LogTables, tmp_path: Path
+) -> None:
+    events = DeltaFiles(tmp_path / "default" / "events")
+    events.commit({"add": {"path": "a", "size": 1}}, note={"covered_index": 31})
+    compacted = {"remove": {"path": "a", "dataChange": False}}, {"add": {"path": "b", "size": 1}}
+    events.commit(*compacted, operation="OPTIMIZE")
+    state = tables.find("events")
+    assert state is not None
+    assert state.held_index == 31
+    events.commit({"remove": {"path": "b", "dataChange": True}}, operation="DELETE")
+    state = tables.find("events")
+    assert state is not None
+    assert state.held_index is None
+
+
 def test_control_records_behind_the_table_need_no_version(tables: LogTables) -> None:
     cut = tables.cut(35, held_index=36)
     assert cut is not None
