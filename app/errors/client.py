@@ -146,8 +146,10 @@ class SequenceGap(CommitlogError):
 
     code, title, http_status = "sequence-gap", "Producer sequence out of order", 409
 
-    def __init__(self, expected_sequence: int) -> None:
-        super().__init__(f"the next sequence of this producer and epoch must be {expected_sequence}")
+    def __init__(self, expected_sequence: int, sequence: int) -> None:
+        super().__init__(
+            f"the next sequence of this producer and epoch must be {expected_sequence}, got {sequence}"
+        )
         self.expected_sequence = expected_sequence
 
     def fields(self) -> dict[str, Any]:
@@ -159,8 +161,8 @@ class ProducerFenced(CommitlogError):
 
     code, title, http_status = "producer-fenced", "A newer epoch of this producer exists", 409
 
-    def __init__(self, current_epoch: int) -> None:
-        super().__init__(f"the current epoch of this producer is {current_epoch}")
+    def __init__(self, current_epoch: int, epoch: int) -> None:
+        super().__init__(f"the current epoch of this producer is {current_epoch}, got {epoch}")
         self.current_epoch = current_epoch
 
     def fields(self) -> dict[str, Any]:
@@ -287,7 +289,7 @@ class InvalidRequest(CommitlogError):
 
     def __init__(self, *errors: tuple[str, str]) -> None:
         """errors: (JSON pointer, detail); `/query/NAME` and `/headers/NAME` for parameters and headers."""
-        super().__init__("; ".join(f"{pointer or '/'}: {detail}" for pointer, detail in errors[:3]))
+        super().__init__("; ".join(f"{pointer or 'the body'}: {detail}" for pointer, detail in errors[:3]))
         self.errors = [{"pointer": pointer, "detail": detail} for pointer, detail in errors]
 
     def fields(self) -> dict[str, Any]:

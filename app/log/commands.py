@@ -88,7 +88,7 @@ class SetFence:
 
     def control(self, state: LogState, view: LeaderView) -> AnyControlRecord | None:
         if self.match_token is not UNSET and self.match_token != state.fencing_token:
-            raise Fenced
+            raise Fenced("match_token is not the fencing token of the log")
         if self.token == state.fencing_token:
             return None
         return FenceRecord(token=self.token)

@@ -83,14 +83,14 @@ class ProducerTable:
         if history is None or epoch > _epoch_of(history):
             return None
         if epoch < _epoch_of(history):
-            raise ProducerFenced(_epoch_of(history))
+            raise ProducerFenced(_epoch_of(history), epoch)
         last = _last_sequence_of(history)
         if sequence == last + 1 or (allow_gap and sequence > last):
             return None
         for position in range(_NUMBER.size, len(history), _ENTRY_BYTES):
             if _NUMBER.unpack_from(history, position)[0] == sequence:
                 return unpack_claim(history, position + _NUMBER.size)
-        raise SequenceGap(last + 1)
+        raise SequenceGap(last + 1, sequence)
 
     def committed(self, index: int) -> None:
         """Record that nothing up to `index` is ever truncated."""

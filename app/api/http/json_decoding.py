@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
+import msgspec.inspect
 from msgspec import Raw
 
 from app.errors import InvalidJson, InvalidRequest
@@ -19,6 +20,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 _SYNTAX = msgspec.json.Decoder(Raw)
 _T = TypeVar("_T")
 _S = TypeVar("_S", bound=msgspec.Struct)
+_NO_CHOICE: Final = "Invalid enum value"
 _PLACE = re.compile(r"^(?P<detail>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _NAME = re.compile(r"Expected `str` matching regex '(?P<pattern>.*)'", re.DOTALL)
@@ -42,7 +44,7 @@ def decode(decoder: msgspec.json.Decoder[_T], text: bytes, pointer: str) -> _T:
         return decoder.decode(text)
     except msgspec.ValidationError as error:
         _check_syntax(text, pointer)  # the decoder stops at the first error, whatever follows
-        raise InvalidRequest(_placed(str(error), pointer, text)) from error
+        raise InvalidRequest(_placed(str(error), pointer, text, decoder.type)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _invalid_json(error, pointer) from error
 
@@ -60,8 +62,8 @@ def _invalid_json(error: Exception, pointer: str) -> InvalidJson:
     return InvalidJson(f"{pointer}: {detail}" if pointer else detail)
 
 
-def _placed(complaint: str, pointer: str, text: bytes) -> tuple[str, str]:
-    """Return msgspec's error about `text` as (JSON pointer, detail)."""
+def _placed(complaint: str, pointer: str, text: bytes, kind: Any) -> tuple[str, str]:
+    """Return msgspec's error about `text`, which is not a `kind`, as (JSON pointer, detail)."""
     match = _PLACE.match(complaint)
     assert match is not None  # the pattern matches any text
     detail = match["detail"]
@@ -70,6 +72,8 @@ def _placed(complaint: str, pointer: str, text: bytes) -> tuple[str, str]:
     if field := _FIELD.fullmatch(detail):
         parts.append(field["name"])
         detail = "unknown field" if "unknown" in field["kind"] else "required field is missing"
+    elif detail.startswith(_NO_CHOICE) and (choices := _choices(kind, parts)):
+        detail = f"must be one of {', '.join(choices)}{_received(text, parts, detail)}"
     elif (named := _NAME.fullmatch(detail)) and (rule := rule_of(named["pattern"])) is not None:
         detail = rule.refusal(_value_at(text, parts))
     elif (
@@ -80,6 +84,15 @@ def _placed(complaint: str, pointer: str, text: bytes) -> tuple[str, str]:
     ):
         detail += _received(text, parts, detail)
     return pointer + "".join(f"/{escape_pointer(part)}" for part in parts), detail
+
+
+def _choices(kind: Any, parts: Sequence[str]) -> Sequence[str]:
+    """Return the values that the field at `parts` of an object of `kind` may have; none for other fields."""
+    info = msgspec.inspect.type_info(kind)
+    for part in parts:
+        fields = info.fields if isinstance(info, msgspec.inspect.StructType) else ()
+        info = next((field.type for field in fields if field.encode_name == part), msgspec.inspect.AnyType())
+    return [str(value) for value in info.values] if isinstance(info, msgspec.inspect.LiteralType) else ()
 
 
 def _received(text: bytes, parts: Sequence[str], detail: str) -> str:

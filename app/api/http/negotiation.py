@@ -1,9 +1,12 @@
 """Accept: selection of the content type that the client prefers (RFC 9110, section 12.5.1)."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from app.api.http.messages import RawHeaders
 from app.errors import NotAcceptable
+
+_SHOWN_CHARACTERS: Final = 80
 
 
 def accepted_type(headers: RawHeaders, offers: Sequence[str]) -> str:
@@ -23,7 +26,9 @@ def accepted_type(headers: RawHeaders, offers: Sequence[str]) -> str:
         if quality > best_quality:
             best, best_quality = offer, quality
     if best is None:
-        raise NotAcceptable(f"Accept must include one of {', '.join(offers)}")
+        raise NotAcceptable(
+            f"Accept must include one of {', '.join(offers)}, got {accept[:_SHOWN_CHARACTERS]!r}"
+        )
     return best
 
 

@@ -63,10 +63,10 @@ def _complaint(item: Any) -> tuple[str, str]:
         detail = "unknown parameter"
     elif rule is not None:
         detail = rule.refusal(item["input"])
-    elif isinstance(item["input"], str):
-        detail = f"{item['msg']}, got {item['input'][:40]!r}"
     else:
-        detail = str(item["msg"])
+        detail = str(item["msg"]).replace("Input should", "must", 1)
+        if isinstance(item["input"], str):
+            detail += f", got {item['input'][:40]!r}"
     place = {"header": "headers"}.get(place, place)
     return "/" + "/".join(escape_pointer(part) for part in (place, *rest)), detail
 

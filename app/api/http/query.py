@@ -15,7 +15,7 @@ _WHOLE: Final = re.compile(r"-?[0-9]+")
 def _whole(value: Any) -> Any:
     """Refuse the other spellings of a number that pydantic accepts, such as `+1`, `1.0` and `1_000`."""
     if isinstance(value, str) and not _WHOLE.fullmatch(value):
-        raise PydanticCustomError("whole_number", "Input should be a whole number")
+        raise PydanticCustomError("whole_number", "must be a whole number")
     return value
 
 

@@ -1,6 +1,7 @@
 """Routes for operators, probes and people: health, metrics, the API page, the page of each problem."""
 
 import html
+import re
 from functools import lru_cache
 from importlib.resources import files
 from typing import Annotated, Final
@@ -37,6 +38,7 @@ _ASSETS: Final = {
     "favicon.png": "image/png",
 }
 _CACHED: Final = ((b"cache-control", b"max-age=86400"),)
+_CODE: Final = re.compile("`([^`]*)`")
 _DOCS: Final = """<!doctype html>
 <html lang="en">
 <head>
@@ -157,7 +159,7 @@ async def problem_page(
 
 
 def _page_of(problem: type[CommitlogError]) -> str:
-    lines = [line.strip() for line in (problem.__doc__ or "").splitlines()]
+    text = _CODE.sub(r"<code>\1</code>", html.escape(" ".join((problem.__doc__ or "").split())))
     facts = (
         ("status", str(problem.http_status)),
         ("outcome of the append", problem.outcome.value),
@@ -167,6 +169,6 @@ def _page_of(problem: type[CommitlogError]) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"<title>{problem.code}</title></head><body><h1>{html.escape(problem.title)}</h1><p><code>{problem.code}</code></p>"
-        f"<p>{html.escape(' '.join(lines).strip())}</p><table>{rows}</table>"
+        f"<p>{text}</p><table>{rows}</table>"
         f'<p><a href="/docs">The API</a></p></body></html>\n'
     )

@@ -26,7 +26,7 @@ from app.log.contract import GroupConfig
 from app.names import LOG_NAME
 from app.node.broker import Broker
 from app.node.hosted_log import CONFIGURED, HostedLog
-from app.settings.model import Replication
+from app.settings.model import DEFAULT_LOG, Replication
 
 router = APIRouter(tags=["logs"])
 
@@ -251,7 +251,12 @@ def _deletable(call: Call, log: str) -> HostedLog:
     hosted = call.broker.lookup.find(log)
     if hosted.generation == CONFIGURED:
         raise InvalidRequest(
-            ("/path/log", f"log {hosted.name} is defined in the configuration file; remove it there")
+            (
+                "/path/log",
+                f"log {hosted.name} always exists"
+                if hosted.name == DEFAULT_LOG
+                else f"log {hosted.name} is defined in the configuration file; remove it there",
+            )
         )
     call.wants_json()
     return hosted

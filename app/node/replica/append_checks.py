@@ -131,7 +131,9 @@ def check_repeat(state: LogState, request: AppendRequest, batch: Coalescing) -> 
         claim = state.find_key(request.idempotency_key)
         if claim is not None:
             if claim.digest != request.digest:
-                raise IdempotencyKeyReused
+                raise IdempotencyKeyReused(
+                    "an append with other records or conditions has used this Idempotency-Key"
+                )
             return claim
     producer = request.producer
     if producer is None or batch.continues(producer):
@@ -147,7 +149,8 @@ def check_conditions(
     next_index: index of the append's first record; data_end: the index after the last data record before it.
     """
     if state.fencing_token is not None and request.fencing_token != state.fencing_token:
-        raise Fenced
+        given = "no fencing_token" if request.fencing_token is None else "another one"
+        raise Fenced(f"the log requires its fencing token, the append has {given}")
     if request.match_term is not None and request.match_term != term:
         raise TermMismatch(request.match_term, term)
     if request.match_index is not None and not data_end <= request.match_index <= next_index:

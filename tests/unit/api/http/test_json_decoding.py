@@ -8,6 +8,7 @@ from app.api.append.json_bodies import RecordIn
 from app.api.http.json_decoding import decode_as
 from app.api.routes.fences import CursorIn, FenceIn
 from app.api.routes.logs import LogIn
+from app.api.schemas.documents import SchemaIn
 from app.errors import InvalidJson, InvalidRequest
 
 
@@ -41,6 +42,20 @@ def test_a_refusal_has_the_received_value_unless_it_is_a_secret(kind: Any, body:
     with pytest.raises(InvalidRequest) as refused:
         decode_as(kind, body)
     assert refused.value.errors[0]["detail"] == detail
+
+
+def test_a_choice_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        decode_as(SchemaIn, b'{"format": "xml", "definition": "id BIGINT"}')
+    detail = 'must be one of avro, json, protobuf, got "xml"'
+    assert refused.value.errors == [{"pointer": "/format", "detail": detail}]
+
+
+def test_a_fault_of_the_whole_body_is_not_at_a_pointer() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        decode_as(CursorIn, b"5")
+    assert refused.value.errors[0]["pointer"] == ""
+    assert str(refused.value) == "the body: Expected `object`, got `int`"
 
 
 def test_a_long_value_is_shown_in_part() -> None:

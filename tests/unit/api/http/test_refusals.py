@@ -1,0 +1,81 @@
+"""Texts of refusals: each detail states more than its title, and names the value received."""
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.support.in_process import node_in_process
+
+LOG = "/v1/logs/default"
+
+
+async def _problem(answer: httpx.Response, code: str) -> str:
+    document: dict[str, Any] = answer.json()
+    assert document["code"] == code
+    assert document["detail"] != document["title"]
+    return str(document["detail"])
+
+
+def test_the_detail_of_a_refused_append_names_what_differs(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with node_in_process(tmp_path) as node:
+            post = node.client.post
+            records = f"{LOG}/records"
+            key = {"Idempotency-Key": "order-17"}
+            assert (await post(records, json={"value": "once"}, headers=key)).status_code == 200
+            reused = await post(records, json={"value": "twice"}, headers=key)
+            assert "other records or conditions" in await _problem(reused, "idempotency-key-reused")
+
+            first: dict[str, str | int] = {"producer_id": "p", "producer_epoch": 4, "producer_sequence": 9}
+            assert (await post(records, json={"value": "a"}, params=first)).status_code == 200
+            gap = await post(records, json={"value": "a"}, params={**first, "producer_sequence": 12})
+            assert await _problem(gap, "sequence-gap") == (
+                "the next sequence of this producer and epoch must be 10, got 12"
+            )
+            old = await post(records, json={"value": "a"}, params={**first, "producer_epoch": 3})
+            assert await _problem(old, "producer-fenced") == (
+                "the current epoch of this producer is 4, got 3"
+            )
+
+            assert (await post(f"{LOG}:fence", json={"token": "w"})).status_code == 200
+            none = await post(records, json={"value": "a"})
+            assert "no fencing_token" in await _problem(none, "fenced")
+            other = await post(records, json={"value": "a"}, params={"fencing_token": "v"})
+            assert "another one" in await _problem(other, "fenced")
+            moved = await post(f"{LOG}:fence", json={"token": "v", "match_token": None})
+            assert "match_token" in await _problem(moved, "fenced")
+
+    asyncio.run(run())
+
+
+def test_a_refused_type_is_named(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with node_in_process(tmp_path) as node:
+            answer = await node.client.get(f"{LOG}/records", headers={"Accept": "text/csv"})
+            assert (await _problem(answer, "not-acceptable")).endswith(", got 'text/csv'")
+
+    asyncio.run(run())
+
+
+def test_the_default_log_cannot_be_deleted_in_the_configuration_either(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with node_in_process(tmp_path) as node:
+            answer = await node.client.delete(LOG)
+            assert "always exists" in await _problem(answer, "invalid-request")
+
+    asyncio.run(run())
+
+
+def test_the_page_of_a_problem_has_no_markup_of_docstrings(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with node_in_process(tmp_path) as node:
+            page = (await node.client.get("/problems/index-mismatch")).text
+            assert "<code>match_index</code>" in page
+            assert "`" not in page
+            text = re.sub("<[^>]*>", "", page)
+            assert "  " not in text
+
+    asyncio.run(run())
