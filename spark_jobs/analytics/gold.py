@@ -63,7 +63,7 @@ def lag_by_peer(watermarks: DataFrame) -> DataFrame:
         F.count("*").alias("events"),
         F.count_if(~F.col("heard")).alias("silent"),
         F.percentile("lag", 0.5).alias("median"),
-        F.percentile("lag", 0.95).alias("p95"),
+        F.round(F.percentile("lag", 0.95), 1).alias("p95"),
         F.max("lag").alias("most"),
     )
     return levels.orderBy("peer")

@@ -11,6 +11,7 @@ since one that a majority does not answer stands down (R-04).
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 CLOCK_SKEW = timedelta(seconds=1)  # allowed between the clocks of two leaders
@@ -81,8 +82,19 @@ def pauses_of(terms: Rows) -> list[float]:
     return [term["pause_s"] for term in terms if term["pause_s"] is not None]
 
 
-def changes_of_leader(terms: Rows) -> int:
-    return max(0, len(terms) - 1)
+def _elections(terms: Rows) -> str:
+    """Return the elections after the first one, in words. At least two terms."""
+    changes = sum(before["leader"] != after["leader"] for before, after in pairwise(terms))
+    if len(terms) == 2:
+        before, after = terms
+        return (
+            f"{after['leader']} took over from {before['leader']}"
+            if changes
+            else f"{after['leader']} was elected again"
+        )
+    leaders = f"{changes} change{'' if changes == 1 else 's'} of the leader"
+    elections = len(terms) - 1
+    return leaders if changes == elections else f"{elections} further elections, {leaders}"
 
 
 def fail_overs_sentence(terms: Rows) -> str:
@@ -93,10 +105,7 @@ def fail_overs_sentence(terms: Rows) -> str:
     if len(terms) == 1:
         return f"{terms[0]['leader']} led all the time, in term {terms[0]['term']}"
     pauses = pauses_of(terms)
-    if len(terms) == 2:
-        what = f"{terms[1]['leader']} took over from {terms[0]['leader']}"
-    else:
-        what = f"{changes_of_leader(terms)} changes of the leader"
+    what = _elections(terms)
     if not pauses:
         return f"{what}; {_why_unknown(terms)}"
     longest = f"{max(pauses):.2f} s"

@@ -65,6 +65,17 @@ def test_a_pause_is_from_the_last_record_of_a_leader_to_the_first_of_the_next() 
     assert pauses_of(terms) == [1.0, 3.5]
     assert fail_overs_sentence(terms) == "3 changes of the leader: no record for at most 3.50 s"
     assert fail_overs_sentence(terms[:2]) == "n2 took over from n1: no record for 1.00 s"
+
+
+def test_a_leader_that_is_elected_again_is_not_a_change_of_the_leader() -> None:
+    again = [epoch(1, "n1", 0), epoch(2, "n1", 8.9), epoch(3, "n3", 12)]
+    terms = terms_of(again, RECORDS[:2])
+    assert fail_overs_sentence(terms[:2]) == "n1 was elected again: no record for 1.00 s"
+    assert fail_overs_sentence(terms) == "2 further elections, 1 change of the leader: no record for 1.00 s"
+
+
+def test_the_part_of_the_time_with_a_leader_is_known() -> None:
+    terms = terms_of(EPOCHS, RECORDS)
     assert served(terms) == (19.5, pytest.approx(1 - 4.5 / 19.5))
 
 
