@@ -22,6 +22,7 @@ from app.names import check_token
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:8101"
 _CONNECT_TIMEOUT_S = 2.0
+_NAMED_ENDPOINTS = 5  # at most, in an error
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 AVOID_S = 1.0  # for this time a node that did not answer is not used as leader, even if others report it
 LEARN_EACH_S = 60.0  # the nodes of the cluster
@@ -129,11 +130,11 @@ class ClusterConnection:
                 return answer
             except ClientError as error:
                 refused += isinstance(error, NoAnswer) and error.refused
-                if refused >= len(self.endpoints) and not self._waits:
-                    raise
-                hopeless = hopeless + 1 if isinstance(error, Untrusted) else 0
                 if error.outcome != "not_applied":
                     doubtful = error
+                if refused >= len(self.endpoints) and not self._waits:
+                    raise _after(doubtful, self._none_answers(error), decided=method == "GET") from None
+                hopeless = hopeless + 1 if isinstance(error, Untrusted) else 0
                 self._move_on(endpoint)
                 tried += 1
                 # the other nodes are asked at once, then all of them again after a pause
@@ -149,6 +150,16 @@ class ClusterConnection:
                     decided = method == "GET" or (to_leader and _is_permanent(error))
                     raise _after(doubtful, error, decided=decided) from None
                 self._sleep(wait)
+
+    def _none_answers(self, error: ClientError) -> ClientError:
+        """Return the error of a call that every endpoint has refused; `error` is of the last one."""
+        if len(self.endpoints) == 1:
+            return error
+        named = ", ".join(self.endpoints[:_NAMED_ENDPOINTS])
+        others = f" and {len(self.endpoints) - _NAMED_ENDPOINTS} others" * (
+            len(self.endpoints) > _NAMED_ENDPOINTS
+        )
+        return NoAnswer(f"no node answers at {named}{others} (connection refused)", sent=False, refused=True)
 
     def first_good(self, ask: Callable[[str], Result]) -> Result:
         """Return the first result of `ask`, called with the endpoint that answered last, then with the others

@@ -194,6 +194,28 @@ def test_without_any_node_the_append_is_certainly_not_stored() -> None:
     assert caught.value.outcome == "not_applied"
 
 
+def test_nodes_that_refuse_a_command_are_named_all() -> None:
+    """A command also asks nodes that earlier commands have learned: the last one alone explains nothing."""
+    urls = [closed_url() for _ in range(7)]
+    with (
+        CommitlogClient(urls, waits_for_start=False) as client,
+        pytest.raises(NoAnswer) as caught,
+    ):
+        client.append(["x"])
+    assert str(caught.value) == f"no node answers at {', '.join(urls[:5])} and 2 others (connection refused)"
+    assert (caught.value.outcome, caught.value.refused) == ("not_applied", True)
+
+
+def test_a_lost_attempt_stays_in_doubt_when_the_other_nodes_refuse() -> None:
+    with (
+        fake_service(lambda _: Scripted(0)) as node,
+        CommitlogClient([node.url, closed_url(), closed_url()], waits_for_start=False) as client,
+        pytest.raises(ClientError) as caught,
+    ):
+        client.append(["x"])
+    assert caught.value.outcome == "unknown"
+
+
 _LOST = Scripted(0)
 _APPLIED = problem("flush-slave-timeout", 504, "applied", retryable=True)
 _NO_LEADER = problem("no-leader", 503, "not_applied", retryable=True)
