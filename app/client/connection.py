@@ -118,6 +118,7 @@ class ClusterConnection:
         give_up_at = self._clock() + self.give_up_s
         pause_s = FIRST_PAUSE_S
         doubtful: ClientError | None = None  # an attempt that may have been stored, whatever followed
+        answered: Problem | None = None  # the newest refusal of a node
         tried = refused = hopeless = 0
         while True:
             endpoint = self._choose(to_leader)
@@ -129,7 +130,9 @@ class ClusterConnection:
                 self._learn_nodes(endpoint)
                 return answer
             except ClientError as error:
-                refused += isinstance(error, NoAnswer) and error.refused
+                is_refused = isinstance(error, NoAnswer) and error.refused
+                refused = refused + 1 if is_refused else 0
+                answered = error if isinstance(error, Problem) else answered
                 if error.outcome != "not_applied":
                     doubtful = error
                 if refused >= len(self.endpoints) and not self._waits:
@@ -148,7 +151,8 @@ class ClusterConnection:
                 is_final = hopeless >= len(self.endpoints) if hopeless else not error.retryable
                 if is_final or self._clock() + wait > give_up_at:
                     decided = method == "GET" or (to_leader and _is_permanent(error))
-                    raise _after(doubtful, error, decided=decided) from None
+                    last = answered if is_refused and answered is not None else error
+                    raise _after(doubtful, last, decided=decided) from None
                 self._sleep(wait)
 
     def _none_answers(self, error: ClientError) -> ClientError:

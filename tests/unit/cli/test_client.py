@@ -4,6 +4,7 @@ import itertools
 import json
 import socket
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pyarrow as pa
@@ -206,14 +207,39 @@ def test_nodes_that_refuse_a_command_are_named_all() -> None:
     assert (caught.value.outcome, caught.value.refused) == ("not_applied", True)
 
 
-def test_a_lost_attempt_stays_in_doubt_when_the_other_nodes_refuse() -> None:
+def test_a_lost_attempt_stays_in_doubt_when_all_nodes_refuse_afterwards() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+        def end_within_the_call() -> None:
+            connection, _ = listener.accept()
+            listener.close()
+            with connection:
+                connection.recv(1 << 16)
+
+        node = Thread(target=end_within_the_call)
+        node.start()
+        with (
+            CommitlogClient([url, closed_url(), closed_url()], waits_for_start=False) as client,
+            pytest.raises(ClientError) as caught,
+        ):
+            client.append(["x"])
+        node.join()
+    assert caught.value.outcome == "unknown"
+
+
+def test_a_node_that_answers_is_waited_for_and_its_refusal_is_the_error() -> None:
+    """Two of three nodes are down, and the third one has no leader: it is not true that no node answers."""
     with (
-        fake_service(lambda _: Scripted(0)) as node,
-        CommitlogClient([node.url, closed_url(), closed_url()], waits_for_start=False) as client,
-        pytest.raises(ClientError) as caught,
+        fake_service(lambda _: _NO_LEADER) as node,
+        CommitlogClient(
+            [closed_url(), node.url, closed_url()], waits_for_start=False, give_up_s=2.0
+        ) as client,
+        pytest.raises(Unavailable) as caught,
     ):
         client.append(["x"])
-    assert caught.value.outcome == "unknown"
+    assert caught.value.code == "no-leader"
+    assert len(node.appends()) >= 3
 
 
 _LOST = Scripted(0)
