@@ -88,13 +88,14 @@ def bench_command(target: Target, seconds: float, in_flight: int, records: int, 
     else:
         print_table(_table(figures))
     if not tally.latencies:
-        raise CommandFailed(f"no append was acknowledged: {tally.refused}", ExitCode.UNAVAILABLE)
+        raise CommandFailed(f"no append was acknowledged; {_shown(tally.refused)}", ExitCode.UNAVAILABLE)
 
 
 async def _run(
     place: str, body: bytes, headers: dict[str, str], seconds: float, in_flight: int
 ) -> tuple[Tally, float]:
-    """Keep `in_flight` appends open until the time is over; wait for the last ones."""
+    """Keep `in_flight` appends open until the time is over, and wait for the last ones. A worker whose append
+    can never succeed ends."""
     tally = Tally()
     started = time.perf_counter()
     end = started + seconds
@@ -107,7 +108,10 @@ async def _run(
                         await answer.read()
                         tally.latencies.append(time.perf_counter() - sent)
                     else:
-                        tally.refuse(str((await answer.json(content_type=None)).get("code")))
+                        document = await answer.json(content_type=None)
+                        tally.refuse(str(document.get("code")))
+                        if answer.status < 500 and not document.get("retryable"):
+                            return
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 tally.refuse(type(error).__name__)
                 await asyncio.sleep(0.05)
@@ -116,16 +120,18 @@ async def _run(
     async with aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT) as session:
         workers = [asyncio.create_task(work(session)) for _ in range(in_flight)]
         if person_watches():
-            await _show(tally, started, seconds)
+            await _show(tally, workers, started, seconds)
         await asyncio.gather(*workers)
     return tally, time.perf_counter() - started
 
 
-async def _show(tally: Tally, started: float, seconds: float) -> None:
+async def _show(tally: Tally, workers: Sequence[asyncio.Task[None]], started: float, seconds: float) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(file=sys.stderr)) as progress:
         task = progress.add_task("appending", total=seconds)
-        while (passed := time.perf_counter() - started) < seconds:
+        while (passed := time.perf_counter() - started) < seconds and not all(
+            worker.done() for worker in workers
+        ):
             rate = len(tally.latencies) / max(passed, 0.001)
             progress.update(task, completed=passed, description=f"{rate:,.0f} appends/s")
             await asyncio.sleep(0.2)
@@ -154,6 +160,8 @@ def _percentile_ms(ordered: Sequence[float], share: float) -> float | None:
 
 
 def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
     if isinstance(value, dict):  # refusals by code
         return ", ".join(f"{code}: {count:,}" for code, count in value.items()) or "none"
     return f"{value:,}" if isinstance(value, int | float) else str(value)
@@ -162,5 +170,5 @@ def _shown(value: Any) -> str:
 def _table(figures: dict[str, Any]) -> Table:
     table = Table("figure", "value", box=SIMPLE_HEAD)
     for name, value in figures.items():
-        table.add_row(name.replace("_", " "), _shown(value))
+        table.add_row(name.replace("_", " ").replace("mib", "MiB"), _shown(value))
     return table

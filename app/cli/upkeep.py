@@ -87,14 +87,14 @@ def verify_table(result: Mapping[str, Any]) -> Table:
     table = Table(title=f"log {result['log']}", title_justify="left", box=SIMPLE_HEAD)
     for name in ("replica", "state"):
         table.add_column(name)
-    for name in ("compared up to", "first difference"):
+    for name in ("compared up to index", "first difference"):
         table.add_column(name, justify="right")
     for replica in result["replicas"]:
         difference = replica["first_difference"]
         table.add_row(
             replica["node"],
             replica["state"],
-            f"{replica['until_index']:,}",
+            f"{replica['until_index'] - 1:,}" if replica["until_index"] else "",
             "" if difference is None else f"{difference:,}",
         )
     return table
