@@ -65,9 +65,15 @@ class ControllerConfig:
         if not 0 < shortest < longest:
             raise ConfigError("election_timeout_ms must be a range: the smaller number first")
         if self.lease_ms >= self.broker_timeout_ms:
-            raise ConfigError("lease_ms must be below broker_timeout_ms: a lease ends before an election")
+            raise ConfigError(
+                f"lease_ms must be below broker_timeout_ms ({self.broker_timeout_ms}), because a lease ends "
+                f"before an election, got {self.lease_ms}"
+            )
         if self.heartbeat_interval_ms * 2 > self.lease_ms:
-            raise ConfigError("lease_ms must be at least two heartbeat_interval_ms")
+            raise ConfigError(
+                f"lease_ms must be at least {2 * self.heartbeat_interval_ms}, two heartbeat_interval_ms, "
+                f"got {self.lease_ms}"
+            )
         if self.retry_interval_ms > self.heartbeat_interval_ms:
             raise ConfigError("retry_interval_ms must be at most heartbeat_interval_ms")
 

@@ -59,7 +59,9 @@ def watermarks_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def nodes_table(logs: Sequence[NodeLog], restarted: str) -> Table:
     """Return each node's copy of the log."""
-    table = Table(title="the log of each node", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(
+        title="the log of each node, with its control records", title_justify="left", box=SIMPLE_HEAD
+    )
     table.add_column("node")
     for name in ("end index", "records"):
         table.add_column(name, justify="right")

@@ -17,8 +17,9 @@ class NotCaughtUp(CommitlogError):
 
     code, title, http_status = "not-caught-up", "The learner has not caught up", 409
 
-    def __init__(self, member: str) -> None:
-        super().__init__(f"{member} has not caught up with the log")
+    def __init__(self, member: str, *, answers: bool) -> None:
+        silent = "" if answers else ", and does not answer the leader"
+        super().__init__(f"{member} has not caught up with the log{silent}")
 
 
 class WouldLoseQuorum(CommitlogError):

@@ -46,7 +46,7 @@ def changed(view: GroupView, kind: ChangeKind, node_id: str) -> GroupConfig | No
     rest = tuple(learner for learner in learners if learner != node_id)
     if kind is ChangeKind.PROMOTE:
         if node_id not in view.level:
-            raise NotCaughtUp(node_id)
+            raise NotCaughtUp(node_id, answers=node_id in view.awake)
         after = GroupConfig(voters=(*voters, node_id), learners=rest)
     else:
         after = GroupConfig(voters=tuple(voter for voter in voters if voter != node_id), learners=rest)

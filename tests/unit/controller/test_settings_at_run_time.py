@@ -3,8 +3,10 @@
 import pytest
 
 from app.controller.commands import ChangeControllers, Reason
+from app.controller.config import changed_config
 from app.controller.metadata import CONTROLLER_LOG
 from app.controller.state_machine import Metadata
+from app.errors import ConfigError
 from tests.unit.controller.support import CONFIG, Quorum
 
 
@@ -63,6 +65,15 @@ def test_settings_that_contradict_or_cannot_be_changed_are_refused(bad: dict[str
     quorum = Quorum()
     assert quorum.refused(change(**bad)) is Reason.INVALID
     assert quorum.events == []
+
+
+def test_the_refusal_of_a_lease_names_the_limit_and_the_value() -> None:
+    with pytest.raises(ConfigError, match=f"at least {2 * CONFIG.heartbeat_interval_ms}.*, got 1$"):
+        changed_config(CONFIG, {"lease_ms": 1})
+    with pytest.raises(
+        ConfigError, match=rf"below broker_timeout_ms \({CONFIG.broker_timeout_ms}\).* got 9000$"
+    ):
+        changed_config(CONFIG, {"lease_ms": 9_000})
 
 
 def test_a_version_guards_the_change() -> None:
