@@ -153,7 +153,7 @@ def test_changes_that_make_no_sense_or_would_stop_the_group_are_refused() -> Non
     leader.change(ChangeKind.ADD, "n4")
     group.settle()
     with pytest.raises(
-        NotCaughtUp, match="^n4 has not caught up with the log, and does not answer the leader$"
+        NotCaughtUp, match=r"^n4 has not caught up with the log, and does not answer the leader$"
     ):
         leader.core.change(ChangeKind.PROMOTE, "n4", group.now_ms)
     group.pass_time(1_500, "n1", "n2")
@@ -338,7 +338,7 @@ def test_a_learner_without_the_logs_state_is_not_promoted() -> None:
     learner.core.electable = False
     leader.change(ChangeKind.ADD, "n4")
     group.pass_time(300)
-    with pytest.raises(NotCaughtUp, match="^n4 has not caught up with the log$"):
+    with pytest.raises(NotCaughtUp, match=r"^n4 has not caught up with the log$"):
         leader.core.change(ChangeKind.PROMOTE, "n4", group.now_ms)
     learner.core.electable = True
     leader.append()
