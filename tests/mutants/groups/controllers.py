@@ -20,10 +20,6 @@ from app.controller.metadata import Log, LogSpec
 from tests.mutants.planting import group_mutant, plant, planted
 from tests.simulation.controller.cases import test_rebuilt_controllers
 from tests.unit.controller import (
-    test_electable as test_copies_that_may_lead,
-)
-from tests.unit.controller import (
-    test_elections,
     test_log_state,
     test_logs,
     test_lost_records,
@@ -34,6 +30,13 @@ from tests.unit.controller import (
 )
 from tests.unit.controller import (
     test_partial_acks as test_elections_by_part,
+)
+from tests.unit.controller.elections import (
+    test_electable as test_copies_that_may_lead,
+)
+from tests.unit.controller.elections import (
+    test_elections,
+    test_elections_under_faults,
 )
 
 
@@ -216,7 +219,7 @@ def a_snapshot_forgets_what_is_not_committed_yet(patch: pytest.MonkeyPatch) -> N
 
 @group_mutant(
     "C-05",
-    lambda _: test_elections.test_a_clean_election_keeps_the_epoch_of_the_last_unclean_one(),
+    lambda _: test_elections_under_faults.test_a_clean_election_keeps_the_epoch_of_the_last_unclean_one(),
     mode="controller",
 )
 def clean_election_forgets_the_unclean_one(patch: pytest.MonkeyPatch) -> None:
@@ -241,7 +244,7 @@ def replaced_copy_keeps_set_epoch(patch: pytest.MonkeyPatch) -> None:
 
 @group_mutant(
     "C-05",
-    lambda _: test_elections.test_a_replica_that_died_with_the_master_is_not_elected(),
+    lambda _: test_elections_under_faults.test_a_replica_that_died_with_the_master_is_not_elected(),
     mode="controller",
 )
 def a_replica_that_died_with_the_master_is_elected(patch: pytest.MonkeyPatch) -> None:
@@ -251,7 +254,7 @@ def a_replica_that_died_with_the_master_is_elected(patch: pytest.MonkeyPatch) ->
 @group_mutant(
     "C-05",
     lambda _: (
-        test_elections.test_a_winner_that_does_not_open_its_epoch_gives_way_to_another_member_of_the_set_before(
+        test_elections_under_faults.test_a_winner_that_does_not_open_its_epoch_gives_way_to_another_member_of_the_set_before(
             "dies"
         )
     ),
@@ -263,7 +266,9 @@ def the_set_before_is_forgotten_at_the_election(patch: pytest.MonkeyPatch) -> No
 
 @group_mutant(
     "A-11",
-    lambda _: test_elections.test_the_set_before_is_forgotten_before_the_first_lease_of_an_epoch(),
+    lambda _: (
+        test_elections_under_faults.test_the_set_before_is_forgotten_before_the_first_lease_of_an_epoch()
+    ),
     mode="controller",
 )
 def the_set_before_stays_electable_after_the_first_lease(patch: pytest.MonkeyPatch) -> None:
@@ -279,7 +284,7 @@ def the_set_before_stays_electable_after_the_first_lease(patch: pytest.MonkeyPat
 
 @group_mutant(
     "A-11",
-    lambda _: test_elections.test_a_master_that_is_heard_and_cannot_hear_is_replaced(),
+    lambda _: test_elections_under_faults.test_a_master_that_is_heard_and_cannot_hear_is_replaced(),
     mode="controller",
 )
 def a_node_that_cannot_hear_is_alive(patch: pytest.MonkeyPatch) -> None:
@@ -561,7 +566,7 @@ plant(
         "if True:",
     ),
     lambda _: (
-        test_elections.test_a_slow_epoch_counts_once_against_its_master_however_long_no_other_can_be_elected()
+        test_elections_under_faults.test_a_slow_epoch_counts_once_against_its_master_however_long_no_other_can_be_elected()
     ),
     mode="controller",
 )

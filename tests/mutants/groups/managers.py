@@ -13,6 +13,7 @@ from app.node.metadata.replica_identity import IdentityFile
 from tests.mutants.planting import group_mutant, plant, planted
 from tests.simulation.controller.cases import test_power_failure
 from tests.unit.controller import (
+    test_copies_of_a_node,
     test_replicas_manager,
 )
 
@@ -107,7 +108,7 @@ plant(
 @group_mutant(
     "C-03",
     lambda _: (
-        test_replicas_manager.test_a_copy_follows_no_master_once_the_metadata_name_a_later_copy_of_its_node()
+        test_copies_of_a_node.test_a_copy_follows_no_master_once_the_metadata_name_a_later_copy_of_its_node()
     ),
     mode="controller",
 )
@@ -131,7 +132,7 @@ plant(
         "if self._registered:",
     ),
     lambda _: (
-        test_replicas_manager.test_an_older_copy_of_a_folder_takes_up_no_epoch_that_another_has_followed()
+        test_copies_of_a_node.test_an_older_copy_of_a_folder_takes_up_no_epoch_that_another_has_followed()
     ),
     mode="controller",
 )
@@ -142,7 +143,7 @@ plant(
     "A-01",
     (ReplicasManager, "answered", "self._given_up_epoch = answer.value or 0", "pass"),
     lambda _: (
-        test_replicas_manager.test_a_copy_opens_no_epoch_of_which_it_was_master_before_its_registration()
+        test_copies_of_a_node.test_a_copy_opens_no_epoch_of_which_it_was_master_before_its_registration()
     ),
     mode="controller",
 )
@@ -167,7 +168,7 @@ plant(
         "if False:",
     ),
     lambda _: (
-        test_replicas_manager.test_the_controllers_hear_of_a_mastership_given_up_when_the_core_acts_no_more_and_where_it_ends()
+        test_copies_of_a_node.test_the_controllers_hear_of_a_mastership_given_up_when_the_core_acts_no_more_and_where_it_ends()
     ),
     mode="controller",
 )
@@ -176,7 +177,7 @@ plant(
 @group_mutant(
     "C-12",
     lambda _: (
-        test_replicas_manager.test_a_process_that_was_not_master_in_the_epoch_does_not_report_what_was_acknowledged()
+        test_copies_of_a_node.test_a_process_that_was_not_master_in_the_epoch_does_not_report_what_was_acknowledged()
     ),
     mode="controller",
 )

@@ -22,8 +22,9 @@ from tests.unit.ha import test_state_of_another_epoch
 from tests.unit.ha.auto_switch import (
     test_electable,
     test_slave,
+    test_slave_transfer,
 )
-from tests.unit.ha.classic import test_classic, test_opening
+from tests.unit.ha.classic import test_classic, test_classic_slave, test_degradation, test_opening
 from tests.unit.node.opening import test_replica_modes
 from tests.unit.node.replica import test_driver_commands
 from tests.unit.node.state import test_load_state
@@ -49,7 +50,7 @@ plant(
 
 @group_mutant(
     "A-10",
-    lambda _: test_slave.test_after_a_reconnect_what_was_stored_before_is_confirmed_too(),
+    lambda _: test_slave_transfer.test_after_a_reconnect_what_was_stored_before_is_confirmed_too(),
     mode="controller",
 )
 def a_reconnected_slave_never_confirms_what_it_stored_before(patch: pytest.MonkeyPatch) -> None:
@@ -99,7 +100,7 @@ def what_an_unclean_election_loses_leaves_no_receipt(patch: pytest.MonkeyPatch) 
 
 @group_mutant(
     "A-06",
-    lambda _: test_slave.test_an_epoch_that_does_not_open_as_in_its_header_is_refused("not opened"),
+    lambda _: test_slave_transfer.test_an_epoch_that_does_not_open_as_in_its_header_is_refused("not opened"),
     mode="controller",
 )
 def any_record_opens_an_epoch(patch: pytest.MonkeyPatch) -> None:
@@ -107,7 +108,9 @@ def any_record_opens_an_epoch(patch: pytest.MonkeyPatch) -> None:
 
 
 @group_mutant(
-    "A-10", lambda _: test_slave.test_a_slave_serves_up_to_the_confirm_offset_only(), mode="controller"
+    "A-10",
+    lambda _: test_slave_transfer.test_a_slave_serves_up_to_the_confirm_offset_only(),
+    mode="controller",
 )
 def a_slave_takes_all_that_it_holds_for_confirmed(patch: pytest.MonkeyPatch) -> None:
     def learn(self: SlaveSide, confirm_offset: int) -> None:
@@ -126,7 +129,9 @@ def a_slave_reports_what_is_not_durable(patch: pytest.MonkeyPatch) -> None:
 
 
 @group_mutant(
-    "H-04", lambda _: test_classic.test_a_gap_costs_the_connection_and_stores_nothing("gap"), mode="classic"
+    "H-04",
+    lambda _: test_classic_slave.test_a_gap_costs_the_connection_and_stores_nothing("gap"),
+    mode="classic",
 )
 def a_slave_asks_not_where_a_frame_belongs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClassicSlaveCore, "_why_not", lambda self, frame: None)
@@ -145,7 +150,7 @@ def a_synchronous_append_waits_for_no_slave(patch: pytest.MonkeyPatch) -> None:
         original(self, now_ms)
 
 
-@group_mutant("H-02", lambda _: test_classic.test_reported_records_are_durable(), mode="classic")
+@group_mutant("H-02", lambda _: test_classic_slave.test_reported_records_are_durable(), mode="classic")
 def a_slave_reports_before_the_sync(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(classic_slave, "held_index", lambda log, durability: log.end_index)
 
@@ -154,7 +159,7 @@ plant(
     "a_replica_without_a_proven_history_is_in_sync",
     "H-07",
     (Slave, "in_sync", " or (self.is_replica and not self.verified)", ""),
-    lambda _: test_opening.test_a_replica_without_a_proven_history_is_not_in_sync(),
+    lambda _: test_degradation.test_a_replica_without_a_proven_history_is_not_in_sync(),
     mode="classic",
 )
 
@@ -266,7 +271,7 @@ plant(
         "self._doubt is not None",
         "self._doubt is not None and self._fruitless < 3",
     ),
-    lambda _: test_classic.test_three_connections_that_end_before_a_frame_do_not_end_a_doubt(),
+    lambda _: test_classic_slave.test_three_connections_that_end_before_a_frame_do_not_end_a_doubt(),
     mode="classic",
 )
 
@@ -282,8 +287,10 @@ plant(
 
 @group_mutant(
     "H-07",
-    lambda _: test_classic.test_a_copy_that_may_lack_records_has_caught_up_with_what_its_master_confirms(
-        False
+    lambda _: (
+        test_classic_slave.test_a_copy_that_may_lack_records_has_caught_up_with_what_its_master_confirms(
+            False
+        )
     ),
     mode="classic",
 )

@@ -35,6 +35,7 @@ from storage.log.log_folder import LogFolder
 from storage.log.recovery import Recovery
 from tests.mutants.planting import Killer, mutant, plant, planted
 from tests.unit.log import test_state as test_log_state
+from tests.unit.log import test_state_snapshots
 from tests.unit.node.metadata import test_logs
 from tests.unit.node.replica import (
     test_confirmed_answers,
@@ -326,7 +327,7 @@ plant(
     "a_key_is_twice_in_a_snapshot_of_a_partly_committed_batch",
     "D-28",
     (state_module, "pieces_of", "first_index - 1)", "first_index)"),
-    lambda _: test_log_state.test_a_snapshot_of_a_batch_that_is_committed_in_part_holds_each_key_once(),
+    lambda _: test_state_snapshots.test_a_snapshot_of_a_batch_that_is_committed_in_part_holds_each_key_once(),
 )
 plant(
     "a_trim_waits_for_a_snapshot_that_needs_its_space",
@@ -338,7 +339,9 @@ plant(
     "a_snapshot_forgets_uncommitted_trims",
     "D-20",
     (LogState, "take_head", "deque(head.trims)", "deque()"),
-    lambda _: test_log_state.test_a_trim_that_was_not_committed_at_the_snapshot_is_carried_out_after_it(),
+    lambda _: (
+        test_state_snapshots.test_a_trim_that_was_not_committed_at_the_snapshot_is_carried_out_after_it()
+    ),
 )
 plant(
     "segments_are_sealed_by_the_durable_point_before_a_truncation",

@@ -18,8 +18,10 @@ from app.raft.quorum import QuorumChecker, quorum_index
 from app.raft.state import MemberState
 from tests.mutants.planting import mutant, plant, planted
 from tests.unit.raft import (
+    test_comparison,
     test_dispatcher,
     test_doubt,
+    test_durable_answers,
     test_entry_handler,
     test_planted_bugs,
     test_quorum,
@@ -115,7 +117,9 @@ def compare_looks_at_the_record_before(patch: pytest.MonkeyPatch) -> None:
 
 @mutant(
     "D-14",
-    lambda _: test_entry_handler.test_compare_and_truncate_are_answered_only_when_the_named_end_is_durable(),
+    lambda _: (
+        test_durable_answers.test_compare_and_truncate_are_answered_only_when_the_named_end_is_durable()
+    ),
 )
 def compare_names_an_end_that_is_not_durable(patch: pytest.MonkeyPatch) -> None:
     @planted(patch, EntryHandler, "_answer_deferred")
@@ -157,7 +161,7 @@ def a_stale_leader_is_obeyed(patch: pytest.MonkeyPatch) -> None:
 
 @mutant(
     "D-14",
-    lambda _: test_entry_handler.test_a_late_truncate_of_an_earlier_session_takes_nothing_away(),
+    lambda _: test_durable_answers.test_a_late_truncate_of_an_earlier_session_takes_nothing_away(),
 )
 def a_late_truncate_is_obeyed(patch: pytest.MonkeyPatch) -> None:
     @planted(patch, EntryHandler, "handle")
@@ -169,7 +173,7 @@ def a_late_truncate_is_obeyed(patch: pytest.MonkeyPatch) -> None:
 @mutant(
     "D-14",
     lambda _: (
-        test_entry_handler.test_a_late_truncate_is_known_for_one_also_after_the_leader_was_lost_and_found()
+        test_durable_answers.test_a_late_truncate_is_known_for_one_also_after_the_leader_was_lost_and_found()
     ),
 )
 def the_session_is_forgotten_with_the_leader(patch: pytest.MonkeyPatch) -> None:
@@ -213,7 +217,7 @@ def acknowledgements_of_unsound_voters_count(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(QuorumChecker, "set_sound", lambda _self, _peer, _sound: None)
 
 
-@mutant("D-12", lambda _: test_dispatcher.test_records_trimmed_while_the_peer_was_asked_are_compared_again())
+@mutant("D-12", lambda _: test_comparison.test_records_trimmed_while_the_peer_was_asked_are_compared_again())
 def a_peer_is_appended_to_from_what_is_trimmed(patch: pytest.MonkeyPatch) -> None:
     def enter(self: Dispatcher, index: int) -> None:
         self._change(DispatcherState.APPEND)
@@ -242,19 +246,19 @@ plant(
     "a_truncate_is_done_whatever_the_peers_end",
     "D-14",
     (Dispatcher, "_truncated", " and answer.end_index == self._truncate_index", ""),
-    lambda _: test_dispatcher.test_truncate_is_repeated_until_the_peers_end_is_the_truncate_index(),
+    lambda _: test_comparison.test_truncate_is_repeated_until_the_peers_end_is_the_truncate_index(),
 )
 plant(
     "a_comparison_goes_into_a_batch",
     "D-13",
     (Dispatcher, "_further_back", "self._log.floor_batch_end(index)", "index"),
-    lambda _: test_dispatcher.test_case_5_within_a_batch_of_the_leader_continues_at_the_batch_before(),
+    lambda _: test_comparison.test_case_5_within_a_batch_of_the_leader_continues_at_the_batch_before(),
 )
 plant(
     "the_rest_of_a_partial_sync_is_not_acknowledged",
     "D-19",
     (EntryHandler, "_acknowledge", "self._owes_ack = index < self.matched_index", "self._owes_ack = False"),
-    lambda _: test_entry_handler.test_the_rest_of_a_partial_sync_is_acknowledged_after_the_next_one(),
+    lambda _: test_durable_answers.test_the_rest_of_a_partial_sync_is_acknowledged_after_the_next_one(),
 )
 plant(
     "a_repeat_waits_for_all_that_came_later",
@@ -277,7 +281,7 @@ plant(
     "pushes_to_an_earlier_incarnation_are_taken",
     "D-14",
     (EntryHandler, "handle", "request.incarnation != self._incarnation", "False"),
-    lambda _: test_entry_handler.test_a_truncate_meant_for_an_earlier_incarnation_takes_nothing_away(),
+    lambda _: test_durable_answers.test_a_truncate_meant_for_an_earlier_incarnation_takes_nothing_away(),
 )
 plant(
     "what_was_not_written_stays_matched",
@@ -294,7 +298,7 @@ plant(
         "if request.index != NO_INDEX and not self._agrees",
         "if False and self._agrees",
     ),
-    lambda _: test_entry_handler.test_a_commit_that_names_more_than_is_held_is_inconsistent(),
+    lambda _: test_durable_answers.test_a_commit_that_names_more_than_is_held_is_inconsistent(),
 )
 plant(
     "a_refused_batch_leaves_its_first_append",
@@ -337,5 +341,5 @@ plant(
     "a_late_push_weakens_the_durability_that_later_ones_ask_for",
     "R-11",
     (EntryHandler, "_take_durability", "request.batches[0].base_index > self._synced_push_index", "True"),
-    lambda _: test_entry_handler.test_a_late_push_does_not_weaken_what_later_ones_ask_for(),
+    lambda _: test_durable_answers.test_a_late_push_does_not_weaken_what_later_ones_ask_for(),
 )

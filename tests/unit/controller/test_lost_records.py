@@ -15,8 +15,8 @@ from app.controller.commands import (
 from app.controller.messages import BrokerHeartbeatAnswer
 from app.controller.replicas_manager import SendToCore
 from app.ha.roles import MasterRole
+from tests.unit.controller.elections.test_elections import let_die
 from tests.unit.controller.support import CONFIG, Quorum, spec
-from tests.unit.controller.test_elections import let_die
 from tests.unit.controller.test_replicas_manager import Bench
 
 

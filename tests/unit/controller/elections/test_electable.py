@@ -5,8 +5,8 @@ import pytest
 
 from app.controller.commands import ElectMaster, Reason, Refusal
 from app.controller.liveness import Report
+from tests.unit.controller.elections.test_elections import elections, let_die
 from tests.unit.controller.support import Quorum
-from tests.unit.controller.test_elections import elections, let_die
 
 
 @pytest.mark.rule("C-05")

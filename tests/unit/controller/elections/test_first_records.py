@@ -3,8 +3,8 @@
 import pytest
 
 from app.controller.commands import StepDown
+from tests.unit.controller.elections.test_elections import let_die
 from tests.unit.controller.support import Quorum
-from tests.unit.controller.test_elections import let_die
 
 
 def fails_to_open(quorum: Quorum) -> None:
