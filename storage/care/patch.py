@@ -37,6 +37,17 @@ def patch(
     return rest
 
 
+def proves(files: FileSystem, folder: str, log_id: int, damage: Damage, batches: Sequence[Batch]) -> bool:
+    """Return whether the batches are exactly those of the damage: the chain leads through them from the
+    intact batch before it to the one after it. Raises DiskError."""
+    if not batches or damage.previous_chain is None or damage.next_offset == NO_OFFSET:
+        return False
+    try:
+        return _verified(files, folder, log_id, damage, batches) is None
+    except PatchRefused:
+        return False
+
+
 def _verified(
     files: FileSystem, folder: str, log_id: int, damage: Damage, batches: Sequence[Batch]
 ) -> Damage | None:

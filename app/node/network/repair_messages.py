@@ -1,8 +1,8 @@
 """Messages between nodes beside replication: batches for a damaged log, terms for a lost vote, and digests
 that compare two replicas. Encoding: wire.py.
 
-Every request carries a random `id`; its answer carries the same. Only settled (committed) batches are ever
-sent or compared. All indexes are inclusive.
+Every request carries a random `id`; its answer carries the same. Only settled (committed) batches are sent or
+compared, others only on request. All indexes are inclusive.
 """
 
 from typing import Annotated, Final
@@ -27,10 +27,15 @@ class PeerCall(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
 
 class FetchRequest(PeerCall, frozen=True, array_like=True, tag=20):
     """Request the settled batches from the one that begins at `first_index` to the one that ends at
-    `last_index`, as many as fit an answer."""
+    `last_index`, as many as fit an answer.
+
+    held: all durable ones; the asking node proves by its own log that they are what it held. Older versions
+    do not know it.
+    """
 
     first_index: Index
     last_index: Index
+    held: bool = False
 
 
 class FetchHead(PeerCall, frozen=True, array_like=True, tag=21):

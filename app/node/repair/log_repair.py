@@ -31,7 +31,7 @@ from app.log.state import DAY_MS, Membership
 from app.log.terms import is_plausible_term
 from app.node.job_threads import in_thread
 from app.node.network.peer_calls import PeerCalls
-from app.node.repair.fetch import Fetch
+from app.node.repair.fetch import Fetch, Outlook
 from app.node.repair.interfaces import (
     Damaged,
     DamagedCopy,
@@ -47,7 +47,7 @@ from app.node.state.checkpoints import load_snapshot, load_state
 from storage.care.begin import begin_with
 from storage.care.end import end_before
 from storage.care.intact import intact_batches
-from storage.care.patch import batch_in, patch
+from storage.care.patch import batch_in, patch, proves
 from storage.care.survey import NO_OFFSET, Damage, Survey, survey
 from storage.errors import (
     CorruptFile,
@@ -473,7 +473,7 @@ class LogRepair:
         fetch = Fetch(damage.first_index, damage.last_index, self._holders, self._majority, self._peers)
         rest: Damage | None = damage
         while rest is not None:
-            batches = await self._fetch(fetch)
+            batches = await self._fetch(fetch, rest)
             if not batches:
                 # A slave may lack records before its begin that no trim has removed (A-09, H-06).
                 if fetch.trimmed_until is None or not self._votes:
@@ -544,8 +544,9 @@ class LogRepair:
     def _patch(self, damage: Damage, batches: Sequence[Batch]) -> Damage | None:
         return patch(self._files, self._folder, self._log_id, damage, batches)
 
-    async def _fetch(self, fetch: Fetch) -> Sequence[Batch]:
-        """Return the next piece of a range; none if no peer will ever have it as it was here."""
+    async def _fetch(self, fetch: Fetch, rest: Damage) -> Sequence[Batch]:
+        """Return the next piece of a range; none if no peer will ever have it as it was here. rest: what is
+        missing of it."""
         while not fetch.hopeless:
             if fetch.waits:
                 seen = ", ".join(f"{peer}: {outlook}" for peer, outlook in fetch.outlook.items())
@@ -556,10 +557,20 @@ class LogRepair:
             await self._pause(ask.pause_ms / 1000)
             answer = await self._peer_replicas.fetch(ask.peer, fetch.next_index, fetch.last_index)
             batches = fetch.took(ask.peer, answer)
+            if not batches and fetch.outlook[ask.peer] in (Outlook.NOT_YET, Outlook.OFFLINE):
+                batches = await self._proven(ask.peer, rest)
             if batches:
                 self.result.peers[ask.peer] = None
                 return batches
         return ()
+
+    async def _proven(self, peer: str, rest: Damage) -> tuple[Batch, ...]:
+        """Return what the peer holds of the range, if it is all of it, and just what was here. No leader may
+        be there to commit it: this copy is missing, and another one may be in doubt."""
+        answer = await self._peer_replicas.fetch(peer, rest.first_index, rest.last_index, held=True)
+        batches = () if answer is None else answer.batches
+        is_proven = await in_thread(partial(proves, self._files, self._folder, self._log_id, rest, batches))
+        return batches if is_proven else ()
 
     # --- the last resort --------------------------------------------------------------------------------
 

@@ -19,12 +19,15 @@ class PeerReplicas:
         self._log_id = log_id
         self._peers = tuple(peers)
 
-    async def fetch(self, peer: str, first_index: int, last_index: int) -> FetchAnswer | None:
-        """Return the answer of `peer` to a request for the batches of a range; None without one in time."""
+    async def fetch(
+        self, peer: str, first_index: int, last_index: int, *, held: bool = False
+    ) -> FetchAnswer | None:
+        """Return the answer of `peer` to a request for the batches of a range; None without one in time.
+        held: as in FetchRequest."""
         answer = await self._calls.ask(
             peer,
             self._log_id,
-            lambda call_id: FetchRequest(call_id, first_index, last_index),
+            lambda call_id: FetchRequest(call_id, first_index, last_index, held),
             ANSWER_TIMEOUT_S,
         )
         return answer if isinstance(answer, FetchAnswer) else None

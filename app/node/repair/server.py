@@ -169,6 +169,8 @@ class RepairServer:
         if driver is None:
             return FetchAnswer(request.id, NO_INDEX, NO_INDEX)
         log, settled = driver.log, settled_index_of(driver)
+        if request.held:
+            settled = log.durable_index
         now_ms = self._clock.monotonic_ms()
         if not (is_readable(driver) and self._budget.allows(now_ms)):
             return FetchAnswer(request.id, log.begin_index, settled, busy=True)

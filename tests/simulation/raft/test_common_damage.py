@@ -1,9 +1,13 @@
-"""Bits rot at every voter, each in another batch: the repairs give one another what is intact."""
+"""Damage at one voter while the others are damaged or in doubt: every record that is left is found."""
+
+from dataclasses import replace
 
 import pytest
 
+from app.log.driver_interfaces import DriverConfig
 from storage.format.batch import Batch
 from storage.format.segment_format import segment_name
+from storage.log.checkpoint import CheckpointFile
 from storage.log.log_folder import segment_offsets
 from storage.units import MIB
 from tests.simulation.raft.cluster import SimulatedCluster
@@ -44,5 +48,34 @@ def test_voters_with_different_damage_repair_one_another(seed: int) -> None:
         node.begin_scrub()
     cluster.run(WAIT_S)
     assert [node.name for node in nodes if not node.alive] == []
+    cluster.settle()
+    cluster.close()
+
+
+@pytest.mark.rule("R-07")
+@pytest.mark.parametrize("seed", range(2))
+def test_a_batch_that_no_leader_can_commit_is_restored_from_a_peer(seed: int) -> None:
+    """One voter is damaged after its checkpoint, one has lost its disk: the third alone elects no leader."""
+    driver = DriverConfig(snapshot_interval_ms=5_000, checkpoint_interval_ms=1_500)
+    cluster = SimulatedCluster(seed, replace(PLAN, driver=driver))
+    cluster.run(5.7)
+    number = cluster.leading()
+    assert number is not None
+    damaged = cluster.members[number]
+    other, emptied = (node for node in cluster.members if node is not damaged)
+    for node in cluster.members:
+        node.crash(power=False)
+    known = [CheckpointFile(node.files, f"{FOLDER}/checkpoint").load() for node in cluster.members]
+    settled = max(checkpoint.committed_index for checkpoint in known)
+    end = min(damaged.log.durable_index, other.log.durable_index)
+    later = [each for each in damaged.log.read_batches(settled + 1, MIB) if each.last_index < end]
+    rot(damaged, later[0])
+    emptied.replace_disk()
+    for node in cluster.members:
+        cluster.restart(node.name)
+    cluster.run(WAIT_S)
+    assert damaged.alive
+    assert not damaged._mending.result.set_aside
+    assert cluster.leading() is not None
     cluster.settle()
     cluster.close()

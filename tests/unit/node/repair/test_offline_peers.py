@@ -1,18 +1,20 @@
 """Peers that do not serve or do not vote: a copy under repair gives what is intact, a learner what it has."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
 
 from app.log.contract import NO_INDEX
 from app.node.network.repair_messages import FetchAnswer, FetchRequest, PeerCall
+from app.node.repair import fetch as fetch_module
 from app.node.repair.fetch import NOT_SETTLED_ROUNDS, Fetch
 from app.node.repair.log_repair import LogRepair
 from storage.care.intact import intact_batches
 from storage.errors import DiskError
-from storage.format.batch import Batch
+from storage.format.batch import Batch, stamp
+from storage.format.records import RecordColumns, encode_body
 from storage.log.checkpoint import Checkpoint, CheckpointFile
 from tests.unit.node.repair.damaged_log import BATCHES, FOLDER, Peers, Scene, gives_all
 from tests.unit.node.repair.test_server import Node
@@ -126,3 +128,78 @@ def test_learners_testify_nothing() -> None:
     for _ in range(3 * NOT_SETTLED_ROUNDS):
         alone.took(alone.next().peer, FetchAnswer(1, 8, 19))
     assert (alone.hopeless, alone.trimmed_until) == (False, None)
+
+
+def holds(batches: Sequence[Batch]) -> Callable[[str, PeerCall], PeerCall]:
+    """Peers that hold these batches durably, and do not know whether they are committed."""
+
+    def answers(_peer: str, message: PeerCall) -> PeerCall:
+        assert isinstance(message, FetchRequest)
+        found = [
+            batch
+            for batch in batches
+            if message.first_index <= batch.base_index and batch.last_index <= message.last_index
+        ]
+        return FetchAnswer(message.id, 0, 3, False, tuple(found) if message.held else ())
+
+    return answers
+
+
+@pytest.mark.rule("R-07")
+def test_batches_that_the_chain_proves_need_not_be_committed() -> None:
+    scene = Scene()
+    CheckpointFile(scene.files, f"{FOLDER}/checkpoint").save(Checkpoint(3))
+    scene.run(Peers(holds(BATCHES)), scene.damage(25))
+    assert scene.host.sound is True
+    assert scene.host.log is not None
+    assert scene.host.log.batch_at(50) == BATCHES[25]
+    assert scene.host.log.end_index == 79
+
+
+def of_another_leader(position: int) -> Batch:
+    """A batch of the same size in the place of another one."""
+    before, batch = BATCHES[position - 1], BATCHES[position]
+    records = RecordColumns()
+    records.add(b"??")
+    records.add(b"second")
+    return stamp(
+        encode_body(records),
+        log_id=7,
+        base_index=batch.base_index,
+        term=1,
+        timestamp_ms=1,
+        offset=batch.offset,
+        previous_chain=before.header.chain,
+    )
+
+
+@pytest.mark.rule("R-07")
+@pytest.mark.parametrize("case", ["other history", "a part", "no successor"])
+def test_batches_that_the_chain_does_not_prove_are_not_taken(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch_module, "PAUSE_FIRST_MS", 0)
+    monkeypatch.setattr(fetch_module, "NOT_SETTLED_ROUNDS", 2)
+    assert of_another_leader(25).size_bytes == BATCHES[25].size_bytes
+    scene = Scene()
+    CheckpointFile(scene.files, f"{FOLDER}/checkpoint").save(Checkpoint(3))
+    position = 39 if case == "no successor" else 25
+    damage = scene.damage(position)
+    scene.damage(26) if case == "a part" else None
+    held = {
+        "other history": [*BATCHES[:25], of_another_leader(25), *BATCHES[26:]],
+        "a part": BATCHES[:26],
+        "no successor": BATCHES,
+    }
+    scene.run(Peers(holds(held[case])), damage)
+    assert scene.host.sound is False  # its end was removed, and is in doubt
+    assert scene.host.log is not None
+    assert scene.host.log.end_index == 2 * position - 1
+
+
+@pytest.mark.rule("R-07")
+def test_batches_that_are_not_settled_are_given_only_on_request() -> None:
+    node = Node(committed=11)
+    node.replica.sound = False
+    assert node.ask(FetchRequest(1, 12, 19)) == FetchAnswer(1, -1, -1)
+    assert node.ask(FetchRequest(1, 12, 19, held=True)) == FetchAnswer(1, 0, 19, False, tuple(BATCHES[6:10]))
