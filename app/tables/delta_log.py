@@ -174,10 +174,12 @@ class DeltaLog:
         return range(first, max(commits) + 1) if commits else range(0)
 
     def first_left(self, version: int) -> int:
-        """Return this version, or the first one after it that was not removed from the history."""
+        """Return this version, or the first one after it that was not removed from the history. An earlier
+        version, if the table does not have the one before this: it was removed and made again."""
         if self._stamp_of(version - 1) is not None:
             return version
-        return max(version, self.versions().start)
+        known = self.versions()
+        return known.start if known.stop < version else max(version, known.start)
 
     # --- replay
 

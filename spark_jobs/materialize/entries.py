@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from app.tables.delta_log import DeltaLog
 from app.tables.names import BEGIN_PROPERTY, LOG_ID_PROPERTY
 from spark_jobs.errors import LogClash, TableUnreadable
 from spark_jobs.materialize.backlog import BACKLOG_TAG, write_backlog
@@ -34,6 +33,7 @@ from spark_jobs.source.planning import RecordsOffset, check_not_shorter, check_s
 from spark_jobs.tables import schemas
 from spark_jobs.tables.data_files import WrittenFile
 from spark_jobs.tables.local_commits import NeedsSpark
+from spark_jobs.tables.removals import Removals
 from spark_jobs.tables.snapshot import EntriesSnapshot, read_snapshot
 from spark_jobs.tables.table import (
     ENTRIES,
@@ -103,8 +103,7 @@ class EntriesJob:
         self.has_more = False  # the last batch did not hold all
         self._is_here = not is_url(path) and not is_remote(spark)  # only Spark can read a table elsewhere
         self._writer = TableWriter(spark, path, ENTRIES, follows=follows)
-        self._commits = DeltaLog(path) if self._is_here else None
-        self._next_version = 0  # the first one that was not checked for lost rows
+        self._removals = Removals(spark, path)
         self._reader: RecordsStreamReader | None = None
         self._is_verified = False  # the log was compared with the table since it was opened
 
@@ -114,8 +113,7 @@ class EntriesJob:
         Raises LogClash if the log is not the table's.
         """
         log_id = self.client.log_id()
-        if self._commits is not None:
-            self._next_version = self._commits.versions().stop
+        self._removals.start()
         snapshot = None
         tail = self.client.tail(confirmed=True)
         properties: Mapping[str, str] = {LOG_ID_PROPERTY: log_id, BEGIN_PROPERTY: str(tail.begin_index)}
@@ -381,7 +379,7 @@ class EntriesJob:
         """
         refusals = 0
         while True:
-            if self._may_have_lost_rows():
+            if self._removals.found():
                 self.refresh()
             if not lacks(self.next_index):
                 break
@@ -392,7 +390,7 @@ class EntriesJob:
                 self.next_index = written[1] + 1
                 self.covered_index = until - 1
                 self.rows += written[0]
-                if not self._writer.checked_last and self._may_have_lost_rows():
+                if not self._writer.checked_last and self._removals.found():
                     if had_rows:
                         self._check_row(first - 1)
                     self.refresh()
@@ -410,7 +408,7 @@ class EntriesJob:
         had_rows = self.rows > 0
 
         def is_end() -> bool:
-            if self._may_have_lost_rows():
+            if self._removals.found():
                 self.refresh()
             return self.next_index == first and (self.rows > 0) == had_rows
 
@@ -465,18 +463,6 @@ class EntriesJob:
             return Place(snapshot.last_term, snapshot.last_offset)
         row = read_table(self.spark, self.path).where(F.col("index") == self.next_index - 1)
         return Place(*row.select("term", "offset").collect()[0])
-
-    def _may_have_lost_rows(self) -> bool:
-        """Return whether a commit since the last call may have removed rows from the table."""
-        if self._commits is None:
-            return False
-        first = self._commits.first_left(self._next_version)
-        may_have_lost = first != self._next_version
-        self._next_version = first
-        while (commit := self._commits.commit(self._next_version)) is not None:
-            may_have_lost = may_have_lost or commit.removes_rows
-            self._next_version += 1
-        return may_have_lost
 
     def _begin(self, begin_index: int) -> None:
         """Start a table without rows at the log's present begin."""

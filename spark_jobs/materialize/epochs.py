@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.errors import SourceError, Unreachable
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables import schemas
+from spark_jobs.tables.removals import Removals, TableReplaced
 from spark_jobs.tables.table import (
     EPOCH_FILES,
     EPOCHS,
@@ -52,10 +53,14 @@ class EpochsJob:
         self._files = TableWriter(spark, files_path, EPOCH_FILES, is_small=True)
         self.committed: list[EpochRow] = []
         self.files: dict[str, list[EpochRow]] = {}
+        self._removals = Removals(spark, epochs_path)
+        self._file_removals = Removals(spark, files_path)
         self._is_open = False
 
     def open(self) -> None:
         """Create the tables if needed, and read their content."""
+        self._removals.start()
+        self._file_removals.start()
         if not self._epochs.create():
             self.committed = [_epoch(row) for row in self._held(self.epochs_path, EPOCHS)]
         self.files = {} if self._files.create() else self._held_files()
@@ -65,8 +70,13 @@ class EpochsJob:
         """Read the files of every node, and write the changes. A node that does not answer keeps its rows;
         one that has left the cluster loses them. The first call opens the job.
 
-        Return whether all nodes answered, and know the last epoch of their files to be committed.
+        Return whether all nodes answered, and know the last epoch of their files to be committed. Raises
+        TableClash if rows were removed from `epochs`; those of `epoch_files` are written again.
         """
+        try:
+            self._check_removals()
+        except TableReplaced:
+            self._is_open = False
         if not self._is_open:
             self.open()
         files: dict[str, list[EpochRow]] = {}
@@ -96,6 +106,19 @@ class EpochsJob:
             for node_id in gone:
                 del self.files[node_id]
         return len(files) == len(nodes) and len(lengths) <= 1
+
+    def _check_removals(self) -> None:
+        """Read the tables again after commits that may have removed rows, as each own one does. Raises
+        TableClash, TableReplaced."""
+        if not self._is_open:
+            return
+        if self._removals.found():
+            held = [_epoch(row) for row in self._held(self.epochs_path, EPOCHS)]
+            if missing := changes_of(self.committed, held):
+                raise TableClash(self.epochs_path, f"the epochs {', '.join(map(str, missing))}")
+            self.committed = held
+        if self._file_removals.found():
+            self.files = self._held_files()
 
     def _held(self, path: str, table: Table) -> list[dict[str, Any]]:
         """Return the rows of a table, by epoch."""

@@ -1,13 +1,16 @@
 """A table with the rows of the nodes' journals, keyed by (node, seq): each event's rows once."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from app.tables.catalog import RESTORE
 from app.tables.names import application_of
+from spark_jobs.tables.removals import Removals
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import MAX_REFUSALS, Table, TableClash, read_table
 from spark_jobs.tables.table_writer import TableWriter
@@ -23,9 +26,11 @@ class JournalTable:
         self.positions: dict[str, int] = {}
         self.rows = 0
         self._writer = TableWriter(spark, path, table)
+        self._removals = Removals(spark, path)
 
     def open(self) -> None:
         """Create the table if needed, and read its progress."""
+        self._removals.start()
         if self._writer.create():
             self.positions, self.rows = {}, 0
         else:
@@ -33,7 +38,12 @@ class JournalTable:
 
     def append(self, rows: pa.Table, note: Mapping[str, int] | None = None) -> None:
         """Add those of `rows` that are after the table's positions; whole events, in the order of each
-        journal. note: kept in the commit, beside the positions."""
+        journal. note: kept in the commit, beside the positions.
+
+        Raises TableClash if the last rows of a journal were removed, or the table refuses a claim without
+        another writer.
+        """
+        self._check_removals()
         refusals = 0
         while (rows := after(rows, self.positions)).num_rows > 0:
             claim = sum(self.positions.values())
@@ -43,6 +53,7 @@ class JournalTable:
                 claim=claim,
                 position="seq",
                 note={"positions": self.positions, **(note or {})},
+                is_next=partial(self._is_at, claim),
             )
             if written is not None:
                 self.rows += rows.num_rows
@@ -52,6 +63,27 @@ class JournalTable:
             refusals = refusals + 1 if sum(self.positions.values()) == claim else 0
             if refusals == MAX_REFUSALS:
                 raise TableClash(self.path, f"the events after {self.positions}")
+
+    def _is_at(self, claim: int) -> bool:
+        """Return whether the table still gives this claim."""
+        self._check_removals()
+        return sum(self.positions.values()) == claim
+
+    def _check_removals(self) -> None:
+        """Raise TableClash if a commit since the last call has removed the last rows of a node: the next
+        append would leave a gap. After another commit than RESTORE a node may have no rows: they stay
+        deleted."""
+        operations = self._removals.found()
+        if not operations:
+            return
+        known, rows = self.positions, self.rows
+        self.refresh()
+        held, self.positions = self.positions, {**known, **self.positions}
+        for node, seq in sorted(known.items()):
+            begin = held.get(node, 0 if RESTORE in operations else seq)
+            if begin < seq:
+                self.positions, self.rows = known, rows
+                raise TableClash(self.path, f"the events of {node} from seq {begin} on")
 
     def refresh(self) -> None:
         """Read the progress from the table."""

@@ -1,5 +1,6 @@
 """Tables of events and epoch files: SyncStateSets, records that an unclean election removed, epochs."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,12 +8,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaSnapshot
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.epochs import EpochRow, EpochsJob
 from spark_jobs.run import materialize
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables import schemas, transforms
-from spark_jobs.tables.table import SYNC_STATE_SETS, table_path
+from spark_jobs.tables.table import SYNC_STATE_SETS, TableClash, table_path
 from tests.spark.conftest import endpoints
 from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FIRST_TIMESTAMP_MS, FakeLog, FakeReplica
@@ -126,3 +128,44 @@ def test_a_driver_that_paused_before_it_wrote_leaves_the_newer_files_of_another_
     log.open_term(5, "n1")
     assert paused.refresh()
     assert len(list(rows_of(tmp_path / "epoch_files"))) == 5 * len(replicas)
+
+
+def test_epochs_that_are_taken_from_a_followed_table_are_reported_and_files_written_again(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
+) -> None:
+    """In a log whose epochs do not change."""
+    client = LogReads([replica.url for replica in replicas], "default")
+    paths = [str(tmp_path / name) for name in ("epochs", "epoch_files")]
+    job = EpochsJob(no_spark(), client, *paths)
+    assert job.refresh()
+    before = [DeltaLog(path).snapshot() for path in paths]
+    log.open_term(3, "n2")
+    assert job.refresh()
+    assert job.refresh()
+    restore(paths[1], before[1])
+    assert {row["epoch"] for row in rows_of(tmp_path / "epoch_files")} == {1, 2}
+    assert job.refresh()
+    found = {(row["node"], row["epoch"]) for row in rows_of(tmp_path / "epoch_files")}
+    assert found == {(replica.node, epoch) for replica in replicas for epoch in (1, 2, 3)}
+    restore(paths[0], before[0])
+    with pytest.raises(TableClash, match="epochs refuses the epochs 2, 3, which it does not hold"):
+        job.refresh()
+
+
+def restore(path: str, old: DeltaSnapshot | None) -> None:
+    """Restore a table to a version, whose files are still there."""
+    new = DeltaLog(path).snapshot()
+    assert old is not None
+    assert new is not None
+    taken = ({"remove": {"path": name, "dataChange": True}} for name in new.files)
+    added = (file for version in range(old.version + 1) for file in lines(path, version, "add"))
+    kept = (file for file in added if file["add"]["path"] in old.files)
+    actions = [{"commitInfo": {"operation": "RESTORE"}}, *taken, *kept]
+    name = Path(path) / LOG_FOLDER / f"{new.version + 1:020d}.json"
+    name.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+
+
+def lines(path: str, version: int, kind: str) -> list[dict[str, Any]]:
+    """Return the actions of one kind in a commit."""
+    text = (Path(path) / LOG_FOLDER / f"{version:020d}.json").read_text()
+    return [action for action in map(json.loads, text.splitlines()) if kind in action]

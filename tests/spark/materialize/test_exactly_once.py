@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -15,6 +14,7 @@ from spark_jobs.errors import LogClash
 from spark_jobs.materialize import entries as entries_of_a_log
 from spark_jobs.materialize.entries import EntriesJob
 from spark_jobs.source.log_reads import LogReads
+from spark_jobs.tables.removals import TableReplaced
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.table import (
     ENTRIES,
@@ -212,7 +212,7 @@ def test_a_table_that_was_removed_is_made_again_from_its_begin(
     first.open()
     write(first, batch, 40)
     shutil.rmtree(first.path)
-    with pytest.raises(AnalysisException, match="PATH_NOT_FOUND"):
+    with pytest.raises(TableReplaced, match="its folder was removed"):
         write(first, batch, 50)
     first.open()
     write(first, batch, 50)

@@ -13,6 +13,7 @@ from spark_jobs.materialize.entries import EntriesJob
 from spark_jobs.tables import table_writer
 from spark_jobs.tables.data_files import write_file
 from spark_jobs.tables.local_commits import LocalTable
+from spark_jobs.tables.removals import TableReplaced
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import ENTRIES, MAX_REFUSALS, TableClash
 from spark_jobs.tables.table_writer import TableWriter
@@ -119,6 +120,24 @@ def test_rows_that_were_taken_behind_removed_commits_are_noticed(
     commit_of_user(job, "RESTORE", {"remove": {"path": newest_file(job), "dataChange": True}})
     with pytest.raises(TableClash):
         job.take(rows(52, 60), 0.0)
+
+
+def test_a_table_that_another_driver_has_made_again_gets_no_gap(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
+) -> None:
+    """Its folder was removed, and the other driver has not reached the end of the old one."""
+    job, rows = job_with_two_commits(replicas, tmp_path)
+    (tmp_path / "entries").rename(tmp_path / "away")
+    other, _ = opened_job(replicas, tmp_path)
+    assert other.take(rows(0, 20), 0.0)
+    with pytest.raises(TableReplaced, match="its folder was removed"):
+        job.take(rows(50, 60), 0.0)
+    job.open()
+    assert not job.take(rows(50, 60), 0.0)
+    assert job.take(rows(20, 60), 0.0)
+    held = read_plain(job.path, ENTRIES.schema, ["index"])
+    assert held is not None
+    assert sorted(held["index"].to_pylist()) == [index for index in DATA if index < 60]
 
 
 @pytest.mark.parametrize("restarted", [False, True])
