@@ -32,6 +32,7 @@ from spark_jobs.tables.data_files import DeltaAction, WrittenFile, compact_json,
 WRITER_FEATURES = ("domainMetadata", "clustering", "invariants", "appendOnly")  # of a clustered table
 HARMLESS_FEATURES = ("checkpointProtection",)  # left by DROP FEATURE: binds those that remove old commits
 CHECKPOINT_INTERVAL = "delta.checkpointInterval"
+INVARIANTS = "delta.invariants"
 APPEND_ONLY = "delta.appendOnly"
 ENGINE = "commitlog"
 REFUSALS = (  # of a link that was not made
@@ -86,6 +87,7 @@ class LocalTable:
         self.path = Path(path)
         self._request_checkpoint = request_checkpoint
         self._log = DeltaLog(path, keeps_files=keeps_files)
+        self._known_schema = ""  # without rules
 
     def create(
         self,
@@ -285,6 +287,10 @@ class LocalTable:
             )
         if snapshot.partition_columns:
             raise NeedsSpark(f"{self.path} is partitioned")
+        if snapshot.schema != self._known_schema:
+            if has_rules(json.loads(snapshot.schema)):
+                raise NeedsSpark(f"{self.path} has rules for its columns, such as NOT NULL")
+            self._known_schema = snapshot.schema
         return snapshot
 
     def _extend(self, snapshot: DeltaSnapshot, actions: Sequence[DeltaAction]) -> bool:
@@ -327,6 +333,16 @@ class LocalTable:
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+
+def has_rules(schema: Any) -> bool:
+    """Return whether a schema, in Spark's JSON, or a part of it has a column that refuses values."""
+    if isinstance(schema, list):
+        return any(map(has_rules, schema))
+    if not isinstance(schema, dict):
+        return False
+    is_strict = schema.get("nullable") is False or INVARIANTS in schema.get("metadata", {})
+    return is_strict or any(map(has_rules, schema.values()))
 
 
 def _is_linked(file: Path, name: Path) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from app.tables.delta_log import LOG_FOLDER, DeltaLog
@@ -208,6 +209,26 @@ def test_commits_that_the_plain_protocol_cannot_make_are_left_to_spark(
     (log / f"{1:020d}.json").write_text(json.dumps({"protocol": protocol}) + "\n")
     with pytest.raises(NeedsSpark, match="checkConstraints"):
         append(table, 1, 2)
+
+
+@pytest.mark.parametrize("place", ["key", "headers"])
+@pytest.mark.parametrize("rule", [{"nullable": False}, {"metadata": {"delta.invariants": "{}"}}])
+def test_a_table_with_a_rule_for_a_column_is_left_to_spark(
+    made: Callable[[], LocalTable], place: str, rule: dict[str, Any]
+) -> None:
+    """NOT NULL, of a table that a user has made or replaced: Spark checks it. Also within a column."""
+    table = made()
+    assert append(table, 0, 10)
+    [line] = ((table.path / LOG_FOLDER) / f"{0:020d}.json").read_text().splitlines()[1:2]
+    metadata = json.loads(line)
+    schema = json.loads(metadata["metaData"]["schemaString"])
+    [column] = (each for each in schema["fields"] if each["name"] == place)
+    (column["type"]["elementType"]["fields"][0] if place == "headers" else column).update(rule)
+    metadata["metaData"]["schemaString"] = json.dumps(schema)
+    (table.path / LOG_FOLDER / f"{2:020d}.json").write_text(json.dumps(metadata) + "\n")
+    with pytest.raises(NeedsSpark, match="has rules for its columns"):
+        append(table, 10, 20)
+    assert len(list(table.path.glob("*.parquet"))) == 1
 
 
 def test_files_of_a_commit_that_may_have_been_made_stay(
@@ -453,6 +474,8 @@ def test_spark_and_the_driver_write_one_table(spark: SparkSession, tmp_path: Pat
     assert json.loads((log / "_last_checkpoint").read_text())["version"] >= 100
     assert len(list(log.glob("*.checkpoint.parquet"))) == 1
     assert read_table(spark, paths[0]).count() == 140
+    with pytest.raises(AnalysisException, match="nullable column to non-nullable"):
+        spark.sql(f"ALTER TABLE {identifier(paths[0])} ALTER COLUMN key SET NOT NULL")
     history = spark.sql(f"DESCRIBE HISTORY {identifier(paths[0])}").collect()
     assert history[-2]["userMetadata"] == '{"first": 0}'
     spark.sql(f"RESTORE TABLE {identifier(paths[0])} TO VERSION AS OF 1")
