@@ -1,5 +1,6 @@
 """One append request, free of any framework."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -83,16 +84,15 @@ class AppendHead:
         return self._parameters
 
 
-def media_type_of(given: bytes) -> str:
-    """Return a Content-Type without its parameters. given: b"" if it is missing. Raises
-    UnsupportedMediaType."""
+def media_type_of(given: bytes, known: Sequence[str] = MEDIA_TYPES) -> str:
+    """Return a Content-Type without its parameters. given: b"" if it is missing. known: the accepted types.
+    Raises UnsupportedMediaType."""
     name = given.partition(b";")[0].strip().lower()
     media_type = _AS_SENT.get(given) or _AS_SENT.get(name)
-    if media_type is not None:
+    if media_type is not None and media_type in known:
         return media_type
-    known = ", ".join(MEDIA_TYPES)
     received = f"got {name.decode('latin-1')!r}" if given else "but it is missing"
-    raise UnsupportedMediaType(f"Content-Type must be one of {known}, {received}")
+    raise UnsupportedMediaType(f"Content-Type must be one of {', '.join(known)}, {received}")
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ from app.api.append.handler import AppendHandler
 from app.api.append.openapi import STREAM_EXTRA, STREAM_RESPONSES
 from app.api.append.parameters import AppendParameters, parse_append_query
 from app.api.append.stream_groups import lines_of_answers, records_of_group, take_group
-from app.api.append.stream_pieces import pieces_of
+from app.api.append.stream_pieces import STREAM_TYPES, pieces_of
 from app.api.http.dependencies import LogName, NodeBroker, request_id_of, target_of
 from app.api.http.leader_headers import log_headers
 from app.api.http.leader_proxy import LeaderProxy
@@ -84,7 +84,7 @@ async def append_stream(request: Request, broker: NodeBroker, log: LogName) -> R
         )
     if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
         raise UnsupportedMediaType("a stream of appends has no Content-Encoding; compress single appends")
-    media_type = media_type_of(headers.get(b"content-type", b""))
+    media_type = media_type_of(headers.get(b"content-type", b""), STREAM_TYPES)
     parameters = parse_append_query(request.scope["query_string"])
     limit = broker.settings.limits.max_request_bytes
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from app.errors import CommitlogError, InvalidBody, TooLarge, UnsupportedMediaType
+from app.errors import CommitlogError, InvalidBody, TooLarge
 from app.media_types import ARROW_STREAM, BATCHES, JSON, NDJSON
 from storage.format.batch import HEADER_SIZE_BYTES, stored_size
 
@@ -22,16 +22,13 @@ def pieces_of(
     """Return the Content-Type of one piece, and the pieces in lists, none empty: each piece is the body of
     one append, at most max_bytes.
 
-    The iterator raises TooLarge or InvalidBody. Raises UnsupportedMediaType.
+    media_type: one of STREAM_TYPES. The iterator raises TooLarge or InvalidBody.
     """
     if media_type == NDJSON:
         return JSON, _lines(body, max_bytes)
     if media_type == BATCHES:
         return BATCHES, _batches(body, max_bytes)
-    if media_type == ARROW_STREAM:
-        return ARROW_STREAM, _arrow(body, max_bytes)
-    known = ", ".join(STREAM_TYPES)
-    raise UnsupportedMediaType(f"Content-Type of a stream must be one of {known}")
+    return ARROW_STREAM, _arrow(body, max_bytes)
 
 
 def _too_large(max_bytes: int) -> TooLarge:

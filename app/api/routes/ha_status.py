@@ -42,7 +42,7 @@ HA_STATUS_EXAMPLE: Final = {
 @router.get(
     "/v1/logs/{log}/ha-status",
     tags=["logs"],
-    summary="Gap and transfer rate of each slave",
+    summary="Get the gap and the transfer rate of each slave",
     description="This node's view. The master lists its slaves: the gap in bytes, the rate over about a "
     "second, and the reason if the slave was refused. A slave reports its connection to the master as "
     "`link`. `acks_needed`: number of slaves that must confirm a synchronous append. `waits_for`: the "

@@ -90,7 +90,7 @@ class LogsQuery(QueryModel):
 
 @router.get(
     "/v1/logs",
-    summary="All logs",
+    summary="List the logs",
     responses=answers(example={"logs": [LOG_EXAMPLE]}, of_a_log=False),
     response_class=Response,
 )
@@ -153,7 +153,7 @@ async def create_log(call: Call, query: Nothing) -> Response:
 
 @router.get(
     "/v1/logs/{log}",
-    summary="One log's settings",
+    summary="Get the settings of a log",
     responses=answers(example=LOG_EXAMPLE, headers=(ETAG,)),
     response_class=Response,
 )
@@ -166,7 +166,7 @@ async def one_log(call: Call, log: LogName, query: Nothing) -> Response:
 
 @router.patch(
     "/v1/logs/{log}",
-    summary="Change a log's settings",
+    summary="Change the settings of a log",
     description=(
         "With `If-Match` the change applies only if the version is equal. When the response arrives, every "
         "live node has applied the change. For a log of the configuration file, the newest change applies: "

@@ -178,7 +178,7 @@ async def read_one(
 
 @router.get(
     "/v1/logs/{log}/tail",
-    summary="Begin and end of a log",
+    summary="Get the begin and the end of a log",
     responses=answers("read-index-unavailable", "not-yet-replicated", example=TAIL_EXAMPLE),
     response_class=Response,
 )

@@ -114,7 +114,7 @@ def _expected(request: Request, newest: SchemaVersion | None) -> int | None:
 
 @router.get(
     "/v1/logs/{log}/schema",
-    summary="Newest schema of a log",
+    summary="Get the newest schema of a log",
     responses=answers(*_READS, example=SCHEMA_EXAMPLE, headers=(ETAG,)) | _UNCHANGED,
     response_class=Response,
 )
@@ -127,7 +127,7 @@ async def newest_schema(call: Call, log: LogName, query: Consistent, min_index: 
 
 @router.get(
     "/v1/logs/{log}/schemas/{version}",
-    summary="One version of the schema of a log",
+    summary="Get a version of the schema of a log",
     responses=answers(*_READS, example=SCHEMA_EXAMPLE, headers=(ETAG,)) | _UNCHANGED,
     response_class=Response,
 )
@@ -143,7 +143,7 @@ async def one_schema(
 
 @router.get(
     "/v1/logs/{log}/schemas",
-    summary="All versions of the schema of a log",
+    summary="List the versions of the schema of a log",
     description="Oldest first; empty for a log without a schema. With `Commitlog-Min-Index` the list is "
     "complete for all records up to that index. The ETag is the newest version, 0 without a schema.",
     responses=answers(*_CONFIRMED, example={"schemas": [SCHEMA_EXAMPLE]}, headers=(ETAG,)) | _UNCHANGED,

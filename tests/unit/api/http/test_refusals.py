@@ -60,6 +60,24 @@ def test_a_refused_type_is_named(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_stream_is_refused_with_the_types_of_a_stream(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with node_in_process(tmp_path) as node:
+            for given, received in (
+                ("text/plain", "got 'text/plain'"),
+                ("application/json", "got 'application/json'"),
+            ):
+                answer = await node.client.post(
+                    f"{LOG}/records:stream", content=b"{}", headers={"Content-Type": given}
+                )
+                assert await _problem(answer, "unsupported-media-type") == (
+                    "Content-Type must be one of application/x-ndjson, application/vnd.apache.arrow.stream, "
+                    f"application/vnd.commitlog.batch, {received}"
+                )
+
+    asyncio.run(run())
+
+
 def test_the_default_log_cannot_be_deleted_in_the_configuration_either(tmp_path: Path) -> None:
     async def run() -> None:
         async with node_in_process(tmp_path) as node:
