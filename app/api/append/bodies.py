@@ -154,7 +154,7 @@ def _arrow(body: bytes, media_type: str, limits: Limits) -> RecordTable:
             max_record_headers=limits.max_record_headers,
         )
     except EmptyBody as error:
-        raise InvalidRequest(("", str(error))) from error
+        raise InvalidRequest(("", "must contain at least one record")) from error
     except BodyTooLarge as error:
         raise TooLarge(str(error), error.limit, error.limit_name) from error
     except storage_errors.InvalidRecords as error:

@@ -233,7 +233,7 @@ def _lines_one_by_one(body: bytes, limits: Limits) -> RecordColumns:
             decoder = _COUNTED_RECORD if _counts(line, limits) else _RECORD
             add_record(columns, decode(decoder, line, pointer), pointer, limits)
     if columns.count == 0:
-        raise InvalidRequest(("", "the body must contain at least one record"))
+        raise InvalidRequest(("", "must contain at least one record"))
     return columns
 
 

@@ -51,6 +51,18 @@ def test_the_detail_of_a_refused_append_names_what_differs(tmp_path: Path) -> No
     asyncio.run(run())
 
 
+def test_an_append_without_records_is_a_fault_of_the_body(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with node_in_process(tmp_path) as node:
+            lines = {"Content-Type": "application/x-ndjson"}
+            answer = await node.client.post(f"{LOG}/records", content=b"\n", headers=lines)
+            detail = "must contain at least one record"
+            assert await _problem(answer, "invalid-request") == f"the body: {detail}"
+            assert answer.json()["errors"] == [{"pointer": "", "detail": detail}]
+
+    asyncio.run(run())
+
+
 def test_a_refused_type_is_named(tmp_path: Path) -> None:
     async def run() -> None:
         async with node_in_process(tmp_path) as node:
