@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from typing import Final, Protocol
 
 from msgspec import UNSET
@@ -26,6 +26,15 @@ class RepairState(StrEnum):
     FETCHING = "fetching"
     WAITING = "waiting"  # no peer can help yet
     OPENING = "opening"
+
+
+class RangeOutcome(Enum):
+    """Outcome of the repair of one range."""
+
+    RESTORED = auto()
+    LATER_BEGIN = auto()  # the log begins later, and must be surveyed again
+    UNCOMMITTED = auto()  # the group has other records there, or none
+    LOST = auto()
 
 
 @dataclass(slots=True)

@@ -20,22 +20,21 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
-from enum import Enum, auto
 from functools import partial
 from typing import Final
 
-from app.log.contract import NO_INDEX
 from app.log.driver_interfaces import Clock
 from app.log.events import Corruption, Repair
-from app.log.state import DAY_MS, Membership
 from app.log.terms import is_plausible_term
 from app.node.job_threads import in_thread
 from app.node.network.peer_calls import PeerCalls
+from app.node.repair.copy_files import CopyFiles
 from app.node.repair.fetch import Fetch, Outlook
 from app.node.repair.interfaces import (
     Damaged,
     DamagedCopy,
     FoundDamage,
+    RangeOutcome,
     RepairHost,
     RepairResult,
     RepairState,
@@ -43,14 +42,8 @@ from app.node.repair.interfaces import (
 from app.node.repair.marker import Note
 from app.node.repair.peer_replicas import PeerReplicas
 from app.node.replica.driver import LogDriver
-from app.node.state.checkpoints import load_snapshot, load_state
-from storage.care.begin import begin_with
-from storage.care.end import end_before
-from storage.care.intact import intact_batches
-from storage.care.patch import batch_in, patch, proves
-from storage.care.survey import NO_OFFSET, Damage, Survey, survey
+from storage.care.survey import NO_OFFSET, Damage
 from storage.errors import (
-    CorruptFile,
     CorruptLog,
     DiskError,
     InvariantError,
@@ -62,14 +55,9 @@ from storage.errors import (
 )
 from storage.format.batch import Batch
 from storage.format.segment_format import segment_offset
-from storage.log.aside import set_aside
-from storage.log.checkpoint import Checkpoint, CheckpointFile, SnapshotFile
 from storage.log.clean_stop import OPENED_NAME
-from storage.log.commitlog import Commitlog
-from storage.log.hard_state import HardState, HardStateFile
-from storage.log.log_folder import MANIFEST_NAME
+from storage.log.hard_state import HardState
 from storage.log.origin import ORIGIN_NAME
-from storage.log.recovery import Recovery
 
 logger = logging.getLogger(__name__)
 
@@ -80,15 +68,6 @@ SAME_DAMAGE_MAX: Final = 3  # repairs allowed per file before the log is set asi
 _NOTES: Final = ("group", OPENED_NAME, ORIGIN_NAME, "replica")  # beside the log; without them it is in doubt
 _RETRY_FIRST_S: Final = 0.2
 _RETRY_LAST_S: Final = 5.0
-
-
-class RangeOutcome(Enum):
-    """Outcome of the repair of one range."""
-
-    RESTORED = auto()
-    LATER_BEGIN = auto()  # the log begins later, and must be surveyed again
-    UNCOMMITTED = auto()  # the group has other records there, or none
-    LOST = auto()
 
 
 class GivenUp(Exception):
@@ -108,17 +87,14 @@ class LogRepair:
         self.left: list[Damage] = []  # ranges not repaired yet
         self._is_surveyed = False  # `left` has every damage of the log as it is now
         self._host = host
-        self._files = copy.files
         self._folder = copy.folder
+        self._copy = CopyFiles(copy, found.held_index)
         self._log_name = copy.log_name
         self._log_id = copy.log_id
         self._node_id = copy.node_id
         self._keeps_promises = found.sound  # nothing that was acknowledged or voted before is missing
         self._lacks_records = False
-        self._held_index = found.held_index
         self._votes = copy.votes
-        self._storage = copy.storage
-        self._state_type = copy.state_type
         self._marker = copy.marker
         self._calls = calls
         self._clock = clock
@@ -142,15 +118,6 @@ class LogRepair:
         self._majority = max(map(len, groups)) // 2 + 1
         self._peer_replicas = PeerReplicas(self._calls, self._log_id, self._holders)
 
-    def _saved_membership(self) -> Membership | None:
-        """Return the members that the saved state of the log names; None if it is lost, or names none."""
-        snapshot_file = SnapshotFile(self._files, f"{self._folder}/state")
-        try:
-            found = load_snapshot(snapshot_file, idempotency_ms=DAY_MS, state_type=self._state_type)
-        except StorageError:
-            return None
-        return None if found is None else found[0].membership
-
     def give_up(self) -> None:
         """The log is to be deleted: end soon, and leave its files unchanged."""
         self._given_up.set()
@@ -171,15 +138,7 @@ class LogRepair:
         for damage in self.left:
             if damage.last_index >= first_index:
                 last_index = min(last_index, damage.first_index - 1)
-        checkpoint = await in_thread(self._checkpoint)
-        last_index = min(last_index, NO_INDEX if checkpoint is None else checkpoint.committed_index)
-        if last_index < first_index:
-            return ()
-        return await in_thread(
-            partial(
-                intact_batches, self._files, self._folder, self._log_id, first_index, last_index, max_bytes
-            )
-        )
+        return await in_thread(partial(self._copy.intact, first_index, last_index, max_bytes))
 
     async def run(self) -> None:
         """Run the repair; a failure of it does not affect the other logs of the node."""
@@ -195,7 +154,8 @@ class LogRepair:
         while True:
             try:
                 await in_thread(self._note)
-                if self._is_configured and (saved := await in_thread(self._saved_membership)) is not None:
+                saved = await in_thread(self._copy.saved_membership) if self._is_configured else None
+                if saved is not None:
                     # The log may name others than the configuration, which may be newer than the saved state.
                     self._set_group(saved.voters, self._voters, learners=saved.learners)
                 self._is_configured = False
@@ -237,7 +197,7 @@ class LogRepair:
                 since_ms,
                 self._keeps_promises,
                 self._lacks_records,
-                held_index=self._held_index,
+                held_index=self._copy.held_index,
             )
         )
 
@@ -256,10 +216,10 @@ class LogRepair:
         terms, one per campaign: it adds VOTE_GAP, which is more than they can have had. A damaged log is
         repaired first: it may name more voters.
         """
-        known = await in_thread(self._last_known)
+        known = await in_thread(self._copy.last_known)
         if known is None:
             await self._repair_batches()
-            known = await in_thread(self._last_known)
+            known = await in_thread(self._copy.last_known)
         term, voters = known or (0, ())
         asked = [*self._peers, *(voter for voter in voters if voter not in (*self._peers, self._node_id))]
         pause_s = _RETRY_FIRST_S
@@ -280,48 +240,17 @@ class LogRepair:
                 await self._pause(pause_s)
                 pause_s = min(_RETRY_LAST_S, 2 * pause_s)
         promise = HardState(term, self._node_id)
-
-        await in_thread(lambda: self._save_vote(promise))
+        await in_thread(partial(self._copy.save_vote, promise))
         self.result.small_files["vote"] = None
 
     async def _restore_epoch(self) -> None:
         """Replace a lost epoch: this copy may have opened a later one than its log shows, and must not
         open it again. As another replica it never will: each epoch is assigned to one replica (C-04)."""
         await self._doubt()
-        known = await in_thread(self._last_known)
+        known = await in_thread(self._copy.last_known)
         term = 0 if known is None else known[0]
-        await in_thread(lambda: self._save_vote(HardState(term, self._node_id)))
+        await in_thread(partial(self._copy.save_vote, HardState(term, self._node_id)))
         self.result.small_files["vote"] = None
-
-    def _last_known(self) -> tuple[int, tuple[str, ...]] | None:
-        """Return the term of the log's last batch, and the voters that the log itself names (R-10); None if
-        the log is damaged, too."""
-        try:
-            log = Commitlog.open(
-                self._files,
-                self._folder,
-                log_id=self._log_id,
-                config=self._storage,
-                committed_index=self._committed_index(),
-            )
-        except (CorruptLog, CorruptFile):
-            return None
-        try:
-            snapshot_file = SnapshotFile(self._files, f"{self._folder}/state")
-            state, _ = load_state(log, snapshot_file, idempotency_ms=DAY_MS, state_type=self._state_type)
-            membership = state.membership
-        except (CorruptFile, ValueError):  # the leader sends the state; use the configured voters
-            membership = None
-        finally:
-            log.close()
-        return log.last_term, () if membership is None else membership.voters
-
-    def _save_vote(self, promise: HardState) -> None:
-        path = f"{self._folder}/vote"
-        if self._files.exists(path):
-            self._files.remove(path)
-            self._files.sync_folder(self._folder)
-        HardStateFile(self._files, path).save(promise)
 
     # --- from damage to an open log ---------------------------------------------------------------------
 
@@ -350,7 +279,7 @@ class LogRepair:
         if self._unreadable_until_ms is None:
             self._unreadable_until_ms = now_ms + UNREADABLE_S * 1000
         is_over = now_ms >= self._unreadable_until_ms
-        if is_over and await self._peer_replicas.exist(max(0, await in_thread(self._committed_index))):
+        if is_over and await self._peer_replicas.exist(max(0, await in_thread(self._copy.committed_index))):
             return False
         self._wait(damage.reason)
         await self._pause(self._read_pause_s)
@@ -358,8 +287,7 @@ class LogRepair:
         return True
 
     async def _forget_held(self) -> None:
-        self._held_index = NO_INDEX
-        await in_thread(self._marker.forget_held)
+        await in_thread(self._copy.forget_held)
 
     async def _repair(self, cause: Damaged) -> None:
         """Repair one damage. If a file is still damaged after several repairs, start with an empty log."""
@@ -371,52 +299,37 @@ class LogRepair:
             and cause.path not in self._seen
             and segment_offset(name) is None
         ):
-            await in_thread(partial(self._read, cause.path))  # if that succeeds, there is nothing to repair
+            await in_thread(partial(self._copy.read, cause.path))  # it may be intact
         elif name == "vote":
-            if await in_thread(self._checkpoint) is None:
+            if await in_thread(self._copy.checkpoint) is None:
                 await self._judge_tail()
             await (self._restore_vote() if self._votes else self._restore_epoch())
         elif name == "checkpoint":
             await self._judge_tail()
-            await in_thread(lambda: self._remove(name))  # the leader sends the committed index
+            await self._remove(name)  # the leader sends the committed index
         elif name == "state":  # it is replayed, or received from the leader (state_transfer.py)
-            if self._is_alone and await in_thread(self._is_trimmed):
+            if self._is_alone and await in_thread(self._copy.is_trimmed):
                 await self._wait_for_operator(f"the state of the log is damaged: {cause}")
-            await in_thread(lambda: self._remove(name))
+            await self._remove(name)
         elif name in _NOTES:
             await self._doubt()
-            await in_thread(lambda: self._remove(name))
+            await self._remove(name)
         else:
             await self._repair_batches()
 
-    def _read(self, path: str) -> None:
-        """Read a small file. Raises DiskError."""
-        if self._files.exists(path):
-            self._files.read(path)
-
-    def _remove(self, name: str) -> None:
-        path = f"{self._folder}/{name}"
-        if self._files.exists(path):
-            self._files.remove(path)
-            self._files.sync_folder(self._folder)
+    async def _remove(self, name: str) -> None:
+        await in_thread(partial(self._copy.remove, name))
         self.result.small_files[name] = None
 
     async def _judge_tail(self) -> None:
         """Save a doubt if there is a torn tail: the checkpoint, which alone distinguishes it from damage, is
         lost. Called before the log is opened, which removes the tail. Raises StorageError."""
-        if await in_thread(self._recovery().has_torn_tail):
+        if await in_thread(self._copy.has_torn_tail):
             await self._doubt(lacks_records=True)
-
-    def _recovery(self) -> Recovery:
-        return Recovery(self._files, self._folder, self._log_id, self._committed_index())
-
-    def _is_trimmed(self) -> bool:
-        """Return whether the records from which the state would be replayed are not all here."""
-        return self._recovery().prepare().base_index > 0
 
     async def _repair_batches(self) -> None:
         self.state = RepairState.SURVEYING
-        if not await in_thread(lambda: self._files.exists(f"{self._folder}/{MANIFEST_NAME}")):
+        if not await in_thread(self._copy.has_manifest):
             await self._doubt(lacks_records=True)  # the survey treats a missing log as an empty one
         while await self._repair_found() is RangeOutcome.LATER_BEGIN:
             continue
@@ -424,7 +337,7 @@ class LogRepair:
     async def _repair_found(self) -> RangeOutcome:
         """Survey the log, and repair or set aside what is found."""
         self._is_surveyed = False
-        found = await in_thread(self._survey)
+        found = await in_thread(self._copy.survey)
         if found.structural:
             await self._set_aside(found.structural)
             return RangeOutcome.LOST
@@ -448,24 +361,6 @@ class LogRepair:
             del self.left[0]
         return RangeOutcome.RESTORED
 
-    def _survey(self) -> Survey:
-        return survey(self._files, self._folder, self._log_id, self._committed_index())
-
-    def _committed_index(self) -> int:
-        """Index up to which the log was committed or durable before the damage."""
-        held_index = max(self._held_index, self._marker.held_index)
-        checkpoint = self._checkpoint()
-        return held_index if checkpoint is None else max(held_index, checkpoint.committed_index)
-
-    def _checkpoint(self) -> Checkpoint | None:
-        """Return the checkpoint, None if it is damaged. Raises DiskError."""
-        try:
-            return CheckpointFile(self._files, f"{self._folder}/checkpoint").load()
-        except StorageError as error:
-            if isinstance(as_damage(error), Damaged):
-                return None
-            raise
-
     async def _repair_stretch(self, damage: Damage) -> RangeOutcome:
         """Fetch one range and write it in place, in pieces."""
         if not self._holders:
@@ -480,7 +375,7 @@ class LogRepair:
                     return await self._unrepaired(damage, fetch)
                 return await self._begin_later(fetch.trimmed_until)
             try:
-                rest = await in_thread(partial(self._patch, rest, batches))
+                rest = await in_thread(partial(self._copy.patch, rest, batches))
             except PatchRefused as error:
                 logger.error("log %s: the copies of the peers do not match: %s", self._log_name, error)
                 return await self._unrepaired(damage, fetch)
@@ -492,7 +387,7 @@ class LogRepair:
     async def _unrepaired(self, damage: Damage, fetch: Fetch) -> RangeOutcome:
         """Return whether the range, which no peer will send, was never committed: by the checkpoint, and by
         every peer. One that has trimmed it may only lack it."""
-        checkpoint = await in_thread(self._checkpoint)
+        checkpoint = await in_thread(self._copy.checkpoint)
         is_later = checkpoint is not None and damage.first_index > checkpoint.committed_index
         return RangeOutcome.UNCOMMITTED if is_later and not fetch.is_trimmed else RangeOutcome.LOST
 
@@ -505,7 +400,7 @@ class LogRepair:
         await self._doubt(lacks_records=True)
         await self._forget_held()
         try:
-            refused = await in_thread(partial(end_before, self._files, self._folder, damage))
+            refused = await in_thread(partial(self._copy.end_before, damage))
         except PatchRefused:
             return False
         if refused is not None:
@@ -527,22 +422,16 @@ class LogRepair:
             await self._pause(_RETRY_FIRST_S)
             return RangeOutcome.LATER_BEGIN
         is_damaged = any(damage.first_index <= index <= damage.last_index for damage in self.left)
-        if not is_damaged and await in_thread(partial(self._batch_in, batch.offset)) != batch:
+        if not is_damaged and await in_thread(partial(self._copy.batch_in, batch.offset)) != batch:
             return RangeOutcome.LOST
         try:
-            await in_thread(partial(begin_with, self._files, self._folder, self._log_id, batch))
+            await in_thread(partial(self._copy.begin_with, batch))
         except PatchRefused as error:
             logger.error("log %s: its begin cannot be moved: %s", self._log_name, error)
             return RangeOutcome.LOST
         logger.warning("log %s begins at index %d: all peers have trimmed to there", self._log_name, index)
         self.result.begin_index = index
         return RangeOutcome.LATER_BEGIN
-
-    def _batch_in(self, offset: int) -> Batch | None:
-        return batch_in(self._files, self._folder, self._log_id, offset)
-
-    def _patch(self, damage: Damage, batches: Sequence[Batch]) -> Damage | None:
-        return patch(self._files, self._folder, self._log_id, damage, batches)
 
     async def _fetch(self, fetch: Fetch, rest: Damage) -> Sequence[Batch]:
         """Return the next piece of a range; none if no peer will ever have it as it was here. rest: what is
@@ -569,7 +458,7 @@ class LogRepair:
         be there to commit it: this copy is missing, and another one may be in doubt."""
         answer = await self._peer_replicas.fetch(peer, rest.first_index, rest.last_index, held=True)
         batches = () if answer is None else answer.batches
-        is_proven = await in_thread(partial(proves, self._files, self._folder, self._log_id, rest, batches))
+        is_proven = await in_thread(partial(self._copy.proves, rest, batches))
         return batches if is_proven else ()
 
     # --- the last resort --------------------------------------------------------------------------------
@@ -584,10 +473,9 @@ class LogRepair:
             await self._pause(_RETRY_LAST_S)
             return
         logger.error("log %s: quarantined; a new copy is fetched from the leader: %s", self._log_name, reason)
-
         await self._doubt(lacks_records=True)
         await self._forget_held()
-        await in_thread(lambda: set_aside(self._files, self._folder))
+        await in_thread(self._copy.set_aside)
         self.left = []
         self.result.set_aside = True
 

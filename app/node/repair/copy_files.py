@@ -1,0 +1,154 @@
+"""Files of a log that is offline for its repair: what they contain, and single changes of them."""
+
+from collections.abc import Sequence
+
+from app.log.contract import NO_INDEX
+from app.log.state import DAY_MS, Membership
+from app.node.repair.interfaces import Damaged, DamagedCopy
+from app.node.state.checkpoints import load_snapshot, load_state
+from storage.care.begin import begin_with
+from storage.care.end import end_before
+from storage.care.intact import intact_batches
+from storage.care.patch import batch_in, patch, proves
+from storage.care.survey import Damage, Survey, survey
+from storage.errors import CorruptFile, CorruptLog, StorageError, as_damage
+from storage.format.batch import Batch
+from storage.log.aside import set_aside
+from storage.log.checkpoint import Checkpoint, CheckpointFile, SnapshotFile
+from storage.log.commitlog import Commitlog
+from storage.log.hard_state import HardState, HardStateFile
+from storage.log.log_folder import MANIFEST_NAME
+from storage.log.recovery import Recovery
+
+
+class CopyFiles:
+    """Each method reads or writes the disk, so a thread calls it. Each may raise StorageError.
+
+    held_index: index up to which this replica may have acknowledged when the damage was found.
+    """
+
+    def __init__(self, copy: DamagedCopy, held_index: int) -> None:
+        self.held_index = held_index
+        self._files = copy.files
+        self._folder = copy.folder
+        self._log_id = copy.log_id
+        self._storage = copy.storage
+        self._state_type = copy.state_type
+        self._marker = copy.marker
+
+    # --- what they contain ------------------------------------------------------------------------------
+
+    def saved_membership(self) -> Membership | None:
+        """Return the members that the saved state of the log names; None if it is lost, or names none."""
+        snapshot_file = SnapshotFile(self._files, f"{self._folder}/state")
+        try:
+            found = load_snapshot(snapshot_file, idempotency_ms=DAY_MS, state_type=self._state_type)
+        except StorageError:
+            return None
+        return None if found is None else found[0].membership
+
+    def last_known(self) -> tuple[int, tuple[str, ...]] | None:
+        """Return the term of the log's last batch, and the voters that the log itself names (R-10); None if
+        the log is damaged, too."""
+        try:
+            log = Commitlog.open(
+                self._files,
+                self._folder,
+                log_id=self._log_id,
+                config=self._storage,
+                committed_index=self.committed_index(),
+            )
+        except (CorruptLog, CorruptFile):
+            return None
+        try:
+            snapshot_file = SnapshotFile(self._files, f"{self._folder}/state")
+            state, _ = load_state(log, snapshot_file, idempotency_ms=DAY_MS, state_type=self._state_type)
+            membership = state.membership
+        except (CorruptFile, ValueError):  # the leader sends the state; use the configured voters
+            membership = None
+        finally:
+            log.close()
+        return log.last_term, () if membership is None else membership.voters
+
+    def checkpoint(self) -> Checkpoint | None:
+        """Return the checkpoint, None if it is damaged."""
+        try:
+            return CheckpointFile(self._files, f"{self._folder}/checkpoint").load()
+        except StorageError as error:
+            if isinstance(as_damage(error), Damaged):
+                return None
+            raise
+
+    def committed_index(self) -> int:
+        """Return the index up to which the log was committed or durable before the damage."""
+        held_index = max(self.held_index, self._marker.held_index)
+        checkpoint = self.checkpoint()
+        return held_index if checkpoint is None else max(held_index, checkpoint.committed_index)
+
+    def has_manifest(self) -> bool:
+        return self._files.exists(f"{self._folder}/{MANIFEST_NAME}")
+
+    def has_torn_tail(self) -> bool:
+        return self._recovery().has_torn_tail()
+
+    def is_trimmed(self) -> bool:
+        """Return whether the records from which the state would be replayed are not all here."""
+        return self._recovery().prepare().base_index > 0
+
+    def _recovery(self) -> Recovery:
+        return Recovery(self._files, self._folder, self._log_id, self.committed_index())
+
+    def survey(self) -> Survey:
+        return survey(self._files, self._folder, self._log_id, self.committed_index())
+
+    def intact(self, first_index: int, last_index: int, max_bytes: int) -> tuple[Batch, ...]:
+        """Return consecutive committed batches from the one that begins at `first_index`, if it is intact.
+        last_index: before any damage."""
+        checkpoint = self.checkpoint()
+        last_index = min(last_index, NO_INDEX if checkpoint is None else checkpoint.committed_index)
+        if last_index < first_index:
+            return ()
+        return intact_batches(self._files, self._folder, self._log_id, first_index, last_index, max_bytes)
+
+    def batch_in(self, offset: int) -> Batch | None:
+        return batch_in(self._files, self._folder, self._log_id, offset)
+
+    def proves(self, damage: Damage, batches: Sequence[Batch]) -> bool:
+        return proves(self._files, self._folder, self._log_id, damage, batches)
+
+    def read(self, path: str) -> None:
+        """Read a small file: what matters is whether that succeeds."""
+        if self._files.exists(path):
+            self._files.read(path)
+
+    # --- changes ----------------------------------------------------------------------------------------
+
+    def save_vote(self, promise: HardState) -> None:
+        self.remove("vote")
+        HardStateFile(self._files, f"{self._folder}/vote").save(promise)
+
+    def remove(self, name: str) -> None:
+        """Remove a small file, if it is there."""
+        path = f"{self._folder}/{name}"
+        if self._files.exists(path):
+            self._files.remove(path)
+            self._files.sync_folder(self._folder)
+
+    def forget_held(self) -> None:
+        self.held_index = NO_INDEX
+        self._marker.forget_held()
+
+    def patch(self, damage: Damage, batches: Sequence[Batch]) -> Damage | None:
+        """Raises PatchRefused."""
+        return patch(self._files, self._folder, self._log_id, damage, batches)
+
+    def end_before(self, damage: Damage) -> StorageError | None:
+        """Raises PatchRefused."""
+        return end_before(self._files, self._folder, damage)
+
+    def begin_with(self, batch: Batch) -> None:
+        """Raises PatchRefused."""
+        begin_with(self._files, self._folder, self._log_id, batch)
+
+    def set_aside(self) -> None:
+        set_aside(self._files, self._folder)
