@@ -63,7 +63,7 @@ class EntryHandler:
         self._acked_index = NO_INDEX  # the last one received since the last comparison
         self._leader_committed = NO_INDEX
         self._is_vouched = False
-        self._vouched_index = NO_INDEX  # the committed index sent to this incarnation after a comparison
+        self._vouched_index = NO_INDEX  # the first committed index after a comparison with this incarnation
         self._last_check_ms = 0
 
     def handle(self, request: PushRequest, now_ms: int) -> None:
@@ -76,9 +76,9 @@ class EntryHandler:
         self._session = request.session
         self._take_durability(request)
         self._leader_committed = max(self._leader_committed, request.committed_index)
-        if request.type in (PushType.APPEND, PushType.COMMIT):
-            self._is_vouched = True
-            self._vouched_index = max(self._vouched_index, request.committed_index)
+        if request.type in (PushType.APPEND, PushType.COMMIT) and not self._is_vouched:
+            self._is_vouched = True  # later ones would move on with each append
+            self._vouched_index = request.committed_index
         if request.type is PushType.APPEND:
             self._append(request, now_ms)
         elif request.type is PushType.COMMIT:

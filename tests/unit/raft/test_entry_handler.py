@@ -4,7 +4,7 @@ import pytest
 
 from app.log.contract import NO_INDEX, Reset, TruncateAfter
 from app.raft.config import RaftConfig
-from app.raft.messages import PushAnswer, PushCode, PushRequest, PushType
+from app.raft.messages import Heartbeat, PushAnswer, PushCode, PushRequest, PushType
 from storage.format.batch import Batch
 from tests.unit.raft.support import Group, Member, MemoryLog, log_of
 
@@ -410,3 +410,22 @@ def test_with_nothing_that_may_agree_the_answer_names_no_index() -> None:
     leader = Leader(log_of(1, 1), log_of(3, 3))
     [answer] = leader.compare(1)
     assert (answer.conflict_term, answer.conflict_index) == (0, NO_INDEX)
+
+
+@pytest.mark.rule("R-02")
+def test_a_doubt_ends_also_for_a_follower_that_lags_under_constant_load() -> None:
+    """No later commit of this leader counts an acknowledgement of an earlier incarnation."""
+    leader = Leader(log_of(*[5] * 12), log_of(5), committed=3)
+    leader.compare(0)
+    handler = leader.follower.core._handler
+    ends = []
+    for index in range(1, 9):
+        leader.append(index)
+        leader.committed_index += 1  # the others hold three records more
+        if handler.holds_all_committed:
+            ends.append(index)
+    assert ends == [3, 4, 5, 6, 7, 8]
+    leader.term = 6  # another leader: what its term has committed is unknown
+    leader.committed_index = 11
+    leader.follower.step("n1", Heartbeat(6, "n1", 11, 1))
+    assert not handler.holds_all_committed
