@@ -3,6 +3,9 @@
 The rows stay in Arrow from the log to the file. Spark's own writer turns them into rows of the JVM and
 encodes these again: three times the work for records of 1 KiB. The driver commits all files of a batch
 together; those of a batch that failed are removed.
+
+Spark ends the tasks of a batch that failed some seconds later. So each looks for the file `backlog-BATCH`,
+which the driver removes first: once its own file is there, either the driver or the task removes that.
 """
 
 import uuid
@@ -15,6 +18,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import InputPartition
 
+from spark_jobs.errors import SourceError
 from spark_jobs.session.spark_session import is_remote
 from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.reading import RecordsPartition, read_records
@@ -26,6 +30,19 @@ from storage.units import MIB
 BACKLOG_TAG = "commitlog-backlog"  # of what Spark runs for a large batch
 PIECE_BYTES = 64 * MIB  # of a row group, in memory
 
+
+class BatchEnded(SourceError):
+    """The batch of a task has failed, or another attempt of the task has succeeded."""
+
+    condition = "COMMITLOG_BATCH_ENDED"
+
+    def __init__(self, running: Path) -> None:
+        super().__init__(
+            f"the batch of this task has ended: {running} is not there. The folder of the tables must be one "
+            "that the driver and all executors share"
+        )
+
+
 Numbered = tuple[int, InputPartition]
 
 
@@ -35,16 +52,20 @@ def write_backlog(
     """Write the data records of the partitions, one file for each that has any. Raises what a task raises, as
     text in an error of Spark."""
     batch = str(uuid.uuid4())
+    running = folder / f"backlog-{batch}"  # VACUUM removes that of a driver that was killed
     context = spark.sparkContext
     write = partial(_write_partition, options, str(folder), batch)
     context.addJobTag(BACKLOG_TAG)
     try:
+        running.touch()
         made = context.parallelize(list(enumerate(partitions)), len(partitions)).map(write).collect()
     except BaseException:
+        running.unlink(missing_ok=True)
         for left in folder.glob(f"part-*-{batch}-*"):
             left.unlink(missing_ok=True)
         raise
     finally:
+        running.unlink(missing_ok=True)
         context.removeJobTag(BACKLOG_TAG)
     return [file for file in made if file is not None]
 
@@ -70,11 +91,19 @@ def _write_partition(
     del first  # it would stay in memory until the end of the task
     return write_pieces(
         Path(folder),
-        pieces,
+        _while_there(Path(folder, f"backlog-{batch}"), pieces),
         schema,
         ENTRIES.statistics,
         name=f"part-{number:05d}-{batch}-{uuid.uuid4()}.snappy.parquet",
     )
+
+
+def _while_there(running: Path, pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yield the pieces. Raises BatchEnded."""
+    for piece in pieces:
+        if not running.exists():
+            raise BatchEnded(running)
+        yield piece
 
 
 def in_pieces(batches: Iterable[pa.RecordBatch], piece_bytes: int) -> Iterator[pa.Table]:

@@ -2,18 +2,20 @@
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from app.tables.delta_log import DeltaLog
+from app.tables.delta_log import LOG_FOLDER, DeltaLog
 from spark_jobs.errors import LogTrimmed, ShortRead, own_error
 from spark_jobs.materialize import backlog
 from spark_jobs.materialize import entries as entries_of_a_log
-from spark_jobs.materialize.backlog import in_pieces
+from spark_jobs.materialize.backlog import BatchEnded, in_pieces
 from spark_jobs.materialize.entries import EntriesJob
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.options import SourceOptions
@@ -213,6 +215,42 @@ def test_a_batch_of_which_a_task_fails_leaves_no_file(
     assert checked_indexes(folder) == []
     assert writer.step()
     assert checked_indexes(folder) == DATA
+
+
+def test_a_task_that_outlives_its_batch_leaves_no_file(
+    job: Callable[..., EntriesJob], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark ends the other tasks of a job that failed or was interrupted some seconds later."""
+    outliving: list[Callable[[], Any]] = []
+    spark = no_spark()
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupted(elements: list[Any], slices: int) -> Any:
+        def begin(task: Callable[[Any], Any]) -> Any:
+            outliving.extend(partial(task, element) for element in elements)
+            return SimpleNamespace(collect=fail)
+
+        return SimpleNamespace(map=begin)
+
+    def fail() -> None:
+        assert outliving.pop()() is not None  # this one has ended before
+        raise Interrupted
+
+    writer = job(spark)
+    with monkeypatch.context() as patched:
+        patched.setattr(spark.sparkContext, "parallelize", interrupted)
+        with pytest.raises(Interrupted):
+            writer.step()
+    assert [path.name for path in folder.iterdir()] == [LOG_FOLDER]
+    for task in outliving:
+        with pytest.raises(BatchEnded):
+            task()
+    assert [path.name for path in folder.iterdir()] == [LOG_FOLDER]
+    assert writer.step()
+    assert checked_indexes(folder) == DATA
+    assert len(list(folder.iterdir())) == 1 + 4
 
 
 def test_a_failure_of_a_task_of_spark_is_known_by_its_kind(
