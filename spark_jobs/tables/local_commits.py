@@ -133,8 +133,11 @@ class LocalTable:
                 }
             },
         ]
+        log = self.path / LOG_FOLDER
+        new = [folder for folder in (log, *log.parents) if not folder.is_dir()]
         try:
-            (self.path / LOG_FOLDER).mkdir(parents=True, exist_ok=True)
+            log.mkdir(parents=True, exist_ok=True)
+            sync_to_disk(*(folder.parent for folder in new))
         except OSError as error:
             raise NeedsSpark(f"{self.path}: {error}") from error
         return self._commit(0, actions)

@@ -132,6 +132,28 @@ def test_a_commit_is_made_once_its_rows_are_on_disk(
     assert after == [str(table.path / LOG_FOLDER)]
 
 
+def test_the_folders_of_a_new_table_are_on_disk_before_its_first_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut may take a table with rows that the log has trimmed since."""
+    sync, link, steps = os.fsync, os.link, list[str]()
+
+    def fsync(file: int) -> None:
+        sync(file)
+        steps.append(str(Path(f"/proc/self/fd/{file}").readlink()))
+
+    def linked(source: Path, target: Path) -> None:
+        link(source, target)
+        steps.append("commit")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "link", linked)
+    folder = tmp_path / "tables" / "default" / "entries"
+    assert create(table_at(str(folder)))
+    before = steps[: steps.index("commit")]
+    assert {str(each) for each in (tmp_path, *folder.parents[:2], folder)} <= set(before)
+
+
 def test_a_claim_is_given_to_one_writer_only(made: Callable[[], LocalTable]) -> None:
     one, two = made(), made()
     assert not create(one)
