@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TextIO
 
-from app.client import ClientError, CommitlogClient
+from app.client import ClientError, CommitlogClient, Problem
 from app.local.processes import ChildProcess
 
 PEER_PORT_DISTANCE = 1_000
@@ -148,23 +148,16 @@ class LocalCluster:
         with CommitlogClient(self.urls, give_up_s=0) as client:
             waiting = list(self.nodes)
             while waiting:
-                waiting = [node for node in waiting if not self._is_ready(client, node)]
+                obstacles = {node.id: _obstacle(client, node) for node in waiting}
+                waiting = [node for node in waiting if obstacles[node.id] is not None]
                 self._check_alive()
-                if time.monotonic() > deadline:
+                if waiting and time.monotonic() > deadline:
                     late = ", ".join(node.id for node in waiting)
                     logs = ", ".join(str(node.folder / "log") for node in waiting)
-                    raise ClusterError(f"{late} not ready after {timeout_s:.0f} s; see {logs}")
+                    reason = obstacles[waiting[0].id]
+                    raise ClusterError(f"{late} not ready after {timeout_s:.0f} s: {reason}; see {logs}")
                 if waiting:
                     time.sleep(POLL_S)
-
-    @staticmethod
-    def _is_ready(client: CommitlogClient, node: LocalNode) -> bool:
-        try:
-            client.connection.once("GET", node.url, "/readyz")
-            client.connection.once("GET", node.url, f"/v1/logs/{client.log}/tail")
-        except ClientError:
-            return False
-        return True
 
     def _check_alive(self) -> None:
         for node_id, words in self.fallen():
@@ -212,3 +205,19 @@ class LocalCluster:
 def _quoted(text: str) -> str:
     """Return a TOML basic string: JSON's quoting of unescaped Unicode is a subset of it."""
     return json.dumps(text, ensure_ascii=False)
+
+
+def _obstacle(client: CommitlogClient, node: LocalNode) -> str | None:
+    """Return the reason for which a node does not serve, None for one that serves and whose leader confirms
+    reads."""
+    try:
+        client.connection.once("GET", node.url, "/readyz")
+        client.connection.once("GET", node.url, f"/v1/logs/{client.log}/tail")
+    except ClientError as error:
+        logs = error.document.get("logs", {}) if isinstance(error, Problem) else {}
+        if late := [name for name, is_ready in logs.items() if not is_ready]:
+            subject = f"the logs {', '.join(late)} have" if len(late) > 1 else f"the log {late[0]} has"
+            state = "are" if len(late) > 1 else "is"
+            return f"{subject} no leader or {state} in repair (docs/operations.md, section 7)"
+        return str(error)
+    return None
