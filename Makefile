@@ -67,7 +67,7 @@ scenarios-rewrite: setup  ## rewrite the scenario transcripts; review the diff a
 chaos: setup  ## run real processes under faults for 90 minutes, one JSON line per family; ARGS="--family NAME --scale 0.1"
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
-bench: setup  ## measure appends per second through REST, one node after the other
+bench: setup  ## run the benchmarks of tests/bench/README.md (needs Go); ARGS="table" selects one
 	@$(BIN)/python -m tests.bench $(ARGS)
 
 wheel: setup docs-site  ## build dist/commitlog-VERSION-py3-none-any.whl, with the pages of /docs/, and print how to install it

@@ -10,6 +10,7 @@ from tests.simulation.controller import run as controller
 from tests.simulation.raft import run as raft
 
 SIMULATORS = {"raft": raft.main, "controller": controller.main, "classic": classic.main}
+MODES = "Each mode has options of its own: --mode raft (the default), controller or classic, with --help."
 
 
 @click.command(
@@ -19,6 +20,7 @@ SIMULATORS = {"raft": raft.main, "controller": controller.main, "classic": class
 @click.pass_context
 def main(ctx: click.Context, mode: str) -> None:
     """Run the simulator of the mode with all other arguments."""
+    SIMULATORS[mode].epilog = MODES
     SIMULATORS[mode].main(ctx.args, prog_name=f"commitlog sim --mode {mode}")
 
 

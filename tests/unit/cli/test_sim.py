@@ -30,6 +30,7 @@ def test_each_mode_has_help_and_refuses_the_options_of_others(mode: str) -> None
     help_ = CliRunner().invoke(simulation, ["--mode", mode, "--help"])
     assert help_.exit_code == 0
     assert f"commitlog sim --mode {mode}" in help_.output
+    assert "--mode raft (the default), controller or classic" in " ".join(help_.output.split())
     refused = CliRunner().invoke(simulation, ["--seed", "7", "--mode", mode, "--colour"])
     assert refused.exit_code == 2
     assert "No such option '--colour'" in refused.output
