@@ -37,7 +37,7 @@ COMMANDS = {
     "trim": ("app.cli.upkeep", "Remove the oldest records of a log."),
     "verify": ("app.cli.upkeep", "Compare the replicas of a log, or the log with its table."),
     "tables": ("app.cli.delta.tables", "Show the Delta tables of a log."),
-    "materialize": ("app.cli.delta.tables", "Run the Spark job that writes a log to Delta tables."),
+    "materialize": ("app.cli.delta.tables", "Run the Spark job that writes logs to Delta tables."),
     "bench": ("app.cli.bench", "Measure the throughput of a cluster."),
     "sim": ("app.cli.sim", "Simulate a cluster under faults."),
     "doctor": ("app.cli.doctor", "Check this machine."),

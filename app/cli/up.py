@@ -1,5 +1,6 @@
 """`commitlog up`: run a local cluster and its Spark job in the foreground."""
 
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +14,7 @@ from app.cli.groups import not_installed
 from app.client import contexts
 from app.local.cluster import HA_PORT_DISTANCE, PEER_PORT_DISTANCE, ClusterError, LocalCluster
 from app.local.processes import StopRequested, ending_on_signals
-from app.local.spark_job import SparkJob
+from app.local.spark_job import ALL_LOGS, SparkJob, job_arguments
 from app.setup.checks import port_is_free
 
 WATCH_INTERVAL_S = 0.2
@@ -149,4 +150,13 @@ def _watch(cluster: LocalCluster, job: SparkJob | None) -> None:
             again = f"commitlog serve --config {cluster.config} --node {node_id}"
             click.echo(f"commitlog: {node_id} {words}\ncommitlog: `{again}` starts it again", err=True)
         if job is not None and (ending := job.fallen()) is not None:
-            click.echo(f"commitlog: the Spark job {ending}", err=True)
+            click.echo(
+                f"commitlog: the Spark job {ending}\ncommitlog: `{_job_command(cluster)}` starts it again",
+                err=True,
+            )
+
+
+def _job_command(cluster: LocalCluster) -> str:
+    """Return the command line of the Spark job of a cluster."""
+    options = job_arguments(cluster.urls, ALL_LOGS, cluster.tables, cluster.folder / "checkpoints")
+    return shlex.join(["commitlog", "materialize", *options])

@@ -184,7 +184,10 @@ def materialize_command(
     catalog: str | None,
     once: bool,
 ) -> None:
-    """Run the Spark job that writes a log to Delta tables, in the foreground, until SIGTERM.
+    """Run the Spark job that writes logs to Delta tables, in the foreground, until SIGTERM.
+
+    --log may also be several names and patterns, separated by commas: a log that is created later and
+    matches is written too.
 
     --give-up-s applies while no node answers. A job at its start, and one with --once, then ends with an
     error; a running job tries again until a node answers.
@@ -192,6 +195,7 @@ def materialize_command(
     \b
     Examples:
       commitlog materialize --once --tables commitlog-data/tables --log orders
+      commitlog materialize --log '*'
       commitlog materialize --spark-conf conf/spark.toml
       commitlog materialize --catalog orders_cat.stream
     """

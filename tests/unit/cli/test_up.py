@@ -1,5 +1,7 @@
 """`commitlog up`: what it checks before it starts a cluster, and what it reports of one that is not ready."""
 
+import shlex
+import signal
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -7,7 +9,9 @@ import pytest
 
 from app.cli import up
 from app.cli.context import CommandFailed
+from app.cli.delta.tables import materialize_command
 from app.local.cluster import ClusterError, LocalCluster
+from app.local.processes import StopRequested
 from tests.unit.cli.fake_service import Scripted, fake_service
 from tests.unit.cli.test_client import closed_url
 
@@ -48,3 +52,30 @@ def test_a_cluster_whose_node_is_silent_is_late_without_a_reason_of_logs(tmp_pat
     cluster = LocalCluster(tmp_path, nodes=1, port=urlsplit(closed_url()).port or 0)
     with pytest.raises(ClusterError, match=r"^n1 not ready after 0 s: http.* does not answer .*; see "):
         cluster.wait_ready(timeout_s=0.1)
+
+
+def test_a_spark_job_that_ends_is_reported_with_the_command_that_starts_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class EndedJob:
+        endings = iter(("was ended by SIGKILL; its log: /log",))
+
+        def fallen(self) -> str:
+            try:
+                return next(self.endings)
+            except StopIteration:
+                raise StopRequested(signal.SIGTERM) from None
+
+    monkeypatch.setattr(up, "WATCH_INTERVAL_S", 0)
+    cluster = LocalCluster(tmp_path / "a folder", nodes=2, port=8101)
+    with pytest.raises(StopRequested):
+        up._watch(cluster, EndedJob())  # type: ignore[arg-type]
+    first, again = capsys.readouterr().err.splitlines()
+    assert first == "commitlog: the Spark job was ended by SIGKILL; its log: /log"
+    command = again.removeprefix("commitlog: `").removesuffix("` starts it again")
+    name, subcommand, *options = shlex.split(command)
+    assert (name, subcommand) == ("commitlog", "materialize")
+    given = materialize_command.make_context(subcommand, options).params
+    assert given["endpoint"] == ("http://127.0.0.1:8101,http://127.0.0.1:8102",)
+    assert given["tables"] == str(cluster.tables)
+    assert given["log"] == "*"
