@@ -117,7 +117,7 @@ class ClusterConnection:
         """
         give_up_at = self._clock() + self.give_up_s
         pause_s = FIRST_PAUSE_S
-        doubtful: ClientError | None = None  # an attempt that may have been stored, whatever followed
+        doubtful: ClientError | None = None  # a write that may have been stored, whatever followed
         answered: Problem | None = None  # the newest refusal of a node
         tried = refused = hopeless = 0
         while True:
@@ -133,10 +133,10 @@ class ClusterConnection:
                 is_refused = isinstance(error, NoAnswer) and error.refused
                 refused = refused + 1 if is_refused else 0
                 answered = error if isinstance(error, Problem) else answered
-                if error.outcome != "not_applied":
+                if error.outcome != "not_applied" and method != "GET":
                     doubtful = error
                 if refused >= len(self.endpoints) and not self._waits:
-                    raise _after(doubtful, self._none_answers(error), decided=method == "GET") from None
+                    raise _after(doubtful, self._none_answers(error), decided=False) from None
                 hopeless = hopeless + 1 if isinstance(error, Untrusted) else 0
                 self._move_on(endpoint)
                 tried += 1
@@ -150,7 +150,7 @@ class ClusterConnection:
                     wait = max(wait, min(error.retry_after_s, LONGEST_PAUSE_S))
                 is_final = hopeless >= len(self.endpoints) if hopeless else not error.retryable
                 if is_final or self._clock() + wait > give_up_at:
-                    decided = method == "GET" or (to_leader and _is_permanent(error))
+                    decided = to_leader and _is_permanent(error)
                     last = answered if is_refused and answered is not None else error
                     raise _after(doubtful, last, decided=decided) from None
                 self._sleep(wait)

@@ -3,6 +3,8 @@
 import itertools
 import json
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -207,25 +209,41 @@ def test_nodes_that_refuse_a_command_are_named_all() -> None:
     assert (caught.value.outcome, caught.value.refused) == ("not_applied", True)
 
 
-def test_a_lost_attempt_stays_in_doubt_when_all_nodes_refuse_afterwards() -> None:
+@contextmanager
+def node_that_ends_within_a_call() -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
 
-        def end_within_the_call() -> None:
+        def end() -> None:
             connection, _ = listener.accept()
             listener.close()
             with connection:
                 connection.recv(1 << 16)
 
-        node = Thread(target=end_within_the_call)
+        node = Thread(target=end)
         node.start()
-        with (
-            CommitlogClient([url, closed_url(), closed_url()], waits_for_start=False) as client,
-            pytest.raises(ClientError) as caught,
-        ):
-            client.append(["x"])
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         node.join()
+
+
+def test_a_lost_attempt_stays_in_doubt_when_all_nodes_refuse_afterwards() -> None:
+    with (
+        node_that_ends_within_a_call() as url,
+        CommitlogClient([url, closed_url(), closed_url()], waits_for_start=False) as client,
+        pytest.raises(ClientError) as caught,
+    ):
+        client.append(["x"])
     assert caught.value.outcome == "unknown"
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_the_error_of_a_read_is_that_of_the_last_attempt(waits: bool) -> None:
+    """A read has no outcome: the connection that was lost first is not the present state."""
+    with (
+        node_that_ends_within_a_call() as url,
+        CommitlogClient([url], waits_for_start=waits, give_up_s=0.5) as client,
+        pytest.raises(NoAnswer, match="does not answer"),
+    ):
+        client.read()
 
 
 def test_a_node_that_answers_is_waited_for_and_its_refusal_is_the_error() -> None:
