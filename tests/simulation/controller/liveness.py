@@ -51,6 +51,7 @@ class HaLiveness:
         self.commit = Bound("no confirmed read at the master", COMMIT_FACTOR * within_us)
         self._cluster = cluster
         self._active: tuple[str, int] | None = None
+        self._confirmed_offset = 0  # as far as any copy that runs knows
         self._tick()
 
     def _tick(self) -> None:
@@ -79,10 +80,17 @@ class HaLiveness:
             self.master.restart()
         self.active.judge(active is not None, healthy, cluster.world.now_us)
         expected = frozenset() if self._elected_copy_failed(log) else healthy
-        self.master.judge(bool(masters), expected, cluster.world.now_us)
-        self.any_master.judge(bool(masters), healthy, cluster.world.now_us)
+        had_master = bool(masters) or self._has_confirmed_more()
+        self.master.judge(had_master, expected, cluster.world.now_us)
+        self.any_master.judge(had_master, healthy, cluster.world.now_us)
         readable = any(node.readable_index is not None for node in masters)
         self.commit.judge(readable, healthy, cluster.world.now_us)
+
+    def _has_confirmed_more(self) -> bool:
+        """Return True if a master has confirmed records since the last look. It may have ended meanwhile."""
+        running = [node.core.confirm_offset for node in self._cluster.brokers if node.alive]
+        before, self._confirmed_offset = self._confirmed_offset, max(self._confirmed_offset, *running, 0)
+        return self._confirmed_offset > before
 
     def _elected_copy_failed(self, log: Log | None) -> bool:
         """Return True if the new epoch is not open, and its master is down or stalled, or its disk hangs."""
