@@ -197,7 +197,7 @@ class RepairServer:
         """Send what is intact in a log under repair. What it lacks proves nothing (R-07)."""
         now_ms = self._clock.monotonic_ms()
         if self._reading.locked() or not self._budget.allows(now_ms):
-            return FetchAnswer(request.id, request.first_index, request.first_index, busy=True)
+            return FetchAnswer(request.id, NO_INDEX, NO_INDEX, busy=True)  # it may have no record
         batches: Sequence[Batch] = ()
         async with self._reading:
             with contextlib.suppress(StorageError):

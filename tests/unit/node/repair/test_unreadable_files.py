@@ -1,5 +1,8 @@
 """Repairs of files that a disk refuses to read."""
 
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -8,7 +11,9 @@ from app.log.contract import NO_INDEX
 from app.node.network.repair_messages import FetchAnswer, FetchRequest, PeerCall, TermRequest
 from app.node.repair import log_repair as repair_module
 from storage.errors import DiskError, UnreadableFile
+from storage.format.batch import Batch
 from tests.unit.node.repair.damaged_log import FOLDER, Peers, Scene, gives_all
+from tests.unit.node.repair.test_server import Node
 
 
 @pytest.mark.parametrize(
@@ -68,8 +73,34 @@ def test_a_disk_that_refuses_reads_for_a_while_loses_nothing(name: str) -> None:
     assert [kind for kind, _ in scene.host.events] == ["corruption", "repair"]
 
 
+class Unsurveyed:
+    """A log under repair that gives nothing yet."""
+
+    async def held(self, _first_index: int, _last_index: int, _max_bytes: int) -> Sequence[Batch]:
+        return ()
+
+
+def busy_offline(request: FetchRequest) -> PeerCall:
+    """The answer of a node that reads another log under repair just now."""
+
+    async def answered() -> PeerCall:
+        node = Node(committed=19)
+        async with node.server._reading:
+            await node.server.answer("n1", 7, None, request, Unsurveyed())
+        return node.sent.pop()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, answered()).result()
+
+
+def gives_nothing(request: FetchRequest) -> PeerCall:
+    return FetchAnswer(request.id, NO_INDEX, NO_INDEX)
+
+
 @pytest.mark.rule("R-01", "R-02")
+@pytest.mark.parametrize("answer", [gives_nothing, busy_offline])
 def test_an_unreadable_log_is_not_set_aside_while_no_peer_has_records_of_it(
+    answer: Callable[[FetchRequest], PeerCall],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else a group whose disks all refuse to read for a minute would begin again without its records."""
@@ -83,7 +114,7 @@ def test_an_unreadable_log_is_not_set_aside_while_no_peer_has_records_of_it(
     def offline(_peer: str, message: PeerCall) -> PeerCall | None:
         if isinstance(message, FetchRequest) and len(peers.asked) > 6:
             scene.files.refuse = None
-        return FetchAnswer(message.id, NO_INDEX, NO_INDEX) if isinstance(message, FetchRequest) else None
+        return answer(message) if isinstance(message, FetchRequest) else None
 
     peers = Peers(offline)
     scene.files.refuse = refuse_reads
