@@ -37,6 +37,16 @@ def patch(
     return rest
 
 
+def fits(files: FileSystem, folder: str, log_id: int, damage: Damage, batches: Sequence[Batch]) -> bool:
+    """Return whether `patch` would take the batches. Raises DiskError."""
+    try:
+        _verified(files, folder, log_id, damage, batches)
+        _runs(files, folder, batches)
+    except PatchRefused:
+        return False
+    return True
+
+
 def proves(files: FileSystem, folder: str, log_id: int, damage: Damage, batches: Sequence[Batch]) -> bool:
     """Return whether the batches are exactly those of the damage: the chain leads through them from the
     intact batch before it to the one after it. Raises DiskError."""

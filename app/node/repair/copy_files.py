@@ -9,7 +9,7 @@ from app.node.state.checkpoints import load_snapshot, load_state
 from storage.care.begin import begin_with
 from storage.care.end import end_before
 from storage.care.intact import intact_batches
-from storage.care.patch import batch_in, patch, proves
+from storage.care.patch import batch_in, fits, patch, proves
 from storage.care.survey import Damage, Survey, survey
 from storage.errors import CorruptFile, CorruptLog, StorageError, as_damage
 from storage.format.batch import Batch
@@ -112,6 +112,9 @@ class CopyFiles:
 
     def batch_in(self, offset: int) -> Batch | None:
         return batch_in(self._files, self._folder, self._log_id, offset)
+
+    def fits(self, damage: Damage, batches: Sequence[Batch]) -> bool:
+        return fits(self._files, self._folder, self._log_id, damage, batches)
 
     def proves(self, damage: Damage, batches: Sequence[Batch]) -> bool:
         return proves(self._files, self._folder, self._log_id, damage, batches)

@@ -445,6 +445,9 @@ class LogRepair:
             ask = fetch.next()
             await self._pause(ask.pause_ms / 1000)
             answer = await self._peer_replicas.fetch(ask.peer, fetch.next_index, fetch.last_index)
+            if answer is not None and ask.peer not in self._peers:  # a learner: another history is no proof
+                fits = await in_thread(partial(self._copy.fits, rest, answer.batches))
+                answer = answer if fits else None
             batches = fetch.took(ask.peer, answer)
             if not batches and fetch.outlook[ask.peer] in (Outlook.NOT_YET, Outlook.OFFLINE):
                 batches = await self._proven(ask.peer, rest)

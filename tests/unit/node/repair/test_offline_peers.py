@@ -11,12 +11,14 @@ from app.node.network.repair_messages import FetchAnswer, FetchRequest, PeerCall
 from app.node.repair import fetch as fetch_module
 from app.node.repair.fetch import NOT_SETTLED_ROUNDS, Fetch
 from app.node.repair.log_repair import LogRepair
+from app.node.repair.marker import RepairMarker
 from storage.care.intact import intact_batches
 from storage.errors import DiskError
 from storage.format.batch import Batch, stamp
 from storage.format.records import RecordColumns, encode_body
 from storage.log.checkpoint import Checkpoint, CheckpointFile
 from tests.unit.node.repair.damaged_log import BATCHES, FOLDER, Peers, Scene, gives_all
+from tests.unit.node.repair.test_fetch import history
 from tests.unit.node.repair.test_server import Node
 
 LARGE = 1 << 30
@@ -128,6 +130,55 @@ def test_learners_testify_nothing() -> None:
     for _ in range(3 * NOT_SETTLED_ROUNDS):
         alone.took(alone.next().peer, FetchAnswer(1, 8, 19))
     assert (alone.hopeless, alone.trimmed_until) == (False, None)
+
+
+def other_history(message: FetchRequest) -> FetchAnswer:
+    others = [each for each in history(41, salt="other") if each.base_index >= message.first_index]
+    return FetchAnswer(message.id, 0, 81, False, tuple(others[:1]))
+
+
+@pytest.mark.rule("R-07")
+def test_a_learner_with_another_history_ends_no_repair() -> None:
+    """n2 is busy at first, and has the records; those of n3 were of a log that was restored from a backup."""
+    scene, asked = Scene(), []
+    scene.learners = ("n3",)
+    CheckpointFile(scene.files, f"{FOLDER}/checkpoint").save(Checkpoint(39))
+
+    def answers(peer: str, message: PeerCall) -> PeerCall | None:
+        assert isinstance(message, FetchRequest)
+        asked.append(peer)
+        if peer == "n3":
+            return other_history(message)
+        return gives_all(peer, message) if "n3" in asked else FetchAnswer(message.id, 0, 79, busy=True)
+
+    repair = scene.run(Peers(answers), scene.damage(25), voters=("n1", "n2"))
+    assert (list(repair.result.peers), scene.host.sound) == (["n2"], True)
+    assert scene.host.log is not None
+    assert scene.host.log.end_index == 79
+
+
+@pytest.mark.rule("R-07")
+def test_the_only_voter_removes_nothing_for_a_learner_with_another_history() -> None:
+    scene = Scene()
+    scene.learners = ("n3",)
+    CheckpointFile(scene.files, f"{FOLDER}/checkpoint").save(Checkpoint(39))
+    cause = scene.damage(25)
+    held = {name: scene.files.read(f"{FOLDER}/{name}") for name in (*scene.segments, "manifest")}
+
+    def answers(_peer: str, message: PeerCall) -> PeerCall | None:
+        assert isinstance(message, FetchRequest)
+        if len(peers.asked) > 8:
+            repairs[0].give_up()
+        return other_history(message)
+
+    async def meanwhile(repair: LogRepair) -> None:
+        repairs.append(repair)
+
+    peers, repairs = Peers(answers), list[LogRepair]()
+    scene.run(peers, cause, voters=("n1",), meanwhile=meanwhile)
+    assert scene.host.log is None
+    assert {name: scene.files.read(f"{FOLDER}/{name}") for name in held} == held
+    assert RepairMarker(scene.files, "data", "log").keeps_promises
 
 
 def holds(batches: Sequence[Batch]) -> Callable[[str, PeerCall], PeerCall]:
