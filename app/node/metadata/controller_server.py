@@ -84,7 +84,8 @@ class ControllerServer:
         self._turn_due = False
         self._compacting = False
         self._held: list[tuple[Token, Answer, int]] = []  # answers about new logs, until when they wait
-        self._heartbeats: list[tuple[str, BrokerHeartbeat]] = []  # since the last tick
+        self._heartbeats: list[tuple[str, int, BrokerHeartbeat]] = []  # since the last tick
+        self._closed: Counter[str] = Counter()  # connections of each node that have closed
 
     @property
     def is_active(self) -> bool:
@@ -116,7 +117,8 @@ class ControllerServer:
             self._answer(round_.answers)
 
     def disconnected(self, node: str) -> None:
-        """A node's connection to this one has closed (C-05)."""
+        """A node's connection to this one has closed (C-05): no heartbeat of before counts any more."""
+        self._closed[node] += 1
         if self._active is not None:
             self._active.liveness.disconnected(node)
 
@@ -128,7 +130,7 @@ class ControllerServer:
         if active is None:
             self._redirect(source, message)
         elif isinstance(message, BrokerHeartbeat):
-            self._heartbeats.append((source, message))
+            self._heartbeats.append((source, self._closed[source], message))
         elif (source, message.id) not in self._open:
             self._queue(active, source, message)
 
@@ -202,7 +204,9 @@ class ControllerServer:
             if self._active is not active or isinstance(result, CommitlogError):
                 return
             now_ms = self._clock.monotonic_ms()
-            for source, heartbeat in waiting:
+            for source, closed, heartbeat in waiting:
+                if closed != self._closed[source]:
+                    continue
                 answer = active.heartbeat(
                     heartbeat.id,
                     source,

@@ -126,6 +126,25 @@ def test_one_confirmation_answers_all_heartbeats_since_the_last_tick() -> None:
     assert (bench.reads, bench.sent) == ([], [])  # the node repeats it
 
 
+@pytest.mark.rule("C-05")
+@pytest.mark.parametrize("is_confirming", [False, True])
+def test_a_heartbeat_of_before_a_disconnection_makes_no_node_alive(is_confirming: bool) -> None:
+    """A master that crashes would lead until its heartbeats are missed."""
+    bench = Bench()
+    bench.server.take("n1", BrokerHeartbeat(1, -1, ()))
+    bench.server.take("n2", BrokerHeartbeat(2, -1, ()))
+    if is_confirming:
+        bench.server.tick()
+    bench.server.disconnected("n1")
+    bench.server.tick()
+    bench.reads.pop()(7)
+    assert [(each.id, each.alive) for each in bench.sent] == [(2, ("n2",))]
+    bench.server.take("n1", BrokerHeartbeat(3, -1, ()))  # of the next connection
+    bench.server.tick()
+    bench.reads.pop()(7)
+    assert (bench.sent[-1].id, bench.sent[-1].alive) == (3, ("n1", "n2"))
+
+
 @pytest.mark.rule("C-02")
 def test_a_log_may_be_placed_on_a_node_that_has_joined_before_its_first_heartbeat() -> None:
     bench = Bench()
