@@ -322,7 +322,7 @@ plant(
 plant(
     "a_damaged_member_believes_an_index_from_before_the_comparison",
     "R-12",
-    (EntryHandler, "handle", "if request.type in (PushType.APPEND, PushType.COMMIT):", "if True:"),
+    (EntryHandler, "handle", "request.type in (PushType.APPEND, PushType.COMMIT) and not", "not"),
     lambda _: test_planted_bugs.test_the_committed_index_before_the_comparison_proves_nothing(),
 )
 plant(
