@@ -169,7 +169,8 @@ async def one_log(call: Call, log: LogName, query: Nothing) -> Response:
     summary="Change the settings of a log",
     description=(
         "With `If-Match` the change applies only if the version is equal. When the response arrives, every "
-        "live node has applied the change. For a log of the configuration file, the newest change applies: "
+        "live node has applied the change; with `replicated`, it syncs first until it has noted that on its "
+        "disk. For a log of the configuration file, the newest change applies: "
         "the one made here or the one in the file. `replicas` and `learners` change the nodes that keep the "
         "log. In controller mode the response is sent at once, and `leaving` names the nodes that stay until "
         "the log can do without them. In Raft mode the members change before the response; "

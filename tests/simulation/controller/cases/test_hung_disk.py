@@ -41,7 +41,8 @@ def test_a_new_master_whose_disk_hangs_gives_way_to_a_member_that_it_does_not_kn
         lambda: truth(cluster).master_epoch > epoch and not truth(cluster).is_opening, 20
     )
     hung = next(node for node in cluster.brokers if node.name == truth(cluster).master_node)
-    hung.hang_disk(120 * SECOND_US)
+    assert cluster.run_until(lambda: hung.is_master and hung.core.set_request is not None, 20)
+    hung.hang_disk(120 * SECOND_US)  # the request leaves with the next tick
     assert cluster.run_until(lambda: len(truth(cluster).sync_state_set) > 1, 20)
     assert len(hung.core._sync_state_set) == 1
     cluster.run(5)
