@@ -79,7 +79,7 @@ class HaLiveness:
             self._active = active
             self.master.restart()
         self.active.judge(active is not None, healthy, cluster.world.now_us)
-        expected = frozenset() if self._elected_copy_failed(log) else healthy
+        expected = frozenset() if self._elected_copy_failed(log, healthy) else healthy
         had_master = bool(masters) or self._has_confirmed_more()
         self.master.judge(had_master, expected, cluster.world.now_us)
         self.any_master.judge(had_master, healthy, cluster.world.now_us)
@@ -92,12 +92,13 @@ class HaLiveness:
         before, self._confirmed_offset = self._confirmed_offset, max(self._confirmed_offset, *running, 0)
         return self._confirmed_offset > before
 
-    def _elected_copy_failed(self, log: Log | None) -> bool:
-        """Return True if the new epoch is not open, and its master is down or stalled, or its disk hangs."""
+    def _elected_copy_failed(self, log: Log | None, healthy: frozenset[str]) -> bool:
+        """Return True if the new epoch is not open, and its master is down, stalled or cut off, or its disk
+        hangs."""
         if log is None or not log.is_opening:
             return False
         elected = [node for node in self._cluster.brokers if node.copy_id == log.master]
-        return not any(node.is_at_work for node in elected)
+        return not any(node.is_at_work and node.name in healthy for node in elected)
 
     def _active_controller(self) -> tuple[str, int] | None:
         """Return the active controller and its term; None if none acts."""
