@@ -160,10 +160,9 @@ class ClusterConnection:
         if len(self.endpoints) == 1:
             return error
         named = ", ".join(self.endpoints[:_NAMED_ENDPOINTS])
-        others = f" and {len(self.endpoints) - _NAMED_ENDPOINTS} others" * (
-            len(self.endpoints) > _NAMED_ENDPOINTS
-        )
-        return NoAnswer(f"no node answers at {named}{others} (connection refused)", sent=False, refused=True)
+        if (others := len(self.endpoints) - _NAMED_ENDPOINTS) > 0:
+            named += f" and {others} others"
+        return NoAnswer(f"no node answers at {named} (connection refused)", sent=False, refused=True)
 
     def first_good(self, ask: Callable[[str], Result]) -> Result:
         """Return the first result of `ask`, called with the endpoint that answered last, then with the others

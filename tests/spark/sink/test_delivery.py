@@ -27,6 +27,7 @@ from spark_jobs.sink.staging import (
     split,
 )
 from spark_jobs.sink.writer import CHUNKS_A_BATCH, Delivery
+from tests.support.disk_steps import record_disk_steps
 
 LIMITS = AppendSizeLimits(record_bytes=100, chunk_bytes=250, chunk_records=4)
 DAY_MS = 86_400_000
@@ -216,18 +217,7 @@ def test_files_of_finished_batches_are_cleaned_up(tmp_path: Path) -> None:
 
 def test_the_files_of_a_list_are_on_disk_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A power cut must leave no list without its files, nor an append that no list names."""
-    sync, link, steps = os.fsync, os.link, list[str]()
-
-    def fsync(file: int) -> None:
-        sync(file)
-        steps.append(str(Path(f"/proc/self/fd/{file}").readlink()))
-
-    def linked(source: Path, target: Path) -> None:
-        link(source, target)
-        steps.append("list")
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "link", linked)
+    steps = record_disk_steps(monkeypatch, linked="list")
     staging = Staging(tmp_path)
     file = staging.stage(0, [values("a")], LIMITS)
     assert steps == [str(tmp_path / file.path), str(tmp_path / "batch-0")]

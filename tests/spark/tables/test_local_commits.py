@@ -36,6 +36,7 @@ from spark_jobs.tables.table import (
 )
 from spark_jobs.tables.table_writer import TableWriter
 from storage.units import MIB
+from tests.support.disk_steps import record_disk_steps
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678_901, UTC)
 
@@ -109,19 +110,7 @@ def test_a_commit_is_made_once_its_rows_are_on_disk(
     made: Callable[[], LocalTable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A power cut must leave no commit without its file: the log may have trimmed the records since."""
-    table, steps = made(), list[str]()
-    sync, link = os.fsync, os.link
-
-    def fsync(file: int) -> None:
-        sync(file)
-        steps.append(str(Path(f"/proc/self/fd/{file}").readlink()))
-
-    def linked(source: Path, target: Path) -> None:
-        link(source, target)
-        steps.append("commit")
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "link", linked)
+    table, steps = made(), record_disk_steps(monkeypatch, linked="commit")
     assert append(table, 0, 10)
     snapshot = table._log.snapshot()
     assert snapshot is not None
@@ -136,18 +125,7 @@ def test_the_folders_of_a_new_table_are_on_disk_before_its_first_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a power cut may take a table with rows that the log has trimmed since."""
-    sync, link, steps = os.fsync, os.link, list[str]()
-
-    def fsync(file: int) -> None:
-        sync(file)
-        steps.append(str(Path(f"/proc/self/fd/{file}").readlink()))
-
-    def linked(source: Path, target: Path) -> None:
-        link(source, target)
-        steps.append("commit")
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "link", linked)
+    steps = record_disk_steps(monkeypatch, linked="commit")
     folder = tmp_path / "tables" / "default" / "entries"
     assert create(table_at(str(folder)))
     before = steps[: steps.index("commit")]
