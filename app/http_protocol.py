@@ -334,11 +334,14 @@ class Connection(HttpToolsProtocol):
         if append is None:
             return False
         self.cycle = self._running = append  # type: ignore[assignment]  # as in on_headers_complete
-        append.parts.append(data[body_start:])
+        self._head_since_s = self._received_s
         self._body_left = known.size_bytes - len(data) + body_start
-        self._in_head, self._head_since_s = not self._body_left, self._received_s
-        if not self._body_left:
-            self._body_has_arrived(append)
+        if self._body_left:
+            self._in_head = False
+            append.parts.append(data[body_start:])
+        else:
+            append.body = data[body_start:]
+            lane.handle(append, self)
         return True
 
     def _take_poll(self, polls: PollLane, known: KnownPoll, from_index: int) -> bool:
@@ -364,7 +367,8 @@ class Connection(HttpToolsProtocol):
 
     async def _write_poll(self, poll: LanePoll, answer: PageResponse) -> None:
         """Write an answer; a large one in pieces as the client reads it, as ExactResponse does."""
-        rest, head = memoryview(answer.body), self._head_of(poll, answer.status, _lines(answer.headers))
+        head = b"".join(self._head_of(poll, answer.status, _lines(answer.headers)))
+        rest = memoryview(answer.body)
         while rest or head:
             if self.flow.write_paused:
                 await self.flow.drain()
@@ -394,7 +398,6 @@ class Connection(HttpToolsProtocol):
 
     def _body_has_arrived(self, append: LaneAppend) -> None:
         if append.more_body:  # otherwise it was refused because the body was late
-            append.more_body = False
             self._lane.handle(append, self)
 
     def answer(self, append: LaneAppend, answer: Response) -> None:
@@ -416,14 +419,13 @@ class Connection(HttpToolsProtocol):
     def _write(self, append: LaneAppend, status: int, lines: bytes, body: bytes) -> None:
         append.response_complete = True
         if not self.transport.is_closing():
-            self.transport.write(b"".join((self._head_of(append, status, lines), body)))
+            self.transport.write(b"".join((*self._head_of(append, status, lines), body)))
             self._has_answered(append)
 
-    def _head_of(self, call: LaneCall, status: int, lines: bytes) -> bytes:
-        """Return the head of an answer as uvicorn writes it."""
+    def _head_of(self, call: LaneCall, status: int, lines: bytes) -> tuple[bytes, bytes, bytes]:
+        """Return the parts of the head of an answer as uvicorn writes it."""
         end = b"\r\n" if call.keep_alive else b"connection: close\r\n\r\n"
-        start = self._listener.start_of_answer(status, self.server_state.default_headers)
-        return b"".join((start, lines, end))
+        return self._listener.start_of_answer(status, self.server_state.default_headers), lines, end
 
     def _has_answered(self, call: LaneCall) -> None:
         """Continue after an answer as uvicorn does. The client may have disconnected meanwhile."""

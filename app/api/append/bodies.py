@@ -96,7 +96,7 @@ def read_append(call: AppendCall, limits: Limits) -> AppendRequest:
 
 
 def read_plain(call: AppendCall, limits: Limits) -> RecordColumns | None:
-    """Return the records of a plain JSON or NDJSON append (AppendHead.is_plain); None if it states a
+    """Return the records of a plain JSON or NDJSON append (AppendHead.group); None if it states a
     condition, or is not valid: `read_append` finds out why."""
     try:
         if call.head.media_type == NDJSON:

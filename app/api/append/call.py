@@ -8,7 +8,7 @@ from app.api.append.parameters import AppendParameters, parse_append_query
 from app.api.http.messages import RawHeaders
 from app.api.http.negotiation import accepted_type
 from app.errors import CommitlogError, UnsupportedMediaType
-from app.log.contract import AppendStream
+from app.log.contract import Acks, AppendStream
 from app.media_types import ARROW_STREAM, BATCHES, JSON, NDJSON, OCTETS
 from storage.format.records import RecordColumns
 
@@ -18,20 +18,23 @@ _OF_ONE_APPEND: Final = frozenset(  # headers
     (b"idempotency-key", b"content-encoding", b"commitlog-key", b"commitlog-timestamp")
 )
 
+GroupKey = tuple[str, Acks, int]  # log, acks, timeout_ms
+
 
 class AppendHead:
     """Head of an append. Requests with equal heads may share one: it keeps what it has parsed.
 
     headers: lower-case names, as ASGI gives them; `fields`: the same by name. carried: encoded for another
-    node (carried_head.py), None before that.
+    node (carried_head.py), None before that. group: an append may enter the log with others of the same
+    group; None: the head is invalid, or something in it applies to this append alone (a key, a condition).
     """
 
     __slots__ = (
-        "_is_plain",
         "_media_type",
         "_parameters",
         "carried",
         "fields",
+        "group",
         "headers",
         "log",
         "path",
@@ -47,22 +50,18 @@ class AppendHead:
         self.carried: bytes | None = None
         self._media_type: str | None = None
         self._parameters: AppendParameters | None = None
-        self._is_plain: bool | None = None
+        self.group = self._group()
 
-    @property
-    def is_plain(self) -> bool:
-        """True if the head is valid and nothing in it applies to this append alone: no key, no condition."""
-        if self._is_plain is None:
-            self._is_plain = self._judge_plain()
-        return self._is_plain
-
-    def _judge_plain(self) -> bool:
+    def _group(self) -> GroupKey | None:
         try:
             self.check_accept()
-            is_plain = self.media_type in (OCTETS, JSON, NDJSON) and self.parameters.is_plain
+            parameters = self.parameters
+            is_plain = self.media_type in (OCTETS, JSON, NDJSON) and parameters.is_plain
         except CommitlogError:
-            return False
-        return is_plain and _OF_ONE_APPEND.isdisjoint(self.fields)
+            return None
+        if not is_plain or not _OF_ONE_APPEND.isdisjoint(self.fields):
+            return None
+        return self.log, parameters.acks, parameters.timeout_ms
 
     def check_accept(self) -> None:
         """Raise NotAcceptable if the client accepts no JSON, the only format of an answer."""

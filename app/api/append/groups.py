@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from app.api.append.bodies import read_plain
-from app.api.append.call import AppendCall
+from app.api.append.call import AppendCall, GroupKey
 from app.api.append.group_answers import GroupAnswers
 from app.api.append.handler import AppendHandler
 from app.api.http.messages import Response
 from app.errors import CommitlogError, FlushSlaveTimeout, NoLeader, NotLeader, Outcome, QuorumTimeout
-from app.log.contract import Acks, AppendRequest, AppendResult
+from app.log.contract import AppendRequest, AppendResult
 from app.log.set_schema import REJECT
 from app.media_types import OCTETS
 from app.node.hosted_log import HostedLog
@@ -31,7 +31,6 @@ MEMBER_MAX_BYTES: Final = 16 * KIB  # of a body: for a larger one a group saves 
 GROUP_MAX_BYTES: Final = 256 * KIB  # of records
 
 AnyAppendCall = TypeVar("AnyAppendCall", bound=AppendCall, contravariant=True)
-GroupKey = tuple[str, Acks, int]  # log, acks, timeout_ms
 
 
 class AppendSource(Protocol[AnyAppendCall]):
@@ -63,7 +62,8 @@ class AppendGroups:
 
     def begin(self, call: AnyAppendCall, source: AppendSource[AnyAppendCall]) -> None:
         """Begin an append, in a group if it can join or begin one."""
-        if not (self._takes_any and call.head.is_plain and self._joins(call, source)):
+        key = call.head.group
+        if key is None or not self._takes_any or not self._joins(key, call, source):
             self.handler.handle(call, partial(source.answer, call))
 
     def close(self, group: "_Group") -> None:
@@ -71,12 +71,12 @@ class AppendGroups:
         if self._waiting.get(group.key) is group:
             del self._waiting[group.key]
 
-    def _joins(self, call: AppendCall, source: AppendSource[Any]) -> bool:
+    def _joins(self, key: GroupKey, call: AppendCall, source: AppendSource[Any]) -> bool:
         """Add the append to the group that waits, or to a new one; return False if it must be handled
         alone."""
         head, size_bytes = call.head, len(call.body)
-        parameters = call.parameters or head.parameters
-        key = (head.log, parameters.acks, parameters.timeout_ms)
+        if call.parameters is not None:
+            key = (head.log, call.parameters.acks, call.parameters.timeout_ms)
         group = self._waiting.get(key)
         led = self._led(head.log) if group is None else None
         if group is None and led is None:

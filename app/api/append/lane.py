@@ -24,7 +24,7 @@ from app.api.http.lane_call import (
     lane_headers,
     log_of_records,
 )
-from app.api.http.messages import RawHeaders, Response, given_or_new_id, problem_response
+from app.api.http.messages import RawHeaders, Response, new_request_id, problem_response, valid_id
 from app.api.http.query import has_too_many
 from app.errors import CommitlogError
 from app.settings.model import Limits
@@ -45,8 +45,8 @@ def _target_of(url: bytes) -> tuple[str, str, bytes] | None:
 
 
 class KnownHead:
-    """The part of a head that the lane itself reads. size_bytes: of the body. permitted: the grant that
-    permitted an append with this head last."""
+    """The part of a head that the lane itself reads. size_bytes: of the body. given_id: a valid request id of
+    the client. permitted: the grant that permitted an append with this head last."""
 
     __slots__ = ("authorization", "given_id", "head", "permitted", "size_bytes")
 
@@ -66,7 +66,7 @@ class LaneAppend(AppendCall, LaneCall):
     __slots__ = ("caller", "keep_alive", "more_body", "parts", "response_complete", "since_s")
 
     def __init__(self, known: KnownHead, caller: Caller, *, keep_alive: bool, since_s: float) -> None:
-        super().__init__(known.head, b"", given_or_new_id(known.given_id), known.size_bytes)
+        super().__init__(known.head, b"", known.given_id or new_request_id(), known.size_bytes)
         self.caller = caller
         self.keep_alive = keep_alive
         self.since_s = since_s  # when the head was complete, in the loop's time
@@ -119,7 +119,8 @@ class AppendLane:
         size_bytes = int(length)
         if size_bytes > self._max_bytes:
             return None
-        return KnownHead(AppendHead(log, path, query, headers), size_bytes, read.given_id, read.authorization)
+        head = AppendHead(log, path, query, headers)
+        return KnownHead(head, size_bytes, valid_id(read.given_id), read.authorization)
 
     def begin(self, known: KnownHead, *, keep_alive: bool, now_s: float) -> LaneAppend | None:
         """Count an append with that head as in flight, and return it; None: the plain route refuses it."""
@@ -141,11 +142,12 @@ class AppendLane:
         return LaneAppend(known, caller, keep_alive=keep_alive, since_s=now_s)
 
     def handle(self, append: LaneAppend, source: AppendSource["LaneAppend"]) -> None:
-        """Begin an append whose body has arrived. The source gets its answer, now or later; then the caller
-        leaves."""
-        parts = append.parts
-        append.body = parts[0] if len(parts) == 1 else b"".join(parts)
-        append.parts = []
+        """Begin an append whose body has arrived, whole or in parts. The source gets its answer, now or
+        later; then the caller leaves."""
+        append.more_body = False
+        if append.parts:
+            append.body = b"".join(append.parts)
+            append.parts = []
         self._groups.begin(append, source)
 
     def abandon(self, append: LaneAppend) -> None:

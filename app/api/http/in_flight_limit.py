@@ -21,13 +21,16 @@ class InFlightLimit:
             raise RateLimited(
                 f"{self.requests} requests are in flight, this node accepts at most {self._max_requests}"
             )
-        self._check(size_bytes)
+        self.grow(size_bytes)
         self.requests += 1
-        self.bytes += size_bytes
 
     def grow(self, size_bytes: int) -> None:
         """More of a body has arrived than was declared. Raises RateLimited."""
-        self._check(size_bytes)
+        # A single request always fits: its own limit is smaller than any sensible bound here.
+        if self.bytes and self.bytes + size_bytes > self._max_bytes:
+            raise RateLimited(
+                f"{self.bytes} bytes of requests are in flight, this node accepts at most {self._max_bytes}"
+            )
         self.bytes += size_bytes
 
     def leave(self, size_bytes: int, requests: int = 1) -> None:
@@ -38,13 +41,6 @@ class InFlightLimit:
     def reservation(self) -> "Reservation":
         """Reservation of one request for its answer."""
         return Reservation(self)
-
-    def _check(self, size_bytes: int) -> None:
-        # A single request always fits: its own limit is smaller than any sensible bound here.
-        if self.bytes and self.bytes + size_bytes > self._max_bytes:
-            raise RateLimited(
-                f"{self.bytes} bytes of requests are in flight, this node accepts at most {self._max_bytes}"
-            )
 
 
 class Reservation:

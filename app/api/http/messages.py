@@ -19,21 +19,24 @@ PROBLEM_TYPE: Final = PROBLEM.encode()
 REQUEST_ID: Final = b"x-request-id"
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-_PREFIX = secrets.token_hex(6)
+_PREFIX = secrets.token_hex(6).encode()
 _NUMBERS = itertools.count(1)
 _ENCODE = msgspec.json.Encoder().encode
 
 
 def new_request_id() -> bytes:
     """Return an id that no other request of this process has, and hardly one of another process."""
-    return f"{_PREFIX}-{next(_NUMBERS):x}".encode()
+    return b"%b-%x" % (_PREFIX, next(_NUMBERS))
+
+
+def valid_id(given: bytes | None) -> bytes | None:
+    """Return the client's id if it is 1 to 128 visible ASCII characters, otherwise None."""
+    return given if given is not None and _REQUEST_ID.fullmatch(given) else None
 
 
 def given_or_new_id(given: bytes | None) -> bytes:
-    """Return the client's id if it is 1 to 128 visible ASCII characters, otherwise a new one."""
-    if given is not None and _REQUEST_ID.fullmatch(given):
-        return given
-    return new_request_id()
+    """Return the client's id if it is valid, otherwise a new one."""
+    return valid_id(given) or new_request_id()
 
 
 @dataclass(slots=True)

@@ -276,7 +276,7 @@ def one_request_id_and_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         return function()
 
     monkeypatch.setattr(asyncio, "to_thread", here)
-    for module in ("app.api.http.messages", "app.http_protocol"):
+    for module in ("app.api.http.messages", "app.api.append.lane", "app.http_protocol"):
         monkeypatch.setattr(f"{module}.new_request_id", lambda: b"generated")
 
 
