@@ -1,5 +1,6 @@
 """Types of columns: the tree that the definitions of all formats are read into, and its Spark DDL."""
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -211,6 +212,21 @@ def contains_type(kind: DataType, test: Callable[[DataType], bool]) -> bool:
         case MapType(_, value):
             return contains_type(value, test)
     return False
+
+
+def integer_range(name: str, rules: dict[str, Any]) -> tuple[int, int]:
+    """Return the least and the greatest integer that the type and the rules allow."""
+    bits = INTEGERS[name] - 1
+    low, high = -(1 << bits), (1 << bits) - 1
+    if "minimum" in rules:
+        low = max(low, math.ceil(rules["minimum"]))
+    if "exclusiveMinimum" in rules:
+        low = max(low, math.floor(rules["exclusiveMinimum"]) + 1)
+    if "maximum" in rules:
+        high = min(high, math.floor(rules["maximum"]))
+    if "exclusiveMaximum" in rules:
+        high = min(high, math.ceil(rules["exclusiveMaximum"]) - 1)
+    return low, high
 
 
 def check_int(value: int) -> int:

@@ -11,7 +11,6 @@ msgspec does not check by itself is proved here:
 """
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date, datetime
@@ -35,6 +34,7 @@ from app.schemas.data_types import (
     Row,
     StructType,
     contains_type,
+    integer_range,
 )
 from app.schemas.json_schema import count_rules
 from app.schemas.json_text import NESTING_MAX, count_pairs, count_sign, has_edge_times
@@ -426,21 +426,6 @@ def _with_rules(field: Field, kind: Any) -> Any:
         return Annotated[float, Meta(gt=max(lows, default=None), lt=min(highs, default=None))]
     low, high = integer_range(field.type.name, rules)
     return Annotated[int, Meta(ge=low, le=high)]
-
-
-def integer_range(name: str, rules: dict[str, Any]) -> tuple[int, int]:
-    """Return the least and the greatest integer that the type and the rules allow."""
-    bits = INTEGERS[name] - 1
-    low, high = -(1 << bits), (1 << bits) - 1
-    if "minimum" in rules:
-        low = max(low, math.ceil(rules["minimum"]))
-    if "exclusiveMinimum" in rules:
-        low = max(low, math.floor(rules["exclusiveMinimum"]) + 1)
-    if "maximum" in rules:
-        high = min(high, math.floor(rules["maximum"]))
-    if "exclusiveMaximum" in rules:
-        high = min(high, math.ceil(rules["exclusiveMaximum"]) - 1)
-    return low, high
 
 
 def _whole(rules: dict[str, Any], key: str) -> int | None:

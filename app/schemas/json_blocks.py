@@ -18,8 +18,16 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from app.schemas.data_types import DAY_MICROS, FIRST_DAY, INTEGERS, Field, Primitive, StructType
-from app.schemas.fast_json import Unproved, integer_range, is_covered, rules_of
+from app.schemas.data_types import (
+    DAY_MICROS,
+    FIRST_DAY,
+    INTEGERS,
+    Field,
+    Primitive,
+    StructType,
+    integer_range,
+)
+from app.schemas.fast_json import Unproved, is_covered, rules_of
 from app.schemas.json_values import FLOAT_MAX
 
 if TYPE_CHECKING:
