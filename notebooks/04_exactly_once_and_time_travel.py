@@ -26,7 +26,8 @@ from pyspark.sql import functions as F
 from spark_jobs.analytics.service_plots import commits_figure, cuts_figure
 from spark_jobs.materialize.entries import APPLICATION
 from spark_jobs.session.requirements import require_cluster
-from spark_jobs.tables.table import ENTRIES, EPOCHS, append_once, identifier, read_table, table_path
+from spark_jobs.tables.claims import append_once
+from spark_jobs.tables.table import ENTRIES, EPOCHS, identifier, read_table, table_path
 from spark_jobs.tables.transforms import commit_ranges, index_check
 from spark_jobs.tables.travel import at
 from spark_jobs.tables.views import require_tables

@@ -6,7 +6,7 @@ report cancelled flights at the end of the day). It is written to `flights_late`
 `delays_by_carrier_hour`, so no record is dropped silently. Whether a record is late depends on the log's
 order alone, not on the micro-batches, so a repeated run has the same result.
 
-Appends to both tables use claims (tables/table.py). A delay row is a partial sum, of one range of indexes;
+Appends to both tables use claims (tables/claims.py). A delay row is a partial sum, of one range of indexes;
 `delays` adds the parts up. After a kill between the two appends, one table lags, and the next run completes
 it.
 """
@@ -27,17 +27,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_jobs.tables.table import (
-    MAX_REFUSALS,
-    RECORDS,
-    Table,
-    TableClash,
-    append_once,
-    create_table,
-    is_table,
-    read_table,
-    table_path,
-)
+from spark_jobs.tables.claims import MAX_REFUSALS, append_once
+from spark_jobs.tables.table import RECORDS, Table, TableClash, create_table, is_table, read_table, table_path
 
 LATE_AFTER = timedelta(hours=2)
 FLIGHT = frozenset(

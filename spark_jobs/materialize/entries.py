@@ -1,7 +1,7 @@
 """The table `entries`: each data record of the log once, in the order of the log.
 
 The table itself records its progress: every start, after a kill or beside another driver, begins at the index
-after its last row, and every append claims that index (tables/table.py).
+after its last row, and every append claims that index (tables/claims.py).
 
 The rows are those of a micro-batch of the query over all logs (query.py). What the query has passed without
 the table, after a failure or beside another driver, is read here: a small batch by the driver, a large one
@@ -31,19 +31,12 @@ from spark_jobs.source.log_reads import LogReads, Place
 from spark_jobs.source.options import BETWEEN, parse_options
 from spark_jobs.source.planning import RecordsOffset, check_not_shorter, check_same_log, check_same_term
 from spark_jobs.tables import schemas
+from spark_jobs.tables.claims import MAX_REFUSALS, append_once
 from spark_jobs.tables.data_files import WrittenFile
 from spark_jobs.tables.local_commits import NeedsSpark
 from spark_jobs.tables.removals import Removals
 from spark_jobs.tables.snapshot import EntriesSnapshot, read_snapshot
-from spark_jobs.tables.table import (
-    ENTRIES,
-    MAX_REFUSALS,
-    TableClash,
-    append_once,
-    read_table,
-    set_properties,
-    table_properties,
-)
+from spark_jobs.tables.table import ENTRIES, TableClash, read_table, set_properties, table_properties
 from spark_jobs.tables.table_writer import TableWriter
 from spark_jobs.tables.transforms import entries
 

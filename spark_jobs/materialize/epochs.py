@@ -15,15 +15,9 @@ from pyspark.sql import SparkSession
 from spark_jobs.errors import SourceError, Unreachable
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables import schemas
+from spark_jobs.tables.claims import MAX_REFUSALS
 from spark_jobs.tables.removals import Removals, TableReplaced
-from spark_jobs.tables.table import (
-    EPOCH_FILES,
-    EPOCHS,
-    MAX_REFUSALS,
-    Table,
-    TableClash,
-    collect_table,
-)
+from spark_jobs.tables.table import EPOCH_FILES, EPOCHS, Table, TableClash, collect_table
 from spark_jobs.tables.table_writer import TableWriter
 
 APPLICATION = "commitlog-epochs"

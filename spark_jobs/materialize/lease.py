@@ -3,7 +3,7 @@
 The cursor is where the table `entries` ends, so neither retention nor `:trim` removes records that the table
 lacks. Every move names the version that this job made and the job itself: the job that started last has the
 cursor, and a job that finds it moved by another one ends. (Rows are safe without the lease: the table itself
-refuses rows that it holds, tables/table.py.)
+refuses rows that it holds, tables/claims.py.)
 
 A move is a control record of the log. A micro-batch without rows moves nothing, or each move would cause the
 next one. There is at most one move every MOVE_EACH_S; for at most that time retention and `:trim` keep rows

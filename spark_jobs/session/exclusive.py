@@ -1,6 +1,6 @@
 """Check that commits of Delta tables are exclusive: of two drivers that write one version, one is refused.
 
-Each append is exactly once only if this holds (tables/table.py). Which class of Delta's log store a file
+Each append is exactly once only if this holds (tables/claims.py). Which class of Delta's log store a file
 system gets is a setting, `spark.delta.logStore.SCHEME.impl`; Delta's own default for S3 lets the later of two
 commits replace the earlier one.
 """

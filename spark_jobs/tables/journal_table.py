@@ -10,9 +10,10 @@ from pyspark.sql import functions as F
 
 from app.tables.catalog import RESTORE
 from app.tables.names import application_of
+from spark_jobs.tables.claims import MAX_REFUSALS
 from spark_jobs.tables.removals import Removals
 from spark_jobs.tables.snapshot import read_plain
-from spark_jobs.tables.table import MAX_REFUSALS, Table, TableClash, read_table
+from spark_jobs.tables.table import Table, TableClash, read_table
 from spark_jobs.tables.table_writer import TableWriter
 
 

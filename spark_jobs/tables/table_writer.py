@@ -1,4 +1,4 @@
-"""Writer of one table of a log: creation, and appends that are made once (table.append_once).
+"""Writer of one table of a log: creation, and appends that are made once (claims.append_once).
 
 The driver makes commits itself where they are as exclusive as Spark's: in a local folder whose commits are
 hard links (local_commits.py). They add a few rows, or files that tasks of Spark have written. Spark makes
@@ -20,17 +20,10 @@ from spark_jobs.session.jars import LOG_STORE_CLASS
 from spark_jobs.session.locations import is_url
 from spark_jobs.session.spark_session import is_remote
 from spark_jobs.tables.checkpoints import CHECKPOINTS
+from spark_jobs.tables.claims import append_once, claim_alone, newest_claim, precompute_claims
 from spark_jobs.tables.data_files import WrittenFile
 from spark_jobs.tables.local_commits import LocalTable, NeedsSpark
-from spark_jobs.tables.table import (
-    Table,
-    append_once,
-    claim_alone,
-    create_table,
-    newest_claim,
-    precompute_claims,
-    settings_of_table,
-)
+from spark_jobs.tables.table import Table, create_table, settings_of_table
 
 LOG_STORE = "spark.delta.logStore.file.impl"
 FILE_SYSTEM = "fs.defaultFS"

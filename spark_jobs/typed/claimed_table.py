@@ -1,6 +1,6 @@
 """A table that takes the rows of a log in order, each once: `records` and `dead_letters`.
 
-An append claims the index of its first row (tables/table.py). Which rows are due after the table's last one
+An append claims the index of its first row (tables/claims.py). Which rows are due after the table's last one
 is a function of the log, so two drivers that would add the same row claim the same index, or the slower one a
 lower index: Delta refuses it. Its rows below the new end of the table are left out, and it claims again.
 Rows that other programs insert below the end of the table change no claim. Rows that RESTORE took are added
@@ -22,11 +22,11 @@ from app.tables.delta_log import DeltaLog, DeltaLogError, DeltaSnapshot
 from app.tables.names import CLUSTERING_PROPERTY, LOG_ID_PROPERTY, application_of
 from spark_jobs.errors import ColumnClash, LogClash, RowsLost
 from spark_jobs.session.locations import is_url
+from spark_jobs.tables.claims import MAX_REFUSALS
 from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, PROTOCOL_CHANGED, SPARK_ERRORS, repeated
 from spark_jobs.tables.merge import insert_clause
 from spark_jobs.tables.restores import Restores
 from spark_jobs.tables.table import (
-    MAX_REFUSALS,
     STATISTICS_PROPERTY,
     Table,
     TableClash,

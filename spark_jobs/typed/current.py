@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from app.tables.delta_log import DeltaLog, DeltaLogError
 from app.tables.names import KEYS_PROPERTY, application_of
 from spark_jobs.session.locations import is_url
+from spark_jobs.tables.claims import newest_claim
 from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, repeated
 from spark_jobs.tables.local_commits import NeedsSpark
 from spark_jobs.tables.merge import insert_clause, update_clause
@@ -24,7 +25,6 @@ from spark_jobs.tables.restores import Restores
 from spark_jobs.tables.table import (
     ENTRIES,
     identifier,
-    newest_claim,
     quoted_name,
     read_table,
     set_properties,

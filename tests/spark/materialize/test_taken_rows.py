@@ -11,11 +11,12 @@ import pytest
 from app.tables.delta_log import DeltaLog
 from spark_jobs.materialize.entries import EntriesJob
 from spark_jobs.tables import table_writer
+from spark_jobs.tables.claims import MAX_REFUSALS
 from spark_jobs.tables.data_files import write_file
 from spark_jobs.tables.local_commits import LocalTable
 from spark_jobs.tables.removals import TableReplaced
 from spark_jobs.tables.snapshot import read_plain
-from spark_jobs.tables.table import ENTRIES, MAX_REFUSALS, TableClash
+from spark_jobs.tables.table import ENTRIES, TableClash
 from spark_jobs.tables.table_writer import TableWriter
 from tests.spark.materialize.opened_job import commit_of_user, newest_file, opened_job, remove_commits
 from tests.spark.source.log_server import FakeLog, FakeReplica

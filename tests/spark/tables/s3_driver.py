@@ -16,8 +16,9 @@ from pyspark.sql import functions as F
 from spark_jobs.session.exclusive import check_exclusive
 from spark_jobs.session.jars import DEFAULT_JARS_FOLDER, ensure_jars
 from spark_jobs.session.spark_session import build_session
+from spark_jobs.tables.claims import append_once
 from spark_jobs.tables.schemas import arrow_schema
-from spark_jobs.tables.table import ENTRIES, append_once, create_table, read_table
+from spark_jobs.tables.table import ENTRIES, create_table, read_table
 from tests.spark.fast import FAST_SETTINGS
 
 ROWS_EACH = 5

@@ -16,7 +16,8 @@ from spark_jobs.session.jars import DEFAULT_JARS_FOLDER, ensure_jars
 from spark_jobs.session.spark_session import build_session
 from spark_jobs.source import CommitlogDataSource
 from spark_jobs.source.log_reads import LogReads
-from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, append_once, create_table, read_table
+from spark_jobs.tables.claims import append_once
+from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, create_table, read_table
 from spark_jobs.tables.transforms import entries
 from spark_jobs.typed.invariants import misplaced, outdated
 from tests.spark.fast import FAST_SETTINGS

@@ -19,6 +19,7 @@ from app.tables.delta_log import LOG_FOLDER, DeltaLog
 from spark_jobs.errors import TableUnreadable
 from spark_jobs.tables import local_commits
 from spark_jobs.tables.checkpoints import CHECKPOINTS
+from spark_jobs.tables.claims import append_once, claim_alone, newest_claim
 from spark_jobs.tables.data_files import WrittenFile, statistics_of, write_file, write_pieces
 from spark_jobs.tables.local_commits import FileMissing, LocalTable, NeedsSpark
 from spark_jobs.tables.schemas import arrow_schema
@@ -26,11 +27,8 @@ from spark_jobs.tables.snapshot import read_plain, read_rows
 from spark_jobs.tables.table import (
     ENTRIES,
     PROPERTIES,
-    append_once,
-    claim_alone,
     create_table,
     identifier,
-    newest_claim,
     read_table,
     settings_of_table,
 )
