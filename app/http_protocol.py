@@ -9,7 +9,6 @@ is limited: a client without a token must not exhaust the node's memory or descr
 import asyncio
 import logging
 import re
-from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -17,7 +16,6 @@ import httptools
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from app.api.access.hosts import KnownHosts
 from app.api.append.group_answers import GroupAnswers
 from app.api.append.lane import AppendLane, LaneAppend
 from app.api.http.dependencies import PIECE_BYTES
@@ -26,13 +24,11 @@ from app.api.http.messages import PageResponse, Response, new_request_id, proble
 from app.api.http.single_headers import repeated_header
 from app.api.read.lane import KnownPoll, LanePoll, PollLane
 from app.errors import BadRequest, CommitlogError, CrossOrigin, HeadTooLarge, RateLimited, RequestTimeout
-from app.settings.model import HttpSettings
-from app.telemetry import Meter
+from app.http_listener import Listener, header_lines
 
 logger = logging.getLogger(__name__)
 
 MAX_HEADERS: Final = 256  # in one request head
-SWEEP_S: Final = 1.0
 STREAM_SUFFIX: Final = ":stream"
 HEAD_END: Final = b"\r\n\r\n"
 UPGRADE: Final = re.compile(rb"\r\nupgrade(?=[ \t]*:)", re.IGNORECASE)
@@ -40,71 +36,6 @@ VERSIONS: Final = ("1.1", "1.0")
 BODY_HEADERS: Final = (b"content-length", b"transfer-encoding")
 BLANKS: Final = b" \t"  # around a header's value, not part of it (RFC 9110, section 5.5)
 _BODY_GRACE_S: Final = 5.0  # the append route has a body timeout of its own, and a better answer
-
-
-class Listener:
-    """The connections of one listener."""
-
-    def __init__(
-        self,
-        settings: HttpSettings,
-        max_connections: int,
-        meter: Meter,
-        lane: AppendLane | None = None,
-        polls: PollLane | None = None,
-        hosts: KnownHosts | None = None,
-    ) -> None:
-        """lane, polls: take appends and long polls before the application. hosts: names in the header Host
-        that are accepted; None: all."""
-        self.lane = lane
-        self.polls = polls
-        self.hosts = hosts
-        self.settings = settings
-        self.max_connections = max_connections
-        self._meter = meter
-        self._connections: set[Connection] = set()
-        self._default_headers: list[tuple[bytes, bytes]] = []
-        self._starts: dict[int, bytes] = {}  # of answers with these headers, by status
-
-    def start_of_answer(self, status: int, default_headers: list[tuple[bytes, bytes]]) -> bytes:
-        """Return the status line and the server's own headers, of which uvicorn makes a list each second."""
-        if default_headers is not self._default_headers:
-            self._default_headers, self._starts = default_headers, {}
-        start = self._starts.get(status)
-        if start is None:
-            start = self._starts[status] = STATUS_LINE[status] + _lines(default_headers)
-        return start
-
-    def opened(self, connection: "Connection") -> bool:
-        """Register a connection; return whether it may stay."""
-        self._connections.add(connection)
-        self._meter.connections = len(self._connections)
-        if len(self._connections) <= self.max_connections:
-            return True
-        self._meter.refused_connections += 1
-        return False
-
-    @property
-    def is_full(self) -> bool:
-        """True if a new connection would be refused."""
-        return len(self._connections) >= self.max_connections
-
-    def closed(self, connection: "Connection") -> None:
-        self._connections.discard(connection)
-        self._meter.connections = len(self._connections)
-
-    def protocol(self, **given: Any) -> asyncio.Protocol:
-        """Create the protocol of one connection from uvicorn's arguments."""
-        return Connection(self, **given)
-
-    async def end_late_requests(self) -> None:
-        """Close, until cancelled, connections that have exceeded a time limit."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            now_s = loop.time()
-            for connection in list(self._connections):
-                connection.enforce(now_s)
 
 
 def _refusal_of(error: httptools.HttpParserError) -> CommitlogError:
@@ -367,7 +298,7 @@ class Connection(HttpToolsProtocol):
 
     async def _write_poll(self, poll: LanePoll, answer: PageResponse) -> None:
         """Write an answer; a large one in pieces as the client reads it, as ExactResponse does."""
-        head = b"".join(self._head_of(poll, answer.status, _lines(answer.headers)))
+        head = b"".join(self._head_of(poll, answer.status, header_lines(answer.headers)))
         rest = memoryview(answer.body)
         while rest or head:
             if self.flow.write_paused:
@@ -414,7 +345,7 @@ class Connection(HttpToolsProtocol):
         self._write(append, answers.status, answers.lines(len(body), append.request_id), body)
 
     def _write_response(self, append: LaneAppend, answer: Response) -> None:
-        self._write(append, answer.status, _lines(answer.headers), answer.body)
+        self._write(append, answer.status, header_lines(answer.headers), answer.body)
 
     def _write(self, append: LaneAppend, status: int, lines: bytes, body: bytes) -> None:
         append.response_complete = True
@@ -512,10 +443,6 @@ class Connection(HttpToolsProtocol):
 
     def _answer_and_close(self, error: CommitlogError) -> None:
         answer = problem_response(error, instance="/", request_id=new_request_id())
-        lines = _lines((*answer.headers, (b"connection", b"close")))
+        lines = header_lines((*answer.headers, (b"connection", b"close")))
         self.transport.write(b"".join((STATUS_LINE[answer.status], lines, b"\r\n", answer.body)))
         self.transport.close()
-
-
-def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    return b"".join([b"%b: %b\r\n" % header for header in headers])

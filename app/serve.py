@@ -30,7 +30,8 @@ import uvloop
 from app.api.access.hosts import KnownHosts
 from app.api.access.tokens import Tokens
 from app.errors import ConfigError
-from app.http_protocol import Listener
+from app.http_listener import Listener
+from app.http_protocol import Connection
 from app.main import Application, build_app
 from app.node.broker import Broker
 from app.node.descriptors import DESCRIPTORS_MAX, descriptors_allowed, tls_room_size
@@ -260,10 +261,11 @@ def bind(address: str) -> list[socket.socket]:
 def _protocol_of(settings: Settings, listener: Listener, meter: Meter) -> Callable[..., asyncio.Protocol]:
     """Return the factory of a connection's protocol from uvicorn's arguments; with TLS if it is set."""
     context, timeout_ms = _tls_of_clients(settings.security), settings.http.head_timeout_ms
+    protocol = partial(Connection, listener)
     if context is None:
-        return listener.protocol
+        return protocol
     handshakes = TlsHandshakes(context, tls_room_size(), timeout_ms, lambda: listener.is_full, meter)
-    return lambda **given: handshakes.accept(partial(listener.protocol, **given))
+    return lambda **given: handshakes.accept(partial(protocol, **given))
 
 
 def _front_config(

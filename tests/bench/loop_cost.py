@@ -27,7 +27,8 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from app.http_protocol import Listener
+from app.http_listener import Listener
+from app.http_protocol import Connection
 from app.log.control_records import SchemaRecord
 from app.log.set_schema import SetSchema
 from app.main import build_app
@@ -142,7 +143,7 @@ async def measure(folder: Path, rounds: int, kinds: list[str]) -> None:
         connections: list[Any] = []
         for _ in range(count):
             given = {"config": config, "server_state": ServerState(), "app_state": {}, "_loop": loop}
-            connection: Any = listener.protocol(**given)
+            connection: Any = Connection(listener, **given)
             connection.connection_made(Answers())
             connections.append(connection)
         costs_us = []

@@ -6,13 +6,15 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 import uvicorn
 
 from app.api.access.hosts import KnownHosts
-from app.http_protocol import Connection, Listener
+from app.http_listener import Listener
+from app.http_protocol import Connection
 from app.settings.model import HttpSettings
 from app.telemetry import Meter
 
@@ -85,7 +87,7 @@ UPGRADES = {
 
 @pytest.fixture(autouse=True)
 def sweeping_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.http_protocol.SWEEP_S", 0.02)
+    monkeypatch.setattr("app.http_listener.SWEEP_S", 0.02)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -154,7 +156,7 @@ async def serving(
     listener = Listener(limits, max_connections, meter, hosts=hosts)
     config = uvicorn.Config(
         observed,
-        http=listener.protocol,  # type: ignore[arg-type]
+        http=partial(Connection, listener),  # type: ignore[arg-type]
         port=0,
         ws="none",
         lifespan="off",

@@ -4,6 +4,7 @@ import asyncio
 import random
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,8 @@ from app.api.http import problems
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.lane_call import KNOWN_HEADS_MAX
 from app.errors import IndexMismatch, LogNotFound, QuorumTimeout, RateLimited
-from app.http_protocol import Listener
+from app.http_listener import Listener
+from app.http_protocol import Connection
 from app.log.contract import AppendRequest, AppendResult, Durability
 from app.middleware import HttpMiddleware
 from app.node.replica.open_appends import OpenAppend
@@ -129,7 +131,7 @@ class Node:
         self.listener = Listener(HTTP, 100, broker.meter, self.lane)
         self.config = uvicorn.Config(
             asgi,
-            http=self.listener.protocol,  # type: ignore[arg-type]
+            http=partial(Connection, self.listener),  # type: ignore[arg-type]
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -138,8 +140,12 @@ class Node:
 
     def connect(self) -> tuple[Any, FakeTransport]:
         transport = FakeTransport()
-        connection: Any = self.listener.protocol(
-            config=self.config, server_state=ServerState(), app_state={}, _loop=asyncio.get_running_loop()
+        connection: Any = Connection(
+            self.listener,
+            config=self.config,
+            server_state=ServerState(),
+            app_state={},
+            _loop=asyncio.get_running_loop(),
         )
         connection.connection_made(transport)
         return connection, transport

@@ -14,7 +14,8 @@ from app.api.access.tokens import Tokens
 from app.api.http.dependencies import PIECE_BYTES
 from app.api.read import lane
 from app.api.read.lane import PollLane
-from app.http_protocol import Listener
+from app.http_listener import Listener
+from app.http_protocol import Connection
 from app.middleware import HttpMiddleware
 from app.settings.model import HttpSettings
 from tests.support.connections import FakeTransport
@@ -44,8 +45,12 @@ class Fronts:
 
     def connect(self, front: int) -> tuple[Any, FakeTransport]:
         transport = FakeTransport()
-        connection: Any = self.listeners[front].protocol(
-            config=self.config, server_state=ServerState(), app_state={}, _loop=asyncio.get_running_loop()
+        connection: Any = Connection(
+            self.listeners[front],
+            config=self.config,
+            server_state=ServerState(),
+            app_state={},
+            _loop=asyncio.get_running_loop(),
         )
         connection.connection_made(transport)
         return connection, transport
