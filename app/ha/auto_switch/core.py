@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import UNSET
 
 from app.errors import CommitlogError, InvariantError, NotEnoughInSync
+from app.ha.auto_switch.disk_watch import DiskWatch
 from app.ha.auto_switch.lease import HeldLease
 from app.ha.auto_switch.master_side import MasterSide
 from app.ha.auto_switch.slave_side import Rollback, SlaveSide
@@ -34,7 +35,6 @@ from app.ha.static_group import StaticGroup
 from app.log.contract import (
     NO_INDEX,
     CoreStatus,
-    Durability,
     LogOptions,
     PendingAppend,
     Ready,
@@ -92,6 +92,7 @@ class AutoSwitchCore(StaticGroup):
             member=self._member, log=log, log_id=start.log_id, outbox=self._outbox, config=config
         )
         reads = RaftConfig(read_index_timeout_ms=config.ha_read_index_timeout_ms)
+        self._disk = DiskWatch(self._parts)
         self._reads = FollowerReads(self._member, self._outbox, reads, start.random)
         self._me = KnownReplica(0, start.node_id, address)  # it has no id before its first role
         self._master: MasterSide | None = None
@@ -103,7 +104,6 @@ class AutoSwitchCore(StaticGroup):
         self._now_ms = 0
         self._connections = 0
         self._needs_election = False
-        self._durable = (NO_INDEX, 0)  # last durable index of an open master, and when it was first seen
 
     # --- what the driver asks ------------------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class AutoSwitchCore(StaticGroup):
         has_lease = is_open and not self._is_fenced(now_ms)
         below_floor = master is not None and master.below_floor
         self.lease.measure(now_ms, is_open=is_open, has_lease=has_lease, below_floor=below_floor)
-        if self._disk_hangs(now_ms):
+        if self._disk.hangs(now_ms, self._master):
             self._end_roles("the disk of this master hangs", now_ms)
             self._needs_election = True
         if self._master is not None:
@@ -471,24 +471,6 @@ class AutoSwitchCore(StaticGroup):
 
     def _is_fenced(self, now_ms: int) -> bool:
         return self.lease.is_over(now_ms)
-
-    def _disk_hangs(self, now_ms: int) -> bool:
-        """Return whether records of this open master have waited too long for its disk.
-
-        It acknowledges nothing without it, and another member of the set could lead. One that was asked for
-        may be in the set already: the answer reaches this node by a log on the same disk. The controllers
-        judge the opening.
-        """
-        durable_index = self._log.durable_index
-        waits = self._is_open and durable_index < self._log.end_index
-        if not waits or durable_index != self._durable[0]:
-            self._durable = (durable_index, now_ms)
-        return (
-            now_ms - self._durable[1] >= self._parts.config.ha_disk_timeout_ms
-            and self._member.durability is Durability.FSYNC
-            and self._master is not None
-            and len(self._master.set.counted) > 1
-        )
 
     def _log_moved(self, now_ms: int) -> None:
         """The master's log has grown, or more of it is durable: its epoch may be open now (A-01)."""

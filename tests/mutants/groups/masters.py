@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from app.ha.auto_switch.core import AutoSwitchCore
+from app.ha.auto_switch.disk_watch import DiskWatch
 from app.ha.auto_switch.master_side import MasterSide
 from app.ha.auto_switch.sync_state_set import SyncStateSet
 from app.ha.roles import KnownReplica, MasterRole, SlaveRole
@@ -44,18 +45,18 @@ def a_master_is_never_fenced(patch: pytest.MonkeyPatch) -> None:
     "C-05", lambda _: test_hung_disk.test_a_master_whose_disk_hangs_gives_its_role_up(), mode="controller"
 )
 def a_master_with_a_hung_disk_stays(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(AutoSwitchCore, "_disk_hangs", lambda self, now_ms: False)
+    patch.setattr(DiskWatch, "hangs", lambda self, now_ms, master: False)
 
 
 @group_mutant(
     "C-05", lambda _: test_slow_disks.test_a_master_whose_disk_is_slow_keeps_the_role(), mode="controller"
 )
 def a_slow_disk_is_taken_for_one_that_hangs(patch: pytest.MonkeyPatch) -> None:
-    @planted(patch, AutoSwitchCore, "_disk_hangs")
-    def disk_hangs(original: Any, self: AutoSwitchCore, now_ms: int) -> bool:
-        if self._durable[1]:
-            self._durable = (self._log.durable_index, self._durable[1])  # its progress does not count
-        return original(self, now_ms)
+    @planted(patch, DiskWatch, "hangs")
+    def hangs(original: Any, self: DiskWatch, now_ms: int, master: Any) -> Any:
+        if self._since_ms:
+            self._durable_index = self._log.durable_index  # its progress does not count
+        return original(self, now_ms, master)
 
 
 @group_mutant(
@@ -64,12 +65,12 @@ def a_slow_disk_is_taken_for_one_that_hangs(patch: pytest.MonkeyPatch) -> None:
     mode="controller",
 )
 def a_master_that_needs_no_disk_is_judged_by_it(patch: pytest.MonkeyPatch) -> None:
-    @planted(patch, AutoSwitchCore, "_disk_hangs")
-    def disk_hangs(original: Any, self: AutoSwitchCore, now_ms: int) -> bool:
+    @planted(patch, DiskWatch, "hangs")
+    def hangs(original: Any, self: DiskWatch, now_ms: int, master: Any) -> Any:
         known, self._member.durability = self._member.durability, Durability.FSYNC
-        hangs = original(self, now_ms)
+        found = original(self, now_ms, master)
         self._member.durability = known
-        return hangs
+        return found
 
 
 @group_mutant("C-04", lambda _: test_master.test_an_epoch_is_opened_by_one_life_only(), mode="controller")
