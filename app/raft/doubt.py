@@ -1,7 +1,7 @@
 """A member that may have lost what it acknowledged or voted, and the ways to become sound again. PURE.
 
 An unsound member follows; its acknowledgements and confirmed reads do not count at the leader, and its vote
-counts only when every voter grants (ballot.py). It becomes sound by one of
+counts only when every voter grants (elections.py). It becomes sound by one of
 
 - an election that it wins: by every voter, or by a majority of sound ones;
 - a leader whose log it holds, up to a record of the leader's term and to all that the leader has committed

@@ -154,7 +154,7 @@ class EntryHandler:
 
     def _truncated(self, request: PushRequest) -> None:
         """The log is truncated. Everything before the begin of a reset was committed: this member must know
-        that also without the first record (ballot.py)."""
+        that also without the first record (elections.py)."""
         self._truncating = False
         if request.reset:
             member = self._member

@@ -83,8 +83,8 @@ class Standing:
     def may_campaign(self) -> bool:
         """True if the group may need this member as its leader.
 
-        An unsound member may campaign: it is elected by all, or by sound voters (ballot.py). One that knows
-        no other voter may have lost the record that named them. A learner may campaign when a candidate
+        An unsound member may campaign: it is elected by all, or by sound voters (elections.py). One that
+        knows no other voter may have lost the record that named them. A learner may campaign when a candidate
         that has promoted it needs its vote and lacks records of it: if another voter is lost, no voter can
         win. It leads until the voters have its records.
         """

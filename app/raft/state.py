@@ -26,11 +26,11 @@ class MemberState:
     """State of the member. Only core.py sets role, term, vote and leader; committed_index never decreases.
 
     sound: it holds all that it ever acknowledged or voted. An unsound member's acknowledgements and confirmed
-    reads do not count, and its vote counts only when every voter grants (ballot.py). electable: it holds the
-    log's state; without that it does not campaign. group_index: of the record that names the group, NO_INDEX
-    for the configured group. former_voters: of the group that the newest one replaced; () if the newest was
-    known to be committed when it was adopted. witnesses: voters that must hold its record before it is
-    committed, beside a majority (Standing.configure). leader_syncs: the leader that it follows promises
+    reads do not count, and its vote counts only when every voter grants (elections.py). electable: it holds
+    the log's state; without that it does not campaign. group_index: of the record that names the group,
+    NO_INDEX for the configured group. former_voters: of the group that the newest one replaced; () if the
+    newest was known to be committed when it was adopted. witnesses: voters that must hold its record before
+    it is committed, beside a majority (Standing.configure). leader_syncs: the leader that it follows promises
     `fsync`.
     """
 

@@ -6,12 +6,11 @@ import pytest
 
 from app.node.opening import replica_modes
 from app.node.opening.folder_birth import FolderBirth
-from app.raft import core
 from app.raft import core as core_module
 from app.raft import peers as peers_module
-from app.raft.ballot import Ballot
 from app.raft.core import RaftCore
 from app.raft.doubt import Doubt
+from app.raft.elections import Ballot
 from app.raft.messages import TimeoutNow, VoteAnswer, VoteRequest
 from app.raft.peers import Peers
 from app.raft.reads import LeaderReads
@@ -155,7 +154,7 @@ plant(
 plant(
     "an_empty_log_votes_for_whoever_lacks_what_was_before_it",
     "R-02",
-    (core, "grants", "log.last_position", "(log.last_term, log.end_index)"),
+    (core_module, "grants", "log.last_position", "(log.last_term, log.end_index)"),
     lambda _: test_elections.test_a_log_that_a_reset_has_left_empty_refuses_who_lacks_what_was_before_it(
         2, 99, False, False
     ),
@@ -177,7 +176,7 @@ plant(
 plant(
     "a_vote_although_the_term_has_a_leader",
     "R-01",
-    (core, "grants", " and member.leader_id is None", ""),
+    (core_module, "grants", " and member.leader_id is None", ""),
     lambda _: test_planted_bugs.test_a_member_that_follows_a_leader_gives_no_vote_in_its_term(),
 )
 plant(

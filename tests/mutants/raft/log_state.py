@@ -27,7 +27,7 @@ from app.node.state import checkpoints
 from app.node.state.checkpoints import Checkpointer, LoadedState
 from app.node.state.state_transfer import StateTransfer
 from app.node.state.trimming import Trimmer
-from app.raft import core as core_module
+from app.raft import member as member_module
 from storage.care import survey as survey_module
 from storage.errors import CorruptFile, SyncFailed
 from storage.log.commitlog import Commitlog, SyncTicket
@@ -97,7 +97,7 @@ def what_recovery_scanned_is_not_written_again(patch: pytest.MonkeyPatch) -> Non
     "D-20", lambda folder: test_raft_opening.test_a_reset_survives_a_crash_before_the_next_checkpoint(folder)
 )
 def a_restart_believes_the_checkpoint_alone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(core_module, "committed_at_open", lambda log, index: min(index, log.end_index))
+    patch.setattr(member_module, "committed_at_open", lambda log, index: min(index, log.end_index))
 
 
 @mutant(

@@ -6,8 +6,8 @@ import pytest
 
 from app.log.state import LogState
 from app.raft import membership as membership_module
-from app.raft.ballot import Ballot
 from app.raft.core import RaftCore
+from app.raft.elections import Ballot
 from app.raft.peers import Peers
 from app.raft.quorum import QuorumChecker, quorum_index
 from app.raft.standing import Standing

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from app.log.contract import NO_INDEX, Durability, Role
-from app.raft.ballot import Ballot
 from app.raft.doubt import Doubt
+from app.raft.elections import Ballot
 from app.raft.messages import HeartbeatAnswer, TimeoutNow, VoteAnswer, VoteRequest
 from app.raft.reads import Confirmation
 from app.raft.state import MemberState, Outbox

@@ -3,8 +3,8 @@
 import pytest
 
 from app.log.contract import NO_INDEX, ChangeKind, Durability, GroupConfig, Role
-from app.raft.ballot import Ballot
 from app.raft.config import RaftConfig
+from app.raft.elections import Ballot
 from app.raft.messages import TimeoutNow, VoteAnswer
 from app.raft.state import MemberState, Outbox
 from tests.unit.raft.support import Group, Member, MemoryLog
