@@ -26,7 +26,7 @@ from tests.unit.ha.auto_switch import (
 )
 from tests.unit.ha.classic import test_classic, test_classic_slave, test_degradation, test_opening
 from tests.unit.node.opening import test_replica_modes
-from tests.unit.node.replica import test_driver_commands
+from tests.unit.node.replica import test_driver_state_transfer
 from tests.unit.node.state import test_load_state
 
 
@@ -43,7 +43,7 @@ plant(
     "a_copy_joins_before_its_state_is_durable",
     "C-08",
     (StateKeeper, "judge_electable", "is_kept or ", "True or "),
-    test_driver_commands.test_a_copy_of_a_log_with_a_master_may_join_once_its_state_is_on_its_disk,
+    test_driver_state_transfer.test_a_copy_of_a_log_with_a_master_may_join_once_its_state_is_on_its_disk,
     mode="controller",
 )
 

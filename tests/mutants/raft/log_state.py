@@ -41,8 +41,9 @@ from tests.unit.node.replica import (
     test_confirmed_answers,
     test_driver,
     test_driver_commands,
-    test_driver_disk,
+    test_driver_durability,
     test_driver_endings,
+    test_driver_state_transfer,
     test_syncing,
 )
 from tests.unit.node.state import test_state_transfer, test_trimming
@@ -101,7 +102,8 @@ def a_restart_believes_the_checkpoint_alone(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutant(
-    "D-28", test_driver_commands.test_a_log_that_begins_after_the_past_gets_its_state_and_does_not_lead_before
+    "D-28",
+    test_driver_state_transfer.test_a_log_that_begins_after_the_past_gets_its_state_and_does_not_lead_before,
 )
 def an_emptied_replica_leads_without_the_state(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StateTransfer, "is_whole", property(lambda self: True))
@@ -116,7 +118,7 @@ def a_trim_outlives_the_truncation_of_its_record(patch: pytest.MonkeyPatch) -> N
         self._trims = trims
 
 
-@mutant("D-12", test_driver_commands.test_the_state_that_is_sent_holds_what_is_committed_alone)
+@mutant("D-12", test_driver_state_transfer.test_the_state_that_is_sent_holds_what_is_committed_alone)
 def the_state_from_the_leader_keeps_what_is_not_committed(patch: pytest.MonkeyPatch) -> None:
     @planted(patch, Restoring, "finish")
     def finish(original: Any, self: Restoring[LogState]) -> LogState:
@@ -249,7 +251,7 @@ plant(
     "the_state_that_is_sent_keeps_uncommitted_claims",
     "D-28",
     (StateTransfer, "take", "taken.truncate_after(taken.committed_index)", "pass"),
-    test_driver_commands.test_the_state_that_is_sent_holds_what_is_committed_alone,
+    test_driver_state_transfer.test_the_state_that_is_sent_holds_what_is_committed_alone,
 )
 plant(
     "a_reset_keeps_uncommitted_keys",
@@ -353,7 +355,7 @@ plant(
     "an_append_that_was_pushed_with_replicated_is_reported_as_fsync",
     "R-11",
     (OpenAppends, "_durability_at", "index <= self._unsynced_index", "False"),
-    test_driver_disk.test_an_append_that_peers_may_have_acknowledged_before_their_sync_is_not_reported_as_fsync,
+    test_driver_durability.test_an_append_that_peers_may_have_acknowledged_before_their_sync_is_not_reported_as_fsync,
 )
 
 

@@ -31,7 +31,7 @@ from app.raft.messages import (
 from storage.format.batch import AppendMark
 from storage.format.records import encode_control
 from tests.unit.node.replica.driver_support import Node, follower_of_n2, push_to, result
-from tests.unit.node.replica.test_driver_commands import transferred
+from tests.unit.node.replica.test_driver_state_transfer import transferred
 from tests.unit.raft.support import Group, MemoryLog, body_of, log_of
 from tests.unit.raft.test_entry_handler import Leader
 
