@@ -9,7 +9,6 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from app.cli.bench import _shown
 from app.cli.log_state.schema import _show_check
 from app.cli.main import COMMANDS, cli
 from app.client import connection
@@ -307,23 +306,6 @@ def test_logs_show_masters_only_where_one_has_a_master() -> None:
         assert "n2, n3" in shown
 
 
-def test_tables_are_read_from_their_transaction_logs(tmp_path: Path) -> None:
-    log = tmp_path / "default" / "entries" / "_delta_log"
-    log.mkdir(parents=True)
-    commits = [
-        [{"metaData": {}}, {"add": {"path": "a", "size": 10, "stats": '{"numRecords": 3}'}}],
-        [{"add": {"path": "b", "size": 20, "stats": '{"numRecords": 4}'}}, {"remove": {"path": "a"}}],
-    ]
-    for version, actions in enumerate(commits):
-        lines = "\n".join(json.dumps(action) for action in actions)
-        (log / f"{version:020d}.json").write_text(lines)
-    result = CliRunner().invoke(cli, ["tables", "--tables", str(tmp_path), "--json"])
-    table = json.loads(result.output)["tables"][0]
-    assert (table["name"], table["version"], table["rows"], table["files"]) == ("default/entries", 1, 4, 1)
-    assert "default/entries" in CliRunner().invoke(cli, ["tables", "--tables", str(tmp_path)]).output
-    assert CliRunner().invoke(cli, ["tables", "--tables", str(tmp_path / "none")]).exit_code == 4
-
-
 def test_replicas_change_until_nothing_is_leaving_any_more() -> None:
     """In Raft mode the call is repeated while the new member catches up; then the log is read."""
     log = {"name": "a", "replicas": ["n1", "n4"], "leaving": ["n2"]}
@@ -378,15 +360,6 @@ def test_a_change_of_one_log_shows_the_roles_in_it() -> None:
 def test_settings_of_the_controllers_are_name_and_value() -> None:
     for wrong in (["lease_ms"], ["lease_ms=long"], []):
         assert CliRunner().invoke(cli, ["controller", "set", *wrong]).exit_code == 2
-
-
-def test_bench_shows_refusals_by_code() -> None:
-    assert [_shown(value) for value in ({}, {"rate-limited": 1_200, "no-leader": 1}, 1_234, "quorum")] == [
-        "none",
-        "rate-limited: 1,200, no-leader: 1",
-        "1,234",
-        "quorum",
-    ]
 
 
 def test_cursors_are_listed_with_their_versions() -> None:

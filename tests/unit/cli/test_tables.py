@@ -1,5 +1,6 @@
 """`commitlog tables`, `verify` and `bench`: what is asked of whom, and what is shown."""
 
+import json
 import os
 import sys
 import time
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from app.cli.bench import _shown
 from app.cli.main import cli
 from tests.support.delta_files import DeltaFiles
 from tests.unit.cli.fake_service import Asked, Scripted, fake_service, problem
@@ -144,3 +146,29 @@ def test_the_table_of_verify_has_last_indexes_as_its_verdict() -> None:
     assert ["n1", "same", "21"] in rows
     assert ["n2", "unreachable"] in rows
     assert "up to index 21" in shown
+
+
+def test_tables_are_read_from_their_transaction_logs(tmp_path: Path) -> None:
+    log = tmp_path / "default" / "entries" / "_delta_log"
+    log.mkdir(parents=True)
+    commits = [
+        [{"metaData": {}}, {"add": {"path": "a", "size": 10, "stats": '{"numRecords": 3}'}}],
+        [{"add": {"path": "b", "size": 20, "stats": '{"numRecords": 4}'}}, {"remove": {"path": "a"}}],
+    ]
+    for version, actions in enumerate(commits):
+        lines = "\n".join(json.dumps(action) for action in actions)
+        (log / f"{version:020d}.json").write_text(lines)
+    result = CliRunner().invoke(cli, ["tables", "--tables", str(tmp_path), "--json"])
+    table = json.loads(result.output)["tables"][0]
+    assert (table["name"], table["version"], table["rows"], table["files"]) == ("default/entries", 1, 4, 1)
+    assert "default/entries" in CliRunner().invoke(cli, ["tables", "--tables", str(tmp_path)]).output
+    assert CliRunner().invoke(cli, ["tables", "--tables", str(tmp_path / "none")]).exit_code == 4
+
+
+def test_bench_shows_refusals_by_code() -> None:
+    assert [_shown(value) for value in ({}, {"rate-limited": 1_200, "no-leader": 1}, 1_234, "quorum")] == [
+        "none",
+        "rate-limited: 1,200, no-leader: 1",
+        "1,234",
+        "quorum",
+    ]

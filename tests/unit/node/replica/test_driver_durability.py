@@ -5,26 +5,14 @@ from typing import Any
 
 import pytest
 
-from app.log.contract import (
-    Durability,
-    LogOptions,
-)
-from app.raft.messages import (
-    PushAnswer,
-    PushCode,
-    PushRequest,
-    PushType,
-)
+from app.log.contract import Durability, LogOptions
+from app.raft.messages import PushAnswer, PushCode, PushRequest, PushType
 from storage import errors as storage_errors
 from storage.file_system import FileSystem
 from storage.log.clean_stop import CleanStop
 from storage.log.commitlog import Commitlog
 from tests.support.memory_files import MemoryFiles
-from tests.unit.node.replica.driver_support import (
-    Node,
-    leading_node,
-    result,
-)
+from tests.unit.node.replica.driver_support import Node, leading_node, result
 
 
 def test_with_replicated_durability_an_answer_does_not_wait_for_the_sync(tmp_path: Path) -> None:
