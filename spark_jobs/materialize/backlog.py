@@ -56,17 +56,18 @@ def write_backlog(
     context = spark.sparkContext
     write = partial(_write_partition, options, str(folder), batch)
     context.addJobTag(BACKLOG_TAG)
+    made: list[WrittenFile | None] | None = None
     try:
         running.touch()
         made = context.parallelize(list(enumerate(partitions)), len(partitions)).map(write).collect()
-    except BaseException:
-        running.unlink(missing_ok=True)
-        for left in folder.glob(f"part-*-{batch}-*"):
-            left.unlink(missing_ok=True)
-        raise
     finally:
-        running.unlink(missing_ok=True)
-        context.removeJobTag(BACKLOG_TAG)
+        try:
+            running.unlink(missing_ok=True)
+            if made is None:
+                for left in folder.glob(f"part-*-{batch}-*"):
+                    left.unlink(missing_ok=True)
+        finally:
+            context.removeJobTag(BACKLOG_TAG)
     return [file for file in made if file is not None]
 
 

@@ -2,14 +2,16 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import InputPartition
 
 from app.tables.delta_log import LOG_FOLDER, DeltaLog
 from spark_jobs.errors import LogTrimmed, ShortRead, own_error
@@ -283,3 +285,53 @@ def test_pieces_have_the_bytes_of_a_row_group() -> None:
     pieces = list(in_pieces(batches, 5_000))
     assert [piece.num_rows for piece in pieces] == [6, 6, 2]
     assert list(in_pieces([], 5_000)) == []
+
+
+@pytest.mark.parametrize("failing", [None, "touch", "task", "unlink-marker", "unlink-file"])
+def test_a_batch_that_fails_at_any_step_removes_its_tag_and_once_its_marker(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, failing: str | None
+) -> None:
+    """The marker goes before the files: a task that ends later then removes its own."""
+    folder.mkdir()
+    steps: list[str] = []
+
+    def observed(step: str, path: Path, do: Callable[[], None]) -> None:
+        kind = "marker" if path.name.startswith("backlog-") else "file"
+        steps.append(step if step == "touch" else f"{step}-{kind}")
+        if steps[-1] == failing:
+            raise OSError(f"{failing} fails")
+        do()
+
+    touch, unlink = Path.touch, Path.unlink
+    monkeypatch.setattr(Path, "touch", lambda path: observed("touch", path, lambda: touch(path)))
+    monkeypatch.setattr(
+        Path,
+        "unlink",
+        lambda path, missing_ok=False: observed("unlink", path, lambda: unlink(path, missing_ok)),
+    )
+
+    def written(_options: object, _folder: str, batch: str, _numbered: object) -> None:
+        (folder / f"part-0-{batch}-0.snappy.parquet").write_bytes(b"")
+        if failing in ("task", "unlink-file"):
+            raise OSError("a task fails")
+
+    monkeypatch.setattr(backlog, "_write_partition", written)
+    session, tags, options = no_spark(), list[str](), cast(SourceOptions, None)
+    monkeypatch.setattr(session.sparkContext, "addJobTag", tags.append)
+    monkeypatch.setattr(session.sparkContext, "removeJobTag", tags.remove)
+    with pytest.raises(OSError, match="fails") if failing is not None else nullcontext():
+        backlog.write_backlog(session, options, [InputPartition(0)], folder)
+    assert tags == []
+    assert steps.count("unlink-marker") == 1
+    assert "unlink-file" not in steps[: steps.index("unlink-marker")]
+    left = sorted(path.name.partition("-")[0] for path in folder.iterdir())
+    assert (
+        left
+        == {
+            None: ["part"],
+            "touch": [],
+            "task": [],
+            "unlink-marker": ["backlog", "part"],
+            "unlink-file": ["part"],
+        }[failing]
+    )
