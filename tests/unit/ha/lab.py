@@ -9,7 +9,7 @@ from app.ha.classic.master import ClassicMasterCore
 from app.ha.classic.slave import ClassicSlaveCore
 from app.ha.config import HaConfig
 from app.ha.frames import History
-from app.ha.messages import INCOMING, Connect, Opened
+from app.ha.messages import INCOMING, Closed, Connect, Opened
 from app.ha.roles import MANAGER, KnownReplica, Lease, MasterRole, SlaveRole
 from app.log.contract import (
     NO_INDEX,
@@ -220,6 +220,22 @@ class Lab:
         key = f"{INCOMING}{number}"
         self.deliver(key, Opened(place, history, node))
         return key
+
+
+def check_last_heard(master: Lab, key: str, *, began_ms: int, heard_ms: int) -> None:
+    """Check the times at which a master heard its slaves: none for n2, which is connected, until its
+    connection `key` ends; then heard_ms. n3 was never heard."""
+    master.tick(600)
+
+    def heard() -> dict[str, int | None]:
+        return {peer.id: peer.heard_ms for peer in master.core.status().peers}
+
+    assert heard()["n2"] is None
+    master.deliver(key, Closed("gone"))
+    never = heard()["n3"]
+    assert heard()["n2"] == heard_ms > began_ms
+    assert never is not None
+    assert never <= began_ms
 
 
 class Replicated(Lab):

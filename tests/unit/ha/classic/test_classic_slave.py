@@ -18,7 +18,7 @@ from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState
 from tests.unit.ha.classic.test_classic import Master, Slave, bytes_of, frame_of
-from tests.unit.ha.lab import CONFIG, copy, history_of, new_log, next_batch, write
+from tests.unit.ha.lab import CONFIG, check_last_heard, copy, history_of, new_log, next_batch, write
 
 
 def master_log(records: int = 3) -> Commitlog:
@@ -265,14 +265,4 @@ def test_a_slave_whose_connection_ended_was_heard_last_when_it_reported() -> Non
     master.tick(600)
     key = master.slave()
     reported_ms = master.now_ms
-    master.tick(600)
-
-    def heard() -> dict[str, int | None]:
-        return {peer.id: peer.heard_ms for peer in master.core.status().peers}
-
-    assert heard()["n2"] is None
-    master.deliver(key, Closed("gone"))
-    never = heard()["n3"]
-    assert heard()["n2"] == reported_ms > began_ms
-    assert never is not None
-    assert never <= began_ms
+    check_last_heard(master, key, began_ms=began_ms, heard_ms=reported_ms)
