@@ -284,7 +284,7 @@ class RaftCore(RaftMember):
         """Derive the next actions from whatever has changed."""
         if self._member.leads:
             if self._quorum.needs_check:
-                self._quorum.check(now_ms)
+                self._quorum.check()
             if self._leader_reads.wants_round:
                 self._broadcast(now_ms)
             self._transfer.go_on(now_ms)

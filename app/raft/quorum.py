@@ -109,7 +109,7 @@ class QuorumChecker:
         """The batch from `first_index` on was never stored: refuse its appends."""
         self._outbox.answers += self._pending.drop(first_index)
 
-    def check(self, now_ms: int) -> None:
+    def check(self) -> None:
         """Commit what a majority holds (D-24, R-05) and answer the appends that waited for it (D-25)."""
         self.needs_check = False
         state = self._state

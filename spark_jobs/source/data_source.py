@@ -182,7 +182,7 @@ class RecordsBatchReader(DataSourceReader):
             from spark_jobs.source.union import FilesPartition, read_files
 
             assert isinstance(partition, FilesPartition)
-            return read_files(self.options, partition)
+            return read_files(partition)
         return read_records(self.options, partition)
 
 

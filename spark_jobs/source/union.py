@@ -88,7 +88,7 @@ def plan_files(
     return [FilesPartition(files[begin:end], first, until) for begin, end in parts]
 
 
-def read_files(options: SourceOptions, partition: FilesPartition) -> Iterator[pa.RecordBatch]:
+def read_files(partition: FilesPartition) -> Iterator[pa.RecordBatch]:
     """Yield the partition's rows in the source's schema. Raises TableUnreadable."""
     for file in partition.files:
         for rows in read_rows(file, ENTRIES.fieldNames()):

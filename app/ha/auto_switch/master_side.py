@@ -153,7 +153,7 @@ class MasterSide:
         self._caught_up_ms = dict.fromkeys(self._caught_up_ms, now_ms)
         for connection in list(self._connections.values()):
             if connection.handshake is not None:
-                self._answer(connection, now_ms)
+                self._answer(connection)
         self.needs_check = True
         self._publish_set()
         self._reports.record(now_ms)
@@ -205,7 +205,7 @@ class MasterSide:
         if isinstance(frame, Handshake) and connection.state is HaState.READY and not connection.handshake:
             connection.handshake = frame
             if self.open:
-                self._answer(connection, now_ms)
+                self._answer(connection)
         elif isinstance(frame, Ack) and connection.state is HaState.HANDSHAKE:
             self._begin_transfer(connection, frame.max_offset, now_ms)
         elif isinstance(frame, Ack) and connection.sender is not None:
@@ -224,7 +224,7 @@ class MasterSide:
             self.needs_check = True
             self._outbox.send(key, Disconnect(reason))
 
-    def _answer(self, connection: SlaveConnection, now_ms: int) -> None:
+    def _answer(self, connection: SlaveConnection) -> None:
         """Send a slave our epochs (A-07); an older connection of the same copy is over.
 
         This decides whose acks the connection carries. A slave that sends a number names its copy. A slave
@@ -281,7 +281,7 @@ class MasterSide:
                 held = log.begin_index - 1
             connection.sender = Sender(log, held + 1, max_offset, held)
         connection.state = HaState.TRANSFER
-        self._caught_up(connection, now_ms)
+        self._caught_up(connection)
         self.needs_check = True
         self._pump(connection, now_ms, always=True)
 
@@ -293,12 +293,12 @@ class MasterSide:
         if problem is not None:
             self._drop(connection.key, problem)
             return
-        self._caught_up(connection, now_ms)
+        self._caught_up(connection)
         if moved:
             self.needs_check = True
             self._pump(connection, now_ms)
 
-    def _caught_up(self, connection: SlaveConnection, now_ms: int) -> None:
+    def _caught_up(self, connection: SlaveConnection) -> None:
         """C-07: when an ack reaches a recorded end, the recorded time becomes the slave's caught-up time."""
         sender, replica = connection.sender, connection.replica
         if connection.is_learner:
@@ -421,7 +421,7 @@ class MasterSide:
             if keeps:
                 wanted.append(replica.id)
         self.set.want(tuple(wanted), self.in_sync_replicas, ready=self._hold_all(wanted))
-        self.confirm(now_ms, fenced=fenced)
+        self.confirm(fenced=fenced)
 
     def _hold_all(self, members: list[int]) -> bool:
         """Return whether each of them holds everything that is confirmed. While the set counts all, its
@@ -456,7 +456,7 @@ class MasterSide:
 
     # --- confirm offset and acks ---------------------------------------------------------------------------
 
-    def confirm(self, now_ms: int, *, fenced: bool) -> None:
+    def confirm(self, *, fenced: bool) -> None:
         """The confirm offset is what enough of the counted members hold (C-08); it never falls. Answer
         (C-12)."""
         self.needs_check = False

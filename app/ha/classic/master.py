@@ -217,7 +217,7 @@ class ClassicMasterCore(StaticGroup):
         self._heard_ms = dict.fromkeys(self._replicas, now_ms)
         self._epoch.start(now_ms)
         self._outbox.record(self._member.term, RoleChanged(role=Role.MASTER.value, leader=self.leader_id))
-        self._check(now_ms)
+        self._check()
 
     def step(self, source: str, message: Any, now_ms: int) -> None:
         self._now_ms = now_ms
@@ -279,7 +279,7 @@ class ClassicMasterCore(StaticGroup):
         if sender.acked_index > before and slave.is_replica and not slave.verified:
             self._verified(slave)
         slave.caught_up()
-        self._check(now_ms)
+        self._check()
         self._pump(slave, now_ms)
 
     def _begin(self, slave: Slave, max_offset: int, now_ms: int) -> None:
@@ -297,7 +297,7 @@ class ClassicMasterCore(StaticGroup):
             self._verified(slave, empty=start.restart or max_offset == 0)
         if start.restart:
             self._outbox.send(slave.key, ClassicFrame(start.offset, restart=True))
-        self._check(now_ms)
+        self._check()
         self._pump(slave, now_ms, always=True)
 
     def _verified(self, slave: Slave, *, empty: bool = False) -> None:
@@ -337,7 +337,7 @@ class ClassicMasterCore(StaticGroup):
             elif config.ha_flow_control:
                 self._pump(slave, now_ms)
         if self._needs.automatic:
-            self._check(now_ms)  # a slave may have left the set of slaves in sync
+            self._check()  # a slave may have left the set of slaves in sync
         self._outbox.answers += self._pending.time_out(now_ms, AppendFate.TOO_FEW_SLAVES)
         self._reports.tick(now_ms)
 
@@ -350,7 +350,7 @@ class ClassicMasterCore(StaticGroup):
 
     def join(self, append: PendingAppend, now_ms: int) -> None:
         self._pending.join(append)
-        self._check(now_ms)
+        self._check()
 
     def read_index(self, token: Any, now_ms: int) -> None:
         self._outbox.reads.append((token, self._readable_index))
@@ -368,7 +368,7 @@ class ClassicMasterCore(StaticGroup):
         return max(self._member.committed_index, epoch.open_index) if epoch.is_open else None
 
     def synced(self, now_ms: int) -> None:
-        self._check(now_ms)
+        self._check()
         for slave in list(self._slaves.values()):
             self._pump(slave, now_ms)
 
@@ -390,7 +390,7 @@ class ClassicMasterCore(StaticGroup):
         self._needs.floor = options.min_in_sync_replicas - 1
         self._epoch.apply_options(options)
         super().apply_options(options, now_ms)
-        self._check(now_ms)
+        self._check()
 
     # --- sending and acks ----------------------------------------------------------------------------------
 
@@ -412,7 +412,7 @@ class ClassicMasterCore(StaticGroup):
             slave.sent_ms = now_ms
             slave.note(offset_after(self._log, self._held_index), now_ms)
 
-    def _check(self, now_ms: int) -> None:
+    def _check(self) -> None:
         """Commit what the required number of slaves has reached, and answer what they provably hold
         (H-07)."""
         member = self._member

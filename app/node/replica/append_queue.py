@@ -189,7 +189,7 @@ class AppendQueue:
         if self._core.pauses_appends or self._gathers(now_ms):
             return
         while self._commands and not self._executor.is_busy:
-            self._admit_command(self._commands.popleft(), now_ms)
+            self._admit_command(self._commands.popleft())
         rejects = self._gate.refresh(self._state.schemas)
         self._is_checking = False
         while self._appends and not self._executor.is_busy:
@@ -340,7 +340,7 @@ class AppendQueue:
         self._core.join(append.pending(claim.first_index, claim.last_index), now_ms)
         self._executor.carry_out()
 
-    def _admit_command(self, command: OpenCommand, now_ms: int) -> None:
+    def _admit_command(self, command: OpenCommand) -> None:
         """Decide the command, and write its record. If nothing has to change, answer after the commit."""
         try:
             self._check_leads()

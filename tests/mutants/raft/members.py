@@ -27,7 +27,7 @@ from tests.unit.raft import (
 
 @mutant("R-10", lambda _: test_quorum.test_learners_receive_the_log_and_do_not_count())
 def a_learner_counts_for_the_quorum(patch: pytest.MonkeyPatch) -> None:
-    def check(self: QuorumChecker, now_ms: int) -> None:
+    def check(self: QuorumChecker) -> None:
         self._watermarks[self._state.node_id] = self._state.held_index(self._log)
         group = self._state.group
         marks = sorted(self._watermarks[peer] for peer in group.members)
@@ -60,7 +60,7 @@ OUTSIDE = test_removal.test_a_member_outside_its_newest_group_neither_votes_for_
 
 @mutant("R-10", lambda _: OUTSIDE())
 def a_leader_that_leaves_counts_itself(patch: pytest.MonkeyPatch) -> None:
-    def check(self: QuorumChecker, now_ms: int) -> None:
+    def check(self: QuorumChecker) -> None:
         self._watermarks[self._state.node_id] = self._state.held_index(self._log)
         voters = dict.fromkeys((*self._state.group.voters, self._state.node_id))
         index = quorum_index(self._watermarks[voter] for voter in voters)

@@ -30,7 +30,7 @@ from tests.unit.raft import (
 
 @mutant("R-05", lambda _: test_quorum.test_records_of_older_terms_are_committed_only_by_one_of_the_own_term())
 def commit_by_counting_records_of_older_terms(patch: pytest.MonkeyPatch) -> None:
-    def check(self: QuorumChecker, now_ms: int) -> None:
+    def check(self: QuorumChecker) -> None:
         self._watermarks[self._state.node_id] = self._state.held_index(self._log)
         index = quorum_index(self._watermarks[voter] for voter in self._state.group.voters)
         self._state.committed_index = max(self._state.committed_index, index)
