@@ -74,7 +74,7 @@ class LeaderReads:
         self._queued, self._confirming, self._asking, self._proving = [], [], [], []
 
     def _lists(self) -> list[list[tuple[int, Any]]]:
-        """Number of waiting readers."""
+        """Return all lists of waiting readers."""
         confirming = [readers for _, _, readers in self._confirming]
         return [*confirming, self._queued, *(readers for _, readers in self._proving), self._asking]
 

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from storage.units import MIB
 
-ENTRIES: Final = 32  # kept for a log: one selection each, mostly
+KEPT_MAX: Final = 32  # pages of a log: one selection each, mostly
 KEPT_MAX_BYTES: Final = 4 * MIB  # of them together
 PAGE_MAX_BYTES: Final = 2 * MIB  # a larger one is not kept
 
@@ -58,7 +58,7 @@ class SharedPages:
             return
         self._kept[key] = page
         self._kept_bytes += _size(page)
-        while len(self._kept) > ENTRIES or self._kept_bytes > KEPT_MAX_BYTES:
+        while len(self._kept) > KEPT_MAX or self._kept_bytes > KEPT_MAX_BYTES:
             self._kept_bytes -= _size(self._kept.popitem(last=False)[1])
 
 

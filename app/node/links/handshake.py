@@ -174,7 +174,6 @@ class DiallerHandshake(_Side):
         hello = _Hello(HANDSHAKE_VERSION, identity.purpose, identity.cluster, identity.node_id, target, nonce)
         self._transcript = [msgspec.json.encode(hello)]
         self.hello = MAGIC + _framed(self._transcript[0])
-        self._expected = b""
 
     def _step(self, message: bytes) -> bytes:
         if not self._nonces:

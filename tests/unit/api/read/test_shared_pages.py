@@ -10,7 +10,7 @@ from app.api.read.query import ReadQuery
 from app.api.read.reader import Reader
 from app.api.read.selection import Selection
 from app.api.read.shared_pages import (
-    ENTRIES,
+    KEPT_MAX,
     KEPT_MAX_BYTES,
     PAGE_MAX_BYTES,
     RenderedPage,
@@ -159,9 +159,9 @@ class _Renders:
 def test_a_bounded_number_of_pages_is_kept() -> None:
     async def run() -> None:
         shared, renders = SharedPages(), _Renders()
-        for number in (*range(ENTRIES + 1), ENTRIES, 0):
+        for number in (*range(KEPT_MAX + 1), KEPT_MAX, 0):
             assert await shared.get(number, renders.page) == RenderedPage(1, False, b"event")
-        assert renders.count == ENTRIES + 2  # the first one was dropped, the last one was kept
+        assert renders.count == KEPT_MAX + 2  # the first one was dropped, the last one was kept
 
     asyncio.run(run())
 
