@@ -6,9 +6,11 @@ the network or the disk from the clients.
 
 from typing import Final
 
+from storage.units import KIB
+
 WINDOW_MS: Final = 1_000  # over which the rate is measured
 BURST_MS: Final = 100  # unused allowance is kept for this long
-BURST_MIN_BYTES: Final = 64 * 1024
+BURST_MIN_BYTES: Final = 64 * KIB
 UNLIMITED_BYTES: Final = 1 << 62
 
 

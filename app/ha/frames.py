@@ -33,8 +33,9 @@ from enum import IntEnum
 from typing import Any, Final
 
 from app.ha.roles import ADDRESS_MAX_BYTES
+from storage.units import MIB
 
-TRANSFER_MAX_BYTES: Final = 4 * 1024 * 1024  # of one frame's body; ours are far smaller (H-06)
+TRANSFER_MAX_BYTES: Final = 4 * MIB  # of one frame's body; ours are far smaller (H-06)
 EPOCHS_MAX: Final = 1_000_000  # of one handshake's answer
 
 PREFACE_MAGIC: Final = b"CLHA"

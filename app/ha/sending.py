@@ -7,8 +7,9 @@ from typing import Final
 from app.ha.log import Boundaries, HaLog
 from app.log.contract import NO_INDEX
 from storage.format.batch import BATCH_MAX_BYTES, Batch
+from storage.units import KIB
 
-READ_AHEAD_BYTES: Final = 256 * 1024
+READ_AHEAD_BYTES: Final = 256 * KIB
 UNACKNOWLEDGED_MAX_BYTES: Final = 2 * BATCH_MAX_BYTES  # whole batches alone are acknowledged
 
 

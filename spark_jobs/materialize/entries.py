@@ -39,10 +39,11 @@ from spark_jobs.tables.snapshot import EntriesSnapshot, read_snapshot
 from spark_jobs.tables.table import ENTRIES, TableClash, read_table, set_properties, table_properties
 from spark_jobs.tables.table_writer import TableWriter
 from spark_jobs.tables.transforms import entries
+from storage.units import MIB
 
 APPLICATION = "commitlog-entries"
 SMALL_BATCH_RECORDS = 20_000  # up to this number the driver reads and writes a batch itself
-SMALL_BATCH_BYTES = 32 * 1024 * 1024  # and about so many of rows in memory; the rest is the next batch
+SMALL_BATCH_BYTES = 32 * MIB  # and about so many of rows in memory; the rest is the next batch
 BATCH_OPTIONS = ("endpoint", "token", "log", "maxRecordsPerPartition", "dataFolder")  # of a large batch
 
 

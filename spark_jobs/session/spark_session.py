@@ -37,6 +37,7 @@ from spark_jobs.session.jars import (
 from spark_jobs.session.java import JavaNotFound, find_java
 from spark_jobs.session.settings import SparkSettings
 from spark_jobs.session.spark_home import spark_home
+from storage.units import MIB
 
 __all__ = ["JavaNotFound", "build_session", "find_java", "is_remote", "open_session"]
 
@@ -86,7 +87,7 @@ SETTINGS = {
     "spark.sql.catalogImplementation": "in-memory",
     # a row group stays in memory until it is complete: a quarter of Parquet's default leaves little to clean
     # up
-    "spark.hadoop.parquet.block.size": str(32 * 1024 * 1024),
+    "spark.hadoop.parquet.block.size": str(32 * MIB),
     # of the Python workers, for the reason of `_allocate_by_libc`
     "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL": "system",
 }

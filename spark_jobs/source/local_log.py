@@ -18,10 +18,11 @@ from storage.format.batch import Batch, decode_batch, follows_chain
 from storage.format.records import READ_SCHEMA, read_columns, runs
 from storage.format.segment_format import DamagedIndex, SegmentIndex, index_name, segment_name, segment_offset
 from storage.log.scan import Scan
+from storage.units import KIB, MIB
 
-LOOK_BYTES = 64 * 1024  # read at first for a single batch
-PAGE_BYTES = 4 * 1024 * 1024  # of stored batches in one table
-WINDOW_BYTES = 64 * 1024 * 1024  # loaded from the disk at once; larger than any batch
+LOOK_BYTES = 64 * KIB  # read at first for a single batch
+PAGE_BYTES = 4 * MIB  # of stored batches in one table
+WINDOW_BYTES = 64 * MIB  # loaded from the disk at once; larger than any batch
 
 
 class NotHere(Exception):

@@ -32,11 +32,12 @@ from spark_jobs.source.planning import check_joined, check_same_log
 from storage.errors import CorruptBatch
 from storage.format.batch import Batch, decode_batch, follows_chain
 from storage.format.records import READ_SCHEMA, HeaderColumns, runs
+from storage.units import MIB
 
 READ_WAIT_S = 10.0  # longer than a replica waits for Commitlog-Min-Index
 GIVE_UP_S = 60.0
 MAX_READ_RECORDS = 100_000
-MAX_READ_BYTES = 16 * 1024 * 1024
+MAX_READ_BYTES = 16 * MIB
 MAX_EVENTS = 10_000
 OWN_ANSWER = {"Commitlog-No-Forward": "1"}  # a node without a copy of a log would forward the call
 ALL_COMMITTED = {"include": "control", "consistency": "committed"}

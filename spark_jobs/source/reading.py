@@ -17,9 +17,10 @@ from storage.errors import CorruptBatch
 from storage.files import OsFileSystem
 from storage.format.batch import decode_batch
 from storage.format.records import repeated
+from storage.units import MIB
 
 MAX_BATCH_ROWS = 8_192
-PIECE_BYTES = 1024 * 1024
+PIECE_BYTES = MIB
 FEW_ROWS = 256  # a record batch costs as much as copying this number of rows
 RECORDS_ARROW = schemas.arrow_schema(schemas.RECORDS)
 LOST = "lost"

@@ -17,8 +17,9 @@ from spark_jobs.tables.local_commits import NeedsSpark
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.snapshot import read_rows
 from spark_jobs.tables.table import Table, read_table
+from storage.units import MIB
 
-PIECE_BYTES: Final = 32 * 1024 * 1024  # of data files, compressed
+PIECE_BYTES: Final = 32 * MIB  # of data files, compressed
 PIECE_RECORDS: Final = 200_000
 SPARK_PIECE_RECORDS: Final = 50_000
 

@@ -19,8 +19,9 @@ from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.snapshot import read_rows
 from spark_jobs.tables.table import Table
 from spark_jobs.typed.indexed_rows import IndexedRows, filled
+from storage.units import MIB
 
-TABLE_BYTES_MAX: Final = 256 * 1024 * 1024  # of data files, compressed
+TABLE_BYTES_MAX: Final = 256 * MIB  # of data files, compressed
 FILE_ROWS_MAX: Final = 500_000  # of a file that is written here
 ENTRIES_COLUMNS: Final = ("index", "key", "value")
 NONE: Final = pa.array([], pa.int64())
