@@ -133,6 +133,14 @@ def test_every_file_that_a_text_names_exists() -> None:
     assert not dead, "\n".join(sorted(dead))
 
 
+@pytest.mark.parametrize("package", ["app", "spark_jobs", "storage"])
+def test_every_folder_is_in_the_readme_of_its_package(package: str) -> None:
+    text = (ROOT / package / "README.md").read_text(encoding="utf-8")
+    folders = {path.parent.relative_to(ROOT / package).as_posix() for path in (ROOT / package).rglob("*.py")}
+    missing = {name for name in folders - {"."} if not re.search(rf"(?<![\w/]){name}[/`]", text)}
+    assert not missing, "\n".join(sorted(missing))
+
+
 def test_every_section_that_a_text_names_exists() -> None:
     dead = set()
     for path, line, text in texts(".py", ".md"):
