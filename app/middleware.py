@@ -33,6 +33,7 @@ from app.errors import (
     NotFound,
     Unauthenticated,
 )
+from app.names import SYSTEM
 from app.telemetry import Meter
 
 logger = logging.getLogger(__name__)
@@ -215,7 +216,7 @@ def _check_origin(method: str, headers: Mapping[bytes, bytes]) -> None:
 def _check_not_ours(method: str, path: str) -> None:
     """The system's logs are read-only for clients, except the settings of the audit log. Raises Forbidden."""
     if (
-        path.startswith("/v1/logs/__")
+        path.startswith(f"/v1/logs/{SYSTEM}")
         and method not in ("GET", "HEAD")
         and (method, path) != ("PATCH", f"/v1/logs/{AUDIT_LOG}")
     ):

@@ -4,7 +4,7 @@ begin with `__`."""
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from app.names import check_log_name
+from app.names import SYSTEM, check_log_name
 from spark_jobs.errors import OptionError
 
 WILD = frozenset("*?[")
@@ -43,7 +43,7 @@ def matching(patterns: Sequence[str], logs: Iterable[str]) -> list[str]:
         if any(
             is_pattern(pattern)
             and fnmatchcase(log, pattern)
-            and (pattern.startswith("__") or not log.startswith("__"))
+            and (pattern.startswith(SYSTEM) or not log.startswith(SYSTEM))
             for pattern in patterns
         )
     ]

@@ -25,6 +25,7 @@ from app.api.http.tracing import TRACEPARENT, Tracer
 from app.errors import CommitlogError, Forbidden, Internal, NoLeader, NotLeader, QuorumTimeout
 from app.futures import settle
 from app.log.contract import Acks, AppendRequest, AppendResult
+from app.names import SYSTEM
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
 from app.node.network.append_carrier import CarryOutcome
@@ -81,7 +82,7 @@ class AppendHandler:
     def check_log(self, name: str) -> None:
         """Raise LogNotFound, InvalidRequest or Forbidden before a body is read."""
         self.broker.lookup.find(name)
-        if name.startswith("__"):
+        if name.startswith(SYSTEM):
             raise Forbidden("clients may not append to a system log")
 
     def handle(self, call: AppendCall, done: ResponseDone) -> None:

@@ -27,6 +27,7 @@ from app.api.http.lane_call import (
 from app.api.http.messages import RawHeaders, Response, new_request_id, problem_response, valid_id
 from app.api.http.query import has_too_many
 from app.errors import CommitlogError
+from app.names import SYSTEM
 from app.settings.model import Limits
 
 _PATH: Final = re.compile(rb"[A-Za-z0-9._/-]+")  # no path that would have to be decoded first
@@ -41,7 +42,7 @@ def _target_of(url: bytes) -> tuple[str, str, bytes] | None:
     if not _PATH.fullmatch(path) or b"#" in query or has_too_many(query):
         return None
     log = log_of_records(path.decode("ascii"))
-    return None if log is None or log.startswith("__") else (log, path.decode("ascii"), query)
+    return None if log is None or log.startswith(SYSTEM) else (log, path.decode("ascii"), query)
 
 
 class KnownHead:

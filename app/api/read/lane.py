@@ -36,6 +36,7 @@ from app.api.read.query import ReadQuery
 from app.api.read.reader import Reader
 from app.api.read.selection import Consistency
 from app.errors import CommitlogError, Internal, Repairing
+from app.names import SYSTEM
 from app.node.broker import Broker
 from storage.errors import StorageError
 
@@ -145,7 +146,7 @@ class PollLane:
             return None
         raw_path, _, raw_query = url.decode("ascii", "replace").partition("?")
         log = log_of_records(raw_path)
-        if not _URL.fullmatch(url) or log is None or log.startswith("__") or has_too_many(url):
+        if not _URL.fullmatch(url) or log is None or log.startswith(SYSTEM) or has_too_many(url):
             return None
         pairs = parse_qsl(raw_query, keep_blank_values=True)
         try:

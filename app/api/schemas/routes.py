@@ -24,6 +24,7 @@ from app.log.control_records import SchemaRecord
 from app.log.schema_gate import record_decoder
 from app.log.schemas import SchemaVersion
 from app.log.set_schema import REJECT, SetSchema, incompatibilities
+from app.names import SYSTEM
 from app.schemas.schema import SCHEMA_VERSIONS_MAX
 from storage.units import MIB
 
@@ -77,7 +78,7 @@ _UNCHANGED: Final[dict[int | str, dict[str, Any]]] = {
 )
 async def set_schema(call: Call, log: LogName, query: Nothing) -> Response:
     hosted = call.find(log)
-    if log.startswith("__"):
+    if log.startswith(SYSTEM):
         raise Forbidden("a system log has no schema")
     asked = (await call.asked(SchemaIn, BODY_MAX_BYTES)).record()
 
