@@ -2,11 +2,13 @@
 
 DATA/lock                     held while the node runs: two processes cannot share a folder
 DATA/node.json                whose folder it is: cluster and node
-DATA/logs/NAME/               the commit log of one log (storage/README.md), and beside it
-    vote, checkpoint, state   term and vote (R-01), where a restart begins, the log's state there
+DATA/born                     age of this folder relative to the metadata (opening/folder_birth.py)
+DATA/logs/NAME/               one log; its files: storage/README.md
 DATA/journal/NAME/            what this node has observed of that log
-DATA/reserve                  space for what must be written when the disk is full (reserve.py)
+DATA/generations/NAME         which log of that name is kept here (metadata/folders.py)
+DATA/receipts/NAME/           records that unclean elections have removed (repair/receipts.py)
 DATA/repairing/NAME           the log is damaged, and does not vote (repair/marker.py)
+DATA/reserve                  space for what must be written when the disk is full (reserve.py)
 """
 
 from app.node.node_identity import check_stamp

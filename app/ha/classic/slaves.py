@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.ha.frames import History
-from app.ha.log import HaLog, index_before, offset_after
+from app.ha.log import HaLog, index_before, is_empty, offset_after
 from app.ha.slave_link import SlaveLink
 from app.log.contract import NO_INDEX
 from storage.format.batch import follows_chain
@@ -121,7 +121,7 @@ def start_of(log: HaLog, report: int, history: History | None, *, is_replica: bo
     if report == 0:
         index = max(log.last_segment_index, 0)
         return Start(index, offset_after(log, index - 1), NO_INDEX, index, verified=is_replica)
-    if log.end_index == NO_INDEX:
+    if is_empty(log):
         raise Unfit("ahead", f"it holds {report} bytes, but this master's log is empty")
     if report > log.end_offset:
         raise Unfit("ahead", f"it holds {report} bytes, but this master's log ends at byte {log.end_offset}")
