@@ -4,6 +4,7 @@ StorageError
 ├── CorruptBatch          bytes that are not a valid batch
 │   └── PartialBatch      ... because they end too early
 ├── CorruptLog            damage at or before the durable point of a log: reported, never truncated
+│   ├── UnreadableFile    ... or the disk refuses to read a file of it
 │   └── ForeignLog        the folder holds another log: it was moved there
 ├── PatchRefused          batches that do not fit into the damage of a log
 ├── CorruptFile           a small file (vote, checkpoint, manifest, snapshot) is damaged
