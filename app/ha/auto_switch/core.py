@@ -49,7 +49,7 @@ from app.raft.state import MemberState, committed_at_open
 from storage.format.batch import Batch
 from storage.log.hard_state import HardState
 
-Frame = Handshake | HandshakeAnswer | TransferFrame | Ack
+AutoSwitchFrame = Handshake | HandshakeAnswer | TransferFrame | Ack  # of frames.Frame, those of this mode
 
 
 class AutoSwitchCore(StaticGroup):
@@ -221,7 +221,7 @@ class AutoSwitchCore(StaticGroup):
             master.closed(source)
         elif isinstance(message, Drained):
             master.drained(source, now_ms)
-        elif isinstance(message, Frame):
+        elif isinstance(message, AutoSwitchFrame):
             master.received(source, message, now_ms)
 
     def _from_master(self, source: str, message: Any, now_ms: int) -> None:
@@ -232,7 +232,7 @@ class AutoSwitchCore(StaticGroup):
             slave.opened(source, now_ms)
         elif isinstance(message, Closed):
             slave.closed(source, now_ms)
-        elif isinstance(message, Frame):
+        elif isinstance(message, AutoSwitchFrame):
             slave.received(source, message, now_ms)
 
     def tick(self, now_ms: int) -> None:
