@@ -7,13 +7,12 @@ that the lane takes do not pass here (app/api/append/lane.py).
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.access.administration import SAFE_METHODS, RefusedEntries, observed, refusal_entry
-from app.api.access.caller import Caller
-from app.api.access.caller import Scope as TokenScope
+from app.api.access.caller import TO_APPEND, Caller
 from app.api.access.rules import CALLER
 from app.api.access.tokens import Tokens, is_open
 from app.api.http.dependencies import RESERVATION
@@ -37,8 +36,6 @@ from app.names import SYSTEM
 from app.telemetry import Meter
 
 logger = logging.getLogger(__name__)
-
-_APPEND: Final = frozenset((TokenScope.APPEND,))
 
 
 class TokenRevoked(Exception):
@@ -78,7 +75,7 @@ class HttpMiddleware:
         try:
             caller = scope[CALLER] = self._tokens.caller(path, self._authorization(path, scope["headers"]))
             if log is not None:
-                caller.require(_APPEND, log)
+                caller.require(TO_APPEND, log)
             self._check_action(method, path)
             if log is None:  # appends are refused by their handler, an unknown log before that
                 _check_not_ours(method, path)

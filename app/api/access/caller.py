@@ -24,6 +24,8 @@ class Scope(StrEnum):
 
 
 ALL_SCOPES: Final = frozenset(Scope)
+TO_READ: Final = frozenset((Scope.READ,))
+TO_APPEND: Final = frozenset((Scope.APPEND,))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Final, cast
 
 from fastapi import Request
 
-from app.api.access.caller import ALL_SCOPES, Caller, Scope
+from app.api.access.caller import ALL_SCOPES, TO_APPEND, TO_READ, Caller, Scope
 from app.errors import Forbidden
 
 CALLER: Final = "commitlog.caller"  # in an ASGI scope
@@ -34,11 +34,9 @@ class Rule:
     reach: Reach = Reach.PATH
 
 
-_READ: Final = frozenset((Scope.READ,))
-_APPEND: Final = frozenset((Scope.APPEND,))
 _ADMIN: Final = frozenset((Scope.ADMIN,))
 _OPEN: Final = Rule(None)
-_DATA: Final = Rule(_READ)
+_DATA: Final = Rule(TO_READ)
 _DESCRIBES: Final = Rule(ALL_SCOPES)  # indexes and settings, no records: producers need them too
 _CURSOR: Final = "/v1/logs/{log}/cursors/{name}"
 _MEMBER: Final = "/v1/cluster/members/{id}"
@@ -55,7 +53,7 @@ RULES: Final = {
     ("GET", "/metrics"): Rule(ALL_SCOPES, Reach.ALL),
     ("GET", "/ui/overview.json"): Rule(ALL_SCOPES, Reach.CHECKED_LATER),
     ("GET", "/ui/led.json"): Rule(ALL_SCOPES, Reach.CHECKED_LATER),
-    ("GET", "/ui/log.json"): Rule(_READ, Reach.QUERY),
+    ("GET", "/ui/log.json"): Rule(TO_READ, Reach.QUERY),
     ("GET", "/v1/cluster"): Rule(ALL_SCOPES, Reach.CHECKED_LATER),
     ("GET", "/v1/cluster/members"): Rule(ALL_SCOPES, Reach.CHECKED_LATER),
     ("POST", "/v1/cluster/members"): Rule(_ADMIN, Reach.ALL),
@@ -71,9 +69,9 @@ RULES: Final = {
     ("GET", "/v1/logs/{log}"): _DESCRIBES,
     ("PATCH", "/v1/logs/{log}"): Rule(_ADMIN),
     ("DELETE", "/v1/logs/{log}"): Rule(_ADMIN),
-    ("POST", "/v1/logs/{log}/records"): Rule(_APPEND),
-    ("POST", "/v1/logs/{log}/records:stream"): Rule(_APPEND),
-    ("POST", "/v1/logs/{log}:fence"): Rule(_APPEND),  # the way in which a writer takes over
+    ("POST", "/v1/logs/{log}/records"): Rule(TO_APPEND),
+    ("POST", "/v1/logs/{log}/records:stream"): Rule(TO_APPEND),
+    ("POST", "/v1/logs/{log}:fence"): Rule(TO_APPEND),  # the way in which a writer takes over
     ("POST", "/v1/logs/{log}:trim"): Rule(_ADMIN),
     ("POST", "/v1/logs/{log}:elect"): Rule(_ADMIN),
     ("POST", "/v1/logs/{log}:verify"): Rule(_ADMIN),

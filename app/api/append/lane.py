@@ -11,7 +11,7 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from app.api.access.caller import Caller, Grant, Scope
+from app.api.access.caller import TO_APPEND, Caller, Grant
 from app.api.access.tokens import Tokens
 from app.api.append.call import AppendCall, AppendHead
 from app.api.append.groups import AppendGroups, AppendSource
@@ -31,7 +31,6 @@ from app.names import SYSTEM
 from app.settings.model import Limits
 
 _PATH: Final = re.compile(rb"[A-Za-z0-9._/-]+")  # no path that would have to be decoded first
-_APPEND: Final = frozenset((Scope.APPEND,))
 _DIGITS_MAX: Final = 12  # of a Content-Length
 
 
@@ -129,7 +128,7 @@ class AppendLane:
         try:
             caller = self._tokens.caller(head.path, known.authorization)
             if caller.grant is not known.permitted:
-                caller.require(_APPEND, head.log)
+                caller.require(TO_APPEND, head.log)
                 known.permitted = caller.grant
             self._handler.check_log(head.log)
             in_flight.enter(known.size_bytes)

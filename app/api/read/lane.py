@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 
 from pydantic import ValidationError
 
-from app.api.access.caller import Caller, Grant, Scope
+from app.api.access.caller import TO_READ, Caller, Grant
 from app.api.access.tokens import Tokens
 from app.api.http.in_flight_limit import InFlightLimit, Reservation
 from app.api.http.lane_call import (
@@ -44,7 +44,6 @@ logger = logging.getLogger(__name__)
 
 _URL: Final = re.compile(rb"[A-Za-z0-9._/-]+\?[A-Za-z0-9_=&-]+")  # nothing that would have to be decoded
 _START: Final = re.compile(rb"(?<=[?&]from_index=)(?:0|[1-9][0-9]{0,17})(?![0-9])")
-_READ: Final = frozenset((Scope.READ,))
 _DECLINED: Final = SPECIAL_HEADERS | {b"commitlog-min-index", b"commitlog-no-forward"}
 
 
@@ -165,7 +164,7 @@ class PollLane:
         try:
             caller = self._tokens.caller(known.path, known.authorization)
             if caller.grant is not known.permitted:
-                caller.require(_READ, known.log)
+                caller.require(TO_READ, known.log)
                 known.permitted = caller.grant
             hosted = self._broker.lookup.find(known.log)
             driver = hosted.serving
