@@ -155,7 +155,8 @@ class HostedLog:
             self._seen = seen
             self.wake()
             for limit, leader in self._led_by.items():
-                if driver.leader_id not in (None, leader):
+                # Only once: a limit that has expired cannot be moved, and no further change gives more time.
+                if limit.when() is None and driver.leader_id not in (None, leader):
                     limit.reschedule(asyncio.get_running_loop().time() + REPLACED_GRACE_S)
 
     def wake(self) -> None:

@@ -1,6 +1,7 @@
 """The state of a served log: its leader, and the refusal of calls once it is not served any more."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from app.controller.metadata import LogSpec
 from app.errors import LogDeleting, Repairing
 from app.ha.roles import MANAGER, Lease
+from app.log.contract import Role
+from app.node import hosted_log as module
 from app.node.hosted_log import HostedLog
 from app.node.request_waits import Waits
 from app.settings.model import LogSettings
@@ -42,3 +45,37 @@ def test_a_wait_ends_with_the_reason_why_the_log_is_not_served(
         asyncio.run(waits.read_index(hosted))
     with pytest.raises(refusal):
         asyncio.run(waits.committed(hosted, 5, 1.0))
+
+
+@pytest.mark.parametrize("next_leader", ["n3", "n4"])
+def test_a_second_change_of_leader_during_the_end_of_a_call_does_not_fail_the_timer(
+    monkeypatch: pytest.MonkeyPatch, next_leader: str
+) -> None:
+    """The call gets its TimeoutError after the first one; its cleanup may take longer than a tick."""
+    monkeypatch.setattr(module, "REPLACED_GRACE_S", 0.0)
+    spec = LogSpec(replication="raft", replicas=("n1", "n2", "n3", "n4"))
+    hosted: Any = HostedLog(LogSettings.of_spec("a", spec), 1)
+    hosted.driver = SimpleNamespace(role=Role.FOLLOWER, leader_id="n2", term=1)
+    hosted.wake_on_change()
+
+    async def call(ending: asyncio.Event) -> None:
+        async with hosted.while_led_by("n2"):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ending.set()
+                await asyncio.sleep(0)
+
+    async def test() -> None:
+        ending = asyncio.Event()
+        calling = asyncio.create_task(call(ending))
+        await asyncio.sleep(0)
+        hosted.driver = SimpleNamespace(role=Role.FOLLOWER, leader_id="n3", term=2)
+        hosted.wake_on_change()
+        await ending.wait()
+        hosted.driver = SimpleNamespace(role=Role.FOLLOWER, leader_id=next_leader, term=3)
+        hosted.wake_on_change()
+        with pytest.raises(TimeoutError):
+            await calling
+
+    asyncio.run(test())
