@@ -14,6 +14,7 @@ from typing import Final, Protocol, TypeVar
 from app.node.hosted_log import REPLACED_GRACE_S, HostedLog
 from app.node.network.append_messages import (
     DECLINED,
+    HEAD_MAX_BYTES,
     AppendMessage,
     CarriedAnswer,
     CarriedAnswers,
@@ -25,7 +26,8 @@ from app.node.replica.commit_waiters import answer
 from storage.units import KIB
 
 BODY_MAX_BYTES: Final = 128 * KIB  # a larger body takes an HTTP call, so that no heartbeat waits for it
-FRAME_BYTES: Final = 256 * KIB  # of bodies, from which on the next append begins another frame
+FRAME_BYTES: Final = 256 * KIB  # from which on the next append begins another frame
+ITEM_BYTES: Final = 64  # at most, in a frame, beside what has a length of its own
 SWEEP_S: Final = 0.1
 GRACE_S: Final = 1.0  # the leader's own timeout ends earlier, with the more precise answer
 _NO_LOG: Final = 0  # a frame may be about several logs
@@ -91,7 +93,8 @@ class AppendCarrier:
         when another leader has replaced it.
         """
         leader = hosted.leader_id
-        if leader is None or len(body) > BODY_MAX_BYTES or not self._transport.carries_appends(leader):
+        fits = len(head) <= HEAD_MAX_BYTES and len(body) <= BODY_MAX_BYTES
+        if leader is None or not fits or not self._transport.carries_appends(leader):
             return False
         self._last_id += 1
         deadline_s = self._loop.time() + timeout_ms / 1000 + GRACE_S
@@ -191,14 +194,23 @@ class AppendCarrier:
 
 
 def _parts(items: Iterable[Item]) -> Iterator[tuple[Item, ...]]:
-    """Divide what was queued in one turn into frames, in its order."""
+    """Divide what was queued in one turn into frames, in its order. Heads count: a receiver closes the
+    connection, which is that of the heartbeats, for a frame that is too large."""
     part: list[Item] = []
     size_bytes = 0
     for item in items:
         part.append(item)
-        size_bytes += len(item.body)
+        size_bytes += _size_of(item)
         if size_bytes >= FRAME_BYTES:
             yield tuple(part)
             part, size_bytes = [], 0
     if part:
         yield tuple(part)
+
+
+def _size_of(item: CarriedAppend | CarriedAnswer) -> int:
+    """Return an upper bound of the bytes that an item takes in a frame."""
+    if isinstance(item, CarriedAppend):
+        return ITEM_BYTES + len(item.head) + len(item.request_id) + len(item.body)
+    headers = sum(ITEM_BYTES + len(name) + len(value) for name, value in item.headers)
+    return ITEM_BYTES + headers + len(item.body)

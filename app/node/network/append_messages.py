@@ -9,6 +9,7 @@ import msgspec
 
 from storage.units import KIB
 
+HEAD_MAX_BYTES: Final = 64 * KIB
 DECLINED: Final = 0  # status of an append that was not begun: its sender forwards it as an HTTP call
 
 
@@ -18,7 +19,7 @@ class CarriedAppend(msgspec.Struct, frozen=True, array_like=True):
 
     id: int
     timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=60_000)]
-    head: Annotated[bytes, msgspec.Meta(max_length=64 * KIB)]
+    head: Annotated[bytes, msgspec.Meta(max_length=HEAD_MAX_BYTES)]
     request_id: Annotated[bytes, msgspec.Meta(max_length=255)]
     body: bytes
 

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from app.node.network import append_carrier as module
+from app.node.network import wire
 from app.node.network.append_carrier import AppendCarrier, CarryOutcome
 from app.node.network.append_messages import (
     DECLINED,
+    HEAD_MAX_BYTES,
     AppendMessage,
     CarriedAnswer,
     CarriedAnswers,
@@ -96,6 +98,44 @@ def test_large_turns_become_several_frames_and_large_bodies_are_not_carried() ->
         assert [len(message.appends) for _, message in end.wire.sent] == [2, 2, 1]  # type: ignore[union-attr]
         assert len(set(end.wire.ids())) == 5
         end.carrier.stop()
+
+    run(test)
+
+
+@pytest.mark.parametrize("head_bytes", [100, 2_000, HEAD_MAX_BYTES])
+def test_every_frame_of_a_turn_can_be_read(head_bytes: int) -> None:
+    """Small records with long heads: a frame that its receiver refuses costs the connection for heartbeats,
+    and the outcome of every append on it."""
+
+    async def test() -> None:
+        end, head = End(), b"h" * head_bytes
+        count = max(40, 2 * wire.HEAD_MAX_BYTES // head_bytes)
+        found: list[CarryOutcome] = []
+        for _ in range(count):
+            assert end.carrier.send(end.hosted, head, b"r" * 128, b"v", 5_000, found.append)
+        await turns()
+        assert len(set(end.wire.ids())) == count
+        headers = ((b"commitlog-leader", head),)
+        for _, message in list(end.wire.sent):
+            assert isinstance(message, CarriedAppends)
+            end.carrier.take("n3", message)  # it declines them
+        end.carrier.serve = lambda append, done: done(CarriedAnswer(append.id, 200, headers, b"v"))
+        for _, message in list(end.wire.sent):
+            assert isinstance(message, CarriedAppends)
+            end.carrier.take("n4", message)
+        await turns()
+        for _, message in end.wire.sent:
+            assert wire.decode(memoryview(b"".join(wire.encode(0, message))))[1] == message
+        end.carrier.stop()
+
+    run(test)
+
+
+def test_a_head_that_no_frame_takes_is_not_carried() -> None:
+    async def test() -> None:
+        end = End()
+        head = b"h" * (HEAD_MAX_BYTES + 1)
+        assert not end.carrier.send(end.hosted, head, b"r", b"v", 5_000, lambda _outcome: None)
 
     run(test)
 
