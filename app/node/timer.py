@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Final
 
+from app.log.contract import Role
 from app.log.driver_interfaces import Clock
 from app.log.state import Address
 from app.node.hosted_logs import HostedLogs
@@ -71,7 +72,8 @@ class NodeTimer:
         self._loop = asyncio.get_running_loop()
         self._planned_s = 0.0
         self._handle: asyncio.TimerHandle | None = None
-        self._learned: dict[int, Mapping[str, Address]] = {}  # by log: addresses that were taken from it
+        # By log: the addresses that were taken from it, and whether this node had left it.
+        self._learned: dict[int, tuple[Mapping[str, Address], bool]] = {}
 
     def start(self) -> None:
         """Tick for the first time, now."""
@@ -112,8 +114,16 @@ class NodeTimer:
         return (hosted.driver for hosted in self._hosted if hosted.driver is not None)
 
     def _learn_nodes(self, driver: LogDriver) -> None:
-        """Connect to the members whose addresses the log holds (R-10)."""
-        if driver.addresses is not self._learned.get(driver.log_id):
-            self._learned[driver.log_id] = driver.addresses
-            for node in self._nodes.learn(driver.addresses):
-                self._transport.add_peer(node.id, node.peer_address)
+        """Connect to the members whose addresses the logs hold, also to one that has moved (R-10)."""
+        addresses, has_left = self._learned.get(driver.log_id, (None, False))
+        if driver.addresses is addresses and has_left is _has_left(driver):
+            return
+        self._learned[driver.log_id] = driver.addresses, _has_left(driver)
+        named = [each.addresses for each in self._drivers() if not _has_left(each)]
+        by_former = [each.addresses for each in self._drivers() if _has_left(each)]
+        for node in self._nodes.learn(named, by_former):
+            self._transport.place_peer(node.id, node.peer_address)
+
+
+def _has_left(driver: LogDriver) -> bool:
+    return driver.role is Role.REMOVED

@@ -143,7 +143,7 @@ async def add_member(call: Call, query: OneLog) -> Response:
     call.wants_json()
     asked = await call.asked(MemberIn)
     address = checked_address(asked)
-    check_address(asked.id, address, taken_addresses(call.broker, asked.id))
+    check_address(asked.id, address, taken_addresses(call.broker, asked.id, address))
     change = ChangeMembers(ChangeKind.ADD, asked.id, address)
     return await _change(call, query.log, change, ReplicaChange.ADD)
 
@@ -301,11 +301,15 @@ def checked_address(asked: MemberIn) -> Address:
     return Address(url, asked.peer_address)
 
 
-def taken_addresses(broker: Broker, new_id: str) -> dict[str, Address]:
+def taken_addresses(broker: Broker, new_id: str, address: Address) -> dict[str, Address]:
     """Return `known_addresses` without that of `new_id` unless it is a member of a log: a node that only the
-    configuration names may be added with another address."""
+    configuration names may be added with another address. The logs change one after another: `address` is
+    that of `new_id` as soon as one of them names it."""
     known = known_addresses(broker)
-    if not any(new_id in hosted.members for hosted in (*broker.logs.values(), broker.metadata.hosted)):
+    logs = (*broker.logs.values(), broker.metadata.hosted)
+    if any(log.driver is not None and log.driver.addresses.get(new_id) == address for log in logs):
+        known[new_id] = address
+    elif not any(new_id in hosted.members for hosted in logs):
         known.pop(new_id, None)
     return known
 

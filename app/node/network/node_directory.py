@@ -1,6 +1,6 @@
 """Addresses of all nodes: those of the configuration, and those in a log's membership records."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from app.log.state import Address
@@ -27,22 +27,35 @@ class Directory:
         node = self._nodes.get(node_id)
         return None if node is None else split_address(node.peer_address)[0]
 
-    def learn(self, addresses: Mapping[str, Address]) -> list[NodeSettings]:
-        """Add the nodes that are new; return them."""
+    def learn(
+        self, named: Iterable[Mapping[str, Address]], by_former: Iterable[Mapping[str, Address]] = ()
+    ) -> list[NodeSettings]:
+        """Add the nodes that are new, and place those that have moved; return both.
+
+        named: by each log of which this node is a member. A node may be removed and added again with another
+        address; it has moved once no log names the known one. by_former: by logs that this node has left,
+        which may be out of date: only for nodes that are not known otherwise. The configuration places its
+        own nodes.
+        """
+        given: dict[str, list[Address]] = {}
+        for addresses in named:
+            for node_id, address in addresses.items():
+                given.setdefault(node_id, []).append(address)
+        for addresses in by_former:
+            for node_id, address in addresses.items():
+                if node_id not in self._nodes:
+                    given.setdefault(node_id, [address])
         fresh = [
-            NodeSettings(
-                id=node_id,
-                listen="",
-                url=address.url,
-                peer_listen="",
-                peer_address=address.peer_address,
-                data=Path(),
-            )
-            for node_id, address in addresses.items()
-            if node_id not in self._nodes
+            _learned(node_id, found[0])
+            for node_id, found in given.items()
+            if node_id not in self._configured and self._address_of(node_id) not in found
         ]
         self._nodes.update({node.id: node for node in fresh})
         return fresh
+
+    def _address_of(self, node_id: str) -> Address | None:
+        node = self._nodes.get(node_id)
+        return None if node is None else Address(node.url, node.peer_address)
 
     def forget(self, node_id: str) -> bool:
         """Forget a node that a log named; False for a node of the configuration, which stays."""
@@ -50,3 +63,14 @@ class Directory:
             return False
         self._nodes.pop(node_id, None)
         return True
+
+
+def _learned(node_id: str, address: Address) -> NodeSettings:
+    return NodeSettings(
+        id=node_id,
+        listen="",
+        url=address.url,
+        peer_listen="",
+        peer_address=address.peer_address,
+        data=Path(),
+    )

@@ -169,17 +169,19 @@ class OutgoingConnection(PeerConnection):
         """
         loop, retry = asyncio.get_running_loop(), self._owner.retry
         delay_s, reached_s = RETRY_FIRST_S, loop.time()
-        host, port = self._address
         while True:
             self._lost.clear()
             self._hurry.clear()
             self._reader = FrameReader(HELLO_MAX_BYTES)
+            address = self._address
             try:
                 async with asyncio.timeout(HELLO_TIMEOUT_S):
-                    await self._owner.links.connect(lambda: self, host, port, self.peer_id)
-            except (OSError, TimeoutError):
-                pass  # the peer is down: expected, and visible in /v1/cluster
+                    await self._owner.links.connect(lambda: self, *address, self.peer_id)
+            except (OSError, TimeoutError, ValueError):
+                pass  # the peer is down, or its host cannot exist: visible in /v1/cluster
             else:
+                if address != self._address:  # it has moved meanwhile
+                    self.close()
                 timer = loop.call_later(HELLO_TIMEOUT_S, self._welcome_is_late)
                 await self._lost.wait()
                 self._hurry.clear()  # it was set while the connection was open
@@ -200,6 +202,13 @@ class OutgoingConnection(PeerConnection):
 
     def hurry(self) -> None:
         self._hurry.set()
+
+    def move(self, address: tuple[str, int]) -> None:
+        """Call the peer at this address from now on; no effect if it is the known one."""
+        if address != self._address:
+            self._address = address
+            self.close()
+            self.hurry()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

@@ -102,6 +102,14 @@ class PeerTransport:
         if self._started:
             self._connect(peer)
 
+    def place_peer(self, peer_id: str, address: str) -> None:
+        """As `add_peer`; a known peer is called at this address from now on. Raises ValueError."""
+        peer = self._outgoing.get(peer_id)
+        if peer is None:
+            self.add_peer(peer_id, address)
+        else:
+            peer.move(split_address(address))
+
     def _connect(self, peer: "OutgoingConnection") -> asyncio.Task[None]:
         loop = asyncio.get_running_loop()
         task = loop.create_task(peer.keep_connected(), name=f"connect {peer.peer_id}")

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli.main import cli
-from tests.support.cluster import Cluster, eventually, running
+from tests.support.cluster import Cluster, eventually, free_ports, running
 
 AT_ONCE_S = 2.5  # a call that waits for a leader takes several
 
@@ -113,6 +113,29 @@ def test_a_removed_node_knows_it_passes_calls_on_and_returns(tmp_path: Path) -> 
         returns(cluster, cluster.leader(), gone)
         assert voters(cluster, leader) == cluster.ids
         cluster.wait_even()
+
+
+def test_a_node_that_was_removed_joins_again_at_another_address(tmp_path: Path) -> None:
+    """Its machine was replaced. The others must not call the address that the log named before."""
+    cluster = Cluster(tmp_path, 4, joining=1)
+    try:
+        cluster.start()
+        cluster.wait_ready("n1", "n2", "n3")
+        returns(cluster, "n1", "n4")
+        remove(cluster, "n1", "n4")
+        cluster.kill("n4")
+        shutil.rmtree(tmp_path / "n4")
+        old, cluster.peer_ports["n4"] = cluster.peer_ports["n4"], free_ports(1)[0]
+        file = tmp_path / "n4.toml"
+        file.write_text(file.read_text().replace(f":{old}", f":{cluster.peer_ports['n4']}"))
+        cluster.start("n4")
+        returns(cluster, "n1", "n4")
+        cluster.wait_ready("n4")
+        listed = cluster.get("n2", "/v1/cluster/members").json()["members"]
+        places = {member["id"]: member["peer_address"] for member in listed}
+        assert places["n4"] == f"127.0.0.1:{cluster.peer_ports['n4']}"
+    finally:
+        cluster.close()
 
 
 def check_new_logs_are_kept_by_members(cluster: Cluster, gone: str, left: list[str]) -> None:

@@ -5,7 +5,12 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from app.log.contract import Role
+from app.log.state import Address
 from app.node.clock import SystemClock
+from app.node.network.node_directory import Directory
 from app.node.timer import QUIET_AFTER_S, NodeTimer, TickInterval
 
 
@@ -57,3 +62,34 @@ def test_an_error_at_the_state_of_a_log_fails_the_node() -> None:
 
     asyncio.run(run())
     assert failures == [("timer", AttributeError)]
+
+
+@pytest.mark.rule("R-10")
+def test_a_member_that_a_log_places_elsewhere_is_called_there() -> None:
+    """A replica that has left its log has the addresses of before: they place only unknown nodes."""
+    old, new = Address("http://old:8104", "old:9104"), Address("http://new:8104", "new:9104")
+    placed: list[tuple[str, str]] = []
+
+    def driver(log_id: int, role: Role, **addresses: Address) -> Any:
+        log = SimpleNamespace(end_index=1)
+        common = {"committed_index": 1, "term": 1, "due_ms": math.inf, "tick": lambda: None, "log": log}
+        return SimpleNamespace(log_id=log_id, role=role, addresses=addresses, **common)
+
+    async def run() -> None:
+        metadata: Any = SimpleNamespace(tick=lambda: None)
+        rollbacks: Any = SimpleNamespace(begin_wanted=lambda _hosted: None)
+        transport: Any = SimpleNamespace(place_peer=lambda node, address: placed.append((node, address)))
+        drivers = [driver(1, Role.FOLLOWER, n4=old), driver(2, Role.REMOVED, n4=old, n5=old)]
+        hosted: Any = [SimpleNamespace(driver=each, wake_on_change=lambda: None) for each in drivers]
+        timer = NodeTimer(
+            TickInterval(active_s=60.0, quiet_s=60.0), SystemClock(), hosted, metadata, rollbacks,
+            Directory(()), transport, lambda what, error: placed.append((what, repr(error))),
+        )  # fmt: skip
+        timer.start()
+        for addresses in ({}, {"n4": new}, {"n4": new, "n6": new}):
+            drivers[0].addresses = addresses
+            timer.start()
+        timer.stop()
+
+    asyncio.run(run())
+    assert placed == [("n4", "old:9104"), ("n5", "old:9104"), ("n4", "new:9104"), ("n6", "new:9104")]

@@ -103,11 +103,24 @@ def test_addresses_of_a_node_that_is_not_a_member_yet_may_differ_from_the_config
     broker.nodes = [
         SimpleNamespace(id=f"n{k}", url=f"http://h{k}:8101", peer_address=f"h{k}:9101") for k in (1, 2, 3, 4)
     ]
-    assert sorted(taken_addresses(broker, "n3")) == ["n1", "n2", "n3", "n4"]
-    assert sorted(taken_addresses(broker, "n4")) == ["n1", "n2", "n3"]
-    assert taken_addresses(broker, "n4")["n2"] == Address("http://h2:8101", "h2:9101")
+    new = Address("http://new:8101", "new:9101")
+    assert sorted(taken_addresses(broker, "n3", new)) == ["n1", "n2", "n3", "n4"]
+    assert sorted(taken_addresses(broker, "n4", new)) == ["n1", "n2", "n3"]
+    assert taken_addresses(broker, "n4", new)["n2"] == Address("http://h2:8101", "h2:9101")
     broker.logs["a"].driver.addresses = {"n5": Address("http://h5:8101", "h5:9101")}
-    assert sorted(taken_addresses(broker, "n4")) == ["n1", "n2", "n3", "n5"]
+    assert sorted(taken_addresses(broker, "n4", new)) == ["n1", "n2", "n3", "n5"]
+
+
+@pytest.mark.rule("R-10")
+def test_a_node_that_joins_the_logs_one_after_another_has_the_address_of_the_first_one() -> None:
+    """It was removed and has moved; this node still calls it at its former address."""
+    broker = broker_of({"a": Replication.RAFT, "b": Replication.RAFT})
+    broker.nodes = [SimpleNamespace(id="n4", url="http://old:8101", peer_address="old:9101")]
+    old, new = Address("http://old:8101", "old:9101"), Address("http://new:8101", "new:9101")
+    broker.logs["a"].members = (*ALL, "n4")
+    broker.logs["a"].driver.addresses = {"n4": new}
+    assert taken_addresses(broker, "n4", new)["n4"] == new
+    assert taken_addresses(broker, "n4", Address("http://third:8101", "third:9101"))["n4"] == old
 
 
 @pytest.mark.rule("R-10")

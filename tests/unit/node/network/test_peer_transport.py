@@ -379,3 +379,70 @@ def test_a_peer_that_is_not_a_member_and_cannot_be_reached_is_forgotten(member: 
         await node.stop()
 
     run(test)
+
+
+@pytest.mark.rule("R-10")
+@pytest.mark.parametrize("was_reached", [False, True])
+def test_a_peer_that_moves_is_reached_at_its_new_address(was_reached: bool) -> None:
+    """A node that was removed and added again with another address. Its own connection does not suffice:
+    nothing goes back on it."""
+
+    async def test() -> None:
+        pair = Pair()
+        first, second = pair.nodes
+        await first.start()
+        if was_reached:
+            await second.start()
+            await until(lambda: first.peer_version("n2"))
+        moved = Pair()
+        moved.addresses[0] = pair.addresses[0]
+        third = moved.node(1)  # n2 as well
+        await third.start()
+        await until(lambda: third.peer_version("n1"))
+        first.place_peer("n2", moved.addresses[1])
+        first.place_peer("n2", moved.addresses[1])  # no effect
+        while not moved.received:
+            first.send("n2", 5, HEARTBEAT)
+            await asyncio.sleep(0.005)
+        assert moved.received[0] == ("n2", "n1", 5, HEARTBEAT)
+        assert (pair.received, first.peer_version("n2")) == ([], VERSION)
+        for node in (first, second, third):
+            await node.stop()
+
+    run(test)
+
+
+def test_a_host_that_cannot_exist_does_not_end_the_calls_of_a_peer() -> None:
+    """Its name is no OSError but a UnicodeError; the address may be corrected later."""
+
+    async def test() -> None:
+        pair = Pair()
+        first, second = pair.nodes
+        first._outgoing.clear()
+        first.add_peer("n2", "two..example:9102")
+        await first.start()
+        await second.start()
+        for _ in range(3):
+            await asyncio.sleep(0.02)
+        assert len(first._tasks) == 1
+        first.place_peer("n2", pair.addresses[1])
+        await until(lambda: first.peer_version("n2"))
+        for node in (first, second):
+            await node.stop()
+
+    run(test)
+
+
+def test_a_peer_that_is_not_known_yet_is_placed() -> None:
+    async def test() -> None:
+        pair = Pair()
+        first, second = pair.nodes
+        first._outgoing.clear()
+        await first.start()
+        await second.start()
+        first.place_peer("n2", pair.addresses[1])
+        await until(lambda: first.peer_version("n2"))
+        for node in (first, second):
+            await node.stop()
+
+    run(test)
