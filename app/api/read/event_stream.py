@@ -15,7 +15,8 @@ from app.api.read.reader import LogHead, Range, Reader
 from app.api.read.selection import Consistency, RecordPage
 from app.api.read.shared_pages import RenderedPage
 from app.api.read.tail_pace import EVENT_S, pace_of
-from app.errors import CommitlogError, Internal, Repairing
+from app.errors import CommitlogError, Internal, NoLeader, Repairing
+from app.log.contract import Role
 from app.media_types import EVENTS
 from storage.errors import StorageError
 
@@ -79,6 +80,7 @@ class _EventStream:
             yield event
         yield self._ping()
         while not await reader.started(range_, ping_s):
+            self._check_member()
             if reader.broker.waits.stopping or range_.is_over(range_.start_index):
                 return
             yield self._ping()
@@ -87,6 +89,7 @@ class _EventStream:
             if range_.is_over(next_index):
                 return
             if not await grown(next_index, ping_s):
+                self._check_member()
                 yield self._ping()
                 continue
             await reader.bound(range_)
@@ -96,6 +99,13 @@ class _EventStream:
             next_index = batch.next_index
             if batch.body is not None:
                 yield bytes(batch.body)
+
+    def _check_member(self) -> None:
+        """Raise NoLeader when no more records will arrive: this replica has left the log (R-10). The client
+        continues at a member. A local read shows what this replica holds."""
+        reader = self._reader
+        if reader.consistency is not Consistency.LOCAL and reader.driver.role is Role.REMOVED:
+            raise NoLeader("this replica has left the log; continue at a member, with Last-Event-ID")
 
     def _ping(self) -> bytes:
         return _event("ping", {"committed_index": self._reader.committed_index})

@@ -13,7 +13,9 @@ from app.api.read.event_stream import _EventStream
 from app.api.read.query import ReadQuery
 from app.api.read.reader import Range, Reader
 from app.api.read.selection import Consistency, RecordPage
-from app.errors import IndexTrimmed, Repairing
+from app.errors import IndexTrimmed, NoLeader, Repairing
+from app.log.contract import Role
+from app.node.request_waits import Waits
 from storage.format.batch import Batch
 from storage.log.commitlog import Commitlog
 from storage.log.segment import StoredBatches
@@ -220,6 +222,34 @@ def test_an_epoch_event_is_not_ended_by_an_epoch_that_may_be_truncated(tmp_path:
         assert json.loads(event.split(b"data: ")[1])["end_index"] == expected_end
         following = stream._epoch_before(epochs[1].start_index)
         assert len(following) == (0 if expected_end is None else 1)
+
+
+@pytest.mark.rule("R-10")
+@pytest.mark.parametrize("consistency", [Consistency.COMMITTED, Consistency.LOCAL])
+def test_an_event_stream_ends_once_its_replica_has_left_the_log(
+    tmp_path: Path, consistency: Consistency
+) -> None:
+    """No record arrives there any more: its client would wait for ever, and continues at a member."""
+    node, reader = _reader_of_five_records(tmp_path)
+    broker = cast(Any, reader.broker)
+    broker.waits, broker.settings = Waits(1_000), SimpleNamespace(http=SimpleNamespace(sse_ping_ms=1))
+    reader = Reader(reader.here, consistency)
+
+    async def names(count: int) -> list[str]:
+        stream, found = _EventStream(reader, Range(5, None), ReadQuery()), list[str]()  # type: ignore[call-arg]
+        async for event in stream.events():
+            found.append(event.split(b"\n")[0].decode())
+            if len(found) == count:
+                break
+            if len(found) == 3:
+                node.driver._core._member.role = Role.REMOVED  # type: ignore[attr-defined]
+        return found
+
+    if consistency is Consistency.LOCAL:  # what this very replica holds, for operators
+        assert asyncio.run(names(6)) == ["event: epoch", *["event: ping"] * 5]
+    else:
+        with pytest.raises(NoLeader, match="left the log"):
+            asyncio.run(names(6))
 
 
 @pytest.mark.rule("R-08")
