@@ -9,10 +9,11 @@ Nothing at or before the durable point is ever truncated: damage there raises Co
 changes nothing.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from storage.errors import CorruptBatch, CorruptLog, ForeignLog, StorageFull
+from storage.errors import CorruptBatch, CorruptLog, DiskError, ForeignLog, StorageFull
 from storage.file_system import FileSystem, write_durably
 from storage.format.batch import FIRST_CHAIN, Batch, follows_chain
 from storage.format.epoch_file import Epoch, decode_epochs, encode_epochs, epoch_of, epochs_from
@@ -59,11 +60,20 @@ class Recovery:
         self._manifest_file = ManifestFile(files, f"{folder}/{MANIFEST_NAME}")
         self._manifest = Manifest(log_id)
         self._segments: list[Segment] = []
+        self._opened: list[Segment] = []  # also those that do not belong to the log
         self._epochs: list[Epoch] = []
         self._last: Batch | None = None
 
     def run(self) -> Recovered:
-        """Return the recovered log. Raises CorruptLog, CorruptFile, DiskError."""
+        """Return the recovered log. Raises CorruptLog, CorruptFile, DiskError; then no file stays open: a
+        failed opening is often repeated."""
+        try:
+            return self._recover()
+        except Exception:
+            self._close()
+            raise
+
+    def _recover(self) -> Recovered:
         saved = self.prepare()
         self._take_durable_segments()
         self._read_epochs()
@@ -83,13 +93,22 @@ class Recovery:
 
         Without a checkpoint it is unknown whether they were committed. Raises as `run` does.
         """
-        self.prepare()
-        self._take_durable_segments()
         try:
+            self.prepare()
+            self._take_durable_segments()
             return self._walk_tail()[2]
         finally:
-            for segment in self._segments:
+            self._close()
+
+    def _close(self) -> None:
+        for segment in self._opened:
+            with suppress(DiskError):  # nothing was written to it
                 segment.close()
+
+    def _segment(self, offset: int, start_offset: int = 0) -> Segment:
+        segment = Segment(self._files, self._folder, offset, self._log_id, start_offset)
+        self._opened.append(segment)
+        return segment
 
     def prepare(self) -> Manifest:
         """Complete an interrupted change, and return the manifest. Raises as `run` does."""
@@ -140,7 +159,7 @@ class Recovery:
         if not offsets or offsets[0] > base_offset:
             raise self._damaged(base_offset, "the first segment is missing")
         for offset, end in zip(offsets, [*offsets[1:], durable_offset], strict=True):
-            segment = Segment(self._files, self._folder, offset, self._log_id, base_offset)
+            segment = self._segment(offset, base_offset)
             size = sizes[segment_name(offset)]
             sealed = end != durable_offset
             if size < end - offset or (sealed and size > end - offset):
@@ -206,7 +225,7 @@ class Recovery:
         if self._segments:
             end_offset, stopped_by, torn = self._scan_segment(self._segments[-1])
         while later and not torn and later[0] == end_offset:
-            segment = Segment(self._files, self._folder, later.pop(0), self._log_id)
+            segment = self._segment(later.pop(0))
             end_offset, stopped_by, torn = self._scan_segment(segment)
             if segment.index.count:
                 self._segments.append(segment)
