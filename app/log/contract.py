@@ -32,6 +32,7 @@ from storage.units import NO_INDEX as NO_INDEX
 if TYPE_CHECKING:
     from app.raft.messages import GroupNotice
 
+NUMBER_MAX: Final = 2**63 - 1  # largest number of a producer: snapshots store eight bytes
 APPEND_MAX_BYTES: Final = BATCH_MAX_BYTES - MIB  # of packed records; the rest is for header and marks
 
 

@@ -28,6 +28,7 @@ from app.api.append.parameters import AppendParameters, parse_append_query
 from app.api.append.stream_groups import lines_of_answers, records_of_group, take_group
 from app.api.append.stream_pieces import STREAM_TYPES, pieces_of
 from app.api.http.dependencies import LogName, NodeBroker, request_id_of, target_of
+from app.api.http.json_decoding import MAX_ORDINAL
 from app.api.http.leader_headers import log_headers
 from app.api.http.leader_proxy import LeaderProxy
 from app.api.http.messages import Response as Answer
@@ -105,6 +106,14 @@ async def append_stream(request: Request, broker: NodeBroker, log: LogName) -> R
 
 def _text(broker: Broker, hosted: HostedLog) -> dict[str, str]:
     return {name.decode(): value.decode("latin-1") for name, value in log_headers(broker, hosted)}
+
+
+def _check_sequence(parameters: AppendParameters) -> None:
+    """Raise InvalidRequest for a sequence that has risen beyond its range."""
+    producer = parameters.producer
+    if producer is not None and producer.sequence > MAX_ORDINAL:
+        detail = f"must be at most {MAX_ORDINAL} for each append of the stream, got {producer.sequence}"
+        raise InvalidRequest(("/query/producer_sequence", detail))
 
 
 async def _forwarded(request: Request, broker: Broker, node: NodeSettings) -> Response:
@@ -286,6 +295,7 @@ class _AppendStream:
         parameters = self._next_parameters(append.count)
         call = AppendCall(self._head, data, self._request_id, append.size, parameters, self._order, records)
         try:
+            _check_sequence(parameters)
             if not self._caller.holds(self._granted):
                 raise Unauthenticated("the token was removed or has lost rights since the stream began")
             if self._count > 1:  # the request itself has counted

@@ -15,7 +15,7 @@ from app.errors import (
     TermMismatch,
 )
 from app.log.claims import Claim
-from app.log.contract import AppendRequest, Producer
+from app.log.contract import APPEND_MAX_BYTES, NUMBER_MAX, AppendRequest, Producer
 from app.log.driver_interfaces import AppendLimits
 from app.log.state import LogState
 from app.node.replica.open_appends import OpenAppend
@@ -120,6 +120,22 @@ class Coalescing:
                 request.digest,
             )
         self.marks.append(mark)
+
+
+def check_storable(request: AppendRequest) -> None:
+    """Raise ValueError for an append that no log can hold: replicas that have it in their log would not open
+    it again. The routes refuse all of them before."""
+    records, producer = request.records, request.producer
+    if not records.count or records.packed_bytes > APPEND_MAX_BYTES:
+        raise ValueError(
+            f"An append needs at least one record and at most {APPEND_MAX_BYTES} bytes; "
+            f"got {records.count} records, {records.packed_bytes} bytes."
+        )
+    if producer is None:
+        return
+    for number in (producer.epoch, producer.sequence):
+        if not 0 <= number <= NUMBER_MAX:
+            raise ValueError(f"Numbers of a producer must be between 0 and {NUMBER_MAX}, got {number}.")
 
 
 def check_repeat(state: LogState, request: AppendRequest, batch: Coalescing) -> Claim | None:

@@ -20,7 +20,6 @@ from app.errors import (
 )
 from app.log.commands import Command, CommandResult
 from app.log.contract import (
-    APPEND_MAX_BYTES,
     Acks,
     AppendRequest,
     ChangeKind,
@@ -34,6 +33,7 @@ from app.node.replica.append_checks import (
     check_memory,
     check_quota,
     check_repeat,
+    check_storable,
 )
 from app.node.replica.commit_waiters import answer
 from app.node.replica.confirmed_answers import ConfirmedAnswer
@@ -80,12 +80,8 @@ class AppendQueue:
 
     def append(self, request: AppendRequest, done: AppendDone, refusal: CommitlogError | None) -> OpenAppend:
         """Queue an append, or answer it at once with the refusal given. Raises ValueError (LogDriver)."""
-        size_bytes, packed_bytes = request.records.size_bytes, request.records.packed_bytes
-        if not request.records.count or packed_bytes > APPEND_MAX_BYTES:
-            raise ValueError(
-                f"An append needs at least one record and at most {APPEND_MAX_BYTES} bytes; "
-                f"got {request.records.count} records, {packed_bytes} bytes."
-            )
+        check_storable(request)
+        size_bytes = request.records.size_bytes
         append = self._open.add(request, done, self._clock.monotonic_ms())
         if refusal is not None:
             self._open.refuse(append, refusal)

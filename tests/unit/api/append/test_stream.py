@@ -1,6 +1,7 @@
 """A stream of appends: what arrives together begins together, and answers leave in order."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from app.api.append import stream as module
 from app.api.append.call import AppendCall
 from app.api.append.parameters import AppendParameters
 from app.api.http.in_flight_limit import InFlightLimit
+from app.api.http.json_decoding import MAX_ORDINAL
 from app.api.http.messages import Response
 from app.log.contract import Producer
 from app.settings.model import Limits
@@ -122,6 +124,16 @@ def test_only_the_first_append_has_the_conditions_and_sequences_rise() -> None:
     assert [each and each.match_index for each in given] == [7, None, None]
     assert [each and each.match_term for each in given] == [3, None, None]
     assert [each and each.producer and each.producer.sequence for each in given] == [10, 11, 12]
+
+
+def test_a_stream_whose_sequences_exceed_their_range_is_refused_there() -> None:
+    """A larger one cannot be stored."""
+    last = AppendParameters(producer=Producer("p", 1, MAX_ORDINAL - 1))
+    lines, handler = run([[b"a", b"b", b"c", b"d"]], last)
+    assert [call.body for call in handler.calls] == [b"a", b"b"]
+    assert lines[:2] == [b"a", b"b"]
+    [problem] = [json.loads(line) for line in lines[2:]]
+    assert (problem["status"], problem["errors"][0]["pointer"]) == (422, "/query/producer_sequence")
 
 
 @pytest.mark.parametrize("groups", [None, Limits()])

@@ -229,7 +229,7 @@ def test_an_epoch_event_is_not_ended_by_an_epoch_that_may_be_truncated(tmp_path:
 def test_an_event_stream_ends_once_its_replica_has_left_the_log(
     tmp_path: Path, consistency: Consistency
 ) -> None:
-    """No record arrives there any more: its client would wait for ever, and continues at a member."""
+    """No record arrives there any more: its client would wait permanently, and continues at a member."""
     node, reader = _reader_of_five_records(tmp_path)
     broker = cast(Any, reader.broker)
     broker.waits, broker.settings = Waits(1_000), SimpleNamespace(http=SimpleNamespace(sse_ping_ms=1))

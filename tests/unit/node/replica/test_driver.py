@@ -126,6 +126,17 @@ def test_an_invalid_append_is_the_callers_error(node: Node) -> None:
         node.driver.append(AppendRequest(RecordColumns()), lambda _: None)
 
 
+@pytest.mark.parametrize("producer", [Producer("p", 0, 2**63), Producer("p", 2**63, 0), Producer("p", 0, -1)])
+def test_an_append_that_no_log_can_hold_does_not_enter_it(node: Node, producer: Producer) -> None:
+    """Its batch would be written, its state could not be stored, and the log would not open again."""
+    end_index = node.driver.log.end_index
+    with pytest.raises(ValueError, match="a producer must be between"):
+        node.ask(b"v", producer=producer)
+    assert isinstance(node.append(b"v", producer=Producer("p", 2**63 - 1, 2**63 - 1)), AppendResult)
+    node.restart()
+    assert (node.seams.failures, node.driver.log.next_index) == ([], end_index + 3)  # and its next term
+
+
 def test_the_clients_records_are_not_changed(node: Node) -> None:
     records = RecordColumns()
     records.add(b"mine")
