@@ -116,8 +116,12 @@ class NodeLogs:
         self.serve_all([(hosted, await self._open_aside(hosted))])
 
     async def reopen(self, hosted: HostedLog) -> None:
-        """Open a log again and take part; damage goes to the repairs. Raises DiskError."""
-        self.serve_all([(hosted, await asyncio.to_thread(self._recover, hosted))])
+        """Open a log again after its rollback and take part. Raises StorageError; damage too, because no
+        repair begins before the rollback has ended."""
+        result = await asyncio.to_thread(self._recover, hosted)
+        if isinstance(result, Damaged):
+            raise result
+        self.serve_all([(hosted, result)])
 
     def damaged(self, hosted: HostedLog, cause: Damaged) -> None:
         """Begin the repair of a log whose files a rollback has found damaged."""

@@ -34,7 +34,7 @@ class RollbackHost(Protocol):
         ...
 
     def reopen(self, hosted: HostedLog) -> Awaitable[None]:
-        """Open the log again and take part; damage is passed to the repairs. Raises DiskError."""
+        """Open the log again and take part. Raises StorageError, also for damage that it finds."""
         ...
 
     def damaged(self, hosted: HostedLog, cause: Damaged) -> None:

@@ -9,10 +9,12 @@ from typing import Any, cast
 import pytest
 
 from app.controller.metadata import LogSpec
+from app.ha.auto_switch.slave_side import Rollback
 from app.node.hosted_log import HostedLog
 from app.node.hosted_logs import HostedLogs
 from app.node.hosting.log_journals import LogJournals
 from app.node.hosting.node_logs import NodeLogs
+from app.node.repair.rollbacks import Rollbacks
 from app.node.tasks import TaskSupervisor
 from app.settings.model import LogSettings
 from storage.errors import CorruptFile, DiskError, StorageFull
@@ -22,6 +24,7 @@ from storage.log.hard_state import HardState, HardStateFile
 from storage.log.journal import Journal
 from tests.support.in_process import until
 from tests.support.memory_files import MemoryFiles
+from tests.unit.node.repair.test_fetch import history
 from tests.unit.node.repair.test_server import Clock
 from tests.unit.node.replica.driver_support import Node, result
 
@@ -254,3 +257,30 @@ def test_an_opening_that_fails_closes_the_log_again(tmp_path: Path, monkeypatch:
     with pytest.raises(CorruptFile, match="older than the log"):
         node.open()
     assert closed == [folder]
+
+
+@pytest.mark.rule("A-04")
+def test_damage_that_is_found_by_the_opening_after_a_rollback_is_repaired(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rollback still had the files for itself then, and the log stayed closed until a restart."""
+    scene = Scene(monkeypatch)
+    hosted, folder = scene.hosted, "data/logs/a"
+    log = Commitlog.open(scene.files, folder, log_id=7)
+    log.append(history(10))
+    log.close()
+    hosted.journal = cast(Any, "open")
+    hosted.driver = cast(Any, SimpleNamespace(abandon=lambda: None, log=log))
+    hosted.ha = cast(Any, SimpleNamespace(wanted_rollback=Rollback(1, 2)))
+    scene.refusal = CorruptFile(f"{folder}/vote", "checksum")
+    rollbacks = Rollbacks(scene.node_logs, scene.node_logs._services, lambda *_: None, cast(Any, scene.tasks))
+
+    async def run() -> None:
+        rollbacks.begin_wanted(hosted)
+        await until(lambda: hosted.rollback is None)
+        assert (scene.attempts, hosted.driver) == (1, None)
+        assert hosted.repair is not None
+        assert str(hosted.repair.cause) == str(scene.refusal)
+        await scene.tasks.stop()
+
+    asyncio.run(run())
