@@ -76,8 +76,15 @@ class AttachedLog:
     replicas: tuple[str, ...] = ()
     listener: asyncio.Server | None = None
     incoming: Counter[int] = field(default_factory=Counter)  # connections by place of the replica, 0: unnamed
-    fruitless: int = 0  # consecutive own connections that ended without a byte
+    dialled: str = ""  # address of the last master that was dialled
+    fruitless: int = 0  # consecutive own connections to it that ended without a byte
     dial_at_s: float = 0.0  # on the loop's clock: not before
+
+    def next_dial_s(self, address: str) -> float:
+        """Return when a master may be dialled, on the loop's clock. Another one than the last: at once."""
+        if address != self.dialled:
+            self.dialled, self.fruitless, self.dial_at_s = address, 0, 0.0
+        return self.dial_at_s
 
 
 class ConnectionTable:
@@ -133,8 +140,10 @@ class ConnectionTable:
         self.by_key[owner.log_id, key] = connection
         return key
 
-    def ended(self, owner: AttachedLog, *, fruitful: bool) -> None:
+    def ended(self, owner: AttachedLog, address: str, *, fruitful: bool) -> None:
         """An own connection has ended. fruitful: the master had sent something."""
+        if address != owner.dialled:
+            return
         if fruitful:
             owner.fruitless = 0
             return
@@ -162,8 +171,8 @@ class ConnectionTable:
                 self.unidentified -= 1
             else:
                 owner.incoming[connection.place] -= 1
-        if owner is not None:
-            self.by_key.pop((owner.log_id, connection.key), None)
+        if owner is not None and self.by_key.get((owner.log_id, connection.key)) is connection:
+            del self.by_key[owner.log_id, connection.key]
 
 
 class HaConnection(LinkedProtocol):
@@ -175,8 +184,9 @@ class HaConnection(LinkedProtocol):
         log_id: int | None,
         key: str | None = None,
         history: History | None = None,
+        address: str = "",
     ) -> None:
-        """log_id: of a listener for one log, or of our own connection; key, history: of our own."""
+        """log_id: of a listener for one log, or of our own connection; key, history, address: of our own."""
         self.owner: AttachedLog | None = None
         self.key = ""
         self.is_unidentified = key is None  # until it names its replica; a slave of 8-byte reports never does
@@ -184,6 +194,7 @@ class HaConnection(LinkedProtocol):
         self._log_id = log_id
         self._dialled = key
         self._history = history
+        self._address = address
         self._has_heard = False
         self.place = 0  # of the replica that it names, from 1
         self._first = b""  # bytes received before the peer is identified
@@ -211,7 +222,7 @@ class HaConnection(LinkedProtocol):
         self._stop_timer()
         self._connections.left(self)
         if self._dialled is not None and self.owner is not None:
-            self._connections.ended(self.owner, fruitful=self._has_heard)
+            self._connections.ended(self.owner, self._address, fruitful=self._has_heard)
         if self.owner is not None and not self._closed:
             self._closed = True
             self.owner.deliver(self.key, Closed("hung up" if exc is None else repr(exc)))

@@ -166,13 +166,13 @@ class HaTransport:
 
     async def _dial(self, owner: AttachedLog, key: str, connect: Connect) -> None:
         loop = asyncio.get_running_loop()
-        address, history = connect.address, connect.history
+        address, history = connect.address or owner.master() or "", connect.history
         try:
-            await asyncio.sleep(max(0.0, owner.dial_at_s - loop.time()))
+            await asyncio.sleep(max(0.0, owner.next_dial_s(address) - loop.time()))
             async with asyncio.timeout(_CONNECT_TIMEOUT_S if self.links.is_plain else _PROOF_TIMEOUT_S):
-                host, port = split_address(address or owner.master() or "")
+                host, port = split_address(address)
                 await self.links.connect(
-                    lambda: HaConnection(self._connections, owner.log_id, key, history),
+                    lambda: HaConnection(self._connections, owner.log_id, key, history, address),
                     host,
                     port,
                     connect.node,
