@@ -7,6 +7,7 @@ from typing import Protocol
 from app.ha.epochs import EpochSpan, spans
 from app.ha.frames import EpochStart
 from app.log.contract import NO_INDEX, Durability, ReplicaLog
+from app.raft.state import MemberState
 from storage.format.batch import FIRST_CHAIN, Batch, follows_chain
 from storage.format.epoch_file import Epoch
 
@@ -30,9 +31,15 @@ def is_empty(log: HaLog) -> bool:
     return log.end_index == NO_INDEX
 
 
-def held_index(log: HaLog, durability: Durability) -> int:
-    """The last index that this replica may acknowledge: on disk with `fsync`, else written (R-11)."""
-    return log.durable_index if durability is Durability.FSYNC else log.end_index
+def held_index(log: HaLog, member: MemberState) -> int:
+    """The last index that this replica may acknowledge: on disk with `fsync`, else written (R-11).
+
+    A change to `fsync` takes nothing back that it may have acknowledged before. Otherwise an election by the
+    reports of some members could miss the one that holds a record (C-12).
+    """
+    if member.durability is Durability.FSYNC:
+        return max(log.durable_index, min(member.unsynced_index, log.end_index))
+    return log.end_index
 
 
 def offset_after(log: HaLog, index: int) -> int:

@@ -4,7 +4,8 @@ PURE."""
 from collections.abc import Mapping
 
 from app.errors import AlreadyLeader, CommitlogError, InvalidRequest, TransferFailed
-from app.log.contract import ChangeKind, GroupConfig, LogOptions, Role
+from app.ha.log import HaLog
+from app.log.contract import ChangeKind, Durability, GroupConfig, LogOptions, Role
 from app.raft.member_core import MemberCore
 
 
@@ -17,6 +18,7 @@ class StaticGroup(MemberCore):
     waiting_reads = 0
     knows_vote = True
     decider = "the configuration"  # about roles and replicas
+    _log: HaLog
 
     @property
     def refusal(self) -> CommitlogError | None:
@@ -31,7 +33,10 @@ class StaticGroup(MemberCore):
         raise InvalidRequest(("/", f"the replicas of this log are set by {self.decider}"))
 
     def apply_options(self, options: LogOptions, now_ms: int) -> None:
-        self._member.durability = options.durability
+        member = self._member
+        if options.durability is not member.durability is Durability.REPLICATED:
+            member.unsynced_index = self._log.end_index
+        member.durability = options.durability
 
     def configure(
         self,

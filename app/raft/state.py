@@ -31,7 +31,8 @@ class MemberState:
     NO_INDEX for the configured group. former_voters: of the group that the newest one replaced; () if the
     newest was known to be committed when it was adopted. witnesses: voters that must hold its record before
     it is committed, beside a majority (Standing.configure). leader_syncs: the leader that it follows promises
-    `fsync`.
+    `fsync`. unsynced_index: the last record that it may have acknowledged before it was synced, by an earlier
+    setting, in the modes with a master; NO_INDEX for none.
     """
 
     node_id: str
@@ -48,6 +49,7 @@ class MemberState:
     former_voters: tuple[str, ...] = ()
     witnesses: tuple[str, ...] = ()
     leader_syncs: bool = False
+    unsynced_index: int = NO_INDEX
 
     @property
     def leads(self) -> bool:

@@ -153,12 +153,12 @@ class AutoSwitchCore(StaticGroup):
 
     @property
     def log_epoch(self) -> int:
-        held = held_index(self._log, self._member.durability)
+        held = held_index(self._log, self._member)
         return self._log.term_at(held) if self._log.begin_index <= held != NO_INDEX else 0
 
     @property
     def max_offset(self) -> int:
-        return offset_after(self._log, held_index(self._log, self._member.durability))
+        return offset_after(self._log, held_index(self._log, self._member))
 
     @property
     def confirm_offset(self) -> int:

@@ -140,7 +140,7 @@ class MasterSide:
 
     @property
     def _held_index(self) -> int:
-        return held_index(self._log, self._member.durability)
+        return held_index(self._log, self._member)
 
     # --- the epoch -----------------------------------------------------------------------------------------
 

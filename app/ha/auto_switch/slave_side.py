@@ -213,6 +213,7 @@ class SlaveSide:
             self._refuse(f"{member.committed_index} is confirmed, the logs part after {index}", now_ms)
             return False
         self._outbox.truncate = TruncateAfter(index)
+        member.unsynced_index = min(member.unsynced_index, index)
         self._record_truncation(index, point, reset=False)
         return True
 
@@ -259,7 +260,7 @@ class SlaveSide:
     def _begin_if_durable(self, now_ms: int) -> None:
         """Our first report determines where the transfer begins: all that we hold must be durable by then."""
         log = self._log
-        held = held_index(log, self._member.durability)
+        held = held_index(log, self._member)
         if not self._outbox.is_writing and (is_empty(log) or held == log.end_index):
             self.step = Step.TRANSFER
             self._report(now_ms)
@@ -269,7 +270,7 @@ class SlaveSide:
         log = self._log
         if self._may_replace or is_empty(log):  # nothing that counts
             return 0
-        return offset_after(log, held_index(log, self._member.durability))
+        return offset_after(log, held_index(log, self._member))
 
     def _report(self, now_ms: int) -> None:
         if self._is_learner and not self._as_learner:
@@ -346,6 +347,7 @@ class SlaveSide:
                 # What precedes the begin of this log may be arriving again.
                 committed_index = min(self._member.committed_index, batch.base_index - 1)
                 self._member.committed_index = committed_index
+                self._member.unsynced_index = NO_INDEX
                 self._outbox.truncate = Reset(batch.base_index, batch.offset)
                 self._record_truncation(NO_INDEX, batch.offset, reset=True)
                 end.start_at(batch)

@@ -208,7 +208,7 @@ class ClassicMasterCore(StaticGroup):
 
     @property
     def _held_index(self) -> int:
-        return held_index(self._log, self._member.durability)
+        return held_index(self._log, self._member)
 
     # --- events --------------------------------------------------------------------------------------------
 

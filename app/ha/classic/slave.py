@@ -22,6 +22,7 @@ from app.ha.log import HaLog, LogEnd, held_index, is_empty, offset_after
 from app.ha.messages import INCOMING, OUTGOING, Closed, Connect, Disconnect, Opened
 from app.ha.static_group import StaticGroup
 from app.log.contract import (
+    NO_INDEX,
     CoreStatus,
     MasterLink,
     PendingAppend,
@@ -167,7 +168,7 @@ class ClassicSlaveCore(StaticGroup):
         doubt = self._doubt
         if doubt is None or doubt.index is None:
             return
-        if doubt.index <= held_index(self._log, self._member.durability):
+        if doubt.index <= held_index(self._log, self._member):
             self._doubt = None
             self._outbox.hard_state = HardState(self._term, self._member.leader_id)
 
@@ -239,11 +240,11 @@ class ClassicSlaveCore(StaticGroup):
     def _held_offset(self) -> int:
         if is_empty(self._log):
             return 0
-        return offset_after(self._log, held_index(self._log, self._member.durability))
+        return offset_after(self._log, held_index(self._log, self._member))
 
     @property
     def _all_held(self) -> bool:
-        return held_index(self._log, self._member.durability) == self._log.end_index
+        return held_index(self._log, self._member) == self._log.end_index
 
     def _report(self, now_ms: int) -> None:
         """Report the end of this log (H-02). The first report is where the transfer begins: then all is
@@ -257,7 +258,7 @@ class ClassicSlaveCore(StaticGroup):
         """Adopt the term of the log, and commit everything held."""
         member = self._member
         member.term = max(member.term, self._log.last_term)
-        member.committed_index = max(member.committed_index, held_index(self._log, member.durability))
+        member.committed_index = max(member.committed_index, held_index(self._log, member))
 
     # --- the stream ----------------------------------------------------------------------------------------
 
@@ -322,21 +323,25 @@ class ClassicSlaveCore(StaticGroup):
                 restarts = False
                 if batch.base_index <= self._log.end_index or batch.term < self._log.last_term:
                     return f"{batch!r} cannot follow what the master has trimmed"
-                self._outbox.truncate = Reset(batch.base_index, batch.offset)
-                end.start_at(batch)
+                self._reset(batch, end)
             elif end.epoch == 0:  # an empty log begins anywhere
                 if (batch.base_index, batch.offset) != (end.next_index, end.offset):
                     # A crash amid a restart can leave an empty log that begins beyond this batch.
                     member = self._member
                     member.committed_index = min(member.committed_index, batch.base_index - 1)
-                    self._outbox.truncate = Reset(batch.base_index, batch.offset)
-                    end.start_at(batch)
+                    self._reset(batch, end)
             elif batch.term > end.epoch and epoch_of(batch) is None:
                 return f"epoch {batch.term} does not open with {batch!r}"
             if (problem := end.why_not(batch, self._log_id)) is not None:
                 return problem
             end.pass_by(batch)
         return None
+
+    def _reset(self, batch: Batch, end: LogEnd) -> None:
+        """Let the log begin with the batch."""
+        self._outbox.truncate = Reset(batch.base_index, batch.offset)
+        self._member.unsynced_index = NO_INDEX
+        end.start_at(batch)
 
     # --- what the driver has done --------------------------------------------------------------------------
 

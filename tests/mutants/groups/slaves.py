@@ -125,7 +125,7 @@ def a_slave_takes_all_that_it_holds_for_confirmed(patch: pytest.MonkeyPatch) -> 
     mode="controller",
 )
 def a_slave_reports_what_is_not_durable(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(slave_side, "held_index", lambda log, durability: log.end_index)
+    patch.setattr(slave_side, "held_index", lambda log, member: log.end_index)
 
 
 @group_mutant(

@@ -2,10 +2,15 @@
 
 import pytest
 
-from app.log.contract import AppendRequest
+from app.controller.commands import ChangeLog
+from app.log.contract import AppendRequest, Durability
 from storage.format.records import RecordColumns
 from tests.simulation.controller.cases.operations import append_at, master_of, request, truth
 from tests.simulation.controller.cases.test_incomplete_copies import kill, quiet
+from tests.simulation.controller.cluster import HaCluster
+from tests.simulation.controller.plan import LOG_NAME, USUAL, HaPlan
+from tests.simulation.world.network import LinkFaults
+from tests.support.committed import values_in
 
 SECOND_US = 1_000_000
 
@@ -64,3 +69,45 @@ def test_a_master_alone_in_its_set_keeps_the_role_whatever_its_disk_does() -> No
     master.driver.append(AppendRequest(records, timeout_ms=60_000), answers.append)
     assert cluster.run_until(lambda: bool(answers), 40)
     assert (truth(cluster).master_epoch, truth(cluster).set_nodes) == (epoch, (master.name,))
+
+
+@pytest.mark.rule("C-05", "C-12", "R-11")
+def test_a_change_to_fsync_takes_back_no_acknowledgement_of_a_copy_whose_disk_hangs() -> None:
+    """Two of three members acknowledge: the third one lacks the record, and has more on its disk."""
+    plan = HaPlan(
+        in_sync=2,
+        durability=Durability.REPLICATED,
+        own_controllers=True,
+        faults=False,
+        clients=0,
+        links=LinkFaults(),
+        timing=USUAL,
+    )
+    cluster = HaCluster(1, plan)
+    assert cluster.run_until(
+        lambda: (
+            (log := cluster.checker.truth.log(LOG_NAME)) is not None
+            and len(log.sync_state_set) == 3
+            and log.set_acks == 2
+        ),
+        20,
+    )
+    master = master_of(cluster)
+    holder, other = (node for node in cluster.brokers if node is not master)
+    append_at(cluster, master, b"on all disks")
+    cluster.run(1)
+    holder.hang_disk(8 * SECOND_US)
+    append_at(cluster, master, b"on two disks")
+    cluster.run(0.3)
+    kill(cluster, other)
+    kept = append_at(cluster, master, b"acknowledged")
+    change = ChangeLog(LOG_NAME, {"durability": "fsync"}, "change")
+    master.client.ask(change, lambda _answer: None, 5_000)
+    assert cluster.run_until(lambda: holder.core._member.durability is Durability.FSYNC, 1)
+    kill(cluster, master)
+    other.start()
+    assert len(truth(cluster).sync_state_set) == 3
+    survivors = (holder, other)
+    assert cluster.run_until(lambda: any(node.is_master and node.acknowledges for node in survivors), 30)
+    assert master_of(cluster).log.end_index >= kept.last_index
+    assert "acknowledged" in values_in(master_of(cluster).log)

@@ -8,7 +8,7 @@ from app.ha.config import HaConfig
 from app.ha.frames import Ack, Handshake, TransferFrame
 from app.ha.messages import Closed, Connect, Disconnect
 from app.ha.roles import MANAGER, MasterRole, SlaveRole
-from app.log.contract import NO_INDEX, Durability, TruncateAfter
+from app.log.contract import NO_INDEX, Durability, LogOptions, TruncateAfter
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from tests.unit.ha.auto_switch.test_slave import answer_of, following, frames_of, master_log, send
 from tests.unit.ha.lab import CONFIG, REPLICAS, Replicated, copy, new_log, next_batch, write
@@ -300,3 +300,39 @@ def test_a_master_cut_off_with_unconfirmed_records_comes_back_as_a_slave() -> No
     assert old.truncations == [TruncateAfter(1)]
     assert old.log.last_chain == theirs.last_chain
     assert old.core.committed_index == 2
+
+
+@pytest.mark.rule("R-11", "C-12")
+def test_a_change_to_fsync_takes_no_acknowledgement_back() -> None:
+    """A report of less would end the connection, and an election could take this copy for an older one."""
+    theirs = master_log(1, records=2)
+    slave, key = following(new_log(), theirs, 1, durability=Durability.REPLICATED, auto_sync=False)
+    send(slave, key, [frame for index in range(3) for frame in frames_of(theirs, theirs.batch_at(index))])
+    end_offset = theirs.end_offset
+    assert slave.frames(key, Ack)[-1] == Ack(end_offset)
+    slave.core.apply_options(LogOptions(durability=Durability.FSYNC), slave.now_ms)
+    slave.core.synced(slave.now_ms)
+    slave.tick(CONFIG.ha_send_heartbeat_interval_ms)
+    assert slave.frames(key) == [Ack(end_offset)]
+    assert (slave.core.max_offset, slave.core.log_epoch) == (end_offset, 1)
+    send(slave, key, frames_of(theirs, write(theirs, 1, b"after the change")))
+    assert slave.frames(key) == []
+    slave.sync()
+    assert slave.frames(key) == [Ack(theirs.end_offset)]
+
+
+@pytest.mark.rule("R-11")
+def test_records_in_the_place_of_truncated_ones_are_acknowledged_once_they_are_synced() -> None:
+    theirs = master_log(1, records=1)
+    slave = Replicated("n2", copy(theirs), durability=Durability.REPLICATED, auto_sync=False)
+    slave.log.append([next_batch(slave.log, 1, b"of the master before")])
+    slave.core.apply_options(LogOptions(durability=Durability.FSYNC), slave.now_ms)
+    write(theirs, 2, opened_by="n1")
+    key = slave.follow(epoch=2)
+    slave.deliver(key, answer_of(theirs, 2))
+    assert slave.truncations == [TruncateAfter(1)]
+    slave.take()
+    send(slave, key, frames_of(theirs, theirs.batch_at(2)))
+    assert slave.frames(key) == []
+    slave.sync()
+    assert slave.frames(key) == [Ack(theirs.end_offset)]

@@ -13,7 +13,7 @@ from app.ha.frames import (
     encode_preface,
 )
 from app.ha.messages import Closed, Connect, Disconnect, Drained, Opened
-from app.log.contract import Reset, Role
+from app.log.contract import Durability, LogOptions, Reset, Role
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState
@@ -266,3 +266,23 @@ def test_a_slave_whose_connection_ended_was_heard_last_when_it_reported() -> Non
     key = master.slave()
     reported_ms = master.now_ms
     check_last_heard(master, key, began_ms=began_ms, heard_ms=reported_ms)
+
+
+@pytest.mark.rule("R-11", "H-02")
+def test_a_change_to_fsync_takes_no_report_back() -> None:
+    """The master would close the connection."""
+    log = master_log()
+    slave = Slave(copy(log, until=log.batch_at(2)), auto_sync=False)
+    slave.core.apply_options(LogOptions(durability=Durability.REPLICATED), slave.now_ms)
+    key = slave.connect()
+    slave.take()
+    slave.deliver(key, frame_of(log.batch_at(3)))
+    assert slave.take() == [(key, ClassicReport(log.end_offset))]
+    slave.core.apply_options(LogOptions(durability=Durability.FSYNC), slave.now_ms)
+    slave.core.synced(slave.now_ms)
+    slave.tick(CONFIG.ha_send_heartbeat_interval_ms)
+    assert slave.take() == [(key, ClassicReport(log.end_offset))]
+    slave.deliver(key, frame_of(write(log, 1, b"after the change")))
+    assert slave.take() == []
+    slave.sync()
+    assert slave.take() == [(key, ClassicReport(log.end_offset))]
