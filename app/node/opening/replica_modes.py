@@ -149,7 +149,10 @@ class AutoSwitchMode(_HaMode):
     sound: bool = True
 
     def judge(self, found: FoundFolder) -> Trust:
-        return self._judge(found, sound=self.sound)
+        trust, services = self._judge(found, sound=self.sound), found.services
+        # Its manager reads the identity once the copy is served: an unreadable one is repaired before.
+        IdentityFile(services.files, services.data_folder, found.log.name).load()
+        return trust
 
     def core(self, replica: RecoveredReplica, group: GroupConfig) -> AutoSwitchCore:
         return AutoSwitchCore(

@@ -16,7 +16,7 @@ from app.node.metadata.replica_identity import IdentityFile
 from app.node.opening.open_replica import FoundFolder, LogIdentity
 from app.node.opening.replica_modes import ClassicMode
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
-from storage.errors import CorruptLog
+from storage.errors import CorruptLog, DiskError, UnreadableFile, as_damage
 from storage.format.records import encode_control
 from storage.log.clean_stop import CleanStop
 from storage.log.hard_state import HardState, HardStateFile
@@ -72,6 +72,24 @@ def test_a_folder_without_its_log_is_damage_and_no_empty_log() -> None:
     node.files.remove(f"{FOLDER}/checkpoint")
     node.start()
     assert identity_of(group) is None
+
+
+@pytest.mark.rule("C-03", "R-11")
+def test_an_identity_that_cannot_be_read_is_damage_that_the_opening_finds() -> None:
+    """A repair ends it. When the copy was served first, one sector ended every start of the node."""
+    group = one_copy()
+    node = group.nodes["n1"]
+
+    def unreadable(operation: str, path: str) -> None:
+        if operation == "read" and path == f"{FOLDER}/replica":
+            raise DiskError(path, "read", "input/output error")
+
+    node.files.refuse = unreadable
+    with pytest.raises(AssertionError, match="input/output error") as caught:
+        node.start()
+    damage = as_damage(caught.value.__cause__ or caught.value)
+    assert isinstance(damage, UnreadableFile)
+    assert damage.path == f"{FOLDER}/replica"
 
 
 def test_an_identity_is_forgotten_durably_and_forgetting_none_changes_nothing() -> None:
