@@ -349,5 +349,7 @@ class Liveness:
         one."""
         if log in self._given_up:
             return False
+        if log in self._over_ms:  # none was granted since the last election
+            return now_ms <= self._over_ms[log]
         granted_ms = self._granted_ms.get(log, self._began_ms)
         return now_ms <= granted_ms + self._lease_ms_of(log)

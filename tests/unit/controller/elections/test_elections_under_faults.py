@@ -46,6 +46,23 @@ def test_a_replica_that_died_with_the_master_is_not_elected() -> None:
     assert [event.master for event in elections(quorum)] == [1, quorum.id_of("n3")]
 
 
+@pytest.mark.rule("C-05", "A-11")
+def test_a_winner_that_dies_at_once_is_replaced_although_a_lease_that_was_given_up_has_not_ended() -> None:
+    """No lease is granted in an epoch that is not open: the one of the epoch before decides, and is over."""
+    quorum = Quorum()
+    log = quorum.with_master()
+    quorum.join_all()
+    quorum.let_pass(100)
+    quorum.done(StepDown("a", log.generation, log.master or 0, log.master_epoch, leaving=True))
+    assert quorum.log().master_node == "n2"
+    quorum.let_pass(100, "n2", "n3")
+    quorum.active.liveness.disconnected("n2")
+    missed_ms = CONFIG.heartbeat_interval_ms + CONFIG.retry_interval_ms + 1
+    assert missed_ms < CONFIG.lease_ms / 2
+    quorum.let_pass(missed_ms, "n3")  # it has not died with n2
+    assert (quorum.log().master_node, quorum.log().unclean_epoch) == ("n3", 0)
+
+
 @pytest.mark.rule("C-05")
 @pytest.mark.parametrize("fate", ["dies", "cannot open", "hangs"])
 def test_a_winner_that_does_not_open_its_epoch_gives_way_to_another_member_of_the_set_before(
