@@ -31,6 +31,7 @@ from storage.errors import StorageFull
 logger = logging.getLogger(__name__)
 
 _ASK_TIMEOUT_MS: Final = 2_000
+_SAVE_RETRY_MS: Final = 1_000  # after the disk had no space for an identity
 
 
 class ManagedReplica:
@@ -51,6 +52,7 @@ class ManagedReplica:
         self.view = view
         self.identity_file = identity_file
         self.saving: CopyIdentity | None = None
+        self.save_after_ms = 0  # not before
 
 
 class ReplicasManagers:
@@ -174,7 +176,7 @@ class ReplicasManagers:
         self._client.ask(command, answered, _ASK_TIMEOUT_MS)
 
     def _save(self, name: str, replica: ManagedReplica, identity: CopyIdentity) -> None:
-        if replica.saving is not None:
+        if replica.saving is not None or self._clock.monotonic_ms() < replica.save_after_ms:
             return
         replica.saving = identity
 
@@ -187,6 +189,7 @@ class ReplicasManagers:
                 self._step(name, replica)
             elif isinstance(error, StorageFull):
                 logger.warning("log %s: the disk is full: its identity is not stored", name)
+                replica.save_after_ms = self._clock.monotonic_ms() + _SAVE_RETRY_MS
             else:
                 self._services.fail(f"identity of log {name}", error)
 

@@ -12,6 +12,7 @@ from app.controller.messages import BrokerHeartbeatAnswer
 from app.controller.metadata import Log
 from app.controller.state_machine import Metadata
 from app.node.metadata.replica_managers import ReplicasManagers
+from storage.errors import StorageFull
 from tests.support.memory_files import MemoryFiles
 from tests.unit.controller.support import Quorum
 from tests.unit.controller.test_replicas_manager import View
@@ -93,3 +94,44 @@ def test_the_work_of_an_answer_does_not_grow_with_the_square_of_the_logs() -> No
     for answered in [*asked]:
         answered(Done(1, value=7))
     assert (len(saved), len(asked), steps[0]) == (100, 50, 150)
+
+
+@pytest.mark.rule("C-03")
+def test_an_identity_that_a_full_disk_refuses_is_stored_again_after_a_pause(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each tick would write to that disk, and a line to the node's log."""
+    quorum, saved, now_ms = Quorum(), list[Any](), [0]
+    generation = quorum.create("a").generation
+    services: Any = SimpleNamespace(
+        node_id="n1",
+        files=MemoryFiles(Random(1)),
+        data_folder="data",
+        disk=SimpleNamespace(
+            lane=lambda _name: SimpleNamespace(submit=lambda work, then: saved.append(then))
+        ),
+        clock=SimpleNamespace(monotonic_ms=lambda: now_ms[0]),
+        random=Random(1),
+        fail=lambda what, error: pytest.fail(f"{what}: {error}"),
+    )
+    controller: Any = SimpleNamespace(log=SimpleNamespace(durable_index=9, first_index=0))
+    unused: Any = None
+    managers = ReplicasManagers(
+        services,
+        ControllerConfig(),
+        metadata=lambda: quorum.metadata,
+        controller=lambda: controller,
+        client=cast(Any, SimpleNamespace(ask=lambda *_: None)),
+    )
+    managers.attach("a", generation, unused, cast(Any, View()), "n1:1", lambda: True)
+    for _ in range(100):
+        managers.tick()
+        while saved:
+            saved.pop()(None, StorageFull("data/logs/a/replica", "write", "no space left"))
+        now_ms[0] += 20
+    assert len(caplog.records) == 2  # in two seconds
+    managers.tick()
+    [stored] = saved
+    stored(None, None)
+    assert managers._replicas["a"].manager._identity is not None
+    assert not managers._replicas["a"].manager._saving
