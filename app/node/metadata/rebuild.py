@@ -379,12 +379,12 @@ def _give(source: NodeFolder, target: NodeFolder, term: int) -> None:
     """Copy the log; the vote is written last, because a folder without one holds no copy."""
     files = target.files
     files.make_folders(target.folder)
-    for name in files.list(target.folder):
+    for name in files.sizes(target.folder):  # without folders: one holds what was set aside
         files.remove(f"{target.folder}/{name}")
     files.sync_folder(target.folder)
     if files.exists(target.repair_note):
         files.remove(target.repair_note)
-    for name in source.files.list(source.folder):
+    for name in source.files.sizes(source.folder):
         if name not in ("vote", OPENED_NAME, ORIGIN_NAME):
             write_durably(files, f"{target.folder}/{name}", source.files.read(f"{source.folder}/{name}"))
     HardStateFile(files, f"{target.folder}/vote").save(HardState(term))

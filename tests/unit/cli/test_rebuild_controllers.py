@@ -87,6 +87,21 @@ def test_the_controllers_get_the_copy_of_a_broker(tmp_path: Path) -> None:
     assert "start them" in again.output
 
 
+def test_logs_that_were_set_aside_are_neither_copied_nor_removed(tmp_path: Path) -> None:
+    """The controllers were damaged before they were lost: the operator may need what was kept of them."""
+    config = cluster(tmp_path)
+    write_copy(tmp_path / "n1")
+    for name in ("n1", "c1"):
+        aside = tmp_path / name / "logs" / "__controller" / "aside"
+        aside.mkdir(parents=True)
+        (aside / "whole").write_bytes(b"")
+    done = CliRunner().invoke(cli, ["rebuild-controllers", "--config", str(config), "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.output)["copied_to"] == ["c1", "c2", "c3"]
+    kept = [(tmp_path / name / "logs" / "__controller" / "aside").exists() for name in ("n1", "c1", "c2")]
+    assert kept == [True, True, False]
+
+
 def test_a_damaged_vote_file_of_a_log_is_reported(tmp_path: Path) -> None:
     config = cluster(tmp_path)
     write_copy(tmp_path / "n1")
