@@ -117,16 +117,25 @@ class FileSystem(Protocol):
         ...
 
 
-def write_durably(files: FileSystem, path: str, data: Bytes | Sequence[Bytes]) -> None:
-    """Replace the file's content: after a crash the file is complete, with the old or the new content."""
-    write_pieces_durably(files, path, ((0, data),))
+def write_durably(
+    files: FileSystem, path: str, data: Bytes | Sequence[Bytes], *, temporary: str | None = None
+) -> None:
+    """Replace the file's content: after a crash the file is complete, with the old or the new content.
+
+    temporary: path of the new content in the same folder until it is complete; None: `path` and `.tmp`.
+    """
+    write_pieces_durably(files, path, ((0, data),), temporary=temporary)
 
 
 def write_pieces_durably(
-    files: FileSystem, path: str, pieces: Iterable[tuple[int, Bytes | Sequence[Bytes]]]
+    files: FileSystem,
+    path: str,
+    pieces: Iterable[tuple[int, Bytes | Sequence[Bytes]]],
+    *,
+    temporary: str | None = None,
 ) -> None:
     """As `write_durably`, of content in pieces: (offset, data) each."""
-    temporary = path + ".tmp"
+    temporary = temporary or path + ".tmp"
     file = files.open(temporary, create=True)
     try:
         file.truncate(0)
@@ -137,3 +146,8 @@ def write_pieces_durably(
         file.close()
     files.rename(temporary, path)
     files.sync_folder(path.rpartition("/")[0])
+
+
+def write_named_durably(files: FileSystem, folder: str, name: str, data: Bytes) -> None:
+    """As `write_durably`, for a file whose name is that of a log. `NAME.tmp` may be another log."""
+    write_durably(files, f"{folder}/{name}", data, temporary=f"{folder}/.{name}.tmp")

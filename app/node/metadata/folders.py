@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from storage.errors import CorruptFile
-from storage.file_system import FileSystem, write_durably
+from storage.file_system import FileSystem, write_named_durably
 from storage.format.checksum import crc32c
 from storage.log.log_folder import MANIFEST_NAME
 from storage.log.manifest import ManifestFile
@@ -67,7 +67,15 @@ class LogFolders:
 
     def kept(self) -> list[str]:
         """Return the names of the logs that have a line here."""
-        return [name for name in self._files.list(self._folder) if not name.endswith(".tmp")]
+        return [name for name in self._files.list(self._folder) if not self._is_unfinished(name)]
+
+    def _is_unfinished(self, name: str) -> bool:
+        """Return whether a crash has left the file before it was complete; earlier versions named it as a
+        log may be named."""
+        if not name.endswith(".tmp") or name.startswith("."):
+            return name.startswith(".")
+        self._files.make_folders(f"{self._data}/logs")
+        return name not in self._files.list(f"{self._data}/logs")
 
     def prepare(self, name: str, generation: int, log_id: int) -> None:
         """Prepare the folder for the log of that generation; an earlier log of the name is removed.
@@ -77,7 +85,7 @@ class LogFolders:
         if not self.make_way(name, generation, log_id):
             folder = f"{self._data}/logs/{name}"
             self._files.make_folders(folder)
-            if self._files.list(folder):
+            if self._holds_file(folder):
                 raise CorruptFile(folder, "a log that is not of the controllers' metadata")
             self._write(name, _FolderLine(generation))
 
@@ -163,9 +171,15 @@ class LogFolders:
                 self._empty(f"{folder}/{name}")
         self._files.sync_folder(folder)
 
+    def _holds_file(self, folder: str) -> bool:
+        """Return whether there is a file in the folder or below it: a removal leaves empty folders."""
+        files = self._files.sizes(folder)
+        folders = [name for name in self._files.list(folder) if name not in files]
+        return bool(files) or any(self._holds_file(f"{folder}/{name}") for name in folders)
+
     def _write(self, name: str, line: _FolderLine) -> None:
         text = msgspec.json.encode(line)
-        write_durably(self._files, f"{self._folder}/{name}", b"%08x %s\n" % (crc32c(text), text))
+        write_named_durably(self._files, self._folder, name, b"%08x %s\n" % (crc32c(text), text))
 
     def _log_id_in(self, name: str) -> int | None:
         """Return the id of the log whose files are kept under that name, None if there is none. Raises

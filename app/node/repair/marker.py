@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from app.log.contract import NO_INDEX
 from storage.errors import DiskError
-from storage.file_system import FileSystem, write_durably
+from storage.file_system import FileSystem, write_named_durably
 
 FOLDER: Final = "repairing"
 
@@ -43,6 +43,7 @@ class RepairMarker:
     def __init__(self, files: FileSystem, data_folder: str, log_name: str) -> None:
         self._files = files
         self._folder = f"{data_folder}/{FOLDER}"
+        self._name = log_name
         self._path = f"{self._folder}/{log_name}"
 
     @property
@@ -92,16 +93,17 @@ class RepairMarker:
             if note == first:
                 return
         self._files.make_folders(self._folder)
-        write_durably(self._files, self._path, msgspec.json.encode(note) + b"\n")
+        self._write(note)
 
     def forget_held(self) -> None:
         """Forget the held index: those records are restored, or given up; durable on return. Raises
         DiskError."""
         note = self._load()
         if note is not None and note.held_index != NO_INDEX:
-            write_durably(
-                self._files, self._path, msgspec.json.encode(replace(note, held_index=NO_INDEX)) + b"\n"
-            )
+            self._write(replace(note, held_index=NO_INDEX))
+
+    def _write(self, note: Note) -> None:
+        write_named_durably(self._files, self._folder, self._name, msgspec.json.encode(note) + b"\n")
 
     def _load(self) -> Note | None:
         try:

@@ -1,5 +1,6 @@
 """Folders of logs that come and go, identities and receipts: whole after a crash at any moment."""
 
+from pathlib import Path
 from random import Random
 
 import pyarrow as pa
@@ -11,8 +12,10 @@ from app.node.metadata.replica_identity import IdentityFile
 from app.node.repair.receipts import ReceiptWriter
 from storage.errors import CorruptFile
 from storage.file_system import write_durably
+from storage.files import OsFileSystem
 from storage.format.batch import stamp
 from storage.format.records import RecordColumns, encode_body
+from storage.log.aside import set_aside
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from tests.support.memory_files import MemoryFiles, PowerCut
 
@@ -191,3 +194,35 @@ def test_a_crash_while_a_copy_is_dropped_leaves_all_of_it_or_nothing_and_its_rec
         assert held(crashed, "a") in ([], [b"old"] * 3)
         assert crashed.read("d/receipts/a/1.arrow") == b"lost"
         assert LogFolders(crashed, "d").kept_generation("a") is None
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_a_log_whose_copy_was_set_aside_may_be_created_again(tmp_path: Path, drop: bool) -> None:
+    """The folder `aside` in it is empty after the removal, but a folder is not an unknown log."""
+    files, data = OsFileSystem(), str(tmp_path)
+    folders = LogFolders(files, data)
+    folders.finish_removals()
+    folders.prepare("a", 1, 7)
+    Commitlog.open(files, f"{data}/logs/a", log_id=7).close()
+    set_aside(files, f"{data}/logs/a")
+    Commitlog.open(files, f"{data}/logs/a", log_id=7).close()
+    if drop:
+        folders.drop("a", 1)
+    folders.prepare("a", 2, 8)
+    assert folders.kept_generation("a") == 2
+    Commitlog.open(files, f"{data}/logs/a", log_id=8).close()
+
+
+def test_a_log_named_as_a_temporary_file_of_another_one_keeps_its_line(tmp_path: Path) -> None:
+    """Without its line the node would take its files for those of an unknown log."""
+    files, data = OsFileSystem(), str(tmp_path)
+    folders = LogFolders(files, data)
+    folders.finish_removals()
+    folders.prepare("a.tmp", 1, 7)
+    folders.prepare("a", 2, 8)
+    assert (folders.kept_generation("a.tmp"), folders.kept_generation("a")) == (1, 2)
+    assert folders.kept() == ["a", "a.tmp"]
+    folders.prepare("a.tmp", 1, 7)
+    for name in (".b.tmp", "b.tmp"):  # left by a crash, of this version and of earlier ones
+        files.open(f"{data}/generations/{name}", create=True).close()
+    assert folders.kept() == ["a", "a.tmp"]

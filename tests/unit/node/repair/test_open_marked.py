@@ -10,7 +10,7 @@ import pytest
 
 from app.log.contract import Role
 from app.node.repair import registry
-from app.node.repair.marker import Note
+from app.node.repair.marker import Note, RepairMarker
 from app.node.repair.registry import Repairs
 from app.node.replica.driver import LogDriver
 from app.node.tasks import TaskSupervisor
@@ -101,3 +101,15 @@ def test_the_end_of_a_repair_that_found_no_space_is_recorded_later(
 
     assert asyncio.run(heal()) is is_closed
     assert (len(attempts), hosted.healing) == ((1, True) if is_closed else (3, False))
+
+
+@pytest.mark.rule("R-01")
+def test_the_note_of_a_log_named_as_a_temporary_file_of_another_one_stays(tmp_path: Path) -> None:
+    """Without it a replica that has lost its vote would count as sound."""
+    files, doubt = OsFileSystem(), Note("its disk was replaced", "start", 1, lost_vote=True)
+    kept, other = (RepairMarker(files, str(tmp_path), name) for name in ("a.tmp", "a"))
+    kept.save(doubt)
+    other.save(Note("damaged", "scrub", 2, held_index=7))
+    other.forget_held()
+    other.remove()
+    assert (kept.exists, kept.lost_vote, other.exists) == (True, True, False)
