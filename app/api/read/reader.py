@@ -7,7 +7,14 @@ from typing import Final
 from app.api.http.log_call import LogCall, Served
 from app.api.read.query import ReadQuery, StartPosition
 from app.api.read.selection import SCAN_MAX_BYTES, Consistency, RecordPage, Selection, select, window_of_last
-from app.errors import CursorNotFound, IndexOutOfRange, IndexTrimmed, NotYetReplicated, Repairing
+from app.errors import (
+    CursorNotFound,
+    IndexOutOfRange,
+    IndexTrimmed,
+    NotYetReplicated,
+    ReadIndexUnavailable,
+    Repairing,
+)
 from app.node.hosted_log import HostedLog
 from storage.errors import CorruptLog, DiskError
 from storage.format.batch import Batch
@@ -334,10 +341,15 @@ async def confirmed_reader(
 ) -> Reader:
     """Return a reader of the log at a replica that may answer, after `confirm` and `reach`.
 
-    Raises what LogCall.replica_of, Reader.confirm and Reader.reach raise.
+    Raises what LogCall.replica_of, LogCall.elsewhere, Reader.confirm and Reader.reach raise.
     """
     here = await call.replica_of(hosted, own=consistency is Consistency.LOCAL)
     reader = Reader(here, consistency)
-    await reader.confirm()
+    try:
+        await reader.confirm()
+    except ReadIndexUnavailable:
+        if not hosted.removed:
+            raise
+        await call.elsewhere(hosted)  # this node has just learnt that it is no member (R-10)
     await reader.reach(min_index, wait_ms)
     return reader

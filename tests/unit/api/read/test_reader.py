@@ -8,12 +8,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from starlette.responses import Response
 
+from app.api.http.log_call import AnsweredElsewhere
 from app.api.read.event_stream import _EventStream
 from app.api.read.query import ReadQuery
-from app.api.read.reader import Range, Reader
+from app.api.read.reader import Range, Reader, confirmed_reader
 from app.api.read.selection import Consistency, RecordPage
-from app.errors import IndexTrimmed, NoLeader, Repairing
+from app.errors import IndexTrimmed, NoLeader, ReadIndexUnavailable, Repairing
 from app.log.contract import Role
 from app.node.request_waits import Waits
 from storage.format.batch import Batch
@@ -267,6 +269,33 @@ def test_a_confirmed_read_does_not_see_a_log_that_was_repaired_meanwhile(tmp_pat
     with pytest.raises(Repairing):
         asyncio.run(linearizable.confirm())
     assert linearizable.visible_end == node.driver.committed_index < 9
+
+
+@pytest.mark.rule("R-10")
+@pytest.mark.parametrize(("removed", "refusal"), [(True, AnsweredElsewhere), (False, ReadIndexUnavailable)])
+def test_a_read_at_a_replica_that_learns_meanwhile_that_it_was_removed_is_passed_on(
+    tmp_path: Path, removed: bool, refusal: type[Exception]
+) -> None:
+    """The leader does not answer the question of a node that is not a member; the members can."""
+    _, reader = _reader_of_five_records(tmp_path)
+    hosted = cast(Any, reader.hosted)
+    hosted.removed = False
+
+    async def read_index(_hosted: object) -> int:
+        hosted.removed = removed
+        raise ReadIndexUnavailable
+
+    async def replica_of(_hosted: object, *, own: bool) -> Any:
+        assert not own
+        return reader.here
+
+    async def elsewhere(_hosted: object) -> None:
+        raise AnsweredElsewhere(Response())
+
+    cast(Any, reader.broker.waits).read_index = read_index
+    call = cast(Any, SimpleNamespace(replica_of=replica_of, elsewhere=elsewhere))
+    with pytest.raises(refusal):
+        asyncio.run(confirmed_reader(call, hosted, Consistency.LINEARIZABLE, None))
 
 
 def test_a_large_read_waits_for_the_disk_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
