@@ -7,8 +7,11 @@
 `storage.files.OsFileSystem` is the implementation; tests and the simulator use one that loses unsynced data.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
+
+from storage.errors import DiskError, StorageFull
 
 Bytes = bytes | bytearray | memoryview
 
@@ -123,6 +126,7 @@ def write_durably(
     """Replace the file's content: after a crash the file is complete, with the old or the new content.
 
     temporary: path of the new content in the same folder until it is complete; None: `path` and `.tmp`.
+    Raises StorageFull, then it is removed; DiskError.
     """
     write_pieces_durably(files, path, ((0, data),), temporary=temporary)
 
@@ -142,6 +146,10 @@ def write_pieces_durably(
         for offset, data in pieces:
             file.pwrite(data, offset)
         file.sync()
+    except StorageFull:  # others need the space that the incomplete file takes, trims above all
+        with contextlib.suppress(DiskError):
+            files.remove(temporary)
+        raise
     finally:
         file.close()
     files.rename(temporary, path)

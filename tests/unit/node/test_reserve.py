@@ -172,3 +172,17 @@ def test_a_small_disk_has_small_segments_and_a_small_reserve(
         assert Broker(settings).settings.storage == CommitlogConfig()
 
     asyncio.run(run())
+
+
+def test_a_small_file_that_finds_no_space_gives_it_back() -> None:
+    """A state that outgrows the free space takes all of the reserve; trims need that to empty the disk."""
+    disk = MemoryFiles()
+    reserve = Reserve(disk, "reserve", RESERVE)
+    files = ReservedFiles(disk, reserve)
+    reserve.restore()
+    write_durably(files, "log/state", b"old")
+    disk.space_bytes = RESERVE + 3
+    with pytest.raises(StorageFull):
+        write_durably(files, "log/state", bytes(2 * RESERVE))
+    assert reserve.restore()
+    assert (files.read("log/state"), files.list("log"), disk.free_bytes()) == (b"old", ["state"], 0)
