@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from app.controller.events import AnyEvent, MasterElected, decode_event, encode_event
@@ -208,20 +209,24 @@ class HaChecker:
 
     def _check_members(self, node: HaSimNode, index: int) -> None:
         log = self.truth.log(LOG_NAME)
-        holders = [] if log is None else self._holders(log, index)
+        holders = [] if log is None else self._holders(log, index, node)
         if log is not None and len(holders) < acks_needed(len(log.sync_state_set), log.set_acks):
             raise Violation(f"{node.name} confirmed {index}; of {log.sync_state_set} only {holders} hold it")
 
-    def _holders(self, log: Log, index: int) -> list[int]:
-        """The members of the set that hold the index, or held it when they were lost."""
-        return [member for member in log.sync_state_set if self._held_by(log, member) >= index]
+    def _holders(self, log: Log, index: int, master: HaSimNode) -> list[int]:
+        """The members of the set that hold the index, or held it when they were lost, or whose node holds it
+        in a later copy, of which that master does not know yet (MasterSide._answer)."""
+        known = [replica.id for replica in master.core._replicas]
+        return [member for member in log.sync_state_set if self._held_by(log, member, known) >= index]
 
-    def _held_by(self, log: Log, member: int) -> int:
+    def _held_by(self, log: Log, member: int, known: Sequence[int]) -> int:
         """The last index that a copy holds as durably as the log asks for, or held when it was lost."""
         held = self._held_once.get(member, NO_INDEX)
         replica = log.replica(member)
         node = None if replica is None else self._cluster.nodes[replica.node]
-        return max(held, node.held_index) if node is not None and node.copy_id == member else held
+        if node is None or (node.copy_id != member and (node.copy_id < member or node.copy_id in known)):
+            return held
+        return max(held, node.held_index)
 
     # --- acknowledgements -------------------------------------------------------------------------------
 
@@ -238,7 +243,7 @@ class HaChecker:
             self._problem = f"{node.name} acknowledges while it is fenced"
         elif self._is_below_floor(log, node.floor, result):
             self._problem = f"{result} with the set {log.set_nodes} below its floor"
-        holders = self._holders(log, result.last_index)
+        holders = self._holders(log, result.last_index, node)
         if len(holders) < acks_needed(len(log.sync_state_set), log.set_acks):
             members = log.sync_state_set
             self._problem = f"{result.last_index} is acknowledged, of {members} only {holders} hold it"
