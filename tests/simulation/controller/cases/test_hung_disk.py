@@ -111,3 +111,24 @@ def test_a_change_to_fsync_takes_back_no_acknowledgement_of_a_copy_whose_disk_ha
     assert cluster.run_until(lambda: any(node.is_master and node.acknowledges for node in survivors), 30)
     assert master_of(cluster).log.end_index >= kept.last_index
     assert "acknowledged" in values_in(master_of(cluster).log)
+
+
+@pytest.mark.rule("C-05", "C-07")
+def test_a_master_that_cannot_store_a_smaller_set_gives_its_role_up() -> None:
+    """It acknowledges before its disk has a record, so only the loss of a slave shows that the disk hangs."""
+    plan = HaPlan(
+        durability=Durability.REPLICATED, own_controllers=True, faults=False, clients=0, links=LinkFaults()
+    )
+    cluster = HaCluster(1, plan)
+    assert cluster.run_until(
+        lambda: (log := cluster.checker.truth.log(LOG_NAME)) is not None and len(log.sync_state_set) == 3, 20
+    )
+    master = master_of(cluster)
+    slave, other = (node for node in cluster.brokers if node is not master)
+    kept = append_at(cluster, master, b"kept")
+    master.hang_disk(120 * SECOND_US)
+    append_at(cluster, master, b"acknowledged without the disk")
+    kill(cluster, slave)
+    master.driver.append(request(b"in doubt"), lambda _answer: None)
+    assert cluster.run_until(lambda: other.is_master and other.acknowledges, 40)
+    assert append_at(cluster, other, b"on").first_index > kept.last_index

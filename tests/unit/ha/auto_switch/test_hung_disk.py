@@ -2,6 +2,7 @@
 
 import pytest
 
+from app.ha.frames import Ack
 from app.log.contract import AppendFate, Durability, Role
 from tests.unit.ha.lab import CONFIG, Replicated, sync
 from tests.unit.ha.masters import grant, in_sync_with_n2, join
@@ -63,12 +64,32 @@ def test_a_master_whose_disk_is_slow_keeps_the_role() -> None:
 
 @pytest.mark.rule("C-05")
 def test_a_master_that_acknowledges_before_its_disk_keeps_the_role() -> None:
-    master = Replicated(durability=Durability.REPLICATED)
-    master.lead()
-    join(master)
-    grant(master, (1, 2))
-    master.auto_sync = False
+    master, key = replicated_with_n2()
     master.append(b"on no disk")
+    master.deliver(key, Ack(master.log.end_offset))
     for _ in range(3):
         master.tick(HALF_MS)
     assert (master.core.role, master.core.needs_election) == (Role.MASTER, False)
+
+
+@pytest.mark.rule("C-05", "C-07")
+def test_a_master_that_loses_a_member_needs_its_disk_for_the_smaller_set() -> None:
+    """It acknowledges nothing until that is on the disk, and another member could lead."""
+    master, _key = replicated_with_n2()
+    waiting = master.append(b"not at n2", timeout_ms=60_000)
+    master.tick()
+    master.tick(HALF_MS)
+    assert (master.core.role, master.wanted_set) == (Role.MASTER, (1,))
+    master.tick(HALF_MS)
+    assert (master.core.role, master.core.needs_election) == (Role.SLAVE, True)
+    assert (waiting, AppendFate.TERM_CHANGED) in master.answers
+
+
+def replicated_with_n2() -> tuple[Replicated, str]:
+    """A master that acknowledges before its disk, whose disk hangs, and the connection of a member."""
+    master = Replicated(durability=Durability.REPLICATED)
+    master.lead()
+    key = join(master)
+    grant(master, (1, 2))
+    master.auto_sync = False
+    return master, key
