@@ -318,8 +318,7 @@ class LogDriver:
     @property
     def held_index(self) -> int:
         """The last index that this replica may have acknowledged: synced with `fsync`, else written."""
-        log = self.log
-        return log.durable_index if self._options.durability is Durability.FSYNC else log.end_index
+        return self._options.held_index
 
     def status(self) -> ReplicaStatus:
         log = self.log

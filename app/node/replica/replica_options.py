@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from app.log.contract import Durability, LogOptions
+from app.log.contract import NO_INDEX, Durability, LogOptions
 from app.node.replica.loosening import Loosening
 from app.node.replica.replica_parts import ReplicaParts
 
@@ -22,6 +22,10 @@ class ReplicaOptions:
         """durability: that the log opened with. ask_turn(): schedule the next turn of the driver. fail(what,
         error): the disk has failed."""
         self.durability = durability  # in force
+        # Index up to which an earlier setting let records be acknowledged unsynced, and the log's truncations
+        # by then: each of them syncs what it leaves.
+        self._unsynced = (NO_INDEX, 0)
+        self._log = parts.files.log
         self._core = parts.core
         self._syncer = parts.syncer
         self._appends = parts.appends
@@ -48,11 +52,22 @@ class ReplicaOptions:
             return
         options = replace(options, durability=self._loosening.allowed(options.durability, now_ms))
         if options.durability is not self.durability:
+            if self.durability is Durability.REPLICATED:
+                self._unsynced = (self._log.end_index, self._log.truncation_count)
             self.durability = options.durability
             self._syncer.change_durability(options.durability)
             self._appends.change_durability(options.durability)
         self._core.apply_options(options, now_ms)
         self._core.synced(now_ms)
+
+    @property
+    def held_index(self) -> int:
+        """As LogDriver.held_index."""
+        log, (unsynced_index, truncation_count) = self._log, self._unsynced
+        if self.durability is not Durability.FSYNC:
+            return log.end_index
+        is_same_log = log.truncation_count == truncation_count
+        return max(log.durable_index, unsynced_index) if is_same_log else log.durable_index
 
     def tick(self, now_ms: int) -> None:
         """Do what is due. now_ms: monotonic."""

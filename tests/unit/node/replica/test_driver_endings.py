@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from app.errors import CommitlogError
+from app.log.contract import Durability, LogOptions
 from app.log.driver_interfaces import DriverConfig
 from app.raft.messages import Heartbeat, PushAnswer, PushCode, PushRequest
 from storage.errors import CorruptLog
 from storage.log.commitlog import Commitlog
-from tests.unit.node.replica.driver_support import Limits, Node, code
+from tests.unit.node.replica.driver_support import Limits, Node, code, result
 from tests.unit.node.replica.test_driver import keep_lead, leading_node
 
 
@@ -116,3 +117,21 @@ def test_requests_that_were_refused_at_their_deadline_leave_room_for_others(tmp_
         node.tick(20)
     assert not node.driver.is_transferring
     assert node.driver.log.end_index == before + 3
+
+
+@pytest.mark.rule("R-11", "R-01")
+def test_a_repair_after_a_change_to_fsync_may_not_lose_what_was_acknowledged_before(tmp_path: Path) -> None:
+    """Until the disk has it, damage there would be taken for a torn tail."""
+    node = Node(tmp_path, durability=Durability.REPLICATED)
+    answers = node.ask(b"acknowledged")
+    node.seams.turn()
+    assert result(answers[0]).durability is Durability.REPLICATED
+    acknowledged = node.driver.log.end_index
+    node.driver.change_options(LogOptions(durability=Durability.FSYNC))
+    node.seams.turn()
+    node.ask(b"not acknowledged")
+    node.seams.turn()
+    assert node.driver.log.durable_index < acknowledged < node.driver.log.end_index
+    assert node.driver.held_index == acknowledged
+    node.seams.run()
+    assert node.driver.held_index == node.driver.log.end_index == node.driver.log.durable_index
