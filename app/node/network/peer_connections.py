@@ -30,6 +30,7 @@ HELLO_MAX_BYTES: Final = 4096
 SEND_MAX_BYTES: Final = 128 * MIB  # waiting on one connection; beyond it messages are dropped
 WRITE_HIGH_BYTES: Final = MIB  # in a transport, beyond what the system has taken
 HELLO_TIMEOUT_S: Final = 5.0
+ANSWER_TIMEOUT_S: Final = 0.5  # of a call to a peer that has called itself since
 RETRY_FIRST_S: Final = 0.05
 RETRY_LAST_S: Final = 1.0
 KEPT_MESSAGES: Final = 256  # for a peer without a connection
@@ -176,7 +177,7 @@ class OutgoingConnection(PeerConnection):
             address = self._address
             try:
                 async with asyncio.timeout(HELLO_TIMEOUT_S):
-                    await self._owner.links.connect(lambda: self, *address, self.peer_id)
+                    await self._connect(*address)
             except (OSError, TimeoutError, ValueError):
                 pass  # the peer is down, or its host cannot exist: visible in /v1/cluster
             else:
@@ -199,6 +200,24 @@ class OutgoingConnection(PeerConnection):
                 reached_s = loop.time()
             elif loop.time() - reached_s > retry.removed_forget_s and self._owner.drop(self.peer_id):
                 return
+
+    async def _connect(self, host: str, port: int) -> None:
+        """Connect once. Give a call up that the peer does not answer although it has called itself since: it
+        was down, or not reachable, when the call began. Raises OSError, TimeoutError."""
+        connect = self._owner.links.connect(lambda: self, host, port, self.peer_id)
+        calling = asyncio.create_task(connect, name=f"call {self.peer_id}")
+        heard = asyncio.create_task(self._hurry.wait(), name=f"wait for {self.peer_id}")
+        try:
+            await asyncio.wait((calling, heard), return_when=asyncio.FIRST_COMPLETED)
+            if not calling.done():
+                await asyncio.wait((calling,), timeout=ANSWER_TIMEOUT_S)
+            if not calling.done():
+                raise TimeoutError
+            await calling
+        finally:
+            heard.cancel()
+            calling.cancel()
+            await asyncio.gather(heard, calling, return_exceptions=True)
 
     def hurry(self) -> None:
         self._hurry.set()

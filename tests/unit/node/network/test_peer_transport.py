@@ -128,6 +128,34 @@ def test_messages_arrive_in_order_and_after_a_restart_of_the_peer(monkeypatch: p
     run(test)
 
 
+@pytest.mark.rule("C-05")
+def test_a_call_without_an_answer_is_repeated_once_the_peer_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that boots, or a line that is back, answers no call that was begun before: the system repeats
+    it after seconds. Until then the peer would hear nothing."""
+    monkeypatch.setattr(module, "HELLO_TIMEOUT_S", 60.0)
+
+    async def test() -> None:
+        pair = Pair()
+        first, second = pair.nodes
+        connect, calls = first.links.connect, list[str]()
+
+        async def swallowed(*given: Any) -> None:
+            calls.append("n2")
+            if len(calls) == 1:
+                await asyncio.Event().wait()
+            await connect(*given)
+
+        monkeypatch.setattr(first.links, "connect", swallowed)
+        await first.start()
+        await until(lambda: calls)
+        await second.start()
+        await until(lambda: first.peer_version("n2") and second.peer_version("n1"))
+        await first.stop()
+        await second.stop()
+
+    run(test)
+
+
 def test_appends_are_sent_only_to_a_peer_that_announces_that_it_takes_them() -> None:
     """A node of an earlier version would close the connection for an unknown message."""
 
