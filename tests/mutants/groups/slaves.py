@@ -152,7 +152,7 @@ def a_synchronous_append_waits_for_no_slave(patch: pytest.MonkeyPatch) -> None:
 
 @group_mutant("H-02", lambda _: test_classic_slave.test_reported_records_are_durable(), mode="classic")
 def a_slave_reports_before_the_sync(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(classic_slave, "held_index", lambda log, durability: log.end_index)
+    patch.setattr(classic_slave, "held_index", lambda log, member: log.end_index)
 
 
 plant(
