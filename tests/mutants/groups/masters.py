@@ -55,7 +55,7 @@ def a_slow_disk_is_taken_for_one_that_hangs(patch: pytest.MonkeyPatch) -> None:
     @planted(patch, DiskWatch, "hangs")
     def hangs(original: Any, self: DiskWatch, now_ms: int, master: Any) -> Any:
         if self._since_ms:
-            self._durable_index = self._log.durable_index  # its progress does not count
+            self._progress = self._log.durable_index  # its progress does not count
         return original(self, now_ms, master)
 
 
