@@ -100,6 +100,32 @@ def test_a_chart_begins_with_a_minute(site: Path) -> None:
     assert str(shown["legend"]).endswith("a2")  # the newest value, while no pointer chooses another
 
 
+def test_the_labels_of_an_axis_are_the_values_of_its_lines(site: Path) -> None:
+    """With whole numbers as labels, lines at 2.5 and 7.5 would be labelled 3 and 8."""
+    script = """
+      const chart = new LineChart({ label: "rate", format: (value) => `${Math.round(value)}` });
+      holder.append(chart.element);
+      const labels = {};
+      let second = 0;
+      for (const most of [0, 1, 4, 9.6, 12, 26, 70, 12_345]) {
+        const series = new Series();
+        for (const last = second + 3; second < last; second += 1)
+          series.add(1_700_000_000_000 + 1_000 * second, { a: most });
+        chart.show(series, ["a"]);
+        await new Promise((resolve) => setTimeout(resolve, 50));
+        const { _splits: lines, _values: texts } = chart.plot.axes[1];
+        labels[most] = lines.map((line, place) => [line, Number(texts[place])]);
+      }
+      result.labels = labels;
+    """
+    labels = result_of(site, script)["labels"]
+    assert isinstance(labels, dict)
+    assert len(labels) == 8
+    for most, found in labels.items():
+        assert len(found) >= 2, most
+        assert all(line == text for line, text in found), (most, found)
+
+
 def test_the_axes_of_a_chart_follow_the_scheme_of_the_system(site: Path) -> None:
     """Labels in the ink of the light scheme cannot be read on the dark card."""
     script = """

@@ -5,6 +5,7 @@ import { clock, colorOf, time } from "./dom.js";
 const KEPT = 300; // points: five minutes
 const SHOWN_S = 60; // at least
 const GAP_S = 5; // without a point: the line is interrupted
+const STEPS = Array.from({ length: 16 }, (_, place) => [1, 2, 5].map((step) => step * 10 ** place)).flat(); // of an axis: its labels are whole numbers
 
 // Values by name over time. `add` takes {name: value}; names may come and go.
 export class Series {
@@ -77,7 +78,7 @@ export class LineChart {
       {
         ...this.size(),
         scales: { x: { range: (_, low, high) => [Math.min(low, high - SHOWN_S), high] }, y: { range: (_, low, high) => [0, Math.max(5, high) * 1.1] } },
-        axes: [{ ...axis, space: 80, values: (_, ticks) => ticks.map((at) => clock(at * 1000)) }, { ...axis, size: 70, values: (_, ticks) => ticks.map(this.format) }],
+        axes: [{ ...axis, space: 80, values: (_, ticks) => ticks.map((at) => clock(at * 1000)) }, { ...axis, size: 70, incrs: STEPS, values: (_, ticks) => ticks.map(this.format) }],
         series: [
           { value: (_, at) => (at === null ? "–" : time(at * 1000)) },
           ...names.map((name) => ({
