@@ -110,6 +110,8 @@ def append_command(
     column `value` the columns are those of a record (key, timestamp, headers, value_base64, …), as
     `commitlog read` writes them; without one, each row becomes a JSON object.
 
+    Lines of a pipe are appended as they arrive.
+
     An append is retried, at the current leader, until it is answered or --give-up-s has passed. A retry is
     never stored twice.
 
@@ -179,19 +181,22 @@ def _format(form: str | None, file: str | None, *, ndjson: bool) -> str:
 
 
 def _batches(
-    source: IO[bytes], form: str, key_column: str | None, size: int, skip: int, common: Any
+    file: IO[bytes], form: str, key_column: str | None, size: int, skip: int, common: Any
 ) -> Iterator[tuple[list["RecordLike"], int]]:
     """Yield the records of each append, and the bytes of the file read so far.
 
-    common: what --key, --header and --timestamp give to every record of lines.
+    Lines that have arrived from a pipe do not wait for the next ones. common: what --key, --header and
+    --timestamp give to every record of lines.
     """
     from dataclasses import replace
 
     from app.cli.records.files import records_of
+    from app.cli.records.source import Source
     from app.client.records import BATCH_BYTES, Record
 
     batch: list[RecordLike] = []
     size_bytes = read = 0
+    source = Source(file)
     for number, (record, position) in enumerate(records_of(source, form, key_column)):
         if number < skip:
             continue
@@ -203,6 +208,9 @@ def _batches(
             batch, size_bytes = [], 0
         batch.append(record)
         size_bytes, read = size_bytes + weight, position
+        if form in ("lines", "ndjson") and source.is_dry():
+            yield batch, read
+            batch, size_bytes = [], 0
     if batch:
         yield batch, read
 

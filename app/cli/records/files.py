@@ -5,11 +5,13 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import IO, Any
 
 import msgspec
 
 from app.cli.context import CommandFailed, ExitCode
+from app.cli.records.source import RECORD_BYTES, Source, check_size
 from app.cli.times import parse_time
 from app.client.records import EXACT_NUMBERS, Record, RecordLike
 
@@ -37,15 +39,15 @@ _VALUE_JSON = msgspec.json.Decoder(_ValueJson)
 Found = Iterator[tuple[RecordLike, int]]  # with the bytes of the file that are read so far
 
 
-def records_of(file: IO[bytes], form: str, key_column: str | None) -> Found:
-    """Yield the records of a file. Raises CommandFailed for content that is not of this format."""
+def records_of(source: Source, form: str, key_column: str | None) -> Found:
+    """Yield the records of an input. Raises CommandFailed for content that is not of this format."""
     readers: dict[str, Callable[[], Found]] = {
-        "lines": lambda: _lines(file),
-        "ndjson": lambda: _ndjson(file),
-        "csv": lambda: _csv(file, key_column),
-        "arrow": lambda: _tables(file, "arrow", key_column),
-        "parquet": lambda: _tables(file, "parquet", key_column),
-        "raw": lambda: iter([(Record(content := file.read()), len(content))]),
+        "lines": lambda: _lines(source),
+        "ndjson": lambda: _ndjson(source),
+        "csv": lambda: _csv(source.file, key_column),
+        "arrow": lambda: _tables(source.file, "arrow", key_column),
+        "parquet": lambda: _tables(source.file, "parquet", key_column),
+        "raw": lambda: iter([(Record(content := source.whole()), len(content))]),
     }
     return readers[form]()
 
@@ -55,21 +57,21 @@ def invalid(text: str) -> CommandFailed:
     return CommandFailed(text, ExitCode.USAGE)
 
 
-def _lines(file: IO[bytes]) -> Found:
+def _lines(source: Source) -> Found:
     read = 0
-    for number, line in enumerate(file, start=1):
+    for number, line in enumerate(source, start=1):
         if number == 1:
             for magic, form in _MAGIC.items():
                 if line.startswith(magic):
                     raise invalid(f"the input is a {form} file, not lines of text: set --format {form}")
-        read += len(line)
-        yield Record(line.rstrip(b"\n").removesuffix(b"\r")), read
+        read += len(line) + 1
+        yield Record(line.removesuffix(b"\r")), read
 
 
-def _ndjson(file: IO[bytes]) -> Found:
+def _ndjson(source: Source) -> Found:
     read = 0
-    for number, line in enumerate(file, start=1):
-        read += len(line)
+    for number, line in enumerate(source, start=1):
+        read += len(line) + 1
         if not line.strip():
             continue
         try:
@@ -95,8 +97,9 @@ def _csv(file: IO[bytes], key_column: str | None) -> Found:
 
     def counted() -> Iterator[str]:
         nonlocal read
-        for line in text:
+        for number, line in enumerate(iter(partial(text.readline, RECORD_BYTES + 1), ""), start=1):
             read += len(line)  # about: characters
+            check_size(len(line), f"line {number}", "set --format for a file that is not CSV")
             yield line
 
     csv.field_size_limit(1 << 30)

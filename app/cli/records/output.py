@@ -55,11 +55,11 @@ def output_file(path: Path | None) -> Iterator[IO[bytes]]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    path = path.resolve()
-    if path.exists() and not path.is_file():
+    if path.exists() and not path.is_file():  # by its own name: that of an open pipe leads nowhere
         with path.open("wb") as file:
             yield file
         return
+    path = path.resolve()
     partial = path.with_name(f".{path.name}.partial")
     try:
         with _opened(partial, path) as file:

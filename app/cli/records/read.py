@@ -78,8 +78,8 @@ def _common_filters(command: Any) -> Any:
 @click.option(
     "--output",
     "-o",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File to write; it appears when it is complete.",
+    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
+    help="File to write; it appears when it is complete. - is standard output.",
 )
 @_common_filters
 @target_options
@@ -114,6 +114,7 @@ def read_command(
         )
     if everything and limit is not None:
         raise click.UsageError("--all and --limit cannot be used together")
+    output = None if output == Path("-") else output
     form = _format(target, form, output)
     query |= {"from": from_, "include": "control" if include_control else None}
     most = None if everything else (limit or ONE_PAGE)
