@@ -6,12 +6,16 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 STOPPED: Final = 0  # exit code of a job that runs until a signal
+INTERRUPTED: Final[Mapping[int, int]] = {
+    signal.SIGINT: 130,
+    signal.SIGTERM: 143,
+}  # of a job with an end (docs/api.md §7)
 
 
 def end_at_once(exit_codes: Mapping[int, int]) -> None:
@@ -39,10 +43,15 @@ def end_at_once(exit_codes: Mapping[int, int]) -> None:
         signal.signal(number, end)
 
 
-def finish_at_signals(stop: threading.Event) -> None:
-    """Let SIGTERM and Ctrl-C set `stop` from now on."""
+def finish_at_signals(stop: threading.Event, received: Callable[[int], None] = lambda _: None) -> None:
+    """Let SIGTERM and Ctrl-C set `stop` from now on. received: called first, with the number."""
+
+    def finish(number: int, _: object) -> None:
+        received(number)
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, finish)
 
 
 def _children() -> list[int]:

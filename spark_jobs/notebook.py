@@ -12,7 +12,6 @@ import html
 import io
 import itertools
 import re
-import signal
 import sys
 import time
 import traceback
@@ -24,10 +23,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from spark_jobs.interruption import end_at_once
+from spark_jobs.interruption import INTERRUPTED, end_at_once
 
 if __name__ == "__main__":
-    end_at_once({signal.SIGINT: 130, signal.SIGTERM: 143})  # docs/api.md §7
+    end_at_once(INTERRUPTED)
 
 import click
 

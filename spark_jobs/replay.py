@@ -7,17 +7,16 @@ configuration, or a log without a schema; 5: no node answers; 130: Ctrl-C.
 """
 
 import json
-import signal
 import sys
 from dataclasses import asdict
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from spark_jobs.interruption import end_at_once
+from spark_jobs.interruption import INTERRUPTED, end_at_once
 
 if __name__ == "__main__":
-    end_at_once({signal.SIGINT: 130, signal.SIGTERM: 143})  # docs/api.md §7
+    end_at_once(INTERRUPTED)
 
 import click
 

@@ -7,21 +7,20 @@ log reads itself.
 """
 
 import json
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from spark_jobs.interruption import STOPPED, end_at_once, finish_at_signals
+from spark_jobs.interruption import INTERRUPTED, STOPPED, end_at_once, finish_at_signals
 
 if __name__ == "__main__":
-    end_at_once({signal.SIGTERM: STOPPED, signal.SIGINT: STOPPED})
+    end_at_once(INTERRUPTED if "--available-now" in sys.argv else dict.fromkeys(INTERRUPTED, STOPPED))
 
 import click
 
@@ -32,6 +31,7 @@ with imports_of_extra("spark", __name__):
     from pyspark.sql import SparkSession
 
 from spark_jobs.errors import OptionError, RequestRefused, SourceError, Unreachable, own_error, write_failure
+from spark_jobs.job_lines import line_of
 from spark_jobs.materialize.backlog import interrupt_backlogs
 from spark_jobs.materialize.config import MAX_DELAY, MIN_RECORDS, TRIGGER, MaterializeConfig
 from spark_jobs.materialize.followed_logs import FAILURES as LOG_FAILURES
@@ -39,7 +39,7 @@ from spark_jobs.materialize.followed_logs import FollowedLogs
 from spark_jobs.materialize.journal_poller import JournalPoller
 from spark_jobs.materialize.lease import MOVE_EACH_S
 from spark_jobs.materialize.log_materializer import LogMaterializer, SharedParts, query_options
-from spark_jobs.materialize.progress import Progress, ProgressFile
+from spark_jobs.materialize.progress import LogProgress, Progress, ProgressFile
 from spark_jobs.materialize.query import LogRows, RecordsQuery
 from spark_jobs.materialize.supervisor import MaterializeFailed
 from spark_jobs.materialize.workers import Kind, Workers
@@ -323,11 +323,18 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> MaterializeConfig
     )
 
 
-def print_progress(progress: Progress) -> None:
-    if progress.state == "failed":
-        return  # the reason follows on standard error
-    sys.stdout.write(f"{progress}\n")
-    sys.stdout.flush()
+class ProgressLines:
+    """Lines of the progress for people. A log appears when it has changed: there may be thousands."""
+
+    def __init__(self) -> None:
+        self._last: Mapping[str, LogProgress] = {}
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.state == "failed":
+            return  # the reason follows on standard error
+        sys.stdout.write(line_of(str(progress.since(self._last)), sys.stdout))
+        sys.stdout.flush()
+        self._last = progress.logs
 
 
 def print_progress_json(progress: Progress) -> None:
@@ -348,18 +355,25 @@ def exit_code(error: Exception) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run `materialize` until SIGTERM or SIGINT, and print its progress. Return the exit code."""
+    """Run `materialize` until SIGTERM or SIGINT, and print its progress. Return the exit code.
+
+    With --available-now, a signal before the end is not a success.
+    """
     stop = threading.Event()
+    signals: list[int] = []
     config: MaterializeConfig | None = None
     try:
         config = parse_arguments(arguments)
-        report = print_progress_json if config.as_json else print_progress
-        materialize(config, stop=stop, report=report, started=partial(finish_at_signals, stop))
+        report = print_progress_json if config.as_json else ProgressLines()
+        started = partial(finish_at_signals, stop, signals.append)
+        last = materialize(config, stop=stop, report=report, started=started)
     except FAILURES as error:
         code = exit_code(error)
         as_json = config.as_json if config else "--json" in (arguments or sys.argv)
         write_failure(error, code, as_json=as_json)
         return code
+    if config.available_now and last.state == "stopped" and signals:
+        return INTERRUPTED[signals[0]]
     return STOPPED
 
 

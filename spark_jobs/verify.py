@@ -10,7 +10,6 @@ failed; 2: an invalid configuration; 4: no such table; 5: no node answers; 130: 
 
 import json
 import re
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +17,10 @@ from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-from spark_jobs.interruption import end_at_once
+from spark_jobs.interruption import INTERRUPTED, end_at_once
 
 if __name__ == "__main__":
-    end_at_once({signal.SIGINT: 130, signal.SIGTERM: 143})  # docs/api.md §7
+    end_at_once(INTERRUPTED)
 
 import click
 

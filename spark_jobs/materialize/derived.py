@@ -6,7 +6,6 @@ beside an older `events` starts with the rows of its events.
 """
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from spark_jobs.errors import RequestRefused
+from spark_jobs.job_lines import warn
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables import schemas
 from spark_jobs.tables.journal_table import JournalTable
@@ -126,7 +126,7 @@ class QuarantineTable(DerivedTable):
         except RequestRefused as refused:
             if refused.status != 404:
                 raise
-            sys.stderr.write(f"{self.table.name}: {event['node']} no longer has the receipt {receipt}\n")
+            warn(f"{self.table.name}: {event['node']} no longer has the receipt {receipt}")
             return []
         reported = {
             **_place(event),

@@ -9,7 +9,6 @@ by tasks of Spark (backlog.py), both with the range and the checks of a stream (
 """
 
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -23,6 +22,7 @@ from pyspark.sql import functions as F
 
 from app.tables.names import BEGIN_PROPERTY, LOG_ID_PROPERTY
 from spark_jobs.errors import LogClash, TableUnreadable
+from spark_jobs.job_lines import warn
 from spark_jobs.materialize.backlog import BACKLOG_TAG, write_backlog
 from spark_jobs.session.locations import is_url
 from spark_jobs.session.spark_session import COMPILED, INTERPRETED, is_remote
@@ -461,6 +461,6 @@ class EntriesJob:
     def _begin(self, begin_index: int) -> None:
         """Start a table without rows at the log's present begin."""
         if begin_index > 0:
-            sys.stderr.write(f"{self.path}: begins at index {begin_index}, as the log does now\n")
+            warn(f"{self.path}: begins at index {begin_index}, as the log does now")
         self.next_index = begin_index
         self.covered_index = max(self.covered_index, begin_index - 1)

@@ -3,7 +3,6 @@
 Logs are named directly, or by patterns (`orders-*`): new logs that match join, deleted logs leave.
 """
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -12,6 +11,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from spark_jobs.errors import OptionError, SourceError, Unreachable
+from spark_jobs.job_lines import warn
 from spark_jobs.materialize.progress import LogProgress
 from spark_jobs.materialize.query import LogRows
 from spark_jobs.materialize.supervisor import MaterializeFailed
@@ -223,7 +223,7 @@ class FollowedLogs:
         self.failed[log] = error
         self.jobs[log].stop()
         if len(self.jobs) > 1:
-            sys.stderr.write(f"{log}: {error}; the other logs continue\n")
+            warn(f"{log}: {error}; the other logs continue")
 
     def _raise_when_all_failed(self) -> None:
         if self.jobs and len(self.failed) == len(self.jobs):

@@ -1,6 +1,5 @@
 """All tables of one log: which of its jobs is due, and their progress."""
 
-import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -12,6 +11,7 @@ from pyspark.sql import SparkSession
 from app.client import CommitlogClient
 from app.client.connection import ClusterConnection
 from spark_jobs.errors import LogTrimmed, SourceError, Unreachable
+from spark_jobs.job_lines import warn
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.entries import SMALL_BATCH_BYTES, SMALL_BATCH_RECORDS, EntriesJob
 from spark_jobs.materialize.epochs import EpochsJob
@@ -215,7 +215,7 @@ class LogMaterializer:
         reason = reason_of(error)
         if self._epochs_failures > MAX_FAILURES:
             raise MaterializeFailed(f"epochs: {reason}") from error
-        sys.stderr.write(f"epochs: {reason}; retrying\n")
+        warn(f"epochs: {reason}; retrying")
 
     def _finish(self) -> None:
         """Write the last changes of the epochs, and learn what the table lacks."""

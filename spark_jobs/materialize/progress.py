@@ -1,15 +1,18 @@
 """Progress of a materializer: a JSON file for programs, a line for people."""
 
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from spark_jobs.job_lines import warn
+
 WRITE_EACH_S = 0.5
-REPORT_EACH_S = 2.0
+REPORT_EACH_S = 2.0  # in the first minute
+REPORT_LATER_EACH_S = 30.0
+_FIRST_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -44,13 +47,15 @@ class LogProgress:
 class Progress:
     """Progress of all logs of one materializer.
 
-    state: running, done, stopped, failed. records_per_s: rows since the last report.
+    state: running, done, stopped, failed. records_per_s: rows since the last report. unchanged: number of
+    further logs that are as in the last report, and left out.
     """
 
     state: str
     updated_ms: int
     logs: Mapping[str, LogProgress]
     records_per_s: float
+    unchanged: int = 0
 
     def to_json(self) -> dict[str, Any]:
         logs = {name: {**asdict(log), "lag_records": log.lag_records} for name, log in self.logs.items()}
@@ -75,19 +80,26 @@ class Progress:
                 f"{name}: {log.entries_rows:,} entries through index {log.materialized_index:,}, lag {lag}, "
                 f"{log.events_rows:,} events, {log.epochs_rows} epochs{typed_part}"
             )
+        if self.unchanged:
+            parts.append(f"{self.unchanged:,} other logs as before")
         return f"{self.state}: {'; '.join(parts)}; {self.records_per_s:,.0f} records/s"
+
+    def since(self, last: Mapping[str, LogProgress]) -> "Progress":
+        """Return the progress of the logs that have changed since the last report, of all if none has."""
+        changed = {name: log for name, log in self.logs.items() if last.get(name) != log} or self.logs
+        return replace(self, logs=changed, unchanged=len(self.logs) - len(changed))
 
 
 class ProgressFile:
-    """Writer of the progress to `path`: atomically, at most each WRITE_EACH_S. `report` is called when rows
-    were added, at most each REPORT_EACH_S."""
+    """Writer of the progress to `path`: atomically, at most each WRITE_EACH_S. `report` is called at
+    the end and when rows were added, at most each REPORT_EACH_S, later each REPORT_LATER_EACH_S."""
 
     def __init__(self, path: Path, report: Callable[[Progress], None] | None = None) -> None:
         self.path = path
         self.report = report
         self.written_at_s = 0.0
         self.is_failing = False
-        self.reported_at_s = time.monotonic()
+        self.started_at_s = self.reported_at_s = time.monotonic()
         self.reported_rows: int | None = None
         self.rate = 0.0
 
@@ -100,7 +112,8 @@ class ProgressFile:
             self.written_at_s = now_s
             self._replace(json.dumps(progress.to_json()) + "\n")
         elapsed_s = now_s - self.reported_at_s
-        if self.reported_rows is None or (elapsed_s >= REPORT_EACH_S and rows != self.reported_rows):
+        each_s = REPORT_EACH_S if now_s - self.started_at_s < _FIRST_S else REPORT_LATER_EACH_S
+        if self.reported_rows is None or (elapsed_s >= each_s and rows != self.reported_rows):
             self.rate = 0.0 if self.reported_rows is None else (rows - self.reported_rows) / elapsed_s
             self.reported_rows, self.reported_at_s = rows, now_s
             if self.report is not None and not force:
@@ -118,5 +131,5 @@ class ProgressFile:
             self.is_failing = False
         except OSError as error:
             if not self.is_failing:
-                sys.stderr.write(f"progress: {error}; the tables are written without it\n")
+                warn(f"progress: {error}; the tables are written without it")
             self.is_failing = True

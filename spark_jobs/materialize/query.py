@@ -8,7 +8,6 @@ after a failure, all jobs do so.
 
 import json
 import shutil
-import sys
 import tempfile
 import threading
 import time
@@ -23,6 +22,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from spark_jobs.job_lines import warn
 from spark_jobs.materialize.supervisor import reason_of
 from spark_jobs.materialize.workers import STOP_WITHIN_S, THREADS
 from spark_jobs.source.logs_planning import LogsOffset
@@ -145,7 +145,7 @@ class RecordsQuery:
         self._failures += 1
         pause_s = min(LONGEST_PAUSE_S, PAUSE_S * 2 ** (self._failures - 1))
         self._start_at_s = time.monotonic() + pause_s
-        sys.stderr.write(f"query: {reason_of(error)}; starting again from the ends of the tables\n")
+        warn(f"query: {reason_of(error)}; starting again from the ends of the tables")
 
     def _clear(self) -> None:
         if self._folder is not None:

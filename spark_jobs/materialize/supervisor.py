@@ -4,7 +4,6 @@ The tables themselves record their progress, so each start of a job (the first, 
 failure) begins where its tables end, and takes the same path.
 """
 
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from spark_jobs.errors import SourceError, Unreachable, own_error
+from spark_jobs.job_lines import warn
 from spark_jobs.materialize.workers import Kind, Workers
 
 MAX_FAILURES = 5  # of one job, without a step in between
@@ -154,7 +154,7 @@ class Supervisor:
         given_up = self.failures > MAX_FAILURES or (unreachable and not self.follows)
         if given_up or kind.is_final:
             raise MaterializeFailed(f"{self.job.name}: {reason}") from error
-        sys.stderr.write(f"{self.job.name}: {reason}; starting again from the end of the table\n")
+        warn(f"{self.job.name}: {reason}; starting again from the end of the table")
         self.start_at_s = time.monotonic() + FAILURE_PAUSE_S * self.failures
 
 

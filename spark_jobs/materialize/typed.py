@@ -10,7 +10,6 @@ A table without a row of the last records gets a commit that claims its end (typ
 
 import json
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from app.schemas import LogSchema
 from app.tables.names import MOVED_PROPERTY, end_application_of
+from spark_jobs.job_lines import warn
 from spark_jobs.materialize.supervisor import MAX_FAILURES, reason_of
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, Table
@@ -180,7 +180,7 @@ class TypedTables:
             if self._failures > MAX_FAILURES:
                 self._failed = error
             else:
-                sys.stderr.write(f"{self.client.log}: current: {reason_of(error)}; trying again\n")
+                warn(f"{self.client.log}: current: {reason_of(error)}; trying again")
         self._applied_at_s = time.monotonic()
         self._pause_s = pause_after_change(self._applied_at_s - began_s)
         self._timer = None

@@ -11,7 +11,6 @@ The names are recorded in TABLES/LOG/_catalog_names.json, which the nodes read: 
 
 import json
 import re
-import sys
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from pyspark.sql import SparkSession
 from app.errors import ConfigError
 from app.tables.delta_log import table_folders
 from app.tables.names import CATALOG_NAMES_FILE
+from spark_jobs.job_lines import warn
 from spark_jobs.session.locations import is_url
 from spark_jobs.session.spark_session import is_remote
 from spark_jobs.tables.conflicts import SPARK_ERRORS
@@ -94,10 +94,10 @@ class CatalogTables:
                     self._record(log, {table for known, table in self._known if known == log}.union(new))
                     self._known.update((log, table) for table in new)
         except (*SPARK_ERRORS, OSError) as error:
-            complaint = f"catalog {self.name.catalog}: {str(error).splitlines()[0]}; retrying\n"
+            complaint = f"catalog {self.name.catalog}: {str(error).splitlines()[0]}; retrying"
             if complaint != self._complaint:
                 self._complaint = complaint
-                sys.stderr.write(complaint)
+                warn(complaint)
 
     def _new(self, log: str) -> Iterator[str]:
         if is_url(self.root):  # only Spark can list it

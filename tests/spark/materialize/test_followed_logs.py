@@ -144,7 +144,7 @@ def test_one_log_fails_alone_and_is_reported_in_the_end(
     followed.poll()
     assert world.made["a"].state == "stopped"
     assert world.made["b"].state == "looked at"
-    assert capsys.readouterr().err == f"a: {error}; the other logs continue\n"
+    assert capsys.readouterr().err.endswith(f"Z a: {error}; the other logs continue\n")
     assert not followed.done
     world.made["b"].done = True
     assert followed.done

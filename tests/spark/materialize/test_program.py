@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from spark_jobs.materialize.config import MaterializeConfig
+from spark_jobs.materialize.progress import LogProgress, Progress, ProgressFile
+from spark_jobs.run import ProgressLines
 from tests.spark.conftest import endpoints
 from tests.spark.session.standalone import write_conf
 from tests.spark.source.log_server import FakeReplica
@@ -37,8 +39,9 @@ def test_the_program_follows_the_log_and_ends_cleanly_on_sigterm(
         out, errors = process.communicate(timeout=60)
     assert process.returncode == 0
     # unknown while the replicas, in this process, have not answered for some seconds
-    assert re.match(r"running: default: 100 entries through index 101, lag (0|unknown), ", line)
-    assert out.splitlines()[-1].startswith("stopped: default: 100 entries")
+    at = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ "
+    assert re.match(at + r"running: default: 100 entries through index 101, lag (0|unknown), ", line)
+    assert re.match(at + "stopped: default: 100 entries", out.splitlines()[-1])
     assert errors == ""
     assert batch["records"] == 100
     assert batch["duration_ms"]["triggerExecution"] >= batch["duration_ms"]["addBatch"] > 0
@@ -50,6 +53,8 @@ def test_the_program_follows_the_log_and_ends_cleanly_on_sigterm(
     [
         ("spark_jobs.run", signal.SIGTERM, 0),
         ("spark_jobs.run", signal.SIGINT, 0),
+        ("spark_jobs.run --available-now", signal.SIGINT, 130),
+        ("spark_jobs.run --available-now", signal.SIGTERM, 143),
         ("spark_jobs.upkeep", signal.SIGTERM, 0),
         ("spark_jobs.verify", signal.SIGINT, 130),
         ("spark_jobs.replay", signal.SIGINT, 130),
@@ -72,7 +77,7 @@ def test_a_signal_while_spark_starts_ends_a_job_with_one_sentence(
         "spark_jobs.verify": endpoint,
         "spark_jobs.notebook": [str(notebook), "--output", str(tmp_path / "page.html")],
     }
-    command = [sys.executable, "-m", job, *arguments.get(job, endpoint + tables)]
+    command = [sys.executable, "-m", *job.split(), *arguments.get(job, endpoint + tables)]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -86,6 +91,38 @@ def test_a_signal_while_spark_starts_ends_a_job_with_one_sentence(
         out, errors = process.communicate(timeout=30)
     progress = "   0.0 s  Spark starts\n" if job == "spark_jobs.notebook" else ""
     assert (out, errors, process.returncode) == ("", f"{progress}stopped by {number.name}\n", code)
+
+
+def test_a_line_of_the_progress_names_the_logs_that_have_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A job may follow thousands of logs, and runs for months: its lines are a log file."""
+
+    def entries(count: int) -> LogProgress:
+        return LogProgress(count, count - 1, count - 1, 0, 0, 1, 0)
+
+    show = ProgressLines()
+    counts = [{"a": 1, "b": 1, "c": 1}, {"a": 1, "b": 2, "c": 1}, {"a": 1, "b": 2, "c": 1}]
+    for each in counts:
+        show(Progress("running", 0, {name: entries(count) for name, count in each.items()}, 7.0))
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ running: "
+        r"b: 2 entries through index 1, lag 0, 0 events, 1 epochs; 2 other logs as before; 7 records/s",
+        second,
+    )
+    assert all(len(re.findall(r"\b[abc]: ", line)) == 3 for line in (first, third))
+
+
+def test_the_progress_is_reported_less_often_after_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1_000.0
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    reported: list[float] = []
+    file = ProgressFile(tmp_path / "progress.json", lambda _: reported.append(now_s - 1_000))
+    for second in range(181):
+        now_s = 1_000.0 + second
+        file.write("running", {"a": LogProgress(second, second - 1, second - 1, 0, 0, 1, 0)})
+    assert reported == [0.0, *range(2, 60, 2), 88, 118, 148, 178]
 
 
 WORKING = """# Databricks notebook source
