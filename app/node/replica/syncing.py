@@ -6,7 +6,7 @@ from typing import Final
 
 from app.log.contract import CoreEvent, Durability
 from app.log.driver_interfaces import Clock, Disk, DriverConfig
-from app.log.events import EpochAdded, Watermarks
+from app.log.events import EpochAdded, TermKnown, Watermarks
 from app.node.replica.log_space import LogSpace
 from storage.errors import StorageFull
 from storage.format.batch import Batch
@@ -110,6 +110,9 @@ class JournalWriter:
 
     def record(self, event: CoreEvent) -> None:
         """Write an event; it is durable soon."""
+        if isinstance(event.event, TermKnown):
+            found = {"log": self._log_name, "term": event.event.term, "leader": event.event.leader}
+            logger.info("leader known", extra=found)
         if self._space.in_use and isinstance(event.event, Watermarks):
             return  # the remaining space is for events that happen once
         now_ms = self._clock.now_ms()

@@ -2,6 +2,7 @@
 `fsync` to `replicated`: the note in the folder comes first."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from app.node.replica.loosening import RETRY_MS, Loosening
 from app.node.replica.syncing import LogSyncer
 from storage.errors import DiskError, StorageFull
 from tests.support.memory_files import MemoryFiles
-from tests.unit.node.replica.driver_support import Seams
+from tests.unit.node.replica.driver_support import Node, Seams
 from tests.unit.storage.support import grow, open_log
 
 
@@ -114,3 +115,11 @@ def test_a_failed_note_stops_the_node() -> None:
     log.seams.run()
     assert [each for _, each in log.seams.failures] == [error]
     assert log.allowed() is Durability.FSYNC
+
+
+def test_the_log_of_a_node_names_each_leader(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The journal of events has it too, but needs a call; an operator reads the log of the node first."""
+    caplog.set_level("INFO", "app.node.replica.syncing")
+    Node(tmp_path)
+    found = [vars(record) for record in caplog.records if record.message == "leader known"]
+    assert [(each["log"], each["term"], each["leader"]) for each in found] == [("default", 1, "n1")]
