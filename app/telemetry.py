@@ -117,7 +117,7 @@ class Meter:
         self.appended_bytes += size_bytes
 
     def collect(self) -> Iterator[Metric]:
-        answers = CounterMetricFamily(REQUESTS, "Answers given", labels=("method", "route", "status"))
+        answers = CounterMetricFamily(REQUESTS, "Answers sent", labels=("method", "route", "status"))
         for (method, route, status), count in self.answers.items():
             answers.add_metric((method, route, str(status)), count)
         yield answers
@@ -126,20 +126,28 @@ class Meter:
         for bound, count in zip((*BUCKETS_S, float("inf")), self._append_buckets, strict=True):
             total += count
             buckets.append(("+Inf" if bound == float("inf") else str(bound), total))
-        histogram = HistogramMetricFamily(APPEND_SECONDS, "From the append's arrival to its acknowledgement")
+        histogram = HistogramMetricFamily(
+            APPEND_SECONDS, "Time from the arrival of an append to its acknowledgement, seconds"
+        )
         histogram.add_metric((), buckets, self._append_sum_s)
         yield histogram
         yield CounterMetricFamily(
-            APPENDED_RECORDS, "Records acknowledged as the leader", self.appended_records
+            APPENDED_RECORDS,
+            "Records of appends that this node acknowledged as the leader",
+            self.appended_records,
         )
         yield CounterMetricFamily(
-            APPENDED_BYTES, "Bytes of records acknowledged as the leader", self.appended_bytes
+            APPENDED_BYTES, "Bytes of records that this node acknowledged as the leader", self.appended_bytes
         )
         yield GaugeMetricFamily(CONNECTIONS, "Open connections of clients", self.connections)
         yield CounterMetricFamily(
             CONNECTIONS_REFUSED, "Connections of clients refused", self.refused_connections
         )
-        yield GaugeMetricFamily(TOKENS_FAILING, "The tokens file cannot be used", int(self.tokens_failing))
+        yield GaugeMetricFamily(
+            TOKENS_FAILING,
+            "1 while the tokens file cannot be used and the tokens read before stay valid",
+            int(self.tokens_failing),
+        )
 
 
 def gauge(
@@ -161,7 +169,7 @@ def counter(
 
 
 def build_info(version: str, node: str) -> Metric:
-    return InfoMetricFamily(BUILD, "What runs here", {"version": version, "node": node})
+    return InfoMetricFamily(BUILD, "Version of this node", {"version": version, "node": node})
 
 
 # --- log lines ------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # `--help` imports neither
 
 PIPE_WIDTH = 10_000  # columns; tables in a pipe are not squeezed
 
-ADVICE = "start a local cluster with `commitlog up`, or set --endpoint"
+ADVICE = "start a local cluster with `commitlog up`, or check the address of --endpoint or of the context"
 UNKNOWN = "the outcome is unknown: the service may have carried it out, or may still do so"
 GIVE_UP_S = 10.0
 Command = TypeVar("Command", bound=Callable[..., Any])

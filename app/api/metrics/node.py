@@ -39,9 +39,24 @@ class NodeCollector:
 def _process_metrics(broker: Broker) -> Iterator[Metric]:
     """Yield the audit log, the clock, the certificates, the disk threads and the reserve."""
     audit = broker.audit
-    yield telemetry.counter(telemetry.AUDIT_WRITTEN, "Entries in __audit", (), [((), audit.counts.written)])
-    yield telemetry.gauge(telemetry.AUDIT_WAITING, "Entries not yet in it", (), [((), audit.waiting)])
-    yield telemetry.counter(telemetry.AUDIT_DROPPED, "Entries given up", (), [((), audit.counts.dropped)])
+    yield telemetry.counter(
+        telemetry.AUDIT_WRITTEN,
+        "Entries of this node stored in __audit since its start",
+        (),
+        [((), audit.counts.written)],
+    )
+    yield telemetry.gauge(
+        telemetry.AUDIT_WAITING,
+        "Entries of the audit log that are not in __audit yet",
+        (),
+        [((), audit.waiting)],
+    )
+    yield telemetry.counter(
+        telemetry.AUDIT_DROPPED,
+        "Entries of the audit log that are not stored because too many others wait",
+        (),
+        [((), audit.counts.dropped)],
+    )
     yield telemetry.gauge(
         telemetry.CLOCK_OFFSET,
         "Wall clock minus the clock of timestamps, seconds; not near 0 after a step of the wall clock",

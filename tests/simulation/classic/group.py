@@ -304,7 +304,7 @@ def run_seeds(seeds: Iterable[int], seconds: float) -> tuple[Counter[str], list[
     return counts, violations
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @seed_options(SECONDS)
 @click.option("--full", is_flag=True, help=f"Run {FULL_SEEDS:,} seeds of {FULL_SECONDS:,.0f} seconds.")
 def main(seed: int | None, seeds: int, first: int, seconds: float, full: bool) -> None:

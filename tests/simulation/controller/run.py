@@ -88,7 +88,7 @@ def _without_collector(seed: int, seconds: float, usual: bool) -> tuple[HaCluste
         gc.enable()
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @seed_options(SECONDS)
 @click.option("--full", is_flag=True, help=f"Run until {FULL_MASTER_CHANGES:,} changes of the master.")
 @click.option("--usual", is_flag=True, help="Use the times of the default settings: longer, and cheaper.")

@@ -247,7 +247,7 @@ def missing(total: Outcome, figures: Mapping[str, Any]) -> list[str]:
     ]
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @seed_options(60.0)
 @click.option(
     "--only", type=_only, metavar="N,N", help="With --seed: numbers of the faults that happen, or `none`."
