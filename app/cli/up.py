@@ -12,7 +12,7 @@ import click
 from app.cli.context import CommandFailed, person_watches, print_json
 from app.cli.groups import not_installed
 from app.client import contexts
-from app.local.cluster import HA_PORT_DISTANCE, PEER_PORT_DISTANCE, ClusterError, LocalCluster
+from app.local.cluster import HA_PORT_DISTANCE, PEER_PORT_DISTANCE, ClusterError, FolderInUse, LocalCluster
 from app.local.processes import StopRequested, ending_on_signals
 from app.local.spark_job import ALL_LOGS, SparkJob, job_arguments
 from app.setup.checks import port_is_free
@@ -61,6 +61,8 @@ def up_command(nodes: int, data: Path, port: int, replication: str, spark: bool,
     _check_installed("uvicorn")
     if spark:
         _check_installed("pyspark", ", or set --no-spark")
+    if LocalCluster.runs_in(data):  # its ports are in use too, but they are not the reason
+        raise CommandFailed(str(FolderInUse(data.resolve())))
     check_ports(port, nodes, classic=replication == "classic")
     with ExitStack() as stack:
         try:

@@ -31,6 +31,13 @@ class ClusterError(Exception):
     """The cluster cannot be created or does not start; the message states the reason and the log file."""
 
 
+class FolderInUse(ClusterError):
+    """Another process runs a cluster in the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"a cluster runs in {folder}: stop it, or use another folder")
+
+
 @dataclass(frozen=True)
 class LocalNode:
     """Addresses and files of one node of a local cluster."""
@@ -97,7 +104,7 @@ class LocalCluster:
             for node in self.nodes:
                 self.start_node(node.id)
         except BlockingIOError as error:
-            raise ClusterError(f"a cluster runs in {self.folder}: stop it, or use another folder") from error
+            raise FolderInUse(self.folder) from error
         except OSError as error:
             raise ClusterError(f"{self.folder} cannot be used: {error.strerror}") from error
 
@@ -126,6 +133,18 @@ class LocalCluster:
             child.end(max(0.1, deadline - time.monotonic()))
         if self._lock is not None:
             self._lock.close()
+
+    @staticmethod
+    def runs_in(folder: Path) -> bool:
+        """Return whether a cluster runs in the folder. It may start or stop at any time."""
+        try:
+            with (folder / LOCK).open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass  # no cluster has run here, or the start reports the error
+        return False
 
     def _take_folder(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -230,6 +230,13 @@ def check_disk(folder: Path) -> Check:
         return Check(
             "disk", State.MISSING, text, f"free some space: {MIN_FREE_DISK_BYTES / GIB:.0f} GiB are required"
         )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return Check(
+            "disk",
+            State.MISSING,
+            f"{text}, where this user may not write",
+            "choose another folder, or give this one to the user",
+        )
     return Check("disk", State.OK, text)
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import socket
 import subprocess
@@ -153,10 +154,20 @@ def test_the_doctor_reports_taken_ports_and_ends_with_one() -> None:
     assert all(check["remedy"] for check in findings.values() if check["state"] != "ok")
 
 
-def test_the_doctor_finds_what_the_tests_run_with() -> None:
+def test_the_doctor_finds_what_the_tests_run_with(tmp_path: Path) -> None:
     for check in (checks.check_python(), checks.check_java(), checks.check_jars(), checks.check_data_set()):
         assert check.state is State.OK, check
-    assert checks.check_disk(Path("/no/such/folder")).state is State.OK
+    assert checks.check_disk(tmp_path / "no" / "such" / "folder").state is State.OK
+
+
+def test_the_doctor_reports_a_folder_in_which_the_user_may_not_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda folder, mode: folder != tmp_path or not mode & os.W_OK)
+    found = checks.check_disk(tmp_path / "data")
+    assert found.state is State.MISSING
+    assert found.detail.endswith(f"free at {tmp_path}, where this user may not write")
+    assert found.remedy
 
 
 def test_the_doctor_needs_no_package() -> None:

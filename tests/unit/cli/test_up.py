@@ -1,16 +1,19 @@
 """`commitlog up`: what it checks before it starts a cluster, and what it reports of one that is not ready."""
 
+import fcntl
 import shlex
 import signal
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from click.testing import CliRunner
 
 from app.cli import up
 from app.cli.context import CommandFailed
 from app.cli.delta.tables import materialize_command
-from app.local.cluster import ClusterError, LocalCluster
+from app.cli.main import cli
+from app.local.cluster import LOCK, ClusterError, LocalCluster
 from app.local.processes import StopRequested
 from tests.unit.cli.fake_service import Scripted, fake_service
 from tests.unit.cli.test_client import closed_url
@@ -33,6 +36,21 @@ def test_taken_ports_are_named(
     with pytest.raises(CommandFailed) as failed:
         up.check_ports(8101, 3)
     assert failed.value.message == sentence
+
+
+def test_the_same_command_again_reports_the_cluster_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ports are in use too: that would send the user to look for another program."""
+    monkeypatch.setattr(up, "port_is_free", lambda _port: False)
+    again = ["up", "--no-spark", "--data", str(tmp_path)]
+    with (tmp_path / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        running = CliRunner().invoke(cli, again)
+    ended = CliRunner().invoke(cli, again)
+    assert running.exit_code == ended.exit_code == 1
+    assert running.stderr == f"commitlog: a cluster runs in {tmp_path}: stop it, or use another folder\n"
+    assert "are in use on 127.0.0.1" in ended.stderr
 
 
 def test_a_cluster_that_is_not_ready_in_time_names_the_logs_that_it_waits_for(tmp_path: Path) -> None:
