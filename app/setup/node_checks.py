@@ -1,5 +1,7 @@
-"""Checks of the files with which a node starts: `commitlog doctor --config`."""
+"""Checks of what a node needs to start, by its configuration: `commitlog doctor --config`."""
 
+import errno
+import socket
 import time
 from pathlib import Path
 
@@ -7,12 +9,14 @@ from app.certificate_end import REPLACE, CertificateEnd
 from app.errors import ConfigError
 from app.node.links.certificates import Certificate, load_certificates
 from app.serve import check_security
+from app.settings.addresses import split_address
 from app.settings.file import load
-from app.setup.checks import Check, State
+from app.settings.model import NodeSettings
+from app.setup.checks import Check, State, check_disk
 
 
 def check_node(config: Path, node: str) -> list[Check]:
-    """Check a configuration file for a node, and the files that it names."""
+    """Check a configuration file for a node, the files that it names, its addresses and its data folder."""
     try:
         settings = load(config, node)
         check_security(settings.security)
@@ -21,7 +25,39 @@ def check_node(config: Path, node: str) -> list[Check]:
             Check("configuration", State.MISSING, str(error), f"correct {config} (docs/configuration.md)")
         ]
     certificates = load_certificates(settings.security)
-    return [Check("configuration", State.OK, f"{config}, {node}"), *map(_check_certificate, certificates)]
+    return [
+        Check("configuration", State.OK, f"{config}, {node}"),
+        *map(_check_certificate, certificates),
+        _check_addresses(settings.node),
+        check_disk(settings.node.data.absolute()),
+    ]
+
+
+def _check_addresses(node: NodeSettings) -> Check:
+    """Check that the node can listen. An address in use is a warning: the node itself may run."""
+    used: list[str] = []
+    for setting in ("listen", "peer_listen", "ha_listen"):
+        address: str = getattr(node, setting)
+        try:
+            _listen(address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                remedy = f"correct `{setting}` of {node.id}: an address and a port of this machine"
+                return Check("ports", State.MISSING, f"{setting} {address}: {error.strerror}", remedy)
+            used.append(f"{setting} {address}")
+    if used:
+        advice = f"stop the process that uses it, unless it is {node.id}"
+        return Check("ports", State.WARNING, f"in use: {', '.join(used)}", advice)
+    return Check("ports", State.OK, f"{node.listen}, {node.peer_listen}, {node.ha_listen} are free")
+
+
+def _listen(address: str) -> None:
+    """Bind the address for a moment. Raises OSError."""
+    found = socket.getaddrinfo(*split_address(address), type=socket.SOCK_STREAM)
+    family, kind, protocol, _, place = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(place)
 
 
 def _check_certificate(certificate: Certificate) -> Check:

@@ -23,6 +23,7 @@ from app.setup.environment import (
     SetupFailed,
     lock_packages,
 )
+from tests.support.cluster import free_ports
 
 LOCK = (ROOT / "requirements.lock").read_text()
 
@@ -187,3 +188,30 @@ def test_an_installation_from_a_wheel_is_not_measured_by_the_lock_file(
     assert list(found) == ["python", "extras", "ports", "disk", "memory"]
     assert found["extras"].detail == "the client and arrow, schemas, server"
     assert "PATH_OF_THE_WHEEL[spark]" in found["extras"].remedy
+
+
+def test_doctor_checks_the_addresses_and_the_folder_of_a_node(tmp_path: Path) -> None:
+    """With --config, ports and disk of a local cluster would be those of another place."""
+    config = tmp_path / "cluster.toml"
+
+    def found(host: str, port: int) -> dict[str, tuple[str, str]]:
+        config.write_text(
+            f'[cluster]\nid = "c"\n[[nodes]]\nid = "n1"\nlisten = "127.0.0.1:{port}"\n'
+            f'peer_listen = "{host}:{peer_port}"\ndata = "{tmp_path}/deep/n1"\n'
+            "[security]\nallow_insecure = true\n"
+        )
+        result = CliRunner().invoke(cli, ["doctor", "--json", "--config", str(config)])
+        checks = json.loads(result.stdout)["checks"]
+        assert len({check["name"] for check in checks}) == len(checks)
+        return {check["name"]: (check["state"], check["detail"]) for check in checks}
+
+    port, peer_port = free_ports(2)
+    free = found("127.0.0.1", port)
+    assert (free["ports"][0], free["disk"][0]) == ("ok", "ok")
+    assert f"127.0.0.1:{port}" in free["ports"][1]
+    assert free["disk"][1].endswith(f"free at {tmp_path}")
+    with socket.create_server(("127.0.0.1", port)):
+        assert found("127.0.0.1", port)["ports"] == ("warning", f"in use: listen 127.0.0.1:{port}")
+    state, detail = found("192.0.2.1", port)["ports"]  # an address of documentation: of no machine
+    assert state == "missing"
+    assert detail.startswith("peer_listen 192.0.2.1:")
