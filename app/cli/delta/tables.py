@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as View
 
@@ -18,6 +19,7 @@ from storage.units import MIB
 
 DEFAULT_CHECKPOINTS = Path("commitlog-data/checkpoints")
 DEPTH = 2  # TABLES/LOG/TABLE
+_GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 folder = click.Path(file_okay=False, path_type=Path)
 
 
@@ -34,7 +36,11 @@ folder = click.Path(file_okay=False, path_type=Path)
     "--at-timestamp", type=Time(), help="Show the table versions at this time: ISO 8601, ms, or an age (15m)."
 )
 @click.option("--at-epoch", type=click.IntRange(0), help="Show the table versions at the end of this epoch.")
-@click.option("--tables", type=folder, help="Read this folder of tables; no node is called.")
+@click.option(
+    "--tables",
+    type=folder,
+    help="Read this folder of tables, of all logs or of --log; no node is called.",
+)
 @target_options
 def tables_command(
     target: Target,
@@ -59,7 +65,8 @@ def tables_command(
     if len(point) + (wait is not None) + (tables is not None) > 1:
         raise click.UsageError("--wait, --at-… and --tables cannot be used together")
     if tables is not None:
-        _show_folder(tables, target.as_json)
+        source = click.get_current_context().get_parameter_source("log")
+        _show_folder(tables, target.log if source in _GIVEN else None, target.as_json)
         return
     with target.client() as client:
         known = Tables(client)
@@ -115,14 +122,18 @@ def _show_cut(cut: Cut, as_json: bool) -> None:
     print_table(view)
 
 
-def _show_folder(root: Path, as_json: bool) -> None:
-    """Show the tables below a folder, from their own Delta logs."""
+def _show_folder(root: Path, log: str | None, as_json: bool) -> None:
+    """Show the tables below a folder, from their own Delta logs. log: None for those of all logs."""
     from app.tables.catalog import catalog_names
     from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaLogError
 
     if not root.is_dir():
         raise CommandFailed(f"{root} does not exist; set the folder with --tables", ExitCode.NOT_FOUND)
     paths = sorted(path.parent for depth in range(DEPTH + 1) for path in root.glob("*/" * depth + LOG_FOLDER))
+    if log is not None:
+        paths = [path for path in paths if path.relative_to(root).parts[:1] == (log,)]
+        if not paths:
+            raise CommandFailed(f"{root} contains no Delta tables of log {log}", ExitCode.NOT_FOUND)
     try:
         snapshots = [(path, DeltaLog(str(path)).snapshot()) for path in paths]
         names = {folder: catalog_names(str(folder)) for folder in {path.parent for path in paths}}
@@ -147,6 +158,9 @@ def _show_folder(root: Path, as_json: bool) -> None:
             for name, snapshot, catalog_name in found
         ]
         print_json({"tables": documents})
+        return
+    if not found:
+        click.echo(f"{root} contains no Delta tables; they are in its folders LOG/TABLE")
         return
     view = View("table", title=f"Delta tables in {root}", title_justify="left", box=SIMPLE_HEAD)
     for name in ("version", "rows", "files", "MiB"):

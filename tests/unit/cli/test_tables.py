@@ -46,6 +46,20 @@ def test_tables_show_their_names_in_a_catalog(tmp_path: Path) -> None:
     assert "cat.default.entries" in run("tables", "--tables", str(tmp_path), url="http://h:1").output
 
 
+def test_a_folder_shows_the_tables_of_all_logs_or_of_one(tmp_path: Path) -> None:
+    def shown(*arguments: str) -> tuple[int, str]:
+        result = run("tables", "--tables", str(tmp_path), *arguments, url="http://h:1")
+        return result.exit_code, result.output
+
+    assert shown() == (0, f"{tmp_path} contains no Delta tables; they are in its folders LOG/TABLE\n")
+    for log in ("default", "orders"):
+        DeltaFiles(tmp_path / log / "entries").create()
+    of_all, of_one = shown()[1], shown("--log", "orders")[1]
+    assert ("default/entries" in of_all, "orders/entries" in of_all) == (True, True)
+    assert ("default/entries" in of_one, "orders/entries" in of_one) == (False, True)
+    assert shown("--log", "other") == (4, f"commitlog: {tmp_path} contains no Delta tables of log other\n")
+
+
 def test_a_wait_and_a_point_are_asked_of_the_service() -> None:
     with answering(Scripted(200, TABLE)) as node:
         assert run("tables", "--wait", "42", url=node.url).exit_code == 0
