@@ -234,11 +234,7 @@ class ClusterConnection:
         except urllib3.exceptions.HTTPError as error:
             self._forget(endpoint)
             if isinstance(error.__context__, ssl.SSLCertVerificationError):
-                advice = "for a private authority, set SSL_CERT_FILE to the file of its certificate"
-                named = os.environ.get("SSL_CERT_FILE")
-                if named and not Path(named).is_file():
-                    advice = f"SSL_CERT_FILE names {named}, which is not a file"
-                advice = _ADVICE.get(error.__context__.verify_code, advice)
+                advice = _ADVICE.get(error.__context__.verify_code) or _authority_advice()
                 raise Untrusted(
                     f"the certificate of {endpoint} is not trusted ({_reason(error)}); {advice}"
                 ) from error
@@ -346,3 +342,13 @@ def _reason(error: Exception) -> str:
     while text.endswith(")") and text.count(")") > text.count("("):  # of the clauses before it
         text = text[:-1].rstrip("'\" ")
     return text or type(error).__name__
+
+
+def _authority_advice() -> str:
+    """Return what to do about a certificate of an unknown authority."""
+    named = os.environ.get("SSL_CERT_FILE")
+    if not named:
+        return "for a private authority, set SSL_CERT_FILE to the file of its certificate"
+    if not Path(named).is_file():
+        return f"SSL_CERT_FILE names {named}, which is not a file"
+    return f"SSL_CERT_FILE names {named}, which does not have the certificate of its authority"

@@ -78,6 +78,22 @@ def test_https_for_a_node_without_tls_sends_nothing_and_names_the_url() -> None:
     assert refused.value.outcome == "not_applied"
 
 
+def test_a_file_of_other_authorities_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The advice to set SSL_CERT_FILE would not help: it is set."""
+    served = make_certificate(make_authority(tmp_path), "node", "IP:127.0.0.1")
+    (tmp_path / "other").mkdir()
+    other = make_authority(tmp_path / "other")
+    monkeypatch.setenv("SSL_CERT_FILE", str(other))
+    with (
+        fake_service(lambda _: Scripted(200, committed()), certificate=served) as node,
+        CommitlogClient(node.url) as client,
+        pytest.raises(
+            Untrusted, match=f"names {other}, which does not have the certificate of its authority"
+        ),
+    ):
+        client.append(["a"])
+
+
 def test_an_expired_certificate_is_named_with_its_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
