@@ -1,5 +1,7 @@
 """Figures of the service of a log and its tables: each answers one question; its title states the answer."""
 
+from datetime import UTC
+
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
@@ -159,7 +161,8 @@ def rates_figure(bins: Rows, width_s: float) -> Figure:
     width = width_s / unit_s
     times = [seconds_after(begin, row["start"]) / unit_s for row in bins]
     axes.bar(times, [row["records"] / width for row in bins], width=width, align="edge", color=LATE)
-    axes.set_xlabel(f"timestamp of the records: {unit}s since {begin:%Y-%m-%d %H:%M:%S}")
+    begin = begin.astimezone(UTC)  # Spark collects times of this machine's zone; tables show them in UTC
+    axes.set_xlabel(f"timestamp of the records: {unit}s since {begin:%Y-%m-%d %H:%M:%S} UTC")
     axes.set_ylabel(f"records per {unit}")
     axes.xaxis.set_major_formatter(THOUSANDS)
     axes.yaxis.set_major_formatter(THOUSANDS)

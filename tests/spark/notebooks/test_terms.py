@@ -1,6 +1,7 @@
 """Pauses between leaders, and figures of rows that show little. Needs no Spark."""
 
 import json
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,21 @@ def test_a_rate_has_a_unit_in_which_it_can_be_read(width_s: int, words: str) -> 
     (axes,) = rates_figure(bins, width_s).axes
     assert words in axes.get_title(loc="left")
     assert axes.get_ylabel() == f"records per {words.split()[-1].removesuffix('s')}"
+
+
+def test_the_begin_of_an_axis_is_in_utc_as_in_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "EST5EDT,M3.2.0,M11.1.0")
+    time.tzset()
+    try:
+        bins = [
+            {"start": datetime.fromtimestamp(1_700_000_000 + k), "records": 1, "size_bytes": 8}
+            for k in (0, 1)
+        ]
+        (axes,) = rates_figure(bins, 1).axes
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert axes.get_xlabel() == "timestamp of the records: seconds since 2023-11-14 22:13:20 UTC"
 
 
 @pytest.mark.parametrize("seconds", [2, 20, 3_000])
