@@ -148,6 +148,17 @@ def test_a_browser_shows_the_logs_and_the_records(cluster: Cluster, tmp_path: Pa
     assert "&lt;i&gt;" in schema
 
 
+def test_an_address_with_a_stray_percent_sign_shows_the_page(cluster: Cluster, tmp_path: Path) -> None:
+    """decodeURIComponent refuses it: without a first view, no poll would begin."""
+    page = shown(cluster, cluster.leader(), "/ui#/logs/100%", tmp_path / "profile")
+    found = re.search(r'<span id="pulse"[^>]*>(.*?)</span>', page)
+    assert found is not None
+    assert found[1].endswith(
+        ("live from n1", "got '100%'")
+    )  # in turn: the node answers, and refuses the name
+    assert "<h1>100%</h1>" in page
+
+
 def test_a_node_that_is_gone_is_shown_as_unreachable_with_an_unknown_lag(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -15,8 +15,12 @@ let silentSince = null;
 let asking = false;
 let declined = false; // to log in
 
+function decoded(part) {
+  try { return decodeURIComponent(part); } catch { return part; } // typed by hand, with a stray percent sign
+}
+
 function route() {
-  const parts = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  const parts = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
   if (parts[0] === "nodes") return { name: "nodes", title: "Nodes", make: nodesView };
   if (parts[0] === "logs" && parts[1]) return { name: "logs", title: parts[1], make: () => logView(parts[1], parts[2] || "overview") };
   return { name: "logs", title: "Logs", make: logsView };
