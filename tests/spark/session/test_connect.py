@@ -87,7 +87,7 @@ def test_job_source_sink_and_notebook_work_through_a_server_and_the_job_continue
         assert reported["filled"]["logs"][LOG]["entries_rows"] == len(reported["indexes"]) == RECORDS
         assert reported["pid"] not in reported["pids"]
         client.append(flights[RECORDS:])
-    assert f"\ndone: {LOG}: {2 * RECORDS} entries" in run(server, *job, str(server.conf))
+    assert f" done: {LOG}: {2 * RECORDS} entries" in run(server, *job, str(server.conf))
     values = service.values("n1", LOG)
     assert sorted(service.values("n1", COPY)) == sorted(values[:RECORDS])
     tables = server.folder / "tables" / LOG
