@@ -245,7 +245,11 @@ def test_the_command_line_creates_elects_and_deletes(cluster: Cluster) -> None:
         return code == 0
 
     eventually(elected, what="n2 is in sync, and elected", timeout_s=WAIT_S)
-    assert cluster.get("n1", "/v1/logs/by-hand").json()["master"] == "n2"
+    eventually(
+        lambda: cluster.get("n1", "/v1/logs/by-hand").json()["master"] == "n2",
+        what="n1 knows of the election",
+        timeout_s=WAIT_S,
+    )
     assert run("elect", "--log", "by-hand", "--candidate", "n3")[0] == 1
     assert run("logs", "delete", "by-hand")[0] == 0
     assert run("logs", "delete", "nowhere")[0] == 4
