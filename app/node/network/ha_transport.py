@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from app.ha.messages import INCOMING, OUTGOING, Closed, Connect, Disconnect, HaMessage
@@ -163,6 +164,12 @@ class HaTransport:
             work = self._dial(owner, key, connect)
             task = asyncio.get_running_loop().create_task(work, name=f"HA connection to {connect.address}")
             self._connecting[log_id, key] = task
+            task.add_done_callback(partial(self._call_ended, log_id, key))
+
+    def _call_ended(self, log_id: int, key: str, task: asyncio.Task[None]) -> None:
+        """Forget a call, also one that was cancelled before it began. The next core's may have its key."""
+        if self._connecting.get((log_id, key)) is task:
+            del self._connecting[log_id, key]
 
     async def _dial(self, owner: AttachedLog, key: str, connect: Connect) -> None:
         loop = asyncio.get_running_loop()
@@ -180,8 +187,6 @@ class HaTransport:
         except (OSError, TimeoutError, ValueError) as error:
             if self._connections.logs.get(owner.log_id) is owner:
                 owner.deliver(key, Closed(f"{address}: {error!r}"))
-        finally:
-            self._connecting.pop((owner.log_id, key), None)
 
 
 class HaLink:

@@ -9,6 +9,7 @@ import random
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from app.log.contract import Acks, AppendRequest, AppendResult, Durability
 from app.node.clock import LoopScheduler, SystemClock
 from app.node.disk import DiskThreads
 from app.node.links.handshake import Identity, Purpose
-from app.node.links.links import Links
-from app.node.network import ha_connection
+from app.node.links.links import LinkedProtocol, Links
+from app.node.network import ha_connection, ha_transport
 from app.node.network.ha_connection import (
     UNIDENTIFIED_MAX,
     AttachedLog,
@@ -552,6 +553,45 @@ def test_a_connection_that_ends_late_does_not_take_the_place_of_the_next_core() 
         assert table.by_key == {}
 
     asyncio.run(scenario())
+
+
+def test_a_call_that_ends_late_does_not_take_the_place_of_the_next_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next core must be able to give its own call up."""
+    monkeypatch.setattr(ha_transport, "_CONNECT_TIMEOUT_S", 60.0)
+
+    async def scenario() -> None:
+        links = SilentLinks(Identity("c", "n1", Purpose.HA))
+        ha = HaTransport("127.0.0.1:0", links)
+        for port in (1, 2):
+            ha.attach(1, Protocol.AUTO_SWITCH, lambda _key, _message: None)
+            ha.send("out-1", 1, Connect(f"127.0.0.1:{port}"))
+            await until(partial(links.is_calling, port))
+        ha.send("out-1", 1, Disconnect("another master is elected"))
+        await until(lambda: not links.calls, 5.0)
+
+    asyncio.run(scenario())
+
+
+class SilentLinks(Links):
+    """No call is answered. calls: ports of those in progress."""
+
+    def __init__(self, identity: Identity) -> None:
+        super().__init__(identity)
+        self.calls: set[int] = set()
+
+    def is_calling(self, port: int) -> bool:
+        return self.calls == {port}
+
+    async def connect(
+        self, make: Callable[[], LinkedProtocol], host: str, port: int, target: str = ""
+    ) -> None:
+        self.calls.add(port)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.calls.discard(port)
 
 
 def test_a_log_that_is_attached_again_begins_with_no_connections(tmp_path: Path) -> None:
