@@ -42,6 +42,15 @@ def held_index(log: HaLog, member: MemberState) -> int:
     return log.end_index
 
 
+def may_begin(log: HaLog, member: MemberState) -> bool:
+    """Return whether the transfer from a master may begin: with `fsync` once the whole log is on disk.
+
+    What an earlier setting let this replica acknowledge may not have been reported on the connection before,
+    and the master may have promised by then that it is synced (R-11).
+    """
+    return member.durability is not Durability.FSYNC or log.durable_index == log.end_index
+
+
 def offset_after(log: HaLog, index: int) -> int:
     """Return the byte after the batch that ends at `index`; of NO_INDEX the log's begin.
 

@@ -18,6 +18,7 @@ from app.ha.log import (
     held_index,
     index_before,
     is_empty,
+    may_begin,
     offset_after,
 )
 from app.ha.messages import Connect, Disconnect
@@ -260,8 +261,7 @@ class SlaveSide:
     def _begin_if_durable(self, now_ms: int) -> None:
         """Our first report determines where the transfer begins: all that we hold must be durable by then."""
         log = self._log
-        held = held_index(log, self._member)
-        if not self._outbox.is_writing and (is_empty(log) or held == log.end_index):
+        if not self._outbox.is_writing and (is_empty(log) or may_begin(log, self._member)):
             self.step = Step.TRANSFER
             self._report(now_ms)
 

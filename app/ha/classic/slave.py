@@ -18,7 +18,7 @@ from app.ha.classic.opening import may_lack
 from app.ha.config import HaConfig
 from app.ha.flow import Flow
 from app.ha.frames import ClassicFrame, ClassicReport, History
-from app.ha.log import HaLog, LogEnd, held_index, is_empty, offset_after
+from app.ha.log import HaLog, LogEnd, held_index, is_empty, may_begin, offset_after
 from app.ha.messages import INCOMING, OUTGOING, Closed, Connect, Disconnect, Opened
 from app.ha.static_group import StaticGroup
 from app.log.contract import (
@@ -249,7 +249,7 @@ class ClassicSlaveCore(StaticGroup):
     def _report(self, now_ms: int) -> None:
         """Report the end of this log (H-02). The first report is where the transfer begins: then all is
         durable."""
-        if self._reported_offset is not None or self._all_held:
+        if self._reported_offset is not None or may_begin(self._log, self._member):
             self._reported_ms = now_ms
             self._reported_offset = self._held_offset
             self._outbox.send(self._key, ClassicReport(self._reported_offset))

@@ -6,7 +6,7 @@ import pytest
 
 from app.ha.config import HaConfig
 from app.ha.frames import Ack, Handshake, TransferFrame
-from app.ha.messages import Closed, Connect, Disconnect
+from app.ha.messages import Closed, Connect, Disconnect, Opened
 from app.ha.roles import MANAGER, MasterRole, SlaveRole
 from app.log.contract import NO_INDEX, Durability, LogOptions, TruncateAfter
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
@@ -319,6 +319,25 @@ def test_a_change_to_fsync_takes_no_acknowledgement_back() -> None:
     assert slave.frames(key) == []
     slave.sync()
     assert slave.frames(key) == [Ack(theirs.end_offset)]
+
+
+@pytest.mark.rule("R-11")
+def test_after_a_change_to_fsync_a_connection_begins_with_what_is_synced() -> None:
+    """The connection may have ended before the report of a record that the master promises to have synced."""
+    theirs = master_log(1, records=2)
+    slave, key = following(new_log(), theirs, 1, durability=Durability.REPLICATED, auto_sync=False)
+    send(slave, key, [frame for index in range(3) for frame in frames_of(theirs, theirs.batch_at(index))])
+    slave.deliver(key, Closed("cut"))
+    slave.core.apply_options(LogOptions(durability=Durability.FSYNC), slave.now_ms)
+    slave.take()
+    slave.tick(CONFIG.ha_reconnect_interval_ms)
+    ((again, connect),) = slave.take()
+    assert isinstance(connect, Connect)
+    slave.deliver(again, Opened())
+    slave.deliver(again, answer_of(theirs, 1))
+    assert slave.frames(again, Ack) == []
+    slave.sync()
+    assert slave.frames(again, Ack) == [Ack(theirs.end_offset)]
 
 
 @pytest.mark.rule("R-11")

@@ -286,3 +286,21 @@ def test_a_change_to_fsync_takes_no_report_back() -> None:
     assert slave.take() == []
     slave.sync()
     assert slave.take() == [(key, ClassicReport(log.end_offset))]
+
+
+@pytest.mark.rule("R-11", "H-02")
+def test_after_a_change_to_fsync_a_connection_begins_with_what_is_synced() -> None:
+    """The connection may have ended before the report of a record that the master promises to have synced."""
+    log = master_log()
+    slave = Slave(copy(log, until=log.batch_at(2)), auto_sync=False)
+    slave.core.apply_options(LogOptions(durability=Durability.REPLICATED), slave.now_ms)
+    key = slave.connect()
+    slave.deliver(key, frame_of(log.batch_at(3)))
+    slave.deliver(key, Closed("cut"))
+    slave.core.apply_options(LogOptions(durability=Durability.FSYNC), slave.now_ms)
+    slave.take()
+    slave.tick(CONFIG.ha_reconnect_interval_ms)
+    slave.deliver("out-2", Opened())
+    assert [message for _, message in slave.take() if isinstance(message, ClassicReport)] == []
+    slave.sync()
+    assert slave.take() == [("out-2", ClassicReport(log.end_offset))]
