@@ -185,8 +185,10 @@ class HaConnection(LinkedProtocol):
         key: str | None = None,
         history: History | None = None,
         address: str = "",
+        owner: AttachedLog | None = None,
     ) -> None:
-        """log_id: of a listener for one log, or of our own connection; key, history, address: of our own."""
+        """log_id: of a listener for one log, or of our own connection; key, history, address, owner: of our
+        own."""
         self.owner: AttachedLog | None = None
         self.key = ""
         self.is_unidentified = key is None  # until it names its replica; a slave of 8-byte reports never does
@@ -195,6 +197,7 @@ class HaConnection(LinkedProtocol):
         self._dialled = key
         self._history = history
         self._address = address
+        self._dialler = owner
         self._has_heard = False
         self.place = 0  # of the replica that it names, from 1
         self._first = b""  # bytes received before the peer is identified
@@ -264,9 +267,9 @@ class HaConnection(LinkedProtocol):
     # --- introductions
 
     def _dialled_out(self, key: str) -> None:
-        owner = None if self._log_id is None else self._connections.find(self._log_id)
-        if owner is None or self._transport is None:
-            self.close()
+        owner = self._dialler
+        if self._transport is None or owner is None or self._connections.find(owner.log_id) is not owner:
+            self.close()  # the log has another core by now, or none
             return
         preface = Preface(owner.log_id, owner.place, owner.by_number, self._history)
         self._transport.write(encode_preface(preface))

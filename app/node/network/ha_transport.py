@@ -179,7 +179,7 @@ class HaTransport:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S if self.links.is_plain else _PROOF_TIMEOUT_S):
                 host, port = split_address(address)
                 await self.links.connect(
-                    lambda: HaConnection(self._connections, owner.log_id, key, history, address),
+                    lambda: HaConnection(self._connections, owner.log_id, key, history, address, owner),
                     host,
                     port,
                     connect.node,

@@ -3,13 +3,11 @@
 import asyncio
 import contextlib
 import dataclasses
-import itertools
 import logging
 import random
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +16,15 @@ import pytest
 from app.errors import CommitlogError
 from app.ha.config import HaConfig
 from app.ha.frames import Preface, decode_preface, encode_preface
-from app.ha.messages import Closed, Connect, Disconnect
 from app.ha.roles import MANAGER, KnownReplica, Lease, MasterRole, SlaveRole
 from app.log.contract import Acks, AppendRequest, AppendResult, Durability
 from app.node.clock import LoopScheduler, SystemClock
 from app.node.disk import DiskThreads
 from app.node.links.handshake import Identity, Purpose
-from app.node.links.links import LinkedProtocol, Links
-from app.node.network import ha_connection, ha_transport
+from app.node.links.links import Links
+from app.node.network import ha_connection
 from app.node.network.ha_connection import (
     UNIDENTIFIED_MAX,
-    AttachedLog,
-    ConnectionTable,
-    HaConnection,
     Protocol,
 )
 from app.node.network.ha_transport import HaLink, HaTransport
@@ -454,144 +448,6 @@ def test_limits_grow_with_the_logs_and_refusals_are_counted(
     with caplog.at_level(logging.WARNING, "app.node.network.ha_connection"):
         asyncio.run(scenario())
     assert [record.message for record in caplog.records] == ["HA connection refused"] * 2
-
-
-def test_a_master_that_closes_without_a_byte_is_dialled_with_growing_pauses() -> None:
-    async def scenario() -> None:
-        came: list[float] = []
-        loop = asyncio.get_running_loop()
-
-        async def refuse(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            came.append(loop.time())
-            writer.close()
-
-        server = await asyncio.start_server(refuse, "127.0.0.1", 0)
-        host, port = server.sockets[0].getsockname()
-        ha = HaTransport("127.0.0.1:0", Links(Identity("c", "n1", Purpose.HA)))
-        await ha.start()
-        closed: list[str] = []
-
-        def deliver(key: str, message: Any) -> None:
-            if isinstance(message, Closed):
-                closed.append(key)
-                ha.send(f"out-{len(closed)}", 1, Connect(f"{host}:{port}"))
-
-        ha.attach(1, Protocol.AUTO_SWITCH, deliver)
-        ha.send("out-0", 1, Connect(f"{host}:{port}"))
-        await until(lambda: len(came) == 4)
-        pauses = [after - before for before, after in itertools.pairwise(came)]
-        assert [pause >= least for pause, least in zip(pauses, (0.09, 0.19, 0.39), strict=True)] == [True] * 3
-        server.close()
-        await ha.stop()
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.rule("C-08")
-def test_the_next_master_is_dialled_without_the_pauses_of_the_one_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The connections to a frozen master ended without a byte, for as long as it was frozen."""
-    monkeypatch.setattr(ha_connection, "DIAL_PAUSE_MIN_S", 60.0)
-    monkeypatch.setattr(ha_connection, "DIAL_PAUSE_MAX_S", 60.0)
-
-    async def scenario() -> None:
-        came: list[str] = []
-
-        async def server_of(name: str) -> tuple[asyncio.Server, str]:
-            async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                came.append(name)
-                with contextlib.closing(writer):
-                    await reader.read()
-
-            server = await asyncio.start_server(stay_silent, "127.0.0.1", 0)
-            host, port = server.sockets[0].getsockname()
-            return server, f"{host}:{port}"
-
-        frozen, former_master = await server_of("frozen")
-        server, next_master = await server_of("next")
-        ha = HaTransport("127.0.0.1:0", Links(Identity("c", "n1", Purpose.HA)))
-        await ha.start()
-        ha.attach(1, Protocol.AUTO_SWITCH, lambda _key, _message: None)
-        ha.send("out-1", 1, Connect(former_master))
-        await until(lambda: came == ["frozen"])
-        ha.send("out-1", 1, Disconnect("another master is elected"))
-        ha.send("out-2", 1, Connect(next_master))
-        await until(lambda: came == ["frozen", "next"])
-        await ha.stop()
-        frozen.close()
-        server.close()
-
-    asyncio.run(scenario())
-
-
-def test_a_connection_that_ends_late_does_not_take_the_place_of_the_next_core() -> None:
-    """The keys of a core begin with out-1, so they repeat when its log is opened again."""
-
-    class Line(asyncio.Transport):
-        def write(self, data: bytes | bytearray | memoryview) -> None:
-            """Nothing arrives."""
-
-        def close(self) -> None:
-            """It ends once the written bytes have left."""
-
-        def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-            """They do not matter here."""
-
-    async def scenario() -> None:
-        table = ConnectionTable(Links(Identity("c", "n1", Purpose.HA)))
-        table.logs[1] = AttachedLog(
-            1, Protocol.AUTO_SWITCH, lambda *_: None, 1, False, lambda: None, lambda: True
-        )
-        before, after = (HaConnection(table, 1, "out-1") for _ in range(2))
-        before.connection_made(Line())
-        before.close()
-        after.connection_made(Line())
-        before.connection_lost(None)
-        assert table.by_key == {(1, "out-1"): after}
-        after.connection_lost(None)
-        assert table.by_key == {}
-
-    asyncio.run(scenario())
-
-
-def test_a_call_that_ends_late_does_not_take_the_place_of_the_next_cores(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The next core must be able to give its own call up."""
-    monkeypatch.setattr(ha_transport, "_CONNECT_TIMEOUT_S", 60.0)
-
-    async def scenario() -> None:
-        links = SilentLinks(Identity("c", "n1", Purpose.HA))
-        ha = HaTransport("127.0.0.1:0", links)
-        for port in (1, 2):
-            ha.attach(1, Protocol.AUTO_SWITCH, lambda _key, _message: None)
-            ha.send("out-1", 1, Connect(f"127.0.0.1:{port}"))
-            await until(partial(links.is_calling, port))
-        ha.send("out-1", 1, Disconnect("another master is elected"))
-        await until(lambda: not links.calls, 5.0)
-
-    asyncio.run(scenario())
-
-
-class SilentLinks(Links):
-    """No call is answered. calls: ports of those in progress."""
-
-    def __init__(self, identity: Identity) -> None:
-        super().__init__(identity)
-        self.calls: set[int] = set()
-
-    def is_calling(self, port: int) -> bool:
-        return self.calls == {port}
-
-    async def connect(
-        self, make: Callable[[], LinkedProtocol], host: str, port: int, target: str = ""
-    ) -> None:
-        self.calls.add(port)
-        try:
-            await asyncio.Event().wait()
-        finally:
-            self.calls.discard(port)
 
 
 def test_a_log_that_is_attached_again_begins_with_no_connections(tmp_path: Path) -> None:
