@@ -31,6 +31,7 @@ from app.node.links.tls_stream import TlsStream
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S: Final = 5.0  # from the connection to the proof
+UNDERSTOOD_S: Final = 2.0  # silence after which the other side counts as without the handshake
 REFUSALS: Final = ("full", "late", "malformed", "identity", "proof", "certificate", "forged", "closed")
 
 
@@ -95,7 +96,7 @@ class Links:
             await link.proved
         finally:
             link.give_up()
-            if link.is_unanswered and security.mode is Mode.OPTIONAL_SECRET:
+            if security.mode is Mode.OPTIONAL_SECRET and link.is_not_understood:
                 self._plain_next.add((host, port))
 
     def stop(self) -> None:
@@ -322,11 +323,19 @@ class _DialledLink(_Link):
         self._handshake = DiallerHandshake(links.identity, target, secret, secrets.token_bytes(NONCE_BYTES))
         self._greeted = False
         self.proved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.is_unanswered = False  # the other side has sent nothing
+        self._opened_s: float | None = None  # on the loop's clock, while the other side has sent nothing
+
+    @property
+    def is_not_understood(self) -> bool:
+        """True if the other side has closed the connection without a byte, or was silent for long."""
+        if self._opened_s is None:
+            return False
+        is_closed = not self.proved.cancelled()
+        return is_closed or asyncio.get_running_loop().time() - self._opened_s >= UNDERSTOOD_S
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.is_unanswered = True
+        self._opened_s = asyncio.get_running_loop().time()
         if self._tls is not None:
             self._decrypt(self._tls, b"")
         self._greet()
@@ -351,7 +360,7 @@ class _DialledLink(_Link):
             self._send(self._handshake.hello)
 
     def _negotiate(self, data: bytes) -> None:
-        self.is_unanswered = False
+        self._opened_s = None
         self._greet()
         self._send(self._handshake.feed(data))
         session = self._handshake.session

@@ -219,6 +219,35 @@ def test_a_node_that_introduces_a_secret_reaches_a_node_without_the_handshake() 
     run(test, asyncio.new_event_loop)
 
 
+@pytest.mark.parametrize("patience_s", [0.05, 60.0])
+def test_a_call_that_is_given_up_soon_does_not_make_the_next_one_plain(
+    patience_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other side may have the handshake, and be busy."""
+    monkeypatch.setattr(links_module, "UNDERSTOOD_S", patience_s)
+
+    async def test() -> None:
+        firsts: list[bytes] = []
+
+        async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.closing(writer), contextlib.suppress(ConnectionError):
+                firsts.append(await reader.read(len(MAGIC)))
+                await reader.read()
+
+        async with Port(LinkSecurity(), OPTIONAL) as port:
+            server = await asyncio.start_server(stay_silent, "127.0.0.1", 0)
+            port.port = server.sockets[0].getsockname()[1]
+            for _ in range(2):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.3):
+                        await port.dial()
+            is_proving = patience_s > 1
+            assert (len(port.ours), firsts) == (0 if is_proving else 1, [MAGIC] * (1 + is_proving))
+            server.close()
+
+    run(test, asyncio.new_event_loop)
+
+
 @pytest.mark.parametrize(
     ("accepts", "dials", "refusal"),
     [
