@@ -131,7 +131,7 @@ def _show_folder(root: Path, log: str | None, as_json: bool) -> None:
         raise CommandFailed(f"{root} does not exist; set the folder with --tables", ExitCode.NOT_FOUND)
     paths = sorted(path.parent for depth in range(DEPTH + 1) for path in root.glob("*/" * depth + LOG_FOLDER))
     if log is not None:
-        paths = [path for path in paths if path.relative_to(root).parts[:1] == (log,)]
+        paths = [path for path in paths if path.absolute().parent.name == log]
         if not paths:
             raise CommandFailed(f"{root} contains no Delta tables of log {log}", ExitCode.NOT_FOUND)
     try:

@@ -58,6 +58,8 @@ def test_a_folder_shows_the_tables_of_all_logs_or_of_one(tmp_path: Path) -> None
     assert ("default/entries" in of_all, "orders/entries" in of_all) == (True, True)
     assert ("default/entries" in of_one, "orders/entries" in of_one) == (False, True)
     assert shown("--log", "other") == (4, f"commitlog: {tmp_path} contains no Delta tables of log other\n")
+    of_its_folder = run("tables", "--tables", str(tmp_path / "orders"), "--log", "orders", url="http://h:1")
+    assert (of_its_folder.exit_code, "entries" in of_its_folder.output) == (0, True)
 
 
 def test_a_wait_and_a_point_are_asked_of_the_service() -> None:
