@@ -208,7 +208,7 @@ def _batches(
             batch, size_bytes = [], 0
         batch.append(record)
         size_bytes, read = size_bytes + weight, position
-        if form in ("lines", "ndjson") and source.is_dry():
+        if form in ("lines", "ndjson") and source.is_dry(has_blank_lines=form == "lines"):
             yield batch, read
             batch, size_bytes = [], 0
     if batch:

@@ -2,6 +2,7 @@
 
 import io
 import select
+from collections import deque
 from collections.abc import Iterator
 from typing import IO, cast
 
@@ -19,7 +20,7 @@ class Source:
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = cast("io.BufferedReader", file)
-        self._ahead = 0  # complete lines that were read and not yielded yet
+        self._ahead: deque[bytes] = deque()  # complete lines that were read and not yielded yet
 
     def whole(self) -> bytes:
         """Return the whole input. Raises CommandFailed when it is too large for one record."""
@@ -30,12 +31,11 @@ class Source:
     def __iter__(self) -> Iterator[bytes]:
         """Yield the lines without their `\\n`. Raises CommandFailed for one above RECORD_BYTES."""
         number, rest, rest_bytes = 1, [b""], 0
-        while chunk := self.file.read1(_CHUNK_BYTES):
+        while chunk := self._arrived():
             *lines, last = chunk.split(b"\n")
-            self._ahead = len(lines)
-            for line in lines:
-                self._ahead -= 1
-                yield b"".join([*rest, line])
+            self._ahead.extend(lines)
+            while self._ahead:
+                yield b"".join([*rest, self._ahead.popleft()])
                 number, rest, rest_bytes = number + 1, [b""], 0
             rest.append(last)
             rest_bytes += len(last)
@@ -43,14 +43,25 @@ class Source:
         if rest_bytes:
             yield b"".join(rest)
 
-    def is_dry(self) -> bool:
-        """Return whether the next line has to be waited for. Of a file it is always there."""
-        if self._ahead:
+    def is_dry(self, *, has_blank_lines: bool) -> bool:
+        """Return whether the next line has to be waited for. Of a file it is always there.
+
+        has_blank_lines: a line without text is a record too, and not left out by the reader.
+        """
+        if (has_blank_lines and self._ahead) or any(line.strip() for line in self._ahead):
             return False
+        return not self._is_readable(0)
+
+    def _arrived(self) -> bytes:
+        """Return the bytes that a pipe has, after the first ones have arrived; none at the end."""
+        self._is_readable(None)  # a read from a pipe that does not block would report its end
+        return self.file.read1(_CHUNK_BYTES)
+
+    def _is_readable(self, timeout_s: float | None) -> bool:
         try:
-            return not select.select([self.file], [], [], 0)[0]
+            return bool(select.select([self.file], [], [], timeout_s)[0])
         except (OSError, ValueError):  # a buffer in memory
-            return False
+            return True
 
 
 def check_size(size_bytes: int, place: str, advice: str) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +29,7 @@ PAGE = {"records": [{**RECORD, "value": "v"}], "next_index": 5, "has_more": Fals
     [
         ("lines", [b"a\n", b"b\nc\n", b"d"], ["a", "b", "c", "d"]),
         ("ndjson", [b'{"value": "a"}\n', b'\n{"value": "b"}\n'], ["a", "b"]),
+        ("ndjson", [b'{"value": "a"}\n\n \r\n', b'{"value": "b"}\n\n'], ["a", "b"]),
     ],
 )
 def test_lines_of_a_pipe_are_appended_while_its_writer_waits(
@@ -45,7 +47,7 @@ def test_lines_of_a_pipe_are_appended_while_its_writer_waits(
         try:
             for number, line in enumerate(lines[:-1]):
                 os.write(writing, line)
-                wait_until(lambda count=number: len(node.appends()) > count, 10)  # type: ignore[misc]
+                wait_until(lambda count=number: len(node.appends()) > count, "an append", 10)  # type: ignore[misc]
             os.write(writing, lines[-1])
         finally:
             os.close(writing)
@@ -62,6 +64,31 @@ def test_lines_that_are_there_are_one_append(tmp_path: Path) -> None:
         result = CliRunner().invoke(cli, ["append", "--file", str(file), "--batch", "10000", "-e", node.url])
     assert result.exit_code == 0, result.output
     assert [asked.body.count(b"\n") for asked in node.appends()] == [10_000] * 10
+
+
+def test_a_pipe_that_does_not_block_is_read_to_its_end() -> None:
+    """Another process may have set O_NONBLOCK for the standard input: an empty pipe is not its end."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    with os.fdopen(reading, "rb") as stdin, ThreadPoolExecutor(1) as pool:
+        first, ended = threading.Event(), list[bytes]()
+
+        def read() -> None:
+            for line in Source(stdin):
+                ended.append(line)
+                first.set()
+
+        running = pool.submit(read)
+        try:
+            os.write(writing, b"a\n")
+            assert first.wait(10)
+            with pytest.raises(TimeoutError):
+                running.result(timeout=0.2)
+            os.write(writing, b"b")
+        finally:
+            os.close(writing)
+        running.result(timeout=10)
+    assert ended == [b"a", b"b"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"a", b"a\n", b"a\r\nb", b"\n\na\n", b"ab\n" * 50_000])
