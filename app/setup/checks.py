@@ -224,6 +224,10 @@ def _is_commitlog(port: int) -> bool:
 def check_disk(folder: Path) -> Check:
     while not folder.exists():
         folder = folder.parent
+    if not folder.is_dir():
+        return Check(
+            "disk", State.MISSING, f"{folder} is not a folder", "choose another folder, or move the file"
+        )
     free = shutil.disk_usage(folder).free
     text = f"{free / GIB:.1f} GiB free at {folder}"
     if free < MIN_FREE_DISK_BYTES:

@@ -36,6 +36,7 @@ def check_node(config: Path, node: str) -> list[Check]:
 def _check_addresses(node: NodeSettings) -> Check:
     """Check that the node can listen. An address in use is a warning: the node itself may run."""
     used: list[str] = []
+    settings: dict[str, str] = {}  # by address
     for setting in ("listen", "peer_listen", "ha_listen"):
         address: str = getattr(node, setting)
         try:
@@ -45,10 +46,15 @@ def _check_addresses(node: NodeSettings) -> Check:
                 remedy = f"correct `{setting}` of {node.id}: an address and a port of this machine"
                 return Check("ports", State.MISSING, f"{setting} {address}: {error.strerror}", remedy)
             used.append(f"{setting} {address}")
+        if address.endswith(":0"):
+            continue  # any port that is free
+        if (other := settings.setdefault(address, setting)) != setting:
+            text = f"{setting} {address}: `{other}` has the same address"
+            return Check("ports", State.MISSING, text, f"set another port for one of them of {node.id}")
     if used:
         advice = f"stop the process that uses it, unless it is {node.id}"
         return Check("ports", State.WARNING, f"in use: {', '.join(used)}", advice)
-    return Check("ports", State.OK, f"{node.listen}, {node.peer_listen}, {node.ha_listen} are free")
+    return Check("ports", State.OK, f"{', '.join(settings)} are free")
 
 
 def _listen(address: str) -> None:

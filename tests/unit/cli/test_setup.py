@@ -171,6 +171,13 @@ def test_the_doctor_reports_a_folder_in_which_the_user_may_not_write(
     assert found.remedy
 
 
+def test_the_doctor_reports_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(b"")
+    found = checks.check_disk(tmp_path / "data" / "n1")
+    assert (found.state, found.detail) == (State.MISSING, f"{tmp_path / 'data'} is not a folder")
+    assert found.remedy
+
+
 def test_the_doctor_needs_no_package() -> None:
     report = "from app.setup.command import report; report()"
     found = subprocess.run([sys.executable, "-S", "-c", report], cwd=ROOT, capture_output=True, text=True)
@@ -208,7 +215,9 @@ def test_doctor_checks_the_addresses_and_the_folder_of_a_node(tmp_path: Path) ->
     port, peer_port = free_ports(2)
     free = found("127.0.0.1", port)
     assert (free["ports"][0], free["disk"][0]) == ("ok", "ok")
-    assert f"127.0.0.1:{port}" in free["ports"][1]
+    assert free["ports"][1] == f"127.0.0.1:{port}, 127.0.0.1:{peer_port} are free"  # ha_listen has none yet
+    same = f"peer_listen 127.0.0.1:{peer_port}: `listen` has the same address"
+    assert found("127.0.0.1", peer_port)["ports"] == ("missing", same)
     assert free["disk"][1].endswith(f"free at {tmp_path}")
     with socket.create_server(("127.0.0.1", port)):
         assert found("127.0.0.1", port)["ports"] == ("warning", f"in use: listen 127.0.0.1:{port}")
