@@ -227,14 +227,15 @@ def _append_all(
     from app.client import ClientError
 
     first: Appended | None = None
-    count = 0
+    count, is_open = 0, False
     with ExitStack() as stack:
         advance = _progress(stack, size) if person_watches() else None
         try:
             for batch, position in batches:
+                is_open = True
                 appended = client.append(batch, **conditions)
                 first = first or appended
-                count += appended.count
+                count, is_open = count + appended.count, False
                 if target.as_json:
                     print_json(appended.document)
                 if advance is not None:
@@ -244,7 +245,8 @@ def _append_all(
             raise failure_of(error, writes=True, note="; ".join(filter(None, notes))) from error
         except KeyboardInterrupt:
             rest = _rest(count, skipped) or "no append has been answered yet"
-            raise CommandFailed(f"interrupted; {rest}", ExitCode.OUTCOME_UNKNOWN) from None
+            code = ExitCode.OUTCOME_UNKNOWN if is_open else ExitCode.INTERRUPTED
+            raise CommandFailed(f"interrupted; {rest}", code) from None
         except CommandFailed as error:
             raise CommandFailed(
                 f"{error.message}{_rest(count, skipped, '; ')}", ExitCode(error.exit_code)

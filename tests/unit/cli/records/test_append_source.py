@@ -4,7 +4,7 @@ import io
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -55,6 +55,22 @@ def test_lines_of_a_pipe_are_appended_while_its_writer_waits(
     assert result.exit_code == 0, result.output
     arrived = [json.loads(line)["value"] for asked in node.appends() for line in asked.body.splitlines()]
     assert arrived == values
+
+
+def test_ctrl_c_while_a_pipe_is_quiet_leaves_no_outcome_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the usual end of `kubectl logs -f | commitlog append`: all appends have been answered."""
+
+    def interrupted(_self: Source) -> Iterator[bytes]:
+        yield b"a"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Source, "__iter__", interrupted)
+    monkeypatch.setattr(Source, "is_dry", lambda *_, **__: True)
+    with fake_service(lambda asked: Scripted(200, committed(0, 1))) as node:
+        result = CliRunner().invoke(cli, ["append", "-e", node.url], input=b"")
+    assert result.exit_code == 130
+    assert "interrupted; the 1 records of earlier appends are stored" in result.stderr
+    assert len(node.appends()) == 1
 
 
 def test_lines_that_are_there_are_one_append(tmp_path: Path) -> None:
