@@ -47,7 +47,8 @@ class LogProgress:
 class Progress:
     """Progress of all logs of one materializer.
 
-    state: running, done, stopped, failed. records_per_s: rows since the last report. unchanged: number of
+    state: running, done, stopped, failed. records_per_s: in the last REPORT_EACH_S in which rows were added;
+    in a report while the job runs, since the report before. unchanged: number of
     further logs that are as in the last report, and left out.
     """
 
@@ -101,12 +102,14 @@ class ProgressFile:
         self.is_failing = False
         self.started_at_s = self.reported_at_s = time.monotonic()
         self.reported_rows: int | None = None
+        self._measured: tuple[float, int] | None = None  # time and rows
         self.rate = 0.0
 
     def write(self, state: str, logs: Mapping[str, LogProgress], *, force: bool = False) -> Progress:
         """Return the progress, written if `force` or if the last write is old enough."""
         now_s = time.monotonic()
         rows = sum(log.entries_rows for log in logs.values())
+        self._measure(now_s, rows)
         progress = Progress(state, time.time_ns() // 1_000_000, logs, self.rate)
         if force or now_s - self.written_at_s >= WRITE_EACH_S:
             self.written_at_s = now_s
@@ -114,13 +117,20 @@ class ProgressFile:
         elapsed_s = now_s - self.reported_at_s
         each_s = REPORT_EACH_S if now_s - self.started_at_s < _FIRST_S else REPORT_LATER_EACH_S
         if self.reported_rows is None or (elapsed_s >= each_s and rows != self.reported_rows):
-            self.rate = 0.0 if self.reported_rows is None else (rows - self.reported_rows) / elapsed_s
+            rate = 0.0 if self.reported_rows is None else (rows - self.reported_rows) / elapsed_s
             self.reported_rows, self.reported_at_s = rows, now_s
             if self.report is not None and not force:
-                self.report(Progress(state, progress.updated_ms, logs, self.rate))
+                self.report(replace(progress, records_per_s=rate))
         if force and self.report is not None:
             self.report(progress)
         return progress
+
+    def _measure(self, now_s: float, rows: int) -> None:
+        if self._measured is None:
+            self._measured = (now_s, rows)
+        at_s, before = self._measured
+        if now_s - at_s >= REPORT_EACH_S and rows != before:
+            self.rate, self._measured = (rows - before) / (now_s - at_s), (now_s, rows)
 
     def _replace(self, text: str) -> None:
         """Replace the content of the file. An error is reported once: it stops no table."""

@@ -125,6 +125,24 @@ def test_the_progress_is_reported_less_often_after_a_minute(
     assert reported == [0.0, *range(2, 60, 2), 88, 118, 148, 178]
 
 
+def test_the_rate_of_the_progress_file_is_that_of_the_last_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs read it: it does not wait for the next line, which is that of half a minute."""
+    now_s = 1_000.0
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    reported: list[float] = []
+    file = ProgressFile(tmp_path / "progress.json", lambda progress: reported.append(progress.records_per_s))
+    rates: list[float] = []
+    for second in range(119):
+        now_s = 1_000.0 + second
+        rows = second if second < 100 else 100 + 10 * (second - 100)
+        file.write("running", {"a": LogProgress(rows, rows - 1, rows - 1, 0, 0, 1, 0)})
+        rates.append(json.loads(file.path.read_text())["records_per_s"])
+    assert (rates[99], rates[104]) == (1.0, 10.0)
+    assert reported[-1] == (280 - 88) / 30
+
+
 WORKING = """# Databricks notebook source
 import time
 from pathlib import Path
