@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC
 from itertools import pairwise
 from math import isnan
 from typing import Any
@@ -207,7 +208,7 @@ def colors_of(nodes: Iterable[str]) -> dict[str, str]:
 
 def seconds_after(begin: Any, moment: Any) -> float:
     """Return the seconds from one timestamp to another; negative if `moment` is earlier."""
-    return float((moment - begin).total_seconds())
+    return float((moment.astimezone(UTC) - begin.astimezone(UTC)).total_seconds())  # zones set clocks back
 
 
 def _committed(watermarks: Rows, terms: Rows) -> Rows:

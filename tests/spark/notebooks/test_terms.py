@@ -2,12 +2,14 @@
 
 import json
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from app.api.routes import live_page
 from spark_jobs.analytics.failover_plots import pauses_figure, story_figure
@@ -148,19 +150,31 @@ def test_a_rate_has_a_unit_in_which_it_can_be_read(width_s: int, words: str) -> 
     assert axes.get_ylabel() == f"records per {words.split()[-1].removesuffix('s')}"
 
 
-def test_the_begin_of_an_axis_is_in_utc_as_in_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def zone_of_new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TZ", "EST5EDT,M3.2.0,M11.1.0")
     time.tzset()
-    try:
-        bins = [
-            {"start": datetime.fromtimestamp(1_700_000_000 + k), "records": 1, "size_bytes": 8}
-            for k in (0, 1)
-        ]
-        (axes,) = rates_figure(bins, 1).axes
-    finally:
-        monkeypatch.undo()
-        time.tzset()
-    assert axes.get_xlabel() == "timestamp of the records: seconds since 2023-11-14 22:13:20 UTC"
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("zone_of_new_york")
+@pytest.mark.parametrize(
+    ("first_s", "words"),
+    [
+        (1_700_000_000, "2023-11-14 22:13:20"),
+        (1_699_163_940, "2023-11-05 05:59:00"),  # the clock of the zone is set back a minute later
+    ],
+)
+def test_an_axis_of_time_is_in_utc_as_in_the_tables(first_s: int, words: str) -> None:
+    starts = [datetime.fromtimestamp(first_s + 60 * minute) for minute in range(4)]  # as Spark collects them
+    (axes,) = rates_figure([{"start": at, "records": 1, "size_bytes": 8} for at in starts], 60).axes
+    unit = axes.get_xlabel().removeprefix("timestamp of the records: ").partition(" ")[0]
+    width = {"minutes": 1, "seconds": 60}[unit]
+    assert axes.get_xlabel() == f"timestamp of the records: {unit} since {words} UTC"
+    bars = [bar.get_x() for bar in axes.patches if isinstance(bar, Rectangle)]
+    assert bars == [0, width, 2 * width, 3 * width]
 
 
 @pytest.mark.parametrize("seconds", [2, 20, 3_000])
