@@ -161,6 +161,7 @@ class OutgoingConnection(PeerConnection):
         self._kept: deque[tuple[float, list[FrameBuffer]]] = deque(maxlen=KEPT_MESSAGES)  # (when, message)
         self._lost = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._limit: asyncio.Timeout | None = None  # of the call in progress
         self._second: RecordConnection | None = None  # while this connection is open
 
     async def keep_connected(self) -> None:
@@ -176,16 +177,20 @@ class OutgoingConnection(PeerConnection):
             self._reader = FrameReader(HELLO_MAX_BYTES)
             address = self._address
             try:
-                async with asyncio.timeout(HELLO_TIMEOUT_S):
-                    await self._connect(*address)
+                await self._connect(*address)
             except (OSError, TimeoutError, ValueError):
-                pass  # the peer is down, or its host cannot exist: visible in /v1/cluster
+                # The peer is down, or its host cannot exist: visible in /v1/cluster.
+                if self._transport is not None:  # it was given up in the turn in which it was answered
+                    self._transport.abort()
+                    await self._lost.wait()
+                self.version = None
             else:
                 if address != self._address:  # it has moved meanwhile
                     self.close()
                 timer = loop.call_later(HELLO_TIMEOUT_S, self._welcome_is_late)
                 await self._lost.wait()
-                self._hurry.clear()  # it was set while the connection was open
+                if address == self._address:
+                    self._hurry.clear()  # it was set while the connection was open
                 timer.cancel()
                 if self.version is not None:
                     delay_s, reached_s = RETRY_FIRST_S, loop.time()
@@ -204,23 +209,19 @@ class OutgoingConnection(PeerConnection):
     async def _connect(self, host: str, port: int) -> None:
         """Connect once. Give a call up that the peer does not answer although it has called itself since: it
         was down, or not reachable, when the call began. Raises OSError, TimeoutError."""
-        connect = self._owner.links.connect(lambda: self, host, port, self.peer_id)
-        calling = asyncio.create_task(connect, name=f"call {self.peer_id}")
-        heard = asyncio.create_task(self._hurry.wait(), name=f"wait for {self.peer_id}")
         try:
-            await asyncio.wait((calling, heard), return_when=asyncio.FIRST_COMPLETED)
-            if not calling.done():
-                await asyncio.wait((calling,), timeout=ANSWER_TIMEOUT_S)
-            if not calling.done():
-                raise TimeoutError
-            await calling
+            async with asyncio.timeout(HELLO_TIMEOUT_S) as self._limit:
+                await self._owner.links.connect(lambda: self, host, port, self.peer_id)
         finally:
-            heard.cancel()
-            calling.cancel()
-            await asyncio.gather(heard, calling, return_exceptions=True)
+            self._limit = None
 
     def hurry(self) -> None:
+        """Do not wait: the peer has called, or has moved."""
         self._hurry.set()
+        limit = self._limit
+        if limit is not None and not limit.expired():  # one that has expired cannot be moved
+            end_s, soon_s = limit.when(), asyncio.get_running_loop().time() + ANSWER_TIMEOUT_S
+            limit.reschedule(soon_s if end_s is None else min(end_s, soon_s))
 
     def move(self, address: tuple[str, int]) -> None:
         """Call the peer at this address from now on; no effect if it is the known one."""

@@ -1,0 +1,73 @@
+"""Calls of a peer that end late, or at the wrong moment: one connection of each kind is left."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from app.node.network import peer_connections as module
+from tests.support.cluster import free_ports
+from tests.unit.node.network.test_peer_transport import Pair, run, until
+
+
+@pytest.mark.parametrize("is_long_turn", [True, False])
+def test_a_call_that_is_given_up_when_it_is_answered_leaves_no_connection(
+    monkeypatch: pytest.MonkeyPatch, is_long_turn: bool
+) -> None:
+    """The answer and the end of the time may come in one turn of the loop, above all after a long one."""
+    monkeypatch.setattr(module, "HELLO_TIMEOUT_S", 0.3)
+
+    async def test() -> None:
+        pair = Pair()
+        first, second = pair.nodes
+        connect, calls = first.links.connect, list[str]()
+
+        async def answered_late(*given: Any) -> None:
+            await connect(*given)
+            calls.append("n2")
+            if len(calls) == 1 and is_long_turn:
+                time.sleep(module.HELLO_TIMEOUT_S)  # noqa: ASYNC251  # the loop does nothing else
+            elif len(calls) == 1:
+                await asyncio.Event().wait()
+
+        monkeypatch.setattr(first.links, "connect", answered_late)
+        await second.start()
+        await first.start()
+        await until(lambda: len(calls) >= (2 if is_long_turn else 4))  # two are open at the end
+        await until(lambda: first._outgoing["n2"].records_apart)
+        assert second.connected() == ["n1", "n1"]
+        await first.stop()
+        await until(lambda: not second.connected())
+        await second.stop()
+
+    run(test)
+
+
+@pytest.mark.rule("R-10")
+def test_a_peer_that_moves_during_a_call_is_called_at_its_new_address_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its former address is now that of a program that accepts connections; the pauses have grown long."""
+    monkeypatch.setattr(module, "RETRY_FIRST_S", 60.0)
+
+    async def test() -> None:
+        pair, accepted = Pair(), list[asyncio.StreamWriter]()
+        first, second = pair.nodes
+        other = await asyncio.start_server(
+            lambda _reader, writer: accepted.append(writer), "127.0.0.1", free_ports(1)[0]
+        )
+        host, port = other.sockets[0].getsockname()
+        first.place_peer("n2", f"{host}:{port}")
+        await first.start()
+        await until(lambda: accepted)
+        await second.start()
+        await until(lambda: second.connected() or first._incoming)
+        first.place_peer("n2", pair.addresses[1])
+        await until(lambda: first.peer_version("n2"))
+        await first.stop()
+        await second.stop()
+        accepted[0].close()
+        other.close()
+
+    run(test)
