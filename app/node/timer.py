@@ -93,8 +93,8 @@ class NodeTimer:
                 if hosted.driver is not None:
                     hosted.driver.tick()
                     hosted.wake_on_change()
-                    self._learn_nodes(hosted.driver)
                     self._rollbacks.begin_wanted(hosted)
+            self._learn_nodes()
             due_s = now_s + (self._logs_due_ms() + 1 - now_ms) / 1000  # both clocks have rounded to ms
             self._planned_s = self._interval.next_s(self._seen(), self._planned_s, now_s, due_s)
             self._handle = self._loop.call_at(self._planned_s, self._tick)
@@ -113,17 +113,23 @@ class NodeTimer:
     def _drivers(self) -> Iterator[LogDriver]:
         return (hosted.driver for hosted in self._hosted if hosted.driver is not None)
 
-    def _learn_nodes(self, driver: LogDriver) -> None:
+    def _learn_nodes(self) -> None:
         """Connect to the members whose addresses the logs hold, also to one that has moved (R-10)."""
-        addresses, has_left = self._learned.get(driver.log_id, (None, False))
-        if driver.addresses is addresses and has_left is _has_left(driver):
+        held = dict(self._addresses())
+        if held == self._learned:
             return
-        self._learned[driver.log_id] = driver.addresses, _has_left(driver)
-        named = [each.addresses for each in self._drivers() if not _has_left(each)]
-        by_former = [each.addresses for each in self._drivers() if _has_left(each)]
+        self._learned = held
+        named = [addresses for addresses, has_left in held.values() if not has_left]
+        by_former = [addresses for addresses, has_left in held.values() if has_left]
         for node in self._nodes.learn(named, by_former):
             self._transport.place_peer(node.id, node.peer_address)
 
-
-def _has_left(driver: LogDriver) -> bool:
-    return driver.role is Role.REMOVED
+    def _addresses(self) -> Iterator[tuple[int, tuple[Mapping[str, Address], bool]]]:
+        """Yield, for each log, its id, its addresses, and whether this node has left it. A log that is
+        repaired has those of before."""
+        for hosted in self._hosted:
+            driver = hosted.driver
+            if driver is not None:
+                yield hosted.log_id, (driver.addresses, driver.role is Role.REMOVED)
+            elif hosted.log_id in self._learned:
+                yield hosted.log_id, self._learned[hosted.log_id]

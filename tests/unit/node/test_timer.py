@@ -64,32 +64,71 @@ def test_an_error_at_the_state_of_a_log_fails_the_node() -> None:
     assert failures == [("timer", AttributeError)]
 
 
+OLD, NEW = Address("http://old:8104", "old:9104"), Address("http://new:8104", "new:9104")
+
+
+def log_of(log_id: int, role: Role, **addresses: Address) -> Any:
+    """app.node.hosted_log.HostedLog."""
+    driver = SimpleNamespace(
+        role=role,
+        addresses=addresses,
+        committed_index=1,
+        term=1,
+        due_ms=math.inf,
+        tick=lambda: None,
+        log=SimpleNamespace(end_index=1),
+    )
+    return SimpleNamespace(log_id=log_id, driver=driver, wake_on_change=lambda: None)
+
+
+def timer_of(hosted: Any, placed: list[tuple[str, str]]) -> NodeTimer:
+    metadata: Any = SimpleNamespace(tick=lambda: None)
+    rollbacks: Any = SimpleNamespace(begin_wanted=lambda _hosted: None)
+    transport: Any = SimpleNamespace(place_peer=lambda node, address: placed.append((node, address)))
+    return NodeTimer(
+        TickInterval(active_s=60.0, quiet_s=60.0), SystemClock(), hosted, metadata, rollbacks,
+        Directory(()), transport, lambda what, error: placed.append((what, repr(error))),
+    )  # fmt: skip
+
+
 @pytest.mark.rule("R-10")
 def test_a_member_that_a_log_places_elsewhere_is_called_there() -> None:
     """A replica that has left its log has the addresses of before: they place only unknown nodes."""
-    old, new = Address("http://old:8104", "old:9104"), Address("http://new:8104", "new:9104")
     placed: list[tuple[str, str]] = []
 
-    def driver(log_id: int, role: Role, **addresses: Address) -> Any:
-        log = SimpleNamespace(end_index=1)
-        common = {"committed_index": 1, "term": 1, "due_ms": math.inf, "tick": lambda: None, "log": log}
-        return SimpleNamespace(log_id=log_id, role=role, addresses=addresses, **common)
-
     async def run() -> None:
-        metadata: Any = SimpleNamespace(tick=lambda: None)
-        rollbacks: Any = SimpleNamespace(begin_wanted=lambda _hosted: None)
-        transport: Any = SimpleNamespace(place_peer=lambda node, address: placed.append((node, address)))
-        drivers = [driver(1, Role.FOLLOWER, n4=old), driver(2, Role.REMOVED, n4=old, n5=old)]
-        hosted: Any = [SimpleNamespace(driver=each, wake_on_change=lambda: None) for each in drivers]
-        timer = NodeTimer(
-            TickInterval(active_s=60.0, quiet_s=60.0), SystemClock(), hosted, metadata, rollbacks,
-            Directory(()), transport, lambda what, error: placed.append((what, repr(error))),
-        )  # fmt: skip
+        hosted = [log_of(1, Role.FOLLOWER, n4=OLD), log_of(2, Role.REMOVED, n4=OLD, n5=OLD)]
+        timer = timer_of(hosted, placed)
         timer.start()
-        for addresses in ({}, {"n4": new}, {"n4": new, "n6": new}):
-            drivers[0].addresses = addresses
+        for addresses in ({}, {"n4": NEW}, {"n4": NEW, "n6": NEW}):
+            hosted[0].driver.addresses = addresses
             timer.start()
         timer.stop()
 
     asyncio.run(run())
     assert placed == [("n4", "old:9104"), ("n5", "old:9104"), ("n4", "new:9104"), ("n6", "new:9104")]
+
+
+@pytest.mark.rule("R-10")
+def test_a_member_is_called_where_it_has_moved_once_no_log_is_left_that_names_its_former_address() -> None:
+    """The replica that lags is deleted, or goes to another node; no log changes at that moment."""
+    placed: list[tuple[str, str]] = []
+
+    async def run() -> None:
+        hosted = [log_of(1, Role.FOLLOWER, n4=OLD), log_of(2, Role.FOLLOWER, n4=OLD)]
+        timer = timer_of(hosted, placed)
+        timer.start()
+        for addresses in ({}, {"n4": NEW}):
+            hosted[0].driver.addresses = addresses
+            timer.start()
+        lagging, hosted[1].driver = hosted[1].driver, None  # it is repaired
+        timer.start()
+        hosted[1].driver = lagging
+        timer.start()
+        assert placed == [("n4", "old:9104")]
+        del hosted[1]
+        timer.start()
+        timer.stop()
+
+    asyncio.run(run())
+    assert placed == [("n4", "old:9104"), ("n4", "new:9104")]
