@@ -13,7 +13,7 @@ from app.api.http.openapi import answers
 from app.api.http.query import Query as Parameters
 from app.api.http.query import WholeNumber
 from app.api.read.query import QueryOrdinal
-from app.api.read.reader import Reader
+from app.api.read.reader import Reader, confirmed_reader
 from app.api.read.selection import Consistency
 from app.tables.digests import BLOCK, BlockSum, block_sums
 from storage.format.batch import Batch
@@ -50,9 +50,7 @@ class DigestsQuery(Parameters):
     response_class=Response,
 )
 async def digests(call: Call, log: LogName, query: Annotated[DigestsQuery, Query()]) -> Response:
-    here = await call.replica(log)
-    reader = Reader(here, Consistency.LINEARIZABLE)
-    await reader.confirm()
+    reader = await confirmed_reader(call, call.find(log), Consistency.LINEARIZABLE, None)
     first = reader.log.first_index if query.from_index is None else query.from_index
     end = reader.visible_end if query.until_index is None else min(query.until_index - 1, reader.visible_end)
     sums, at = await _sums(reader, first, end, query.block)
@@ -67,7 +65,7 @@ async def digests(call: Call, log: LogName, query: Annotated[DigestsQuery, Query
             for start, part in sums.items()
         ],
     }
-    return here.answer(content)
+    return reader.here.answer(content)
 
 
 async def _sums(reader: Reader, first: int, end: int, block: int) -> tuple[dict[int, BlockSum], int]:

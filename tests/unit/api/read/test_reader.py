@@ -15,6 +15,7 @@ from app.api.read.event_stream import _EventStream
 from app.api.read.query import ReadQuery
 from app.api.read.reader import Range, Reader, confirmed_reader
 from app.api.read.selection import Consistency, RecordPage
+from app.api.routes.block_digests import DigestsQuery, digests
 from app.errors import IndexTrimmed, NoLeader, ReadIndexUnavailable, Repairing
 from app.log.contract import Role
 from app.node.request_waits import Waits
@@ -293,9 +294,17 @@ def test_a_read_at_a_replica_that_learns_meanwhile_that_it_was_removed_is_passed
         raise AnsweredElsewhere(Response())
 
     cast(Any, reader.broker.waits).read_index = read_index
-    call = cast(Any, SimpleNamespace(replica_of=replica_of, elsewhere=elsewhere))
+
+    async def replica(_log: str) -> Any:
+        return reader.here
+
+    call = cast(Any, SimpleNamespace(find=lambda _log: hosted, replica=replica, replica_of=replica_of))
+    call.elsewhere = elsewhere
     with pytest.raises(refusal):
         asyncio.run(confirmed_reader(call, hosted, Consistency.LINEARIZABLE, None))
+    hosted.removed = False
+    with pytest.raises(refusal):
+        asyncio.run(digests(call, "a", DigestsQuery()))  # type: ignore[call-arg]
 
 
 def test_a_large_read_waits_for_the_disk_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
