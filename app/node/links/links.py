@@ -94,6 +94,9 @@ class Links:
         try:
             await loop.create_connection(lambda: link, host, port)
             await link.proved
+        except asyncio.CancelledError:
+            link.close()  # also if it was proved in this very turn: nobody else knows of it
+            raise
         finally:
             link.give_up()
             if security.mode is Mode.OPTIONAL_SECRET and link.is_not_understood:
@@ -361,13 +364,16 @@ class _DialledLink(_Link):
 
     def _negotiate(self, data: bytes) -> None:
         self._opened_s = None
+        if self.proved.cancelled():  # the call ends in this turn
+            return
         self._greet()
         self._send(self._handshake.feed(data))
         session = self._handshake.session
         if session is not None:
             self._check_certificate(session.peer_id)
             self._proved(session)
-            self.proved.set_result(None)
+            if not self.proved.done():
+                self.proved.set_result(None)
 
     def _refuse(self, kind: str, reason: str) -> None:
         if not self.proved.done():

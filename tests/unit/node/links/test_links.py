@@ -453,3 +453,33 @@ def test_a_secret_that_cannot_be_used_is_refused(
     secret_file.chmod(mode)
     with pytest.raises(Exception, match=complaint):
         load_link_security(SecuritySettings(cluster_secret_file=secret_file))
+
+
+@pytest.mark.parametrize("make_loop", LOOPS)
+@pytest.mark.parametrize("is_soon", [False, True])
+def test_a_call_that_is_cancelled_when_it_is_proved_leaves_no_connection(
+    make_loop: Callable[[], asyncio.AbstractEventLoop], is_soon: bool
+) -> None:
+    """In the call of `make`, or after it in the same turn of the loop: nobody would close the connection."""
+
+    async def test() -> None:
+        loop, errors = asyncio.get_running_loop(), list[object]()
+        loop.set_exception_handler(lambda _loop, context: errors.append(context))
+        async with Port(with_secret(SECRET), with_secret(SECRET)) as port:
+
+            def make() -> Echo:
+                if is_soon:
+                    loop.call_soon(calling.cancel)
+                else:
+                    calling.cancel()
+                return port._own()
+
+            calling = asyncio.create_task(port.dialling.connect(make, "127.0.0.1", port.port, "n2"))
+            with pytest.raises(asyncio.CancelledError):
+                await calling
+            for echo in (*port.ours, *port.made):
+                if echo.transport is not None:
+                    await echo.lost.wait()
+        assert errors == []
+
+    run(test, make_loop)
