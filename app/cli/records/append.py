@@ -245,8 +245,10 @@ def _append_all(
             raise failure_of(error, writes=True, note="; ".join(filter(None, notes))) from error
         except KeyboardInterrupt:
             rest = _rest(count, skipped) or "no append has been answered yet"
-            code = ExitCode.OUTCOME_UNKNOWN if is_open else ExitCode.INTERRUPTED
-            raise CommandFailed(f"interrupted; {rest}", code) from None
+            if not is_open:
+                raise CommandFailed(f"interrupted; {rest}", ExitCode.INTERRUPTED) from None
+            rest = f"{rest}; the append in progress may have stored the next {len(batch):,} too"
+            raise CommandFailed(f"interrupted; {rest}", ExitCode.OUTCOME_UNKNOWN) from None
         except CommandFailed as error:
             raise CommandFailed(
                 f"{error.message}{_rest(count, skipped, '; ')}", ExitCode(error.exit_code)

@@ -207,6 +207,7 @@ def test_an_interrupted_append_reports_what_is_stored(monkeypatch: pytest.Monkey
         result = CliRunner().invoke(cli, arguments, input=b"a\nb\nc\n")
     assert result.exit_code == 6
     assert "interrupted; the 2 records of earlier appends are stored; continue with --skip 2" in result.stderr
+    assert result.stderr.endswith("; the append in progress may have stored the next 1 too\n")
 
 
 def test_text_marks_bytes_headers_and_escapes_control_characters() -> None:
