@@ -95,7 +95,7 @@ class Links:
             await loop.create_connection(lambda: link, host, port)
             await link.proved
         except asyncio.CancelledError:
-            link.close()  # also if it was proved in this very turn: nobody else knows of it
+            link.close()  # also if it was proved in this turn: the caller does not know of it
             raise
         finally:
             link.give_up()

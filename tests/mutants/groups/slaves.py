@@ -126,6 +126,7 @@ def a_slave_takes_all_that_it_holds_for_confirmed(patch: pytest.MonkeyPatch) -> 
 )
 def a_slave_reports_what_is_not_durable(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(slave_side, "held_index", lambda log, member: log.end_index)
+    patch.setattr(slave_side, "may_begin", lambda log, member: True)
 
 
 @group_mutant(

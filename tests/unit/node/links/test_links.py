@@ -460,7 +460,7 @@ def test_a_secret_that_cannot_be_used_is_refused(
 def test_a_call_that_is_cancelled_when_it_is_proved_leaves_no_connection(
     make_loop: Callable[[], asyncio.AbstractEventLoop], is_soon: bool
 ) -> None:
-    """In the call of `make`, or after it in the same turn of the loop: nobody would close the connection."""
+    """In the call of `make`, or after it in the same turn of the loop: the caller does not know of it."""
 
     async def test() -> None:
         loop, errors = asyncio.get_running_loop(), list[object]()
