@@ -3,6 +3,12 @@
 import asyncio
 from typing import Any
 
+import uvicorn
+from uvicorn.server import ServerState
+
+from app.http_listener import Listener
+from app.http_protocol import Connection
+
 
 class FakeTransport(asyncio.Transport):
     """Collects what is written. A closed connection receives nothing more."""
@@ -33,3 +39,13 @@ class FakeTransport(asyncio.Transport):
 
     def resume_reading(self) -> None:
         self.paused = False
+
+
+def connect(listener: Listener, config: uvicorn.Config) -> tuple[Any, FakeTransport]:
+    """Return a new connection of the listener, and its transport."""
+    transport = FakeTransport()
+    connection: Any = Connection(
+        listener, config=config, server_state=ServerState(), app_state={}, _loop=asyncio.get_running_loop()
+    )
+    connection.connection_made(transport)
+    return connection, transport

@@ -145,8 +145,7 @@ class Caller:
         most = self.grant.in_flight
         if most is not None and self.in_flight >= most:
             raise RateLimited(f"the token {self.name} permits {most} requests in flight at each node")
-        if self.grant.requests_per_s is not None:
-            self.spend()
+        self.spend()
         self.in_flight += 1
 
     def leave(self) -> None:

@@ -9,11 +9,12 @@ import msgspec.inspect
 from msgspec import Raw
 
 from app.errors import InvalidJson, InvalidRequest
+from app.log.contract import NUMBER_MAX
 from app.names import rule_of
 from app.schemas.json_text import shown
 from storage.units import KIB
 
-MAX_ORDINAL: Final = 2**63 - 1
+MAX_ORDINAL: Final = NUMBER_MAX
 Ordinal = Annotated[int, msgspec.Meta(ge=0, le=MAX_ORDINAL)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 

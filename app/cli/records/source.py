@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import IO, cast
 
 from app.cli.context import CommandFailed, ExitCode
+from storage.units import KIB, MIB
 
-RECORD_BYTES = 256 << 20  # at most, before the service applies its own limit: the memory stays bounded
-_CHUNK_BYTES = 1 << 16
+RECORD_BYTES = 256 * MIB  # at most, before the service applies its own limit: the memory stays bounded
+_CHUNK_BYTES = 64 * KIB
 
 
 class Source:
@@ -68,6 +69,6 @@ def check_size(size_bytes: int, place: str, advice: str) -> None:
     """Raise CommandFailed for a part of an input that is too large for one record."""
     if size_bytes > RECORD_BYTES:
         raise CommandFailed(
-            f"{place} has more than {RECORD_BYTES >> 20} MiB, which is too much for one record; {advice}",
+            f"{place} has more than {RECORD_BYTES // MIB} MiB, which is too much for one record; {advice}",
             ExitCode.USAGE,
         )

@@ -9,7 +9,6 @@ from typing import Any
 
 import uvicorn
 from fastapi import Depends, FastAPI
-from uvicorn.server import ServerState
 
 from app.api.access.rules import authorize
 from app.api.access.tokens import Tokens
@@ -29,7 +28,7 @@ from app.node.tasks import TaskSupervisor
 from app.settings.model import HttpSettings, Limits
 from app.telemetry import Meter
 from storage.format.records import RecordColumns
-from tests.support.connections import FakeTransport
+from tests.support.connections import FakeTransport, connect
 
 HTTP = HttpSettings(body_timeout_ms=100, max_head_bytes=4096)
 LIMITS = Limits(max_request_bytes=2048, max_record_bytes=1024)
@@ -132,16 +131,7 @@ class Node:
         self.config.load()
 
     def connect(self) -> tuple[Any, FakeTransport]:
-        transport = FakeTransport()
-        connection: Any = Connection(
-            self.listener,
-            config=self.config,
-            server_state=ServerState(),
-            app_state={},
-            _loop=asyncio.get_running_loop(),
-        )
-        connection.connection_made(transport)
-        return connection, transport
+        return connect(self.listener, self.config)
 
     async def exchange(self, pieces: list[bytes], *, then_leave: bool = False) -> bytes:
         """Return what a client gets that sends pieces, and then waits or disconnects."""

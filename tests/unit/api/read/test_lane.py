@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 import uvicorn
-from uvicorn.server import ServerState
 
 from app.api.access.tokens import Tokens
 from app.api.http.dependencies import PIECE_BYTES
 from app.api.read import lane
 from app.api.read.lane import PollLane
 from app.http_listener import Listener
-from app.http_protocol import Connection
 from app.middleware import HttpMiddleware
 from app.settings.model import HttpSettings
-from tests.support.connections import FakeTransport
+from tests.support.connections import FakeTransport, connect
 from tests.support.in_process import InProcess, node_in_process, until
 
 HTTP = HttpSettings(max_head_bytes=4096)
@@ -44,16 +42,7 @@ class Fronts:
         self.config.load()
 
     def connect(self, front: int) -> tuple[Any, FakeTransport]:
-        transport = FakeTransport()
-        connection: Any = Connection(
-            self.listeners[front],
-            config=self.config,
-            server_state=ServerState(),
-            app_state={},
-            _loop=asyncio.get_running_loop(),
-        )
-        connection.connection_made(transport)
-        return connection, transport
+        return connect(self.listeners[front], self.config)
 
     async def exchange(self, front: int, pieces: list[bytes], answers: int) -> bytes:
         """Return what a client gets that sends pieces, once it has so many answers or the connection ends."""
