@@ -268,13 +268,18 @@ def test_a_slave_whose_connection_ended_was_heard_last_when_it_reported() -> Non
     check_last_heard(master, key, began_ms=began_ms, heard_ms=reported_ms)
 
 
-@pytest.mark.rule("R-11", "H-02")
-def test_a_change_to_fsync_takes_no_report_back() -> None:
-    """The master would close the connection."""
+def replicated_slave() -> tuple[Commitlog, Slave, str]:
+    """The log of a master, and the open connection of a slave that lacks its last batch and does not sync."""
     log = master_log()
     slave = Slave(copy(log, until=log.batch_at(2)), auto_sync=False)
     slave.core.apply_options(LogOptions(durability=Durability.REPLICATED), slave.now_ms)
-    key = slave.connect()
+    return log, slave, slave.connect()
+
+
+@pytest.mark.rule("R-11", "H-02")
+def test_a_change_to_fsync_takes_no_report_back() -> None:
+    """The master would close the connection."""
+    log, slave, key = replicated_slave()
     slave.take()
     slave.deliver(key, frame_of(log.batch_at(3)))
     assert slave.take() == [(key, ClassicReport(log.end_offset))]
@@ -291,10 +296,7 @@ def test_a_change_to_fsync_takes_no_report_back() -> None:
 @pytest.mark.rule("R-11", "H-02")
 def test_after_a_change_to_fsync_a_connection_begins_with_what_is_synced() -> None:
     """The connection may have ended before the report of a record that the master promises to have synced."""
-    log = master_log()
-    slave = Slave(copy(log, until=log.batch_at(2)), auto_sync=False)
-    slave.core.apply_options(LogOptions(durability=Durability.REPLICATED), slave.now_ms)
-    key = slave.connect()
+    log, slave, key = replicated_slave()
     slave.deliver(key, frame_of(log.batch_at(3)))
     slave.deliver(key, Closed("cut"))
     slave.core.apply_options(LogOptions(durability=Durability.FSYNC), slave.now_ms)
