@@ -34,9 +34,9 @@ from storage.errors import (
     as_damage,
 )
 from storage.format.batch import log_id_of
-from storage.format.segment_format import segment_offset
+from storage.format.segment_format import DamagedIndex, segment_name
 from storage.log.commitlog import Commitlog
-from storage.log.journal import Journal
+from storage.log.log_folder import segment_offsets
 from storage.log.manifest import Intent, ManifestFile
 from tests.simulation.raft.groups import AppendGroups
 from tests.simulation.raft.reads import CursorDone, NodeReads, PageDone
@@ -69,9 +69,7 @@ class SimulatedNode:
         self.clock = WorldClock(cluster.world)
         self.settings = cluster.plan.settings
         self.disk_slowness = 1
-        self.may_lack = (
-            False  # its disk was replaced or flipped, or lost power under `replicated`; not healed
-        )
+        self.may_lack = False  # its disk was replaced or flipped, or lost power; not healed
         self._disk: DiskThread | None = None
         self._cluster = cluster
         self._groups = AppendGroups(self.clock, lambda point: cluster.sometimes.hit(point))
@@ -154,7 +152,7 @@ class SimulatedNode:
         self._calls = PeerCalls(transport, Random(world.random.getrandbits(64)))
         self._server = RepairServer(self.files, self.clock, transport.send, self._report)
         self._journal = open_journal(self.files, "data", self.name, LOG_NAME, self.settings.storage)
-        self._observe_journal(self._journal)
+        cluster.sometimes.observe(self._journal)
         cluster.network.attach(self.name, life, self._receive)
 
     def _serve(self, driver: LogDriver) -> None:
@@ -229,7 +227,7 @@ class SimulatedNode:
         self._repairing = True
         ended = self.driver if self._serves else None
         if ended is not None:
-            cluster.looks_sound(self, cluster.checker.check)  # what it has committed in this step
+            self._check_step()
             ended.abandon()
             self._serves = False
         self._mending = LogRepair(
@@ -319,6 +317,8 @@ class SimulatedNode:
 
     def crash(self, *, power: bool) -> None:
         """kill -9, or a power failure, which takes what no sync has covered where the promise allows it."""
+        if self.alive:
+            self._check_step()
         self._life.alive = False
         self._cluster.world.note(f"{self.name} is down")
         self._cluster.world.after(0, self._loop.end)
@@ -326,6 +326,11 @@ class SimulatedNode:
             self._lose_power()
         if self._serves:
             self._cluster.checker.end_life(self)
+
+    def _check_step(self) -> None:
+        """It ends within a step, in which it may have committed and answered."""
+        with suppress(DamagedIndex):  # of a segment that a cut write began: empty
+            self._cluster.looks_sound(self, self._cluster.checker.check)
 
     def close(self) -> None:
         """The run has ended."""
@@ -342,7 +347,6 @@ class SimulatedNode:
 
     def stop(self) -> None:
         """A planned stop (R-09); the process ends when it is done."""
-
         life = self._life
 
         def done() -> None:
@@ -444,25 +448,13 @@ class SimulatedNode:
 
     def _tail_bytes(self) -> int:
         """Bytes of all segments."""
-        names = self.files.list(FOLDER)
-        return sum(
-            self.files.open(f"{FOLDER}/{name}").size() for name in names if segment_offset(name) is not None
-        )
+        offsets = segment_offsets(self.files, FOLDER)
+        return sum(self.files.open(f"{FOLDER}/{segment_name(each)}").size() for each in offsets)
 
     def _note_intent(self) -> None:
         manifest = ManifestFile(self.files, f"{FOLDER}/manifest").load()
         if manifest is not None and manifest.intent is not Intent.NONE:
             self._cluster.sometimes.hit("intent-finished")
-
-    def _observe_journal(self, journal: Journal) -> None:
-        """See every event on its way into the journal."""
-        write, observe = journal.append, self._cluster.sometimes.event
-
-        def append(kind: str, term: int, data: dict[str, Any], timestamp_ms: int) -> Any:
-            observe(kind, data)
-            return write(kind, term, data, timestamp_ms)
-
-        journal.append = append  # type: ignore[method-assign]
 
     # --- the door for clients: a request to a dead node, and the answer of a node that dies, are lost
 

@@ -19,6 +19,7 @@ from app.raft.messages import (
     TimeoutNow,
     VoteAnswer,
 )
+from storage.log.journal import Journal
 
 # name -> rule and meaning. Cases (4) and (7) of D-12 are not among them: only committed records are trimmed,
 # and those never conflict: a correct cluster does not reach them, and test_dispatcher.py proves them.
@@ -150,10 +151,16 @@ class Sometimes:
         if look is not None:
             look(source, target, message)
 
-    def event(self, kind: str, data: Mapping[str, Any]) -> None:
-        """A node writes an event to its journal."""
-        if kind == "truncate" and not data["refused"]:
-            self.hit("reset" if data["reset"] else "uncommitted-cut")
+    def observe(self, journal: Journal) -> None:
+        """See every event of a node on its way into its journal."""
+        write = journal.append
+
+        def append(kind: str, term: int, data: dict[str, Any], timestamp_ms: int) -> Any:
+            if kind == "truncate" and not data["refused"]:
+                self.hit("reset" if data["reset"] else "uncommitted-cut")
+            return write(kind, term, data, timestamp_ms)
+
+        journal.append = append  # type: ignore[method-assign]
 
     def leads(self, node: str, term: int) -> None:
         """A node begins to lead."""

@@ -19,6 +19,7 @@ from app.log.contract import NO_INDEX, Durability
 from app.log.state import LogState
 from app.node.opening import open_replica
 from app.node.state.checkpoints import LoadedState
+from storage.errors import DiskError
 from tests.simulation.raft.cluster import SimulatedCluster
 from tests.simulation.raft.many_logs import ManyLogs, run_many_logs, without_faults
 from tests.simulation.raft.plans import ClusterPlan
@@ -146,3 +147,26 @@ def test_a_failure_is_shrunk_to_the_faults_that_it_needs(needs: tuple[int, ...])
 def test_a_commit_at_a_copy_that_has_rotted_is_seen_at_another_member() -> None:
     """The leader commits and answers in the step in which the checker finds its damage."""
     assert run_seed(73_000_154, 400, [0])[1] is None
+
+
+def test_a_leader_that_answers_and_fails_in_one_step_has_committed() -> None:
+    cluster = SimulatedCluster(1, ClusterPlan(faults=None))
+    cluster.run(5)
+    number = cluster.leading()
+    assert number is not None
+    leader = cluster.members[number]
+    answered, failed = cluster.ledger.answered, []
+
+    def fail_after(door: Any, request: Any, value: str, answer: Any) -> None:
+        answered(door, request, value, answer)
+        if not failed and door is leader:
+            failed.append(value)
+            leader.files.sicken("write_error", 0)
+            leader.fail("write", DiskError("segment", "write", "input/output error"))
+            cluster.cure_disk(leader.name)
+
+    cluster.ledger.answered = fail_after  # type: ignore[method-assign]
+    cluster.run(5)
+    cluster.settle()
+    assert failed[0] in cluster.ledger.acknowledged
+    cluster.close()
