@@ -40,7 +40,7 @@ from app.node.replica.inbox import Inbox
 from app.node.replica.log_space import LogSpace
 from app.node.replica.open_appends import AppendDone, CommandDone, OpenAppend, OpenAppends
 from app.node.replica.proposer import Proposer
-from app.node.replica.read_index_queue import ReadDone, ReadGate
+from app.node.replica.read_gate import ReadDone, ReadGate
 from app.node.replica.ready_executor import MAX_INDEX, ReadyExecutor
 from app.node.replica.replica_options import ReplicaOptions
 from app.node.replica.replica_parts import ReplicaParts

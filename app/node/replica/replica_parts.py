@@ -8,7 +8,7 @@ from app.node.replica.commit_waiters import CommitWaiters
 from app.node.replica.log_space import LogSpace
 from app.node.replica.open_appends import OpenAppends
 from app.node.replica.proposer import Proposer
-from app.node.replica.read_index_queue import ReadGate
+from app.node.replica.read_gate import ReadGate
 from app.node.replica.state_keeper import StateKeeper
 from app.node.replica.syncing import JournalWriter, LogSyncer
 from app.node.services import NodeServices, ReplicaFiles

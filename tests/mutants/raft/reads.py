@@ -12,7 +12,7 @@ from app.log.schemas import LogSchemas
 from app.log.state import LogState
 from app.node.replica.append_queue import AppendQueue
 from app.node.replica.confirmed_answers import ConfirmedAnswer
-from app.node.replica.read_index_queue import ReadGate
+from app.node.replica.read_gate import ReadGate
 from app.raft.core import RaftCore
 from app.raft.reads import FollowerReads, LeaderReads
 from tests.mutants.planting import Killer, mutant, plant, planted

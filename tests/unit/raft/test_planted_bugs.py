@@ -16,7 +16,7 @@ from app.log.state import DAY_MS, LogState
 from app.node.network.wire import decode, encode
 from app.node.opening import open_replica
 from app.node.replica.commit_waiters import CommitWaiters
-from app.node.replica.read_index_queue import ReadGate
+from app.node.replica.read_gate import ReadGate
 from app.node.state import checkpoints
 from app.node.state.checkpoints import Checkpointer, _Taken
 from app.raft.messages import (

@@ -14,7 +14,7 @@ from app.log.contract import (
     Role,
 )
 from app.log.driver_interfaces import DriverConfig
-from app.node.replica import read_index_queue as read_gate
+from app.node.replica import read_gate as read_gate
 from app.node.replica.driver import LogDriver
 from app.raft.messages import (
     Heartbeat,
