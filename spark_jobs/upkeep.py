@@ -6,7 +6,6 @@ append; it may conflict with an overwrite (`epochs`, `epoch_files`), and the sec
 here, or in the job that fills the table.
 """
 
-import signal
 import sys
 import threading
 import time
@@ -16,10 +15,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from spark_jobs.interruption import STOPPED, end_at_once, finish_at_signals
+from spark_jobs.interruption import INTERRUPTED, STOPPED, end_at_once, finish_at_signals
 
 if __name__ == "__main__":
-    end_at_once({signal.SIGTERM: STOPPED, signal.SIGINT: STOPPED})
+    is_repeated = any(each.startswith("--every") for each in sys.argv)
+    end_at_once(dict.fromkeys(INTERRUPTED, STOPPED) if is_repeated else INTERRUPTED)
 
 import click
 
@@ -164,20 +164,24 @@ def options(**given: Any) -> SimpleNamespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the job until it is done, or SIGTERM. Exit code 1 when a table failed, with `--every` when all of
-    a round failed, and when there is no table; 2 for an invalid configuration."""
+    """Run the job until it is done, or a signal, which is no success of a single round (130, 143). Exit code
+    1 when a table failed, with `--every` when all of a round failed, and when there is no table; 2 for an
+    invalid configuration."""
     given = given_options(options, "spark_jobs.upkeep", arguments)
     stop = threading.Event()
+    signals: list[int] = []
     try:
         settings = settings_of(given, master="local[1]")
         root = location(tables_of(given, settings))
         with open_session("commitlog-upkeep", settings, SETTINGS) as spark:
-            finish_at_signals(stop)
+            finish_at_signals(stop, signals.append)
             while not stop.is_set():
                 logs = named(given.log or ("default",), lambda: folders(root))
                 done, failed = keep_round_up(spark, root, logs, stop)
                 if not done and not failed and not stop.is_set():
                     sys.stderr.write(f"{root} contains no table of {', '.join(logs)}\n")
+                if given.every is None and signals:
+                    return INTERRUPTED[signals[0]]
                 if given.every is None:
                     return 0 if done and not failed else 1
                 if failed and not done:

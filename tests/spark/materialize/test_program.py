@@ -55,7 +55,8 @@ def test_the_program_follows_the_log_and_ends_cleanly_on_sigterm(
         ("spark_jobs.run", signal.SIGINT, 0),
         ("spark_jobs.run --available-now", signal.SIGINT, 130),
         ("spark_jobs.run --available-now", signal.SIGTERM, 143),
-        ("spark_jobs.upkeep", signal.SIGTERM, 0),
+        ("spark_jobs.upkeep", signal.SIGTERM, 143),
+        ("spark_jobs.upkeep --every 60", signal.SIGTERM, 0),
         ("spark_jobs.verify", signal.SIGINT, 130),
         ("spark_jobs.replay", signal.SIGINT, 130),
         ("spark_jobs.notebook", signal.SIGINT, 130),
@@ -74,6 +75,7 @@ def test_a_signal_while_spark_starts_ends_a_job_with_one_sentence(
     endpoint, tables = ["--endpoint", config.endpoint], ["--tables", str(config.tables)]
     arguments = {
         "spark_jobs.upkeep": tables,
+        "spark_jobs.upkeep --every 60": tables,
         "spark_jobs.verify": endpoint,
         "spark_jobs.notebook": [str(notebook), "--output", str(tmp_path / "page.html")],
     }

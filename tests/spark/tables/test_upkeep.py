@@ -1,14 +1,17 @@
 """Compaction and clean-up beside a running stream."""
 
 import json
+import signal
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_jobs import upkeep
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.progress import Progress
 from spark_jobs.run import materialize
@@ -90,3 +93,21 @@ def test_a_table_that_fails_leaves_the_others_alone(
     assert shown.out.startswith(f"{tmp_path}/default/epochs: 2 files became 1")
     assert shown.err.startswith(f"{tmp_path}/default/entries: ")
     assert len(shown.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("repeated", "code"), [((), 143), (("--every", "60"), 0)])
+def test_a_round_that_a_signal_ends_is_no_success(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, repeated: tuple[str, ...], code: int
+) -> None:
+    def interrupted(*_given: Any) -> tuple[int, int]:
+        signal.raise_signal(signal.SIGTERM)
+        return 1, 0
+
+    monkeypatch.setattr(upkeep, "open_session", lambda *_given: nullcontext())
+    monkeypatch.setattr(upkeep, "keep_round_up", interrupted)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        assert upkeep.main(["--tables", str(tmp_path), *repeated]) == code
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
