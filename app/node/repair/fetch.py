@@ -65,6 +65,7 @@ class Fetch:
         self._begins: dict[str, int] = {}  # of the peers that have trimmed the next index
         self._turn = 0
         self._fruitless = 0  # consecutive answers without batches
+        self._rounds = 0  # without batches, since a silent peer has answered
         self._never_rounds = 0
 
     @property
@@ -99,17 +100,18 @@ class Fetch:
     def next(self) -> Ask:
         """Return the next request. Call only while neither complete nor hopeless."""
         peer = self._peers[self._turn % len(self._peers)]
-        rounds, position = divmod(self._fruitless, len(self._peers))
         pause_ms = 0
-        if rounds > 0 and position == 0:
-            pause_ms = min(PAUSE_LAST_MS, PAUSE_FIRST_MS << min(rounds - 1, 10))
+        if self.waits and self._fruitless % len(self._peers) == 0:
+            pause_ms = min(PAUSE_LAST_MS, PAUSE_FIRST_MS << min(self._rounds - 1, 10))
         return Ask(peer, self.next_index, pause_ms)
 
     def took(self, peer: str, answer: FetchAnswer | None) -> tuple[Batch, ...]:
         """Evaluate the answer of the peer that was asked, None: none in time. Return the next batches."""
-        self.outlook[peer] = self._judge(peer, answer)
+        before, self.outlook[peer] = self.outlook[peer], self._judge(peer, answer)
+        if before is Outlook.SILENT and answer is not None:
+            self._rounds = 0  # it may have learned something meanwhile
         if self.outlook[peer] is Outlook.GIVEN and answer is not None:
-            self._fruitless = self._never_rounds = 0
+            self._fruitless = self._rounds = self._never_rounds = 0
             self._before = answer.batches[-1]
             self.next_index = self._before.next_index
             return answer.batches  # and it continues to send
@@ -148,3 +150,4 @@ class Fetch:
         never = (Outlook.NOT_YET, Outlook.TRIMMED, Outlook.OTHER)
         answered = sum(self.outlook[voter] in never for voter in self._voters)
         self._never_rounds = self._never_rounds + 1 if answered >= self._majority else 0
+        self._rounds += 1

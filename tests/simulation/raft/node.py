@@ -132,7 +132,7 @@ class SimulatedNode:
         except (CorruptLog, CorruptFile) as error:
             self._damaged(error, "start")
         except StorageError as error:
-            self._fail("start", error)
+            self.fail("start", error)
         else:
             if self.files.flips:
                 cluster.sometimes.hit("flip-harmless")
@@ -144,7 +144,7 @@ class SimulatedNode:
         """Objects of a node beside its log."""
         cluster, world, life = self._cluster, self._cluster.world, self._life
         transport = NodeTransport(cluster.network, self.name, life)
-        self._disk = DiskThread(world, life, cluster.plan.disk, self._fail, self._disk_hang)
+        self._disk = DiskThread(world, life, cluster.plan.disk, self.fail, self._disk_hang)
         self._disk.slowness = self.disk_slowness
         self._loop = WorldLoop(world, life)
         self._repairing = False
@@ -168,7 +168,7 @@ class SimulatedNode:
             self.crash(power=True)
             self._revive()
         except StorageError as error:
-            self._fail("start", error)
+            self.fail("start", error)
         if life.alive:
             self._tick(life, driver)
             if driver.sound and self._marker.exists:
@@ -189,18 +189,17 @@ class SimulatedNode:
             transport=NodeTransport(cluster.network, self.name, life),
             scheduler=WorldScheduler(world, life),
             random=Random(world.random.getrandbits(64)),
-            fail=self._fail,
+            fail=self.fail,
             driver=self.settings.driver,
         )
         log = LogIdentity(name=LOG_NAME, log_id=LOG_ID, durability=cluster.plan.durability)
-        configured = GroupConfig(voters=cluster.voters)
-        mode = RaftMode(configured=configured, config=self.settings.raft, sound=sound)
+        mode = RaftMode(configured=GroupConfig(voters=cluster.voters), config=self.settings.raft, sound=sound)
         events = ReplicaEvents(healed=self._healed, damaged=partial(self._damaged, found_by="read"))
         return open_replica(services, log, mode, journal=self._journal, events=events).driver
 
     # --- what goes wrong
 
-    def _fail(self, what: str, error: BaseException) -> None:
+    def fail(self, what: str, error: BaseException) -> None:
         """The node gives up: right when its disk fails, a violation otherwise."""
         by_disk = isinstance(error, DiskError) or isinstance(error.__cause__, DiskError)
         if not by_disk or not self.files.is_ill:
@@ -226,6 +225,7 @@ class SimulatedNode:
         cluster.world.note(f"{self.name} repairs its log: {error}")
         self._repairing = True
         ended = self.driver if self._serves else None
+        group = GroupConfig(voters=cluster.voters) if ended is None else ended.group
         if ended is not None:
             self._check_step()
             ended.abandon()
@@ -238,9 +238,11 @@ class SimulatedNode:
                 log_name=LOG_NAME,
                 log_id=LOG_ID,
                 node_id=self.name,
-                voters=cluster.voters,
+                voters=group.voters,
+                learners=group.learners,
                 storage=self.settings.storage,
                 marker=self._marker,
+                is_configured=ended is None,
             ),
             FoundDamage(
                 cause=error,
@@ -284,7 +286,7 @@ class SimulatedNode:
 
     def _marker_removed(self, _result: Any, error: BaseException | None) -> None:
         if error is not None and not isinstance(error, StorageFull):
-            self._fail("note of a repair", error)
+            self.fail("note of a repair", error)
 
     # app.node.repair.interfaces.RepairHost
 
@@ -294,7 +296,7 @@ class SimulatedNode:
         except StorageFull:
             return
         except DiskError as error:
-            self._fail("journal", error)
+            self.fail("journal", error)
             return
         assert self._disk is not None
         self._disk.request_sync(self._journal, lambda: None)
@@ -306,9 +308,6 @@ class SimulatedNode:
         if self._mending.result.set_aside:
             self._cluster.sometimes.hit("repair-set-aside")
         self._serve(driver)
-
-    def fail(self, what: str, error: BaseException) -> None:
-        self._fail(what, error)
 
     # --- what is done to it
 

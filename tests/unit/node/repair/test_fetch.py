@@ -75,6 +75,20 @@ def test_peers_are_asked_in_turn_with_growing_pauses() -> None:
     assert not fetch.hopeless  # silence is no answer
 
 
+def test_pauses_are_short_again_after_a_silent_peer_has_answered() -> None:
+    """Eight rounds with the longest pause would take 40 s, in which this replica does not serve."""
+    fetch = Fetch(4, 11, ("n2", "n3"), 2)
+    for _ in range(10):
+        fetch.took("n2", None)
+        fetch.took("n3", NOT_YET)
+    pauses = []
+    while not fetch.hopeless:
+        pauses.append(fetch.next().pause_ms)
+        fetch.took("n2", TRIMMED)
+        fetch.took("n3", NOT_YET)
+    assert pauses == [5_000, 100, 200, 400, 800, 1_600, 3_200, 5_000]
+
+
 def test_a_stretch_that_all_have_trimmed_or_never_had_is_hopeless() -> None:
     fetch = Fetch(4, 11, ("n2", "n3"), 2)
     fetch.took("n2", TRIMMED)
