@@ -70,6 +70,7 @@ class MetadataLogs:
         self._folders = folders
         self._in_thread = in_thread
         self._dropping: dict[str, None] = {}  # logs whose copy here is being removed
+        self._seen_index = -1  # of the newest metadata that any log here was opened or closed by
         self._has_checked_folders = False
         self.unsupported: dict[str, Unsupported] = {}  # by name
         self.unopened: frozenset[str] = frozenset()  # names; the opening is tried again
@@ -96,8 +97,9 @@ class MetadataLogs:
             return False
         whole, is_gone = True, True  # is_gone: nothing is left of what is deleted
         index, is_newest = metadata.applied_index, self._metadata.is_newest
-        if index < self._metadata.followed_index:
+        if index < max(self._metadata.followed_index, self._seen_index):
             return False  # a repair has restored older metadata: the newer ones will follow
+        self._seen_index = index
         for hosted in self._hosted:
             log = metadata.log(hosted.name)
             if hosted.generation >= 0 and (log is None or log.generation != hosted.generation):

@@ -449,3 +449,22 @@ def test_files_of_a_log_that_the_newest_metadata_do_not_have_are_kept_and_report
         asyncio.run(logs.follow())
     assert caplog.text.count("its files are here") == caplog.text.count("log b: its files") == 1
     assert host.folders.done == ["prepare a 1"]
+
+
+@pytest.mark.rule("C-10")
+def test_metadata_that_a_repair_has_brought_back_remove_no_log_that_newer_ones_have_opened() -> None:
+    """They are from before its creation. This node has not followed the newer ones completely."""
+    metadata = Metadata([log_of("a", 5), log_of("b", 6)])
+    logs, host, service = follower(metadata)
+    service.is_newest = service.is_current = False
+    host.folders.lines["a"] = 5
+    assert not asyncio.run(logs.follow())
+    assert (list(host.open), service.followed_index) == (["a"], -1)  # b has no copy here and waits
+    newer, metadata[:], metadata.applied_index = list(metadata), [], 4
+    assert not asyncio.run(logs.follow())
+    assert list(host.open) == ["a"]
+    assert "remove a" not in host.folders.done
+    metadata[:], metadata.applied_index = newer, 9
+    service.is_newest = True
+    assert asyncio.run(logs.follow())
+    assert (list(host.open), service.followed_index) == (["a", "b"], 9)
