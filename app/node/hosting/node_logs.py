@@ -257,6 +257,8 @@ class NodeLogs:
                 continue
             with contextlib.suppress(CommitlogError):
                 index = await self._waits.read_index(hosted)
+                if hosted.driver is not driver:
+                    return  # a repair has begun since: what is served after it may be older
                 if hosted is self._hosted.controller:
                     self._birth.read(index)
                 hosted.caught_up = True

@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from app.controller.metadata import LogSpec
+from app.controller.metadata import CONTROLLER_LOG, LogSpec
 from app.ha.auto_switch.slave_side import Rollback
+from app.log.contract import Role
 from app.node.hosted_log import HostedLog
 from app.node.hosted_logs import HostedLogs
 from app.node.hosting.log_journals import LogJournals
@@ -284,3 +285,22 @@ def test_damage_that_is_found_by_the_opening_after_a_rollback_is_repaired(
         await scene.tasks.stop()
 
     asyncio.run(run())
+
+
+@pytest.mark.rule("R-08", "C-10")
+def test_a_read_that_a_repair_overtakes_does_not_show_that_the_repaired_log_has_caught_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A repair of `__controller` may bring older metadata back: they must not count as the newest."""
+    scene = Scene(monkeypatch)
+    node_logs, hosted = scene.node_logs, scene.hosted
+    scene.hosted_logs.add(HostedLog(LogSettings.of_spec(CONTROLLER_LOG, SPEC), 0))
+    hosted.driver = cast(Any, SimpleNamespace(role=Role.FOLLOWER))
+
+    async def read_index(_hosted: HostedLog) -> int:
+        hosted.driver = None  # as the repair does before this read continues
+        return 7
+
+    node_logs._waits = cast(Any, SimpleNamespace(read_index=read_index))
+    asyncio.run(node_logs._watch_until_caught_up(hosted))
+    assert not hosted.caught_up
