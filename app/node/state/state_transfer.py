@@ -27,6 +27,7 @@ from storage.units import MIB
 logger = logging.getLogger(__name__)
 
 ASK_AGAIN_MS: Final = 1_000
+ASK_AGAIN_MAX_MS: Final = 4_000  # where the pieces arrive later than that
 SERVED_MAX: Final = 4  # snapshots that are sent at one time
 SERVED_MS: Final = 60_000  # a snapshot without requests for this long is dropped
 COPY_BYTES: Final = 4 * MIB  # of a snapshot, copied in one turn of the loop
@@ -90,6 +91,7 @@ class StateTransfer:
         self._crc = 0
         self._taken: LogState | None = None  # the leader's state, to which this log is being applied
         self._asked_ms: int | None = None
+        self._pause_ms = ASK_AGAIN_MS  # before it is requested again
         self._turn = 0  # whose it is among the peers
         self._served: dict[str, _Served] = {}  # by requesting node, oldest first
 
@@ -153,11 +155,12 @@ class StateTransfer:
                 self._copy(source, served)
         if self.is_whole:
             self._asked_ms = self._taken = None
+            self._pause_ms = ASK_AGAIN_MS
         elif self._taken is not None:
             self._replay(self._taken)
         elif leader_id is None and not peers:
             self._asked_ms = None
-        elif self._asked_ms is None or now_ms - self._asked_ms >= ASK_AGAIN_MS:
+        elif self._asked_ms is None or now_ms - self._asked_ms >= self._pause_ms:
             self._id = max(self._id + 1, now_ms)  # an id that no earlier incarnation has used
             self._begin()
             self._turn += 1
@@ -216,9 +219,12 @@ class StateTransfer:
     # --- the side that lacks it
 
     def take(self, source: str, chunk: StateChunk, now_ms: int) -> None:
-        """Take the next piece; after the last one, adopt the leader's state."""
+        """Take the next piece; after the last one, adopt the leader's state. A piece that was given up too
+        early, over a slow link, gives the later ones more time: otherwise none would ever be in time."""
         if self._asked_ms is None or self._restoring is None:
             return
+        if chunk.id < self._id:
+            self._pause_ms = min(2 * self._pause_ms, ASK_AGAIN_MAX_MS)
         if chunk.id != self._id or chunk.offset != self._size:
             return
         self._size += len(chunk.data)

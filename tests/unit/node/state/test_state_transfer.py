@@ -213,3 +213,26 @@ def test_a_snapshot_that_waits_for_the_disk_goes_with_its_truncated_records(tmp_
     snapshot_file = SnapshotFile(OsFileSystem(), f"{tmp_path}/logs/default/state")
     found = load_snapshot(snapshot_file, idempotency_ms=DAY_MS)
     assert found is None or found[1] == node.driver.log.last_chain
+
+
+@pytest.mark.rule("D-12")
+def test_a_state_arrives_over_a_link_that_takes_longer_for_a_piece_than_the_pause(tmp_path: Path) -> None:
+    """Until then the copy cannot lead, although its group may need it."""
+    source = whole_node(tmp_path)
+    copy = copy_of(source, tmp_path)
+    busy_until_ms, on_the_way = 0, list[tuple[int, StateChunk]]()
+    seen = len(copy.seams.sent)
+    for now_ms in range(0, 120_000, 100):
+        while on_the_way and on_the_way[0][0] <= now_ms:
+            transfer_of(copy).take("n2", on_the_way.pop(0)[1], now_ms)
+        transfer_of(copy).tick("n2", now_ms)
+        requests, seen = copy.seams.sent[seen:], len(copy.seams.sent)
+        for _, request in requests:
+            before = len(source.seams.sent)
+            transfer_of(source).serve("n1", request)
+            for _, chunk in source.seams.sent[before:]:
+                busy_until_ms = max(busy_until_ms, now_ms) + ASK_AGAIN_MS + 200
+                on_the_way.append((busy_until_ms, chunk))
+        if transfer_of(copy).is_whole:
+            return
+    pytest.fail("the state never arrives")
