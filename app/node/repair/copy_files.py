@@ -47,9 +47,10 @@ class CopyFiles:
             return None
         return None if found is None else found[0].membership
 
-    def last_known(self) -> tuple[int, tuple[str, ...]] | None:
-        """Return the term of the log's last batch, and the voters that the log itself names (R-10); None if
-        the log is damaged, too."""
+    def last_known(self) -> tuple[int, tuple[str, ...], tuple[str, ...]] | None:
+        """Return the term of the log's last batch, the voters that the log itself names, and the others that
+        may campaign (R-10): learners, and voters of the group before until its successor is known to be
+        committed. None if the log is damaged, too."""
         try:
             log = Commitlog.open(
                 self._files,
@@ -63,12 +64,15 @@ class CopyFiles:
         try:
             snapshot_file = SnapshotFile(self._files, f"{self._folder}/state")
             state, _ = load_state(log, snapshot_file, idempotency_ms=DAY_MS, state_type=self._state_type)
-            membership = state.membership
+            if (checkpoint := self.checkpoint()) is not None:
+                state.committed(checkpoint.committed_index)
+            membership, replaced = state.membership, state.replaced_membership
         except (CorruptFile, ValueError):  # the leader sends the state; use the configured voters
-            membership = None
+            membership = replaced = None
         finally:
             log.close()
-        return log.last_term, () if membership is None else membership.voters
+        voters, learners = ((), ()) if membership is None else (membership.voters, membership.learners)
+        return log.last_term, voters, (*learners, *(() if replaced is None else replaced.voters))
 
     def checkpoint(self) -> Checkpoint | None:
         """Return the checkpoint, None if it is damaged."""

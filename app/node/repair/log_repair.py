@@ -211,28 +211,30 @@ class LogRepair:
     async def _restore_vote(self) -> None:
         """Replace a lost vote: this node may have voted in any term that another voter has reached.
 
-        It asks all voters for their terms and votes for itself in the latest, so it votes for no other node
-        in any of them. If only a majority answers within PATIENCE_S, the silent voters may have reached later
-        terms, one per campaign: it adds VOTE_GAP, which is more than they can have had. A damaged log is
-        repaired first: it may name more voters.
+        It asks all that may campaign for their terms and votes for itself in the latest, so it votes for no
+        other node in any of them. If only a majority of the voters answers within PATIENCE_S, the silent ones
+        may have reached later terms, one per campaign: it adds VOTE_GAP, which is more than they can have
+        had. A damaged log is repaired first: it may name more voters.
         """
         known = await in_thread(self._copy.last_known)
         if known is None:
             await self._repair_batches()
             known = await in_thread(self._copy.last_known)
-        term, voters = known or (0, ())
-        asked = [*self._peers, *(voter for voter in voters if voter not in (*self._peers, self._node_id))]
+        term, voters, others = known or (0, (), ())
+        votes = dict.fromkeys(each for each in (*self._peers, *voters) if each != self._node_id)
+        asked = list(dict.fromkeys((*votes, *(each for each in others if each != self._node_id))))
         pause_s = _RETRY_FIRST_S
         until_ms = self._clock.monotonic_ms() + PATIENCE_S * 1000
         majority = max(self._majority, len(voters) // 2 + 1)
-        silent_max = len(asked) + 1 - majority
+        silent_max = len(votes) + 1 - majority
         while asked:
             answers = await asyncio.gather(*(self._peer_replicas.term(peer) for peer in asked))
             for peer, answer in zip(list(asked), answers, strict=True):
                 if answer is not None and is_plausible_term(term, answer.term):
                     term = max(term, answer.term)
                     asked.remove(peer)
-            if asked and len(asked) <= silent_max and self._clock.monotonic_ms() >= until_ms:
+            silent = sum(peer in votes for peer in asked)
+            if asked and silent <= silent_max and self._clock.monotonic_ms() >= until_ms:
                 term += VOTE_GAP
                 break
             if asked:

@@ -10,7 +10,7 @@ from app.node.repair import peer_replicas
 from storage.errors import CorruptFile
 from storage.format.batch import Batch, stamp
 from storage.format.records import encode_control
-from storage.log.checkpoint import SnapshotFile
+from storage.log.checkpoint import Checkpoint, CheckpointFile, SnapshotFile
 from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState, HardStateFile
 from tests.support.memory_files import MemoryFiles
@@ -153,3 +153,39 @@ def test_a_lost_vote_does_not_wait_for_configured_members_that_are_gone(
     peers = Peers(lambda peer, message: TermAnswer(message.id, 9) if peer == "n2" else None)
     scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"), voters=("n1", "n8", "n9"))
     assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(9 + repair_module.VOTE_GAP, "n1")
+
+
+@pytest.mark.rule("R-01", "R-10")
+@pytest.mark.parametrize(("settled", "expected"), [(False, 9), (True, 6)], ids=["replaced", "settled"])
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_lost_vote_also_asks_others_that_may_have_campaigned(
+    *, settled: bool, expected: int, learns: bool
+) -> None:
+    """A learner whose promotion only others know, and a voter whose removal may not be committed."""
+    scene = Scene()
+    batch = grown(scene)
+    log = Commitlog.open(scene.files, FOLDER, log_id=7, config=SIZES)
+    learners = ["n4"] if learns else []
+    value = {"kind": "membership", "voters": ["n1", "n2", "n3"], "learners": learners, "nodes": {}}
+    shrunk = stamp(
+        encode_control(value),
+        log_id=7,
+        base_index=batch.next_index,
+        term=4,
+        timestamp_ms=1,
+        offset=log.end_offset,
+        previous_chain=log.last_chain,
+        control=True,
+    )
+    log.append([shrunk])
+    log.close()
+    if settled:
+        checkpoints = CheckpointFile(scene.files, f"{FOLDER}/checkpoint")
+        checkpoints.load()
+        checkpoints.save(Checkpoint(shrunk.last_index))
+    scene.files.remove(f"{FOLDER}/vote")
+    terms = {"n2": 5, "n3": 6, "n4": 9}
+    peers = Peers(lambda peer, message: TermAnswer(message.id, terms[peer]))
+    scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
+    promise = HardStateFile(scene.files, f"{FOLDER}/vote").load()
+    assert promise == HardState(9 if learns else expected, "n1")
