@@ -141,10 +141,12 @@ class Connection(HttpToolsProtocol):
         self._head_size = 0
         self._hosts = 0
 
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_size += len(name) + len(value)
-        if self._head_size > self._listener.settings.max_head_bytes or len(self.headers) >= MAX_HEADERS:
-            raise self._head_too_large()
+        self._count_head(len(name) + len(value))
         if not self._in_head:  # a trailer: it comes after the checks of the head, and is ignored
             return
         name, value = name.lower(), value.strip(BLANKS)
@@ -156,6 +158,12 @@ class Connection(HttpToolsProtocol):
         elif name == b"transfer-encoding" and value.lower() != b"chunked":
             raise BadRequest("the only transfer coding is chunked; a compressed body has a Content-Encoding")
         self.headers.append((name, value))
+
+    def _count_head(self, size_bytes: int) -> None:
+        """Count a part of the head: a whole request in one piece leaves it before its size is compared."""
+        self._head_size += size_bytes
+        if self._head_size > self._listener.settings.max_head_bytes or len(self.headers) >= MAX_HEADERS:
+            raise self._head_too_large()
 
     def _check_host(self, host: bytes) -> None:
         known = self._listener.hosts

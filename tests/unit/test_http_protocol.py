@@ -226,11 +226,12 @@ def test_blanks_around_a_header_value_are_not_part_of_it() -> None:
     "pieces",
     [
         (b"GET /" + b"x" * 9_000,),
+        (b"GET /" + b"x" * 9_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",),
         (b"GET / HTTP/1.1\r\na: ", *[b"b" * 1_000] * 9),
         (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 300 + b"\r\n",),
         (b"GET / HTTP/1.1\r\na: " + b"b" * 9_000 + b"\r\n\r\n",),
     ],
-    ids=["url", "value-in-pieces", "count", "value"],
+    ids=["url", "url-of-a-whole-request", "value-in-pieces", "count", "value"],
 )
 def test_a_head_has_a_largest_size(pieces: tuple[bytes, ...]) -> None:
     async def test(server: Server) -> None:
