@@ -5,7 +5,7 @@ Majorities of two groups that differ in one voter overlap, so no joint phase is 
 
 from dataclasses import dataclass
 
-from app.errors import ChangeInProgress, InvalidRequest, NotCaughtUp, NotFound, WouldLoseQuorum
+from app.errors import ChangeInProgress, NotCaughtUp, NotFound, WouldLoseQuorum
 from app.log.contract import ChangeKind, GroupConfig
 
 
@@ -27,7 +27,7 @@ def changed(view: GroupView, kind: ChangeKind, node_id: str) -> GroupConfig | No
     """Return the group after the change, None when nothing changes.
 
     Raises ChangeInProgress, NotCaughtUp (promotion of a member that lags), WouldLoseQuorum (the reachable
-    voters would not be a majority), NotFound, InvalidRequest (the last voter).
+    voters would not be a majority, or none would be left), NotFound.
     """
     group = view.group
     voters, learners = group.voters, group.learners
@@ -38,7 +38,7 @@ def changed(view: GroupView, kind: ChangeKind, node_id: str) -> GroupConfig | No
     if kind is not ChangeKind.ADD and node_id not in group.members:
         raise NotFound(f"{node_id} is not a member")
     if voters == (node_id,):
-        raise InvalidRequest(("/path/id", f"{node_id} is the only voter"))
+        raise WouldLoseQuorum(f"{node_id} is the only voter")
     if not view.settled:
         raise ChangeInProgress
     if kind is ChangeKind.ADD:

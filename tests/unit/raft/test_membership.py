@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.errors import ChangeInProgress, InvalidRequest, NotCaughtUp, NotFound, WouldLoseQuorum
+from app.errors import ChangeInProgress, NotCaughtUp, NotFound, WouldLoseQuorum
 from app.log.contract import ChangeKind, Durability, GroupConfig, Role
 from app.raft.membership import GroupView, changed, next_change
 from app.raft.messages import PushRequest, PushType, VoteAnswer, VoteRequest
@@ -161,7 +161,7 @@ def test_changes_that_make_no_sense_or_would_stop_the_group_are_refused() -> Non
         leader.core.change(ChangeKind.REMOVE, "n2", group.now_ms)
     assert leader.core.change(ChangeKind.REMOVE, "n3", group.now_ms) is not None
     alone = Group(1).elect("n1")
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(WouldLoseQuorum, match=r"^n1 is the only voter$"):
         alone.core.change(ChangeKind.REMOVE, "n1", alone.group.now_ms)
 
 
