@@ -69,6 +69,7 @@ class MasterSide:
         self.confirm_offset = offset_after(parts.log, parts.member.committed_index)
         self._connections: dict[str, SlaveConnection] = {}
         self._heard_ms = {replica.id: now_ms for replica in replicas}  # on connections that have ended
+        self._last_acked: dict[int, int] = {}  # index, on connections that have ended; shown, never counted
         self._caught_up_ms = {replica.id: now_ms for replica in replicas}  # C-07; learners have none
         self._acked_most: dict[int, int] = {}  # replica id -> the most that it has acknowledged, byte end
         self._epochs: tuple[EpochStart, ...] = ()
@@ -102,16 +103,21 @@ class MasterSide:
         return nodes_of(self.set.members, self._replicas)
 
     def watermarks(self) -> dict[str, int]:
-        """Return, by node, the last index that its copy has acknowledged."""
-        marks = self._marks()
-        return {replica.node: marks[replica.id] for replica in self._replicas}
+        """Return, by node, the last index that its copy has acknowledged in this epoch, connected or not."""
+        marks = self._last_acked | self._connected_marks()
+        return {replica.node: marks.get(replica.id, NO_INDEX) for replica in self._replicas}
 
     def _marks(self) -> dict[int, int]:
         """Return, by replica id, the last index acknowledged on a connection of that very copy."""
-        marks = {replica.id: NO_INDEX for replica in self._replicas}
-        for connection in self._connections.values():
-            if connection.replica is not None and connection.sender is not None:
-                marks[connection.replica.id] = connection.sender.acked_index
+        return {replica.id: NO_INDEX for replica in self._replicas} | self._connected_marks()
+
+    def _connected_marks(self) -> dict[int, int]:
+        """As `_marks`, only of this node and of replicas with a connection."""
+        marks = {
+            connection.replica.id: connection.sender.acked_index
+            for connection in self._connections.values()
+            if connection.replica is not None and connection.sender is not None
+        }
         marks[self._me] = self._held_index
         return marks
 
@@ -127,7 +133,7 @@ class MasterSide:
                 PeerStatus(
                     replica.node,
                     "DISCONNECTED" if connection is None else connection.state.name,
-                    NO_INDEX if sender is None else sender.acked_index,
+                    self._last_acked.get(replica.id, NO_INDEX) if sender is None else sender.acked_index,
                     0 if sender is None else sender.waiting_batches,
                     None if sender is None else self._log.end_offset - sender.acked_offset,
                     acked_offset=None if sender is None else sender.acked_offset,
@@ -178,6 +184,7 @@ class MasterSide:
                 self._drop(connection.key, "the copy is not registered as it was")
         self._caught_up_ms = {each: ms for each, ms in self._caught_up_ms.items() if each in known}
         self._heard_ms = {each: self._heard_ms.get(each, self._now_ms) for each in known}
+        self._last_acked = {each: index for each, index in self._last_acked.items() if each in known}
         self.needs_check = True
 
     def connected(self, key: str, now_ms: int, node: str | None = None) -> None:
@@ -217,6 +224,8 @@ class MasterSide:
         connection = self._connections.pop(key, None)
         if connection is not None and connection.replica is not None:
             self._heard_ms[connection.replica.id] = connection.heard_ms
+            if connection.sender is not None:
+                self._last_acked[connection.replica.id] = connection.sender.acked_index
         return connection
 
     def _drop(self, key: str, reason: str) -> None:

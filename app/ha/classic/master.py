@@ -101,6 +101,7 @@ class ClassicMasterCore(StaticGroup):
         self._pending = PendingAppends()
         self._slaves: dict[str, Slave] = {}
         self._heard_ms = dict.fromkeys(self._replicas, 0)  # on connections that have ended
+        self._last_marks: dict[str, int] = {}  # likewise; shown, never counted
         self._proven = {
             Acks.QUORUM: Ranges(),
             Acks.ALL: Ranges(),
@@ -110,7 +111,7 @@ class ClassicMasterCore(StaticGroup):
         parts = CoreParts(
             member=self._member, log=log, log_id=start.log_id, outbox=self._outbox, config=config
         )
-        self._reports = WatermarkReports(parts, self._watermarks, 0)
+        self._reports = WatermarkReports(parts, self._shown_watermarks, 0)
 
     # --- what the driver asks ------------------------------------------------------------------------------
 
@@ -175,11 +176,11 @@ class ClassicMasterCore(StaticGroup):
             refused = self._refused.get(slave_id)
             state, reason = ("DISCONNECTED", None) if refused is None else ("REFUSED", refused.reason)
             heard_ms = self._heard_ms[slave_id]
-            return PeerStatus(
-                slave_id, state, NO_INDEX, 0, None, in_sync=False, reason=reason, heard_ms=heard_ms
-            )
+            mark = self._last_marks.get(slave_id, NO_INDEX)
+            return PeerStatus(slave_id, state, mark, 0, None, in_sync=False, reason=reason, heard_ms=heard_ms)
         if slave.sender is None:
-            return PeerStatus(slave_id, "READY", NO_INDEX, 0, None, in_sync=False)
+            mark = self._last_marks.get(slave_id, NO_INDEX)
+            return PeerStatus(slave_id, "READY", mark, 0, None, in_sync=False)
         end_offset, limit_ms = self._log.end_offset, self._config.ha_max_time_slave_not_catchup_ms
         return PeerStatus(
             slave_id,
@@ -196,9 +197,16 @@ class ClassicMasterCore(StaticGroup):
     def watermarks(self, term: int | None = None) -> dict[int, dict[str, int]]:
         if term is not None and term != self._member.term:
             return {}
-        return {self._member.term: self._watermarks()}
+        return {self._member.term: self._shown_watermarks()}
+
+    def _shown_watermarks(self) -> dict[str, int]:
+        """As `_watermarks`, with what a slave without a connection had acknowledged before."""
+        connected = {slave.id for slave in self._slaves.values() if slave.sender is not None}
+        ended = {each: mark for each, mark in self._last_marks.items() if each not in connected}
+        return self._watermarks() | ended
 
     def _watermarks(self) -> dict[str, int]:
+        """Return, by node, what it is assumed to hold; NO_INDEX without a connection."""
         marks = dict.fromkeys(self._replicas, NO_INDEX)
         for slave in self._slaves.values():
             if slave.sender is not None:
@@ -261,6 +269,8 @@ class ClassicMasterCore(StaticGroup):
         del self._slaves[slave.key]
         if slave.is_replica:
             self._heard_ms[slave.id] = slave.heard_ms
+            if slave.sender is not None and slave.verified:
+                self._last_marks[slave.id] = slave.mark
 
     def _drop(self, slave: Slave, reason: str) -> None:
         self._forget(slave)

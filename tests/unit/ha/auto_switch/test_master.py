@@ -5,7 +5,7 @@ import pytest
 from app.errors import InvariantError
 from app.ha.config import HaConfig
 from app.ha.frames import Ack, Handshake, HandshakeAnswer, TransferFrame
-from app.ha.messages import Disconnect, Drained
+from app.ha.messages import Closed, Disconnect, Drained
 from app.ha.roles import MANAGER, Lease, MasterRole, SlaveRole
 from app.log.contract import NO_INDEX, Acks, Role
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
@@ -329,6 +329,27 @@ def test_status_and_journal_record_each_step() -> None:
     ]
     assert master.reported("watermarks")[-1]["peers"] == {"n1": 1, "n2": 1, "n3": -1}
     assert master.reported("role")[-1] == {"role": "master", "leader": "n1"}
+
+
+def test_the_watermark_of_a_slave_outlives_its_connection_and_counts_for_nothing() -> None:
+    master, key = in_sync_with_n2()
+    master.append(b"a")
+    ack_all(master, key)
+    master.deliver(key, Closed("gone"))
+    marks = {1: {"n1": 1, "n2": 1, "n3": -1}}
+    assert master.core.watermarks() == marks
+    assert [(peer.id, peer.state, peer.watermark, peer.lag_bytes) for peer in master.core.status().peers] == [
+        ("n2", "DISCONNECTED", 1, None),
+        ("n3", "DISCONNECTED", -1, None),
+    ]
+    master.tick(3_000)
+    assert master.reported("watermarks")[-1]["peers"] == marks[1]
+    master.append(b"b")
+    assert master.core.committed_index == 1
+    again = join(master, at=0)
+    assert master.core.watermarks()[1]["n2"] == -1  # what this connection has acknowledged
+    ack_all(master, again)
+    assert master.core.watermarks()[1]["n2"] == 2
 
 
 @pytest.mark.rule("A-05", "A-08")

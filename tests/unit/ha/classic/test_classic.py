@@ -15,7 +15,7 @@ from app.ha.frames import (
     History,
 )
 from app.ha.log import index_before
-from app.ha.messages import Disconnect, Drained
+from app.ha.messages import Closed, Disconnect, Drained
 from app.log.contract import NO_INDEX, Acks, Durability, GroupConfig, LogOptions, Role
 from app.log.core_start import CoreStart
 from app.log.facts import SyncFloor
@@ -335,6 +335,24 @@ def test_after_a_restart_readers_wait_for_what_may_have_been_acknowledged() -> N
     again.deliver("n2", ReadIndexRequest(1, 5))
     assert again.take() == [("n2", ReadIndexAnswer(1, 5, 1))]
     assert again.reads == [("reader", 1)]
+
+
+def test_the_watermark_of_a_slave_outlives_its_connection_and_counts_for_nothing() -> None:
+    master = Master()
+    key = master.slave()
+    first = master.append(b"a")
+    master.deliver(key, ClassicReport(master.log.end_offset))
+    assert master.fates() == [(first.last_index, "acknowledged")]
+    master.deliver(key, Closed("gone"))
+    assert master.core.watermarks() == {1: {"n1": 1, "n2": 1, "n3": -1}}
+    assert [(peer.id, peer.state, peer.watermark, peer.lag_bytes) for peer in master.core.status().peers] == [
+        ("n2", "DISCONNECTED", 1, None),
+        ("n3", "DISCONNECTED", -1, None),
+    ]
+    master.tick(3_000)
+    assert master.reported("watermarks")[-1]["peers"] == {"n1": 1, "n2": 1, "n3": -1}
+    master.append(b"b")
+    assert (master.fates(), master.core.committed_index) == ([], 1)
 
 
 def test_a_classic_master_answers_reads_transfers_and_status() -> None:
