@@ -147,12 +147,16 @@ def cluster_options(command: Command) -> Command:
 
 
 def _or_of_group(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
-    """Return the value of an option that a command shares with its group: `commitlog logs --json list` gives
-    it to the group. The value that the command itself gets is stronger."""
+    """Return the value of an option that a command shares with its groups: `commitlog logs --json list` gives
+    it to a group. The value that the command itself gets is the strongest."""
     name, parent = str(option.name), ctx.parent
-    if parent is None or name not in parent.params or _on_the_command_line(ctx, name):
+    if _on_the_command_line(ctx, name):
         return value
-    return parent.params[name] if _on_the_command_line(parent, name) else value
+    while parent is not None:
+        if name in parent.params and _on_the_command_line(parent, name):
+            return parent.params[name]
+        parent = parent.parent
+    return value
 
 
 def _on_the_command_line(ctx: click.Context, name: str) -> bool:

@@ -79,11 +79,11 @@ def _with_advice(error: click.ClickException) -> click.ClickException:
         error.message = error.message.replace(  # type: ignore[misc]  # click formats it when it is shown
             f"is not a valid {kind}", f"is not {words}"
         )
+    is_json = isinstance(error, click.NoSuchOption) and error.option_name == "--json"  # which commands take
     if (
         ctx is not None
         and isinstance(ctx.command, click.Group)
-        and isinstance(error, click.NoSuchOption)
-        and error.option_name == "--json"  # every command takes it, and a group alone does nothing
+        and (is_json or error.message == "Missing command.")  # a group alone does nothing
     ):
         names = "" if ctx.parent is None else f" It is one of {', '.join(ctx.command.list_commands(ctx))}."
         return click.UsageError(f"Missing command.{names} See --help.", ctx)

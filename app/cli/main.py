@@ -4,6 +4,7 @@ import importlib
 
 import click
 
+from app.cli.context import json_option
 from app.cli.groups import RootGroup
 
 # Each command: its module, and its line in `commitlog --help`, which imports no module.
@@ -82,7 +83,8 @@ def _print_version(ctx: click.Context, _option: click.Parameter, asked: bool) ->
     callback=_print_version,
     help="Show the version and exit.",
 )
-def cli() -> None:
+@json_option
+def cli(as_json: bool) -> None:
     """A replicated commit log whose records become Delta tables.
 
     Exit codes: 0 success, 1 other error or a check found a difference, 2 usage, 3 a condition failed,

@@ -71,6 +71,24 @@ def test_a_group_without_a_command_names_its_commands_as_json() -> None:
         assert detail.startswith(reason)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--json", "context", "list"],
+        ["context", "--json", "list"],
+        ["context", "list", "--json"],
+        ["--json", "context"],
+    ],
+)
+def test_json_may_precede_the_command(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMMITLOG_CONTEXTS", str(tmp_path / "contexts.json"))
+    result = CliRunner().invoke(cli, arguments)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "contexts" in json.loads(result.stdout)
+
+
 def test_json_as_a_value_is_not_the_option() -> None:
     result = CliRunner().invoke(cli, ["append", "--acks", "none", "--", "--json"])
     assert result.exit_code == 2
