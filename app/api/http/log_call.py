@@ -16,6 +16,7 @@ from fastapi import Depends, Request
 from starlette.responses import Response, StreamingResponse
 
 from app.api.access.administration import mark_forwarded
+from app.api.http.compression import unpack
 from app.api.http.dependencies import (
     ExactResponse,
     NodeBroker,
@@ -131,9 +132,9 @@ class LogCall:
         return self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     async def asked(self, kind: type[Shape], max_bytes: int = BODY_MAX_BYTES) -> Shape:
-        """Return the body as JSON of that shape; an absent one is an empty object.
+        """Return the body as JSON of that shape; an absent one is an empty object. It may be compressed.
 
-        Raises TooLarge beyond `max_bytes`, UnsupportedMediaType, InvalidJson, InvalidRequest.
+        Raises TooLarge beyond `max_bytes`, UnsupportedMediaType, InvalidBody, InvalidJson, InvalidRequest.
         """
         parts, size = [], 0
         async for part in self.request.stream():
@@ -144,8 +145,11 @@ class LogCall:
         given = self._content_type()
         if size and given != JSON_TYPE.decode():
             raise _not_json(given)
-        self._body = b"".join(parts)
-        return decode_as(kind, self._body or b"{}")
+        self._body = b"".join(parts)  # forwarded as it came, with its encoding
+        if not size:
+            return decode_as(kind, b"{}")
+        encoding = self.request.headers.get("content-encoding", "identity").encode("latin-1")
+        return decode_as(kind, unpack(self._body, encoding, max_bytes))
 
     # --- who answers --------------------------------------------------------------------------------------
 

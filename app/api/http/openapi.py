@@ -16,7 +16,12 @@ _EVERYWHERE: Final = (
     "rate-limited",
     "internal",
 )
-OF_A_BODY: Final = ("invalid-json", "too-large", "unsupported-media-type")  # of routes that read JSON
+OF_A_BODY: Final = (  # of routes that read JSON
+    "invalid-json",
+    "invalid-body",
+    "too-large",
+    "unsupported-media-type",
+)
 _OF_A_LOG: Final = (
     "log-not-found",
     "log-deleting",
