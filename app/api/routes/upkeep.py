@@ -9,10 +9,13 @@ from starlette.responses import Response
 
 from app.api.http.dependencies import LogName, Nothing
 from app.api.http.json_decoding import Ordinal
+from app.api.http.leader_headers import COMMITTED_INDEX
 from app.api.http.log_call import Call, Served
 from app.api.http.openapi import OF_A_BODY, OF_A_COMMIT, answers, json_request
-from app.errors import IndexTrimmed, InvalidRequest, ReadIndexUnavailable, Repairing
+from app.errors import IndexTrimmed, InvalidRequest, LogDeleting, ReadIndexUnavailable, Repairing
 from app.log.commands import Trim
+from app.node.broker import Broker
+from app.node.hosted_log import HostedLog
 from app.node.repair.verify import Comparison, Verifier, settled_end
 from app.node.replica.driver import LogDriver
 from storage.errors import StorageError
@@ -70,7 +73,22 @@ async def trim(call: Call, log: LogName, query: Nothing) -> Response:
         begin_index = here.driver.log.begin_index
         return here.answer({"log": log, "begin_index": begin_index, "until_index": asked.until_index})
 
-    return await call.at_leader(hosted, act)
+    answer = await call.at_leader(hosted, act)
+    if not hosted.leads:
+        await _trimmed_here(call.broker, hosted, answer, asked.until_index)
+    return answer
+
+
+async def _trimmed_here(broker: Broker, hosted: HostedLog, answer: Response, until_index: int) -> None:
+    """Wait, for a limited time, until this replica has begun to carry out a trim that the leader has
+    answered, so that a read at the same node does not return the removed records."""
+    committed = answer.headers.get(COMMITTED_INDEX.decode())
+    if answer.status_code != 200 or committed is None or hosted.serving is None:
+        return
+    with contextlib.suppress(Repairing, LogDeleting):
+        await broker.waits.committed(hosted, int(committed), _TRIM_WAIT_MS / 1000)
+        if (driver := hosted.serving) is not None:
+            await _trimmed(Served(broker, hosted, driver), until_index)
 
 
 async def _trimmed(here: Served, until_index: int) -> None:
