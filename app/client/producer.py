@@ -13,13 +13,22 @@ from app.client.batches import arrow_body, check_arrow
 from app.client.client import CommitlogClient
 from app.client.deliveries import Delivered, QueuedAppend, RecordDelivery
 from app.client.errors import ClientError, Problem, ProducerFailed
-from app.client.records import CONTENTS, Record, check_content, check_details, check_list, stored_bytes
+from app.client.records import (
+    CONTENTS,
+    Record,
+    check_content,
+    check_details,
+    check_list,
+    kept,
+    stored_bytes,
+)
 from storage.units import MIB
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_IN_FLIGHT = 5  # a log remembers the last five appends of a producer
+OPTIONS = ("acks", "fencing_token", "timeout_ms")  # of each append
 KNOWN_FOR_S = 60.0  # after an append; far less than the time for which a log remembers a silent producer
 _GAP_PAUSE_S = 0.005
 _UTF8_MAX_BYTES = 4  # of a character
@@ -65,7 +74,9 @@ class RecordProducer:
         max_pending_bytes: int = 64 * MIB,
         **options: Any,
     ) -> None:
-        """options: of each append: acks, timeout_ms, fencing_token. Raises ValueError."""
+        """options: of each append: acks, timeout_ms, fencing_token. Raises TypeError and ValueError."""
+        if unknown := sorted(options.keys() - set(OPTIONS)):
+            raise TypeError(f"a producer has no option {unknown[0]}; for its appends: {', '.join(OPTIONS)}")
         at_least_one = {
             "max_batch_records": max_batch_records,
             "max_batch_bytes": max_batch_bytes,
@@ -130,11 +141,13 @@ class RecordProducer:
             record = value
             if record.headers != () or record.timestamp is not None:
                 check_details(record)
-                other = record
+                other = kept(record)
             value, key = record.value, record.key
         if not isinstance(value, CONTENTS) or not isinstance(key, CONTENTS):
             check_content("value", value)
             check_content("key", key)
+        if isinstance(value, bytearray) or isinstance(key, bytearray):  # its owner may use it again
+            value, key = (bytes(part) if isinstance(part, bytearray) else part for part in (value, key))
         size = (
             (len(value) if value is not None else 0)
             + (len(key) if key is not None else 0)
@@ -142,7 +155,7 @@ class RecordProducer:
         )
         may_be_large = size * _UTF8_MAX_BYTES > self.max_record_bytes
         if other is not None or may_be_large or not (_is_encoded(value) and _is_encoded(key)):
-            self._check_size(other or Record(value, key))
+            size = self._checked_size(other or Record(value, key))
         with self._lock:
             if self._pending >= self._max_pending or self._failed is not None or self._is_closed:
                 self._wait_for_room(wait=wait)
@@ -186,7 +199,8 @@ class RecordProducer:
         return deliveries
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Send what is queued at once, and wait until all of it is committed.
+        """Send what is queued at once, and wait until all of it is committed. Records that are sent meanwhile
+        are not waited for.
 
         Raises the error of the append that failed, RecordRefused once for records that were left out, or
         TimeoutError.
@@ -196,8 +210,9 @@ class RecordProducer:
         with self._lock:
             self._urgent += 1
             self._work.notify_all()
+            until = self._sequence + len(self._queue)
             try:
-                if not self._room.wait_for(lambda: not self._queue and not self._in_flight, timeout_s):
+                if not self._room.wait_for(lambda: self._is_done(until), timeout_s):
                     raise TimeoutError(f"{self._pending} bytes are not committed after {timeout_s} s")
                 refused, self._refused = self._refused, None
                 if (error := self._failed or refused) is not None:
@@ -217,11 +232,13 @@ class RecordProducer:
             for thread in self._threads:
                 thread.join()
 
-    def _check_size(self, record: Record) -> None:
+    def _checked_size(self, record: Record) -> int:
+        """Return the bytes that a record needs in the queue. Raises ValueError for one that is too large."""
         size = stored_bytes(record)
         limit = self.max_record_bytes
         if size > limit:
             raise ValueError(f"a record has at most {limit} bytes (max_record_bytes), got {size}")
+        return size + _QUEUED_RECORD_BYTES * (1 + len(record.headers))
 
     # --- with the lock
 
@@ -237,8 +254,10 @@ class RecordProducer:
                 raise BlockingIOError(f"{self._pending} bytes are pending")
             self._urgent += 1  # what is queued leaves at once, or there may never be room
             self._work.notify_all()
-            self._room.wait()
-            self._urgent -= 1
+            try:
+                self._room.wait()
+            finally:
+                self._urgent -= 1
 
     def _begin(self) -> QueuedAppend:
         if self._queue:
@@ -248,12 +267,24 @@ class RecordProducer:
         self._work.notify()
         return batch
 
+    def _is_done(self, until: int) -> bool:
+        """Return whether every batch below this sequence has an outcome."""
+        is_sent = self._sequence >= until or not self._queue  # of a failed producer the queue is empty
+        return is_sent and (not self._in_flight or self._in_flight[0].sequence >= until)
+
+    def _may_send(self) -> bool:
+        """Return whether the next batch may leave: alone while the log may not know the producer, whose first
+        sequence may be any; later, while the log still remembers the oldest batch in flight after it."""
+        if not self._in_flight:
+            return True
+        is_known = time.monotonic() < self._known_until_s
+        return is_known and self._sequence - self._in_flight[0].sequence < MAX_IN_FLIGHT
+
     def _next(self) -> QueuedAppend | None:
         """Wait for a batch whose turn it is; None when the producer is closed."""
         while True:
             wait_s = None
-            is_known = time.monotonic() < self._known_until_s
-            if self._queue and (is_known or not self._in_flight):  # a log's first sequence may be any
+            if self._queue and self._may_send():
                 first = self._queue[0]
                 wait_s = first.since + self._linger_s - time.monotonic()
                 if first.is_closed or self._urgent or self._is_closed or wait_s <= 0:

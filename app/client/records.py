@@ -81,6 +81,14 @@ def check_details(record: Record) -> None:
         check_whole(name, record.timestamp, _FIRST_MS, _LAST_MS)
 
 
+def kept(record: Record) -> Record:
+    """Return the record with copies of what its owner may change."""
+    value, key, headers = record.value, record.key, record.headers
+    pairs = tuple((name, bytes(part) if isinstance(part, bytearray) else part) for name, part in headers)
+    value, key = (bytes(part) if isinstance(part, bytearray) else part for part in (value, key))
+    return Record(value, key, pairs, record.timestamp)
+
+
 def _float(text: str) -> float | Decimal:
     number = float(text)
     return Decimal(text) if math.isinf(number) else number
