@@ -97,8 +97,10 @@ class AsyncConsumer:
         self.blocking, self._call = consumer, call
 
     async def poll(self, **query: Any) -> Page:
-        """Return the next page; empty if nothing arrived within `wait_ms`. Raises ClientError."""
-        page: Page = await self._call(self.blocking.poll, **query)
+        """Return the next page; empty if nothing arrived within `wait_ms`. Raises ClientError. A cancelled
+        call does not move the position."""
+        page: Page = await self._call(self.blocking.next_page, **query)
+        self.blocking.position = page.next_index
         return page
 
     async def records(self, **query: Any) -> AsyncIterator[Mapping[str, Any]]:
@@ -112,7 +114,7 @@ class AsyncConsumer:
 
     async def commit(self, index: int | None = None) -> None:
         """Move the cursor to `index`, by default to the position. Raises ConditionFailed."""
-        await self._call(self.blocking.commit, index)
+        await self._call(self.blocking.commit, self.blocking.position if index is None else index)
 
 
 class AsyncProducer:

@@ -48,9 +48,13 @@ class Consumer:
         query: limit, max_bytes, key, encoding, as of `CommitlogClient.read`. Raises ClientError: NotFound
         (`index-trimmed`, with `begin_index` in its document) when retention has removed the position.
         """
-        page = self._client.read(from_index=self.position, wait_ms=wait_ms, **query)
+        page = self.next_page(wait_ms=wait_ms, **query)
         self.position = page.next_index
         return page
+
+    def next_page(self, *, wait_ms: int = FOLLOW_WAIT_MS, **query: Any) -> Page:
+        """As `poll`, without moving the position."""
+        return self._client.read(from_index=self.position, wait_ms=wait_ms, **query)
 
     def records(self, **query: Any) -> Iterator[Mapping[str, Any]]:
         """Yield records without end; commit after each page, once all of its records were taken."""

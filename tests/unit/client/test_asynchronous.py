@@ -1,0 +1,42 @@
+"""The asyncio client against scripted nodes: calls that their caller cancels."""
+
+import asyncio
+import threading
+
+import pytest
+
+from app.client import AsyncCommitlogClient
+from tests.unit.cli.fake_service import Asked, Scripted, fake_service
+
+
+def test_a_poll_that_was_cancelled_does_not_move_the_position() -> None:
+    """The request goes on in its thread; its records have no receiver."""
+    answering, answered = threading.Event(), threading.Event()
+    cursor = {"name": "etl", "index": 5, "fence": False}
+
+    def answer(asked: Asked) -> Scripted:
+        if asked.path.endswith("/cursors/etl"):
+            return Scripted(200, cursor, {"ETag": '"1"'})
+        if not asked.path.endswith("/records"):
+            return Scripted(404, {"code": "not-found"})
+        first = int(asked.query["from_index"])
+        if not answered.is_set():
+            answering.set()
+            answered.wait(30)
+        record = {"index": first, "term": 1, "value": "v"}
+        return Scripted(200, {"records": [record], "next_index": first + 1, "has_more": False})
+
+    async def poll(url: str) -> int:
+        async with AsyncCommitlogClient(url, max_calls=1) as client:
+            consumer = await client.consumer("etl")
+            cancelled = asyncio.create_task(consumer.poll())
+            assert await asyncio.to_thread(answering.wait, 30)
+            cancelled.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+            answered.set()
+            page = await consumer.poll()  # in the only thread, so after the first
+            return int(page.records[0]["index"])
+
+    with fake_service(answer) as service:
+        assert asyncio.run(poll(service.url)) == 5
