@@ -1,6 +1,7 @@
 """HTTP calls to the nodes of a cluster: finds the leader, retries with growing pauses, gives up in the
 end."""
 
+import io
 import math
 import os
 import random
@@ -19,9 +20,13 @@ import urllib3
 from app.arguments import check_number, check_text
 from app.client.errors import ClientError, NoAnswer, NoReplica, Problem, Untrusted, problem_of
 from app.names import check_token
+from storage.units import KIB
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:8101"
 _CONNECT_TIMEOUT_S = 2.0
+_SENT_AT_ONCE_BYTES = (
+    64 * KIB
+)  # part of a body that _CONNECT_TIMEOUT_S, or the last call's read timeout, limits
 _NAMED_ENDPOINTS = 5  # at most, in an error
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 AVOID_S = 1.0  # for this time a node that did not answer is not used as leader, even if others report it
@@ -90,11 +95,18 @@ class ClusterConnection:
         self._at = 0
         self._avoided: dict[str, float] = {}
         self._answered: set[str] = set()  # endpoints that have answered, so their scheme is right
-        self._pool = urllib3.PoolManager(retries=False, num_pools=16, maxsize=8)
+        self._pool, self._process = _new_pool(), os.getpid()
 
     def close(self) -> None:
         """Close every connection."""
-        self._pool.clear()
+        self._own_pool().clear()
+
+    def _own_pool(self) -> urllib3.PoolManager:
+        """Return the pool of this process: after a fork, two processes would mix their answers on a shared
+        connection."""
+        if self._process != os.getpid():
+            self._pool, self._process = _new_pool(), os.getpid()
+        return self._pool
 
     def call(
         self,
@@ -223,8 +235,12 @@ class ClusterConnection:
         url = f"{checked_endpoint(endpoint)}{path}" + (f"?{urlencode(query)}" if query else "")
         timeout = urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=wait_s + SLACK_S)
         sent = {**self._headers, **(headers or {})}
+        content: bytes | io.BytesIO | None = body
+        if body is not None and len(body) > _SENT_AT_ONCE_BYTES:  # in parts: the time limit is of each
+            content = io.BytesIO(body)
+            sent["Content-Length"] = str(len(body))
         try:
-            answer = self._pool.request(method, url, headers=sent, body=body, timeout=timeout)
+            answer = self._own_pool().request(method, url, headers=sent, body=content, timeout=timeout)
         except NEVER_SENT as error:
             self._forget(endpoint)
             refused = isinstance(error.__context__, ConnectionRefusedError)
@@ -289,6 +305,10 @@ class ClusterConnection:
         leader = (answer.headers.get("Commitlog-Leader") or "").rstrip("/")
         if leader and self._avoided.get(leader, 0.0) < self._clock():
             self.leader = leader
+
+
+def _new_pool() -> urllib3.PoolManager:
+    return urllib3.PoolManager(retries=False, num_pools=16, maxsize=8, blocksize=_SENT_AT_ONCE_BYTES)
 
 
 def _after(doubtful: ClientError | None, error: ClientError, *, decided: bool) -> ClientError:

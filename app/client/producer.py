@@ -1,6 +1,7 @@
 """Producer: appends records in the background, in batches, in order, each exactly once."""
 
 import math
+import os
 import threading
 import time
 import uuid
@@ -93,6 +94,7 @@ class RecordProducer:
         self.producer_id = producer_id or str(uuid.uuid4())
         self.epoch = time.time_ns() // 1_000_000 if producer_id else 0
         self._client = client
+        self._process = os.getpid()
         self._options = options
         self._linger_s = linger_ms / 1_000
         self._max_records, self._max_bytes = max_batch_records, max_batch_bytes
@@ -136,6 +138,7 @@ class RecordProducer:
         while max_pending_bytes are pending, TypeError for a part that no record can have, and ValueError for
         a record that is larger than max_record_bytes, or whose text has no form in UTF-8 (lone surrogates).
         """
+        self._check_process()
         other = None
         if isinstance(value, Record):
             record = value
@@ -188,6 +191,7 @@ class RecordProducer:
         each of them, at its first record."""
         deliveries = []
         check_arrow("table", table)
+        self._check_process()
         for body in arrow_body(table, self._max_records, self._max_bytes):
             with self._lock:
                 self._wait_for_room(wait=True)
@@ -207,6 +211,7 @@ class RecordProducer:
         """
         if timeout_s is not None:
             check_number("timeout_s", timeout_s)
+        self._check_process()
         with self._lock:
             self._urgent += 1
             self._work.notify_all()
@@ -221,7 +226,9 @@ class RecordProducer:
                 self._urgent -= 1
 
     def close(self) -> None:
-        """Flush, and end the threads. Raises as `flush`."""
+        """Flush, and end the threads. Raises as `flush`. In a forked process: do nothing."""
+        if self._process != os.getpid():
+            return
         try:
             self.flush()
         finally:
@@ -231,6 +238,11 @@ class RecordProducer:
                 self._room.notify_all()
             for thread in self._threads:
                 thread.join()
+
+    def _check_process(self) -> None:
+        """Raise RuntimeError after a fork: the new process does not have the threads."""
+        if self._process != os.getpid():
+            raise RuntimeError("the producer belongs to another process; create one after the fork")
 
     def _checked_size(self, record: Record) -> int:
         """Return the bytes that a record needs in the queue. Raises ValueError for one that is too large."""
