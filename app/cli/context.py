@@ -72,7 +72,7 @@ def exit_code_of(error: "ClientError", *, writes: bool) -> ExitCode:
         return ExitCode.OUTCOME_UNKNOWN
     if isinstance(error, NoAnswer | Unavailable):
         return ExitCode.UNAVAILABLE
-    if isinstance(error, Problem) and error.status in (429, 503, 504):
+    if isinstance(error, Problem) and error.status in (429, 502, 503, 504):
         return ExitCode.UNAVAILABLE
     if isinstance(error, ConditionFailed):
         return ExitCode.CONDITION_FAILED

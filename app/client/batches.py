@@ -55,7 +55,8 @@ def check_arrow(name: str, table: object) -> None:
 
 
 def arrow_body(table: "pa.Table | pa.RecordBatch", max_records: int, max_bytes: int) -> Iterator[Body]:
-    """Yield the appends of a table, in order: at most max_records, and about max_bytes each."""
+    """Yield the appends of a table, in order: at most max_records, and about max_bytes each, unless one row
+    has more."""
     import pyarrow as pa
 
     check_whole("max_records", max_records, 1)
@@ -63,7 +64,17 @@ def arrow_body(table: "pa.Table | pa.RecordBatch", max_records: int, max_bytes: 
     row_bytes = max(1, whole.nbytes // max(1, whole.num_rows))
     rows = max(1, min(max_records, max_bytes // row_bytes))
     for start in range(0, whole.num_rows, rows):
-        yield Body(arrow_stream(whole.slice(start, rows).combine_chunks()), ARROW_STREAM)
+        yield from _halves(whole.slice(start, rows), max_bytes)
+
+
+def _halves(table: "pa.Table", max_bytes: int) -> Iterator[Body]:
+    """Yield the appends of rows, of which some may be far larger than the average."""
+    middle = table.num_rows // 2
+    if middle == 0 or table.nbytes <= max_bytes * 3 // 2:
+        yield Body(arrow_stream(table.combine_chunks()), ARROW_STREAM)
+        return
+    yield from _halves(table.slice(0, middle), max_bytes)
+    yield from _halves(table.slice(middle), max_bytes)
 
 
 def _column(contents: Sequence[str | bytes | None]) -> Any:

@@ -137,7 +137,7 @@ class CommitlogClient:
             to_leader=True,
             wait_s=timeout_ms / 1000,
         )
-        document = _json(answer)
+        document = document_of(answer)
         fields = ("first_index", "last_index", "count", "term", "timestamp", "leader", "replayed")
         try:
             return Appended(**{name: document[name] for name in fields}, document=document)
@@ -154,7 +154,10 @@ class CommitlogClient:
         """
         check_whole("wait_ms", wait_ms, 0)
         document = self._get("/records", endpoint, wait_s=wait_ms / 1000, wait_ms=wait_ms, **query)
-        return Page(document["records"], document["next_index"], document["has_more"], document)
+        try:
+            return Page(document["records"], document["next_index"], document["has_more"], document)
+        except KeyError as error:
+            raise NoAnswer(f"the response has no field {error}", sent=True) from error
 
     def read_arrow(
         self, from_index: int, *, endpoint: str | None = None, log_id: str | None = None, **query: Any
@@ -245,7 +248,7 @@ class CommitlogClient:
         """
         headers = {} if min_index is None else {"Commitlog-Min-Index": str(min_index)}
         answer = self.connection.call("GET", self._path("/schemas"), headers=headers)
-        return list(_json(answer)["schemas"])
+        return list(document_of(answer)["schemas"])
 
     def put_schema(
         self,
@@ -269,7 +272,7 @@ class CommitlogClient:
         given = {name: value for name, value in fields.items() if value is not None}
         body = json.dumps({"format": format, "definition": definition, **given}).encode()
         path = self._path("/schema")
-        return _json(self.connection.call("PUT", path, headers=headers, body=body, wait_s=10.0))
+        return document_of(self.connection.call("PUT", path, headers=headers, body=body, wait_s=10.0))
 
     # --- views of the nodes ---
 
@@ -295,13 +298,13 @@ class CommitlogClient:
 
     def logs(self) -> list[dict[str, Any]]:
         """Return the logs of the cluster."""
-        return list(_json(self.connection.call("GET", "/v1/logs"))["logs"])
+        return list(document_of(self.connection.call("GET", "/v1/logs"))["logs"])
 
     def cluster(self, endpoint: str | None = None) -> dict[str, Any]:
         """Return nodes and limits."""
         if endpoint is not None:
-            return _json(self.connection.once("GET", endpoint, "/v1/cluster"))
-        return _json(self.connection.call("GET", "/v1/cluster"))
+            return document_of(self.connection.once("GET", endpoint, "/v1/cluster"))
+        return document_of(self.connection.call("GET", "/v1/cluster"))
 
     def _get(
         self, route: str, endpoint: str | None = None, wait_s: float = 5.0, **query: Any
@@ -311,7 +314,7 @@ class CommitlogClient:
             answer = self.connection.once("GET", endpoint, self._path(route), query=query, wait_s=wait_s)
         else:
             answer = self.connection.call("GET", self._path(route), query=query, wait_s=wait_s)
-        return _json(answer, exact=query.get("encoding") == "json")
+        return document_of(answer, exact=query.get("encoding") == "json")
 
     def _path(self, route: str) -> str:
         return f"/v1/logs/{quote(self.log, safe='')}{route}"
@@ -321,7 +324,7 @@ def _parameter(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def _json(answer: HttpAnswer, *, exact: bool = False) -> dict[str, Any]:
+def document_of(answer: HttpAnswer, *, exact: bool = False) -> dict[str, Any]:
     """Return the document of an answer. exact: it contains numbers of records, which may be of any size."""
     try:
         document = json.loads(answer.data, **(EXACT_NUMBERS if exact else {}))

@@ -270,6 +270,10 @@ class ClusterConnection:
         self._learn(answer)
         if answer.status >= 400:
             raise problem_of(answer.status, answer.data, answer.headers.get("Retry-After"))
+        if answer.status >= 300:
+            place = answer.headers.get("Location")
+            detail = f"{endpoint} redirects to {place}, which is not followed: use the URL of a node"
+            raise Problem(answer.status, {"detail": detail})
         return answer
 
     def _learn_nodes(self, endpoint: str) -> None:
@@ -279,9 +283,10 @@ class ClusterConnection:
         self._learn_at = self._clock() + LEARN_EACH_S
         try:
             document = self.once("GET", endpoint, "/v1/cluster").json()
-            self.nodes = [str(node["url"]).rstrip("/") for node in document["nodes"]]
+            urls = [str(node["url"]).rstrip("/") for node in document["nodes"]]
         except (ClientError, ValueError, KeyError, TypeError):  # the call itself has succeeded
             return
+        self.nodes = [url for url in urls if is_base_url(url)]
         self.endpoints += [url for url in self.nodes if url not in self.endpoints]
 
     def _choose(self, to_leader: bool) -> str:
@@ -303,7 +308,7 @@ class ClusterConnection:
 
     def _learn(self, answer: HttpAnswer) -> None:
         leader = (answer.headers.get("Commitlog-Leader") or "").rstrip("/")
-        if leader and self._avoided.get(leader, 0.0) < self._clock():
+        if is_base_url(leader) and self._avoided.get(leader, 0.0) < self._clock():
             self.leader = leader
 
 

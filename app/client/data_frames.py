@@ -5,6 +5,7 @@ integer milliseconds) and `headers`. Columns of a table that is read: index, ter
 value, headers, type, as in docs/api.md.
 """
 
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from app.arguments import check_instance, check_whole
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 APPEND_RECORDS = 10_000
 APPEND_BYTES = 8 * MIB
+_OF_ONE_APPEND = ("idempotency_key", "match_index", "producer_sequence")
 
 
 def to_arrow(frame: Any) -> "pa.Table":
@@ -46,13 +48,19 @@ def append_frame(
 ) -> list[Appended]:
     """Append a table in order, as one or more appends, each of them atomic. options: as of `append`.
 
-    Raises ClientError; the appends before the failed one are in the log. A producer's `send_arrow` is faster.
+    Raises ClientError; the appends before the failed one are in the log. Raises ValueError, before the first
+    append, for an option that only one append can have. A producer's `send_arrow` is faster.
     """
     check_instance("client", client, CommitlogClient)
-    return [
-        client.append_body(body.content, body.media_type, **options)
-        for body in arrow_body(to_arrow(frame), max_records, APPEND_BYTES)
-    ]
+    bodies = arrow_body(to_arrow(frame), max_records, APPEND_BYTES)
+    first = list(islice(bodies, 2))
+    for name in _OF_ONE_APPEND:
+        if len(first) > 1 and options.get(name) is not None:
+            raise ValueError(
+                f"{name} is of one append, and the table does not fit into one (max_records={max_records}): "
+                "append it in parts"
+            )
+    return [client.append_body(body.content, body.media_type, **options) for body in chain(first, bodies)]
 
 
 def read_frame(

@@ -116,7 +116,7 @@ class Problem(ClientError):
         self.code = str(document.get("code", f"http-{status}"))
         self.detail = str(document.get("detail") or document.get("title") or f"HTTP status {status}")
         self.outcome = outcome_in(status, document)
-        self.retryable = bool(document.get("retryable", status in (421, 429, 503, 504)))
+        self.retryable = bool(document.get("retryable", status in (421, 429, 502, 503, 504)))
         self.retry_after_s = retry_after_s
         super().__init__(f"{self.code}: {self.detail}{self._places()}")
 
@@ -126,10 +126,11 @@ class Problem(ClientError):
 
     def _places(self) -> str:
         """Return the invalid parts of the request that the detail does not mention."""
+        found = self.document.get("errors")
         errors = [
             error
-            for error in self.document.get("errors") or []
-            if str(error.get("detail", "")) not in self.detail
+            for error in (found if isinstance(found, list) else ())
+            if isinstance(error, Mapping) and str(error.get("detail", "")) not in self.detail
         ]
         places = [f"{error.get('pointer', '')} {error.get('detail', '')}".strip() for error in errors]
         return f" ({'; '.join(places)})" if places else ""

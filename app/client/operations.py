@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from app.arguments import check_instance, check_text, check_whole
-from app.client.client import CommitlogClient
+from app.client.client import CommitlogClient, document_of
 from app.client.connection import HttpAnswer
 from app.media_types import JSON
 from app.names import check_cursor_name, check_log_name
@@ -177,8 +177,7 @@ class Operations:
             body=None if body is None else json.dumps(body).encode(),
             wait_s=wait_s,
         )
-        document: dict[str, Any] = json.loads(answer.data)
-        return document, answer
+        return document_of(answer), answer
 
 
 def _cursor(found: Mapping[str, Any], version: str) -> Cursor:

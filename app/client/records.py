@@ -101,16 +101,19 @@ def _int(text: str) -> int | Decimal:
 EXACT_NUMBERS: Mapping[str, Any] = {"parse_float": _float, "parse_int": _int}  # options of json.loads
 
 
-def check_numbers(content: object) -> None:
-    """Raise ValueError for a number that JSON does not have: it would be stored as null."""
-    if isinstance(content, float) and not math.isfinite(content):
+def check_json(content: object) -> None:
+    """Raise ValueError for a number that JSON does not have: it would be stored as null. Raise TypeError for
+    bytes: they would be stored as their base64."""
+    if isinstance(content, bytes | bytearray | memoryview):
+        raise TypeError("a mapping must not contain bytes: use a Record, or value_base64 and key_base64")
+    if isinstance(content, float | Decimal) and not math.isfinite(content):
         raise ValueError(f"a record must not contain {content}, which JSON does not have: use null or text")
     if isinstance(content, Mapping):
         for part in content.values():
-            check_numbers(part)
+            check_json(part)
     elif isinstance(content, list | tuple | set | frozenset):
         for part in content:
-            check_numbers(part)
+            check_json(part)
 
 
 def stored_bytes(record: Record) -> int:
@@ -122,7 +125,7 @@ def stored_bytes(record: Record) -> int:
 def record_document(record: RecordLike) -> Mapping[str, Any]:
     """Return a record's JSON object: from a Record, a bare value, or a mapping that is one already."""
     if isinstance(record, Mapping):
-        check_numbers(record)
+        check_json(record)
         return record
     return (record if isinstance(record, Record) else Record(record)).to_json()
 
@@ -131,7 +134,8 @@ def ndjson(records: Iterable[RecordLike]) -> bytes:
     """Return one JSON object per line. Raises TypeError for anything but a list of records, and for a part
     that no record can have."""
     check_list(records)
-    return msgspec.json.Encoder().encode_lines([record_document(record) for record in records])
+    encoder = msgspec.json.Encoder(decimal_format="number")
+    return encoder.encode_lines([record_document(record) for record in records])
 
 
 def in_batches(

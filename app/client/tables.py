@@ -1,7 +1,6 @@
 """Queries about the Delta tables of a log: are records in them, and which versions belong to a point of
 the log?"""
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -9,8 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from app.arguments import check_instance, check_number, check_text, check_whole
-from app.client.client import CommitlogClient
-from app.client.connection import HttpAnswer
+from app.client.client import CommitlogClient, document_of
 from app.client.errors import NoAnswer, Unavailable
 from app.tables.digests import BLOCK, BlockSum
 from app.tables.names import ENTRIES
@@ -102,7 +100,7 @@ class Tables:
                 except (NoAnswer, Unavailable) as error:
                     failed.append(error)
                     continue
-                return MaterializedTable.of(_json(answer))
+                return MaterializedTable.of(document_of(answer))
             left_s = deadline - time.monotonic()
             unavailable = [error for error in failed if isinstance(error, Unavailable)]
             if not unavailable or left_s <= 0:
@@ -133,9 +131,4 @@ class Tables:
                 return
 
     def _get(self, route: str, **query: int) -> dict[str, Any]:
-        return _json(self._connection.call("GET", f"{self._log}{route}", query=query))
-
-
-def _json(answer: HttpAnswer) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(answer.data)
-    return document
+        return document_of(self._connection.call("GET", f"{self._log}{route}", query=query))

@@ -1,0 +1,108 @@
+"""Answers that are not of the service, and records that have no form in a request."""
+
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from app.client import ClientError, CommitlogClient, NoAnswer, Problem
+from app.client.batches import arrow_body
+from app.client.data_frames import append_frame
+from app.client.operations import Operations
+from tests.unit.cli.fake_service import Asked, Scripted, committed, fake_service
+
+ROWS = pa.table({"value": ["same"] * 4})
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_redirect_is_a_refusal_that_names_its_target(status: int) -> None:
+    answer = Scripted(status, {}, {"Location": "https://other/v1"})
+    with fake_service(lambda _: answer) as node, CommitlogClient(node.url, give_up_s=0.0) as client:
+        for call in (lambda: client.append(["x"]), lambda: Operations(client).delete_log("a")):
+            with pytest.raises(Problem, match="redirects to https://other/v1") as caught:
+                call()
+            assert caught.value.outcome == "not_applied"
+
+
+def test_a_call_is_repeated_after_a_proxy_could_not_reach_its_node() -> None:
+    def answer(asked: Asked) -> Scripted:
+        return Scripted(502, "bad gateway") if len(node.asked) == 1 else Scripted(200, committed())
+
+    with fake_service(answer, others=["http://127.0.0.1:1"]) as node, CommitlogClient(node.url) as client:
+        client.append(["x"])
+    keys = {asked.headers["idempotency-key"] for asked in node.appends()}
+    assert (len(node.appends()), len(keys)) == (2, 1)
+
+
+@pytest.mark.parametrize("errors", [["text"], {"field": "text"}, "text", 5])
+def test_errors_of_another_service_are_part_of_no_message(errors: Any) -> None:
+    with (
+        fake_service(lambda _: Scripted(400, {"detail": "no", "errors": errors})) as node,
+        CommitlogClient(node.url, give_up_s=0.0) as client,
+        pytest.raises(Problem, match=r"http-400: no$"),
+    ):
+        client.append(["x"])
+
+
+def test_a_page_of_a_proxy_in_place_of_a_document_is_an_error_of_the_client() -> None:
+    with (
+        fake_service(lambda _: Scripted(200, ["<html>"])) as node,
+        CommitlogClient(node.url, give_up_s=0.0) as client,
+        pytest.raises(NoAnswer, match="not a JSON object"),
+    ):
+        Operations(client).delete_log("a")
+
+
+@pytest.mark.parametrize("url", ["", "None", "n2:8101"])
+def test_a_url_that_is_none_is_not_learned(url: str) -> None:
+    def answer(asked: Asked) -> Scripted:
+        return Scripted(200, committed(), {"Commitlog-Leader": url})
+
+    with fake_service(answer, others=[url]) as node, CommitlogClient(node.url) as client:
+        client.append(["x"])
+        client.append(["x"])
+        assert client.endpoints == [node.url]
+
+
+@pytest.mark.parametrize("option", ["idempotency_key", "match_index", "producer_sequence"])
+def test_a_frame_of_more_than_one_append_has_no_option_of_a_single_one(option: str) -> None:
+    """The log would take the second append for a repeat of the first, and not store it."""
+    options: dict[str, Any] = {option: "1" if option == "idempotency_key" else 1}
+    with fake_service(lambda _: Scripted(200, committed())) as node, CommitlogClient(node.url) as client:
+        with pytest.raises(ValueError, match=f"{option} is of one append.*max_records"):
+            append_frame(client, ROWS, max_records=2, **options)
+        assert node.appends() == []
+        append_frame(client, ROWS, max_records=4, **options)
+    assert len(node.appends()) == 1
+
+
+def test_large_rows_at_the_end_of_a_table_are_divided_too() -> None:
+    table = pa.table({"value": ["small"] * 1_000 + ["l" * 1_000] * 8})
+    bodies = [pa.ipc.open_stream(body.content).read_all() for body in arrow_body(table, 10_000, 2_000)]
+    assert pa.concat_tables(bodies)["value"].to_pylist() == table["value"].to_pylist()
+    assert max(body.nbytes for body in bodies) <= 3_000
+
+
+@pytest.mark.parametrize("record", [{"value": b"raw"}, {"key": bytearray(b"k")}, {"headers": [["a", b"h"]]}])
+def test_bytes_in_a_mapping_are_refused(record: dict[str, Any]) -> None:
+    """They would be stored as their base64."""
+    with CommitlogClient("http://127.0.0.1:1") as client, pytest.raises(TypeError, match="Record"):
+        client.append([record])
+
+
+def test_a_decimal_in_a_mapping_is_a_number() -> None:
+    with fake_service(lambda _: Scripted(200, committed())) as node, CommitlogClient(node.url) as client:
+        client.append([{"value_json": {"price": Decimal("1.50")}}])
+    assert node.appends()[0].body == b'{"value_json":{"price":1.50}}\n'
+    with CommitlogClient("http://127.0.0.1:1") as client, pytest.raises(ValueError, match="NaN"):
+        client.append([{"value_json": Decimal("NaN")}])
+
+
+def test_every_error_of_a_damaged_document_is_one_of_the_client() -> None:
+    with (
+        fake_service(lambda _: Scripted(200, {"records": []})) as node,
+        CommitlogClient(node.url, give_up_s=0.0) as client,
+        pytest.raises(ClientError),
+    ):
+        client.read()
