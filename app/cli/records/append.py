@@ -241,14 +241,16 @@ def _append_all(
                 if advance is not None:
                     advance(position)
         except ClientError as error:
-            notes = (_place(error, skipped + count), _rest(count, skipped))
+            doubt = "" if error.outcome == "not_applied" else _doubt(len(batch))
+            notes = (_place(error, skipped + count), _rest(count, skipped), doubt)
             raise failure_of(error, writes=True, note="; ".join(filter(None, notes))) from error
         except KeyboardInterrupt:
             rest = _rest(count, skipped) or "no append has been answered yet"
             if not is_open:
                 raise CommandFailed(f"interrupted; {rest}", ExitCode.INTERRUPTED) from None
-            rest = f"{rest}; the append in progress may have stored the next {len(batch):,} too"
-            raise CommandFailed(f"interrupted; {rest}", ExitCode.OUTCOME_UNKNOWN) from None
+            raise CommandFailed(
+                f"interrupted; {rest}; {_doubt(len(batch))}", ExitCode.OUTCOME_UNKNOWN
+            ) from None
         except CommandFailed as error:
             raise CommandFailed(
                 f"{error.message}{_rest(count, skipped, '; ')}", ExitCode(error.exit_code)
@@ -277,6 +279,11 @@ def _rest(count: int, skipped: int, separator: str = "") -> str:
         return ""
     stored = f"the {count:,} records of earlier appends are stored"
     return f"{separator}{stored}; continue with --skip {skipped + count}"
+
+
+def _doubt(count: int) -> str:
+    """Return what the user has to check before the command is repeated."""
+    return f"the append in progress may have stored the next {count:,} too"
 
 
 def _progress(stack: ExitStack, size: int | None) -> Any:

@@ -191,6 +191,16 @@ def test_a_failure_in_the_middle_reports_what_is_stored() -> None:
     assert [json.loads(line)["value"] for line in node.appends()[0].body.splitlines()] == ["b", "c"]
 
 
+def test_an_append_whose_outcome_is_unknown_is_part_of_the_report() -> None:
+    """Its records may be stored; --skip alone would lead the user to store them again."""
+    reported = [Scripted(200, committed(0, 2)), problem("internal", 500, "unknown", retryable=False)]
+    with fake_service(lambda asked: Scripted(404) if asked.method == "GET" else reported.pop(0)) as node:
+        arguments = ["append", "--batch", "2", "-e", node.url]
+        result = CliRunner().invoke(cli, arguments, input=b"a\nb\nc\nd\n")
+    assert result.exit_code == 6
+    assert "continue with --skip 2; the append in progress may have stored the next 2 too" in result.stderr
+
+
 def test_an_interrupted_append_reports_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     append, count = CommitlogClient.append, 0
 
