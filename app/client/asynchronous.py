@@ -70,12 +70,14 @@ class AsyncCommitlogClient:
         return await self._call(self.blocking.put_schema, definition, **options)
 
     async def follow(self, from_index: int, **query: Any) -> AsyncIterator[Mapping[str, Any]]:
-        """Yield records from `from_index` on, without end, through fail-overs."""
+        """Yield records from `from_index` on, without end, through fail-overs. Raises OtherLog when the log
+        is created again."""
+        log_id = None
         while True:
-            page = await self.read(from_index=from_index, wait_ms=FOLLOW_WAIT_MS, **query)
+            page = await self.read(from_index=from_index, wait_ms=FOLLOW_WAIT_MS, log_id=log_id, **query)
             for record in page.records:
                 yield record
-            from_index = page.next_index
+            from_index, log_id = page.next_index, page.log_id or log_id
 
     async def consumer(self, name: str, **options: Any) -> "AsyncConsumer":
         """Return a reader with the cursor `name`. options: as of Consumer."""

@@ -41,12 +41,14 @@ class Appended:
 
 @dataclass(frozen=True)
 class Page:
-    """One answer of a read. next_index: where the next read starts; `document` is the whole answer."""
+    """One answer of a read. next_index: where the next read starts; `document` is the whole answer. log_id:
+    None from a node of an earlier version."""
 
     records: Sequence[Mapping[str, Any]]
     next_index: int
     has_more: bool
     document: Mapping[str, Any]
+    log_id: str | None = None
 
 
 class CommitlogClient:
@@ -146,16 +148,21 @@ class CommitlogClient:
 
     # --- reads ---
 
-    def read(self, *, endpoint: str | None = None, wait_ms: int = 0, **query: Any) -> Page:
+    def read(
+        self, *, endpoint: str | None = None, wait_ms: int = 0, log_id: str | None = None, **query: Any
+    ) -> Page:
         """Return one page of records; `query` as in the API: from_index, last, limit, include, ...
 
-        endpoint: ask only this node, once. With encoding="json", a number of `value_json` that neither a
-        float nor an int can hold is a decimal.Decimal.
+        endpoint: ask only this node, once. log_id: as of read_arrow. With encoding="json", a number of
+        `value_json` that neither a float nor an int can hold is a decimal.Decimal.
         """
         check_whole("wait_ms", wait_ms, 0)
-        document = self._get("/records", endpoint, wait_s=wait_ms / 1000, wait_ms=wait_ms, **query)
+        query = {**query, "wait_ms": wait_ms}
+        answer = self._answer("/records", endpoint, wait_s=wait_ms / 1000, **query)
+        found = self._checked_id(answer, log_id)
+        document = document_of(answer, exact=query.get("encoding") == "json")
         try:
-            return Page(document["records"], document["next_index"], document["has_more"], document)
+            return Page(document["records"], document["next_index"], document["has_more"], document, found)
         except KeyError as error:
             raise NoAnswer(f"the response has no field {error}", sent=True) from error
 
@@ -179,9 +186,7 @@ class CommitlogClient:
             answer = self.connection.once(
                 "GET", endpoint, self._path("/records"), query=query, headers=headers
             )
-        found = answer.headers.get("Commitlog-Log-Id")
-        if log_id is not None and found not in (None, log_id):
-            raise OtherLog(f"log {self.log}: its id is {found}, not {log_id}")
+        self._checked_id(answer, log_id)
         try:
             table = pa.ipc.open_stream(answer.data).read_all()
         except pa.ArrowException as error:
@@ -224,12 +229,13 @@ class CommitlogClient:
 
     def follow(self, from_index: int, **query: Any) -> Iterator[Mapping[str, Any]]:
         """Yield records from `from_index` on, without end, through fail-overs, each as soon as it is
-        committed."""
+        committed. Raises OtherLog when the log was deleted and created again."""
         check_whole("from_index", from_index, 0)
+        log_id = None
         while True:
-            page = self.read(from_index=from_index, wait_ms=FOLLOW_WAIT_MS, **query)
+            page = self.read(from_index=from_index, wait_ms=FOLLOW_WAIT_MS, log_id=log_id, **query)
             yield from page.records
-            from_index = page.next_index
+            from_index, log_id = page.next_index, page.log_id or log_id
 
     def tail(self, *, consistency: str = "linearizable") -> dict[str, Any]:
         """Return the begin and the end of the log, and its committed index."""
@@ -306,15 +312,23 @@ class CommitlogClient:
             return document_of(self.connection.once("GET", endpoint, "/v1/cluster"))
         return document_of(self.connection.call("GET", "/v1/cluster"))
 
-    def _get(
+    def _get(self, route: str, endpoint: str | None = None, **query: Any) -> dict[str, Any]:
+        return document_of(self._answer(route, endpoint, **query))
+
+    def _answer(
         self, route: str, endpoint: str | None = None, wait_s: float = 5.0, **query: Any
-    ) -> dict[str, Any]:
+    ) -> HttpAnswer:
         query = {name: _parameter(value) for name, value in query.items() if value is not None}
         if endpoint is not None:
-            answer = self.connection.once("GET", endpoint, self._path(route), query=query, wait_s=wait_s)
-        else:
-            answer = self.connection.call("GET", self._path(route), query=query, wait_s=wait_s)
-        return document_of(answer, exact=query.get("encoding") == "json")
+            return self.connection.once("GET", endpoint, self._path(route), query=query, wait_s=wait_s)
+        return self.connection.call("GET", self._path(route), query=query, wait_s=wait_s)
+
+    def _checked_id(self, answer: HttpAnswer, log_id: str | None) -> str | None:
+        """Return the id of the log that an answer is of. Raises OtherLog."""
+        found = answer.headers.get("Commitlog-Log-Id")
+        if log_id is not None and found not in (None, log_id):
+            raise OtherLog(f"log {self.log}: its id is {found}, not {log_id}")
+        return found
 
     def _path(self, route: str) -> str:
         return f"/v1/logs/{quote(self.log, safe='')}{route}"

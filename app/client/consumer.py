@@ -36,6 +36,7 @@ class Consumer:
                 raise
             self._cursor = self._create(self._index_of(start))
         self.position = self._cursor.index
+        self._log_id: str | None = None  # of the log that was polled
 
     @property
     def committed(self) -> int:
@@ -46,7 +47,8 @@ class Consumer:
         """Return the next page, empty after `wait_ms` without a record; move the position, not the cursor.
 
         query: limit, max_bytes, key, encoding, as of `CommitlogClient.read`. Raises ClientError: NotFound
-        (`index-trimmed`, with `begin_index` in its document) when retention has removed the position.
+        (`index-trimmed`, with `begin_index` in its document) when retention has removed the position, and
+        OtherLog when the log was deleted and created again.
         """
         page = self.next_page(wait_ms=wait_ms, **query)
         self.position = page.next_index
@@ -54,7 +56,9 @@ class Consumer:
 
     def next_page(self, *, wait_ms: int = FOLLOW_WAIT_MS, **query: Any) -> Page:
         """As `poll`, without moving the position."""
-        return self._client.read(from_index=self.position, wait_ms=wait_ms, **query)
+        page = self._client.read(from_index=self.position, wait_ms=wait_ms, log_id=self._log_id, **query)
+        self._log_id = page.log_id or self._log_id
+        return page
 
     def records(self, **query: Any) -> Iterator[Mapping[str, Any]]:
         """Yield records without end; commit after each page, once all of its records were taken."""

@@ -1,0 +1,60 @@
+"""Readers of a log that is deleted and created again while they read it: its indexes are of other records."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from app.client import AsyncCommitlogClient, CommitlogClient, Consumer, OtherLog
+from tests.unit.cli.fake_service import Asked, FakeService, Scripted, fake_service
+
+
+@contextmanager
+def created_again() -> Iterator[FakeService]:
+    """A node whose log is another one after the first page."""
+    pages = 0
+
+    def answer(asked: Asked) -> Scripted:
+        nonlocal pages
+        if asked.path.endswith("/cursors/etl"):
+            return Scripted(200, {"name": "etl", "index": 0, "fence": False}, {"ETag": '"1"'})
+        if not asked.path.endswith("/records"):
+            return Scripted(404, {"code": "not-found"})
+        pages += 1
+        first = int(asked.query["from_index"])
+        page = {"records": [{"index": first, "value": "v"}], "next_index": first + 1, "has_more": False}
+        return Scripted(200, page, {"Commitlog-Log-Id": "a" if pages == 1 else "b"})
+
+    with fake_service(answer) as service:
+        yield service
+
+
+def test_follow_reports_it() -> None:
+    with created_again() as service, CommitlogClient(service.url) as client:
+        found = client.follow(0)
+        assert next(found)["index"] == 0
+        with pytest.raises(OtherLog, match="log default: its id is b, not a"):
+            next(found)
+
+
+def test_a_consumer_reports_it_and_does_not_move() -> None:
+    with created_again() as service, CommitlogClient(service.url) as client:
+        consumer = Consumer(client, "etl")
+        consumer.poll()
+        with pytest.raises(OtherLog):
+            consumer.poll()
+        assert consumer.position == 1
+
+
+def test_follow_for_asyncio_reports_it() -> None:
+    found = []
+
+    async def follow(url: str) -> None:
+        async with AsyncCommitlogClient(url) as client:
+            async for record in client.follow(0):
+                found.append(record["index"])
+
+    with created_again() as service, pytest.raises(OtherLog):
+        asyncio.run(follow(service.url))
+    assert found == [0]
