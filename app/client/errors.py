@@ -32,6 +32,17 @@ class ClientError(Exception):
         """Return whether another node, or a later attempt, may answer a read that failed with this error."""
         return self.retryable
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the error as it is: its constructor takes other arguments than its message."""
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[ClientError], arguments: tuple[Any, ...], fields: Mapping[str, Any]) -> ClientError:
+    """Return an error that was pickled."""
+    error = kind.__new__(kind, *arguments)
+    error.__dict__.update(fields)
+    return error
+
 
 class NoAnswer(ClientError):
     """No node answered. The outcome is unknown when the request may have reached one.
