@@ -3,6 +3,7 @@
 import base64
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from types import NoneType
@@ -22,7 +23,7 @@ CONTENTS = (str, bytes, bytearray, NoneType)  # of a value and of a key
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record. value None is a tombstone; bytes that are not UTF-8 travel as base64.
+    """One record. value None is a tombstone; bytes that are not text travel as base64.
 
     timestamp: milliseconds since 1970 UTC, None for the leader's clock.
     """
@@ -162,10 +163,10 @@ def _field(name: str, content: str | bytes | None) -> dict[str, Any]:
     if content is None or isinstance(content, str):
         return {name: content}
     check_content(name, content)
-    try:
-        return {name: content.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(content).decode("ascii")}
+    if b"\0" not in content:  # JSON escapes it with six characters
+        with suppress(UnicodeDecodeError):
+            return {name: content.decode()}
+    return {f"{name}_base64": base64.b64encode(content).decode("ascii")}
 
 
 def _header(content: str | bytes) -> str | dict[str, str]:

@@ -425,7 +425,7 @@ def test_records_keep_bytes_that_are_not_text() -> None:
     record = Record(b"\xff", key=b"\x00k", headers=[("h", b"\xfe"), ("g", "v")], timestamp=5)
     assert json.loads(json.dumps(record.to_json())) == {
         "value_base64": "/w==",
-        "key": "\x00k",
+        "key_base64": "AGs=",
         "headers": [["h", {"base64": "/g=="}], ["g", "v"]],
         "timestamp": 5,
     }

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from app.client import ClientError, CommitlogClient, NoAnswer, Problem
+from app.client import ClientError, CommitlogClient, NoAnswer, Problem, Record
 from app.client.batches import arrow_body
 from app.client.data_frames import append_frame
 from app.client.operations import Operations
@@ -106,3 +106,13 @@ def test_every_error_of_a_damaged_document_is_one_of_the_client() -> None:
         pytest.raises(ClientError),
     ):
         client.read()
+
+
+def test_binary_content_with_zeros_is_not_larger_in_json_than_in_base64() -> None:
+    """JSON escapes a zero with six characters: a batch of them would exceed the limit of a request."""
+    with fake_service(lambda _: Scripted(200, committed())) as node, CommitlogClient(node.url) as client:
+        client.append([Record(b"\0" * 300, key=b"\0" * 300)])
+    body = node.appends()[0].body
+    assert b'"value_base64":' in body
+    assert b'"key_base64":' in body
+    assert len(body) < 1_000
