@@ -27,6 +27,7 @@ _CONNECT_TIMEOUT_S = 2.0
 _SENT_AT_ONCE_BYTES = (
     64 * KIB
 )  # part of a body that _CONNECT_TIMEOUT_S, or the last call's read timeout, limits
+_KEPT_CONNECTIONS = 64  # of one node, between calls; urllib3 closes more, with a warning for each
 _NAMED_ENDPOINTS = 5  # at most, in an error
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 AVOID_S = 1.0  # for this time a node that did not answer is not used as leader, even if others report it
@@ -313,7 +314,9 @@ class ClusterConnection:
 
 
 def _new_pool() -> urllib3.PoolManager:
-    return urllib3.PoolManager(retries=False, num_pools=16, maxsize=8, blocksize=_SENT_AT_ONCE_BYTES)
+    return urllib3.PoolManager(
+        retries=False, num_pools=16, maxsize=_KEPT_CONNECTIONS, blocksize=_SENT_AT_ONCE_BYTES
+    )
 
 
 def _after(doubtful: ClientError | None, error: ClientError, *, decided: bool) -> ClientError:

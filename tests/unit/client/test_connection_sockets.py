@@ -126,3 +126,27 @@ def test_a_producer_of_another_process_refuses_records() -> None:
     producer.close()
     text = "the producer belongs to another process; create one after the fork"
     assert reported == f"{text}; {text}"
+
+
+def test_threads_that_call_at_the_same_time_keep_their_connections(caplog: pytest.LogCaptureFixture) -> None:
+    peers: set[int] = set()
+    all_call = threading.Barrier(32)  # as many as the calls of an asyncio client
+
+    def serve(taken: socket.socket) -> None:
+        with taken:
+            while head_of(taken):
+                peers.add(taken.getpeername()[1])
+                all_call.wait(30)
+                taken.sendall(ANSWER)
+
+    with listener(serve) as url:
+        connection = ClusterConnection([url], give_up_s=0.0, learns_nodes=False)
+        for _ in range(2):
+            callers = [threading.Thread(target=connection.call, args=("GET", "/v1/logs")) for _ in range(32)]
+            for caller in callers:
+                caller.start()
+            for caller in callers:
+                caller.join()
+        connection.close()
+    assert len(peers) == 32
+    assert caplog.messages == []
