@@ -5,12 +5,14 @@ integer milliseconds) and `headers`. Columns of a table that is read: index, ter
 value, headers, type, as in docs/api.md.
 """
 
+import time
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from app.arguments import check_instance, check_whole
 from app.client.batches import arrow_body
 from app.client.client import Appended, CommitlogClient
+from app.client.errors import InvalidAnswer
 from app.extras import naming_the_extra
 from storage.units import MIB
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 APPEND_RECORDS = 10_000
 APPEND_BYTES = 8 * MIB
+_BEHIND_PAUSE_S = 0.05
 _OF_ONE_APPEND = ("idempotency_key", "match_index", "producer_sequence")
 
 
@@ -69,7 +72,8 @@ def read_frame(
     """Return the records of [from_index, until_index) as an Arrow table; by default up to the committed end
     at the time of the call.
 
-    `polars.from_arrow(table)` and `table.to_pandas()` convert it. Raises ClientError.
+    `polars.from_arrow(table)` and `table.to_pandas()` convert it. Raises ClientError; with the consistency
+    `committed`, InvalidAnswer for a replica that receives nothing for the client's give_up_s.
     """
     with naming_the_extra():
         import pyarrow as pa
@@ -83,12 +87,23 @@ def read_frame(
     end = int(tail["committed_index"]) + 1
     end = end if until_index is None else min(end, until_index)
     tables = []
+    behind_since = None
     while True:
+        begin = from_index
         for table, next_index, _ in client.arrow_pages(from_index, until_index=end, **query):
             tables.append(table)
             from_index = next_index
-        if from_index >= end:  # a replica may not have had all of it yet
+        if from_index >= end:
             return pa.concat_tables(tables)
+        if from_index > begin or behind_since is None:  # a replica may not have had all of it yet
+            behind_since = time.monotonic()
+        give_up_s = client.connection.give_up_s
+        if time.monotonic() - behind_since > give_up_s:
+            raise InvalidAnswer(
+                f"the replica has not received the record {from_index} for {give_up_s:g} s; the log is "
+                f"committed up to index {end - 1}"
+            )
+        time.sleep(_BEHIND_PAUSE_S)
 
 
 def read_pandas(

@@ -8,7 +8,7 @@ import pytest
 
 from app.client import ClientError, CommitlogClient, NoAnswer, Problem, Record
 from app.client.batches import arrow_body
-from app.client.data_frames import append_frame
+from app.client.data_frames import append_frame, read_frame
 from app.client.operations import Operations
 from tests.unit.cli.fake_service import Asked, Scripted, committed, fake_service
 
@@ -116,3 +116,23 @@ def test_binary_content_with_zeros_is_not_larger_in_json_than_in_base64() -> Non
     assert b'"value_base64":' in body
     assert b'"key_base64":' in body
     assert len(body) < 1_000
+
+
+def test_a_frame_of_a_replica_that_stays_behind_is_an_error() -> None:
+    class Behind(CommitlogClient):
+        """Reads of a follower that no longer hears its leader; `calls` counts its pages."""
+
+        calls = 0
+
+        def tail(self, **_: Any) -> dict[str, Any]:
+            return {"begin_index": 0, "committed_index": 9}
+
+        def read_arrow(self, from_index: int, **_: Any) -> tuple[pa.Table, int, bool]:
+            self.calls += 1
+            assert self.calls < 100, "read again without a pause"
+            return ROWS.slice(from_index), ROWS.num_rows, False
+
+    with Behind("http://127.0.0.1:1", give_up_s=0.3) as client:
+        with pytest.raises(NoAnswer, match=r"the record 4 for 0\.3 s; .* up to index 9"):
+            read_frame(client, consistency="committed")
+        assert read_frame(client, 0, 4, consistency="committed").num_rows == 4
