@@ -36,9 +36,21 @@ _UTF8_MAX_BYTES = 4  # of a character
 _QUEUED_RECORD_BYTES = 64  # of a record beside its value and key, about
 
 
-def _is_encoded(content: str | bytes | None) -> bool:
-    """Return whether content needs no encoder that could fail; text outside of ASCII may have surrogates."""
-    return not isinstance(content, str) or content.isascii()
+_process = os.getpid()  # of this process; cheaper than a call for each record
+
+
+def _note_fork() -> None:
+    global _process
+    _process = os.getpid()
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def _is_plain(content: str | bytes | None) -> bool:
+    """Return whether content may be queued as it is: text outside of ASCII may have surrogates, which no
+    encoder takes, and a buffer may be used again by its owner."""
+    return content.isascii() if isinstance(content, str) else not isinstance(content, bytearray)
 
 
 class RecordProducer:
@@ -94,7 +106,7 @@ class RecordProducer:
         self.producer_id = producer_id or str(uuid.uuid4())
         self.epoch = time.time_ns() // 1_000_000 if producer_id else 0
         self._client = client
-        self._process = os.getpid()
+        self._process = _process
         self._options = options
         self._linger_s = linger_ms / 1_000
         self._max_records, self._max_bytes = max_batch_records, max_batch_bytes
@@ -138,7 +150,8 @@ class RecordProducer:
         while max_pending_bytes are pending, TypeError for a part that no record can have, and ValueError for
         a record that is larger than max_record_bytes, or whose text has no form in UTF-8 (lone surrogates).
         """
-        self._check_process()
+        if self._process != _process:
+            self._check_process()
         other = None
         if isinstance(value, Record):
             record = value
@@ -149,16 +162,16 @@ class RecordProducer:
         if not isinstance(value, CONTENTS) or not isinstance(key, CONTENTS):
             check_content("value", value)
             check_content("key", key)
-        if isinstance(value, bytearray) or isinstance(key, bytearray):  # its owner may use it again
-            value, key = (bytes(part) if isinstance(part, bytearray) else part for part in (value, key))
         size = (
             (len(value) if value is not None else 0)
             + (len(key) if key is not None else 0)
             + _QUEUED_RECORD_BYTES
         )
         may_be_large = size * _UTF8_MAX_BYTES > self.max_record_bytes
-        if other is not None or may_be_large or not (_is_encoded(value) and _is_encoded(key)):
-            size = self._checked_size(other or Record(value, key))
+        if other is not None or may_be_large or not (_is_plain(value) and _is_plain(key)):
+            record = other or kept(Record(value, key))
+            value, key = record.value, record.key
+            size = self._checked_size(record)
         with self._lock:
             if self._pending >= self._max_pending or self._failed is not None or self._is_closed:
                 self._wait_for_room(wait=wait)
@@ -227,7 +240,7 @@ class RecordProducer:
 
     def close(self) -> None:
         """Flush, and end the threads. Raises as `flush`. In a forked process: do nothing."""
-        if self._process != os.getpid():
+        if self._process != _process:
             return
         try:
             self.flush()
@@ -241,7 +254,7 @@ class RecordProducer:
 
     def _check_process(self) -> None:
         """Raise RuntimeError after a fork: the new process does not have the threads."""
-        if self._process != os.getpid():
+        if self._process != _process:
             raise RuntimeError("the producer belongs to another process; create one after the fork")
 
     def _checked_size(self, record: Record) -> int:
