@@ -207,12 +207,14 @@ def _former_set(log: Log, chosen: Replica, clean: Sequence[Replica]) -> tuple[in
 
 
 def _never_held_anything(log: Log, liveness: Liveness) -> bool:
-    """Return whether the only member that the log ever had in its set was empty when it was last heard.
+    """Return whether the only member that the log ever had in its set was empty after its last lease.
 
     For a master that failed to open epochs: it gets no lease before it reports records, so nothing was
-    acknowledged.
+    acknowledged. It may have had one after fewer failures, and a report from before that proves nothing.
     """
     if log.master is None or log.master_node is None or log.holders != (log.master,):
+        return False
+    if not liveness.was_written_after_lease(log.master_node, log.name):
         return False
     report = liveness.report(log.master_node, log.name, log.generation, log.master)
     return report is not None and (report.epoch, report.max_offset) == (0, 0)

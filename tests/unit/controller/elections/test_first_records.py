@@ -4,7 +4,7 @@ import pytest
 
 from app.controller.commands import StepDown
 from tests.unit.controller.elections.test_elections import let_die
-from tests.unit.controller.support import Quorum
+from tests.unit.controller.support import CONFIG, Quorum
 
 
 def fails_to_open(quorum: Quorum) -> None:
@@ -16,6 +16,7 @@ def fails_to_open(quorum: Quorum) -> None:
 def only_n1() -> Quorum:
     """A log whose first master, the only one that lives, could not open two epochs: its disk was full."""
     quorum = Quorum()
+    quorum.confirms = True
     quorum.create()
     quorum.offsets["n1", "a"] = (0, 0, 0)
     for node in ("n2", "n3"):
@@ -49,7 +50,34 @@ def test_a_master_that_failed_to_open_before_gets_no_lease_until_its_epoch_is_op
 @pytest.mark.rule("C-05")
 def test_another_one_begins_the_log_when_the_first_master_cannot() -> None:
     quorum = only_n1()
+    quorum.pass_time(1)
     quorum.heartbeats()
-    quorum.heartbeats()
+    quorum.heartbeats()  # it is still empty after it has given the last epoch up
     let_die(quorum, "n1")
     assert quorum.log().master_node in ("n2", "n3")
+
+
+@pytest.mark.rule("C-05", "A-11")
+def test_an_empty_report_from_before_the_last_lease_proves_nothing() -> None:
+    """The master acknowledged within its lease, and was killed before its next heartbeat."""
+    quorum = Quorum()
+    quorum.confirms = True
+    quorum.create()
+    for node in ("n1", "n2", "n3"):
+        quorum.offsets[node, "a"] = (0, 0, 0)
+    quorum.heartbeats()
+    quorum.register("n1")
+    quorum.scan()
+    for node in ("n2", "n3"):
+        quorum.register(node)
+    quorum.heartbeats()
+    assert quorum.log().master_node == "n1"
+    fails_to_open(quorum)
+    epoch = quorum.log().master_epoch
+    assert quorum.heartbeat("n1").granted == (("a", epoch),)
+    quorum.active.liveness.disconnected("n1")
+    fails_to_open(quorum)  # the next incarnation gives the epoch up, and its heartbeat is on the way
+    assert quorum.log().master is None
+    quorum.offsets["n1", "a"] = (epoch, 100, 100)
+    quorum.let_pass(CONFIG.scan_interval_ms)
+    assert (quorum.log().master_node, quorum.log().unclean_epoch) == ("n1", 0)
