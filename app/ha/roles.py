@@ -174,7 +174,8 @@ class HaView(Protocol):
 
     @property
     def max_offset(self) -> int:
-        """Byte after the last record that is as durable as the log requires; falls by truncation."""
+        """Byte after the last record that is as durable as the log requires; falls by truncation. The record
+        that opens an epoch counts once the epoch is open."""
         ...
 
     @property

@@ -153,12 +153,19 @@ class AutoSwitchCore(StaticGroup):
 
     @property
     def log_epoch(self) -> int:
-        held = held_index(self._log, self._member)
+        held = self._reported_index
         return self._log.term_at(held) if self._log.begin_index <= held != NO_INDEX else 0
 
     @property
     def max_offset(self) -> int:
-        return offset_after(self._log, held_index(self._log, self._member))
+        return offset_after(self._log, self._reported_index)
+
+    @property
+    def _reported_index(self) -> int:
+        """As held_index, without the opening of an epoch that is not open: its master may be replaced."""
+        held = held_index(self._log, self._member)
+        is_opening = self._master is not None and not self._is_open and self._opening is None
+        return min(held, self._opening_index - 1) if is_opening else held
 
     @property
     def confirm_offset(self) -> int:

@@ -132,3 +132,31 @@ def test_a_master_that_cannot_store_a_smaller_set_gives_its_role_up() -> None:
     master.driver.append(request(b"in doubt"), lambda _answer: None)
     assert cluster.run_until(lambda: other.is_master and other.acknowledges, 40)
     assert append_at(cluster, other, b"on").first_index > kept.last_index
+
+
+@pytest.mark.rule("C-05", "A-01")
+def test_a_replicated_master_whose_disk_hangs_at_the_opening_gives_way() -> None:
+    """Its epoch is not open while the record that opens it is not on its disk: the controllers must not take
+    it for open."""
+    plan = HaPlan(
+        durability=Durability.REPLICATED, own_controllers=True, faults=False, clients=0, links=LinkFaults()
+    )
+    cluster = HaCluster(1, plan)
+    assert cluster.run_until(
+        lambda: (log := cluster.checker.truth.log(LOG_NAME)) is not None and len(log.sync_state_set) == 3, 20
+    )
+    old = master_of(cluster)
+    others = [node for node in cluster.brokers if node is not old]
+    kept = append_at(cluster, old, b"kept")
+    cluster.run(1)
+    kill(cluster, old)
+    assert cluster.run_until(
+        lambda: any(node.is_master and node.core.wants_control is None for node in others), 20
+    )
+    hung = next(node for node in others if node.is_master)
+    assert not hung.core.accepts_appends
+    hung.hang_disk(120 * SECOND_US)
+    assert cluster.run_until(
+        lambda: any(node is not hung and node.is_master and node.acknowledges for node in others), 40
+    )
+    assert append_at(cluster, master_of(cluster), b"on").first_index > kept.last_index
