@@ -7,7 +7,7 @@ from app.ha.config import HaConfig
 from app.ha.frames import Ack, Handshake, HandshakeAnswer, TransferFrame
 from app.ha.messages import Closed, Disconnect, Drained
 from app.ha.roles import MANAGER, Lease, MasterRole, SlaveRole
-from app.log.contract import NO_INDEX, Acks, Role
+from app.log.contract import NO_INDEX, Acks, Durability, Role
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from storage.log.hard_state import HardState
 from tests.unit.ha.lab import REPLICAS, Replicated, check_last_heard, new_log, next_batch, write
@@ -34,6 +34,24 @@ def test_the_epoch_is_open_only_when_its_first_record_is_durable() -> None:
     assert master.core.accepts_appends
     (answer,) = master.frames(early, HandshakeAnswer)
     assert (answer.epoch, answer.max_offset) == (4, master.log.end_offset)
+
+
+@pytest.mark.rule("A-01", "C-05")
+@pytest.mark.parametrize("durability", list(Durability))
+def test_an_epoch_is_not_reported_before_it_is_open(durability: Durability) -> None:
+    """The controllers would take it for open: a master whose disk hangs would not be replaced."""
+    log = new_log()
+    write(log, 3, opened_by="n2")
+    end_offset = log.end_offset
+    master = Replicated(log=log, durability=durability)
+    master.auto_sync = False
+    master.lead(epoch=4)
+    assert log.end_offset > end_offset
+    assert not master.core.accepts_appends
+    assert (master.core.log_epoch, master.core.max_offset) == (3, end_offset)
+    master.sync()
+    assert master.core.accepts_appends
+    assert (master.core.log_epoch, master.core.max_offset) == (4, log.end_offset)
 
 
 @pytest.mark.rule("A-01")
