@@ -6,6 +6,7 @@ Everything is production: drivers, cores, controller server and client, replicas
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -96,9 +97,8 @@ class HaSimNode(SimulatedProcess):
         self.copy_id = 0
         self.doubtful = False  # its copy was restored from an older one, and may lack what it acknowledged
         self.controllers_from: int | None = None
-        self.loose = (
-            cluster.plan.durability is Durability.REPLICATED
-        )  # a power failure may take the log's end
+        # A power failure may take the log's end: it was opened with `replicated`, or has changed to it since.
+        self.loose = cluster.plan.durability is Durability.REPLICATED
         self._loop: WorldLoop | None = None
 
     @property
@@ -204,8 +204,12 @@ class HaSimNode(SimulatedProcess):
         self.controller.start()
 
     def _open_log(self) -> None:
+        """With the durability that this node knows: its folder's note is of that from then on."""
         plan = self._cluster.plan
-        log = LogIdentity(name=LOG_NAME, log_id=LOG_ID, durability=plan.durability)
+        known = self.state.metadata.log(LOG_NAME)
+        durability = plan.durability if known is None else Durability(known.spec.durability)
+        self.loose = durability is Durability.REPLICATED
+        log = LogIdentity(name=LOG_NAME, log_id=LOG_ID, durability=durability)
         mode = AutoSwitchMode(
             replicas=plan.broker_names,
             config=plan.timing.ha,
@@ -218,7 +222,7 @@ class HaSimNode(SimulatedProcess):
         driver = self.driver = opened.driver
         self.core, self.log = opened.core, driver.log
         driver.start()
-        driver.change_options(plan.options)
+        driver.change_options(replace(plan.options, durability=durability))
         self.managers.attach(
             LOG_NAME, GENERATION, driver, self.core, self.name, lambda: self.driver is driver
         )
