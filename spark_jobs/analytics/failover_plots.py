@@ -15,11 +15,10 @@ from spark_jobs.analytics.plots import (
     THOUSANDS,
     bare,
     colors_of,
-    seconds_after,
     spaced,
     without_plot,
 )
-from spark_jobs.analytics.terms import Rows, fail_overs_sentence, pauses_of
+from spark_jobs.analytics.terms import Rows, fail_overs_sentence, pauses_of, seconds_after
 from storage.units import KIB
 
 LONG_PAUSE_S = 0.5  # pauses from this length on are marked

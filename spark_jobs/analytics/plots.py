@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC
 from itertools import pairwise
 from math import isnan
 from typing import Any
@@ -11,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from spark_jobs.analytics.terms import Rows, fail_overs_sentence
+from spark_jobs.analytics.terms import Rows, fail_overs_sentence, seconds_after
 
 # as on the live page (dom.js)
 PEER_COLORS = ("#2f6fd0", "#1f9d57", "#d07a16", "#9a4fc9", "#1899a8", "#cf3a33", "#7a8f28", "#cc4f90")
@@ -206,11 +205,6 @@ def colors_of(nodes: Iterable[str]) -> dict[str, str]:
     return {name: PEER_COLORS[place] for name, place in zip(names, places, strict=True)}
 
 
-def seconds_after(begin: Any, moment: Any) -> float:
-    """Return the seconds from one timestamp to another; negative if `moment` is earlier."""
-    return float((moment.astimezone(UTC) - begin.astimezone(UTC)).total_seconds())  # zones set clocks back
-
-
 def _committed(watermarks: Rows, terms: Rows) -> Rows:
     """Return the rows whose leader knows the committed index. Until it has committed the record that opens
     its term, it may know less than the leader before (R-05), and serves no reads."""
@@ -228,7 +222,7 @@ def _absences(of_peer: Rows) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]
         if row["watermark"] < 0:
             missed = missed or row
             continue
-        if known and missed and (row["timestamp"] - missed["timestamp"]).total_seconds() > AWAY_S:
+        if known and missed and seconds_after(missed["timestamp"], row["timestamp"]) > AWAY_S:
             absences.append((known, row))
         known, missed = row, None
     return absences

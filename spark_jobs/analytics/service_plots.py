@@ -19,12 +19,11 @@ from spark_jobs.analytics.plots import (
     THOUSANDS,
     bare,
     colors_of,
-    seconds_after,
     stepped,
     top_note,
     without_plot,
 )
-from spark_jobs.analytics.terms import Rows, fail_overs_sentence, served
+from spark_jobs.analytics.terms import Rows, fail_overs_sentence, seconds_after, served
 
 MAX_CARRIERS = 12
 MAX_LABELLED_BARS = 24

@@ -10,7 +10,7 @@ since one that a majority does not answer stands down (R-04).
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -50,13 +50,13 @@ def terms_of(epochs: Rows, records: Rows, reports: Rows = ()) -> list[dict[str, 
             "last": held and held["last"],
             "records": held["records"] if held else 0,
             "pause_s": None,
-            "led_from": min((row["first"] for row in signs), default=None),
-            "led_until": max((row["last"] for row in signs), default=None),
+            "led_from": min((row["first"] for row in signs), key=_utc, default=None),
+            "led_until": max((row["last"] for row in signs), key=_utc, default=None),
             "leaderless_s": None,
         }
         if signs:
             if led_until is not None:
-                term["leaderless_s"] = max(0.0, (term["led_from"] - led_until).total_seconds())
+                term["leaderless_s"] = max(0.0, seconds_after(led_until, term["led_from"]))
             led_until = term["led_until"]
         if held:
             if before is not None:
@@ -68,13 +68,20 @@ def terms_of(epochs: Rows, records: Rows, reports: Rows = ()) -> list[dict[str, 
 
 def _pause_s(before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:
     """Return the seconds between two terms; None if the timestamps are not those of the leaders."""
-    begin: datetime = before["last"]
-    end: datetime = after["first"]
-    in_order = (
-        before["opened"] - CLOCK_SKEW <= before["first"]
-        and begin - CLOCK_SKEW <= after["opened"] <= end + CLOCK_SKEW
-    )
-    return max(0.0, (end - begin).total_seconds()) if in_order else None
+    opened, first, end = _utc(before["opened"]), _utc(before["first"]), _utc(before["last"])
+    next_opened, begin = _utc(after["opened"]), _utc(after["first"])
+    in_order = opened - CLOCK_SKEW <= first and end - CLOCK_SKEW <= next_opened <= begin + CLOCK_SKEW
+    return max(0.0, seconds_after(end, begin)) if in_order else None
+
+
+def seconds_after(begin: datetime, moment: datetime) -> float:
+    """Return the seconds from one timestamp to another; negative if `moment` is earlier."""
+    return (_utc(moment) - _utc(begin)).total_seconds()
+
+
+def _utc(moment: datetime) -> datetime:
+    """Return a moment in UTC. Spark collects times of this machine's zone, which sets its clock back."""
+    return moment.astimezone(UTC)
 
 
 def pauses_of(terms: Rows) -> list[float]:
@@ -127,7 +134,7 @@ def served(terms: Rows) -> tuple[float, float] | None:
     between = _between_records(terms)
     if not between or len(pauses_of(terms)) < sum(term["records"] > 0 for term in between) - 1:
         return None
-    total = float((between[-1]["last"] - between[0]["first"]).total_seconds())
+    total = seconds_after(between[0]["first"], between[-1]["last"])
     leaderless = sum(term["leaderless_s"] or 0.0 for term in between[1:])
     return (total, max(0.0, 1 - leaderless / total)) if total > 0 else None
 
