@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from http import HTTPStatus
 from http.client import RemoteDisconnected
 from pathlib import Path
 from typing import Any, TypeVar
@@ -271,7 +272,7 @@ class ClusterConnection:
         self._learn(answer)
         if answer.status >= 400:
             raise problem_of(answer.status, answer.data, answer.headers.get("Retry-After"))
-        if answer.status >= 300:
+        if answer.status >= 300 and answer.status != HTTPStatus.NOT_MODIFIED:
             place = answer.headers.get("Location")
             detail = f"{endpoint} redirects to {place}, which is not followed: use the URL of a node"
             raise Problem(answer.status, {"detail": detail})

@@ -25,6 +25,12 @@ def test_a_redirect_is_a_refusal_that_names_its_target(status: int) -> None:
             assert caught.value.outcome == "not_applied"
 
 
+def test_an_answer_that_nothing_has_changed_is_no_redirect() -> None:
+    with fake_service(lambda _: Scripted(304, {})) as node, CommitlogClient(node.url) as client:
+        answer = client.connection.once("GET", node.url, "/v1/logs/a/schemas", headers={"If-None-Match": "*"})
+        assert answer.status == 304
+
+
 def test_a_call_is_repeated_after_a_proxy_could_not_reach_its_node() -> None:
     def answer(asked: Asked) -> Scripted:
         return Scripted(502, "bad gateway") if len(node.asked) == 1 else Scripted(200, committed())
