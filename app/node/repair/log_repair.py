@@ -222,6 +222,7 @@ class LogRepair:
             known = await in_thread(self._copy.last_known)
         term, voters, others = known or (0, (), ())
         votes = dict.fromkeys(each for each in (*self._peers, *voters) if each != self._node_id)
+        others = (*self._holders, *others)
         asked = list(dict.fromkeys((*votes, *(each for each in others if each != self._node_id))))
         pause_s = _RETRY_FIRST_S
         until_ms = self._clock.monotonic_ms() + PATIENCE_S * 1000

@@ -189,3 +189,15 @@ def test_a_lost_vote_also_asks_others_that_may_have_campaigned(
     scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
     promise = HardStateFile(scene.files, f"{FOLDER}/vote").load()
     assert promise == HardState(9 if learns else expected, "n1")
+
+
+@pytest.mark.rule("R-01", "R-10")
+def test_a_lost_vote_also_asks_learners_that_the_log_does_not_name() -> None:
+    """The log of a group that was never changed names no member; the promotion is in other logs only."""
+    scene = Scene()
+    scene.learners = ("n4",)
+    scene.files.remove(f"{FOLDER}/vote")
+    terms = {"n2": 5, "n3": 6, "n4": 9}
+    peers = Peers(lambda peer, message: TermAnswer(message.id, terms[peer]))
+    scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
+    assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(9, "n1")
