@@ -67,8 +67,10 @@ class Waits:
         return driver.committed_index >= index
 
     async def pause(self, seconds: float) -> None:
-        """Sleep, but not beyond the beginning of a stop."""
-        if not self.stopping:
+        """Sleep, but not beyond the beginning of a stop: from then on only until the other tasks have run."""
+        if self.stopping:
+            await asyncio.sleep(0)
+        else:
             await self.until(asyncio.get_running_loop().create_future(), seconds)
 
     async def until(self, waiting: "asyncio.Future[None]", timeout_s: float) -> None:

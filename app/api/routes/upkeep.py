@@ -81,14 +81,19 @@ async def trim(call: Call, log: LogName, query: Nothing) -> Response:
 
 async def _trimmed_here(broker: Broker, hosted: HostedLog, answer: Response, until_index: int) -> None:
     """Wait, for a limited time, until this replica has begun to carry out a trim that the leader has
-    answered, so that a read at the same node does not return the removed records."""
+    answered, so that a read at the same node does not return the removed records. Damage that is found here
+    begins a repair, and does not change the answer."""
     committed = answer.headers.get(COMMITTED_INDEX.decode())
     if answer.status_code != 200 or committed is None or hosted.serving is None:
         return
     with contextlib.suppress(Repairing, LogDeleting):
         await broker.waits.committed(hosted, int(committed), _TRIM_WAIT_MS / 1000)
         if (driver := hosted.serving) is not None:
-            await _trimmed(Served(broker, hosted, driver), until_index)
+            try:
+                await _trimmed(Served(broker, hosted, driver), until_index)
+            except StorageError as error:
+                if not driver.has_ended:
+                    broker.repairs.report(error, "read")
 
 
 async def _trimmed(here: Served, until_index: int) -> None:
@@ -96,7 +101,7 @@ async def _trimmed(here: Served, until_index: int) -> None:
     broker, log = here.broker, here.driver.log
     kept = min(until_index, here.driver.committed_index)
     deadline_ms = broker.clock.monotonic_ms() + _TRIM_WAIT_MS
-    while log.begin_index < kept and broker.clock.monotonic_ms() < deadline_ms:
+    while log.begin_index < kept and broker.clock.monotonic_ms() < deadline_ms and not broker.waits.stopping:
         if kept > log.end_index or log.batch_at(kept).base_index <= log.begin_index:
             return
         await broker.waits.pause(_TRIM_POLL_S)

@@ -47,6 +47,20 @@ def test_a_wait_ends_with_the_reason_why_the_log_is_not_served(
         asyncio.run(waits.committed(hosted, 5, 1.0))
 
 
+def test_a_pause_during_a_stop_lets_the_other_tasks_continue() -> None:
+    """A loop that waits for one of them, or for a time limit, would never end."""
+    waits = Waits(1_000)
+    waits.end()
+
+    async def run() -> list[str]:
+        others: list[str] = []
+        asyncio.get_running_loop().call_soon(others.append, "ran")
+        await waits.pause(60)
+        return others.copy()
+
+    assert asyncio.run(run()) == ["ran"]
+
+
 @pytest.mark.parametrize("next_leader", ["n3", "n4"])
 def test_a_second_change_of_leader_during_the_end_of_a_call_does_not_fail_the_timer(
     monkeypatch: pytest.MonkeyPatch, next_leader: str
