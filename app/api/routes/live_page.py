@@ -185,7 +185,8 @@ def _log_row(broker: Broker, hosted: HostedLog) -> dict[str, Any]:
     if hosted.leads:
         watermarks = [peer.watermark for peer in core.peers]
         silent = any(unreachable_since_ms(broker, peer) is not None for peer in core.peers)
-        if not silent and NO_INDEX not in watermarks:  # otherwise the lag of a peer is not known
+        is_known = all(peer.lag_bytes is not None for peer in core.peers)
+        if is_known and not silent and NO_INDEX not in watermarks:
             row["lag_records"] = max(0, held.end_index - min(watermarks, default=held.end_index))
     return row
 

@@ -269,7 +269,7 @@ class ClassicMasterCore(StaticGroup):
         del self._slaves[slave.key]
         if slave.is_replica:
             self._heard_ms[slave.id] = slave.heard_ms
-            if slave.sender is not None and slave.verified:
+            if slave.sender is not None:
                 self._last_marks[slave.id] = slave.mark
 
     def _drop(self, slave: Slave, reason: str) -> None:
@@ -322,6 +322,7 @@ class ClassicMasterCore(StaticGroup):
         if slave.is_replica:  # the journal records no unidentified peers, and one event for each cause
             known = self._refused.get(slave.id)
             self._refused[slave.id] = unfit
+            self._last_marks.pop(slave.id, None)  # it was that of another copy
             if known is None or known.kind != unfit.kind:
                 found = Corruption(reason=f"slave {slave.id}: {unfit.reason}", slave=slave.id)
                 self._outbox.record(self._member.term, found)

@@ -57,6 +57,23 @@ def test_a_slave_of_another_history_is_refused_and_counts_for_nothing() -> None:
     assert master.frames(good, ClassicFrame)
 
 
+@pytest.mark.rule("H-04")
+@pytest.mark.parametrize("refused", [True, False], ids=["another-history", "not-verified"])
+def test_a_replaced_slave_is_not_shown_with_the_watermark_of_the_copy_before(refused: bool) -> None:
+    master = master_of(log_of(b"a", b"b"))
+    held = master.log.end_index
+    master.deliver(connect(master, master.log), Closed("gone"))
+    assert master.core.watermarks()[master.log.last_term]["n2"] == held
+    if refused:
+        connect(master, log_of(b"a", b"x"), number=2)
+    else:  # it does not send its history
+        key = master.connected(2, 2, None)
+        master.deliver(key, ClassicReport(master.log.end_offset))
+        master.deliver(key, Closed("gone"))
+    assert master.core.watermarks()[master.log.last_term]["n2"] == NO_INDEX
+    assert master.core.status().peers[0].watermark == NO_INDEX
+
+
 @pytest.mark.rule("H-07")
 def test_a_slave_of_the_same_history_counts_at_once() -> None:
     master = master_of(log_of(b"a"))
