@@ -27,7 +27,7 @@ from storage.units import MIB
 logger = logging.getLogger(__name__)
 
 ASK_AGAIN_MS: Final = 1_000
-ASK_AGAIN_MAX_MS: Final = 4_000  # where the pieces arrive later than that
+ASK_AGAIN_MAX_MS: Final = 16_000  # where the pieces arrive later than that
 SERVED_MAX: Final = 4  # snapshots that are sent at one time
 SERVED_MS: Final = 60_000  # a snapshot without requests for this long is dropped
 COPY_BYTES: Final = 4 * MIB  # of a snapshot, copied in one turn of the loop
@@ -92,6 +92,7 @@ class StateTransfer:
         self._taken: LogState | None = None  # the leader's state, to which this log is being applied
         self._asked_ms: int | None = None
         self._pause_ms = ASK_AGAIN_MS  # before it is requested again
+        self._leader_id: str | None = None  # the last one that was known
         self._turn = 0  # whose it is among the peers
         self._served: dict[str, _Served] = {}  # by requesting node, oldest first
 
@@ -148,6 +149,8 @@ class StateTransfer:
         sends it; and this may be the one copy with records that the next leader must hold.
         """
         self._now_ms = now_ms
+        if leader_id not in (None, self._leader_id):
+            self._leader_id, self._pause_ms = leader_id, ASK_AGAIN_MS  # over another link
         for source in [each for each, served in self._served.items() if now_ms - served.used_ms > SERVED_MS]:
             del self._served[source]
         for source, served in self._served.items():

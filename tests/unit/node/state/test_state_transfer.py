@@ -216,13 +216,16 @@ def test_a_snapshot_that_waits_for_the_disk_goes_with_its_truncated_records(tmp_
 
 
 @pytest.mark.rule("D-12")
-def test_a_state_arrives_over_a_link_that_takes_longer_for_a_piece_than_the_pause(tmp_path: Path) -> None:
+@pytest.mark.parametrize("piece_ms", [ASK_AGAIN_MS + 200, 6_000])
+def test_a_state_arrives_over_a_link_that_takes_longer_for_a_piece_than_the_pause(
+    tmp_path: Path, piece_ms: int
+) -> None:
     """Until then the copy cannot lead, although its group may need it."""
     source = whole_node(tmp_path)
     copy = copy_of(source, tmp_path)
     busy_until_ms, on_the_way = 0, list[tuple[int, StateChunk]]()
     seen = len(copy.seams.sent)
-    for now_ms in range(0, 120_000, 100):
+    for now_ms in range(0, 100 * piece_ms, 100):
         while on_the_way and on_the_way[0][0] <= now_ms:
             transfer_of(copy).take("n2", on_the_way.pop(0)[1], now_ms)
         transfer_of(copy).tick("n2", now_ms)
@@ -231,8 +234,27 @@ def test_a_state_arrives_over_a_link_that_takes_longer_for_a_piece_than_the_paus
             before = len(source.seams.sent)
             transfer_of(source).serve("n1", request)
             for _, chunk in source.seams.sent[before:]:
-                busy_until_ms = max(busy_until_ms, now_ms) + ASK_AGAIN_MS + 200
+                busy_until_ms = max(busy_until_ms, now_ms) + piece_ms
                 on_the_way.append((busy_until_ms, chunk))
         if transfer_of(copy).is_whole:
             return
     pytest.fail("the state never arrives")
+
+
+def test_another_leader_is_asked_as_soon_as_the_first_one_was(tmp_path: Path) -> None:
+    """The link to the one before may have been slow."""
+    source = whole_node(tmp_path)
+    copy = copy_of(source, tmp_path)
+    transfer = transfer_of(copy)
+    late: list[StateChunk] = []
+    for now_ms in range(0, 60_000, 100):
+        transfer.tick("n2", now_ms)
+        _, request = copy.seams.sent[-1]
+        assert isinstance(request, StateRequest)
+        if not late or late[-1].id != request.id:
+            for chunk in late[-1:]:
+                transfer.take("n2", chunk, now_ms)
+            late.append(StateChunk(request.id, 0, 9, 0, b"x"))
+    asked = len(copy.seams.sent)
+    transfer.tick("n3", 60_000 + ASK_AGAIN_MS)
+    assert [target for target, _ in copy.seams.sent[asked:]] == ["n3"]
