@@ -296,6 +296,7 @@ class BeginEpoch:
         self._disk = disk
         self._fail = fail
         self._id = 0  # of the open request; 0: none
+        self._first_id = 0  # of the first request of `_asked`: an answer to it may come after a repetition
         self._asked_ms = 0
         # Of the newest request: leader, its term, and truncation count of the log.
         self._asked: tuple[str, int, int] | None = None
@@ -312,7 +313,10 @@ class BeginEpoch:
         if self._answered == asked:
             return
         if not self._id or now_ms - self._asked_ms >= ASK_AGAIN_MS or self._asked != asked:
-            self._id, self._asked_ms, self._asked = min(self._id - 1, -now_ms), now_ms, asked
+            self._id = min(self._id - 1, -now_ms)
+            if self._asked != asked:
+                self._first_id = self._id
+            self._asked_ms, self._asked = now_ms, asked
             request = StateRequest(self._id, 0, log.term_at(log.begin_index))
             self._transport.send(leader_id, self._log_id, request)
 
@@ -325,7 +329,7 @@ class BeginEpoch:
     def take(self, answer: StateChunk) -> None:
         """Adopt the epoch of an answer to the open request; an epoch that does not fit is ignored."""
         log = self._log
-        if not self._id or answer.id != self._id:
+        if not self._id or not self._id <= answer.id <= self._first_id:
             return
         self._id = 0
         self._answered = self._asked  # the log may have been reset since to another begin

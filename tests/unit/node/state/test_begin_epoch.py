@@ -1,10 +1,11 @@
-"""The epoch of a log's begin that cannot be saved: a full disk is no failure, a failed sync is one (R-11)."""
+"""The epoch of a log's begin: an answer that arrives late, and an epoch that cannot be saved. A full disk is
+no failure, a failed sync is one (R-11)."""
 
 from typing import Any
 
 import pytest
 
-from app.node.state.state_transfer import BeginEpoch
+from app.node.state.state_transfer import ASK_AGAIN_MS, BeginEpoch
 from app.raft.messages import StateChunk, StateRequest
 from storage.errors import DiskError, StorageFull, SyncFailed
 from storage.format.epoch_file import Epoch
@@ -18,7 +19,11 @@ class ResetLog:
     def term_at(self, index: int) -> int:
         return 2
 
+    def __init__(self) -> None:
+        self.adopted: list[Epoch] = []
+
     def adopt_begin_epoch(self, epoch: Epoch) -> Any:
+        self.adopted.append(epoch)
         return self
 
     def move_begin(self) -> None: ...
@@ -48,3 +53,29 @@ def test_a_failed_sync_of_the_begin_fails_the_node_and_a_full_disk_does_not(
     begin.tick("n1", 3, 1_000)
     begin.take(StateChunk(requests[0].id, 0, 0, 0, b"", Epoch(2, 2, "n1", 3, 300, 0)))
     assert [failed for _, failed in failures] == [error] * fails
+
+
+@pytest.mark.rule("A-03")
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_an_answer_that_takes_longer_than_the_pause_is_taken_unless_the_log_was_reset(is_reset: bool) -> None:
+    """Behind a queue of pushes all answers are late."""
+    requests: list[StateRequest] = []
+
+    class Now:
+        def send(self, target: str, log_id: int, message: StateRequest) -> None:
+            requests.append(message)
+
+        def submit(self, work: Any, then: Any) -> None:
+            then(None, None)
+
+    log: Any = ResetLog()
+    now: Any = Now()
+    begin = BeginEpoch("n2", 7, log, now, now, lambda *_: None)
+    begin.tick("n1", 3, 1_000)
+    log.truncation_count += is_reset
+    begin.tick("n1", 3, 1_000 + ASK_AGAIN_MS)
+    first, second = requests
+    assert first.id != second.id
+    epoch = Epoch(2, 2, "n1", 3, 300, 0)
+    begin.take(StateChunk(first.id, 0, 0, 0, b"", epoch))
+    assert log.adopted == ([] if is_reset else [epoch])
