@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+from click.exceptions import NoArgsIsHelpError
 
 from app.cli.context import ExitCode
 from app.extras import extra_of, install_command
@@ -45,7 +46,7 @@ class RootGroup(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
         except click.ClickException as error:
-            _report(_with_advice(error), as_json=as_json)
+            _report(_with_advice(error, as_json=as_json), as_json=as_json)
             sys.exit(error.exit_code)
         except ModuleNotFoundError as error:
             failure = not_installed(error)
@@ -71,7 +72,7 @@ def not_installed(error: ModuleNotFoundError) -> click.ClickException | None:
     )
 
 
-def _with_advice(error: click.ClickException) -> click.ClickException:
+def _with_advice(error: click.ClickException, *, as_json: bool) -> click.ClickException:
     """Return the error in plain words; it names --log to a person who gave a command the name of a log as an
     argument."""
     ctx = error.ctx if isinstance(error, click.UsageError) else None
@@ -80,10 +81,11 @@ def _with_advice(error: click.ClickException) -> click.ClickException:
             f"is not a valid {kind}", f"is not {words}"
         )
     is_json = isinstance(error, click.NoSuchOption) and error.option_name == "--json"  # which commands take
+    is_help = as_json and isinstance(error, NoArgsIsHelpError)
     if (
         ctx is not None
         and isinstance(ctx.command, click.Group)
-        and (is_json or error.message == "Missing command.")  # a group alone does nothing
+        and (is_json or is_help or error.message == "Missing command.")  # a group alone does nothing
     ):
         names = "" if ctx.parent is None else f" It is one of {', '.join(ctx.command.list_commands(ctx))}."
         return click.UsageError(f"Missing command.{names} See --help.", ctx)

@@ -63,11 +63,12 @@ def test_every_failure_is_json_with_its_exit_code(arguments: list[str], code: st
 
 
 def test_a_group_without_a_command_names_its_commands_as_json() -> None:
-    for group, reason in (
-        (["fence"], "Missing command. It is one of remove, set."),
-        ([], "Missing command. See"),
+    for arguments, reason in (
+        (["fence", "--json"], "Missing command. It is one of remove, set."),
+        (["--json", "fence"], "Missing command. It is one of remove, set."),
+        (["--json"], "Missing command. See"),
     ):
-        detail = json.loads(CliRunner().invoke(cli, [*group, "--json"]).stderr)["detail"]
+        detail = json.loads(CliRunner().invoke(cli, arguments).stderr)["detail"]
         assert detail.startswith(reason)
 
 
