@@ -29,6 +29,7 @@ from app.http_listener import Listener, header_lines
 logger = logging.getLogger(__name__)
 
 MAX_HEADERS: Final = 256  # in one request head
+TARGET_MAX_BYTES: Final = 65_535  # the parser of targets takes no more
 STREAM_SUFFIX: Final = ":stream"
 HEAD_END: Final = b"\r\n\r\n"
 UPGRADE: Final = re.compile(rb"\r\nupgrade(?=[ \t]*:)", re.IGNORECASE)
@@ -144,6 +145,8 @@ class Connection(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         self._count_head(len(url))
         super().on_url(url)
+        if len(self.url) > TARGET_MAX_BYTES:
+            raise HeadTooLarge(f"a request target may have at most {TARGET_MAX_BYTES} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_head(len(name) + len(value))

@@ -275,7 +275,7 @@ class HttpSettings:
     head_timeout_ms: int = 10_000
     """Time within which a request line and its headers must arrive."""
     max_head_bytes: int = 64 * KIB
-    """Size of a request line and its headers."""
+    """Size of a request line and its headers. The request target may have at most 65,535 bytes."""
     idle_timeout_ms: int = 75_000
     """Time that a connection without a request stays open."""
     write_timeout_ms: int = 60_000

@@ -5,7 +5,7 @@ import gc
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -238,6 +238,17 @@ def test_a_head_has_a_largest_size(pieces: tuple[bytes, ...]) -> None:
         assert problem(await server.exchange(*pieces)) == (431, "head-too-large")
 
     run(test)
+
+
+def test_a_request_target_has_a_largest_size_of_its_own() -> None:
+    """The parser of targets takes no more, whatever the limit of the head is."""
+
+    async def test() -> None:
+        async with serving(replace(LIMITS, max_head_bytes=200_000)) as server:
+            request = b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n"
+            assert problem(await server.exchange(request)) == (431, "head-too-large")
+
+    asyncio.run(test())
 
 
 @pytest.mark.parametrize(
