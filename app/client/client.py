@@ -10,7 +10,7 @@ from urllib.parse import quote
 from app.arguments import check_instance, check_text, check_whole
 from app.client.batches import arrow_stream, check_arrow
 from app.client.connection import DEFAULT_ENDPOINT, ClusterConnection, HttpAnswer
-from app.client.errors import NoAnswer, OtherLog
+from app.client.errors import ClientError, NoAnswer, NotFound, OtherLog
 from app.client.records import EXACT_NUMBERS, RecordLike, ndjson
 from app.extras import naming_the_extra
 from app.media_types import ARROW_STREAM, JSON, NDJSON
@@ -158,7 +158,12 @@ class CommitlogClient:
         """
         check_whole("wait_ms", wait_ms, 0)
         query = {**query, "wait_ms": wait_ms}
-        answer = self._answer("/records", endpoint, wait_s=wait_ms / 1000, **query)
+        try:
+            answer = self._answer("/records", endpoint, wait_s=wait_ms / 1000, **query)
+        except NotFound as error:
+            if log_id is not None and error.status in (410, 416):  # they do not contain the id
+                self._check_begin(endpoint, log_id)
+            raise
         found = self._checked_id(answer, log_id)
         document = document_of(answer, exact=query.get("encoding") == "json")
         try:
@@ -329,6 +334,15 @@ class CommitlogClient:
         if log_id is not None and found not in (None, log_id):
             raise OtherLog(f"log {self.log}: its id is {found}, not {log_id}")
         return found
+
+    def _check_begin(self, endpoint: str | None, log_id: str) -> None:
+        """Raise OtherLog if the log has another id: its indexes may begin later, or end earlier."""
+        try:
+            query: dict[str, Any] = {"from": "earliest", "limit": 1}
+            answer = self._answer("/records", endpoint, **query)
+        except ClientError:
+            return  # the refusal of the read itself is raised
+        self._checked_id(answer, log_id)
 
     def _path(self, route: str) -> str:
         return f"/v1/logs/{quote(self.log, safe='')}{route}"

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from app.client import AsyncCommitlogClient, CommitlogClient, Consumer, OtherLog
+from app.client import AsyncCommitlogClient, CommitlogClient, Consumer, NotFound, OtherLog
 from tests.unit.cli.fake_service import Asked, FakeService, Scripted, fake_service
 
 
@@ -45,6 +45,27 @@ def test_a_consumer_reports_it_and_does_not_move() -> None:
         with pytest.raises(OtherLog):
             consumer.poll()
         assert consumer.position == 1
+
+
+@pytest.mark.parametrize(("identity", "error"), [("b", OtherLog), ("a", NotFound)])
+def test_a_shorter_log_is_another_one_too(identity: str, error: type[Exception]) -> None:
+    """The service refuses an index beyond its end, without the id of the log."""
+
+    def answer(asked: Asked) -> Scripted:
+        if not asked.path.endswith("/records"):
+            return Scripted(404, {"code": "not-found"})
+        page = {"records": [{"index": 7, "value": "v"}], "next_index": 8, "has_more": False}
+        if asked.query.get("from_index") == "7":
+            return Scripted(200, page, {"Commitlog-Log-Id": "a"})
+        if "from_index" in asked.query:
+            return Scripted(416, {"code": "index-out-of-range", "next_index": 1})
+        return Scripted(200, page, {"Commitlog-Log-Id": identity})
+
+    with fake_service(answer) as service, CommitlogClient(service.url) as client:
+        found = client.follow(7)
+        assert next(found)["index"] == 7
+        with pytest.raises(error):
+            next(found)
 
 
 def test_follow_for_asyncio_reports_it() -> None:
