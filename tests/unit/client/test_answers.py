@@ -10,6 +10,7 @@ from app.client import ClientError, CommitlogClient, NoAnswer, Problem, Record
 from app.client.batches import arrow_body
 from app.client.data_frames import append_frame, read_frame
 from app.client.operations import Operations
+from app.client.records import ndjson
 from tests.unit.cli.fake_service import Asked, Scripted, committed, fake_service
 
 ROWS = pa.table({"value": ["same"] * 4})
@@ -142,3 +143,16 @@ def test_a_frame_of_a_replica_that_stays_behind_is_an_error() -> None:
         with pytest.raises(NoAnswer, match=r"the record 4 for 0\.3 s; .* up to index 9"):
             read_frame(client, consistency="committed")
         assert read_frame(client, 0, 4, consistency="committed").num_rows == 4
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1E+400", "9" * 5_000])
+def test_a_number_that_no_float_holds_is_appended_as_it_was_read(number: str) -> None:
+    assert ndjson([{"value_json": Decimal(number)}]) == b'{"value_json":%s}\n' % str(Decimal(number)).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "growth"),
+    [(b"text" * 1_000 + b"\0", 1), (b"\1\2\3" * 1_000, 4 / 3), (b"\0" * 1_000, 4 / 3)],
+)
+def test_binary_content_has_the_shorter_of_its_forms(content: bytes, growth: float) -> None:
+    assert len(ndjson([Record(content)])) < growth * len(content) + 50
