@@ -68,13 +68,16 @@ def arrow_body(table: "pa.Table | pa.RecordBatch", max_records: int, max_bytes: 
 
 
 def _halves(table: "pa.Table", max_bytes: int) -> Iterator[Body]:
-    """Yield the appends of rows, of which some may be far larger than the average."""
+    """Yield the appends of rows, of which some may be far larger than the average. Rows that share their
+    bytes, as those of a dictionary or a view, stay together."""
     middle = table.num_rows // 2
-    if middle == 0 or table.nbytes <= max_bytes * 3 // 2:
-        yield Body(arrow_stream(table.combine_chunks()), ARROW_STREAM)
-        return
-    yield from _halves(table.slice(0, middle), max_bytes)
-    yield from _halves(table.slice(middle), max_bytes)
+    if middle and table.nbytes > max_bytes * 3 // 2:
+        halves = table.slice(0, middle), table.slice(middle)
+        if sum(half.nbytes for half in halves) < table.nbytes * 3 // 2:  # else each has the shared bytes
+            for half in halves:
+                yield from _halves(half, max_bytes)
+            return
+    yield Body(arrow_stream(table.combine_chunks()), ARROW_STREAM)
 
 
 def _column(contents: Sequence[str | bytes | None]) -> Any:

@@ -156,3 +156,9 @@ def test_a_number_that_no_float_holds_is_appended_as_it_was_read(number: str) ->
 )
 def test_binary_content_has_the_shorter_of_its_forms(content: bytes, growth: float) -> None:
     assert len(ndjson([Record(content)])) < growth * len(content) + 50
+
+
+def test_a_table_whose_slices_share_their_bytes_is_not_divided_into_rows() -> None:
+    """Each append would contain all of them."""
+    values = pa.array([b"%05d" % number * 20 for number in range(1_000)], pa.binary()).dictionary_encode()
+    assert len(list(arrow_body(pa.table({"value": values}), 10_000, 50_000))) <= 3
