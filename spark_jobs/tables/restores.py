@@ -17,7 +17,11 @@ HISTORY: Final = 100  # newest commits that the first call reads
 
 class Restores:
     """RESTORE commits of one table that the job has not repaired. In a local folder each call reads the
-    commits since the last one; elsewhere the first call alone finds any."""
+    commits since the last one; elsewhere the first call alone finds any.
+
+    has_gap: commits since the last call were removed from the history, so one of them may be a RESTORE. True
+    until `done` is called.
+    """
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self.spark = spark
@@ -25,6 +29,7 @@ class Restores:
         self._log = None if is_url(path) or is_remote(spark) else DeltaLog(path, keeps_files=False)
         self._next: int | None = None  # the version after those that were read
         self._due: list[int] = []
+        self.has_gap = False
 
     def due(self) -> Sequence[int]:
         """Return their versions, oldest first, until `done` is called. Raises DeltaLogError."""
@@ -39,13 +44,16 @@ class Restores:
         if self._due:
             set_properties(self.spark, self.path, {RESTORED_PROPERTY: str(self._due[-1])})
             self._due = []
+        self.has_gap = False
 
     def _in_log(self, log: DeltaLog) -> list[int]:
         if self._next is None:
             known = log.versions()
             self._next = max(known.start, known.stop - HISTORY)
         found = []
-        self._next = log.first_left(self._next)
+        first = log.first_left(self._next)
+        self.has_gap |= first > self._next
+        self._next = first
         while (commit := log.commit(self._next)) is not None:
             if commit.operation == RESTORE:
                 found.append(self._next)

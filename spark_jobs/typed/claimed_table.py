@@ -191,6 +191,21 @@ class ClaimedTable:
         row = read_table(self.spark, self.path).agg(F.count("*"), largest).collect()[0]
         self.rows, self.last_index = int(row[0]), int(row[1])
 
+    def check_end(self) -> None:
+        """Raise RowsLost if the table lacks the last rows that it had, after commits that the job could not
+        read: a RESTORE among them is not known."""
+        if not self.restores.has_gap:
+            return
+        before = self.last_index
+        self.refresh()
+        if self.last_index < before:
+            missing, self.last_index = self.last_index + 1, before  # the next call reports it again
+            raise RowsLost(
+                self.path,
+                f"commits were removed from its history before the job read them, and the rows from index "
+                f"{missing} to {before} are missing since",
+            )
+
     def append(self, rows: pa.Table, note: Mapping[str, int], unwritten: Unwritten | None = None) -> bool:
         """Add those of `rows` that are after the end of the table, in the order of `position`. Return whether
         there was one. note: kept in the commit.

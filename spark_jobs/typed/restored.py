@@ -3,6 +3,10 @@
 RESTORE keeps the claims of the commits that it undoes, so no later append would add these rows. They are the
 rows of the version before the RESTORE that the table lacks now. A merge by index adds them, which may be
 repeated, also by two drivers. What the user deleted before the RESTORE is not among them.
+
+A RESTORE that was removed from the history before the job read it, after a suspension longer than
+`delta.logRetentionDuration`, does not show what it took. Then `current` is brought up to date as a whole, and
+a table `records` or `dead_letters` whose last rows are missing is an error.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -50,13 +54,16 @@ class RestoredTables:
 
         `finish` follows. Raises RowsLost if rows cannot be made again.
         """
-        restored = {first for first, table in self.current.items() if table.restores.due()}
+        current = {first: table.restores for first, table in self.current.items()}
+        restored = {first for first, restores in current.items() if restores.due() or restores.has_gap}
         for first, table in self.records.items():
             if table.restores.due():
                 self._add_records(decoder, first)
                 restored.add(first)
+            table.check_end()
         if self.letters.restores.due():
             self._add_letters(decoder)
+        self.letters.check_end()
         return restored
 
     def finish(self) -> None:
