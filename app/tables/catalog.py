@@ -13,6 +13,7 @@ from typing import Final
 
 from app.tables.delta_log import Commit, DeltaLog, DeltaLogError, DeltaSnapshot, file_system_of, table_folders
 from app.tables.names import (
+    BEGIN_PROPERTY,
     CATALOG_NAMES_FILE,
     COVERED_INDEX,
     CURRENT,
@@ -42,7 +43,8 @@ class TableState:
     committed index that their events report; inclusive, None if it is not recorded. last_epoch: of the tables
     of epochs, the newest one. log_id: the log of the records of `entries`, None if it is not recorded.
     committed_ms: time of the commit of the version, None if its file was removed. catalog_name: name in a
-    catalog of Spark, as the job with --catalog registered it; None without one.
+    catalog of Spark, as the job with --catalog registered it; None without one. begin_index: of `entries`:
+    no record before it is a row of a table, for the log began there.
     """
 
     name: str
@@ -53,6 +55,7 @@ class TableState:
     last_epoch: int | None = None
     committed_ms: int | None = None
     catalog_name: str | None = None
+    begin_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,21 +140,39 @@ class LogTables:
         snapshot = log.snapshot()
         if snapshot is None:
             return None
+        entries = snapshot if name == ENTRIES else self._log(ENTRIES).snapshot()
+        properties: Mapping[str, str] = {} if entries is None else entries.properties
+        log_id = properties.get(LOG_ID_PROPERTY)
+        begin_index = int(properties.get(BEGIN_PROPERTY, 0))
         if name != ENTRIES:
-            entries = self._log(ENTRIES).snapshot()
-            log_id = None if entries is None else entries.properties.get(LOG_ID_PROPERTY)
             covered = self._covered_index() if name in JOURNAL_TABLES else None
             last_epoch = largest(snapshot, EPOCH) if name in EPOCH_TABLES else None
             if is_typed(name):
                 covered = self._typed_index(name, snapshot)
             committed_ms = self._committed_ms(name, snapshot.version)
-            return TableState(name, log.path, snapshot.version, covered, log_id, last_epoch, committed_ms)
+            return TableState(
+                name,
+                log.path,
+                snapshot.version,
+                covered,
+                log_id,
+                last_epoch,
+                committed_ms,
+                begin_index=begin_index,
+            )
         if self._held[0] != snapshot.version:
             self._held = (snapshot.version, _end(log, snapshot))
-        log_id = snapshot.properties.get(LOG_ID_PROPERTY)
         committed_ms = self._committed_ms(name, snapshot.version)
         held_index = self._held[1]
-        return TableState(name, log.path, snapshot.version, held_index, log_id, committed_ms=committed_ms)
+        return TableState(
+            name,
+            log.path,
+            snapshot.version,
+            held_index,
+            log_id,
+            committed_ms=committed_ms,
+            begin_index=begin_index,
+        )
 
     def _committed_ms(self, name: str, version: int) -> int | None:
         if self._committed.get(name, (NONE, None))[0] != version:

@@ -28,7 +28,7 @@ from app.errors import InvalidRequest, NoSuchCut, NotYetMaterialized, TableNotFo
 from app.errors.tables import no_table
 from app.node.replica.driver import LogDriver
 from app.tables.catalog import NONE, LogTables, TableState, is_typed
-from app.tables.names import CURRENT, CURSOR, DEAD_LETTERS, ENTRIES, EPOCH_TABLES, JOURNAL_TABLES, RECORDS
+from app.tables.names import CURRENT, DEAD_LETTERS, ENTRIES, EPOCH_TABLES, JOURNAL_TABLES, RECORDS
 from storage.format.records import MIN_TIMESTAMP_MS
 from storage.log.commitlog import Commitlog
 from storage.units import MIB
@@ -57,6 +57,7 @@ TableName = Annotated[str, Path(description="Name of a table of the log", exampl
 TYPED: Final = (RECORDS, DEAD_LETTERS, CURRENT)
 FOLLOWING: Final = (ENTRIES, *EPOCH_TABLES, *JOURNAL_TABLES)
 Lag = tuple[int, int, int | None]  # as _lag returns it
+LagKey = tuple[int, bool]  # index, and whether it is that of a typed table
 Result = TypeVar("Result")
 
 
@@ -122,7 +123,7 @@ def known_tables(call: Call) -> KnownTables:
 async def tables(call: Call, log: LogName, query: Annotated[LookQuery, Query()]) -> Response:
     here = await call.replica(log)
     found = await known_tables(call).query(log, LogTables.all) or []
-    lags: dict[int, Lag] = {}  # most tables end at the same index
+    lags: dict[LagKey, Lag] = {}  # most tables end at the same index
     return here.answer({"tables": [await _table_object(here, state, lags) for state in found]})
 
 
@@ -226,16 +227,17 @@ async def _found(call: Call, log: str, table: str) -> TableState:
 
 
 async def _table_object(
-    here: Served, state: TableState, lags: dict[int, Lag] | None = None
+    here: Served, state: TableState, lags: dict[LagKey, Lag] | None = None
 ) -> dict[str, Any]:
-    """lags: those that the same response has computed, by index."""
+    """lags: those that the same response has computed."""
     held_index, lag_records, lag_ms = None, None, None
     held = _held_index(here, state)
     if held is not None:
         known = {} if lags is None else lags
-        if held not in known:
-            known[held] = await _lag(here.driver, held)
-        through, lag_records, oldest_ms = known[held]
+        key = (held, is_typed(state.name))
+        if key not in known:
+            known[key] = await _lag(here.driver, held, state.begin_index, is_typed=key[1])
+        through, lag_records, oldest_ms = known[key]
         held_index = (
             through if state.name == ENTRIES or is_typed(state.name) else held
         )  # no row is due for a control record
@@ -271,20 +273,20 @@ def _is_ours(here: Served, state: TableState) -> bool:
     return state.log_id in (None, f"{here.hosted.log_id:016x}")
 
 
-async def _lag(driver: LogDriver, held_index: int) -> Lag:
-    """Return the end of a table that holds every record up to `held_index`, and its lag.
+async def _lag(driver: LogDriver, held_index: int, begin_index: int, *, is_typed: bool) -> Lag:
+    """Return the end of a table that holds every record from `begin_index` to `held_index`, and its lag.
 
     Control records after `held_index` are not rows, so the end may be larger. The lag is the number of
-    missing records and the time of the first one. When the log begins after what the writer has seen,
-    trimmed records are in no table: the table ends before them.
+    missing records and the time of the first one. When the log begins after what the table holds, the table
+    ends before the trimmed records: a typed table lacks them still, and gets them from `entries`; `entries`
+    itself never gets them. The cursor of the job shows neither: `entries` may be restored to an earlier
+    version, and the typed tables follow it later.
     """
     log = driver.log
     committed_index = driver.committed_index
-    cursor = driver.state.committed_cursor(CURSOR)
-    seen = max(held_index + 1, 0 if cursor is None else cursor.position)
-    lost = log.first_index > seen
+    trimmed = max(0, log.first_index - max(held_index + 1, begin_index))
     at = max(held_index + 1, log.first_index)
-    missing, first, oldest_ms, read_bytes = 0, None, None, 0
+    missing, first, oldest_ms, read_bytes = trimmed if is_typed else 0, None, None, 0
     while read_bytes < _COUNT_BYTES:
         at = max(at, log.first_index)  # a trim or a reset may have happened in between
         if at > min(committed_index, log.end_index) or driver.is_truncating:
@@ -299,7 +301,7 @@ async def _lag(driver: LogDriver, held_index: int) -> Lag:
         await asyncio.sleep(0)  # replication has priority
     missing += max(0, committed_index + 1 - at)
     through = (at if first is None else first) - 1
-    return held_index if lost else max(held_index, through), missing, oldest_ms
+    return held_index if trimmed else max(held_index, through), missing, oldest_ms
 
 
 def _point(driver: LogDriver, query: AtQuery) -> int:

@@ -16,13 +16,14 @@ from app.cli.main import cli
 from app.client import CommitlogClient, NotFound, Unavailable
 from app.client.tables import Tables
 from app.tables.digests import BlockSum, block_sums
-from app.tables.names import LOG_ID_PROPERTY
+from app.tables.names import BEGIN_PROPERTY, LOG_ID_PROPERTY, application_of
 from spark_jobs.errors import Unreachable
 from spark_jobs.source.log_reads import LogReads
 from tests.support.cluster import Cluster, eventually, running
 from tests.support.delta_files import DeltaFiles
 
 FROM_MS = 4_000_000_000_000  # after the control record that opens the log
+NAMES = ("pair", "short", "again", "follow", "typed")
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(folder: Path) -> Iterator[Cluster]:
-    """The logs `pair`, `short`, `again` and `follow` are kept by two nodes of three."""
-    logs = tuple({"name": name, "replicas": ["n1", "n2"]} for name in ("pair", "short", "again", "follow"))
+    """The logs of NAMES are kept by two nodes of three."""
+    logs = tuple({"name": name, "replicas": ["n1", "n2"]} for name in NAMES)
     with running(folder, 3, logs=logs, sections={"tables": {"path": folder / "delta"}}) as started:
         yield started
 
@@ -64,8 +65,8 @@ def again(folder: Path) -> Iterator[DeltaFiles]:
     shutil.rmtree(path)
 
 
-def last_index(cluster: Cluster) -> int:
-    return int(cluster.status(cluster.leader())["committed_index"])
+def last_index(cluster: Cluster, log: str = "default") -> int:
+    return int(cluster.status(cluster.leader(log), log)["committed_index"])
 
 
 def get(cluster: Cluster, path: str, node: str = "n1", log: str = "default") -> httpx.Response:
@@ -167,37 +168,78 @@ def test_waiting_for_a_record_ends_when_it_is_in_the_table(cluster: Cluster, ent
 
 
 def test_records_trimmed_before_a_table_held_them_are_not_held(cluster: Cluster, folder: Path) -> None:
-    def append(count: int) -> int:
-        records = [{"value": "x" * 100} for _ in range(count)]
-        return int(
-            cluster.call("POST", "n1", "/v1/logs/short/records", json={"records": records}).json()[
-                "last_index"
-            ]
-        )
-
-    table = DeltaFiles(folder / "delta" / "short" / "entries")
+    root = folder / "delta" / "short"
+    shutil.rmtree(root, ignore_errors=True)  # of a first attempt
+    table = DeltaFiles(root / "entries")
     table.create(timestamp_ms=1_000)
-    held = append(5)
+    held = append_five(cluster, "short")
     table.bring(held - 4, held + 1, timestamp_ms=2_000)
-    append(5)
-    last = append(5)
-    begin = last - 4
-    trim = {"until_index": begin, "force": True}
-    assert cluster.call("POST", "n1", "/v1/logs/short:trim", json=trim).status_code == 200
+    append_five(cluster, "short")
+    begin = append_five(cluster, "short") - 4
+    trim(cluster, "short", begin)
     for node in ("n1", "n2"):
-        eventually(
-            lambda node=node: get(cluster, "tail", node, "short").json()["begin_index"] == begin,  # type: ignore[misc]
-            what="it is trimmed",
-        )
         found = get(cluster, "tables/entries?timeout_ms=1", node, "short").json()
         assert found["materialized_index"] == held
     late = get(cluster, f"tables/entries:wait?index={held + 1}&timeout_ms=10", log="short")
     assert (late.status_code, late.json()["code"]) == (504, "not-yet-materialized")
-    cursor = {"index": begin, "fence": True}
-    moved = cluster.call("PUT", "n1", "/v1/logs/short/cursors/__entries", json=cursor)
-    assert moved.status_code == 200  # its writer knows: what went were control records
-    cluster.wait_even("short")
+    move_cursor(cluster, "short", begin)  # its job had them in the table, from which they were removed
+    assert get(cluster, "tables/entries", log="short").json()["materialized_index"] == held
+    table.commit({"remove": {"path": "part-1.parquet"}}, operation="RESTORE")
+    table.added.clear()
+    assert get(cluster, "tables/entries", log="short").json()["materialized_index"] == -1
+    table.commit({"metaData": {"configuration": {BEGIN_PROPERTY: str(begin)}}})  # an empty table of a new job
     assert get(cluster, "tables/entries", log="short").json()["materialized_index"] == begin - 1
+
+
+def test_records_trimmed_before_typed_tables_held_them_are_not_held(cluster: Cluster, folder: Path) -> None:
+    """The typed tables follow `entries`, whose job has moved its cursor, by seconds and more."""
+    root = folder / "delta" / "typed"
+    shutil.rmtree(root, ignore_errors=True)  # of a first attempt
+    tables = [DeltaFiles(root / name) for name in ("entries", "records", "dead_letters", "current")]
+    for table in tables:
+        table.create()
+    held = append_five(cluster, "typed")
+    for table in tables[:2]:
+        table.bring(held - 4, held + 1)
+    tables[3].commit({"txn": {"appId": application_of("current"), "version": held + 1}})
+    last = append_five(cluster, "typed")
+    tables[0].bring(held + 1, last + 1)
+    move_cursor(cluster, "typed", last + 1)
+    trim(cluster, "typed", last + 1)
+    end = last_index(cluster, "typed")
+    found = {each["name"]: each for each in get(cluster, "tables", log="typed").json()["tables"]}
+    assert (found["entries"]["materialized_index"], found["entries"]["lag_records"]) == (end, 0)
+    for name in ("records", "dead_letters", "current"):
+        assert (found[name]["materialized_index"], found[name]["lag_records"]) == (held, 5)
+        late = get(cluster, f"tables/{name}:wait?index={last}&timeout_ms=10", log="typed")
+        assert (late.status_code, late.json()["code"]) == (504, "not-yet-materialized")
+    tables[1].bring(held + 1, last + 1)
+    assert get(cluster, f"tables/records:wait?index={end}", log="typed").status_code == 200
+
+
+def append_five(cluster: Cluster, log: str) -> int:
+    """Append five records, and return the index of the last one."""
+    records = [{"value": "x" * 100} for _ in range(5)]
+    appended = cluster.call("POST", "n1", f"/v1/logs/{log}/records", json={"records": records})
+    return int(appended.json()["last_index"])
+
+
+def trim(cluster: Cluster, log: str, begin: int) -> None:
+    """Trim the log to `begin` at both of its nodes."""
+    wanted = {"until_index": begin, "force": True}
+    assert cluster.call("POST", "n1", f"/v1/logs/{log}:trim", json=wanted).status_code == 200
+    for node in ("n1", "n2"):
+        eventually(
+            lambda node=node: get(cluster, "tail", node, log).json()["begin_index"] == begin,  # type: ignore[misc]
+            what="it is trimmed",
+        )
+
+
+def move_cursor(cluster: Cluster, log: str, index: int) -> None:
+    cursor = {"index": index, "fence": True}
+    moved = cluster.call("PUT", "n1", f"/v1/logs/{log}/cursors/__entries", json=cursor)
+    assert moved.status_code == 200
+    cluster.wait_even(log)
 
 
 def test_a_table_of_a_log_that_had_this_name_before_holds_nothing_of_this_one(
