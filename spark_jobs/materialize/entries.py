@@ -97,7 +97,7 @@ class EntriesJob:
         self.has_more = False  # the last batch did not hold all
         self._is_here = not is_url(path) and not is_remote(spark)  # only Spark can read a table elsewhere
         self._writer = TableWriter(spark, path, ENTRIES, follows=follows)
-        self._removals = Removals(spark, path)
+        self._removals = Removals(spark, path, elsewhere=True)
         self._reader: RecordsStreamReader | None = None
         self._is_verified = False  # the log was compared with the table since it was opened
 

@@ -1,13 +1,20 @@
 """Commits of other writers that take rows from a table while a job extends it."""
 
 from collections.abc import Sequence
+from typing import Final
 
-from pyspark.sql import SparkSession
+from pyspark.errors import AnalysisException
+from pyspark.sql import Row, SparkSession
 
 from app.tables.delta_log import Commit, DeltaLog
 from spark_jobs.errors import SourceError
 from spark_jobs.session.locations import is_url
 from spark_jobs.session.spark_session import is_remote
+from spark_jobs.tables.table import NO_TABLE, identifier
+
+HISTORY: Final = 10  # newest commits that Spark returns at once
+NO_HISTORY: Final = (*NO_TABLE, "DELTA_TABLE_ONLY_OPERATION")
+KEEPS_ROWS: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES")
 
 
 class TableReplaced(SourceError):
@@ -20,11 +27,14 @@ class TableReplaced(SourceError):
 
 
 class Removals:
-    """Commits of one table that may have removed rows, each reported once. Elsewhere than in a local folder
-    none is noticed."""
+    """Commits of one table that may have removed rows, each reported once."""
 
-    def __init__(self, spark: SparkSession, path: str) -> None:
+    def __init__(self, spark: SparkSession, path: str, *, elsewhere: bool = False) -> None:
+        """elsewhere: let Spark read the commits of a table that is not in a local folder, a query at each
+        call; False: none of them is noticed."""
+        self.spark = spark
         self.path = path
+        self._elsewhere = elsewhere
         self._log = None if is_url(path) or is_remote(spark) else DeltaLog(path, keeps_files=False)
         self._next = 0  # the first version that was not read
         self._last: Commit | None = None  # the one before it
@@ -34,13 +44,15 @@ class Removals:
         if self._log is not None:
             self._next = self._log.versions().stop
             self._last = self._log.commit(self._next - 1)
+        elif self._elsewhere:
+            self._next = max((row["version"] for row in self._history()), default=-1) + 1
 
     def found(self) -> Sequence[str]:
         """Return the operations of the commits since the last call that may have removed rows: "" for those
         that cannot be read, because they were removed from the history. Raises TableReplaced, DeltaLogError.
         """
         if self._log is None:
-            return ()
+            return self._found_by_spark() if self._elsewhere else ()
         last = self._log.commit(self._next - 1)
         is_other = last is not None and self._last is not None and last != self._last
         first = self._next if last is not None else self._log.first_left(self._next)
@@ -53,3 +65,29 @@ class Removals:
                 operations.append(commit.operation)
             self._next, self._last = self._next + 1, commit
         return operations
+
+    def _found_by_spark(self) -> Sequence[str]:
+        rows = self._history()
+        newest = max((row["version"] for row in rows), default=-1)
+        if newest < self._next - 1:
+            raise TableReplaced(self.path)
+        new = [row for row in rows if row["version"] >= self._next]
+        is_whole = len(new) == newest + 1 - self._next
+        self._next = newest + 1
+        found = [row["operation"] for row in new if not keeps_rows(row)]
+        return found if is_whole else ["", *found]
+
+    def _history(self) -> Sequence[Row]:
+        """Return the newest commits, none without a table."""
+        try:
+            found = self.spark.sql(f"DESCRIBE HISTORY {identifier(self.path)} LIMIT {HISTORY}").collect()
+        except AnalysisException as error:
+            if error.getCondition() in NO_HISTORY:
+                return ()
+            raise
+        return sorted(found, key=lambda row: int(row["version"]))
+
+
+def keeps_rows(commit: Row) -> bool:
+    """Return whether a commit of the history removes no row."""
+    return bool(commit["isBlindAppend"]) or commit["operation"] in KEEPS_ROWS

@@ -232,3 +232,24 @@ def test_a_table_of_another_log_stops_the_job(
     former_id, log.cluster = log.id, "elsewhere"
     with pytest.raises(LogClash, match=f"its id is {log.id}, it was {former_id}"):
         job().open()
+
+
+def test_rows_that_a_restore_takes_from_a_table_at_a_url_are_noticed(
+    spark: SparkSession, replicas: list[FakeReplica], tmp_path: Path, batch: Batch
+) -> None:
+    """Spark alone reads the commits of such a table, and appends after a RESTORE."""
+    client = LogReads([replica.url for replica in replicas], "default", give_up_s=2)
+    job = EntriesJob(spark, client, f"file:{tmp_path}/entries", {"endpoint": client_urls(replicas)})
+    job.open()
+    for until in (20, 40):
+        write(job, batch, until)
+    spark.sql(f"OPTIMIZE {identifier(job.path)}").collect()
+    write(job, batch, 60)
+    spark.sql(f"RESTORE TABLE {identifier(job.path)} TO VERSION AS OF 1").collect()
+    with pytest.raises(TableClash, match="the records from index 20 on"):
+        write(job, batch, 80)
+    assert read_table(spark, job.path).agg(F.max("index")).collect()[0][0] == 19
+
+
+def client_urls(replicas: list[FakeReplica]) -> str:
+    return ",".join(replica.url for replica in replicas)
