@@ -270,6 +270,12 @@ class LogReads:
         except (KeyError, TypeError, ValueError) as error:
             raise Unreachable(f"{node_url}: its answer lacks the ends of the logs ({error!r})") from error
 
+    def ends_of_log(self) -> LogEnds:
+        """Return the ends of this log, as any of its replicas knows them; without those of the journal."""
+        log_id, tail = self.log_id(), self.tail(confirmed=False)
+        place = self.place(tail.next_index - 1) if tail.next_index > tail.begin_index else None
+        return LogEnds(log_id, tail.begin_index, tail.next_index, 0 if place is None else place.term, 0)
+
     def limits(self) -> dict[str, int]:
         """Return the limits of the service (docs/api.md §3)."""
         answer = self._first_good(lambda endpoint: self._json(endpoint, "/v1/cluster"))

@@ -68,7 +68,7 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         wanted = self.options.starting_index
         if wanted != LATEST and not isinstance(wanted, Mapping):
             return LogsOffset({}).to_json()  # each log joins at its begin
-        ends = self._ends()
+        ends = self._all_ends() if wanted == LATEST else self._ends()
         if not isinstance(wanted, Mapping):
             wanted = {log: each.next_index for log, each in ends.items()}
         logs = {
@@ -87,7 +87,7 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             log: replace(
                 each, next_index=max(each.next_index, self._client(log).tail(confirmed=False).next_index)
             )
-            for log, each in self._ends().items()
+            for log, each in self._all_ends().items()
         }
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -154,6 +154,19 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._ends_poller.ask(ASK_WITHIN_S)
         known = self._ends_poller.known()
         return {log: known[log] for log in selected(self.options.logs, known)}
+
+    def _all_ends(self) -> dict[str, LogEnds]:
+        """As `_ends`, also of logs whose nodes have not answered yet: each of these is asked for by itself.
+        Raises Unreachable if no replica of one answers."""
+        found = self._ends()
+        for log in selected(self.options.logs, self._client("").log_names()):
+            if log not in found:
+                try:
+                    found[log] = self._client(log).ends_of_log()
+                except RequestRefused as refused:
+                    if refused.status != 404:  # it was deleted meanwhile
+                        raise
+        return found
 
     def _waiting(self, log: str, at: RecordsOffset, ends: LogEnds) -> int:
         """Return the number of records that a micro-batch may read of a log now; 0 too for one that is left

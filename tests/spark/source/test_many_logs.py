@@ -1,6 +1,7 @@
 """A stream over many logs, without Spark: what joins, what is left out, and that the others go on."""
 
 import itertools
+import threading
 from typing import Any
 
 import pytest
@@ -8,10 +9,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from spark_jobs.errors import LogTrimmed, OptionError
 from spark_jobs.source import many_logs
+from spark_jobs.source.log_reads import LogEnds, LogReads
 from spark_jobs.source.logs_planning import LogRange
 from spark_jobs.source.many_logs import LogsPartition, LogsStreamReader, read_ranges
 from spark_jobs.source.options import parse_options
-from tests.spark.conftest import Collected, Stream
+from tests.spark.conftest import Collected, Stream, endpoints
 from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.source.looks import DATA, await_true
 from tests.support.cluster import Cluster
@@ -163,6 +165,31 @@ def test_a_query_ends_with_what_was_there_and_continues_from_its_checkpoint(
     assert list(itertools.chain(*collected.run(reader))) == DATA
     log.append_many(5)
     assert collected.run(reader) == [[102, 103, 104, 105, 106]]
+
+
+def test_the_end_of_a_log_whose_node_has_not_answered_yet_is_asked_for(
+    replicas: list[FakeReplica], log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first node to answer has no copy of the log."""
+    answered = threading.Event()
+
+    def ends(client: LogReads, node_url: str) -> dict[str, LogEnds]:
+        if node_url == replicas[1].url:
+            answered.wait()
+        return {}
+
+    monkeypatch.setattr(LogReads, "ends", ends)
+    reader = reader_of(endpoints(replicas), logs="default", startingIndex="latest")
+    ending = reader_of(endpoints(replicas), logs="def*", startingIndex="earliest")
+    try:
+        assert ends_of(reader.initialOffset()) == {"default": 102}
+        ending.prepareForTriggerAvailableNow()
+        end = ending.latestOffset(ending.initialOffset(), ReadAllAvailable())
+        assert ends_of(end) == {"default": 102}
+    finally:
+        answered.set()
+        reader.stop()
+        ending.stop()
 
 
 @pytest.mark.parametrize(
