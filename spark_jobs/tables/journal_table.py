@@ -9,9 +9,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from app.tables.catalog import RESTORE
+from app.tables.delta_log import DeltaLog, DeltaLogError
 from app.tables.names import application_of
+from spark_jobs.session.locations import is_url
+from spark_jobs.session.spark_session import is_remote
 from spark_jobs.tables.claims import MAX_REFUSALS
 from spark_jobs.tables.removals import Removals
+from spark_jobs.tables.restores import HISTORY
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import Table, TableClash, read_table
 from spark_jobs.tables.table_writer import TableWriter
@@ -90,11 +94,30 @@ class JournalTable:
         """Read the progress from the table."""
         held = read_plain(self.path, self.table.schema, ["node", "seq"])
         if held is not None:
-            self.positions, self.rows = ends(held), held.num_rows
-            return
-        found = read_table(self.spark, self.path).groupBy("node").agg(F.max("seq"), F.count("*")).collect()
-        self.positions = {node: int(last) + 1 for node, last, _ in sorted(found)}
-        self.rows = sum(int(count) for _, _, count in found)
+            positions, self.rows = ends(held), held.num_rows
+        else:
+            rows = read_table(self.spark, self.path).groupBy("node").agg(F.max("seq"), F.count("*")).collect()
+            positions = {node: int(last) + 1 for node, last, _ in sorted(rows)}
+            self.rows = sum(int(count) for _, _, count in rows)
+        self.positions = {**self._noted(), **positions}
+
+    def _noted(self) -> Mapping[str, int]:
+        """Return the positions in the note of the last append: a node of which all rows were deleted keeps
+        its own, or the sum would fall below that of earlier claims. Empty after a RESTORE, and where only
+        Spark can read the note."""
+        if is_url(self.path) or is_remote(self.spark):
+            return {}
+        log = DeltaLog(self.path, keeps_files=False)
+        try:
+            for version in reversed(log.versions()[-HISTORY:]):
+                commit = log.commit(version)
+                if commit is None or commit.operation == RESTORE:
+                    break
+                if isinstance(noted := commit.note.get("positions"), dict):
+                    return noted
+        except DeltaLogError:
+            pass
+        return {}
 
 
 def after(rows: pa.Table, positions: Mapping[str, int]) -> pa.Table:

@@ -115,6 +115,25 @@ def test_events_that_are_deleted_before_the_last_ones_stay_deleted(tmp_path: Pat
     assert table.rows == len(rows)
 
 
+def test_a_job_starts_after_all_events_of_a_node_were_deleted(tmp_path: Path) -> None:
+    """The node has left, and wrote more events than the others have written since."""
+    table = JournalTable(no_spark(), str(tmp_path / "events"), EVENTS)
+    table.open()
+    table.append(pa.concat_tables([events("n1", 0, 10), events("n2", 0, 500)]))
+    table.append(events("n1", 10, 20))
+    leave(table, "DELETE", pc.field("node") == "n1")
+    started = JournalTable(no_spark(), table.path, EVENTS)
+    started.open()
+    table.append(events("n1", 20, 25))
+    for each in (started, table):
+        each.append(events("n1", 20, 30))
+        assert (each.positions, each.rows) == ({"n1": 30, "n2": 500}, 30)
+    leave(table, "RESTORE", pc.field("seq") < 10)
+    restored = JournalTable(no_spark(), table.path, EVENTS)
+    restored.open()
+    assert restored.positions == {"n1": 10}
+
+
 def test_a_table_that_is_made_again_is_opened_again(tmp_path: Path) -> None:
     """Its folder was removed, and another driver has made a table of it."""
     table = followed(tmp_path / "events")
