@@ -25,9 +25,8 @@ from storage.units import KIB
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:8101"
 _CONNECT_TIMEOUT_S = 2.0
-_SENT_AT_ONCE_BYTES = (
-    64 * KIB
-)  # part of a body that _CONNECT_TIMEOUT_S, or the last call's read timeout, limits
+# Part of a body that _CONNECT_TIMEOUT_S, or the last call's read timeout, limits.
+_SENT_AT_ONCE_BYTES = 64 * KIB
 _KEPT_CONNECTIONS = 64  # of one node, between calls; urllib3 closes more, with a warning for each
 _NAMED_ENDPOINTS = 5  # at most, in an error
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0

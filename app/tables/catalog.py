@@ -144,35 +144,25 @@ class LogTables:
         properties: Mapping[str, str] = {} if entries is None else entries.properties
         log_id = properties.get(LOG_ID_PROPERTY)
         begin_index = int(properties.get(BEGIN_PROPERTY, 0))
-        if name != ENTRIES:
-            covered = self._covered_index() if name in JOURNAL_TABLES else None
-            last_epoch = largest(snapshot, EPOCH) if name in EPOCH_TABLES else None
-            if is_typed(name):
-                covered = self._typed_index(name, snapshot)
-            committed_ms = self._committed_ms(name, snapshot.version)
-            return TableState(
-                name,
-                log.path,
-                snapshot.version,
-                covered,
-                log_id,
-                last_epoch,
-                committed_ms,
-                begin_index=begin_index,
-            )
-        if self._held[0] != snapshot.version:
-            self._held = (snapshot.version, _end(log, snapshot))
-        committed_ms = self._committed_ms(name, snapshot.version)
-        held_index = self._held[1]
         return TableState(
             name,
             log.path,
             snapshot.version,
-            held_index,
+            self._held_index(name, log, snapshot),
             log_id,
-            committed_ms=committed_ms,
+            largest(snapshot, EPOCH) if name in EPOCH_TABLES else None,
+            self._committed_ms(name, snapshot.version),
             begin_index=begin_index,
         )
+
+    def _held_index(self, name: str, log: DeltaLog, snapshot: DeltaSnapshot) -> int | None:
+        if name == ENTRIES:
+            if self._held[0] != snapshot.version:
+                self._held = (snapshot.version, _end(log, snapshot))
+            return self._held[1]
+        if is_typed(name):
+            return self._typed_index(name, snapshot)
+        return self._covered_index() if name in JOURNAL_TABLES else None
 
     def _committed_ms(self, name: str, version: int) -> int | None:
         if self._committed.get(name, (NONE, None))[0] != version:

@@ -10,7 +10,7 @@ from app.tables.delta_log import Commit, DeltaLog
 from spark_jobs.errors import SourceError
 from spark_jobs.session.locations import is_url
 from spark_jobs.session.spark_session import is_remote
-from spark_jobs.tables.table import NO_TABLE, identifier
+from spark_jobs.tables.table import NO_TABLE, newest_commits
 
 HISTORY: Final = 10  # newest commits that Spark returns at once
 NO_HISTORY: Final = (*NO_TABLE, "DELTA_TABLE_ONLY_OPERATION")
@@ -80,12 +80,11 @@ class Removals:
     def _history(self) -> Sequence[Row]:
         """Return the newest commits, none without a table."""
         try:
-            found = self.spark.sql(f"DESCRIBE HISTORY {identifier(self.path)} LIMIT {HISTORY}").collect()
+            return newest_commits(self.spark, self.path, HISTORY)
         except AnalysisException as error:
             if error.getCondition() in NO_HISTORY:
                 return ()
             raise
-        return sorted(found, key=lambda row: int(row["version"]))
 
 
 def keeps_rows(commit: Row) -> bool:

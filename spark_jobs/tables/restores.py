@@ -10,7 +10,7 @@ from app.tables.delta_log import DeltaLog
 from app.tables.names import RESTORED_PROPERTY
 from spark_jobs.session.locations import is_url
 from spark_jobs.session.spark_session import is_remote
-from spark_jobs.tables.table import identifier, set_properties, table_properties
+from spark_jobs.tables.table import newest_commits, set_properties, table_properties
 
 HISTORY: Final = 100  # newest commits that the first call reads
 
@@ -63,6 +63,6 @@ class Restores:
     def _by_spark(self) -> list[int]:
         if self._next is not None:
             return []
-        rows = self.spark.sql(f"DESCRIBE HISTORY {identifier(self.path)} LIMIT {HISTORY}").collect()
+        rows = newest_commits(self.spark, self.path, HISTORY)
         self._next = max((row["version"] for row in rows), default=-1) + 1
-        return sorted(row["version"] for row in rows if row["operation"] == RESTORE)
+        return [row["version"] for row in rows if row["operation"] == RESTORE]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from app.errors import ConfigError
@@ -273,6 +273,13 @@ def table_path(tables: Path | str, log: str, table: Table) -> str:
 def identifier(path: str) -> str:
     """Return a table's path as SQL names it. Spark reads a relative path in SQL as the name of a table."""
     return f"delta.`{location(path).replace('`', '``')}`"
+
+
+def newest_commits(spark: SparkSession, path: str, count: int) -> list[Row]:
+    """Return the newest commits of a table that are left in its history, as Spark describes them, oldest
+    first. Raises AnalysisException when there is no table."""
+    found = spark.sql(f"DESCRIBE HISTORY {identifier(path)} LIMIT {count}").collect()
+    return sorted(found, key=lambda row: int(row["version"]))
 
 
 def settings_of_table(table: Table, properties: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -267,7 +267,7 @@ class Cluster:
             leaders = {(status["leader"], status["term"]) for status in seen}
             if len(leaders) != 1 or seen[0]["leader"] not in self.running:
                 return None
-            # A node without a copy of the log passes the call on to one that has it, so two may name one node.
+            # A node without a copy of the log passes the call on: two answers may name one node.
             leading = {status["node"] for status in seen if status["role"] == "leader"}
             return seen[0]["leader"] if leading == {seen[0]["leader"]} else None
 

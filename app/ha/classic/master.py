@@ -172,14 +172,13 @@ class ClassicMasterCore(StaticGroup):
 
     def _peer(self, slave_id: str) -> PeerStatus:
         slave = next((slave for slave in self._slaves.values() if slave.id == slave_id), None)
+        mark = self._last_marks.get(slave_id, NO_INDEX)
         if slave is None:
             refused = self._refused.get(slave_id)
             state, reason = ("DISCONNECTED", None) if refused is None else ("REFUSED", refused.reason)
             heard_ms = self._heard_ms[slave_id]
-            mark = self._last_marks.get(slave_id, NO_INDEX)
             return PeerStatus(slave_id, state, mark, 0, None, in_sync=False, reason=reason, heard_ms=heard_ms)
         if slave.sender is None:
-            mark = self._last_marks.get(slave_id, NO_INDEX)
             return PeerStatus(slave_id, "READY", mark, 0, None, in_sync=False)
         end_offset, limit_ms = self._log.end_offset, self._config.ha_max_time_slave_not_catchup_ms
         return PeerStatus(

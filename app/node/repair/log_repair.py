@@ -221,9 +221,9 @@ class LogRepair:
             await self._repair_batches()
             known = await in_thread(self._copy.last_known)
         term, voters, others = known or (0, (), ())
-        votes = dict.fromkeys(each for each in (*self._peers, *voters) if each != self._node_id)
-        others = (*self._holders, *others)
-        asked = list(dict.fromkeys((*votes, *(each for each in others if each != self._node_id))))
+        votes = {*self._peers, *voters} - {self._node_id}
+        candidates = dict.fromkeys((*self._peers, *voters, *self._holders, *others))
+        asked = [candidate for candidate in candidates if candidate != self._node_id]
         pause_s = _RETRY_FIRST_S
         until_ms = self._clock.monotonic_ms() + PATIENCE_S * 1000
         majority = max(self._majority, len(voters) // 2 + 1)

@@ -15,6 +15,18 @@ from tests.support.committed import values_in
 SECOND_US = 1_000_000
 
 
+def replicated() -> HaCluster:
+    """A cluster of `replicated` durability whose set has all three copies."""
+    plan = HaPlan(
+        durability=Durability.REPLICATED, own_controllers=True, faults=False, clients=0, links=LinkFaults()
+    )
+    cluster = HaCluster(1, plan)
+    assert cluster.run_until(
+        lambda: (log := cluster.checker.truth.log(LOG_NAME)) is not None and len(log.sync_state_set) == 3, 20
+    )
+    return cluster
+
+
 @pytest.mark.rule("C-05")
 def test_a_master_whose_disk_hangs_gives_its_role_up() -> None:
     cluster = quiet(1, 2)
@@ -116,13 +128,7 @@ def test_a_change_to_fsync_takes_back_no_acknowledgement_of_a_copy_whose_disk_ha
 @pytest.mark.rule("C-05", "C-07")
 def test_a_master_that_cannot_store_a_smaller_set_gives_its_role_up() -> None:
     """It acknowledges before its disk has a record, so only the loss of a slave shows that the disk hangs."""
-    plan = HaPlan(
-        durability=Durability.REPLICATED, own_controllers=True, faults=False, clients=0, links=LinkFaults()
-    )
-    cluster = HaCluster(1, plan)
-    assert cluster.run_until(
-        lambda: (log := cluster.checker.truth.log(LOG_NAME)) is not None and len(log.sync_state_set) == 3, 20
-    )
+    cluster = replicated()
     master = master_of(cluster)
     slave, other = (node for node in cluster.brokers if node is not master)
     kept = append_at(cluster, master, b"kept")
@@ -138,13 +144,7 @@ def test_a_master_that_cannot_store_a_smaller_set_gives_its_role_up() -> None:
 def test_a_replicated_master_whose_disk_hangs_at_the_opening_gives_way() -> None:
     """Its epoch is not open while the record that opens it is not on its disk: the controllers must not take
     it for open."""
-    plan = HaPlan(
-        durability=Durability.REPLICATED, own_controllers=True, faults=False, clients=0, links=LinkFaults()
-    )
-    cluster = HaCluster(1, plan)
-    assert cluster.run_until(
-        lambda: (log := cluster.checker.truth.log(LOG_NAME)) is not None and len(log.sync_state_set) == 3, 20
-    )
+    cluster = replicated()
     old = master_of(cluster)
     others = [node for node in cluster.brokers if node is not old]
     kept = append_at(cluster, old, b"kept")

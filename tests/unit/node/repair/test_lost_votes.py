@@ -1,5 +1,7 @@
 """Repairs of a lost vote, and the nodes that are asked for it."""
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
@@ -54,10 +56,10 @@ def test_a_lost_vote_does_not_wait_for_a_voter_that_is_down(monkeypatch: pytest.
     assert scene.host.sound
 
 
-def grown(scene: Scene) -> Batch:
-    """Append the record of a fourth voter, which the configuration does not name."""
+def changed(scene: Scene, voters: Sequence[str], learners: Sequence[str] = ()) -> Batch:
+    """Append the record of a group."""
     log = Commitlog.open(scene.files, FOLDER, log_id=7, config=SIZES)
-    value = {"kind": "membership", "voters": ["n1", "n2", "n3", "n4"], "learners": [], "nodes": {}}
+    value = {"kind": "membership", "voters": list(voters), "learners": list(learners), "nodes": {}}
     batch = stamp(
         encode_control(value),
         log_id=7,
@@ -71,6 +73,11 @@ def grown(scene: Scene) -> Batch:
     log.append([batch])
     log.close()
     return batch
+
+
+def grown(scene: Scene) -> Batch:
+    """Append the record of a fourth voter, which the configuration does not name."""
+    return changed(scene, ["n1", "n2", "n3", "n4"])
 
 
 @pytest.mark.rule("R-01")
@@ -163,22 +170,8 @@ def test_a_lost_vote_also_asks_others_that_may_have_campaigned(
 ) -> None:
     """A learner whose promotion only others know, and a voter whose removal may not be committed."""
     scene = Scene()
-    batch = grown(scene)
-    log = Commitlog.open(scene.files, FOLDER, log_id=7, config=SIZES)
-    learners = ["n4"] if learns else []
-    value = {"kind": "membership", "voters": ["n1", "n2", "n3"], "learners": learners, "nodes": {}}
-    shrunk = stamp(
-        encode_control(value),
-        log_id=7,
-        base_index=batch.next_index,
-        term=4,
-        timestamp_ms=1,
-        offset=log.end_offset,
-        previous_chain=log.last_chain,
-        control=True,
-    )
-    log.append([shrunk])
-    log.close()
+    grown(scene)
+    shrunk = changed(scene, ["n1", "n2", "n3"], ["n4"] if learns else [])
     if settled:
         checkpoints = CheckpointFile(scene.files, f"{FOLDER}/checkpoint")
         checkpoints.load()

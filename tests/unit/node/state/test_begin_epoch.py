@@ -29,6 +29,20 @@ class ResetLog:
     def move_begin(self) -> None: ...
 
 
+class Now:
+    """Transport and disk: keeps what is sent; every sync ends at once, with `error` if there is one."""
+
+    def __init__(self, error: DiskError | None = None) -> None:
+        self.requests: list[StateRequest] = []
+        self._error = error
+
+    def send(self, target: str, log_id: int, message: StateRequest) -> None:
+        self.requests.append(message)
+
+    def submit(self, work: Any, then: Any) -> None:
+        then(None, self._error)
+
+
 @pytest.mark.rule("R-11")
 @pytest.mark.parametrize(
     ("error", "fails"),
@@ -37,21 +51,12 @@ class ResetLog:
 def test_a_failed_sync_of_the_begin_fails_the_node_and_a_full_disk_does_not(
     error: DiskError | None, fails: int
 ) -> None:
-    requests: list[StateRequest] = []
     failures: list[tuple[str, BaseException]] = []
-
-    class Now:
-        def send(self, target: str, log_id: int, message: StateRequest) -> None:
-            requests.append(message)
-
-        def submit(self, work: Any, then: Any) -> None:
-            then(None, error)
-
     log: Any = ResetLog()
-    now: Any = Now()
+    now: Any = Now(error)
     begin = BeginEpoch("n2", 7, log, now, now, lambda *failure: failures.append(failure))
     begin.tick("n1", 3, 1_000)
-    begin.take(StateChunk(requests[0].id, 0, 0, 0, b"", Epoch(2, 2, "n1", 3, 300, 0)))
+    begin.take(StateChunk(now.requests[0].id, 0, 0, 0, b"", Epoch(2, 2, "n1", 3, 300, 0)))
     assert [failed for _, failed in failures] == [error] * fails
 
 
@@ -59,22 +64,13 @@ def test_a_failed_sync_of_the_begin_fails_the_node_and_a_full_disk_does_not(
 @pytest.mark.parametrize("is_reset", [False, True])
 def test_an_answer_that_takes_longer_than_the_pause_is_taken_unless_the_log_was_reset(is_reset: bool) -> None:
     """Behind a queue of pushes all answers are late."""
-    requests: list[StateRequest] = []
-
-    class Now:
-        def send(self, target: str, log_id: int, message: StateRequest) -> None:
-            requests.append(message)
-
-        def submit(self, work: Any, then: Any) -> None:
-            then(None, None)
-
     log: Any = ResetLog()
     now: Any = Now()
     begin = BeginEpoch("n2", 7, log, now, now, lambda *_: None)
     begin.tick("n1", 3, 1_000)
     log.truncation_count += is_reset
     begin.tick("n1", 3, 1_000 + ASK_AGAIN_MS)
-    first, second = requests
+    first, second = now.requests
     assert first.id != second.id
     epoch = Epoch(2, 2, "n1", 3, 300, 0)
     begin.take(StateChunk(first.id, 0, 0, 0, b"", epoch))
