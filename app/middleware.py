@@ -19,7 +19,7 @@ from app.api.http.dependencies import RESERVATION
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.lane_call import log_of_records
 from app.api.http.messages import REQUEST_ID, RawHeaders, Response, given_or_new_id, problem_response
-from app.api.http.query import check_count
+from app.api.http.query import query_refusal
 from app.api.http.single_headers import check_single_headers
 from app.api.http.tracing import PROBES
 from app.controller.metadata import AUDIT_LOG
@@ -81,7 +81,8 @@ class HttpMiddleware:
                 _check_not_ours(method, path)
             _check_origin(method, headers)
             check_single_headers(scope["headers"])
-            check_count(scope["query_string"])
+            if (refusal := query_refusal(scope["query_string"])) is not None:
+                raise refusal
             caller.enter()
         except CommitlogError as error:
             if log is None:

@@ -25,7 +25,7 @@ from app.api.http.lane_call import (
     log_of_records,
 )
 from app.api.http.messages import RawHeaders, Response, new_request_id, problem_response, valid_id
-from app.api.http.query import has_too_many
+from app.api.http.query import query_refusal
 from app.errors import CommitlogError
 from app.names import SYSTEM
 from app.settings.model import Limits
@@ -38,7 +38,7 @@ _DIGITS_MAX: Final = 12  # of a Content-Length
 def _target_of(url: bytes) -> tuple[str, str, bytes] | None:
     """Return log, path and query of the URL of an append, None for any other URL."""
     path, _, query = url.partition(b"?")
-    if not _PATH.fullmatch(path) or b"#" in query or has_too_many(query):
+    if not _PATH.fullmatch(path) or b"#" in query or query_refusal(query) is not None:
         return None
     log = log_of_records(path.decode("ascii"))
     return None if log is None or log.startswith(SYSTEM) else (log, path.decode("ascii"), query)

@@ -2,6 +2,7 @@
 
 import re
 from typing import Annotated, Any, Final
+from urllib.parse import unquote_plus, unquote_to_bytes
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic_core import PydanticCustomError
@@ -33,13 +34,21 @@ class NoQuery(Query):
     """No parameters at all."""
 
 
-def has_too_many(query: bytes) -> bool:
-    """Return whether a raw query has more than PARAMETERS_MAX parameters."""
-    return query.count(b"&") >= PARAMETERS_MAX
+def query_refusal(query: bytes) -> InvalidRequest | None:
+    """Return the refusal of a raw query: more than PARAMETERS_MAX parameters, or one that is not UTF-8.
 
-
-def check_count(query: bytes) -> None:
-    """Raise InvalidRequest for a raw query with more than PARAMETERS_MAX parameters."""
-    if has_too_many(query):
-        count = query.count(b"&") + 1
-        raise InvalidRequest(("/query", f"must have at most {PARAMETERS_MAX} parameters, got {count}"))
+    Decoders replace bytes that are not UTF-8, so that two producers or keys would be taken for one.
+    """
+    count = query.count(b"&") + 1
+    if count > PARAMETERS_MAX:
+        return InvalidRequest(("/query", f"must have at most {PARAMETERS_MAX} parameters, got {count}"))
+    if b"%" not in query:
+        return None
+    errors = []
+    for parameter in query.split(b"&"):
+        try:
+            unquote_to_bytes(parameter).decode("utf-8")
+        except UnicodeDecodeError:
+            name = unquote_plus(parameter.partition(b"=")[0].decode("latin-1"))
+            errors.append((f"/query/{name}", f"must be UTF-8, got {parameter[:40].decode('latin-1')!r}"))
+    return InvalidRequest(*errors) if errors else None

@@ -30,7 +30,7 @@ from app.api.http.lane_call import (
 from app.api.http.log_call import Served
 from app.api.http.messages import REQUEST_ID, PageResponse, RawHeaders, given_or_new_id, problem_response
 from app.api.http.negotiation import accepted_type
-from app.api.http.query import has_too_many
+from app.api.http.query import query_refusal
 from app.api.read.page_answer import FORMATS, PAGES, page_answer
 from app.api.read.query import ReadQuery
 from app.api.read.reader import Reader
@@ -145,7 +145,7 @@ class PollLane:
             return None
         raw_path, _, raw_query = url.decode("ascii", "replace").partition("?")
         log = log_of_records(raw_path)
-        if not _URL.fullmatch(url) or log is None or log.startswith(SYSTEM) or has_too_many(url):
+        if not _URL.fullmatch(url) or log is None or log.startswith(SYSTEM) or query_refusal(url) is not None:
             return None
         pairs = parse_qsl(raw_query, keep_blank_values=True)
         try:

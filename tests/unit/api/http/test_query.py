@@ -26,3 +26,27 @@ def test_a_number_is_digits_alone(tmp_path: Path) -> None:
                     assert "must be a whole number" in answer.json()["errors"][0]["detail"]
 
     asyncio.run(run())
+
+
+def test_a_parameter_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    """The bytes were replaced by one and the same character: of two producers the second one was answered as
+    a retry of the first, and its record was not stored."""
+
+    async def run() -> None:
+        async with node_in_process(tmp_path) as node:
+            path = "/v1/logs/default/records"
+            for producer in ("caf%E9", "caf%E8", "caf%C3%A9"):
+                query = f"producer_id={producer}&producer_epoch=0&producer_sequence=0"
+                answer = await node.client.post(f"{path}?{query}", json={"value": producer})
+                if producer == "caf%C3%A9":
+                    assert (answer.status_code, answer.json()["replayed"]) == (200, False)
+                    continue
+                assert answer.status_code == 422
+                detail = f"must be UTF-8, got 'producer_id={producer}'"
+                assert answer.json()["errors"] == [{"pointer": "/query/producer_id", "detail": detail}]
+            answer = await node.client.get(f"{path}?key=%FF&wait_ms=1&from_index=0")
+            assert answer.json()["errors"] == [
+                {"pointer": "/query/key", "detail": "must be UTF-8, got 'key=%FF'"}
+            ]
+
+    asyncio.run(run())
