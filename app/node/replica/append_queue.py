@@ -298,12 +298,24 @@ class AppendQueue:
         self._decide(lambda: self._open.refuse(append, refusal), fail, append.deadline_ms)
 
     def _decide(
-        self, give: Callable[[], None], fail: Callable[[CommitlogError], None], deadline_ms: int
+        self,
+        give: Callable[[], None],
+        fail: Callable[[CommitlogError], None],
+        deadline_ms: int,
+        *,
+        is_refusal: bool = True,
     ) -> None:
         """Keep an answer that the log's state decided, including the batch of this turn."""
         end_index = self._log.next_index + self._batch.count - 1
         self._decided.append(
-            ConfirmedAnswer(give, fail, end_index=end_index, term=self._core.term, deadline_ms=deadline_ms)
+            ConfirmedAnswer(
+                give,
+                fail,
+                end_index=end_index,
+                term=self._core.term,
+                deadline_ms=deadline_ms,
+                needs_commit=self._core.may_truncate or not is_refusal,
+            )
         )
 
     def _confirm_decided(self, now_ms: int) -> None:
@@ -320,7 +332,7 @@ class AppendQueue:
                 continue
             if core.term != each.term:
                 each.fail(NoLeader("the term changed: nothing was applied"))
-            elif core.may_truncate:
+            elif each.needs_commit:
                 pending = each.pending() if each.end_index > core.committed_index else None
                 core.read_index(each.reader(), now_ms)
                 if pending is not None:
@@ -359,6 +371,7 @@ class AppendQueue:
             lambda: answer(command.done, result),
             lambda refusal: answer(command.done, refusal),
             command.deadline_ms,
+            is_refusal=isinstance(result, CommitlogError),
         )
 
     def _flush(self) -> None:

@@ -3,6 +3,9 @@
 Such an answer reports the state to the caller, so it is a linearizable read of it. It is given when all
 records that it depends on are committed, and leadership was confirmed after the decision (R-08). Otherwise it
 could report a value that is truncated later, or that another leader has changed since.
+
+In classic mode a refusal is given at once: the master truncates nothing, and keeps the records that decided
+it. A success waits there too: until slaves have these records, the master's disk is the only one with them.
 """
 
 from collections.abc import Callable
@@ -17,7 +20,7 @@ _UNCONFIRMED: Final = "the lead was not confirmed: nothing was applied"
 class ConfirmedAnswer:
     """One such answer, called back once: `give`, or `fail` with a refusal after which nothing was applied."""
 
-    __slots__ = ("_fail", "_give", "_waits", "deadline_ms", "end_index", "term")
+    __slots__ = ("_fail", "_give", "_waits", "deadline_ms", "end_index", "needs_commit", "term")
 
     def __init__(
         self,
@@ -27,11 +30,14 @@ class ConfirmedAnswer:
         end_index: int,
         term: int,
         deadline_ms: int,
+        needs_commit: bool,
     ) -> None:
-        """end_index: the last record that it depends on. term: the leader's. deadline_ms: monotonic."""
+        """end_index: the last record that it depends on. term: the leader's. deadline_ms: monotonic.
+        needs_commit: of these records."""
         self._give: Callable[[], None] | None = give
         self._fail = fail
         self._waits = 0
+        self.needs_commit = needs_commit
         self.end_index = end_index
         self.term = term
         self.deadline_ms = deadline_ms

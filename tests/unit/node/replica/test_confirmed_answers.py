@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 
 from app.errors import CommitlogError, ReadIndexUnavailable, RequestOutstanding
+from app.ha.config import HaConfig
+from app.ha.frames import ClassicReport
+from app.ha.messages import INCOMING, Opened
 from app.log.commands import Command, CommandResult, MoveCursor, SetFence
 from app.log.contract import (
     AppendRequest,
@@ -15,6 +18,7 @@ from app.log.contract import (
     Role,
 )
 from app.log.driver_interfaces import DriverConfig
+from app.node.opening.replica_modes import ClassicMode
 from app.raft.messages import Heartbeat, HeartbeatAnswer, PushAnswer, PushCode, PushRequest, PushType
 from storage.errors import StorageFull
 from storage.format.batch import Batch
@@ -138,6 +142,33 @@ def test_a_command_that_changes_nothing_is_confirmed_too(led: Led) -> None:
     assert unchanged == []
     led.depose()
     assert code(*unchanged) == "no-leader"
+
+
+@pytest.mark.rule("H-07")
+def test_a_classic_master_confirms_nothing_that_no_slave_has(tmp_path: Path) -> None:
+    """The repeat of a fence was answered with 200 while only the disk of the master had the fence."""
+    mode = ClassicMode(
+        replicas=("n1", "n2"), config=HaConfig(), master_id="n1", master_address="n1:1", sync_slaves=1
+    )
+    node = Node(tmp_path, mode=mode)
+
+    def slave_sends(*messages: Any) -> None:
+        for message in messages:
+            node.driver.deliver(f"{INCOMING}1", message)
+        node.tick(1)
+
+    slave_sends(Opened(replica=2), ClassicReport(0))
+    slave_sends(ClassicReport(node.driver.log.end_offset))
+    first: list[CommandResult | CommitlogError] = []
+    node.driver.command(SetFence("w-a"), first.append)
+    node.seams.run()
+    repeat: list[CommandResult | CommitlogError] = []
+    node.driver.command(SetFence("w-a"), repeat.append)
+    node.seams.run()
+    assert code(node.append()) == "fenced"  # the master keeps the fence, committed or not
+    assert (first, repeat) == ([], [])
+    slave_sends(ClassicReport(node.driver.log.end_offset))
+    assert [isinstance(each, CommandResult) and each.changed for each in (*first, *repeat)] == [True, False]
 
 
 def test_a_refusal_that_cannot_be_confirmed_ends_with_its_time(led: Led) -> None:
