@@ -47,11 +47,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class LogTail:
-    """End of a log. next_index: one after the last committed index. confirmed: by its leader, just now;
-    otherwise it is the largest that the reachable replicas know, and the log may be longer."""
+    """End of a log. next_index: after the last committed index. term: no record before it has a later one.
+    confirmed: by its leader, just now; otherwise replicas know this much, and the log may be longer."""
 
     begin_index: int
     next_index: int
+    term: int
     confirmed: bool
 
 
@@ -273,8 +274,7 @@ class LogReads:
     def ends_of_log(self) -> LogEnds:
         """Return the ends of this log, as any of its replicas knows them; without those of the journal."""
         log_id, tail = self.log_id(), self.tail(confirmed=False)
-        place = self.place(tail.next_index - 1) if tail.next_index > tail.begin_index else None
-        return LogEnds(log_id, tail.begin_index, tail.next_index, 0 if place is None else place.term, 0)
+        return LogEnds(log_id, tail.begin_index, tail.next_index, tail.term, 0)
 
     def limits(self) -> dict[str, int]:
         """Return the limits of the service (docs/api.md §3)."""
@@ -497,4 +497,4 @@ def _schema(document: Mapping[str, Any]) -> LogSchema:
 def _tail(answer: Mapping[str, Any], *, confirmed: bool) -> LogTail:
     """Return the begin of a log, which is -1 while it is empty; then its next index counts."""
     next_index = int(answer["committed_index"]) + 1
-    return LogTail(max(0, int(answer["begin_index"])), next_index, confirmed)
+    return LogTail(max(0, int(answer["begin_index"])), next_index, int(answer["term"]), confirmed)

@@ -83,12 +83,7 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return default_limit(self.options)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = {
-            log: replace(
-                each, next_index=max(each.next_index, self._client(log).tail(confirmed=False).next_index)
-            )
-            for log, each in self._all_ends().items()
-        }
+        self._target = {log: self._furthest(log, each) for log, each in self._all_ends().items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begin = LogsOffset.from_json(start)
@@ -167,6 +162,14 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     if refused.status != 404:  # it was deleted meanwhile
                         raise
         return found
+
+    def _furthest(self, log: str, ends: LogEnds) -> LogEnds:
+        """Return the ends of a log as its leader confirms them: the first node that answered may lag, and not
+        know the term of the newest records."""
+        tail = self._client(log).tail(confirmed=False)
+        if tail.next_index <= ends.next_index:
+            return ends
+        return replace(ends, next_index=tail.next_index, term=max(ends.term, tail.term))
 
     def _waiting(self, log: str, at: RecordsOffset, ends: LogEnds) -> int:
         """Return the number of records that a micro-batch may read of a log now; 0 too for one that is left

@@ -192,6 +192,21 @@ def test_the_end_of_a_log_whose_node_has_not_answered_yet_is_asked_for(
         ending.stop()
 
 
+def test_a_query_that_ends_reads_a_term_that_the_first_node_to_answer_does_not_know(
+    replicas: list[FakeReplica], log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That node lags, and has missed an election."""
+    monkeypatch.setattr(LogReads, "ends", lambda *_: {"default": LogEnds(log.id, 0, 51, 1, 0)})
+    reader = reader_of(endpoints(replicas), logs="default", startingIndex="earliest")
+    try:
+        reader.prepareForTriggerAvailableNow()
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ReadAllAvailable())
+        assert rows_between(reader, start, end) == {"default": DATA}
+    finally:
+        reader.stop()
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [

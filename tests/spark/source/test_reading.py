@@ -246,7 +246,7 @@ def test_a_trimmed_journal_is_read_on_after_the_gap_or_is_an_error(replicas: lis
 
 
 def test_a_range_that_was_trimmed_whole_is_empty_or_an_error() -> None:
-    tail = log_reads.LogTail(begin_index=10, next_index=20, confirmed=True)
+    tail = log_reads.LogTail(begin_index=10, next_index=20, term=1, confirmed=True)
     asked = parse_options({"endpoint": "http://127.0.0.1:1", "startingIndex": "2", "endingIndex": "5"})
     assert asked_range(replace(asked, fail_on_data_loss=False), tail) == (6, 6)
     for lost in (asked, replace(asked, starting_index="earliest")):
