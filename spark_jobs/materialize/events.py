@@ -82,7 +82,7 @@ class EventsJob:
         end = scan(self.client, self.options, start, MAX_EVENTS_PER_TRIGGER, self._target)
         batches = [
             rows
-            for partition in plan_partitions(self.client.nodes(), start, end)
+            for partition in plan_partitions(self.options, self.client.nodes(), start, end)
             if isinstance(partition, EventsPartition)
             for rows in read_events(self.options, partition)
         ]

@@ -52,7 +52,8 @@ class EventsBatchReader(DataSourceReader):
         client = LogReads(self.options.endpoints, self.options.log, self.options.token)
         start = starting_offset(client, self.options)
         end = scan(client, self.options, start, limit=None, every_node=self.options.fail_on_data_loss)
-        return plan_partitions(client.nodes(), start, end) or [EventsPartition(Node("", "", False), 0, 0, "")]
+        partitions = plan_partitions(self.options, client.nodes(), start, end)
+        return partitions or [EventsPartition(Node("", "", False), 0, 0, "")]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, EventsPartition)
@@ -90,9 +91,8 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return scan(self.client, self.options, offset, max_events, self.target).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return plan_partitions(
-            self.client.nodes(), EventsOffset.from_json(start), EventsOffset.from_json(end)
-        )
+        begin, until = EventsOffset.from_json(start), EventsOffset.from_json(end)
+        return plan_partitions(self.options, self.client.nodes(), begin, until)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, EventsPartition)
@@ -192,20 +192,25 @@ def _check_same_journal(
         raise other_journal(options, node, last_seq)
 
 
-def plan_partitions(nodes: Sequence[Node], start: EventsOffset, end: EventsOffset) -> list[InputPartition]:
-    """Return one partition per node with new events.
-
-    Raises Unreachable for a node that is no longer a member.
-    """
+def plan_partitions(
+    options: SourceOptions, nodes: Sequence[Node], start: EventsOffset, end: EventsOffset
+) -> list[InputPartition]:
+    """Return one partition per node with new events. A node that has left the cluster since `end` was planned
+    is left out if a loss is accepted, else it raises Unreachable."""
     members = {node.id: node for node in nodes}
     partitions: list[InputPartition] = []
     for node_id, position in sorted(end.nodes.items()):
         from_seq = start.at(node_id).next_seq
         if from_seq < position.next_seq:
             if node_id not in members:
-                raise Unreachable(
-                    f"node {node_id} is no longer a member of the cluster: its journal cannot be read"
+                missing = (
+                    f"log {options.log!r}: node {node_id} is no longer a member of the cluster: its events "
+                    f"from seq {from_seq} to {position.next_seq - 1} cannot be read"
                 )
+                if options.fail_on_data_loss:
+                    raise Unreachable(f"{missing}. With failOnDataLoss=false they are left out")
+                logger.warning("%s, and are left out", missing)
+                continue
             partitions.append(EventsPartition(members[node_id], from_seq, position.next_seq, end.log_id))
     return partitions
 

@@ -184,6 +184,28 @@ def test_a_journal_that_began_again_is_read_on_after_the_gap_or_is_an_error(
         seqs(3, 8)
 
 
+def test_events_of_a_node_that_was_removed_after_planning_are_left_out_or_an_error(
+    replicas: list[FakeReplica],
+) -> None:
+    """A query that starts again repeats the micro-batch that it had planned."""
+    for replica in replicas:
+        replica.event("stop", {})
+
+    def reader(**given: str) -> EventsStreamReader:
+        options = {"endpoint": endpoints(replicas), "stream": "events", "startingIndex": "earliest"}
+        return EventsStreamReader(parse_options({**options, **given}))
+
+    start = reader().initialOffset()
+    end = reader().latestOffset(start, ReadAllAvailable())
+    for replica in replicas:
+        replica.peers = replicas[:1]
+    with pytest.raises(Unreachable, match="events from seq 0 to 0 cannot be read"):
+        reader().partitions(start, end)
+    [left] = reader(failOnDataLoss="false").partitions(start, end)
+    assert isinstance(left, EventsPartition)
+    assert left.node.id == replicas[0].node
+
+
 def test_the_journals_of_a_log_that_was_created_again_after_planning_are_a_clash(
     replicas: list[FakeReplica], log: FakeLog
 ) -> None:
