@@ -57,7 +57,7 @@ class JournalTable:
                 application=application_of(self.table.name),
                 claim=claim,
                 position="seq",
-                note={"positions": self.positions, **(note or {})},
+                note={"positions": self.positions | ends(rows), **(note or {})},
                 is_next=partial(self._is_at, claim),
             )
             if written is not None:

@@ -115,12 +115,15 @@ def test_events_that_are_deleted_before_the_last_ones_stay_deleted(tmp_path: Pat
     assert table.rows == len(rows)
 
 
-def test_a_job_starts_after_all_events_of_a_node_were_deleted(tmp_path: Path) -> None:
-    """The node has left, and wrote more events than the others have written since."""
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_job_starts_after_all_events_of_a_node_were_deleted(tmp_path: Path, is_last: bool) -> None:
+    """The node has left, and wrote more events than the others have written since, or the last ones."""
     table = JournalTable(no_spark(), str(tmp_path / "events"), EVENTS)
     table.open()
-    table.append(pa.concat_tables([events("n1", 0, 10), events("n2", 0, 500)]))
-    table.append(events("n1", 10, 20))
+    appends = [pa.concat_tables([events("n1", 0, 10), events("n2", 0, 490)]), events("n1", 10, 20)]
+    appends.insert(2 if is_last else 1, events("n2", 490, 500))
+    for rows in appends:
+        table.append(rows)
     leave(table, "DELETE", pc.field("node") == "n1")
     started = JournalTable(no_spark(), table.path, EVENTS)
     started.open()
