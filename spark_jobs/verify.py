@@ -234,7 +234,7 @@ def _compare(spark: SparkSession, client: CommitlogClient, known: Tables, log: s
     in_log = _of_log(known, first, until, BLOCK)
     in_table = _of_table(rows, first, until, BLOCK)
     blocks = in_log.keys() | in_table.keys()
-    index, difference = None, None
+    index, difference = stray_rows(rows, log, int(client.tail()["committed_index"]) + 1)  # the end of now
     if is_of_another:
         index, difference = first, "the table holds the records of another log"
     elif (start := first_unequal(in_log, in_table)) is not None:
@@ -253,6 +253,22 @@ def _compare(spark: SparkSession, client: CommitlogClient, known: Tables, log: s
         difference=difference,
         epochs=(),
     )
+
+
+def stray_rows(rows: DataFrame, log: str, log_end: int) -> tuple[int, str] | tuple[None, None]:
+    """Return the first index, NO_INDEX for null, of rows that no record can have, and how they differ;
+    (None, None) without such rows. They are also at indexes that are not compared.
+
+    log_end: index after the last committed record.
+    """
+    index = F.coalesce(F.col("index"), F.lit(NO_INDEX))
+    has_place = index.between(0, log_end - 1)
+    strays = rows.where(~has_place | ~F.col("log").eqNullSafe(log))
+    found = strays.agg(F.count("*").alias("count"), F.min(index).alias("first")).collect()[0]
+    if not found["count"]:
+        return None, None
+    count = "1 row" if found["count"] == 1 else f"{found['count']:,} rows"
+    return int(found["first"]), f"the table has {count} at an index that the log lacks, or of another log"
 
 
 def _first_difference(known: Tables, rows: DataFrame, first: int, until: int) -> tuple[int, str]:

@@ -15,7 +15,7 @@ from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.supervisor import MaterializeFailed
 from spark_jobs.run import materialize
 from spark_jobs.tables.table import read_table
-from spark_jobs.verify import verify_tables
+from spark_jobs.verify import stray_rows, verify_tables
 from tests.support.cluster import Cluster, eventually, running
 
 FENCED, BARE = "fenced", "bare"
@@ -119,3 +119,14 @@ def test_retention_and_trims_leave_what_the_table_lacks(
     behind = verify_tables(spark, node.url("n1"), FENCED)
     assert (behind.equal, behind.first_difference) == (False, behind.until_index)
     assert str(behind).endswith(f"the log begins at index {end:,}, after the end of the table")
+
+
+def test_rows_that_no_record_of_the_log_can_have_are_found(spark: SparkSession) -> None:
+    """Digests do not cover them: the name of the log, and indexes that are not compared."""
+    rows = spark.createDataFrame([("a", 0), ("a", 9)], "log string, index bigint")
+    assert stray_rows(rows, "a", 10) == (None, None)
+    for log, index, first in (("a", 10, 10), ("a", -2, -2), ("a", None, -1), ("b", 5, 5), (None, 5, 5)):
+        stray = spark.createDataFrame([(log, index)], rows.schema)
+        assert stray_rows(rows.union(stray), "a", 10)[0] == first
+    _, difference = stray_rows(rows, "a", 9)
+    assert difference == "the table has 1 row at an index that the log lacks, or of another log"
