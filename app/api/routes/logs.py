@@ -139,6 +139,8 @@ async def create_log(call: Call, query: Nothing) -> Response:
     caller_of(call.request).require(frozenset((Scope.ADMIN,)), asked.name)
     spec = _spec_of(broker, asked)
     complaints = complaints_about(spec, [node.id for node in broker.nodes])
+    if spec.learners and spec.replication == Replication.CLASSIC:  # a file may have them
+        complaints.append(("/learners", "a log in classic mode has no learners: each slave counts"))
     if complaints:
         raise InvalidRequest(*complaints)
     known = broker.logs.get(asked.name)

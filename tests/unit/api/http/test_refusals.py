@@ -109,3 +109,16 @@ def test_the_page_of_a_problem_has_no_markup_of_docstrings(tmp_path: Path) -> No
             assert "  " not in text
 
     asyncio.run(run())
+
+
+def test_a_log_in_classic_mode_is_not_created_with_learners(tmp_path: Path) -> None:
+    """They were accepted and shown, but acknowledged records as any slave does."""
+
+    async def run() -> None:
+        async with node_in_process(tmp_path) as node:
+            asked = {"name": "x", "replication": "classic", "learners": ["n1"]}
+            answer = await node.client.post("/v1/logs", json=asked)
+            detail = "a log in classic mode has no learners: each slave counts"
+            assert answer.json()["errors"][-1] == {"pointer": "/learners", "detail": detail}
+
+    asyncio.run(run())
