@@ -8,6 +8,7 @@ from typing import Final
 from app.errors import CommitlogError, NoLeader, NotLeader, Repairing
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
+from app.settings.model import Replication
 
 COMMITTED_INDEX: Final = b"commitlog-committed-index"
 
@@ -31,7 +32,20 @@ def not_leader(broker: Broker, hosted: HostedLog) -> CommitlogError:
     """Return the refusal of a node that does not lead, for a client that wants no other node's answer."""
     if hosted.repair is not None:
         return Repairing()
-    leader = broker.nodes.find(hosted.leader_id)
+    has_copy = hosted.driver is not None
+    leader = broker.nodes.find(hosted.leader_id if has_copy else _master_elsewhere(broker, hosted))
     if leader is not None:
         return NotLeader(leader.id, leader.url)
     return NotLeader(None) if hosted.serving is None else NoLeader()
+
+
+def _master_elsewhere(broker: Broker, hosted: HostedLog) -> str | None:
+    """Return the master of a log that this node keeps no copy of; None for a log of Raft, whose leader only
+    its members know, and while this node's own copy is being opened."""
+    settings = hosted.settings
+    master = None
+    if settings.replication is Replication.CLASSIC:
+        master = settings.replicas[0]
+    elif settings.replication is Replication.CONTROLLER and (log := broker.metadata.log(hosted.name)):
+        master = log.master_node
+    return None if master == broker.node.id else master

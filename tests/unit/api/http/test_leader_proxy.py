@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from app.api.http.leader_headers import not_leader
 from app.api.http.leader_proxy import LeaderProxy
 from app.errors import CommitlogError, NoLeader, NotLeader, QuorumTimeout
 from app.node.network.http_forwarder import Lost, NotSent
+from app.settings.model import Replication
 
 
 class FakeLog:
@@ -117,6 +119,28 @@ def test_a_call_of_this_node_only_is_never_sent_to_another_node() -> None:
     outcome, nodes = asked(FakeLog("n2"), {"n2": ["theirs"]}, here_only=True)
     assert isinstance(outcome, NotLeader)
     assert (outcome.leader, nodes) == ("n2", [])
+
+
+@pytest.mark.parametrize(
+    ("mode", "leader"),
+    [(Replication.CLASSIC, "n2"), (Replication.CONTROLLER, "n3"), (Replication.RAFT, None)],
+)
+def test_a_node_without_a_copy_names_the_master(mode: Replication, leader: str | None) -> None:
+    def broker_of(node: str) -> Any:
+        return SimpleNamespace(
+            node=SimpleNamespace(id=node),
+            nodes=SimpleNamespace(find=lambda name: name and SimpleNamespace(id=name, url=f"http://{name}")),
+            metadata=SimpleNamespace(log=lambda _: SimpleNamespace(master_node="n3")),
+        )
+
+    settings = SimpleNamespace(replication=mode, replicas=("n2", "n3"))
+    log: Any = SimpleNamespace(name="x", repair=None, driver=None, serving=None, settings=settings)
+    refusal = not_leader(broker_of("n1"), log)
+    assert isinstance(refusal, NotLeader)
+    assert refusal.leader == leader
+    opening = not_leader(broker_of(leader or "n1"), log)
+    assert isinstance(opening, NotLeader)
+    assert opening.leader is None
 
 
 @pytest.mark.rule("D-26")
