@@ -117,11 +117,13 @@ async def _run(
                 await asyncio.sleep(0.05)
 
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT) as session:
-        workers = [asyncio.create_task(work(session)) for _ in range(in_flight)]
+    async with (
+        aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT) as session,
+        asyncio.TaskGroup() as tasks,  # inside: after Ctrl-C no worker outlives the session
+    ):
+        workers = [tasks.create_task(work(session)) for _ in range(in_flight)]
         if person_watches():
             await _show(tally, workers, started, seconds)
-        await asyncio.gather(*workers)
     return tally, time.perf_counter() - started
 
 

@@ -1,5 +1,6 @@
 """`commitlog tables`, `verify` and `bench`: what is asked of whom, and what is shown."""
 
+import asyncio
 import json
 import os
 import sys
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from app.cli import bench
 from app.cli.bench import _shown
 from app.cli.main import cli
 from tests.support.delta_files import DeltaFiles
 from tests.unit.cli.fake_service import Asked, Scripted, fake_service, problem
+from tests.unit.cli.test_client import closed_url
 from tests.unit.cli.test_commands import answering, run
 
 TABLE = {"name": "entries", "path": "/t/entries", "version": 3, "lag_records": 1_234, "lag_ms": 56}
@@ -141,6 +144,23 @@ def test_a_bench_whose_appends_are_refused_for_good_ends_at_once_with_the_reason
     assert result.stderr == "commitlog: no append was acknowledged; schema-mismatch: 4\n"
     assert "None" not in result.stdout
     assert "MiB per s" in result.stdout
+
+
+def test_an_interrupted_bench_leaves_no_append_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Appends that outlived their session ended with a traceback each."""
+
+    async def interrupt(*_: Any) -> None:
+        await asyncio.sleep(0)  # the appends begin
+        raise asyncio.CancelledError
+
+    async def left_behind() -> int:
+        with pytest.raises(asyncio.CancelledError):
+            await bench._run(f"{closed_url()}/append", b"{}", {}, 60.0, 4)
+        return len(asyncio.all_tasks()) - 1
+
+    monkeypatch.setattr(bench, "person_watches", lambda: True)
+    monkeypatch.setattr(bench, "_show", interrupt)
+    assert asyncio.run(left_behind()) == 0
 
 
 def test_the_table_of_verify_has_last_indexes_as_its_verdict() -> None:
