@@ -31,6 +31,10 @@ ROLE_STYLES = {
 def status_command(target: Target, watch: bool) -> None:
     """Show the role, term, indexes and followers of a log at each node.
 
+    `state` and `lag` are reported by the leader. In APPEND, or TRANSFER in the other modes, the replica
+    receives records; COMPARE, TRUNCATE and HANDSHAKE come first and find where its log agrees with the
+    leader's.
+
     \b
     Examples:
       commitlog status
@@ -89,7 +93,7 @@ def node_views(client: CommitlogClient) -> list[dict[str, Any]]:
         except ClientError:
             views.append({"node": node["id"], "url": node["url"], "role": "down"})
     if refusals and len(refusals) == len([view for view in views if view["role"] != "down"]):
-        raise refusals[0]
+        raise min(refusals, key=lambda refusal: refusal.retryable)  # one that knows before one that cannot
     return views
 
 
@@ -103,7 +107,7 @@ def status_table(log: str, views: list[dict[str, Any]]) -> Table:
         table.add_column(name)
     for name in ("term", "begin", "committed", "end"):
         table.add_column(name, justify="right")
-    table.add_column("pushed in")
+    table.add_column("state")
     table.add_column("lag", justify="right")
     for view in views:
         role = str(view["role"])

@@ -219,6 +219,19 @@ def test_status_shows_since_when_a_peer_does_not_answer_and_no_lag() -> None:
     assert "APPEND" not in shown
 
 
+def test_status_of_a_log_that_no_member_has_is_not_found_though_a_removed_node_cannot_know() -> None:
+    def answer(asked: Asked) -> Scripted:
+        if asked.path == "/v1/cluster":
+            urls = {"n1": node.url, "n2": node.url.replace("127.0.0.1", "localhost")}
+            return Scripted(200, {"nodes": [{"id": name, "url": url} for name, url in urls.items()]})
+        if asked.headers["host"].startswith("localhost"):
+            return problem("log-not-found", 404, "not_applied", retryable=False)
+        return problem("no-leader", 503, "not_applied", retryable=True)
+
+    with fake_service(answer) as node:
+        assert run("status", url=node.url).exit_code == 4
+
+
 def test_status_names_a_certificate_that_ends_soon() -> None:
     now_ms = time.time_ns() // 1_000_000
     ends = {"tls_certificate": now_ms + 86_400_000, "tls_ca": now_ms + 90 * 86_400_000, "peer_tls_ca": 0}
