@@ -181,6 +181,9 @@ _BY_STATUS: dict[int, type[Problem]] = {
 }
 
 
+_FOREIGN = "a proxy or another program has answered, not a commitlog node"
+
+
 def problem_of(status: int, body: bytes, retry_after: str | None = None) -> Problem:
     """Return the exception for a response with status 400 or above, with any body."""
     try:
@@ -189,7 +192,7 @@ def problem_of(status: int, body: bytes, retry_after: str | None = None) -> Prob
         document = None
     if not isinstance(document, dict):
         text = " ".join(body.decode("utf-8", "replace").split())[:200]  # of a proxy, for example
-        document = {"detail": f"not a problem document: {text}" if text else f"HTTP status {status}"}
+        document = {"detail": f"{_FOREIGN}: {text}" if text else f"HTTP status {status}"}
     pause_s = float(retry_after) if retry_after and retry_after.isdecimal() else 0.0
     if outcome_in(status, document) == "unknown":
         return OutcomeUnknown(status, document, pause_s)

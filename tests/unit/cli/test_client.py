@@ -65,7 +65,10 @@ def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(token: str) -
 
 def test_a_page_of_a_proxy_is_one_line_of_the_error() -> None:
     error = problem_of(501, b"<html>\n  <title>Not here</title>\n</html>\n")
-    assert str(error) == "http-501: not a problem document: <html> <title>Not here</title> </html>"
+    assert str(error) == (
+        "http-501: a proxy or another program has answered, not a commitlog node: "
+        "<html> <title>Not here</title> </html>"
+    )
 
 
 def test_https_for_a_node_without_tls_sends_nothing_and_names_the_url() -> None:
