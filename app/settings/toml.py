@@ -49,5 +49,8 @@ def _complaint(item: Any) -> str:
     place = ".".join(str(part) for part in item["loc"])
     if item["type"] in _UNKNOWN:
         return f"{place}: unknown key"
+    given = item["input"]
     rule = rule_of(item.get("ctx", {}).get("pattern"))
-    return f"{place}: {item['msg'] if rule is None else rule.refusal(item['input'])}"
+    if rule is not None:
+        return f"{place}: {rule.refusal(given)}"
+    return f"{place}: {item['msg']}" + (f", got {given!r}" if isinstance(given, str | int | float) else "")

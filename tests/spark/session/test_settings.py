@@ -66,7 +66,7 @@ def test_paths_are_relative_to_the_file_and_urls_are_left_alone() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("[session]\nmastr = 'local'\ncores = '2'", "session.cores: .*integer; session.mastr: unknown key"),
+        ("[session]\nmastr = 'local'\ncores = '2'", "session.cores: .*, got '2'; session.mastr: unknown key"),
         ("[sesion]\nmaster = 'local'", "sesion: unknown key"),
         ("[session]\nmaster = 'sparc://h:1'", "master must be local.*got 'sparc://h:1'"),
         ("[session]\nremote = 'h:1'", "remote must be sc://HOST:PORT, got 'h:1'"),
