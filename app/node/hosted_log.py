@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Final
 
-from app.errors import ChangeInProgress, CommitlogError, LogDeleting, Repairing
+from app.errors import ChangeInProgress, CommitlogError, LogDeleting, NoLeader, Repairing
 from app.futures import settle
 from app.log.contract import GroupConfig, Role
 from app.node.replica.driver import LogDriver
@@ -130,6 +130,17 @@ class HostedLog:
     def serving(self) -> LogDriver | None:
         """The driver, if calls about the log may be answered here; a removed replica only forwards them."""
         return None if self.removed else self.driver
+
+    @property
+    def no_leader(self) -> NoLeader:
+        """The refusal while no leader is known here. A replica without a vote adds what an election needs."""
+        if not self.healing or self.settings.replication is not Replication.RAFT:
+            return NoLeader()
+        return NoLeader(
+            "no leader is known, and the replica of this node has no vote yet: it is new, or it may have "
+            "lost what it acknowledged. A new log elects its first leader when all of its voters run: "
+            + ", ".join(self.voters)
+        )
 
     @property
     def interrupted(self) -> CommitlogError:

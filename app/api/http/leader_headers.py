@@ -5,7 +5,7 @@ Independent of any framework: the append handler uses it too.
 
 from typing import Final
 
-from app.errors import CommitlogError, NoLeader, NotLeader, Repairing
+from app.errors import CommitlogError, NotLeader, Repairing
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
 from app.settings.model import Replication
@@ -36,7 +36,7 @@ def not_leader(broker: Broker, hosted: HostedLog) -> CommitlogError:
     leader = broker.nodes.find(hosted.leader_id if has_copy else _master_elsewhere(broker, hosted))
     if leader is not None:
         return NotLeader(leader.id, leader.url)
-    return NotLeader(None) if hosted.serving is None else NoLeader()
+    return NotLeader(None) if hosted.serving is None else hosted.no_leader
 
 
 def _master_elsewhere(broker: Broker, hosted: HostedLog) -> str | None:

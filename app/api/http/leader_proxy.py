@@ -90,7 +90,7 @@ class LeaderProxy:
             return await here(hosted.driver)
         if here_only:
             raise not_leader(self._broker, hosted)
-        refusal: NotLeader | NoLeader = NoLeader()
+        refusal: NotLeader | NoLeader = hosted.no_leader
         asked = {self._broker.node.id}
         waiting = deque(self._candidates(hosted))
         while waiting:

@@ -19,7 +19,7 @@ from storage.log.clean_stop import CleanStop
 
 logger = logging.getLogger(__name__)
 
-_EMPTY = "the folder is empty: its disk may have been replaced"
+_EMPTY = "the folder is empty: the replica is new, or its disk has been replaced"
 _COPY = "the folder is a copy: it may be older than what this replica acknowledged or voted"
 _POWER = "the power failed before the last acknowledged records were synced"
 

@@ -34,6 +34,10 @@ class FakeLog:
     def leads(self) -> bool:
         return self.leader_id == "n1"
 
+    @property
+    def no_leader(self) -> NoLeader:
+        return NoLeader("the log is new")
+
     def answering(self, _here: str) -> list[str]:
         return list(self.replicas)
 
@@ -113,6 +117,9 @@ def test_without_a_leader_the_refusal_gives_the_last_reason() -> None:
     outcome, _ = asked(FakeLog("n2"), {"n2": [NoLeader("too few replicas")]})
     assert isinstance(outcome, NoLeader)
     assert outcome.detail == "too few replicas"
+    outcome, _ = asked(FakeLog(None), {})
+    assert isinstance(outcome, NoLeader)
+    assert outcome.detail == "the log is new"
 
 
 def test_a_call_of_this_node_only_is_never_sent_to_another_node() -> None:
