@@ -83,7 +83,7 @@ class Progress:
             )
         if self.unchanged:
             parts.append(f"{self.unchanged:,} other logs as before")
-        return f"{self.state}: {'; '.join(parts)}; {self.records_per_s:,.0f} records/s"
+        return f"{self.state}: {'; '.join(parts) or 'no logs yet'}; {self.records_per_s:,.0f} records/s"
 
     def since(self, last: Mapping[str, LogProgress]) -> "Progress":
         """Return the progress of the logs that have changed since the last report, of all if none has."""

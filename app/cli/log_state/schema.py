@@ -202,7 +202,7 @@ def set_schema(
     if target.as_json:
         print_json(done)
         return
-    click.echo(f"{target.log}: version {done['version']} applies to the records after {done['index']}")
+    click.echo(f"{target.log}: version {done['version']} applies to the records after index {done['index']}")
     if newest is not None and newest["version"] != done["version"]:
         _show_kept(newest, given, done)
     _show_columns(done)

@@ -112,6 +112,7 @@ def test_a_line_of_the_progress_names_the_logs_that_have_changed(capsys: pytest.
         second,
     )
     assert all(len(re.findall(r"\b[abc]: ", line)) == 3 for line in (first, third))
+    assert str(Progress("running", 0, {}, 0.0)) == "running: no logs yet; 0 records/s"
 
 
 def test_the_progress_is_reported_less_often_after_a_minute(
