@@ -35,7 +35,8 @@ docs: setup  ## generate docs/configuration.md and docs/tables.md from the docst
 	@$(BIN)/python docs/generate.py
 
 docs-site:  ## build the documentation for /docs/ of the nodes (needs the network once, for mkdocs-material)
-	@test -x .cache/mkdocs/bin/mkdocs || ($(PYTHON) -m venv .cache/mkdocs && .cache/mkdocs/bin/pip install --quiet mkdocs-material)
+	@test -x .cache/mkdocs/bin/mkdocs || (echo "docs-site: installing mkdocs-material into .cache/mkdocs, once" && \
+	  $(PYTHON) -m venv .cache/mkdocs && .cache/mkdocs/bin/pip install --quiet mkdocs-material)
 	@NO_MKDOCS_2_WARNING=1 .cache/mkdocs/bin/mkdocs build --quiet --strict
 
 deploy-check: setup  ## validate conf/deploy by schemas (needs Go and the network once) and by promtool (Debian: prometheus)

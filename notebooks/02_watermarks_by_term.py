@@ -59,7 +59,8 @@ display(watermarks_figure(watermarks.orderBy("timestamp", "term", "seq", "peer")
 # MAGIC The lag is the number of records that the leader has and the peer has not acknowledged. While a
 # MAGIC leader has not heard from a peer, the peer's last known watermark counts: the lag of a dead node
 # MAGIC grows (red crosses). Appends wait for a majority only: one slow peer of three does not delay them,
-# MAGIC two slow peers do.
+# MAGIC two slow peers do. In the table, `silent` counts the events of a term before the leader had heard from
+# MAGIC the peer.
 
 # COMMAND ----------
 
