@@ -69,10 +69,11 @@ class AsyncCommitlogClient:
         """Set the next version of the log's schema. options: as of CommitlogClient.put_schema."""
         return await self._call(self.blocking.put_schema, definition, **options)
 
-    async def follow(self, from_index: int, **query: Any) -> AsyncIterator[Mapping[str, Any]]:
-        """Yield records from `from_index` on, without end, through fail-overs. Raises OtherLog when the log
-        is created again."""
-        log_id = None
+    async def follow(
+        self, from_index: int, *, log_id: str | None = None, **query: Any
+    ) -> AsyncIterator[Mapping[str, Any]]:
+        """Yield records from `from_index` on, without end, through fail-overs. log_id: as of
+        CommitlogClient.follow. Raises OtherLog when the log is created again."""
         while True:
             page = await self.read(from_index=from_index, wait_ms=FOLLOW_WAIT_MS, log_id=log_id, **query)
             for record in page.records:

@@ -232,11 +232,13 @@ class CommitlogClient:
                     return
                 found = following.result()
 
-    def follow(self, from_index: int, **query: Any) -> Iterator[Mapping[str, Any]]:
+    def follow(
+        self, from_index: int, *, log_id: str | None = None, **query: Any
+    ) -> Iterator[Mapping[str, Any]]:
         """Yield records from `from_index` on, without end, through fail-overs, each as soon as it is
-        committed. Raises OtherLog when the log was deleted and created again."""
+        committed. Raises OtherLog when the log was deleted and created again: since the first page, or since
+        the page that had `log_id`."""
         check_whole("from_index", from_index, 0)
-        log_id = None
         while True:
             page = self.read(from_index=from_index, wait_ms=FOLLOW_WAIT_MS, log_id=log_id, **query)
             yield from page.records

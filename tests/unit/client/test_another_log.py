@@ -38,6 +38,23 @@ def test_follow_reports_it() -> None:
             next(found)
 
 
+def test_a_follower_that_starts_again_names_the_log_that_it_read() -> None:
+    with created_again() as service, CommitlogClient(service.url) as client:
+        page = client.read(from_index=0)
+        assert page.log_id == "a"
+        with pytest.raises(OtherLog, match="its id is b, not a"):
+            next(client.follow(page.next_index, log_id=page.log_id))
+
+    async def follow(url: str) -> None:
+        async with AsyncCommitlogClient(url) as client:
+            page = await client.read(from_index=0)
+            async for _ in client.follow(page.next_index, log_id=page.log_id):
+                pass
+
+    with created_again() as service, pytest.raises(OtherLog, match="its id is b, not a"):
+        asyncio.run(follow(service.url))
+
+
 def test_a_consumer_reports_it_and_does_not_move() -> None:
     with created_again() as service, CommitlogClient(service.url) as client:
         consumer = Consumer(client, "etl")
