@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 import httptools
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from app.api.append.group_answers import GroupAnswers
@@ -54,6 +54,27 @@ def _refusal_of(error: httptools.HttpParserError) -> CommitlogError:
             else f"this is not HTTP/1.1: {error.args[0]}"
         )
     return refusal.with_traceback(None)
+
+
+def _ended_by_close(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
+    """Return the application for a request of HTTP/1.0: a body without a length ends with the connection, not
+    in chunks, which its client does not know (RFC 9112, section 6.3)."""
+
+    async def ended(scope: Scope, receive: Receive, send: Send) -> None:
+        has_length = False
+
+        async def send_on(message: Message) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
+                cycle.chunked_encoding = None if has_length else False
+            elif not has_length:
+                cycle.expected_content_length = len(message.get("body", b""))  # uvicorn compares it
+            await send(message)
+
+        await app(scope, receive, send_on)
+
+    return ended
 
 
 class Connection(HttpToolsProtocol):
@@ -223,6 +244,8 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         self._running = cycle
+        if cycle.scope["http_version"] == "1.0":
+            app = _ended_by_close(cycle, app)
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
     # --- the lanes ----------------------------------------------------------------------------------------

@@ -116,6 +116,10 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
         body = dict(scope["headers"]).get(b"commitlog-key", b"none")
     if scope["path"] == "/x:stream":
         body = b""
+    elif scope["path"] == "/parts":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for part in (b"one ", b"", b"two "):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
     else:
         length = (b"content-length", b"%d" % len(body))
         await send({"type": "http.response.start", "status": 200, "headers": [length]})
@@ -401,6 +405,21 @@ def test_an_answer_that_is_not_read_is_given_up() -> None:
 def test_http_1_0_needs_no_host() -> None:
     async def test(server: Server) -> None:
         assert b" 200 " in (await server.exchange(b"GET /echo HTTP/1.0\r\n\r\n")).partition(b"\r\n")[0]
+
+    run(test)
+
+
+def test_http_1_0_gets_no_chunks() -> None:
+    """Its client would take the sizes of the chunks for a part of the body (RFC 9112, section 6.1)."""
+
+    async def test(server: Server) -> None:
+        for method, body in ((b"GET", b"one two none"), (b"HEAD", b"")):
+            answer = await server.exchange(method + b" /parts HTTP/1.0\r\nconnection: keep-alive\r\n\r\n")
+            head, _, received = answer.partition(b"\r\n\r\n")
+            assert (received, b"connection: close" in head) == (body, True)
+            assert b"transfer-encoding" not in head
+        head, _, received = (await server.exchange(b"GET /echo HTTP/1.0\r\n\r\n")).partition(b"\r\n\r\n")
+        assert (received, b"content-length: 4" in head) == (b"none", True)
 
     run(test)
 
