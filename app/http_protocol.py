@@ -47,12 +47,11 @@ def _refusal_of(error: httptools.HttpParserError) -> CommitlogError:
     """
     refusal = error.__context__
     if not isinstance(refusal, HeadTooLarge | BadRequest | CrossOrigin):
-        unknown_method = isinstance(error, httptools.HttpParserInvalidMethodError)
-        return BadRequest(
-            "it does not begin with a method of HTTP"
-            if unknown_method
-            else f"this is not HTTP/1.1: {error.args[0]}"
-        )
+        if isinstance(error, httptools.HttpParserInvalidMethodError):
+            return BadRequest("it does not begin with a method of HTTP")
+        if isinstance(error, httptools.HttpParserCallbackError):  # the target could not be split
+            return BadRequest("the target of the request must be a path, or a URL with a path")
+        return BadRequest(f"this is not HTTP/1.1: {error.args[0]}")
     return refusal.with_traceback(None)
 
 

@@ -402,6 +402,16 @@ def test_an_answer_that_is_not_read_is_given_up() -> None:
     run(test, limits=IMPATIENT)
 
 
+@pytest.mark.parametrize("line", [b"CONNECT x:80", b"GET http://x", b"GET http://x:99999/echo"])
+def test_a_target_without_a_path_is_named(line: bytes) -> None:
+    async def test(server: Server) -> None:
+        answer = await server.exchange(line + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert problem(answer) == (400, "bad-request")
+        assert b"the target of the request must be a path" in answer
+
+    run(test)
+
+
 def test_http_1_0_needs_no_host() -> None:
     async def test(server: Server) -> None:
         assert b" 200 " in (await server.exchange(b"GET /echo HTTP/1.0\r\n\r\n")).partition(b"\r\n")[0]
