@@ -12,16 +12,18 @@ from app.api.append.call import AppendCall, AppendHead
 from app.api.append.handler import AppendHandler
 from app.api.append.parameters import parse_append_query
 from app.api.http.messages import Response
+from app.errors import NoLeader
 from app.log.contract import AppendStream
 from app.node.network.http_forwarder import NO_FORWARD, Lost, Relayed
 from app.node.tasks import TaskSupervisor
-from app.settings.model import Limits
+from app.settings.model import Limits, Replication
 
 
 class LeadGoes:
     """A log that this node leads only until the body is decoded."""
 
     name, repair, leader_id = "default", None, "n2"
+    settings = SimpleNamespace(replication=Replication.CLASSIC, replicas=("n2",))
     driver: Any = None
     serving: Any = None
     looks = 0
@@ -99,6 +101,7 @@ class LedElsewhere:
 
     name, repair, leads, driver, leader_id = "default", None, False, None, "n2"
     serving: Any = SimpleNamespace(leader_id="n2", committed_index=1, term=3)
+    no_leader = NoLeader()
 
     async def leadership_changed(self, _timeout_s: float) -> None:
         await asyncio.sleep(0)
