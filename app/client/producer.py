@@ -15,7 +15,6 @@ from app.client.client import CommitlogClient
 from app.client.deliveries import Delivered, QueuedAppend, RecordDelivery
 from app.client.errors import ClientError, Problem, ProducerFailed
 from app.client.records import (
-    CONTENTS,
     Record,
     check_content,
     check_details,
@@ -48,9 +47,9 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 def _is_plain(content: str | bytes | None) -> bool:
-    """Return whether content may be queued as it is: text outside of ASCII may have surrogates, which no
-    encoder takes, and a buffer may be used again by its owner."""
-    return content.isascii() if isinstance(content, str) else not isinstance(content, bytearray)
+    """Return whether content may be queued as it is, without a check. Text outside of ASCII may have
+    surrogates, which no encoder takes, and a buffer may be used again by its owner."""
+    return content.isascii() if isinstance(content, str) else content is None or isinstance(content, bytes)
 
 
 class RecordProducer:
@@ -159,16 +158,16 @@ class RecordProducer:
                 check_details(record)
                 other = kept(record)
             value, key = record.value, record.key
-        if not isinstance(value, CONTENTS) or not isinstance(key, CONTENTS):
+        is_plain = (type(value) is bytes or _is_plain(value)) and (key is None or _is_plain(key))
+        if not is_plain:
             check_content("value", value)
             check_content("key", key)
-        size = (
-            (len(value) if value is not None else 0)
-            + (len(key) if key is not None else 0)
-            + _QUEUED_RECORD_BYTES
-        )
-        may_be_large = size * _UTF8_MAX_BYTES > self.max_record_bytes
-        if other is not None or may_be_large or not (_is_plain(value) and _is_plain(key)):
+        size = _QUEUED_RECORD_BYTES
+        if value is not None:
+            size += len(value)
+        if key is not None:
+            size += len(key)
+        if not is_plain or other is not None or size * _UTF8_MAX_BYTES > self.max_record_bytes:
             record = other or kept(Record(value, key))
             value, key = record.value, record.key
             size = self._checked_size(record)
