@@ -76,10 +76,9 @@ class Waits:
     async def until(self, waiting: "asyncio.Future[None]", timeout_s: float) -> None:
         """Wait for the future, at most for the time limit, and not beyond the beginning of a stop."""
         self._open[waiting] = None
+        late = asyncio.get_running_loop().call_later(timeout_s, settle, waiting, None)
         try:
-            async with asyncio.timeout(timeout_s):
-                await waiting
-        except TimeoutError:
-            pass
+            await waiting
         finally:
+            late.cancel()
             self._open.pop(waiting, None)
