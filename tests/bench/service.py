@@ -14,12 +14,13 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from app.client import CommitlogClient, RecordProducer
+from app.futures import settle
 from tests.bench.compare import CONTENT_TYPES, bodies, cpu_s
 from tests.bench.rest_append import BATCH_RECORDS, RECORD_BYTES, build_loadgen
 from tests.bench.systems.local_cluster import print_figure
@@ -27,7 +28,8 @@ from tests.bench.systems.setups import Nodes, Setup, running_nodes
 from tests.support.programs import run_program
 
 Figure = dict[str, Any]
-Reading = Callable[[Nodes], AsyncIterator[bytes]]
+Received = Callable[[bytes | memoryview], None]
+Reading = Callable[[Nodes, Received], Coroutine[Any, Any, None]]
 CLIENT_RECORD_BYTES = 100
 IDLE_S = 8.0
 TAIL_READERS = 100
@@ -145,32 +147,58 @@ def tail_readers(loadgen: Path, nodes: Nodes, seconds: int, rate: int, read: Rea
 async def _read_tail(
     nodes: Nodes, read: Reading, stop: threading.Event, received: list[int], lags_ms: list[float]
 ) -> None:
-    async def one(timed: bool) -> None:
-        async for data in read(nodes):
-            received[0] += len(data)
-            if timed:
-                now_ms = time.time() * 1000
-                lags_ms.extend(now_ms - int(found) for found in TIMESTAMP.findall(data))
+    def count(data: bytes | memoryview) -> None:
+        received[0] += len(data)
 
-    tasks = [asyncio.create_task(one(number < TIMED_READERS)) for number in range(TAIL_READERS)]
+    def count_and_time(data: bytes | memoryview) -> None:
+        count(data)
+        now_ms = time.time() * 1000
+        lags_ms.extend(now_ms - int(found) for found in TIMESTAMP.findall(data))
+
+    timed = [read(nodes, count_and_time) for _ in range(TIMED_READERS)]
+    others = [read(nodes, count) for _ in range(TAIL_READERS - TIMED_READERS)]
+    tasks = [asyncio.create_task(reading) for reading in (*timed, *others)]
     await asyncio.to_thread(stop.wait)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _events(nodes: Nodes) -> AsyncIterator[bytes]:
+class _Events(asyncio.BufferedProtocol):
+    """Client of an event stream. All of them receive into one buffer: asyncio's streams, which copy, took
+    twice as much processor time as the node that sent the events."""
+
+    buffer = bytearray(1 << 20)
+
+    def __init__(self, received: Received) -> None:
+        self._received = received
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._received(memoryview(self.buffer)[:nbytes])
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        settle(self.ended, None)
+
+
+async def _events(nodes: Nodes, received: Received) -> None:
     """Read an event stream of a follower."""
     place = urlsplit(nodes.follower)
-    source, sink = await asyncio.open_connection(place.hostname, place.port)
+    loop = asyncio.get_running_loop()
+    sink, events = await loop.create_connection(lambda: _Events(received), place.hostname, place.port)
     sink.write(
         b"GET /v1/logs/default/records?from=latest HTTP/1.1\r\nHost: n\r\nAccept: text/event-stream\r\n\r\n"
     )
-    while data := await source.read(1 << 18):
-        yield data
+    try:
+        await events.ended
+    finally:
+        sink.close()
 
 
-async def _pages(nodes: Nodes) -> AsyncIterator[bytes]:
+async def _pages(nodes: Nodes, received: Received) -> None:
     """Read page after page from the leader, each of which waits for records."""
     place = urlsplit(nodes.leader)
     source, sink = await asyncio.open_connection(place.hostname, place.port)
@@ -180,7 +208,7 @@ async def _pages(nodes: Nodes) -> AsyncIterator[bytes]:
         head = (await source.readuntil(b"\r\n\r\n")).lower()
         headers = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:-2])
         start = f"from_index={int(headers[b'commitlog-next-index'])}"
-        yield await source.readexactly(int(headers[b"content-length"]))
+        received(await source.readexactly(int(headers[b"content-length"])))
 
 
 def measure(records: int, fill_mib: int, seconds: int, wanted: Sequence[str] = ROWS) -> dict[str, Figure]:
