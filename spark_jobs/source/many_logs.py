@@ -105,7 +105,13 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             first = max(at.next_index, each.begin_index)
             until = first + count
             if not isinstance(limit, ReadAllAvailable):
-                until = self._admit(log, first, until, len(counts))
+                try:
+                    until = self._admit(log, first, until, len(counts))
+                except SourceError as error:  # it reports its end, and does not answer reads
+                    if self._target is not None:
+                        raise  # the query would end without its records
+                    self._leave_out(log, error.message)
+                    continue
             lost = at.lost + first - at.next_index
             positions[log] = RecordsOffset(until, each.term, each.log_id, lost)
             batch[log] = (first, until)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from spark_jobs.errors import LogTrimmed, OptionError
+from spark_jobs.errors import LogTrimmed, OptionError, Unreachable
 from spark_jobs.source import many_logs
-from spark_jobs.source.log_reads import LogEnds, LogReads
+from spark_jobs.source.log_reads import LogEnds, LogReads, Place
 from spark_jobs.source.logs_planning import LogRange
 from spark_jobs.source.many_logs import LogsPartition, LogsStreamReader, read_ranges
 from spark_jobs.source.options import parse_options
@@ -205,6 +205,36 @@ def test_a_query_that_ends_reads_a_term_that_the_first_node_to_answer_does_not_k
         assert rows_between(reader, start, end) == {"default": DATA}
     finally:
         reader.stop()
+
+
+def test_a_log_whose_reads_are_refused_is_left_out_and_the_others_go_on(
+    replicas: list[FakeReplica], log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its nodes report where it ends, and answer each read with 503."""
+    places = LogReads.place
+
+    def place(client: LogReads, index: int) -> Place | None:
+        if client.log == "busy":
+            raise Unreachable("503 repairing")
+        return places(client, index)
+
+    ends = {name: LogEnds(log.id, 0, 1_000, 2, 0) for name in ("busy", "default")}
+    monkeypatch.setattr(LogReads, "ends", lambda *_: ends)
+    monkeypatch.setattr(LogReads, "place", place)
+    log.append_many(898)
+    options = {"logs": "*", "startingIndex": "earliest", "maxBytesPerTrigger": 100_000}
+    reader, ending = (reader_of(endpoints(replicas), **options) for _ in range(2))
+    try:
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ReadMaxRows(10_000))
+        assert list(end["batch"]) == ["default"]
+        assert reader.latestOffset(end, ReadMaxRows(10_000))["batch"].keys() == {"default"}
+        ending.prepareForTriggerAvailableNow()
+        with pytest.raises(Unreachable, match="503 repairing"):
+            ending.latestOffset(start, ReadMaxRows(10_000))
+    finally:
+        reader.stop()
+        ending.stop()
 
 
 @pytest.mark.parametrize(
