@@ -7,6 +7,8 @@ position per node; a node that does not answer is skipped, and caught up when it
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +20,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from spark_jobs.errors import JournalTrimmed, LogClash, NoCopy, ShortRead, Unreachable
-from spark_jobs.source.log_reads import LogReads, Node
+from spark_jobs.source.log_reads import EventPage, LogReads, Node
 from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.planning import EARLIEST, EventsOffset, JournalPosition, check_same_log
 from spark_jobs.source.read_limits import default_limit
@@ -162,7 +164,7 @@ def _scan_node(
         _check_same_journal(client, options, node, position)
     while until is None or position.next_seq < until:
         try:
-            page = client.events(node, position.next_seq)
+            page = _events_from(client, options, node, position.next_seq)
         except JournalTrimmed as trimmed:
             if options.fail_on_data_loss:
                 raise
@@ -175,6 +177,31 @@ def _scan_node(
         if not page.has_more:
             break
     return position
+
+
+def _events_from(client: LogReads, options: SourceOptions, node: Node, seq: int) -> EventPage:
+    """Return a page of a node's events from a seq on. If a loss is accepted, the event before it is read too,
+    to report a journal without it."""
+    if options.fail_on_data_loss or seq == 0:
+        return client.events(node, seq)
+    try:
+        page = client.events(node, seq - 1)
+    except JournalTrimmed as trimmed:
+        if trimmed.first_seq > seq:
+            raise
+        return client.events(node, seq)
+    if not page.events:
+        _report_new_journal(options.log, node.id, seq)
+    return replace(page, events=[event for event in page.events if event["seq"] >= seq])
+
+
+@lru_cache(maxsize=1_024)  # a stream looks every few seconds: report each journal once
+def _report_new_journal(log: str, node_id: str, seq: int) -> None:
+    logger.warning(
+        "log %s: the journal of node %s does not hold the event %d; its events before seq %d are left out. "
+        "If the node has started with an empty folder, give it a new id",
+        *(log, node_id, seq - 1, seq),
+    )
 
 
 def _check_same_journal(

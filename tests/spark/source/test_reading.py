@@ -184,6 +184,29 @@ def test_a_journal_that_began_again_is_read_on_after_the_gap_or_is_an_error(
         seqs(3, 8)
 
 
+def test_a_journal_that_began_again_on_an_empty_disk_is_reported_once_if_a_loss_is_accepted(
+    replicas: list[FakeReplica], caplog: pytest.LogCaptureFixture
+) -> None:
+    replica = replicas[0]
+    options = parse_options({"endpoint": replica.url, "stream": "events", "failOnDataLoss": "false"})
+    client = log_reads.LogReads([replica.url], "default")
+
+    def scanned(events: int, start: EventsOffset) -> EventsOffset:
+        for _ in range(events):
+            replica.event("watermarks", {})
+        return scan(client, options, start, limit=None)
+
+    read = scanned(10, scanned(1, EventsOffset({}, replica.log.id)))
+    assert read.at("n1").next_seq == 11
+    assert scanned(0, read) == read
+    assert not caplog.messages
+    replica.journal.clear()
+    assert scanned(8, read) == scanned(2, read) == read
+    [message] = caplog.messages
+    assert "n1 does not hold the event 10; its events before seq 11 are left out" in message
+    assert scanned(3, read).at("n1").next_seq == 13
+
+
 def test_events_of_a_node_that_was_removed_after_planning_are_left_out_or_an_error(
     replicas: list[FakeReplica],
 ) -> None:
