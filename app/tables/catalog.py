@@ -66,6 +66,15 @@ class TablesCut:
     exact: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _KnownEnd:
+    """End of a typed table at a version. commit: of that version, None if its file was removed."""
+
+    version: int
+    commit: Commit | None
+    held_index: int
+
+
 def catalog_names(folder: str) -> dict[str, str]:
     """Return the names in a catalog of the tables below ROOT/LOG, by table; empty without a catalog.
 
@@ -91,7 +100,7 @@ class LogTables:
         self._folder = f"{root.rstrip('/')}/{log}"
         self._logs: dict[str, DeltaLog] = {}
         self._held = (NONE, NONE)  # the newest checked version of `entries`, and what it holds
-        self._ends: dict[str, tuple[int, int]] = {}  # of `records` and `dead_letters`: version, last index
+        self._ends: dict[str, _KnownEnd] = {}  # of `records` and `dead_letters`
         self._covered: tuple[int, int | None] = (NONE, None)  # the same of `events`
         self._committed: dict[str, tuple[int, int | None]] = {}  # of each table: version, time of its commit
 
@@ -187,11 +196,11 @@ class LogTables:
         if snapshot is None:
             return NONE
         known = self._ends.get(name)
-        if known is None or known[0] != snapshot.version:
+        if known is None or known.version != snapshot.version:
             claimed = snapshot.transactions.get(end_application_of(name), 0) - 1
-            held = max(claimed, _held(log, 0, snapshot.version))
-            self._ends[name] = known = (snapshot.version, held)
-        return known[1]
+            held = max(claimed, _held_since(log, known, snapshot.version))
+            self._ends[name] = known = _KnownEnd(snapshot.version, log.commit(snapshot.version), held)
+        return known.held_index
 
     def _covered_index(self) -> int | None:
         """Return the newest committed index that the rows of `events` report; None if it is not recorded."""
@@ -244,6 +253,19 @@ def _bringing(log: DeltaLog, first: int, version: int) -> Commit | None:
 def _held(log: DeltaLog, first: int, version: int) -> int:
     commit = _bringing(log, first, version)
     return NONE if commit is None else int(commit.note["until_index"]) - 1
+
+
+def _held_since(log: DeltaLog, known: _KnownEnd | None, version: int) -> int:
+    """As `_held` of the whole history. Only the commits after a known one are read: most commits of
+    `dead_letters` record nothing."""
+    is_same = known is not None and known.commit is not None and log.commit(known.version) == known.commit
+    if known is None or not is_same or known.version > version:
+        return _held(log, 0, version)
+    for later in range(known.version + 1, version + 1):
+        commit = log.commit(later)
+        if commit is None or commit.operation == RESTORE or "until_index" in commit.note:
+            return _held(log, known.version + 1, version)
+    return known.held_index
 
 
 def _end(log: DeltaLog, snapshot: DeltaSnapshot) -> int:

@@ -1,11 +1,12 @@
 """How far `entries` goes, and which versions belong to a point of the log."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from app.tables.catalog import LogTables
-from app.tables.delta_log import DeltaLogError
+from app.tables.delta_log import Commit, DeltaLog, DeltaLogError
 from tests.support.delta_files import DeltaFiles
 
 
@@ -106,6 +107,49 @@ def test_the_events_of_a_table_that_rows_were_taken_from_cover_nothing_known(
     state = tables.find("events")
     assert state is not None
     assert state.held_index is None
+
+
+def test_the_end_of_typed_tables_costs_the_new_commits_alone(
+    tables: LogTables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most commits of `dead_letters` record no end."""
+    letters = DeltaFiles(tmp_path / "default" / "dead_letters")
+    letters.create()
+    letters.bring(0, 10)
+    for _ in range(50):
+        letters.commit({"add": {"path": "a", "size": 1}})
+    assert held(tables, "dead_letters") == 9
+    read: list[int] = []
+    commit = DeltaLog.commit
+
+    def counted(log: DeltaLog, version: int) -> Commit | None:
+        read.append(version)
+        return commit(log, version)
+
+    monkeypatch.setattr(DeltaLog, "commit", counted)
+    letters.commit({"add": {"path": "b", "size": 1}})
+    assert held(tables, "dead_letters") == 9
+    assert min(read) == letters.version - 1
+    letters.bring(10, 20)
+    letters.commit({"add": {"path": "c", "size": 1}})
+    assert held(tables, "dead_letters") == 19
+    assert min(read) == letters.version - 3
+    letters.restore(1)
+    assert held(tables, "dead_letters") == -1
+    shutil.rmtree(letters.folder)
+    again = DeltaFiles(letters.folder)
+    again.create()
+    for _ in range(60):
+        again.commit({"add": {"path": "a", "size": 1}})
+    assert held(tables, "dead_letters") == -1
+    again.bring(0, 5)
+    assert held(tables, "dead_letters") == 4
+
+
+def held(tables: LogTables, name: str) -> int | None:
+    state = tables.find(name)
+    assert state is not None
+    return state.held_index
 
 
 def test_control_records_behind_the_table_need_no_version(tables: LogTables) -> None:
