@@ -224,7 +224,6 @@ class TypedTables:
         )
         with self._applying:
             for first in sorted(restored.repair(decoder)):
-                self.next_index = max(self.next_index, self._complete_before(decoder.layout))
                 with self._noting:  # another driver may have written records to any group meanwhile
                     self._changed |= self.current.keys()
                 if first in self.current:
@@ -297,10 +296,11 @@ class TypedTables:
         pending = [(self.dead_letters, typed.dead_letters)]
         pending += [(self.records[each.first], typed.records.get(each.first)) for each in decoder.layout]
         due = [(table, rows) for table, rows in pending if rows is not None and rows.num_rows]
+        is_noted = False
         for table, found in due:
             unwritten = self._unwritten if table is self.dead_letters else None
-            table.append(found, note if table is due[-1][0] else {}, unwritten)
-        if due:
+            is_noted = table.append(found, note if table is due[-1][0] else {}, unwritten)
+        if is_noted:  # else the rows were there, as after a repair: the end is claimed
             self._ends.noted = until
 
     def _unwritten(self, letters: pa.Table) -> pa.Table:

@@ -9,6 +9,7 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
+from app.tables.catalog import LogTables
 from app.tables.delta_log import DeltaLog
 from spark_jobs.errors import RowsLost
 from spark_jobs.materialize.config import MaterializeConfig
@@ -171,6 +172,21 @@ def test_a_table_that_is_removed_is_not_begun_in_the_middle(job: Job, name: str)
     job.restart()
     job.append(20)
     job.check()
+
+
+@pytest.mark.parametrize("restored", ["records", "current"])
+def test_letters_are_made_again_beside_a_restore(job: Job, restored: str) -> None:
+    """As an error of the job advises, its user removes `dead_letters`, while a RESTORE is not repaired."""
+    job.append(0)
+    job.append(10)
+    job.change("RESTORE TABLE {} TO VERSION AS OF 1", restored)
+    shutil.rmtree(job.folder / "dead_letters")
+    job.restart()
+    job.write()
+    job.check()
+    tables = LogTables(str(job.config.tables), "default")
+    held = {name: table.held_index for name in TYPED if (table := tables.find(name))}
+    assert held == dict.fromkeys(TYPED, job.log.next_index - 1)
 
 
 def test_a_replay_does_not_bring_back_a_key_whose_newer_record_is_removed(job: Job) -> None:
