@@ -7,6 +7,7 @@ or forged; if a node adopted it, the next election would exceed the 64 bits that
 from typing import Final
 
 TERM_MAX: Final = 1 << 62
+TERM_UNKNOWN: Final = TERM_MAX + 1  # of a node that may have lost its own
 TERM_JUMP_MAX: Final = 1 << 40  # above the own term: tens of thousands of years of elections
 
 

@@ -60,11 +60,14 @@ class TermRequest(PeerCall, frozen=True, array_like=True, tag=22):
 
 
 class TermAnswer(PeerCall, frozen=True, array_like=True, tag=23):
-    """term: the peer's; a vote of the asking node in a later term could not have been counted. clock_ms: the
-    peer's clock, milliseconds since 1970; older versions do not send it."""
+    """term: the peer's; a vote of the asking node in a later term could not have been counted. TERM_UNKNOWN:
+    the peer may have lost its own; older versions send nothing then, and ignore it. clock_ms: the peer's
+    clock, milliseconds since 1970. candidates: that the peer knows to be able to campaign. Older versions
+    send neither of them."""
 
     term: Annotated[int, msgspec.Meta(ge=0)]
     clock_ms: int | None = None
+    candidates: tuple[str, ...] = ()
 
 
 class DigestRequest(PeerCall, frozen=True, array_like=True, tag=24):

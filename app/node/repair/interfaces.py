@@ -103,6 +103,11 @@ class FoundDamage:
 class OfflineCopy(Protocol):
     """A log under repair, which gives its peers what is intact."""
 
+    @property
+    def lacks_vote(self) -> bool:
+        """True while its term and vote are lost."""
+        ...
+
     async def held(self, first_index: int, last_index: int, max_bytes: int) -> Sequence[Batch]:
         """Return consecutive committed batches from `first_index` on. Raises StorageError."""
         ...

@@ -25,7 +25,6 @@ from typing import Final
 
 from app.log.driver_interfaces import Clock
 from app.log.events import Corruption, Repair
-from app.log.terms import is_plausible_term
 from app.node.job_threads import in_thread
 from app.node.network.peer_calls import PeerCalls
 from app.node.repair.copy_files import CopyFiles
@@ -39,6 +38,7 @@ from app.node.repair.interfaces import (
     RepairResult,
     RepairState,
 )
+from app.node.repair.lost_vote import LostVote
 from app.node.repair.marker import Note
 from app.node.repair.peer_replicas import PeerReplicas
 from app.node.replica.driver import LogDriver
@@ -62,7 +62,6 @@ from storage.log.origin import ORIGIN_NAME
 logger = logging.getLogger(__name__)
 
 PATIENCE_S: Final = 5  # wait for voters that do not report their term
-VOTE_GAP: Final = 1 << 20  # campaigns: a term takes at least an election timeout, so this is days of them
 UNREADABLE_S: Final = 30  # a disk may refuse reads for so long
 SAME_DAMAGE_MAX: Final = 3  # repairs allowed per file before the log is set aside
 _NOTES: Final = ("group", OPENED_NAME, ORIGIN_NAME, "replica")  # beside the log; without them it is in doubt
@@ -93,7 +92,7 @@ class LogRepair:
         self._log_id = copy.log_id
         self._node_id = copy.node_id
         self._keeps_promises = found.sound  # nothing that was acknowledged or voted before is missing
-        self._lacks_records = False
+        self._lacks_records = self._lost_vote = self.lacks_vote = False
         self._votes = copy.votes
         self._marker = copy.marker
         self._calls = calls
@@ -197,53 +196,52 @@ class LogRepair:
                 since_ms,
                 self._keeps_promises,
                 self._lacks_records,
+                lost_vote=self._lost_vote,
                 held_index=self._copy.held_index,
             )
         )
 
-    async def _doubt(self, *, lacks_records: bool = False) -> None:
+    async def _doubt(self, *, lacks_records: bool = False, lost_vote: bool = False) -> None:
         """Save that something this replica acknowledged or voted may be lost, before any further step."""
-        if self._keeps_promises or (lacks_records and not self._lacks_records):
-            self._keeps_promises = False
-            self._lacks_records = self._lacks_records or lacks_records
-            await in_thread(self._note)
+        self._keeps_promises = False
+        self._lacks_records = self._lacks_records or lacks_records
+        self._lost_vote = self._lost_vote or lost_vote
+        await in_thread(self._note)
 
     async def _restore_vote(self) -> None:
-        """Replace a lost vote: this node may have voted in any term that another voter has reached.
+        """Replace a lost vote by one that contradicts no vote of this node (lost_vote.py). A damaged log is
+        repaired first: it may name more voters.
 
-        It asks all that may campaign for their terms and votes for itself in the latest, so it votes for no
-        other node in any of them. If only a majority of the voters answers within PATIENCE_S, the silent ones
-        may have reached later terms, one per campaign: it adds VOTE_GAP, which is more than they can have
-        had. A damaged log is repaired first: it may name more voters.
+        If so many voters have lost theirs that none can learn enough terms, all open in doubt, and every
+        voter elects the next leader.
         """
         known = await in_thread(self._copy.last_known)
         if known is None:
             await self._repair_batches()
             known = await in_thread(self._copy.last_known)
         term, voters, others = known or (0, (), ())
-        votes = {*self._peers, *voters} - {self._node_id}
-        candidates = dict.fromkeys((*self._peers, *voters, *self._holders, *others))
-        asked = [candidate for candidate in candidates if candidate != self._node_id]
+        majority = max(self._majority, len(voters) // 2 + 1)
+        others = (*self._holders, *others)
+        lost = LostVote(self._node_id, term, self._peers, voters, others, majority)
         pause_s = _RETRY_FIRST_S
         until_ms = self._clock.monotonic_ms() + PATIENCE_S * 1000
-        majority = max(self._majority, len(voters) // 2 + 1)
-        silent_max = len(votes) + 1 - majority
-        while asked:
+        self.lacks_vote = True
+        while lost.asked and not lost.is_hopeless:
+            asked = tuple(lost.asked)
             answers = await asyncio.gather(*(self._peer_replicas.term(peer) for peer in asked))
-            for peer, answer in zip(list(asked), answers, strict=True):
-                if answer is not None and is_plausible_term(term, answer.term):
-                    term = max(term, answer.term)
-                    asked.remove(peer)
-            silent = sum(peer in votes for peer in asked)
-            if asked and silent <= silent_max and self._clock.monotonic_ms() >= until_ms:
-                term += VOTE_GAP
+            for peer, answer in zip(asked, answers, strict=True):
+                lost.take(peer, answer)
+            if lost.has_majority and self._clock.monotonic_ms() >= until_ms:
                 break
-            if asked:
-                self._wait(f"the vote is lost: the terms of {', '.join(asked)} are needed")
+            if lost.asked and not lost.is_hopeless:
+                self._wait(f"the vote is lost: the terms of {', '.join(lost.asked)} are needed")
                 await self._pause(pause_s)
                 pause_s = min(_RETRY_LAST_S, 2 * pause_s)
-        promise = HardState(term, self._node_id)
-        await in_thread(partial(self._copy.save_vote, promise))
+        if lost.is_hopeless:
+            logger.error("log %s: too many voters have lost their votes", self._log_name)
+            await self._doubt(lost_vote=True)
+        await in_thread(partial(self._copy.save_vote, HardState(lost.safe_term, self._node_id)))
+        self.lacks_vote = lost.is_hopeless
         self.result.small_files["vote"] = None
 
     async def _restore_epoch(self) -> None:

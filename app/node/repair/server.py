@@ -13,6 +13,7 @@ from typing import Final
 
 from app.log.contract import NO_INDEX
 from app.log.driver_interfaces import Clock
+from app.log.terms import TERM_UNKNOWN
 from app.node.network.repair_messages import (
     DIGEST_MAX_BYTES,
     FETCH_MAX_BYTES,
@@ -160,10 +161,20 @@ class RepairServer:
         elif isinstance(request, FetchRequest):
             self._send(source, log_id, self._fetched(driver, request))
         elif isinstance(request, TermRequest):
-            if driver is not None and driver.knows_vote:  # an uncertain term is not reported
-                self._send(source, log_id, TermAnswer(request.id, driver.term, self._clock.now_ms()))
+            if driver is not None or (repaired is not None and repaired.lacks_vote):
+                self._send(source, log_id, self._term(driver, request))
         elif isinstance(request, DigestRequest):
             self._send(source, log_id, await self._digest(driver, request))
+
+    def _term(self, driver: LogDriver | None, request: TermRequest) -> TermAnswer:
+        """Return the term, unless it may be older than the last one of this replica."""
+        now_ms = self._clock.now_ms()
+        if driver is None:
+            return TermAnswer(request.id, TERM_UNKNOWN, now_ms)
+        replaced = driver.state.replaced_membership
+        candidates = dict.fromkeys((*driver.group.members, *(() if replaced is None else replaced.voters)))
+        term = driver.term if driver.knows_vote else TERM_UNKNOWN
+        return TermAnswer(request.id, term, now_ms, tuple(candidates))
 
     def _fetched(self, driver: LogDriver | None, request: FetchRequest) -> FetchAnswer:
         if driver is None:

@@ -21,6 +21,7 @@ PLAN = ClusterPlan(
 )
 MASK = 1
 WAIT_S = 10
+SLOTS = (10, 4_106)  # a byte in each slot of a small file
 
 
 def rot(node: SimulatedNode, batch: Batch) -> None:
@@ -30,6 +31,35 @@ def rot(node: SimulatedNode, batch: Batch) -> None:
     flip = Flip(path, offset, MASK, node.files.read(path)[offset] ^ MASK)
     node.files._turn(flip)
     node.files.flips.append(flip)
+
+
+def lose_vote(node: SimulatedNode) -> None:
+    """Turn a bit in both slots of the vote file on the disk of the node."""
+    path = f"{FOLDER}/vote"
+    for offset in SLOTS:
+        flip = Flip(path, offset, MASK, node.files.read(path)[offset] ^ MASK)
+        node.files._turn(flip)
+        node.files.flips.append(flip)
+
+
+@pytest.mark.rule("R-01", "R-02")
+@pytest.mark.parametrize("seed", range(2))
+def test_voters_that_have_all_lost_their_votes_elect_a_leader_together(seed: int) -> None:
+    cluster = SimulatedCluster(seed, PLAN)
+    cluster.run(5)
+    for node in cluster.members:
+        node.crash(power=False)
+        lose_vote(node)
+    first, *others = (node.name for node in cluster.members)
+    for name in others:
+        cluster.restart(name)
+    cluster.run(WAIT_S)
+    assert cluster.leading() is None  # the third one may lead, or have voted
+    cluster.restart(first)
+    cluster.settle()
+    cluster.run(1)  # until the notes are removed
+    assert not any(node.is_in_doubt for node in cluster.members)
+    cluster.close()
 
 
 @pytest.mark.rule("R-07")

@@ -1,14 +1,18 @@
 """Repairs of a lost vote, and the nodes that are asked for it."""
 
+import asyncio
 from collections.abc import Sequence
 
 import msgspec
 import pytest
 
 from app.controller.log_state import MetadataLogState
+from app.log.terms import TERM_UNKNOWN
 from app.node.network.repair_messages import FetchAnswer, PeerCall, TermAnswer, TermRequest
 from app.node.repair import log_repair as repair_module
 from app.node.repair import peer_replicas
+from app.node.repair.lost_vote import VOTE_GAP
+from app.node.repair.marker import RepairMarker
 from storage.errors import CorruptFile
 from storage.format.batch import Batch, stamp
 from storage.format.records import encode_control
@@ -52,7 +56,7 @@ def test_a_lost_vote_does_not_wait_for_a_voter_that_is_down(monkeypatch: pytest.
         CorruptFile(f"{FOLDER}/vote", "checksum"),
     )
     promise = HardStateFile(scene.files, f"{FOLDER}/vote").load()
-    assert promise == HardState(9 + repair_module.VOTE_GAP, "n1")
+    assert promise == HardState(9 + VOTE_GAP, "n1")
     assert scene.host.sound
 
 
@@ -159,7 +163,7 @@ def test_a_lost_vote_does_not_wait_for_configured_members_that_are_gone(
     scene.files.remove(f"{FOLDER}/vote")
     peers = Peers(lambda peer, message: TermAnswer(message.id, 9) if peer == "n2" else None)
     scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"), voters=("n1", "n8", "n9"))
-    assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(9 + repair_module.VOTE_GAP, "n1")
+    assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(9 + VOTE_GAP, "n1")
 
 
 @pytest.mark.rule("R-01", "R-10")
@@ -194,3 +198,59 @@ def test_a_lost_vote_also_asks_learners_that_the_log_does_not_name() -> None:
     peers = Peers(lambda peer, message: TermAnswer(message.id, terms[peer]))
     scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
     assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(9, "n1")
+
+
+@pytest.mark.rule("R-01", "R-02")
+@pytest.mark.parametrize("unknown", [("n2", "n3"), ("n3",)], ids=["both", "one"])
+def test_votes_that_are_lost_at_too_many_voters_end_in_doubt(
+    monkeypatch: pytest.MonkeyPatch, unknown: tuple[str, ...]
+) -> None:
+    """They would wait for one another. A term is not used again: a learner may hold records of it."""
+    monkeypatch.setattr(repair_module, "PATIENCE_S", 0)
+    scene = Scene()
+    scene.files.remove(f"{FOLDER}/vote")
+    lacks_vote: list[bool] = []
+
+    def answers(peer: str, message: PeerCall) -> PeerCall:
+        lacks_vote.append(repair.lacks_vote)
+        return TermAnswer(message.id, TERM_UNKNOWN if peer in unknown else 9)
+
+    cause = CorruptFile(f"{FOLDER}/vote", "missing")
+    repair = scene.repair(Peers(answers), cause, ("n1", "n2", "n3"), sound=True)
+    asyncio.run(repair.run())
+    is_hopeless = len(unknown) == 2
+    marker = RepairMarker(scene.files, "data", "log")
+    promise = HardStateFile(scene.files, f"{FOLDER}/vote").load()
+    assert promise == HardState((BATCHES[-1].term if is_hopeless else 9) + VOTE_GAP, "n1")
+    assert (scene.host.sound, marker.lost_vote) == (not is_hopeless, is_hopeless)
+    assert lacks_vote == [True, True]
+    assert repair.lacks_vote == is_hopeless
+
+
+@pytest.mark.rule("R-01", "R-10")
+def test_a_lost_vote_also_asks_candidates_that_only_peers_know() -> None:
+    """This log lacks the records of their membership: n4 replaced n2, and n5 replaced n3."""
+    scene = Scene()
+    scene.files.remove(f"{FOLDER}/vote")
+    terms = {"n2": 5, "n3": 5, "n4": 6, "n5": 9}
+    named = {"n2": ("n1", "n2", "n3", "n4"), "n4": ("n1", "n4", "n5")}
+    peers = Peers(lambda peer, message: TermAnswer(message.id, terms[peer], 0, named.get(peer, ())))
+    scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
+    assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(9, "n1")
+    assert scene.host.sound
+
+
+@pytest.mark.rule("R-01", "R-02")
+def test_lost_votes_of_the_voters_that_the_log_names_are_enough_to_end_in_doubt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The configuration names others, which are gone."""
+    scene = Scene()
+    scene.is_configured = True
+    saved_state(scene, "n1", "n2", "n3")
+    scene.files.remove(f"{FOLDER}/vote")
+    lost = ("n2", "n3")
+    monkeypatch.setattr(peer_replicas, "ANSWER_TIMEOUT_S", 0.01)
+    peers = Peers(lambda peer, message: TermAnswer(message.id, TERM_UNKNOWN) if peer in lost else None)
+    scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"), voters=("n1", "n8", "n9"))
+    assert scene.host.sound is False

@@ -7,7 +7,8 @@ from random import Random
 import pytest
 
 from app.log.contract import NO_INDEX
-from app.node.network.repair_messages import FetchAnswer, FetchRequest, PeerCall
+from app.log.terms import TERM_UNKNOWN
+from app.node.network.repair_messages import FetchAnswer, FetchRequest, PeerCall, TermAnswer, TermRequest
 from app.node.repair import fetch as fetch_module
 from app.node.repair.fetch import NOT_SETTLED_ROUNDS, Fetch
 from app.node.repair.log_repair import LogRepair
@@ -27,8 +28,9 @@ LARGE = 1 << 30
 class Offline:
     """A log under repair that holds all records, or cannot be read."""
 
-    def __init__(self, *, fails: bool = False) -> None:
+    def __init__(self, *, fails: bool = False, lacks_vote: bool = False) -> None:
         self.fails = fails
+        self.lacks_vote = lacks_vote
 
     async def held(self, first_index: int, last_index: int, max_bytes: int) -> Sequence[Batch]:
         if self.fails:
@@ -38,9 +40,16 @@ class Offline:
         ]
 
 
-def ask(node: Node, offline: Offline, request: FetchRequest) -> object:
+def ask(node: Node, offline: Offline, request: PeerCall) -> object:
     asyncio.run(node.server.answer("n2", 7, None, request, offline))
-    return node.sent.pop()
+    return node.sent.pop() if node.sent else None
+
+
+@pytest.mark.rule("R-01")
+def test_a_log_under_repair_reports_that_it_has_lost_its_vote() -> None:
+    node = Node(committed=19)
+    assert ask(node, Offline(), TermRequest(1)) is None  # its term will be known
+    assert ask(node, Offline(lacks_vote=True), TermRequest(1)) == TermAnswer(1, TERM_UNKNOWN, 0)
 
 
 @pytest.mark.rule("R-07")

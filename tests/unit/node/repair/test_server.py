@@ -1,11 +1,14 @@
 """Batches that a node serves to its peers: settled ones only, in frames that are equal after a round trip."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
 
+from app.log.contract import GroupConfig
+from app.log.state import LogState
+from app.log.terms import TERM_UNKNOWN
 from app.node.network import wire
 from app.node.network.repair_messages import (
     DigestAnswer,
@@ -20,11 +23,14 @@ from app.node.repair import server
 from app.node.repair.server import RepairServer
 from app.node.replica.driver import LogDriver
 from storage.errors import CorruptLog, DiskError, StorageError, as_damage
+from storage.format.records import encode_control
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from tests.support.memory_files import MemoryFiles
 from tests.unit.node.repair.test_fetch import history
+from tests.unit.raft.support import MemoryLog
 
 BYTES_PER_S = 500_000
+GROUP = GroupConfig(voters=("n1", "n2", "n3"), learners=("n4",))
 BATCHES = history(10)  # two records each: indexes 0 to 19
 
 
@@ -40,6 +46,8 @@ class Replica:
     sound: bool = True
     has_ended: bool = False
     is_truncating: bool = False
+    group: GroupConfig = GROUP
+    state: LogState = field(default_factory=LogState)
 
 
 class Clock:
@@ -108,8 +116,24 @@ def test_a_node_that_is_offline_gives_no_batch_and_no_term() -> None:
     node = Node(committed=19)
     assert node.ask(FetchRequest(1, 0, 3), offline=True) == FetchAnswer(1, -1, -1)
     assert node.ask(TermRequest(1), offline=True) is None
-    assert node.ask(TermRequest(1)) == TermAnswer(1, 7, node.clock.now_ms())
+    candidates = ("n1", "n2", "n3", "n4")
+    assert node.ask(TermRequest(1)) == TermAnswer(1, 7, node.clock.now_ms(), candidates)
+    node.replica.knows_vote = False
+    assert node.ask(TermRequest(1)) == TermAnswer(1, TERM_UNKNOWN, node.clock.now_ms(), candidates)
     assert node.ask(DigestRequest(1, 0, 3), offline=True).settled_index == -1
+
+
+@pytest.mark.rule("R-01", "R-10")
+def test_a_voter_whose_removal_may_not_be_committed_is_named_too() -> None:
+    node = Node(committed=19)
+    log = MemoryLog()
+    for voters in (["n1", "n2", "n3", "n5"], ["n1", "n2", "n3"]):
+        value = {"kind": "membership", "voters": voters, "learners": [], "nodes": {}}
+        log.write([log.stamp(encode_control(value), 1, control=True)])
+        node.replica.state.apply(log.batches[-1])
+    assert node.ask(TermRequest(1)).candidates == ("n1", "n2", "n3", "n4", "n5")
+    node.replica.state.committed(1)
+    assert node.ask(TermRequest(1)).candidates == ("n1", "n2", "n3", "n4")
 
 
 @pytest.mark.rule("R-07")
@@ -231,6 +255,7 @@ def test_nothing_is_read_of_a_log_that_was_closed_or_cut_while_it_was_compared(
         TermRequest(2**53 - 1),
         TermAnswer(3, 8),
         TermAnswer(3, 8, 1_700_000_000_000),
+        TermAnswer(3, TERM_UNKNOWN, 1_700_000_000_000, ("n1", "n2")),
         DigestRequest(4, 0, 19, True),
         DigestAnswer(4, 0, 19, 19, b"d" * 16, b"c" * 8, True),
     ],
