@@ -189,7 +189,7 @@ class LogFolders:
 
     def _line(self, name: str) -> _FolderLine | None:
         path = f"{self._folder}/{name}"
-        if not self._files.exists(path):
+        if not self._files.exists(path) or self._is_unfinished(name):
             return None
         checksum, _, text = self._files.read(path).strip().partition(b" ")
         if checksum != b"%08x" % crc32c(text):

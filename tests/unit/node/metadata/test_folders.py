@@ -226,3 +226,6 @@ def test_a_log_named_as_a_temporary_file_of_another_one_keeps_its_line(tmp_path:
     for name in (".b.tmp", "b.tmp"):  # left by a crash, of this version and of earlier ones
         files.open(f"{data}/generations/{name}", create=True).close()
     assert folders.kept() == ["a", "a.tmp"]
+    folders.prepare("b.tmp", 3, 9)  # a log of that name is created later
+    assert folders.kept() == ["a", "a.tmp", "b.tmp"]
+    assert folders.kept_generation("b.tmp") == 3
