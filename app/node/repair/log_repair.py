@@ -215,6 +215,8 @@ class LogRepair:
         If so many voters have lost theirs that none can learn enough terms, all open in doubt, and every
         voter elects the next leader.
         """
+        if self._peers and not await in_thread(self._copy.has_manifest):
+            await self._doubt(lacks_records=True)  # the folder was lost or moved away
         known = await in_thread(self._copy.last_known)
         if known is None:
             await self._repair_batches()

@@ -62,6 +62,27 @@ def test_voters_that_have_all_lost_their_votes_elect_a_leader_together(seed: int
     cluster.close()
 
 
+@pytest.mark.rule("R-02")
+def test_a_voter_whose_folder_was_moved_away_elects_no_leader_that_lacks_records() -> None:
+    cluster = SimulatedCluster(1, PLAN)
+    cluster.run(4)
+    moved, other, late = cluster.members
+    late.crash(power=False)
+    cluster.run(5)
+    for node in (moved, other):
+        node.crash(power=False)
+    moved.files.flips.append(Flip(f"{FOLDER}/vote", 0, MASK, 0))  # the damage is expected
+    for path in moved.files._files_of(FOLDER):
+        moved.files.remove(path)
+    cluster.restart(moved.name)
+    cluster.restart(late.name)
+    cluster.run(WAIT_S)
+    assert cluster.leading() is None
+    cluster.restart(other.name)
+    cluster.settle()
+    cluster.close()
+
+
 @pytest.mark.rule("R-07")
 @pytest.mark.parametrize("seed", range(2))
 def test_voters_with_different_damage_repair_one_another(seed: int) -> None:

@@ -254,3 +254,18 @@ def test_lost_votes_of_the_voters_that_the_log_names_are_enough_to_end_in_doubt(
     peers = Peers(lambda peer, message: TermAnswer(message.id, TERM_UNKNOWN) if peer in lost else None)
     scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"), voters=("n1", "n8", "n9"))
     assert scene.host.sound is False
+
+
+@pytest.mark.rule("R-01", "R-02")
+@pytest.mark.parametrize("voters", [("n1", "n2", "n3"), ("n1",)], ids=["group", "alone"])
+def test_a_vote_that_is_lost_with_its_whole_folder_leaves_a_doubt(voters: tuple[str, ...]) -> None:
+    """The records are lost, too. A group of one begins again, as an operator wants who has moved it away."""
+    scene = Scene()
+    for name in scene.files.list(FOLDER):
+        scene.files.remove(f"{FOLDER}/{name}")
+    peers = Peers(lambda _peer, message: TermAnswer(message.id, 9))
+    scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"), voters)
+    is_alone = len(voters) == 1
+    assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(0 if is_alone else 9, "n1")
+    assert scene.host.sound is is_alone
+    assert RepairMarker(scene.files, "data", "log").lacks_records is not is_alone
