@@ -109,6 +109,7 @@ class LogRepair:
         """groups: voters of the log's group; of more than one if it is unknown which is newer. All are asked,
         those of the first one first. As many as a majority of the largest one decide: the nodes that only one
         of them names may have been removed."""
+        self._groups = groups
         self._voters = tuple(dict.fromkeys(voter for group in groups for voter in group))
         self._peers = tuple(voter for voter in self._voters if voter != self._node_id)
         others = (each for each in learners if each not in (*self._voters, self._node_id))
@@ -222,9 +223,8 @@ class LogRepair:
             await self._repair_batches()
             known = await in_thread(self._copy.last_known)
         term, voters, others = known or (0, (), ())
-        majority = max(self._majority, len(voters) // 2 + 1)
-        others = (*self._holders, *others)
-        lost = LostVote(self._node_id, term, self._peers, voters, others, majority)
+        groups = (voters, *self._groups) if voters else self._groups
+        lost = LostVote(self._node_id, term, groups, (*self._holders, *others))
         pause_s = _RETRY_FIRST_S
         until_ms = self._clock.monotonic_ms() + PATIENCE_S * 1000
         self.lacks_vote = True

@@ -22,25 +22,19 @@ class LostVote:
     """`asked`: the nodes whose terms are not known yet."""
 
     def __init__(
-        self,
-        node_id: str,
-        term: int,
-        voters: Sequence[str],
-        named: Sequence[str],
-        others: Sequence[str],
-        majority: int,
+        self, node_id: str, term: int, groups: Sequence[Sequence[str]], others: Sequence[str]
     ) -> None:
-        """term: of the last record of the log. voters: of each group that may be the newest, beside this
-        node. named: voters that the log names, if any. others: that may campaign, too. majority: of the
-        largest of these groups."""
+        """term: of the last record of the log. groups: the voters of each group that may be the newest; that
+        of the log is the first one. others: that may campaign, too."""
         self._term = term
-        self._voters = [voter for voter in dict.fromkeys((*voters, *named)) if voter != node_id]
-        self._silent_max = len(self._voters) + 1 - majority
-        self._group = tuple(named or (*voters, node_id))  # also if others that may be voters are gone
+        # A file that names one node alone decides nothing: it may not name those that have joined.
+        decisive = [group for group in groups if len(group) > 1 or group is groups[0]]
+        self._groups = [tuple(voter for voter in group if voter != node_id) for group in decisive]
+        self._lost_max = [(len(group) - 1) // 2 for group in decisive]  # voters without an answer
         self._known = {node_id: None}
         self._unknown: dict[str, None] = {}  # peers that may have lost their own terms
         self.asked: list[str] = []
-        self._ask((*self._voters, *others))
+        self._ask((*(voter for group in groups for voter in group), *others))
 
     def _ask(self, candidates: Iterable[str]) -> None:
         added = [each for each in dict.fromkeys(candidates) if each not in self._known]
@@ -61,14 +55,15 @@ class LostVote:
 
     @property
     def has_majority(self) -> bool:
-        """True if a majority of the voters is known, this node among it."""
-        return sum(voter in self.asked for voter in self._voters) <= self._silent_max
+        """True if a majority of a group is known, this node among it. The voters of another one, to which
+        the group was changed or from which it was, may be gone."""
+        groups = zip(self._groups, self._lost_max, strict=True)
+        return any(sum(voter in self.asked for voter in group) <= lost_max for group, lost_max in groups)
 
     @property
     def is_hopeless(self) -> bool:
         """True if no majority will ever be known: so many voters have lost their own terms, and wait too."""
-        majority = len(self._group) // 2 + 1
-        return sum(voter in self._unknown for voter in self._group) > len(self._group) - majority
+        return sum(voter in self._unknown for voter in self._groups[0]) > self._lost_max[0]
 
     @property
     def safe_term(self) -> int:

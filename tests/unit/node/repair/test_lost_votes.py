@@ -11,7 +11,7 @@ from app.log.terms import TERM_UNKNOWN
 from app.node.network.repair_messages import FetchAnswer, PeerCall, TermAnswer, TermRequest
 from app.node.repair import log_repair as repair_module
 from app.node.repair import peer_replicas
-from app.node.repair.lost_vote import VOTE_GAP
+from app.node.repair.lost_vote import VOTE_GAP, LostVote
 from app.node.repair.marker import RepairMarker
 from storage.errors import CorruptFile
 from storage.format.batch import Batch, stamp
@@ -269,3 +269,40 @@ def test_a_vote_that_is_lost_with_its_whole_folder_leaves_a_doubt(voters: tuple[
     assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(0 if is_alone else 9, "n1")
     assert scene.host.sound is is_alone
     assert RepairMarker(scene.files, "data", "log").lacks_records is not is_alone
+
+
+@pytest.mark.rule("R-01", "R-10")
+@pytest.mark.parametrize(
+    ("named", "configured", "answering", "expected"),
+    [
+        (("n1",), ("n1", "n2", "n3"), (), 1),  # the others were removed, and are gone
+        (("n1", "n2", "n3"), ("n1", "n2", "n3", "n4", "n5"), ("n2",), 9),
+        (("n1", "n2", "n3"), ("n1", "n4", "n5"), ("n4",), 9),  # the file is newer than this log
+    ],
+)
+def test_a_lost_vote_waits_for_a_majority_of_one_group_that_may_be_the_newest(
+    monkeypatch: pytest.MonkeyPatch,
+    named: tuple[str, ...],
+    configured: tuple[str, ...],
+    answering: tuple[str, ...],
+    expected: int,
+) -> None:
+    monkeypatch.setattr(peer_replicas, "ANSWER_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(repair_module, "PATIENCE_S", 0)
+    scene = Scene()
+    scene.is_configured = True
+    saved_state(scene, *named)
+    scene.files.remove(f"{FOLDER}/vote")
+    peers = Peers(lambda peer, message: TermAnswer(message.id, 9) if peer in answering else None)
+    scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"), configured)
+    assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(expected + VOTE_GAP, "n1")
+    assert scene.host.sound
+
+
+@pytest.mark.rule("R-01", "R-10")
+def test_a_configuration_that_names_this_node_alone_decides_nothing_for_its_lost_vote() -> None:
+    lost = LostVote("n1", 4, (("n1", "n2", "n3"), ("n1",)), ())
+    assert not lost.has_majority
+    lost.take("n2", TermAnswer(1, 9))
+    assert lost.has_majority
+    assert LostVote("n1", 4, (("n1",), ("n1", "n2", "n3")), ()).has_majority
