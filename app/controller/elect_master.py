@@ -69,17 +69,18 @@ def elect(
     how often: those that failed least are preferred. provisional: assume that every member holds everything,
     to see which could be elected once that is proven. Raises Refused.
     """
-    living = [
+    copies = [
         each
-        for each in log.eligible()
+        for each in log.copies()
         if liveness.has_copy(log, each, now_ms)
         and liveness.can_hear(each.node)
         and (heard_after_ms is None or liveness.heard_after(each.node, heard_after_ms))
     ]
+    living = [each for each in copies if not log.is_learner(each.node)]
     able = [each for each in living if liveness.may_lead(log, each, now_ms)]
     if log.lost_history:
         waits = command is None or not command.unclean
-        clean = _newest_of_all(log, liveness, living, able, now_ms, waits=waits)
+        clean = _newest_of_all(log, liveness, copies, able, now_ms, waits=waits)
     elif log.master_epoch == 0 or (log.master in avoided and _never_held_anything(log, liveness)):
         clean = able
     else:
@@ -87,7 +88,7 @@ def elect(
         clean = [each for each in able if each.id in complete]
     candidates = _candidates(log, liveness, command, clean, living, now_ms)
     if not candidates:
-        raise Refused(Reason.NO_ELIGIBLE_REPLICA, _why_none(log, liveness, living))
+        raise Refused(Reason.NO_ELIGIBLE_REPLICA, _why_none(log, liveness, copies))
     chosen = _preferred(log, liveness, candidates, avoided)
     return _elected(log, liveness, chosen, clean, by_operator=command is not None)
 
@@ -149,29 +150,30 @@ def _preferred(
 
 
 def _newest_of_all(
-    log: Log, liveness: Liveness, living: list[Replica], able: list[Replica], now_ms: int, *, waits: bool
+    log: Log, liveness: Liveness, copies: list[Replica], able: list[Replica], now_ms: int, *, waits: bool
 ) -> list[Replica]:
     """Return the replicas that hold everything of a log whose masters are not known any more (C-09).
 
     The last master and its set held all that was acknowledged, with records of the newest epoch. So of all
-    replicas the one with the newest epoch, and the largest offset in it, holds that; none can be missing, and
-    none can have lost its disk. waits: whether to raise Refused while a node may yet report.
+    copies the one with the newest epoch, and the largest offset in it, holds that; none can be missing, and
+    none can have lost its disk. That counts for learners too: one may have been promoted since these
+    metadata. waits: whether to raise Refused while a node may yet report.
     """
-    missing = [node for node in log.voters if all(each.node != node for each in living)]
+    missing = [node for node in log.nodes if all(each.node != node for each in copies)]
     if waits and any(liveness.may_live(node, now_ms) for node in missing):
         raise Refused(Reason.NO_ELIGIBLE_REPLICA, f"{', '.join(missing)} may hold acknowledged records")
-    if missing or _lost_copies(log, liveness, living):
+    if missing or _lost_copies(log, liveness, copies):
         return []
-    ends = {each.id: _end_of(log, liveness, each) for each in living}
+    ends = {each.id: _end_of(log, liveness, each) for each in copies}
     newest = max(ends.values())
     return [each for each in able if ends[each.id] == newest]
 
 
-def _lost_copies(log: Log, liveness: Liveness, living: Sequence[Replica]) -> list[str]:
+def _lost_copies(log: Log, liveness: Liveness, copies: Sequence[Replica]) -> list[str]:
     """Return the nodes with an empty copy in place of one that was registered before: what that held is
     lost."""
     earlier = {each.node for each in log.replicas if each.registered and not log.is_current(each.id)}
-    return [each.node for each in living if each.node in earlier and _end_of(log, liveness, each) == (0, 0)]
+    return [each.node for each in copies if each.node in earlier and _end_of(log, liveness, each) == (0, 0)]
 
 
 def _end_of(log: Log, liveness: Liveness, replica: Replica) -> tuple[int, int]:
@@ -242,13 +244,19 @@ def _what_is_lost(log: Log, liveness: Liveness, chosen: Replica) -> dict[str, An
     return lost
 
 
-def _why_none(log: Log, liveness: Liveness, living: list[Replica]) -> str:
+def _why_none(log: Log, liveness: Liveness, copies: list[Replica]) -> str:
     members = ", ".join(log.nodes_of(log.holders)) or "none"
-    alive = ", ".join(each.node for each in living) or "none"
-    detail = f"in sync: {members}; alive and able to lead: {alive}"
-    lost = _lost_copies(log, liveness, living)
-    if log.lost_history and lost:
-        return f"{', '.join(lost)} may have held acknowledged records on a disk that was replaced; {detail}"
+    living = [each.node for each in copies if not log.is_learner(each.node)]
+    detail = f"in sync: {members}; alive and able to lead: {', '.join(living) or 'none'}"
+    if log.lost_history:
+        lost = _lost_copies(log, liveness, copies)
+        if lost:
+            return (
+                f"{', '.join(lost)} may have held acknowledged records on a disk that was replaced; {detail}"
+            )
+        newest = max(copies, key=lambda each: _end_of(log, liveness, each), default=None)
+        if newest is not None and log.is_learner(newest.node):
+            return f"{newest.node} is a learner and may hold acknowledged records: promote it; {detail}"
     if counts_all(log):
         return detail
     held = ", ".join(log.nodes_of(complete_copies(log, liveness))) or "none"

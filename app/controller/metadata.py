@@ -200,10 +200,14 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     def is_current(self, replica_id: int) -> bool:
         return self.current(replica_id) is not None
 
+    def copies(self) -> tuple[Replica, ...]:
+        """The registered copies of all nodes, learners included, in the order of the settings."""
+        found = (self.of_node(node) for node in self.nodes)
+        return tuple(replica for replica in found if replica is not None)
+
     def eligible(self) -> tuple[Replica, ...]:
         """The replicas that may ever be elected or join the set, in the order of the settings."""
-        found = (self.of_node(node) for node in self.voters)
-        return tuple(replica for replica in found if replica is not None)
+        return tuple(replica for replica in self.copies() if not self.is_learner(replica.node))
 
     def nodes_of(self, replica_ids: tuple[int, ...]) -> tuple[str, ...]:
         """The nodes of the replicas that still exist, in the order of the ids."""

@@ -117,7 +117,7 @@ def check_removal(log: Log, node: str, liveness: Liveness, now_ms: int) -> None:
 def _check_history(log: Log, node: str) -> None:
     """Refuse to give a copy up while it is not known which ones hold the acknowledged records (C-09). Raises
     Refused."""
-    if log.lost_history and node in log.voters:
+    if log.lost_history:
         raise Refused(
             Reason.LAST_IN_SYNC,
             f"the last SyncStateSet is not known, and {node} may hold the only copy of acknowledged records "

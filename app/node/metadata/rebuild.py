@@ -15,9 +15,9 @@ is elected among all of its replicas, not in the SyncStateSet of the copy. The s
 file is damaged or missing at a node, and for one of which a replica's folder is not here: those epochs cannot
 be known. A change of the set within one epoch is in the copies of the metadata alone. The master acts by its
 own node's copy: so it is known if every replica's node has its copy, all of it, and none of them has a newer
-set. A node that keeps a copy of such a log, and that the metadata do not name, may have been added since: it
-becomes a replica, because it would remove its copy otherwise, which may be the last one with acknowledged
-records.
+set. A learner counts as a replica: it may have been promoted since. A node that keeps a copy of such a log,
+and that the metadata do not name, may have been added since: it becomes a replica, because it would remove
+its copy otherwise, which may be the last one with acknowledged records.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -277,9 +277,9 @@ def _doubts(
         if not log.elects:
             continue
         newest = log.master_epoch
-        for name in dict.fromkeys((*here, *log.voters)):
+        for name in dict.fromkeys((*here, *log.nodes)):
             epoch = _known_epoch(here[name], log.name) if name in here else None
-            if epoch is None or (name in log.voters and name not in knowing):
+            if epoch is None or (name in log.nodes and name not in knowing):
                 unknown[log.name] = (*unknown.get(log.name, ()), name)
             elif epoch > newest:
                 newest, doubts[log.name] = epoch, (name, epoch)

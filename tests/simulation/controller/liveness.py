@@ -132,7 +132,7 @@ class HaLiveness:
         if not copies:
             return "no-copy", frozenset()
         assert log is not None
-        if log.lost_history and len(copies) < len(log.voters):
+        if log.lost_history and len(copies) < len(log.nodes):
             return "lost-history", frozenset()
         for clique in cliques:
             reached = [node for node in copies if self._is_clear((node, *clique))]
@@ -144,7 +144,7 @@ class HaLiveness:
     def _is_enough(log: Log, reached: list[HaSimNode]) -> bool:
         """Return True if these copies together prove what was acknowledged, so that one of them may win."""
         if log.lost_history:
-            return len(reached) == len(log.voters)
+            return len(reached) == len(log.nodes)
         counted = log.former_set if log.is_opening else log.sync_state_set
         members = sum(node.copy_id in counted for node in reached)
         return bool(reached) and (counts_all(log) or members >= reports_needed(log))
@@ -157,7 +157,7 @@ class HaLiveness:
             return node.copy_id in log.holders
         earlier = [each for each in log.replicas if each.node == node.name and each.id < node.copy_id]
         lost_disk = node.log.end_index < 0 and any(each.registered for each in earlier)
-        return node.name in log.voters and not lost_disk
+        return node.name in log.nodes and not lost_disk  # a learner may have been promoted since
 
     def _is_clear(self, nodes: Iterable[HaSimNode]) -> bool:
         network = self._cluster.network

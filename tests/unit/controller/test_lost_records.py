@@ -6,10 +6,12 @@ import pytest
 from app.controller.commands import (
     AnyCommand,
     ApplyForReplicaId,
+    ChangeReplica,
     ElectMaster,
     Reason,
     Refusal,
     RegisterReplica,
+    ReplicaChange,
     StepDown,
 )
 from app.controller.messages import BrokerHeartbeatAnswer
@@ -439,6 +441,29 @@ def test_the_newest_of_all_is_not_elected_while_it_lacks_what_a_master_needs() -
     for _ in range(4):
         quorum.let_pass(500)
     assert quorum.log().master_node == "n3"
+
+
+@pytest.mark.rule("C-05", "C-09", "C-11")
+def test_a_learner_of_rebuilt_metadata_may_be_the_last_master() -> None:
+    """It was promoted after the copy of the metadata. Once promoted again it is elected."""
+    quorum = Quorum()
+    quorum.with_master(learners=("n3",))
+    quorum.rebuild("a")
+    quorum.fail_over()
+    quorum.offsets["n1", "a"] = quorum.offsets["n2", "a"] = (1, 900, 900)
+    quorum.offsets["n3", "a"] = (2, 500, 500)
+    for heard in (("n1", "n2"), quorum.nodes):
+        for _ in range(20):
+            quorum.let_pass(500, *heard)
+        assert quorum.log().master is None
+    answer = quorum.ask(ElectMaster("a", None, False, quorum.log().master_epoch))
+    assert isinstance(answer, Refusal)
+    assert answer.detail.startswith("n3 is a learner and may hold acknowledged records: promote it")
+    assert quorum.refused(ChangeReplica("a", "n3", ReplicaChange.REMOVE, "r")) is Reason.LAST_IN_SYNC
+    quorum.done(ChangeReplica("a", "n3", ReplicaChange.PROMOTE, "p"))
+    quorum.let_pass(500)
+    log = quorum.log()
+    assert (log.master_node, log.unclean_epoch < log.master_epoch) == ("n3", True)
 
 
 @pytest.mark.rule("C-05", "C-09", "C-12")

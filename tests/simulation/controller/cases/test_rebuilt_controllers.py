@@ -224,6 +224,17 @@ def test_a_replica_whose_folder_was_not_there_is_waited_for() -> None:
     assert b"acknowledged alone" in b"".join(bytes(batch.body) for batch in new.log.read_batches(0, 1 << 20))
 
 
+@pytest.mark.rule("C-09", "C-11")
+def test_a_learner_whose_folder_is_not_there_may_be_a_replica_by_now() -> None:
+    plan = HaPlan(faults=False, clients=0, links=LinkFaults(), own_controllers=True, learner=True)
+    cluster = HaCluster(1, plan)
+    cluster.run(2)
+    stop(cluster, *CONTROLLERS, wipe=True)
+    stop(cluster, "n1", "n2", "n3")
+    found = rebuilt(cluster, without="n3")
+    assert (found.unknown, [log.lost_history for log in found.logs]) == ({"default": ("n3",)}, [True])
+
+
 @pytest.mark.rule("C-09")
 def test_a_log_that_no_copy_of_the_metadata_has_is_not_removed_for_a_new_one_of_its_name() -> None:
     """Its creation is lost, and a client creates it again: what it holds may be all that is left of it."""
