@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from app.log.contract import NO_INDEX
 from app.log.state import DAY_MS, Membership
+from app.log.terms import TERM_UNKNOWN
 from app.node.repair.interfaces import Damaged, DamagedCopy
 from app.node.state.checkpoints import load_snapshot, load_state
 from storage.care.begin import begin_with
@@ -127,6 +128,19 @@ class CopyFiles:
         """Read a small file: what matters is whether that succeeds."""
         if self._files.exists(path):
             self._files.read(path)
+
+    def saved_term(self) -> int | None:
+        """Return the term of the vote file; TERM_UNKNOWN if that may be older than the last one, or is lost;
+        None before the note of the repair."""
+        if not self._marker.exists:
+            return None
+        path = f"{self._folder}/vote"
+        if self._marker.lost_vote or not self._files.exists(path):
+            return TERM_UNKNOWN
+        try:
+            return HardStateFile(self._files, path).load().term
+        except CorruptFile:
+            return TERM_UNKNOWN
 
     # --- changes ----------------------------------------------------------------------------------------
 

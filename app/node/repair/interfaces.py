@@ -103,9 +103,9 @@ class FoundDamage:
 class OfflineCopy(Protocol):
     """A log under repair, which gives its peers what is intact."""
 
-    @property
-    def lacks_vote(self) -> bool:
-        """True while its term and vote are lost."""
+    async def term(self) -> int | None:
+        """Return its saved term; TERM_UNKNOWN if that may be older than its last one, None if it is not known
+        yet. Raises StorageError."""
         ...
 
     async def held(self, first_index: int, last_index: int, max_bytes: int) -> Sequence[Batch]:

@@ -25,6 +25,7 @@ from typing import Final
 
 from app.log.driver_interfaces import Clock
 from app.log.events import Corruption, Repair
+from app.log.terms import TERM_UNKNOWN
 from app.node.job_threads import in_thread
 from app.node.network.peer_calls import PeerCalls
 from app.node.repair.copy_files import CopyFiles
@@ -92,7 +93,7 @@ class LogRepair:
         self._log_id = copy.log_id
         self._node_id = copy.node_id
         self._keeps_promises = found.sound  # nothing that was acknowledged or voted before is missing
-        self._lacks_records = self._lost_vote = self.lacks_vote = False
+        self._lacks_records = self._lost_vote = self._lacks_vote = False
         self._votes = copy.votes
         self._marker = copy.marker
         self._calls = calls
@@ -139,6 +140,10 @@ class LogRepair:
             if damage.last_index >= first_index:
                 last_index = min(last_index, damage.first_index - 1)
         return await in_thread(partial(self._copy.intact, first_index, last_index, max_bytes))
+
+    async def term(self) -> int | None:
+        """As OfflineCopy.term: the peer may wait for it, and this repair for what the peer holds."""
+        return TERM_UNKNOWN if self._lacks_vote else await in_thread(self._copy.saved_term)
 
     async def run(self) -> None:
         """Run the repair; a failure of it does not affect the other logs of the node."""
@@ -189,12 +194,11 @@ class LogRepair:
     # --- what was promised ------------------------------------------------------------------------------
 
     def _note(self) -> None:
-        since_ms = self._clock.now_ms()
         self._marker.save(
             Note(
                 str(self.cause),
                 self.found_by,
-                since_ms,
+                self._clock.now_ms(),
                 self._keeps_promises,
                 self._lacks_records,
                 lost_vote=self._lost_vote,
@@ -210,12 +214,9 @@ class LogRepair:
         await in_thread(self._note)
 
     async def _restore_vote(self) -> None:
-        """Replace a lost vote by one that contradicts no vote of this node (lost_vote.py). A damaged log is
-        repaired first: it may name more voters.
-
-        If so many voters have lost theirs that none can learn enough terms, all open in doubt, and every
-        voter elects the next leader.
-        """
+        """Replace a lost vote by one that contradicts no vote of this node, or open in doubt (lost_vote.py).
+        A damaged log is repaired first: it may name more voters."""
+        self._lacks_vote = True
         if self._peers and not await in_thread(self._copy.has_manifest):
             await self._doubt(lacks_records=True)  # the folder was lost or moved away
         known = await in_thread(self._copy.last_known)
@@ -225,9 +226,7 @@ class LogRepair:
         term, voters, others = known or (0, (), ())
         groups = (voters, *self._groups) if voters else self._groups
         lost = LostVote(self._node_id, term, groups, (*self._holders, *others))
-        pause_s = _RETRY_FIRST_S
-        until_ms = self._clock.monotonic_ms() + PATIENCE_S * 1000
-        self.lacks_vote = True
+        pause_s, until_ms = _RETRY_FIRST_S, self._clock.monotonic_ms() + PATIENCE_S * 1000
         while lost.asked and not lost.is_hopeless:
             asked = tuple(lost.asked)
             answers = await asyncio.gather(*(self._peer_replicas.term(peer) for peer in asked))
@@ -242,8 +241,9 @@ class LogRepair:
         if lost.is_hopeless:
             logger.error("log %s: too many voters have lost their votes", self._log_name)
             await self._doubt(lost_vote=True)
-        await in_thread(partial(self._copy.save_vote, HardState(lost.safe_term, self._node_id)))
-        self.lacks_vote = lost.is_hopeless
+        promise = HardState(lost.safe_term(self._clock.now_ms()), self._node_id)
+        await in_thread(partial(self._copy.save_vote, promise))
+        self._lacks_vote = False
         self.result.small_files["vote"] = None
 
     async def _restore_epoch(self) -> None:

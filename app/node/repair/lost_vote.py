@@ -3,10 +3,13 @@
 The node asks all that may campaign for their terms and votes for itself in the latest, so it votes for no
 other node in any of them. A peer names the candidates that it knows: this log may lack the records of their
 membership. If not all of them answer, the silent ones may have reached later terms, one per campaign:
-VOTE_GAP is more than they can have had. A majority of the voters is enough to go on with it. Without one the
-node waits, unless so many voters have lost their own terms, too, that they would wait for one another: then
-all open in doubt (app/raft/doubt.py), and every voter elects the next leader. A term is not used a second
-time then either: a learner may hold records of the lost one.
+VOTE_GAP is more than they can have had. So may candidates that a peer does not name: one of an older version,
+or under repair. A voter that adds the gap may be elected in the next terms by one that then loses its own
+vote, and knows no later term than it did: so the gap grows with the time, faster than terms pass. A majority
+of the voters is enough to go on with it. Without one the node waits, unless so many voters have lost their
+own terms, too, that they would wait for one another: then all open in doubt (app/raft/doubt.py), and every
+voter elects the next leader. A term is not used a second time then either: a learner may hold records of the
+lost one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,6 +19,7 @@ from app.log.terms import TERM_UNKNOWN, is_plausible_term
 from app.node.network.repair_messages import TermAnswer
 
 VOTE_GAP: Final = 1 << 20  # campaigns: a term takes at least an election timeout, so this is days of them
+_SHORTEST_TERM_MS: Final = 100
 
 
 class LostVote:
@@ -33,6 +37,7 @@ class LostVote:
         self._lost_max = [(len(group) - 1) // 2 for group in decisive]  # voters without an answer
         self._known = {node_id: None}
         self._unknown: dict[str, None] = {}  # peers that may have lost their own terms
+        self._all_named = True  # each peer has named the candidates that it knows
         self.asked: list[str] = []
         self._ask((*(voter for group in groups for voter in group), *others))
 
@@ -51,6 +56,7 @@ class LostVote:
             self._term = max(self._term, answer.term)
             self.asked.remove(peer)
             self._unknown.pop(peer, None)
+            self._all_named = self._all_named and bool(answer.candidates)
             self._ask(answer.candidates)
 
     @property
@@ -65,7 +71,8 @@ class LostVote:
         """True if no majority will ever be known: so many voters have lost their own terms, and wait too."""
         return sum(voter in self._unknown for voter in self._groups[0]) > self._lost_max[0]
 
-    @property
-    def safe_term(self) -> int:
-        """The term in which this node votes for itself."""
-        return self._term + VOTE_GAP if self.asked else self._term
+    def safe_term(self, now_ms: int) -> int:
+        """Return the term in which this node votes for itself. now_ms: since 1970."""
+        if self._all_named and not self.asked:
+            return self._term
+        return self._term + VOTE_GAP + now_ms // _SHORTEST_TERM_MS

@@ -161,20 +161,29 @@ class RepairServer:
         elif isinstance(request, FetchRequest):
             self._send(source, log_id, self._fetched(driver, request))
         elif isinstance(request, TermRequest):
-            if driver is not None or (repaired is not None and repaired.lacks_vote):
-                self._send(source, log_id, self._term(driver, request))
+            answer = (
+                await self._term_offline(repaired, request) if driver is None else self._term(driver, request)
+            )
+            if answer is not None:
+                self._send(source, log_id, answer)
         elif isinstance(request, DigestRequest):
             self._send(source, log_id, await self._digest(driver, request))
 
-    def _term(self, driver: LogDriver | None, request: TermRequest) -> TermAnswer:
+    def _term(self, driver: LogDriver, request: TermRequest) -> TermAnswer:
         """Return the term, unless it may be older than the last one of this replica."""
-        now_ms = self._clock.now_ms()
-        if driver is None:
-            return TermAnswer(request.id, TERM_UNKNOWN, now_ms)
         replaced = driver.state.replaced_membership
         candidates = dict.fromkeys((*driver.group.members, *(() if replaced is None else replaced.voters)))
         term = driver.term if driver.knows_vote else TERM_UNKNOWN
-        return TermAnswer(request.id, term, now_ms, tuple(candidates))
+        return TermAnswer(request.id, term, self._clock.now_ms(), tuple(candidates))
+
+    async def _term_offline(self, repaired: OfflineCopy | None, request: TermRequest) -> TermAnswer | None:
+        """Return the term of a log under repair: a peer that needs it may have what this log lacks. The log
+        names no candidates meanwhile."""
+        term = None
+        if repaired is not None:
+            with contextlib.suppress(StorageError):
+                term = await repaired.term()
+        return None if term is None else TermAnswer(request.id, term, self._clock.now_ms())
 
     def _fetched(self, driver: LogDriver | None, request: FetchRequest) -> FetchAnswer:
         if driver is None:

@@ -62,6 +62,31 @@ def test_voters_that_have_all_lost_their_votes_elect_a_leader_together(seed: int
     cluster.close()
 
 
+@pytest.mark.rule("R-01", "R-07")
+@pytest.mark.parametrize("lost", [(0, 1, 2), (0, 2), (0,)], ids=["all", "two", "one-of-two"])
+def test_lost_votes_and_damaged_batches_do_not_wait_for_one_another(lost: tuple[int, ...]) -> None:
+    cluster = SimulatedCluster(1, PLAN)
+    cluster.run(9)
+    nodes = cluster.members
+    for node in nodes:
+        node.crash(power=False)
+    checkpoints = [CheckpointFile(node.files, f"{FOLDER}/checkpoint").load() for node in nodes]
+    settled = min(checkpoint.committed_index for checkpoint in checkpoints)
+    batches = [each for each in nodes[0].log.read_batches(settled - 40, MIB) if each.last_index <= settled]
+    rot(nodes[1], batches[-1])
+    for place in lost:
+        lose_vote(nodes[place])
+    present = nodes if len(lost) > 1 else nodes[:2]
+    for node in present:
+        cluster.restart(node.name)
+    cluster.run(4 * WAIT_S)
+    assert cluster.leading() is not None
+    for node in nodes[len(present) :]:
+        cluster.restart(node.name)
+    cluster.settle()
+    cluster.close()
+
+
 @pytest.mark.rule("R-02")
 def test_a_voter_whose_folder_was_moved_away_elects_no_leader_that_lacks_records() -> None:
     cluster = SimulatedCluster(1, PLAN)

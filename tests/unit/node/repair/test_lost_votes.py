@@ -11,8 +11,9 @@ from app.log.terms import TERM_UNKNOWN
 from app.node.network.repair_messages import FetchAnswer, PeerCall, TermAnswer, TermRequest
 from app.node.repair import log_repair as repair_module
 from app.node.repair import peer_replicas
+from app.node.repair.log_repair import LogRepair
 from app.node.repair.lost_vote import VOTE_GAP, LostVote
-from app.node.repair.marker import RepairMarker
+from app.node.repair.marker import Note, RepairMarker
 from storage.errors import CorruptFile
 from storage.format.batch import Batch, stamp
 from storage.format.records import encode_control
@@ -20,7 +21,16 @@ from storage.log.checkpoint import Checkpoint, CheckpointFile, SnapshotFile
 from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState, HardStateFile
 from tests.support.memory_files import MemoryFiles
-from tests.unit.node.repair.damaged_log import BATCHES, FOLDER, SIZES, Host, Peers, Scene, saved_state
+from tests.unit.node.repair.damaged_log import (
+    BATCHES,
+    FOLDER,
+    SIZES,
+    Host,
+    Peers,
+    Scene,
+    gives_all,
+    saved_state,
+)
 
 
 @pytest.mark.rule("R-01")
@@ -31,7 +41,7 @@ def test_a_lost_vote_is_made_safe_by_the_terms_of_all_others() -> None:
         if peer in silent:
             silent.remove(peer)  # the first time
             return None
-        return TermAnswer(message.id, 9 if peer == "n2" else 12)
+        return term_of(message, 9 if peer == "n2" else 12)
 
     scene = Scene()
     scene.files.remove(f"{FOLDER}/vote")
@@ -58,6 +68,11 @@ def test_a_lost_vote_does_not_wait_for_a_voter_that_is_down(monkeypatch: pytest.
     promise = HardStateFile(scene.files, f"{FOLDER}/vote").load()
     assert promise == HardState(9 + VOTE_GAP, "n1")
     assert scene.host.sound
+
+
+def term_of(message: PeerCall, term: int) -> TermAnswer:
+    """The answer of a peer that knows no other candidates than this node does."""
+    return TermAnswer(message.id, term, 0, ("n1",))
 
 
 def changed(scene: Scene, voters: Sequence[str], learners: Sequence[str] = ()) -> Batch:
@@ -98,7 +113,7 @@ def test_a_lost_vote_also_asks_voters_that_only_the_log_knows(damaged: bool) -> 
 
     def answers(peer: str, message: PeerCall) -> PeerCall | None:
         if isinstance(message, TermRequest):
-            return TermAnswer(message.id, terms[peer])
+            return term_of(message, terms[peer])
         return FetchAnswer(message.id, 0, batch.last_index, False, (batch,))
 
     peers = Peers(answers)
@@ -135,7 +150,7 @@ def test_a_lost_vote_in_the_log_of_the_metadata_also_asks_voters_that_only_its_s
     saved = msgspec.msgpack.encode((grown.header.chain, state.snapshot()))
     SnapshotFile(scene.files, f"{FOLDER}/state").save(saved)
     terms = {"n2": 5, "n3": 6, "n4": 9}
-    peers = Peers(lambda peer, message: TermAnswer(message.id, terms[peer]))
+    peers = Peers(lambda peer, message: term_of(message, terms[peer]))
     scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
     assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(9, "n1")
 
@@ -182,7 +197,7 @@ def test_a_lost_vote_also_asks_others_that_may_have_campaigned(
         checkpoints.save(Checkpoint(shrunk.last_index))
     scene.files.remove(f"{FOLDER}/vote")
     terms = {"n2": 5, "n3": 6, "n4": 9}
-    peers = Peers(lambda peer, message: TermAnswer(message.id, terms[peer]))
+    peers = Peers(lambda peer, message: term_of(message, terms[peer]))
     scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
     promise = HardStateFile(scene.files, f"{FOLDER}/vote").load()
     assert promise == HardState(9 if learns else expected, "n1")
@@ -195,7 +210,7 @@ def test_a_lost_vote_also_asks_learners_that_the_log_does_not_name() -> None:
     scene.learners = ("n4",)
     scene.files.remove(f"{FOLDER}/vote")
     terms = {"n2": 5, "n3": 6, "n4": 9}
-    peers = Peers(lambda peer, message: TermAnswer(message.id, terms[peer]))
+    peers = Peers(lambda peer, message: term_of(message, terms[peer]))
     scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
     assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(9, "n1")
 
@@ -209,22 +224,26 @@ def test_votes_that_are_lost_at_too_many_voters_end_in_doubt(
     monkeypatch.setattr(repair_module, "PATIENCE_S", 0)
     scene = Scene()
     scene.files.remove(f"{FOLDER}/vote")
-    lacks_vote: list[bool] = []
+    reported: list[int | None] = []
+    repairing = asyncio.Event()
+
+    async def meanwhile(repair: LogRepair) -> None:
+        await repairing.wait()
+        reported.append(await repair.term())
 
     def answers(peer: str, message: PeerCall) -> PeerCall:
-        lacks_vote.append(repair.lacks_vote)
-        return TermAnswer(message.id, TERM_UNKNOWN if peer in unknown else 9)
+        repairing.set()
+        return term_of(message, TERM_UNKNOWN if peer in unknown else 9)
 
-    cause = CorruptFile(f"{FOLDER}/vote", "missing")
-    repair = scene.repair(Peers(answers), cause, ("n1", "n2", "n3"), sound=True)
-    asyncio.run(repair.run())
+    peers = Peers(answers)
+    repair = scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"), meanwhile=meanwhile)
     is_hopeless = len(unknown) == 2
     marker = RepairMarker(scene.files, "data", "log")
     promise = HardStateFile(scene.files, f"{FOLDER}/vote").load()
     assert promise == HardState((BATCHES[-1].term if is_hopeless else 9) + VOTE_GAP, "n1")
     assert (scene.host.sound, marker.lost_vote) == (not is_hopeless, is_hopeless)
-    assert lacks_vote == [True, True]
-    assert repair.lacks_vote == is_hopeless
+    assert reported == [TERM_UNKNOWN]
+    assert asyncio.run(repair.term()) == (TERM_UNKNOWN if is_hopeless else promise.term)
 
 
 @pytest.mark.rule("R-01", "R-10")
@@ -234,7 +253,7 @@ def test_a_lost_vote_also_asks_candidates_that_only_peers_know() -> None:
     scene.files.remove(f"{FOLDER}/vote")
     terms = {"n2": 5, "n3": 5, "n4": 6, "n5": 9}
     named = {"n2": ("n1", "n2", "n3", "n4"), "n4": ("n1", "n4", "n5")}
-    peers = Peers(lambda peer, message: TermAnswer(message.id, terms[peer], 0, named.get(peer, ())))
+    peers = Peers(lambda peer, message: TermAnswer(message.id, terms[peer], 0, named.get(peer, ("n1",))))
     scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
     assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(9, "n1")
     assert scene.host.sound
@@ -263,7 +282,7 @@ def test_a_vote_that_is_lost_with_its_whole_folder_leaves_a_doubt(voters: tuple[
     scene = Scene()
     for name in scene.files.list(FOLDER):
         scene.files.remove(f"{FOLDER}/{name}")
-    peers = Peers(lambda _peer, message: TermAnswer(message.id, 9))
+    peers = Peers(lambda _peer, message: term_of(message, 9))
     scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"), voters)
     is_alone = len(voters) == 1
     assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(0 if is_alone else 9, "n1")
@@ -306,3 +325,41 @@ def test_a_configuration_that_names_this_node_alone_decides_nothing_for_its_lost
     lost.take("n2", TermAnswer(1, 9))
     assert lost.has_majority
     assert LostVote("n1", 4, (("n1",), ("n1", "n2", "n3")), ()).has_majority
+
+
+@pytest.mark.rule("R-01", "R-10")
+def test_a_peer_that_names_no_candidates_may_know_one_with_a_later_term() -> None:
+    """One of an older version, or under repair."""
+    scene = Scene()
+    scene.files.remove(f"{FOLDER}/vote")
+    peers = Peers(lambda peer, message: TermAnswer(message.id, 9) if peer == "n2" else term_of(message, 8))
+    scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
+    assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(9 + VOTE_GAP, "n1")
+
+
+@pytest.mark.rule("R-01")
+def test_a_vote_that_is_lost_later_skips_the_terms_that_an_earlier_one_led_to() -> None:
+    """n1 gave its vote to n3, whose vote was lost before, then lost its own; n2 knows neither."""
+    answer = TermAnswer(1, 5, 0, ("n1", "n2", "n3"))
+    terms = []
+    for node_id, now_ms in (("n3", VOTE_GAP - 1), ("n1", VOTE_GAP + 9_000)):
+        lost = LostVote(node_id, 4, (("n1", "n2", "n3"),), ())
+        lost.take("n2", answer)
+        terms.append(lost.safe_term(now_ms))
+    elected_by_n1 = terms[0] + 1
+    assert terms[1] >= elected_by_n1
+
+
+@pytest.mark.rule("R-01")
+@pytest.mark.parametrize("vote", ["sound", "damaged", "doubtful"])
+def test_a_log_whose_batches_are_repaired_reports_its_term(vote: str) -> None:
+    """The peer that has the batches may wait for it."""
+    scene = Scene()
+    cause = scene.damage(12)
+    repair = scene.repair(Peers(gives_all), cause, ("n1", "n2", "n3"), sound=True)
+    assert asyncio.run(repair.term()) is None
+    note = Note("", "read", 0, keeps_promises=True, lacks_records=False, lost_vote=vote == "doubtful")
+    RepairMarker(scene.files, "data", "log").save(note)
+    if vote == "damaged":
+        scene.files.open(f"{FOLDER}/vote").pwrite(b"noise" * 2_000, 0)
+    assert asyncio.run(repair.term()) == (4 if vote == "sound" else TERM_UNKNOWN)

@@ -28,9 +28,14 @@ LARGE = 1 << 30
 class Offline:
     """A log under repair that holds all records, or cannot be read."""
 
-    def __init__(self, *, fails: bool = False, lacks_vote: bool = False) -> None:
+    def __init__(self, *, fails: bool = False, term: int | None = None) -> None:
         self.fails = fails
-        self.lacks_vote = lacks_vote
+        self.saved_term = term
+
+    async def term(self) -> int | None:
+        if self.fails:
+            raise DiskError("vote", "read", "input/output error")
+        return self.saved_term
 
     async def held(self, first_index: int, last_index: int, max_bytes: int) -> Sequence[Batch]:
         if self.fails:
@@ -46,10 +51,12 @@ def ask(node: Node, offline: Offline, request: PeerCall) -> object:
 
 
 @pytest.mark.rule("R-01")
-def test_a_log_under_repair_reports_that_it_has_lost_its_vote() -> None:
+def test_a_log_under_repair_reports_its_term_or_that_it_is_lost() -> None:
     node = Node(committed=19)
     assert ask(node, Offline(), TermRequest(1)) is None  # its term will be known
-    assert ask(node, Offline(lacks_vote=True), TermRequest(1)) == TermAnswer(1, TERM_UNKNOWN, 0)
+    assert ask(node, Offline(fails=True), TermRequest(1)) is None
+    for term in (8, TERM_UNKNOWN):
+        assert ask(node, Offline(term=term), TermRequest(1)) == TermAnswer(1, term, 0)
 
 
 @pytest.mark.rule("R-07")

@@ -76,7 +76,8 @@ def test_a_disk_that_refuses_reads_for_a_while_loses_nothing(name: str) -> None:
 class Unsurveyed:
     """A log under repair that gives nothing yet."""
 
-    lacks_vote = False
+    async def term(self) -> int | None:
+        return None
 
     async def held(self, _first_index: int, _last_index: int, _max_bytes: int) -> Sequence[Batch]:
         return ()
