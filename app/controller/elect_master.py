@@ -249,13 +249,17 @@ def _why_none(log: Log, liveness: Liveness, copies: list[Replica]) -> str:
     living = [each.node for each in copies if not log.is_learner(each.node)]
     detail = f"in sync: {members}; alive and able to lead: {', '.join(living) or 'none'}"
     if log.lost_history:
+        missing = [node for node in log.nodes if all(each.node != node for each in copies)]
+        if missing:
+            silent = ", ".join(missing)
+            return f"{silent} may hold acknowledged records: start it, or remove it by force; {detail}"
         lost = _lost_copies(log, liveness, copies)
         if lost:
             return (
                 f"{', '.join(lost)} may have held acknowledged records on a disk that was replaced; {detail}"
             )
-        newest = max(copies, key=lambda each: _end_of(log, liveness, each), default=None)
-        if newest is not None and log.is_learner(newest.node):
+        newest = max(copies, key=lambda each: (_end_of(log, liveness, each), not log.is_learner(each.node)))
+        if log.is_learner(newest.node):
             return f"{newest.node} is a learner and may hold acknowledged records: promote it; {detail}"
     if counts_all(log):
         return detail

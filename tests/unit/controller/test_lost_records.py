@@ -466,6 +466,24 @@ def test_a_learner_of_rebuilt_metadata_may_be_the_last_master() -> None:
     assert (log.master_node, log.unclean_epoch < log.master_epoch) == ("n3", True)
 
 
+@pytest.mark.rule("C-09", "C-11")
+def test_a_learner_that_is_gone_after_a_rebuild_is_named_and_removed_by_force() -> None:
+    quorum = Quorum()
+    quorum.with_master(learners=("n3",))
+    quorum.rebuild("a")
+    quorum.fail_over()
+    quorum.offsets["n1", "a"] = quorum.offsets["n2", "a"] = (1, 900, 900)
+    for _ in range(20):
+        quorum.let_pass(500, "n1", "n2")
+    answer = quorum.ask(ElectMaster("a", None, False, quorum.log().master_epoch))
+    assert isinstance(answer, Refusal)
+    assert answer.detail.startswith("n3 may hold acknowledged records: start it, or remove it by force")
+    quorum.done(ChangeReplica("a", "n3", ReplicaChange.REMOVE, "r", force=True))
+    quorum.let_pass(500, "n1", "n2")
+    log = quorum.log()
+    assert (log.master_node, log.unclean_epoch < log.master_epoch) == ("n1", True)
+
+
 @pytest.mark.rule("C-05", "C-09", "C-12")
 def test_each_copy_that_equals_the_winner_of_a_rebuilt_log_may_replace_it_alone() -> None:
     """Two of three held each record in the outdated set; of these three each one holds all."""
