@@ -66,7 +66,8 @@ class StepDown(ControllerCommand, frozen=True, array_like=True, tag="step-down")
 
     It does so when its lease is withheld, when it stops, or when it cannot open its epoch (a restarted
     process never resumes one). leaving: its node stops, and is not to be elected. confirmed: byte after the
-    last record that it has acknowledged; None: this process was not master in the epoch.
+    last record that it has acknowledged; None: this process was not master in the epoch. unused: this process
+    opened the epoch, and used no lease in it: it has acknowledged nothing since its election.
     """
 
     generation: int
@@ -74,6 +75,7 @@ class StepDown(ControllerCommand, frozen=True, array_like=True, tag="step-down")
     master_epoch: int
     leaving: bool = False
     confirmed: int | None = None
+    unused: bool = False
 
 
 class ElectMaster(ControllerCommand, frozen=True, array_like=True, tag="elect-master"):

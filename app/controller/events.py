@@ -98,7 +98,8 @@ class MasterLost(MetadataEvent, frozen=True, kw_only=True, tag="master-lost"):
 class SyncStateSetChanged(MetadataEvent, frozen=True, kw_only=True, tag="sync-state-set-changed"):
     """C-06: the master of this epoch asked for it, or has opened its epoch: then the set is the same.
 
-    restored: the master never opened its epoch, and the set before its election holds again. acks: how many
+    restored: the master never opened its epoch, or never used a lease in it, and the set before its election
+    holds again. acks: how many
     members hold each acknowledged record from now on, 0 for all. confirmed: what copies have reported as
     confirmed since it was recorded last; with the set epoch that holds already, nothing else changes.
     """

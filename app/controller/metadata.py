@@ -48,6 +48,15 @@ class Confirmed(msgspec.Struct, frozen=True, array_like=True):
         return other is None or self.offset > other.offset or self.epoch > other.epoch
 
 
+class SetBefore(msgspec.Struct, frozen=True, array_like=True):
+    """The SyncStateSet before an election: its members, how many of them hold each acknowledged record, 0
+    for all; and the newest epoch whose opening each of them held."""
+
+    members: tuple[int, ...]
+    acks: int
+    opened_epoch: int
+
+
 class LogSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that a client chooses when it creates a log; replication and durability: as in docs/api.md §2.
 
@@ -91,6 +100,8 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     former_set: the set before the last election, while the master has not opened its epoch: until then it is
         granted no lease, so nothing was acknowledged in this epoch, and each of these members holds all that
         ever was. Empty once the epoch is open.
+    set_before: the former set once the epoch is open, until the set changes: it counts again if the master
+        proves that it has never used a lease in this epoch (masters.py).
     set_acks, former_acks: how many members of sync_state_set and of former_set hold each record that was
         acknowledged, at least; 0: all of them.
     configured: of a log of the configuration file that was changed since: what the file had; None: `spec` is
@@ -126,6 +137,7 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     set_epoch: int = 0
     unclean_epoch: int = 0
     former_set: tuple[int, ...] = ()
+    set_before: SetBefore | None = None
     lease_ms: int = 0
     lost_history: bool = False
     opened_epoch: int = 0
@@ -172,6 +184,15 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
         """The replicas that together hold everything acknowledged: one of them may win a clean election
         (C-05)."""
         return tuple(sorted({*self.sync_state_set, *self.former_set}))
+
+    def can_restore_set(self, alive: Collection[str]) -> bool:
+        """Return whether so many members of the set before live, at these nodes, that another one can be
+        elected once it is restored."""
+        if self.set_before is None:
+            return False
+        members = self.set_before.members
+        living = sum(node in alive for node in self.nodes_of(members))
+        return living >= max(2, len(members) - acks_needed(len(members), self.set_before.acks) + 1)
 
     def set_without(self, gone: Collection[int]) -> tuple[int, ...]:
         """Return the SyncStateSet without these lost copies. They stay in it while it has no other member,

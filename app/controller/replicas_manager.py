@@ -11,6 +11,7 @@ PURE: `step` returns the actions to carry out now; the shell carries them out an
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Final
 
 import msgspec
 
@@ -38,6 +39,8 @@ from app.ha.roles import (
     SyncStateSetUpdate,
 )
 from app.log.contract import NO_INDEX, Role
+
+_DOUBLED_MAX: Final = 8  # times: the patience with a disk that does not take the metadata
 
 
 class CopyIdentity(msgspec.Struct, frozen=True, array_like=True):
@@ -124,6 +127,9 @@ class ReplicasManager:
         self._silent_since_ms: int | None = None  # a member that is not alive delays a change of the set
         self._has_opened_epoch = 0  # the controller was notified at once that this epoch is open here
         self._acted_epoch = 0  # the newest epoch in which the core here has been master
+        self._leased_epoch = 0  # the newest epoch of a lease that was passed on
+        self._unused_since_ms: int | None = None  # the metadata have this epoch open, and that is not durable
+        self._unused_times = 0  # how often such an epoch was given up, since the last lease
         self._is_opened_epoch = 0  # ... and that this node knows that the metadata have it open
 
     @property
@@ -236,6 +242,7 @@ class ReplicasManager:
             self._has_changes = False
             actions.append(HeartbeatNow())
         if self._registered and metadata.applied_index >= self._registered_index:
+            self._watch_disk(log, durable_index, now_ms)
             self._send_role(log, actions, durable_index)
             self._send_lease(log, actions, durable_index)
             self._report_opening(log, view, actions)
@@ -366,7 +373,25 @@ class ReplicasManager:
         self._lease = None
         role = self._sent_role
         if isinstance(role, MasterRole) and role.master_epoch == master_epoch:
+            self._leased_epoch, self._unused_times = master_epoch, 0
             actions.append(SendToCore(Lease(until_ms, master_epoch)))
+
+    def _watch_disk(self, log: Log, durable_index: int, now_ms: int) -> None:
+        """Give an epoch up in which no lease can be used: the disk hangs, and does not take the metadata. A
+        member of the set before can lead. Each time it waits twice as long, for disks that are slow."""
+        waits = self._is_unused(log.master_epoch) and log.master_epoch != self._given_up_epoch
+        waits = waits and self._is_master(log) and log.can_restore_set(self._alive or ())
+        if not waits or durable_index >= self._known_opening[1]:
+            self._unused_since_ms = None
+        elif self._unused_since_ms is None:
+            self._unused_since_ms = now_ms
+        elif now_ms - self._unused_since_ms >= self._config.opening_timeout_ms << self._unused_times:
+            self._unused_since_ms, self._given_up_epoch = None, log.master_epoch
+            self._unused_times = min(self._unused_times + 1, _DOUBLED_MAX)
+
+    def _is_unused(self, master_epoch: int) -> bool:
+        """Return whether the core here was master of that epoch and got no lease in it."""
+        return self._acted_epoch == master_epoch and self._leased_epoch != master_epoch
 
     def _report_opening(self, log: Log, view: HaView, actions: list[Action]) -> None:
         """Speed up a new master: the controller learns that its epoch is open here, and grants no lease
@@ -399,19 +424,8 @@ class ReplicasManager:
             return
         request, wanted = view.set_request, self._wanted_set(log, view, now_ms)
         if request is not None and wanted is not None:
-            actions.append(
-                self._ask(
-                    AlterSyncStateSet(
-                        self.log,
-                        self.generation,
-                        self.replica_id,
-                        log.master_epoch,
-                        log.set_epoch,
-                        wanted,
-                        request.acks,
-                    )
-                )
-            )
+            copy, epochs = (self.log, self.generation, self.replica_id), (log.master_epoch, log.set_epoch)
+            actions.append(self._ask(AlterSyncStateSet(*copy, *epochs, wanted, request.acks)))
 
     def _step_down(self, master_epoch: int, view: HaView, actions: list[Action]) -> None:
         """Request an election once the core does not act as master any more: what it acknowledged after that
@@ -423,18 +437,9 @@ class ReplicasManager:
         if view.role is Role.MASTER and view.epoch == master_epoch:
             return
         confirmed = view.confirm_offset if self._acted_epoch == master_epoch else None
-        actions.append(
-            self._ask(
-                StepDown(
-                    self.log,
-                    self.generation,
-                    self.replica_id,
-                    master_epoch,
-                    self._leaving,
-                    confirmed,
-                )
-            )
-        )
+        unused = master_epoch == self._given_up_epoch and self._is_unused(master_epoch)
+        copy = self.log, self.generation, self.replica_id
+        actions.append(self._ask(StepDown(*copy, master_epoch, self._leaving, confirmed, unused)))
 
     def _wanted_set(self, log: Log, view: HaView, now_ms: int) -> tuple[int, ...] | None:
         """Return the set that the core wants, without replicas that cannot join because they are not alive.

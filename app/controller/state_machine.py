@@ -23,7 +23,7 @@ from app.controller.events import (
     ReplicaRegistered,
     SyncStateSetChanged,
 )
-from app.controller.metadata import LOG_CREATED, LOG_DELETING, Confirmed, Log, Replica
+from app.controller.metadata import LOG_CREATED, LOG_DELETING, Confirmed, Log, Replica, SetBefore
 from app.ha.roles import acks_needed
 from storage.units import NO_INDEX
 
@@ -196,6 +196,7 @@ def _with_master(log: Log, event: MasterElected) -> Log:
         set_epoch=event.set_epoch,
         unclean_epoch=event.master_epoch if event.unclean else log.unclean_epoch,
         former_set=event.former_set,
+        set_before=None,
         lease_ms=event.lease_ms,
         set_acks=0,
         former_acks=event.former_acks,
@@ -204,7 +205,13 @@ def _with_master(log: Log, event: MasterElected) -> Log:
 
 
 def _with_set(log: Log, event: SyncStateSetChanged) -> Log:
-    """Return the log with the new SyncStateSet. The previous set ends unless the event restores it."""
+    """Return the log with the new SyncStateSet. The previous set ends unless the event restores it, and is
+    remembered until the first set that the master asks for."""
+    opened_epoch, before = event.master_epoch, None
+    if event.restored:
+        opened_epoch = log.set_before.opened_epoch if log.set_before else log.opened_epoch
+    elif log.is_opening and event.sync_state_set == log.sync_state_set:
+        before = SetBefore(log.former_set, log.former_acks, log.opened_epoch)
     return msgspec.structs.replace(
         log,
         sync_state_set=event.sync_state_set,
@@ -212,7 +219,8 @@ def _with_set(log: Log, event: SyncStateSetChanged) -> Log:
         set_acks=event.acks,
         former_set=log.former_set if event.restored else (),
         former_acks=log.former_acks if event.restored else 0,
-        opened_epoch=log.opened_epoch if event.restored else event.master_epoch,
+        set_before=before,
+        opened_epoch=opened_epoch,
         confirmed=_with_confirmed(log, event.confirmed),
     )
 
@@ -240,6 +248,7 @@ def _without_gone(log: Log) -> Log:
         master=log.master if log.master in voting else None,
         sync_state_set=members,
         former_set=former,
+        set_before=None,
         set_epoch=log.set_epoch + 1,
     )
 
@@ -269,6 +278,7 @@ def _rebuilt(log: Log, index: int, event: MetadataRebuilt) -> Log:
         set_epoch=log.set_epoch + event.skipped_epochs,
         former_set=log.former_set if keeps_former else (),
         former_acks=log.former_acks if keeps_former else 0,
+        set_before=None,
         raised_from=1 if log.spec.min_in_sync_replicas > 1 else 0,
     )
 

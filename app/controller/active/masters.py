@@ -114,13 +114,37 @@ class Masters:
             return Done(state.applied_index)  # carried out before, or outdated
         if command.leaving and log.master_node is not None:
             self._liveness.disconnected(log.master_node)
-        self._liveness.given_up(log.name, now_ms, log.master_epoch, command.confirmed)
+        confirmed = None if command.unused else command.confirmed  # what it has confirmed is of no use then
+        self._liveness.given_up(log.name, now_ms, log.master_epoch, confirmed)
         if not command.leaving:
             failed = self._openings_failed.setdefault(log.name, {})
             failed[command.master] = failed.get(command.master, 0) + 1
+        if command.unused and log.set_before is not None:
+            log = self._with_set_before(state, log, command, happen)
         if log.name not in self._withheld:  # else the operator's election, which waits for this, comes next
             self._replace_master(log, happen, now_ms, steps_down=True)
         return Done(state.applied_index)
+
+    def _with_set_before(self, state: Metadata, log: Log, command: StepDown, happen: Happen) -> Log:
+        """Restore the set before the last election: nothing was acknowledged since. Its members held all that
+        was, and so does the master, which was elected among them."""
+        assert log.set_before is not None
+        if not command.leaving:  # its disk hangs: others are preferred
+            failed = self._openings_failed[log.name]
+            failed[command.master] = max(_OPENINGS_TRIED, failed[command.master])
+        happen(
+            SyncStateSetChanged(
+                log=log.name,
+                master_epoch=log.master_epoch,
+                sync_state_set=tuple(sorted({*log.set_before.members, command.master})),
+                set_epoch=log.set_epoch + 1,
+                restored=True,
+                acks=log.set_before.acks,
+            )
+        )
+        restored = state.log(log.name)
+        assert restored is not None
+        return restored
 
     def elect(self, state: Metadata, log: Log, command: ElectMaster, happen: Happen, now_ms: int) -> Done:
         settings_of_logs.check_usable(log)

@@ -16,6 +16,7 @@ from tests.unit.controller import (
     test_copies_of_a_node,
     test_replicas_manager,
 )
+from tests.unit.controller.elections import test_elections_under_faults
 
 
 @group_mutant(
@@ -169,6 +170,19 @@ plant(
     ),
     lambda _: (
         test_copies_of_a_node.test_the_controllers_hear_of_a_mastership_given_up_when_the_core_acts_no_more_and_where_it_ends()
+    ),
+    mode="controller",
+)
+
+
+plant(
+    "a_master_that_has_used_a_lease_reports_that_it_has_not",
+    "A-11",
+    (ReplicasManager, "_is_unused", "self._leased_epoch != master_epoch", "True"),
+    lambda _: (
+        test_elections_under_faults.test_a_master_gives_up_the_epoch_in_which_its_disk_lets_it_use_no_lease(
+            durable=True, others=True
+        )
     ),
     mode="controller",
 )

@@ -8,11 +8,31 @@ from storage.format.records import RecordColumns
 from tests.simulation.controller.cases.operations import append_at, master_of, request, truth
 from tests.simulation.controller.cases.test_incomplete_copies import kill, quiet
 from tests.simulation.controller.cluster import HaCluster
+from tests.simulation.controller.node import HaSimNode
 from tests.simulation.controller.plan import LOG_NAME, USUAL, HaPlan
 from tests.simulation.world.network import LinkFaults
 from tests.support.committed import values_in
 
 SECOND_US = 1_000_000
+
+
+def opened_by_a_new_master(seed: int, in_sync: int | None = None) -> tuple[HaCluster, HaSimNode]:
+    """A cluster of three in sync whose master was killed, and the next one, which has just opened its epoch:
+    it has no lease yet."""
+    plan = HaPlan(
+        own_controllers=True, faults=False, clients=0, links=LinkFaults(), timing=USUAL, in_sync=in_sync
+    )
+    cluster = HaCluster(seed, plan)
+    assert cluster.run_until(
+        lambda: (log := cluster.checker.truth.log(LOG_NAME)) is not None and len(log.sync_state_set) == 3, 60
+    )
+    old = master_of(cluster)
+    append_at(cluster, old, b"kept")
+    cluster.run(1)
+    kill(cluster, old)
+    others = [node for node in cluster.brokers if node is not old]
+    assert cluster.run_until(lambda: any(node.core._is_open for node in others), 20)
+    return cluster, next(node for node in others if node.is_master)
 
 
 def replicated() -> HaCluster:
@@ -160,3 +180,24 @@ def test_a_replicated_master_whose_disk_hangs_at_the_opening_gives_way() -> None
         lambda: any(node is not hung and node.is_master and node.acknowledges for node in others), 40
     )
     assert append_at(cluster, master_of(cluster), b"on").first_index > kept.last_index
+
+
+@pytest.mark.rule("A-11", "C-05", "C-12")
+@pytest.mark.parametrize(("seed", "in_sync"), [(1, None), (2, None), (1, 2)])
+def test_a_master_whose_disk_hangs_before_its_first_lease_gives_way(seed: int, in_sync: int | None) -> None:
+    """It is the only member of the set, and can use no lease until its disk has the metadata by which its
+    epoch is open. So it has acknowledged nothing, and the set before holds everything."""
+    cluster, hung = opened_by_a_new_master(seed, in_sync)
+    for node in cluster.brokers:
+        cluster.bring_up(node)
+    hung.hang_disk(40 * SECOND_US)
+    assert cluster.run_until(lambda: not truth(cluster).is_opening, 5)
+    assert truth(cluster).set_nodes == (hung.name,)
+    assert cluster.run_until(
+        lambda: any(node is not hung and node.is_master and node.acknowledges for node in cluster.brokers), 30
+    )
+    new = master_of(cluster)
+    append_at(cluster, new, b"on")
+    assert values_in(new.log) == ["kept", "on"]
+    assert cluster.run_until(lambda: len(truth(cluster).set_nodes) == 3, 60)
+    assert truth(cluster).unclean_epoch == 0

@@ -10,8 +10,12 @@ from app.controller.commands import Done, ElectMaster, StepDown
 from app.controller.events import MasterElected
 from app.controller.liveness import Report
 from app.controller.messages import BrokerHeartbeatAnswer
+from app.controller.replicas_manager import Action, ControllerRequest, SendToCore
+from app.ha.roles import Lease, SlaveRole
+from app.log.contract import Role
 from tests.unit.controller.elections.test_elections import TIMEOUT_MS, elections, let_die
 from tests.unit.controller.support import CONFIG, Quorum
+from tests.unit.controller.test_replicas_manager import Bench
 
 
 def heartbeat(quorum: Quorum, node: str, id: int, answered: int) -> BrokerHeartbeatAnswer:
@@ -88,6 +92,33 @@ def test_a_winner_that_does_not_open_its_epoch_gives_way_to_another_member_of_th
     assert (log.master_node, log.set_nodes, log.unclean_epoch) == ("n3", ("n3",), 0)
     assert quorum.events[-2].restored  # type: ignore[union-attr]
     assert isinstance(quorum.events[-1], MasterElected)
+
+
+@pytest.mark.rule("A-11", "C-05")
+@pytest.mark.parametrize("case", ["unused", "used", "unclean", "other set"])
+def test_a_master_that_has_used_no_lease_leaves_its_role_to_the_set_before(case: str) -> None:
+    """Its disk hangs: the metadata by which its epoch is open are not on it. It has acknowledged nothing."""
+    quorum = Quorum()
+    quorum.with_master(unclean=case == "unclean")
+    if case != "unclean":
+        quorum.join_all()
+    let_die(quorum, "n1")
+    quorum.offsets["n2", "a"] = (2, 100, 0)
+    quorum.let_pass(100, "n2", "n3")
+    assert not quorum.log().is_opening
+    if case == "other set":
+        quorum.alter("n2")
+    log = quorum.log()
+    master = log.master or 0
+    quorum.done(StepDown("a", log.generation, master, 2, confirmed=0, unused=case != "used"))
+    quorum.let_pass(100, "n2", "n3")
+    log = quorum.log()
+    assert (log.master_node, log.unclean_epoch) == (
+        "n3" if case == "unused" else "n2",
+        2 * (case == "unclean"),
+    )
+    if case == "unused":
+        assert (log.former_set, log.opened_epoch) == ((1, 2, 3), 1)
 
 
 @pytest.mark.rule("C-05")
@@ -304,3 +335,43 @@ def test_an_election_that_waits_is_left_alone_by_commands_that_change_nothing(ot
     answers = quorum.turn() + quorum.turn()
     assert quorum.log().master_node == "n3"
     assert isinstance(next(answer for token, answer in answers if token is election), Done)
+
+
+@pytest.mark.rule("A-11", "C-05")
+@pytest.mark.parametrize(("durable", "others"), [(False, True), (True, True), (False, False)])
+def test_a_master_gives_up_the_epoch_in_which_its_disk_lets_it_use_no_lease(
+    durable: bool, others: bool
+) -> None:
+    """It keeps the epoch while no other member of the set before lives."""
+    bench = Bench()
+    bench.become_master()
+    quorum = bench.quorum
+    quorum.join_all()
+    quorum.done(StepDown("a", quorum.log().generation, 1, 1))
+    quorum.let_pass(100)
+    epoch = quorum.log().master_epoch
+    assert (epoch, quorum.log().master_node, quorum.log().is_opening) == (2, "n1", True)
+    old_index = quorum.metadata.applied_index
+    bench.reported()
+    bench.view.role, bench.view.epoch = Role.MASTER, epoch
+    bench.view.log_epoch, bench.view.max_offset = epoch, 100
+    quorum.offsets["n1", "a"] = (epoch, 100, 0)
+    quorum.let_pass(100)
+    assert quorum.log().set_before is not None
+
+    def step() -> list[Action]:
+        index = quorum.metadata.applied_index if durable else old_index
+        return bench.manager.step(quorum.metadata, bench.view, quorum.now_ms, index)
+
+    grant = quorum.heartbeat("n1")
+    alive = ("n1", "n2") if others else ("n1",)
+    bench.manager.heartbeat_answered(grant.granted, (), alive, quorum.now_ms, grant.leases)
+    assert (Lease in [type(each.message) for each in step() if isinstance(each, SendToCore)]) is durable
+    quorum.pass_time(CONFIG.opening_timeout_ms)
+    roles = [type(each.message) for each in step() if isinstance(each, SendToCore)]
+    assert roles == ([SlaveRole] if others and not durable else [])
+    bench.view.role = Role.SLAVE
+    quorum.pass_time(CONFIG.retry_interval_ms)
+    bench.manager.leave()
+    asked = [each.command for each in step() if isinstance(each, ControllerRequest)]
+    assert [(type(each), each.unused) for each in asked] == [(StepDown, not durable)]  # type: ignore[union-attr]
