@@ -197,6 +197,7 @@ class HaCluster:
         self.streams.heal()
         self._apart.clear()
         for node in self.nodes.values():
+            node.files.recover()
             self.bring_up(node)
         self.run_until(lambda: all(node.is_at_work for node in self.nodes.values()), STANDSTILLS_END_S)
         promised = dict(self.ledger.acknowledged)

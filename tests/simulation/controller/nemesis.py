@@ -33,7 +33,7 @@ from tests.simulation.controller.node import CONTROLLER_LOG_ID, HaSimNode
 from tests.simulation.controller.plan import LOG_NAME, STORAGE
 from tests.simulation.world.network import LinkFaults
 from tests.simulation.world.promises import Violation
-from tests.support.memory_files import MemoryFiles
+from tests.simulation.world.sick_files import SickFiles
 
 Backup = tuple[int, int, int, dict[str, dict[str, bytes]]]  # replica id, end and epoch of the log, folders
 
@@ -67,6 +67,7 @@ EVENTS: Final = {
     "stall": 3,  # of a process
     "suspend": 1,  # of a machine
     "hung disk": 3,
+    "full disk": 3,
     "clock rate": 2,
     "trim": 3,
     "trim all": 3,  # up to the end
@@ -110,6 +111,7 @@ class Nemesis:
             "stall": self._stall,
             "suspend": self._suspend,
             "hung disk": self._hang_disk,
+            "full disk": self._fill_disk,
             "clock rate": self._clock_rate,
             "trim": partial(self._trim, everything=False),
             "trim all": partial(self._trim, everything=True),
@@ -203,6 +205,12 @@ class Nemesis:
 
     def _hang_disk(self, node: HaSimNode, lasting_us: int) -> bool:
         node.hang_disk(lasting_us)
+        return node.alive
+
+    def _fill_disk(self, node: HaSimNode, lasting_us: int) -> bool:
+        """No room is left, or a little."""
+        node.files.sicken("full_disk", self._world.random.getrandbits(16))
+        self._world.after(lasting_us, node.files.recover)
         return node.alive
 
     def _clock_rate(self, node: HaSimNode, _lasting_us: int) -> bool:
@@ -305,7 +313,7 @@ class Nemesis:
         if node.alive:
             node.crash(power=True)
             self._cluster.hang_up(node.name)
-        node.files = MemoryFiles(Random(self._world.random.getrandbits(64)))
+        node.files = SickFiles(Random(self._world.random.getrandbits(64)))
         node.doubtful = False
         self._old_copies.pop(node.name, None)
         if node.is_controller:
@@ -439,6 +447,7 @@ class Nemesis:
             return False  # a disk was replaced: only an unclean election would give a master (C-09)
         for node in self._nodes:
             node.crash(power=False)
+            node.files.recover()  # the operator makes room
         lost = self._world.random.sample(controllers, self._world.random.choice((2, 3)))
         if all(metadata_of(each).log(LOG_NAME) is None for each in self._nodes if each not in lost):
             for node in self._nodes:  # nothing that is left has the state: no rebuild is possible

@@ -36,7 +36,7 @@ from app.node.opening.replica_modes import AutoSwitchMode, RaftMode
 from app.node.repair.ha_loss import roll_back
 from app.node.replica.driver import LogDriver
 from app.node.services import NodeServices
-from storage.errors import StorageError
+from storage.errors import StorageError, StorageFull
 from storage.format.batch import log_id_of
 from storage.log.commitlog import Commitlog
 from tests.simulation.controller.plan import GENERATION, LOG_NAME, STORAGE
@@ -45,10 +45,10 @@ from tests.simulation.raft.reads import CursorDone, NodeReads, PageDone
 from tests.simulation.world.disk import DiskThread, DiskTiming
 from tests.simulation.world.process import SimulatedProcess
 from tests.simulation.world.promises import Violation
+from tests.simulation.world.sick_files import SickFiles
 from tests.simulation.world.world import Life, WorldScheduler
 from tests.simulation.world.world_loop import WorldLoop
 from tests.support.markers import removes_marker
-from tests.support.memory_files import MemoryFiles
 from tests.unit.ha.streams import Host
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 CONTROLLER_LOG_ID = log_id_of("ha", CONTROLLER_LOG)
 LOG_ID = log_id_of("ha", LOG_NAME)
 DISK = DiskTiming(slow_us=60_000)
+RESTART_US = 500_000  # after a disk without room has ended the process
 
 
 class Link:
@@ -89,7 +90,7 @@ class HaSimNode(SimulatedProcess):
 
     def __init__(self, cluster: HaCluster, name: str) -> None:
         super().__init__(cluster.world, name)
-        self.files = MemoryFiles(Random(cluster.world.random.getrandbits(64)))
+        self.files = SickFiles(Random(cluster.world.random.getrandbits(64)))
         self.is_broker = name in cluster.plan.broker_names
         self.is_controller = name in cluster.plan.controller_names
         self._cluster = cluster
@@ -100,6 +101,10 @@ class HaSimNode(SimulatedProcess):
         # A power failure may take the log's end: it was opened with `replicated`, or has changed to it since.
         self.loose = cluster.plan.durability is Durability.REPLICATED
         self._loop: WorldLoop | None = None
+
+    @property
+    def has_healthy_disk(self) -> bool:
+        return super().has_healthy_disk and not self.files.is_ill
 
     @property
     def held_index(self) -> int:
@@ -153,7 +158,8 @@ class HaSimNode(SimulatedProcess):
             if self.is_broker:
                 self._open_log()
         except StorageError as error:
-            raise Violation(f"{self.name} cannot come back: {error!r}") from error
+            self._fail("start", error)
+            return
         world.after(world.between((0, cluster.plan.timing.tick_us)), partial(self._tick, life), life)
 
     def _open_controller(self) -> None:
@@ -290,7 +296,13 @@ class HaSimNode(SimulatedProcess):
                 self.controllers_from = None
 
     def _fail(self, what: str, error: BaseException) -> None:
-        raise Violation(f"{self.name} stopped: {what}: {error!r}") from error
+        """A disk without room may end the process: it starts again until there is some."""
+        if not isinstance(error, StorageFull):
+            raise Violation(f"{self.name} stopped: {what}: {error!r}") from error
+        self._cluster.checker.counts["ended by a full disk"] += 1
+        if self.alive:
+            self.crash(power=False)
+        self._world.after(RESTART_US, partial(self._cluster.bring_up, self))
 
     def crash(self, *, power: bool) -> None:
         """kill -9, or a power failure. One that may take what was acknowledged makes the copy another one."""
