@@ -16,6 +16,8 @@ MOVED_PROPERTY: Final = "commitlog.moved"
 """Begin of properties of `dead_letters`. With a point and a version of the schema: the least index of the
 older letters that replays with it have moved. Alone, by earlier releases, a JSON object: the first version of
 a compatibility group, and that index."""
+REFILL_PROPERTY: Final = "commitlog.refill"
+"""Property of typed tables that were removed and made again: "true" until they hold all their rows."""
 RESTORED_PROPERTY: Final = "commitlog.restored"  # of typed tables: the newest RESTORE that the job repaired
 JOURNALS: Final = "events"  # the table of the nodes' journals
 JOURNAL_TABLES: Final = (JOURNALS, "watermarks", "sync_state_sets", "quarantine_truncated")

@@ -66,6 +66,7 @@ class TypedTables:
         self.change_data_feed = change_data_feed
         self.next_index = 0
         self.until_index = 0  # of the last call of `extend`
+        self._refill_until = 0  # tables that were removed lack no row from this index on
         self.current: dict[int, CurrentTable] = {}
         self.decoder: TypedDecoder | None = None
         self.records: dict[int, ClaimedTable] = {}  # by the first version of their group
@@ -119,6 +120,9 @@ class TypedTables:
     def _write_piece(self, decoder: TypedDecoder, end: int, rows: pa.Table, typed: TypedRows) -> None:
         """Write the typed rows of the next piece of `entries`, which ends before `end`."""
         self._write_rows(decoder, typed, end)
+        if end >= self._refill_until:
+            for table in (self.dead_letters, *self.records.values()):
+                table.refilled()
         has_keys = rows["key"].null_count < rows.num_rows
         with self._noting:
             self.next_index = end
@@ -237,23 +241,34 @@ class TypedTables:
     def _open_tables(self, layout: Sequence[CompatibilityGroup]) -> None:
         log, log_id = self.client.log, self.client.log_id()
         is_first = not self.records
-        begin = math.inf  # of the tables that are created now, which may have been removed
-        if is_first and self.dead_letters.open(log, log_id):
+        begin = math.inf  # of the tables that are created now, which may have been removed, or refilled
+        if is_first and self.dead_letters.open(log, log_id, is_removed=self._is_removed(None, layout)):
             begin = 0
         for group in layout:
             table = group.records()
             held = self.records.get(group.first)
             if held is None:
                 held = self._claimed(table, "_index")
-                if held.open(log, log_id):
+                if held.open(log, log_id, is_removed=is_first and self._is_removed(group, layout)):
                     begin = min(begin, self._moved_from(group))
                 self.records[group.first] = held
             elif held.table != table:
                 held.evolve(table)
             self._open_current(group, log_id)
         if is_first:
-            self.next_index = int(min(begin, self._complete_before(layout)))
+            self._refill_until = self._complete_before(layout)
+            self.next_index = int(min(begin, self._refill_until))
             self._ends.until = self._ends.noted = self.next_index
+
+    def _is_removed(self, group: CompatibilityGroup | None, layout: Sequence[CompatibilityGroup]) -> bool:
+        """Return whether the end of other tables hides which rows the table of a group, None for
+        `dead_letters`, lacks: it was removed."""
+        if (self.dead_letters if group is None else self._claimed(group.records(), "_index")).exists():
+            return False
+        if group is not None and self._moved_from(group) < group.from_index:
+            return True
+        later = (each.records() for each in layout if group is None or each.first > group.first)
+        return any(self._claimed(each, "_index").exists() for each in later)
 
     def note_moved(self, group: CompatibilityGroup, version: int, index: int) -> None:
         """A replay with this version moves letters from this index on to the table of the group. If that is

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType, TimestampNTZType
 
 from app.tables.delta_log import DeltaLog, DeltaLogError, DeltaSnapshot
-from app.tables.names import CLUSTERING_PROPERTY, LOG_ID_PROPERTY, application_of
+from app.tables.names import CLUSTERING_PROPERTY, LOG_ID_PROPERTY, REFILL_PROPERTY, application_of
 from spark_jobs.errors import ColumnClash, LogClash, RowsLost
 from spark_jobs.session.locations import is_url
 from spark_jobs.tables.claims import MAX_REFUSALS
@@ -32,6 +32,7 @@ from spark_jobs.tables.table import (
     TableClash,
     create_table,
     identifier,
+    is_table,
     quoted,
     quoted_name,
     read_table,
@@ -57,6 +58,7 @@ class ClaimedTable:
 
     position: column with the index. last_index: of the table's rows, NO_INDEX for none. rows: their number.
     is_doubtful: other writers may have added rows since the last own append, and removed some.
+    is_refilling: it was removed, and may lack rows before the end of the other tables.
     """
 
     def __init__(
@@ -72,28 +74,49 @@ class ClaimedTable:
         self.last_index = NO_INDEX
         self.rows = 0
         self.is_doubtful = True
+        self.is_refilling = False
         self.restores = Restores(spark, path)
         self._commits = None if is_url(path) else DeltaLog(path)
 
-    def open(self, log: str, log_id: str, properties: Mapping[str, str] | None = None) -> bool:
-        """Create the table if needed, change its columns and clustering if needed, and read its progress.
-        Return whether it was created now.
+    def exists(self) -> bool:
+        return is_table(self.spark, self.path) if self._commits is None else bool(self._commits.versions())
 
-        properties: of the table, beside the common ones. Raises LogClash if it holds another log's records,
-        and ColumnClash.
+    def open(
+        self,
+        log: str,
+        log_id: str,
+        properties: Mapping[str, str] | None = None,
+        *,
+        is_removed: bool = False,
+    ) -> bool:
+        """Create the table if needed, change its columns and clustering if needed, and read its progress.
+        Return whether it was created now, or a refill of it is not complete.
+
+        properties: of the table, beside the common ones. is_removed: a table that is created now was there
+        before; its first commit notes that its refill is due, until `refilled`. Raises LogClash if it holds
+        another log's records, and ColumnClash.
         """
         self.restores = Restores(self.spark, self.path)  # of a table that was removed and made again, from 0
         self._own = dict(properties or {})
         self.is_doubtful = True
-        if self._create({LOG_ID_PROPERTY: log_id, **self._due_properties}):
+        refill = {REFILL_PROPERTY: "true"} if is_removed else {}
+        if self._create({LOG_ID_PROPERTY: log_id, **self._due_properties, **refill}):
             self.last_index, self.rows = NO_INDEX, 0
+            self.is_refilling = is_removed
             return True
         known = self.properties()
         if known.get(LOG_ID_PROPERTY, log_id) != log_id:
             raise LogClash(log, f"{self.path} holds the records of the log with id {known[LOG_ID_PROPERTY]}")
         self.lay_out()
         self.refresh()
-        return False
+        self.is_refilling = known.get(REFILL_PROPERTY) == "true"
+        return self.is_refilling
+
+    def refilled(self) -> None:
+        """Note in the table that its refill is complete."""
+        if self.is_refilling:
+            self.set_properties({REFILL_PROPERTY: "false"})
+            self.is_refilling = False
 
     def lay_out(self) -> None:
         """Change the columns, the clustering and the properties where they are not those that are due: the

@@ -1,7 +1,7 @@
 """Dead letters that a replay moved to `records`: no later driver writes them again."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -10,11 +10,13 @@ import pyarrow.compute as pc
 import pytest
 
 from app.tables.delta_log import DeltaSnapshot
+from app.tables.names import REFILL_PROPERTY
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.local_commits import LocalTable, Rewrite
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import DEAD_LETTERS, Table
+from spark_jobs.typed.claimed_table import ClaimedTable
 from spark_jobs.typed.decoding import COLUMNS
 from spark_jobs.typed.indexed_rows import IndexedRows
 from tests.spark.no_spark import no_spark
@@ -83,7 +85,10 @@ def test_no_driver_writes_moved_letters_again(
     tmp_path: Path,
     moved: list[int],
     state: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    changed: list[Mapping[str, str]] = []  # properties, which only Spark can change
+    monkeypatch.setattr(ClaimedTable, "set_properties", lambda table, properties: changed.append(properties))
     client = LogReads([replica.url for replica in replicas], "default")
     other = TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name), follows=False)
     if state == "lagging":
@@ -99,3 +104,4 @@ def test_no_driver_writes_moved_letters_again(
     letters = [5, 6, 7, 8]
     assert (older, newer) == ([2, *moved], [4])
     assert indexes(tmp_path, DEAD_LETTERS) == [index for index in letters if index not in moved]
+    assert changed == ([{REFILL_PROPERTY: "false"}] if state == "without dead_letters" else [])

@@ -11,7 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from app.tables.catalog import LogTables
 from app.tables.delta_log import DeltaLog
+from app.tables.names import REFILL_PROPERTY
 from spark_jobs.errors import RowsLost
+from spark_jobs.materialize import typed
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.replay import DeadLetterReplay
 from spark_jobs.materialize.typed import TypedTables
@@ -19,7 +21,9 @@ from spark_jobs.run import materialize
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.restores import Restores
 from spark_jobs.tables.table import identifier, read_table
+from spark_jobs.typed.claimed_table import ClaimedTable
 from spark_jobs.typed.current import CurrentTable
+from spark_jobs.typed.indexed_rows import IndexedRows
 from tests.spark.conftest import endpoints
 from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica
@@ -73,6 +77,24 @@ class Job:
         with self.patch.context() as patched:
             patched.setattr(TypedTables, "extend", lambda *_: None)
             materialize(self.config, spark=no_spark())
+
+    def reads_at_start(self) -> bool:
+        """Return whether a start reads records that the tables hold, or changes a table."""
+        names = sorted(path.name for path in self.folder.glob("*") if (path / "_delta_log").is_dir())
+        before = [self.version(name) for name in names]
+        self.restart()
+        begins: list[int] = []
+        pieces = IndexedRows.pieces
+
+        def noted(rows: IndexedRows, first: int, *given: Any) -> Any:
+            begins.append(first)
+            return pieces(rows, first, *given)
+
+        with self.patch.context() as patched:
+            patched.setattr(IndexedRows, "pieces", noted)
+            self.typed.extend(self.log.next_index)
+        last = max(each["index"] for each in self.log.records if each["value"] is not None)
+        return min(begins) < last - 1 or before != [self.version(name) for name in names]
 
     def table(self, name: str) -> DataFrame:
         return read_table(self.spark, str(self.folder / name))
@@ -172,6 +194,51 @@ def test_a_table_that_is_removed_is_not_begun_in_the_middle(job: Job, name: str)
     job.restart()
     job.append(20)
     job.check()
+
+
+@pytest.mark.parametrize("name", ["dead_letters", "records"])
+def test_a_removed_table_whose_refill_fails_is_refilled_at_the_next_start(job: Job, name: str) -> None:
+    job.append(0)
+    job.append(10)
+    job.log.set_schema("id STRING NOT NULL, size INT NOT NULL", key_columns=["id"], compatibility="none")
+    job.log.append(to_json(id="a", size=1), key=b"a")
+    job.write()
+    shutil.rmtree(job.folder / name)
+    append, appends = ClaimedTable.append, []
+
+    def fail_at_second(table: ClaimedTable, *given: Any) -> bool:
+        if table.table.name == name:
+            appends.append(given)
+            if len(appends) == 2:
+                raise OSError("no space left")
+        return append(table, *given)
+
+    with job.patch.context() as patched:
+        patched.setattr(typed, "COMMIT_RECORDS", 3)
+        patched.setattr(ClaimedTable, "append", fail_at_second)
+        job.restart()
+        with pytest.raises(OSError, match="no space left"):
+            job.write()
+    assert job.table(name).count() > 0
+    job.restart()
+    job.append(20)
+    job.log.append(to_json(id="b", size=1), key=b"b")
+    job.write()
+    job.check()
+    assert not job.reads_at_start()
+
+
+def test_no_start_reads_records_again_or_changes_properties_if_no_table_was_removed(job: Job) -> None:
+    job.append(0)
+    job.log.set_schema("id STRING NOT NULL", key_columns=["id"], compatibility="none")
+    job.append(10)
+    job.log.append(to_json(id="b"), key=b"b")
+    job.write()
+    for name in ("dead_letters", "records", "records_v2"):
+        snapshot = DeltaLog(str(job.folder / name)).snapshot()
+        assert snapshot is not None
+        assert REFILL_PROPERTY not in snapshot.properties
+    assert not job.reads_at_start()
 
 
 @pytest.mark.parametrize("restored", ["records", "current"])
