@@ -185,14 +185,22 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
         (C-05)."""
         return tuple(sorted({*self.sync_state_set, *self.former_set}))
 
-    def can_restore_set(self, alive: Collection[str]) -> bool:
-        """Return whether so many members of the set before live, at these nodes, that another one can be
-        elected once it is restored."""
+    def can_restore_set(self, alive: Collection[str], *, least: int = 1) -> bool:
+        """Return whether so many members of the set before live, at these nodes, that one can be elected
+        once it is restored. least: of them, at least."""
         if self.set_before is None:
             return False
         members = self.set_before.members
         living = sum(node in alive for node in self.nodes_of(members))
-        return living >= max(2, len(members) - acks_needed(len(members), self.set_before.acks) + 1)
+        return living >= max(least, len(members) - acks_needed(len(members), self.set_before.acks) + 1)
+
+    def opening_held_by(self, replica_id: int) -> int:
+        """Return the newest epoch whose opening the copy has held, as a member of a set that counts or may
+        count again; 0: none."""
+        if replica_id in self.holders:
+            return self.opened_epoch
+        before = self.set_before
+        return before.opened_epoch if before is not None and replica_id in before.members else 0
 
     def set_without(self, gone: Collection[int]) -> tuple[int, ...]:
         """Return the SyncStateSet without these lost copies. They stay in it while it has no other member,

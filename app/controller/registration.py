@@ -68,12 +68,12 @@ def _check_confirmed(log: Log, command: RegisterReplica, confirmed: Confirmed) -
 def _check_epoch(log: Log, command: RegisterReplica) -> None:
     """A member of the set held the record that opened the newest epoch. One that has older epochs alone is an
     older copy: as master it would open that epoch again (A-01). Raises Refused."""
-    is_excused = command.log_epoch is None or log.unclean_epoch > log.opened_epoch
-    if is_excused or command.replica_id not in log.holders or (command.log_epoch or 0) >= log.opened_epoch:
+    held = log.opening_held_by(command.replica_id)
+    if command.log_epoch is None or log.unclean_epoch > held or command.log_epoch >= held:
         return
     raise Refused(
         Reason.LOST_RECORDS,
-        f"replica {command.replica_id} held records of epoch {log.opened_epoch} and its newest are of epoch"
+        f"replica {command.replica_id} held records of epoch {held} and its newest are of epoch"
         f" {command.log_epoch}: its folder is an older copy, or its disk lost records; it has to register as"
         " another replica",
     )

@@ -380,7 +380,7 @@ class ReplicasManager:
         """Give an epoch up in which no lease can be used: the disk hangs, and does not take the metadata. A
         member of the set before can lead. Each time it waits twice as long, for disks that are slow."""
         waits = self._is_unused(log.master_epoch) and log.master_epoch != self._given_up_epoch
-        waits = waits and self._is_master(log) and log.can_restore_set(self._alive or ())
+        waits = waits and self._is_master(log) and log.can_restore_set(self._alive or (), least=2)
         if not waits or durable_index >= self._known_opening[1]:
             self._unused_since_ms = None
         elif self._unused_since_ms is None:

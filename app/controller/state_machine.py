@@ -240,6 +240,8 @@ def _without_gone(log: Log) -> Log:
         members = tuple(member for member in members if member in voting)
     if acks_needed(len(former), log.former_acks) == len(former):
         former = tuple(member for member in former if member in voting)
+    if log.set_before is not None and not voting.issuperset(log.set_before.members):
+        log = msgspec.structs.replace(log, set_before=None)
     if (replicas, members, former) == (log.replicas, log.sync_state_set, log.former_set):
         return log
     return msgspec.structs.replace(

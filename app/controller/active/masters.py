@@ -119,7 +119,8 @@ class Masters:
         if not command.leaving:
             failed = self._openings_failed.setdefault(log.name, {})
             failed[command.master] = failed.get(command.master, 0) + 1
-        if command.unused and log.set_before is not None:
+        living = [node for node in log.nodes if self._liveness.may_live(node, now_ms)]
+        if command.unused and log.can_restore_set(living):  # else only this copy is known to be complete
             log = self._with_set_before(state, log, command, happen)
         if log.name not in self._withheld:  # else the operator's election, which waits for this, comes next
             self._replace_master(log, happen, now_ms, steps_down=True)

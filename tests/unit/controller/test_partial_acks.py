@@ -337,6 +337,21 @@ def test_the_set_before_counts_by_its_acks_while_the_winner_has_not_opened_its_e
     assert (log.master_node, log.master_epoch, log.former_acks) == ("n1", 3, 2)
 
 
+@pytest.mark.rule("A-11", "C-05", "C-12")
+def test_the_set_before_is_not_restored_while_too_few_of_it_live() -> None:
+    """n2 stops before its first lease, and is alone when it returns. It was proven to be complete."""
+    quorum = by_two_of_three()
+    live(quorum, "n2", "n3")
+    quorum.offsets["n2", "a"] = (2, 40, 20)
+    live(quorum, "n2", "n3", steps=1)
+    assert (quorum.log().is_opening, quorum.log().sync_state_set) == (False, (2,))
+    live(quorum, "n2")
+    leaves = StepDown("a", quorum.log().generation, 2, 2, leaving=True, confirmed=20, unused=True)
+    quorum.done(leaves)
+    live(quorum, "n2")
+    assert (quorum.log().master_node, quorum.log().master_epoch) == ("n2", 3)
+
+
 @pytest.mark.rule("C-05")
 def test_an_unclean_election_needs_no_proof_and_is_recorded_as_unclean() -> None:
     quorum = by_two_of_three(unclean=True)

@@ -6,7 +6,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.controller.commands import Done, ElectMaster, StepDown
+from app.controller.commands import (
+    ChangeReplica,
+    Done,
+    ElectMaster,
+    Reason,
+    RegisterReplica,
+    ReplicaChange,
+    StepDown,
+)
 from app.controller.events import MasterElected
 from app.controller.liveness import Report
 from app.controller.messages import BrokerHeartbeatAnswer
@@ -119,6 +127,36 @@ def test_a_master_that_has_used_no_lease_leaves_its_role_to_the_set_before(case:
     )
     if case == "unused":
         assert (log.former_set, log.opened_epoch) == ((1, 2, 3), 1)
+
+
+@pytest.mark.rule("A-11", "C-03", "C-05")
+def test_an_older_copy_is_no_member_of_the_set_that_may_be_restored() -> None:
+    """The set before may count again. Without the records of epoch 1, n3 must not be elected from it."""
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.offsets.update({(node, "a"): (1, 900, 0) for node in quorum.nodes})
+    quorum.join_all()
+    let_die(quorum, "n1")
+    quorum.offsets["n2", "a"] = (2, 1_000, 0)
+    quorum.let_pass(100, "n2", "n3")
+    log = quorum.log()
+    assert (log.is_opening, log.sync_state_set, log.opened_epoch) == (False, (2,), 2)
+    older = RegisterReplica("a", log.generation, "n3", 3, "code n3", "n3:10911", 0, 0)
+    assert quorum.refused(older) is Reason.LOST_RECORDS
+    quorum.done(msgspec.structs.replace(older, max_offset=900, log_epoch=1))
+
+
+@pytest.mark.rule("C-11")
+def test_a_set_with_a_node_that_has_become_a_learner_is_not_restored() -> None:
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.join_all()
+    let_die(quorum, "n1")
+    quorum.offsets["n2", "a"] = (2, 100, 0)
+    quorum.let_pass(100, "n2", "n3")
+    quorum.done(ChangeReplica("a", "n3", ReplicaChange.DEMOTE, "demote"))
+    quorum.done(StepDown("a", quorum.log().generation, 2, 2, confirmed=0, unused=True))
+    assert not any(quorum.log().is_learner(node) for node in quorum.log().nodes_of(quorum.log().holders))
 
 
 @pytest.mark.rule("C-05")
