@@ -159,7 +159,7 @@ def _newest_of_all(
     none can have lost its disk. That counts for learners too: one may have been promoted since these
     metadata. waits: whether to raise Refused while a node may yet report.
     """
-    missing = [node for node in log.nodes if all(each.node != node for each in copies)]
+    missing = _missing_nodes(log, copies)
     if waits and any(liveness.may_live(node, now_ms) for node in missing):
         raise Refused(Reason.NO_ELIGIBLE_REPLICA, f"{', '.join(missing)} may hold acknowledged records")
     if missing or _lost_copies(log, liveness, copies):
@@ -167,6 +167,11 @@ def _newest_of_all(
     ends = {each.id: _end_of(log, liveness, each) for each in copies}
     newest = max(ends.values())
     return [each for each in able if ends[each.id] == newest]
+
+
+def _missing_nodes(log: Log, copies: Sequence[Replica]) -> list[str]:
+    """Return the nodes of the log without one of these copies."""
+    return [node for node in log.nodes if all(each.node != node for each in copies)]
 
 
 def _lost_copies(log: Log, liveness: Liveness, copies: Sequence[Replica]) -> list[str]:
@@ -249,10 +254,9 @@ def _why_none(log: Log, liveness: Liveness, copies: list[Replica]) -> str:
     living = [each.node for each in copies if not log.is_learner(each.node)]
     detail = f"in sync: {members}; alive and able to lead: {', '.join(living) or 'none'}"
     if log.lost_history:
-        missing = [node for node in log.nodes if all(each.node != node for each in copies)]
+        missing = ", ".join(_missing_nodes(log, copies))
         if missing:
-            silent = ", ".join(missing)
-            return f"{silent} may hold acknowledged records: start it, or remove it by force; {detail}"
+            return f"{missing} may hold acknowledged records: start it, or remove it by force; {detail}"
         lost = _lost_copies(log, liveness, copies)
         if lost:
             return (
