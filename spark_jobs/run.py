@@ -26,6 +26,7 @@ import click
 
 from app.errors import ConfigError
 from app.extras import imports_of_extra
+from app.seconds import Seconds
 
 with imports_of_extra("spark", __name__):
     from pyspark.sql import SparkSession
@@ -262,14 +263,14 @@ def _query(
 )
 @click.option(
     "--give-up-s",
-    type=click.FloatRange(0),
+    type=Seconds(),
     default=GIVE_UP_S,
     show_default=True,
     help="Time limit for retries while no node answers, seconds.",
 )
 @click.option(
     "--cursor-each-s",
-    type=click.FloatRange(0),
+    type=Seconds(),
     default=MOVE_EACH_S,
     show_default=True,
     help="Minimum interval between moves of the log's cursor, seconds.",

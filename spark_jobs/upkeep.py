@@ -25,6 +25,7 @@ import click
 
 from app.errors import ConfigError
 from app.extras import imports_of_extra
+from app.seconds import Seconds
 
 with imports_of_extra("spark", __name__):
     from pyspark.sql import Row, SparkSession
@@ -156,7 +157,7 @@ def keep_round_up(
 )
 @tables_option
 @logs_option
-@click.option("--every", type=click.FloatRange(0), metavar="S", help="Repeat at this interval, seconds.")
+@click.option("--every", type=Seconds(), metavar="S", help="Repeat at this interval, seconds.")
 @spark_options
 def options(**given: Any) -> SimpleNamespace:
     """Compact and vacuum the tables of logs; print a line for each table when it is done."""
@@ -186,7 +187,7 @@ def main(arguments: list[str] | None = None) -> int:
                     return 0 if done and not failed else 1
                 if failed and not done:
                     return 1
-                stop.wait(given.every)
+                stop.wait(min(given.every, threading.TIMEOUT_MAX))
     except (ConfigError, OptionError) as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -24,6 +24,7 @@ from app.cli.context import (
     target_options,
 )
 from app.media_types import JSON
+from app.seconds import Seconds
 
 _JSON = {"Content-Type": JSON}
 _TIMEOUT = aiohttp.ClientTimeout(total=30)
@@ -43,7 +44,7 @@ class Tally:
 @click.command("bench")
 @click.option(
     "--seconds",
-    type=click.FloatRange(0.1, 600),
+    type=Seconds(0.1, 600),
     default=10.0,
     show_default=True,
     help="Duration of the load.",

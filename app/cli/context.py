@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from app.local_problem import local_problem
 from app.names import check_cursor_name, check_idempotency_key, check_log_name, check_token
+from app.seconds import Seconds
 
 if TYPE_CHECKING:  # `--help` imports neither
     from rich.table import Table
@@ -305,7 +306,7 @@ def complete_contexts(_ctx: click.Context, _parameter: click.Parameter, incomple
 json_option = click.option("--json", "as_json", is_flag=True, callback=_or_of_group, help="Print JSON.")
 _give_up_option = click.option(
     "--give-up-s",
-    type=click.FloatRange(0),
+    type=Seconds(),
     default=GIVE_UP_S,
     show_default=True,
     callback=_or_of_group,

@@ -21,6 +21,7 @@ from app.cli.context import (
 from app.client import CommitlogClient
 from app.client.errors import Problem
 from app.client.operations import Operations
+from app.seconds import Seconds
 
 _RETRY_S = 0.5
 NO_BOUND = "none"
@@ -206,7 +207,7 @@ def show_log(target: Target, name: str) -> None:
 )
 @click.option(
     "--wait-s",
-    type=click.FloatRange(0),
+    type=Seconds(),
     default=0.0,
     help="Time to wait until the change of replicas is complete, seconds.",
 )

@@ -12,6 +12,7 @@ from rich.table import Table
 from app.cli.context import Target, cluster_options, complete_nodes, print_json, print_table, target_options
 from app.client.errors import Problem
 from app.client.operations import Operations
+from app.seconds import Seconds
 
 _RETRY_S = 0.5
 _one_log = click.option("--of", metavar="LOG", help="Only of this log. Default: every Raft log.")
@@ -76,9 +77,7 @@ def add_member(target: Target, node_id: str, url: str, peer_address: str, of: st
 
 @members_command.command("promote")
 @click.argument("node_id", shell_complete=complete_nodes)
-@click.option(
-    "--wait-s", type=click.FloatRange(0), default=0.0, help="Time to wait for it to catch up, seconds."
-)
+@click.option("--wait-s", type=Seconds(), default=0.0, help="Time to wait for it to catch up, seconds.")
 @_one_log
 @cluster_options
 def promote_member(target: Target, node_id: str, wait_s: float, of: str | None) -> None:

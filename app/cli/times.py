@@ -1,14 +1,14 @@
 """Times of the command line: ISO 8601 or milliseconds in, ISO 8601 with a zone out."""
 
-import re
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 import click
 
-_AGO = re.compile(r"(\d+)(ms|s|m|h|d)")
-_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+from app.durations import parse_duration
+
 FORMS = "ISO 8601 (UTC unless it has a zone), milliseconds since 1970 UTC, or an age such as 90s, 15m, 2h, 7d"
 
 
@@ -32,8 +32,8 @@ def parse_time(text: str) -> int:
     text = text.strip()
     if text.removeprefix("-").isdecimal():
         return int(text)
-    if ago := _AGO.fullmatch(text):
-        return time.time_ns() // 1_000_000 - int(ago[1]) * _UNITS_MS[ago[2]]
+    with suppress(ValueError):
+        return time.time_ns() // 1_000_000 - round(parse_duration(text) * 1_000)
     parsed = datetime.fromisoformat(text)
     parsed = parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=UTC)
     return (parsed - datetime.fromtimestamp(0, UTC)) // _MILLISECOND

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from app.durations import parse_duration
 from app.errors import ConfigError
 from spark_jobs.materialize.lease import MOVE_EACH_S
 from spark_jobs.session.locations import is_url, location
@@ -15,16 +16,8 @@ from spark_jobs.tables.catalog import parse_catalog
 TRIGGER = "750 milliseconds"  # half of it, a check of the ends and a commit are within 0.6 s
 MIN_RECORDS = 100  # of a batch; fewer may wait for more
 MAX_DELAY = "2s"  # with the trigger, and a check and a commit, a record of a trickle is seen within 3 s
-_INTERVAL = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
-_UNITS_S = {
-    "ms": 0.001,
-    "millisecond": 0.001,
-    "s": 1.0,
-    "second": 1.0,
-    "m": 60.0,
-    "minute": 60.0,
-    "hour": 3_600.0,
-}
+_UNIT_NAME = re.compile(r"(millisecond|second|minute|hour)s?$")
+_UNITS = {"millisecond": "ms", "second": "s", "minute": "m", "hour": "h"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +100,9 @@ class MaterializeConfig:
 
 def interval_s(name: str, text: str) -> float:
     """Return an interval such as `1 second` or `200 milliseconds` in seconds. Raises ConfigError."""
-    parts = _INTERVAL.fullmatch(text.strip().lower())
-    unit = None if parts is None else _UNITS_S.get(parts[2]) or _UNITS_S.get(parts[2].removesuffix("s"))
-    if parts is None or unit is None:
+    try:
+        return parse_duration(_UNIT_NAME.sub(lambda unit: _UNITS[unit[1]], text.strip().lower()))
+    except ValueError:
         raise ConfigError(
             f"{name} must be an interval such as '1 second' or '200 milliseconds', got {text!r}"
-        )
-    return float(parts[1]) * unit
+        ) from None

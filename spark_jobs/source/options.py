@@ -1,12 +1,13 @@
 """Options of `format("commitlog")`, validated before any read (docs/api.md §6)."""
 
 import json
-import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from app.client.connection import is_base_url
+from app.durations import parse_duration
 from app.names import check_token
 from spark_jobs.errors import OptionError
 from spark_jobs.source.log_names import check_name, split_names
@@ -56,8 +57,6 @@ NOT_FOR_EVENTS = {  # by option: its field, whose default changes nothing
     "backlogRecords": "backlog_records",
 }
 UNION = "union"
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0}
 StartingIndex = int | str | dict[str, int]
 
 
@@ -269,10 +268,10 @@ def _positive(values: Mapping[str, str], name: str) -> int | None:
 
 def parse_seconds(name: str, text: str) -> float:
     """Return a time above 0 such as `10s`, `500ms` or `2m` in seconds. Raises OptionError."""
-    parts = _DURATION.fullmatch(text.strip())
-    if parts is None or float(parts[1]) == 0:
-        raise OptionError(f"{name} must be a time such as 10s, 500ms or 2m, got {text!r}")
-    return float(parts[1]) * _UNITS_S[parts[2]]
+    with suppress(ValueError):
+        if (seconds := parse_duration(text)) > 0:
+            return seconds
+    raise OptionError(f"{name} must be a time such as 10s, 500ms or 2m, got {text!r}")
 
 
 def _flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:

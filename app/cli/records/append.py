@@ -311,9 +311,9 @@ def _print_outcome(target: Target, appended: "Appended") -> None:
     if target.as_json:
         print_json(appended.document)
         return
-    span = (
-        str(appended.first_index) if appended.count == 1 else f"{appended.first_index}-{appended.last_index}"
-    )
+    span = f"{appended.first_index:,}"
+    if appended.count > 1:
+        span += f" to {appended.last_index:,}"
     replayed = ", already stored under this key" if appended.replayed else ""
     click.echo(f"log {target.log}, index {span}, term {appended.term}, leader {appended.leader}{replayed}")
 

@@ -257,6 +257,9 @@ def test_arguments_become_a_configuration() -> None:
         assert interval_s("trigger", text) == seconds
     with pytest.raises(ConfigError, match="trigger must be an interval such as '1 second'"):
         parse_arguments([*given, "--trigger", "often"])
+    for option in ("--give-up-s", "--cursor-each-s"):
+        with pytest.raises(SystemExit):
+            parse_arguments([*given, option, "nan"])
 
 
 def test_a_job_that_fails_prints_the_reason_alone(

@@ -76,7 +76,7 @@ def test_append_sends_key_headers_and_conditions() -> None:
     with answering(Scripted(200, committed(7, 2))) as node:
         options = ["-k", "k", "-H", "a=b", "--match-index", "7", "--idempotency-key", "mine"]
         result = run("append", "x", "y", *options, url=node.url)
-    assert result.output == "log default, index 7-8, term 1, leader n1\n"
+    assert result.output == "log default, index 7 to 8, term 1, leader n1\n"
     asked = node.appends()[0]
     assert asked.headers["idempotency-key"] == "mine"
     assert asked.query["match_index"] == "7"

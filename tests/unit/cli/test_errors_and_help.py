@@ -12,6 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from app.cli import run
 from app.cli.main import COMMANDS, cli
 from app.cli.times import format_time, parse_time
 from tests.unit.cli.fake_service import Scripted, committed, fake_service, problem
@@ -49,6 +50,10 @@ def test_https_at_a_node_without_tls_is_named_alone() -> None:
         (["tables", "--tables", "/no/such/folder"], "not-found", 4),
         (["append", "-f", "/no/such/file"], "usage", 2),
         (["append", "v", "--token", "a\nb"], "usage", 2),
+        (["read", "--give-up-s", "nan"], "usage", 2),
+        (["logs", "change", "a", "--unclean", "--wait-s", "nan"], "usage", 2),
+        (["members", "promote", "n4", "--wait-s", "NaN"], "usage", 2),
+        (["bench", "--seconds", "nan"], "usage", 2),
         (["append", "v", "--idempotency-key", "a\nb"], "usage", 2),
         (["read", "--token", "tok\u2014en"], "usage", 2),
         (["read", "-o", "/no/such/folder/a.csv", "-e", "http://127.0.0.1:1"], "failed", 1),
@@ -94,6 +99,21 @@ def test_json_as_a_value_is_not_the_option() -> None:
     result = CliRunner().invoke(cli, ["append", "--acks", "none", "--", "--json"])
     assert result.exit_code == 2
     assert "Usage:" in result.stderr
+
+
+def test_ctrl_c_during_the_imports_is_the_exit_code_of_an_interruption(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Interrupting:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "app.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "app.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 130
 
 
 def test_a_misspelled_command_gets_a_suggestion() -> None:
@@ -261,6 +281,7 @@ def test_times_are_iso_milliseconds_or_ages() -> None:
     assert parse_time("2024-10-27 03:33:20") == 1_730_000_000_000
     assert parse_time("2024-10-27T05:33:20.5+02:00") == 1_730_000_000_500
     assert parse_time("1d") < parse_time("15m") < parse_time("90s")
+    assert abs(parse_time("1.5h") - parse_time("90m")) < 1_000
     assert format_time(1_730_000_000_500) == "2024-10-27T03:33:20.500Z"
     assert parse_time(format_time(-1)) == -1
     assert format_time(10**17) == "100000000000000000 ms"
