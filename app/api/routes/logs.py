@@ -161,8 +161,12 @@ async def create_log(call: Call, query: Nothing) -> Response:
 )
 async def one_log(call: Call, log: LogName, query: Nothing) -> Response:
     broker = call.broker
+    if broker.metadata.hosted.removed:  # it does not know changes
+        await call.elsewhere(broker.metadata.hosted)
     hosted = broker.lookup.find(log, deleting=True)
     call.wants_json()
+    if hosted.removed:
+        await call.elsewhere(hosted)
     return _log_answer(broker, hosted)
 
 
@@ -384,7 +388,7 @@ def _log_object(broker: Broker, hosted: HostedLog) -> dict[str, Any]:
         version := hosted.driver.state.schema_version(hosted.driver.committed_index)
     ):
         found["schema_version"] = version
-    if settings.replication == "raft" and hosted.serving is not None:
+    if settings.replication == "raft" and hosted.driver is not None:
         found["replicas"] = list(hosted.members)
         found["learners"] = list(hosted.group.learners)
     if log is not None and settings.replication == "controller":

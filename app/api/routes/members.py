@@ -27,7 +27,7 @@ from app.api.routes.replicas import (
 )
 from app.controller.commands import ReplicaChange
 from app.controller.metadata import CONTROLLER_LOG
-from app.errors import InvalidRequest, NotFound, Repairing, TransferFailed
+from app.errors import InvalidRequest, LogDeleting, NotFound, Repairing, TransferFailed
 from app.log.commands import ChangeMembers, check_address
 from app.log.contract import ChangeKind
 from app.log.state import Address
@@ -247,7 +247,7 @@ async def _learn(broker: Broker, hosted: HostedLog, answer: Response) -> None:
     the change. A node that the change removes does not learn of it: the wait has a limit."""
     committed = answer.headers.get(COMMITTED_INDEX.decode())
     if committed is not None and hosted.serving is not None:
-        with suppress(Repairing):
+        with suppress(Repairing, LogDeleting):
             await broker.waits.committed(hosted, int(committed), _LEARN_S)
 
 

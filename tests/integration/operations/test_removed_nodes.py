@@ -47,6 +47,7 @@ def check_passes_calls_on(cluster: Cluster, node: str) -> None:
         assert page.json()["records"][0]["value"] == "by a removed node"
     assert cluster.get(node, "/v1/logs/default/tail").json()["committed_index"] >= index
     assert cluster.get(node, "/v1/logs/default/watermarks").status_code == 200
+    assert node not in cluster.get(node, "/v1/logs/default").json()["replicas"]
     lines = cluster.call(
         "POST",
         node,
@@ -142,6 +143,7 @@ def check_new_logs_are_kept_by_members(cluster: Cluster, gone: str, left: list[s
     """A removed node gets no replica, and does not report that a log is missing that it cannot know."""
     created = cluster.call("POST", left[0], "/v1/logs", json={"name": "new"})
     assert (created.status_code, created.json()["replicas"]) == (201, left), created.text
+    assert cluster.get(gone, "/v1/logs/new").json()["replicas"] == left
     listed = [log["name"] for log in cluster.get(gone, "/v1/logs").json()["logs"]]
     assert listed == ["default", "new"]
     shown, members = (cluster.get(node, "/v1/cluster").json() for node in (gone, left[0]))

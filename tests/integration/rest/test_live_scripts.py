@@ -1,5 +1,6 @@
 """Views of the live page in a browser: a refresh keeps what a person has begun."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -359,3 +360,32 @@ result.title = getComputedStyle(holder.querySelector("td"), "::before").content;
     assert found["share"] > share  # type: ignore[operator]
     assert found["same_line"]
     assert ("Index" in str(found["title"])) == (width == 500)
+
+
+def test_a_removed_node_has_no_actions(site: Path) -> None:
+    script = """
+      const { nodesView } = await import("./nodes.js");
+      const view = nodesView();
+      holder.append(view.element);
+      const node = (id, voter, outside) => ({ id, voter, outside, alive: true, url: `http://${id}` });
+      const nodes = [node("n1", true, false), node("n2", false, false), node("n3", false, true)];
+      view.refresh({ node: "n1", logs: [], nodes });
+      result.labels = [...holder.querySelectorAll("button[aria-label]")].map((each) => each.ariaLabel);
+    """
+    assert result_of(site, script)["labels"] == ["Remove n1", "Promote n2", "Remove n2"]
+
+
+@pytest.mark.parametrize(("names", "words"), [(["a"], "log"), (["a", "b"], "logs"), ([], "logs")])
+def test_the_number_of_logs_has_its_noun(site: Path, names: list[str], words: str) -> None:
+    script = """
+      const { logsView } = await import("./logs.js");
+      const view = logsView();
+      holder.append(view.element);
+      const log = (name) => ({ name, replicas: [], leader: null, committed_index: null });
+      const logs = [...NAMES, "__controller"].map(log);
+      view.refresh({ now_ms: 1, nodes: [], logs, append_counts: [], append_bounds_s: [] });
+      result.figures = [...holder.querySelector(".figures").children].map((each) => each.textContent);
+    """
+    shown = result_of(site, script.replace("NAMES", json.dumps(names)))["figures"]
+    assert isinstance(shown, list)
+    assert f"{len(names)}{words}" in [each.replace(" ", "") for each in shown]

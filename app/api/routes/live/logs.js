@@ -85,12 +85,13 @@ export function logsView() {
       const p50 = before && quantile(overview.append_bounds_s, before.counts, after, 0.5);
       const p99 = before && quantile(overview.append_bounds_s, before.counts, after, 0.99);
       const ms = (seconds) => (seconds === null ? "–" : `${(seconds * 1000).toFixed(1)} ms`);
+      const own = overview.logs.filter((log) => !log.name.startsWith("__"));
       const expected = overview.nodes.filter((node) => node.alive || !node.outside);
       const alive = expected.filter((node) => node.alive).length;
       update(
         figures,
         figure(`${alive} of ${expected.length}`, "nodes connected"),
-        figure(count(overview.logs.filter((log) => !log.name.startsWith("__")).length), "logs"),
+        figure(count(own.length), own.length === 1 ? "log" : "logs"),
         figure(count([...rates.values()].reduce((sum, rate) => sum + rate, 0)), "records per second"),
         figure(ms(p50), "append p50 at the leaders"),
         figure(ms(p99), "append p99 at the leaders"),

@@ -54,9 +54,9 @@ export function nodesView() {
           ["Version", (node) => node.version ?? "–"],
           ["Leads", (node) => overview.logs.filter((log) => node.alive && log.leader === node.id).map((log) => log.name).join(" ") || "–", "value"],
           ["URL", (node) => h("a", { href: `${node.url}/ui` }, node.url)],
-          ["Actions", (node) => h("div", { class: "actions" },
+          ["Actions", (node) => h("div", { class: "actions" }, node.outside ? null : [
             node.voter ? null : h("button", { "data-key": "promote", type: "button", onclick: () => promote(node), "aria-label": `Promote ${node.id}` }, "Promote"),
-            h("button", { "data-key": "remove", type: "button", class: "danger", onclick: () => remove(node), "aria-label": `Remove ${node.id}` }, "Remove"))],
+            h("button", { "data-key": "remove", type: "button", class: "danger", onclick: () => remove(node), "aria-label": `Remove ${node.id}` }, "Remove")])],
         ],
         overview.nodes,
         { caption: `As ${overview.node} sees them`, key: (node) => node.id },

@@ -1,18 +1,21 @@
 """Which logs a change of the members concerns when the call names none (R-10)."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from starlette.responses import Response
 
 from app.api.routes.members import (
     MemberIn,
+    _learn,
     checked_address,
     logs_of_the_change,
     member_objects,
     taken_addresses,
 )
-from app.errors import InvalidRequest
+from app.errors import CommitlogError, InvalidRequest, LogDeleting, Repairing
 from app.log.commands import ChangeMembers
 from app.log.contract import ChangeKind
 from app.log.state import Address
@@ -137,3 +140,17 @@ def test_a_node_is_listed_as_soon_as_a_log_names_it() -> None:
     assert (first["id"], first["voter"], first["alive"]) == ("n1", True, True)
     assert (added["id"], added["url"], added["peer_address"]) == ("n4", "http://h4:8101", "h4:9101")
     assert (added["voter"], added["alive"]) == (False, False)
+
+
+@pytest.mark.parametrize("interruption", [Repairing(), LogDeleting("a")])
+def test_a_change_that_is_committed_succeeds_while_this_node_gives_its_replica_up(
+    interruption: CommitlogError,
+) -> None:
+    """The leader has answered; this node only waits to have what it answered."""
+
+    async def committed(*_: object) -> bool:
+        raise interruption
+
+    broker = cast(Any, SimpleNamespace(waits=SimpleNamespace(committed=committed)))
+    hosted = cast(Any, SimpleNamespace(serving=object()))
+    asyncio.run(_learn(broker, hosted, Response(headers={"Commitlog-Committed-Index": "7"})))
