@@ -138,7 +138,8 @@ class HtmlPage:
     def write(self) -> None:
         title = html.escape(self.title)
         self.path.write_text(
-            f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+            f'<!DOCTYPE html><html lang="en"><meta charset="utf-8">'
+            f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>'
             f"<style>{STYLE}</style><main>{''.join(self.parts)}</main></html>\n"
         )
 
