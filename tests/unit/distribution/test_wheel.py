@@ -89,8 +89,9 @@ def test_the_entry_points_name_functions_of_the_wheel(installed: Path) -> None:
     assert {name for name, _ in pairs} == set(PROJECT["scripts"])
     for name, value in pairs:
         point = EntryPoint(name, value, "console_scripts")
-        source = installed.joinpath(*point.module.split(".")).with_suffix(".py").read_text()
-        assert f"\ndef {point.attr}(" in source
+        place = installed.joinpath(*point.module.split("."))
+        source = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        assert f"\ndef {point.attr}(" in source.read_text()
 
 
 @pytest.mark.parametrize(
