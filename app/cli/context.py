@@ -385,15 +385,18 @@ def url_of_node(cluster: Mapping[str, Any], node_id: str) -> str:
 
 
 def print_table(table: "Table") -> None:
-    """Print a table, its title in one line. In a pipe it is as wide as it needs to be, also where COLUMNS is
-    set."""
+    """Print a table, without breaks in its title and in the lines of its caption. In a pipe it is as wide as
+    it needs to be, also where COLUMNS is set."""
     from rich.console import Console, Group
     from rich.text import Text
 
-    view: Table | Group = table
-    if table.title is not None:  # rich would break it at the width of the table
-        view = Group(Text(str(table.title), style="table.title"), table)
-        table.title = None
+    parts: list[Table | Text] = [table]  # rich would break title and caption at the width of the table
+    if table.title is not None:
+        parts.insert(0, Text(str(table.title), style="table.title"))
+    if table.caption is not None:
+        parts.append(Text(str(table.caption), style="table.caption"))
+    table.title = table.caption = None
+    view = Group(*parts)
     if sys.stdout.isatty() or "FORCE_COLOR" in os.environ:
         Console().print(view)
         return
