@@ -76,7 +76,11 @@ def _process_metrics(broker: Broker) -> Iterator[Metric]:
             "Bytes reserved for operation on a full disk",
             broker.reserve.held_bytes,
         ),
-        (telemetry.RESERVE_IN_USE, "1 while the disk is full", int(broker.reserve.in_use)),
+        (
+            telemetry.RESERVE_IN_USE,
+            "1 while a part of the reserve is in use, because the disk is full",
+            int(broker.reserve.in_use),
+        ),
     )
     for name, text, number in disk:
         yield telemetry.gauge(name, text, (), [((), float(number))])
