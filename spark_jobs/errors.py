@@ -118,6 +118,21 @@ class LogTrimmed(SourceError):
         self.begin_index = begin_index
 
 
+class RecordsTrimmed(SourceError):
+    """The log no longer contains records that a table needs next: a job has no gap to offer instead."""
+
+    condition = "COMMITLOG_RECORDS_TRIMMED"
+    is_final = True
+
+    def __init__(self, log: str, path: str, index: int, begin_index: int) -> None:
+        super().__init__(
+            f"log {log!r} begins at index {begin_index}: the records from {index} to {begin_index - 1} were "
+            f"trimmed before they were read into {path}, which stays as it is. To continue with new tables, "
+            f"which begin at index {begin_index}: stop the job, move the folder {path.rpartition('/')[0]} "
+            "to another place, and start the job."
+        )
+
+
 class JournalTrimmed(SourceError):
     """A node's journal no longer contains the requested event."""
 
@@ -154,7 +169,8 @@ class LogClash(SourceError):
             f"log {log!r} is not the log that this query has read: {reason}. It may lack records that the "
             "query has read before. If the endpoint belongs to another cluster, correct it. If the cluster "
             "was wiped, restored or elected an unclean leader, compare the tables with the log, then start "
-            "with an empty checkpoint and an empty table."
+            "with an empty checkpoint and an empty table; a job that keeps the tables of logs, with an empty "
+            "folder of tables."
         )
 
 

@@ -10,7 +10,8 @@ by tasks of Spark (backlog.py), both with the range and the checks of a stream (
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from app.tables.names import BEGIN_PROPERTY, LOG_ID_PROPERTY
-from spark_jobs.errors import LogClash, TableUnreadable
+from spark_jobs.errors import LogClash, LogTrimmed, RecordsTrimmed, TableUnreadable, own_error
 from spark_jobs.job_lines import warn
 from spark_jobs.materialize.backlog import BACKLOG_TAG, write_backlog
 from spark_jobs.session.locations import is_url
@@ -32,10 +33,11 @@ from spark_jobs.source.options import BETWEEN, parse_options
 from spark_jobs.source.planning import RecordsOffset, check_not_shorter, check_same_log, check_same_term
 from spark_jobs.tables import schemas
 from spark_jobs.tables.claims import MAX_REFUSALS, append_once
+from spark_jobs.tables.conflicts import SPARK_ERRORS
 from spark_jobs.tables.data_files import WrittenFile
 from spark_jobs.tables.local_commits import NeedsSpark
 from spark_jobs.tables.removals import Removals
-from spark_jobs.tables.snapshot import EntriesSnapshot, read_snapshot
+from spark_jobs.tables.snapshot import EntriesSnapshot, last_timestamp_us, read_snapshot
 from spark_jobs.tables.table import ENTRIES, TableClash, read_table, set_properties, table_properties
 from spark_jobs.tables.table_writer import TableWriter
 from spark_jobs.tables.transforms import entries
@@ -104,7 +106,7 @@ class EntriesJob:
     def open(self) -> None:
         """Create the table if needed, and find the start of the next batch.
 
-        Raises LogClash if the log is not the table's.
+        Raises LogClash if the log is not the table's, RecordsTrimmed if it lacks what the table needs next.
         """
         log_id = self.client.log_id()
         self._removals.start()
@@ -123,18 +125,17 @@ class EntriesJob:
             self._begin(tail.begin_index)
             if properties.get(BEGIN_PROPERTY) != str(tail.begin_index):
                 set_properties(self.spark, self.path, {BEGIN_PROPERTY: str(tail.begin_index)})
+        self.covered_index = self.next_index - 1  # it may be another table than before
         last = self._last_place(snapshot)
         offset = RecordsOffset(self.next_index, last.term if self.rows > 0 else None, log_id)
         check_not_shorter(self.client.log, offset, tail.next_index)
         if self.rows > 0:
             place = self.client.place(offset.next_index - 1)
             check_same_term(self.client.log, offset, None if place is None else place.term)
-            if place is not None and place.offset != last.offset:
-                raise LogClash(
-                    self.client.log,
-                    f"the record at index {offset.next_index - 1} is at byte {place.offset}, it was at "
-                    f"{last.offset}",
-                )
+            if place is not None:
+                self._check_place(place, last)
+            if self.next_index < tail.begin_index:
+                raise RecordsTrimmed(self.client.log, self.path, self.next_index, tail.begin_index)
         self.offset = offset
         self._is_verified = False
         self.waiting = max(0, tail.next_index - offset.next_index)
@@ -148,6 +149,22 @@ class EntriesJob:
             if self.rows > 0:
                 # what was left when the driver before this one ended
                 follower.extend(self.next_index, offset.term)
+
+    def _check_place(self, found: Place, last: Place) -> None:
+        """Raise LogClash unless the log's record at the place of the table's last row may be the same: a
+        cluster that was wiped has the same ids, and terms from 1 on."""
+        due, us = f"the record at index {self.next_index - 1}", found.timestamp_us
+        if found.offset != last.offset:
+            raise LogClash(self.client.log, f"{due} is at byte {found.offset}, it was at {last.offset}")
+        if last.timestamp_us not in (None, us):
+            raise LogClash(self.client.log, f"{due} has the time {us} us, it had {last.timestamp_us} us")
+
+    def open_after(self, clash: LogClash) -> None:
+        """Open the table again if a clash is about control records after its last row. An unclean election
+        may lose these alone, such as the last move of the cursor. Raises LogClash."""
+        if self.offset.next_index <= self.next_index:
+            raise clash
+        self.open()
 
     @property
     def read_until(self) -> int:
@@ -166,8 +183,12 @@ class EntriesJob:
         """Extend the table by what the log has now, within the limits of a batch; return whether there was
         something.
 
-        Raises TableClash if the table refuses a claim without another writer.
+        Raises TableClash if the table refuses a claim without another writer, RecordsTrimmed.
         """
+        with self._for_table():
+            return self._step()
+
+    def _step(self) -> bool:
         assert self._reader is not None
         began_s = time.monotonic()
         start = self.offset
@@ -191,6 +212,17 @@ class EntriesJob:
         self.has_more = end.next_index < planned
         self._note_end(end, count, (began_s, planned_s, read_s))
         return True
+
+    @contextmanager
+    def _for_table(self) -> Iterator[None]:
+        """Raise RecordsTrimmed for LogTrimmed, also from a task of Spark."""
+        try:
+            yield
+        except (LogTrimmed, *SPARK_ERRORS) as error:
+            if (own := own_error(error)) is None or own[0] is not LogTrimmed:
+                raise
+            begin_index = self.client.tail(confirmed=False).begin_index
+            raise RecordsTrimmed(self.client.log, self.path, self.offset.next_index, begin_index) from error
 
     def _let_followers_repair(self) -> None:
         """Let the followers repair what RESTORE took from their tables: the log has nothing new for them."""
@@ -237,7 +269,8 @@ class EntriesJob:
         count = self.rows
         end = self._reader.offset_at(until, self.offset.log_id)
         self._verify(end)
-        self._write_large(end, lambda: batch)
+        with self._for_table():
+            self._write_large(end, lambda: batch)
         self._note_end(end, count, (began_s, began_s, began_s))
         return True
 
@@ -452,11 +485,11 @@ class EntriesJob:
     def _last_place(self, snapshot: EntriesSnapshot | None) -> Place:
         """Return the place of the last recorded row."""
         if self.rows == 0:
-            return Place(0, 0)
+            return Place(0, 0, None)
         if snapshot is not None:
-            return Place(snapshot.last_term, snapshot.last_offset)
+            return Place(snapshot.last_term, snapshot.last_offset, last_timestamp_us(snapshot))
         row = read_table(self.spark, self.path).where(F.col("index") == self.next_index - 1)
-        return Place(*row.select("term", "offset").collect()[0])
+        return Place(*row.select("term", "offset", F.unix_micros("timestamp")).collect()[0])
 
     def _begin(self, begin_index: int) -> None:
         """Start a table without rows at the log's present begin."""

@@ -20,7 +20,7 @@ from uuid import uuid4
 from app.client import ClientError, CommitlogClient, ConditionFailed, NotFound
 from app.client.operations import Cursor, Operations
 from app.tables.names import CURSOR
-from spark_jobs.errors import SourceError, Unreachable
+from spark_jobs.errors import LogClash, SourceError, Unreachable
 from spark_jobs.materialize.entries import EntriesJob
 from spark_jobs.materialize.query import LogRows
 from spark_jobs.source.log_reads import source_error
@@ -141,17 +141,22 @@ class LeasedEntries:
 
     def open(self) -> None:
         self.entries.open()
-        self.lease.take(max(self.entries.next_index, self.lease.index))
+        self.lease.take(self.entries.next_index)  # back too: the table may have been made again
 
     def take(self, delivery: LogRows) -> bool:
         """Write the rows of a micro-batch, and move the cursor if that is due; return whether the table holds
         the rows. Raises as `step`."""
         taken = False
         self.entries.check_log(delivery.log_id)
-        if delivery.batch is not None:
-            taken = self.entries.take_large(delivery.batch, delivery.first, delivery.until, delivery.began_s)
-        elif delivery.rows is not None:
-            taken = self.entries.take(delivery.rows, delivery.began_s)
+        try:
+            if delivery.batch is not None:
+                taken = self.entries.take_large(
+                    delivery.batch, delivery.first, delivery.until, delivery.began_s
+                )
+            elif delivery.rows is not None:
+                taken = self.entries.take(delivery.rows, delivery.began_s)
+        except LogClash as clash:
+            self.entries.open_after(clash)
         if self.move_is_due:
             self._move()
         return taken
@@ -162,7 +167,11 @@ class LeasedEntries:
 
         Raises LeaseLost; LogClash when the cursor was removed with the records that an unclean election lost.
         """
-        had_batch = self.entries.step()
+        had_batch = False
+        try:
+            had_batch = self.entries.step()
+        except LogClash as clash:
+            self.entries.open_after(clash)
         if self.move_is_due:
             self._move()
         return had_batch

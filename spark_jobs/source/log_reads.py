@@ -71,10 +71,12 @@ class LogEnds:
 
 @dataclass(frozen=True)
 class Place:
-    """Place of a record: its term, and the byte position of its batch."""
+    """Place of a record: its term, the byte position of its batch, and its time in microseconds since 1970,
+    None if it is not known."""
 
     term: int
     offset: int
+    timestamp_us: int | None
 
 
 @dataclass(frozen=True)
@@ -162,12 +164,13 @@ class LogReads:
         raise AssertionError("rounds end by raising")
 
     def place(self, index: int) -> Place | None:
-        """Return term and byte position of a committed record, None if it was trimmed."""
+        """Return the place of a committed record, None if it was trimmed."""
         try:
             records = self._read_one(index)
         except LogTrimmed:
             return None
-        return Place(records["term"][0].as_py(), records["offset"][0].as_py())
+        term, offset = (records[name][0].as_py() for name in ("term", "offset"))
+        return Place(term, offset, records["timestamp"][0].value)
 
     def stored_batch(self, index: int) -> bytes:
         """Return the stored batch that holds a committed record, as it is in the replicas' files."""

@@ -82,6 +82,19 @@ class EntriesSnapshot:
         return max((file.last_offset for file in self.files), default=0)
 
 
+def last_timestamp_us(snapshot: EntriesSnapshot) -> int | None:
+    """Return the time of the last row in microseconds since 1970; None if its file cannot be read."""
+    last = max(snapshot.files, key=lambda file: file.last_index)
+    try:
+        for rows in read_rows(last, ["index", "timestamp"]):
+            found = rows.filter(pc.equal(rows["index"], last.last_index))["timestamp"]
+            if len(found):
+                return int(found[0].cast(pa.timestamp("us", tz="UTC")).value)
+    except (TableUnreadable, OSError, pa.ArrowException):
+        pass
+    return None
+
+
 def read_snapshot(path: str) -> EntriesSnapshot:
     """Return the newest version of the table at a path or URL. Raises TableUnreadable."""
     found = _plain_snapshot(path)

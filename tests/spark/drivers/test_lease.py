@@ -8,15 +8,18 @@ import pytest
 
 from app.client import CommitlogClient
 from app.tables.names import CURSOR
-from spark_jobs.errors import RequestRefused, Unreachable
+from spark_jobs.errors import LogClash, RequestRefused, Unreachable
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.lease import LeasedEntries, LeaseLost, MaterializerLease
+from spark_jobs.materialize.query import LogRows
 from spark_jobs.materialize.supervisor import MaterializeFailed
 from spark_jobs.run import materialize
+from spark_jobs.tables.removals import TableReplaced
 from tests.spark.conftest import endpoints
+from tests.spark.materialize.opened_job import opened_job
 from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica
-from tests.spark.source.looks import await_true
+from tests.spark.source.looks import DATA, await_true
 from tests.spark.typed.law import rows_of
 
 
@@ -176,6 +179,51 @@ def test_a_move_that_the_log_cannot_take_is_made_later(replicas: list[FakeReplic
     await_true(lambda: job.move_is_due)
     step(job, more=0)
     assert where(log) == (10, True)
+
+
+def test_a_table_that_is_made_again_has_the_cursor_at_its_begin(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
+) -> None:
+    """Retention must not remove what the new table lacks."""
+    job = LeasedEntries(opened_job(replicas, tmp_path)[0], lease(replicas), 0.0)
+    job.open()
+    assert job.step()
+    assert where(log) == (102, True)
+    (tmp_path / "entries").rename(tmp_path / "away")
+    log.append_many(1)
+    with pytest.raises(TableReplaced):
+        job.step()
+    job.open()
+    assert where(log) == (0, True)
+    assert job.step()
+    assert where(log) == (103, True)
+
+
+@pytest.mark.parametrize("delivered", [False, True])
+def test_a_clash_about_control_records_after_the_last_row_stops_no_job(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path, delivered: bool
+) -> None:
+    """An unclean election has lost the last move of the cursor, and no record of the table."""
+    entries, rows = opened_job(replicas, tmp_path)
+    job = LeasedEntries(entries, lease(replicas), 0.0)
+    job.open()
+    assert job.step()
+    log.append(b"{}", type="control")
+    assert job.step()
+    del log.records[-1]
+    log.open_term(3, "n1")
+    log.append_many(3)
+    if delivered:
+        assert not job.take(LogRows("default", log.id, 103, 106, rows(103, 106), None, 0.0))
+    else:
+        assert not job.step()
+    assert job.step()
+    assert [row["index"] for row in rows_of(tmp_path / "entries")] == [*DATA, 103, 104, 105]
+    del log.records[-1:]
+    log.open_term(4, "n1")
+    log.append_many(1)
+    with pytest.raises(LogClash, match="index 105 is of term 4, it was of 3"):
+        job.step()
 
 
 def test_the_cursor_follows_the_table(replicas: list[FakeReplica], log: FakeLog, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rows that others take from the end of `entries` while a job follows: an error, and never a gap."""
+"""Rows that others take from the end of `entries`, or records from its log: an error, and never a gap."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 import pytest
 
 from app.tables.delta_log import DeltaLog
+from spark_jobs.errors import LogClash, RecordsTrimmed
 from spark_jobs.materialize.entries import EntriesJob
 from spark_jobs.tables import table_writer
 from spark_jobs.tables.claims import MAX_REFUSALS
@@ -164,3 +165,51 @@ def test_a_delete_of_some_rows_of_the_last_commit_stops_no_job(
     assert sorted(held["index"].to_pylist()) == [
         index for index in DATA if index < 60 and (restarted or not 45 <= index < 50)
     ]
+
+
+def test_records_that_were_trimmed_before_the_table_has_them_are_named_with_a_remedy_that_works(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
+) -> None:
+    job, rows = opened_job(replicas, tmp_path / "default")
+    assert job.take(rows(0, 40), 0.0)
+    log.begin_index = 60
+    for act in (job.step, job.open):
+        with pytest.raises(
+            RecordsTrimmed, match=r"from 40 to 59 were trimmed.*move the folder .*/default to"
+        ):
+            act()
+    assert (job.next_index, job.rows) == (40, 39)
+    (tmp_path / "default").rename(tmp_path / "aside")
+    job, _ = opened_job(replicas, tmp_path / "default")
+    assert job.step()
+    held = read_plain(job.path, ENTRIES.schema, ["index"])
+    assert held is not None
+    assert held["index"].to_pylist() == [index for index in DATA if index >= 60]
+
+
+def test_a_cluster_that_was_wiped_is_not_the_one_of_the_table_though_its_records_are_as_long(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
+) -> None:
+    """Its ids are the same, and its terms begin at 1 again."""
+    job, _ = opened_job(replicas, tmp_path)
+    assert job.step()
+    for record in log.records:
+        record["timestamp"] += 1_000_000
+    log.append_many(5)
+    with pytest.raises(
+        LogClash, match=r"index 101 has the time 1700000001101000 us, it had 1700000000101000"
+    ):
+        job.open()
+
+
+def test_the_progress_of_a_table_that_is_made_again_is_that_of_the_new_one(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
+) -> None:
+    job, rows = opened_job(replicas, tmp_path)
+    assert job.take(rows(0, 60), 0.0)
+    assert job.covered_index == 59
+    (tmp_path / "entries").rename(tmp_path / "away")
+    job.open()
+    assert job.covered_index == -1
+    assert job.take(rows(0, 20), 0.0)
+    assert job.covered_index == 19
