@@ -1,15 +1,23 @@
 package commitlog;
 
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
 import io.delta.storage.HDFSLogStore;
 import java.io.BufferedWriter;
 import java.io.IOException;
+import java.net.URI;
+import java.nio.channels.FileChannel;
+import java.nio.file.DirectoryStream;
 import java.nio.file.FileAlreadyExistsException;
 import java.nio.file.FileSystemException;
 import java.nio.file.Files;
+import java.nio.file.LinkOption;
 import java.nio.file.OpenOption;
 import java.nio.file.Paths;
 import java.nio.file.StandardOpenOption;
+import java.util.HashSet;
 import java.util.Iterator;
+import java.util.Set;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.Path;
 
@@ -21,9 +29,16 @@ import org.apache.hadoop.fs.Path;
  * its name, which the kernel refuses when there is such a name. It also starts no programs: Hadoop's rename runs
  * `readlink` four times and `chmod` once.
  *
+ * A commit is durable when it is made, and so are the data files that it adds: a record that a table has may be
+ * trimmed from its log, and rows of a file that is compacted are in the new file alone. A checkpoint is durable
+ * before the note that names it, after which Delta removes older commits.
+ *
  * Written for the compiler that Spark ships (Janino), which knows neither a try with resources nor varargs.
  */
 public class LinkLogStore extends HDFSLogStore {
+    private static final String ADDS = "{\"add\":";
+    private static final ObjectMapper JSON = new ObjectMapper();
+
     public LinkLogStore(Configuration configuration) {
         super(configuration);
     }
@@ -31,25 +46,93 @@ public class LinkLogStore extends HDFSLogStore {
     /** Raises FileAlreadyExistsException, as all stores do, if there is such a commit. */
     public void write(Path path, Iterator<String> actions, Boolean overwrite, Configuration configuration)
             throws IOException {
+        java.nio.file.Path name = local(path);
         if (overwrite) { // no commit, but a note such as _last_checkpoint
+            if (name.endsWith("_last_checkpoint")) {
+                syncCheckpoint(name.getParent());
+            }
             super.write(path, actions, overwrite, configuration);
             return;
         }
         java.nio.file.Path temporary = local(createTempPath(path));
+        Set<java.nio.file.Path> places = new HashSet<java.nio.file.Path>();
         OpenOption[] anew = new OpenOption[] {StandardOpenOption.CREATE_NEW};
         try {
             BufferedWriter lines = Files.newBufferedWriter(temporary, anew);
             try {
                 while (actions.hasNext()) {
-                    lines.write((String) actions.next());
+                    String action = (String) actions.next();
+                    lines.write(action);
                     lines.write('\n');
+                    if (action.startsWith(ADDS)) {
+                        addPlaces(places, path.getParent().getParent(), action);
+                    }
                 }
             } finally {
                 lines.close();
             }
-            link(temporary, local(path));
+            places.add(temporary);
+            syncAll(places);
+            link(temporary, name);
+            sync(name.getParent());
         } finally {
             Files.deleteIfExists(temporary);
+        }
+    }
+
+    /** Adds the data file that an action adds to its table, and its folder, if it is on this file system. */
+    private static void addPlaces(Set<java.nio.file.Path> places, Path table, String action) throws IOException {
+        JsonNode parsed = (JsonNode) JSON.readTree(action);
+        URI found = URI.create(parsed.at("/add/path").asText());
+        if (found.getScheme() != null && !found.getScheme().equals("file")) {
+            return;
+        }
+        java.nio.file.Path file = local(table).resolve(found.getPath());
+        places.add(file);
+        places.add(file.getParent());
+    }
+
+    /** Makes the files of the newest checkpoint durable. */
+    private static void syncCheckpoint(java.nio.file.Path log) throws IOException {
+        Set<java.nio.file.Path> places = new HashSet<java.nio.file.Path>();
+        String newest = "";
+        DirectoryStream<java.nio.file.Path> files = Files.newDirectoryStream(log, "*.checkpoint*");
+        try {
+            Iterator<java.nio.file.Path> each = files.iterator();
+            while (each.hasNext()) {
+                java.nio.file.Path file = (java.nio.file.Path) each.next();
+                String version = file.getFileName().toString().split("\\.", 2)[0];
+                if (version.compareTo(newest) > 0) {
+                    newest = version;
+                    places.clear();
+                }
+                if (version.equals(newest)) {
+                    places.add(file);
+                }
+            }
+        } finally {
+            files.close();
+        }
+        places.add(log);
+        syncAll(places);
+    }
+
+    private static void syncAll(Set<java.nio.file.Path> places) throws IOException {
+        Iterator<java.nio.file.Path> each = places.iterator();
+        while (each.hasNext()) {
+            java.nio.file.Path place = (java.nio.file.Path) each.next();
+            if (Files.exists(place, new LinkOption[0])) { // RESTORE may add files that are missing
+                sync(place);
+            }
+        }
+    }
+
+    private static void sync(java.nio.file.Path place) throws IOException {
+        FileChannel opened = FileChannel.open(place, new OpenOption[] {StandardOpenOption.READ});
+        try {
+            opened.force(true);
+        } finally {
+            opened.close();
         }
     }
 

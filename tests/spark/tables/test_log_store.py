@@ -1,7 +1,10 @@
 """The store of commits on a local file system: one version, one commit, however a writer was stopped."""
 
+import json
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from spark_jobs.tables.checkpoints import write_checkpoint
 from tests.spark.source.looks import await_true
 
 TAKEN = "FileAlreadyExistsException"
@@ -113,3 +117,60 @@ def test_delta_commits_by_it(spark: SparkSession, tmp_path: Path) -> None:
     log: Any = spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, table)  # type: ignore[union-attr]
     used = log.store().getDelegate(log.logPath()).logStoreImpl()
     assert used.getClass().getName() == "commitlog.LinkLogStore"
+
+
+@contextmanager
+def synced(spark: SparkSession, recorded: Path) -> Iterator[set[str]]:
+    """Yield a set that gets the places that Java has synced to disk meanwhile."""
+    jvm: Any = spark._jvm
+    recording = jvm.jdk.jfr.Recording()
+    settings = jvm.java.util.HashMap()
+    for name, value in (("enabled", "true"), ("threshold", "0 ms")):
+        settings.put(f"jdk.FileForce#{name}", value)
+    recording.setSettings(settings)
+    places: set[str] = set()
+    recording.start()
+    try:
+        yield places
+    finally:
+        recording.stop()
+        file = jvm.java.io.File(str(recorded)).toPath()
+        recording.dump(file)
+        recording.close()
+        events = jvm.jdk.jfr.consumer.RecordingFile.readAllEvents(file)
+        places.update(events.get(number).getString("path") for number in range(events.size()))
+
+
+def test_data_files_and_commits_of_spark_are_durable(spark: SparkSession, tmp_path: Path) -> None:
+    """A record may be trimmed from its log once a table has it."""
+    table = tmp_path / "the table"
+    name, log = f"delta.`{table}`", table / "_delta_log"
+    commits = (
+        lambda: spark.range(9).write.format("delta").save(str(table)),
+        lambda: spark.range(9, 20, 1, 1).write.format("delta").mode("append").save(str(table)),
+        lambda: spark.sql(f"OPTIMIZE {name}").collect(),
+    )
+    for version, commit in enumerate(commits):
+        with synced(spark, tmp_path / f"{version}.jfr") as places:
+            commit()
+        written = json.loads((log / f"{version:020}.json").read_text().splitlines()[-1])
+        assert written.keys() <= {"add", "remove"}
+        added = {
+            str(table / action["add"]["path"])
+            for action in map(json.loads, (log / f"{version:020}.json").read_text().splitlines())
+            if "add" in action
+        }
+        assert added
+        assert {*added, str(table), str(log)} <= places
+        assert any(f"{version:020}.json" in place for place in places)  # under its temporary name
+
+
+def test_a_checkpoint_is_durable_before_older_commits_are_removed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    table = tmp_path / "table"
+    spark.range(9).write.format("delta").save(str(table))
+    with synced(spark, tmp_path / "recorded.jfr") as places:
+        write_checkpoint(spark, str(table))
+    log = table / "_delta_log"
+    assert {str(log / f"{0:020}.checkpoint.parquet"), str(log)} <= places
