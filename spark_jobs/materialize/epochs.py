@@ -26,7 +26,8 @@ NAMES = ("epoch", "term", "leader", "start_index", "start_offset", "end_index", 
 
 
 class EpochClash(SourceError):
-    """Two nodes hold different committed epochs of one number: the logs are not one log (R-06)."""
+    """Two nodes hold different committed epochs of one number: the logs are not one log (R-06), or one of the
+    nodes has not removed yet what an unclean election took from its copy."""
 
     condition = "COMMITLOG_EPOCH_CLASH"
     is_final = True
@@ -55,8 +56,8 @@ class EpochsJob:
         """Create the tables if needed, and read their content."""
         self._removals.start()
         self._file_removals.start()
-        if not self._epochs.create():
-            self.committed = [_epoch(row) for row in self._held(self.epochs_path, EPOCHS)]
+        is_new = self._epochs.create()
+        self.committed = [] if is_new else [_epoch(row) for row in self._held(self.epochs_path, EPOCHS)]
         self.files = {} if self._files.create() else self._held_files()
         self._is_open = True
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -14,7 +15,7 @@ from spark_jobs.errors import LogTrimmed, SourceError, Unreachable
 from spark_jobs.job_lines import warn
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.entries import SMALL_BATCH_BYTES, SMALL_BATCH_RECORDS, EntriesJob
-from spark_jobs.materialize.epochs import EpochsJob
+from spark_jobs.materialize.epochs import EpochClash, EpochsJob
 from spark_jobs.materialize.events import EventsJob
 from spark_jobs.materialize.journal_poller import JournalPoller
 from spark_jobs.materialize.lease import LeasedEntries, MaterializerLease
@@ -99,7 +100,12 @@ class LogMaterializer:
         self.epochs = EpochsJob(spark, client(shared.quick), path(EPOCHS), path(EPOCH_FILES))
         lease = MaterializerLease(CommitlogClient(config.endpoints, log=log, token=config.token))
         self.leased = LeasedEntries(self.entries, lease, config.cursor_each_s if follows else 0.0)
-        self._records = Supervisor(self.leased, shared.workers, follows=follows)
+        self._records = Supervisor(
+            self.leased,
+            shared.workers,
+            follows=follows,
+            check=partial(client(shared.quick).tail, confirmed=True),
+        )
         self._journal = Supervisor(self.events, shared.workers, follows=follows, kind=Kind.BACKGROUND)
         self._pace = SmallBatchPace(config.min_records_per_trigger, config.max_delay_s)
         self.committed_index: int | None = None
@@ -131,7 +137,10 @@ class LogMaterializer:
         now_s = time.monotonic()
         ends = self._ends_poller.ends(self.log, now_s - FORGET_S)
         self.committed_index = None if ends is None else max(ends.next_index - 1, self.entries.covered_index)
-        self._records.ensure_running(due=self._records_are_due(now_s) or self._restores_are_due(now_s, logs))
+        self._records.ensure_running(
+            due=self._records_are_due(now_s) or self._restores_are_due(now_s, logs),
+            answers=ends is not None,
+        )
         journals = self._journals.of(self.log)
         is_time = now_s >= self._journal.begun_at_s + self.config.events_trigger_s
         self._journal.ensure_running(
@@ -207,7 +216,8 @@ class LogMaterializer:
             return
         if isinstance(error, Unreachable):
             return
-        if isinstance(error, SourceError) or not isinstance(error, Exception):
+        is_final = isinstance(error, SourceError) and not isinstance(error, EpochClash)
+        if is_final or not isinstance(error, Exception):
             raise error
         if CONCURRENT_CHANGE in str(error):
             return  # another driver wrote the same: the next refresh finds it there

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Protocol
 
 from spark_jobs.errors import SourceError, Unreachable, own_error
@@ -16,6 +17,7 @@ from spark_jobs.materialize.workers import Kind, Workers
 
 MAX_FAILURES = 5  # of one job, without a step in between
 FAILURE_PAUSE_S = 1.0
+REPORT_EACH_S = 60.0  # that no node answers
 
 
 class MaterializeFailed(RuntimeError):
@@ -49,9 +51,18 @@ class Job(Protocol):
 class Supervisor:
     """Keeps one job running: opens it again after a failure; ends when that fails repeatedly."""
 
-    def __init__(self, job: Job, workers: Workers, *, follows: bool, kind: Kind = Kind.SMALL) -> None:
+    def __init__(
+        self,
+        job: Job,
+        workers: Workers,
+        *,
+        follows: bool,
+        kind: Kind = Kind.SMALL,
+        check: Callable[[], object] | None = None,
+    ) -> None:
         """follows: run until stopped; otherwise end once the job is done. kind: of its steps, unless they are
-        large."""
+        large. check: raises Unreachable soon when no node answers, where a step would try for longer; called
+        before a step that may find that, in threads of such steps."""
         self.job = job
         self.follows = follows
         self.starts = 0
@@ -63,6 +74,9 @@ class Supervisor:
         self.start_at_s = 0.0
         self._workers = workers
         self._kind = kind
+        self._check = check
+        self._answered = True  # False: the last step found no node that answers
+        self._reported_at_s = float("-inf")  # that no node answers
         self._step: Future[Any] | None = None
         self._using = threading.Lock()  # held while a thread uses the job
         self._failure: Exception | None = None  # of `deliver`
@@ -77,8 +91,9 @@ class Supervisor:
                 raise
             self._failed(error)
 
-    def ensure_running(self, *, due: bool) -> None:
-        """Note how a step or a delivery has ended, and begin the next step if it is due.
+    def ensure_running(self, *, due: bool, answers: bool = True) -> None:
+        """Note how a step or a delivery has ended, and begin the next step if it is due. answers: False: the
+        nodes may not answer now.
 
         Raises MaterializeFailed if one failed and a restart does not help.
         """
@@ -94,12 +109,16 @@ class Supervisor:
             error = step.exception()
             if isinstance(error, Exception):
                 self._failed(error)
-            elif not self.follows and self.job.done:
-                self.done = True
+            else:
+                self._answered = True
+                self.done = not self.follows and self.job.done
         if self.done or self._workers.stopping.is_set() or time.monotonic() < self.start_at_s:
             return
         if due or not self.is_open:
             self.begun_at_s = time.monotonic()
+            if self.follows and self._check is not None and not (answers and self._answered):
+                self._step = self._workers.submit(partial(self._run, self._check), Kind.PROBE)
+                return
             kind = Kind.LARGE if self.is_open and self.job.is_large else self._kind
             self._step = self._workers.submit(self._run, kind)
 
@@ -124,10 +143,12 @@ class Supervisor:
         finally:
             self._using.release()
 
-    def _run(self) -> None:
+    def _run(self, check: Callable[[], object] | None = None) -> None:
         if self._workers.stopping.is_set():
             return
         try:
+            if check is not None:
+                check()
             with self._using:
                 if not self.is_open:
                     self._open()
@@ -149,13 +170,18 @@ class Supervisor:
         own = own_error(error)
         kind = SourceError if own is None else own[0]
         unreachable = issubclass(kind, Unreachable)  # reported after retries: a following job retries on
+        self._answered = not unreachable
         if unreachable and self.follows:
             self.failures = min(self.failures, MAX_FAILURES)
         given_up = self.failures > MAX_FAILURES or (unreachable and not self.follows)
         if given_up or kind.is_final:
             raise MaterializeFailed(f"{self.job.name}: {reason}") from error
+        now_s = time.monotonic()
+        self.start_at_s = now_s + FAILURE_PAUSE_S * self.failures
+        if unreachable and self.failures > 1 and now_s < self._reported_at_s + REPORT_EACH_S:
+            return
+        self._reported_at_s = now_s
         warn(f"{self.job.name}: {reason}; starting again from the end of the table")
-        self.start_at_s = time.monotonic() + FAILURE_PAUSE_S * self.failures
 
 
 def reason_of(error: Exception) -> str:

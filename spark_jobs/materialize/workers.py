@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 THREADS = 4  # a unit of work waits for the service and the disk most of the time
-OPENING_THREADS = BACKGROUND_THREADS = 2
+OPENING_THREADS = BACKGROUND_THREADS = PROBE_THREADS = 2
 STOP_WITHIN_S = 10.0
 
 
@@ -15,13 +15,14 @@ class Kind(Enum):
     """Kind of a unit of work, which selects its threads.
 
     LARGE: a backlog, of seconds. OPENING: of a log. BACKGROUND: journals and epochs; no record waits for
-    them.
+    them. PROBE: of a log that may not answer, which can take as long as its nodes are down.
     """
 
     SMALL = "tables"
     LARGE = "backlog"
     OPENING = "opening"
     BACKGROUND = "background"
+    PROBE = "probe"
 
 
 class Workers:
@@ -45,6 +46,7 @@ class Workers:
             Kind.LARGE: 1,
             Kind.OPENING: OPENING_THREADS,
             Kind.BACKGROUND: BACKGROUND_THREADS,
+            Kind.PROBE: PROBE_THREADS,
         }
         self._pools = {
             kind: ThreadPoolExecutor(count, thread_name_prefix=kind.value) for kind, count in counts.items()

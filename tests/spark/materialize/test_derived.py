@@ -152,6 +152,47 @@ def test_epochs_that_are_taken_from_a_followed_table_are_reported_and_files_writ
         job.refresh()
 
 
+def test_an_epoch_that_an_unclean_election_removed_is_gone_once_its_table_is_removed(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
+) -> None:
+    """As the README describes it. The job runs meanwhile."""
+    client = LogReads([replica.url for replica in replicas], "default")
+    paths = [str(tmp_path / name) for name in ("epochs", "epoch_files")]
+    job = EpochsJob(no_spark(), client, *paths)
+    assert job.refresh()
+    del log.records[51:], log.epochs[1:]
+    log.open_term(3, "n1")
+    assert job.refresh()
+    assert {row["epoch"] for row in rows_of(tmp_path / "epochs")} == {1, 2, 3}
+    (tmp_path / "epochs").rename(tmp_path / "away")
+    assert job.refresh()
+    assert {row["epoch"]: row["end_index"] for row in rows_of(tmp_path / "epochs")} == {1: 50, 3: None}
+
+
+class Returning(FakeReplica):
+    """A node that removes what an unclean election took from its copy after the first answers."""
+
+    before: Sequence[dict[str, Any]] = ()
+    answers = 2
+
+    def visible_epochs(self) -> list[dict[str, Any]]:
+        self.answers -= 1
+        return [dict(epoch) for epoch in self.before] if self.answers >= 0 else super().visible_epochs()
+
+
+def test_a_node_that_returns_after_an_unclean_election_stops_no_job(log: FakeLog, tmp_path: Path) -> None:
+    with FakeReplica(log, "n1") as first, Returning(log, "n2") as second:
+        first.peers = second.peers = [first, second]
+        log.open_term(3, "n2")
+        second.before = [dict(epoch) for epoch in log.epochs]
+        del log.records[102:], log.epochs[2:]
+        log.open_term(4, "n1")
+        config = MaterializeConfig(endpoint=first.url, tables=tmp_path, available_now=True)
+        materialize(config, spark=no_spark())
+        assert second.answers < 0
+    assert {row["epoch"] for row in rows_of(tmp_path / "default" / "epochs")} == {1, 2, 4}
+
+
 def restore(path: str, old: DeltaSnapshot | None) -> None:
     """Restore a table to a version, whose files are still there."""
     new = DeltaLog(path).snapshot()

@@ -23,6 +23,7 @@ from spark_jobs.materialize.lease import LeaseLost
 from spark_jobs.materialize.supervisor import MAX_FAILURES, MaterializeFailed, Supervisor, reason_of
 from spark_jobs.materialize.workers import Kind, Workers
 from spark_jobs.run import exit_code
+from tests.spark.source.looks import await_true
 
 
 class Failing:
@@ -166,6 +167,38 @@ def test_a_backlog_leaves_the_other_threads_alone_and_a_stop_waits_for_it_a_limi
     workers.stop()
     assert backlog.result(60)
     assert waiting.cancelled()
+
+
+def test_logs_that_do_not_answer_leave_the_threads_to_the_others() -> None:
+    """Once that is known, by a failure or because no endpoint reports an end."""
+
+    def check() -> None:
+        began.release()
+        assert answered.wait(60)
+        raise Unreachable("no replica")
+
+    workers = Workers(threads=1)
+    began, answered = threading.Semaphore(0), threading.Event()
+    failed = Supervisor(Failing(Unreachable("no replica")), workers, follows=True, check=check)
+    failed.open()
+    failed.start_at_s = 0.0
+    silent = Supervisor(Counted(5), workers, follows=True, check=check)
+    silent.open()
+    failed.ensure_running(due=True)
+    silent.ensure_running(due=True, answers=False)
+    assert began.acquire(timeout=60)
+    assert began.acquire(timeout=60)
+    job = Counted(1)
+    other = Supervisor(job, workers, follows=True, check=check)
+    other.open()
+    other.ensure_running(due=True)
+    await_true(lambda: job.done)
+    answered.set()
+    workers.stop()
+    for supervisor in (failed, silent):
+        supervisor.ensure_running(due=False)
+        assert not supervisor.is_open
+    assert silent.job.step()
 
 
 def test_the_last_one_of_a_chain_of_errors_in_a_traceback_counts() -> None:
