@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol
 
 from spark_jobs.errors import OptionError, SourceError, Unreachable
@@ -167,8 +168,14 @@ class FollowedLogs:
         return all(log in self.failed or (log in self._open and jobs.done) for log, jobs in self.jobs.items())
 
     def progress(self) -> dict[str, LogProgress]:
-        """Return the progress of every log that was opened."""
-        return {log: jobs.progress() for log, jobs in self.jobs.items() if log in self._open}
+        """Return the progress of every log that was opened. Of one that failed the end is not known: nothing
+        asks for it any more."""
+        found = {log: jobs.progress() for log, jobs in self.jobs.items() if log in self._open}
+        for log in self.failed.keys() & found.keys():
+            found[log] = replace(
+                found[log], committed_index=None, error=str(self.failed[log]).partition("\n")[0]
+            )
+        return found
 
     def _ask(self) -> None:
         self._asked_at_s = self._clock()

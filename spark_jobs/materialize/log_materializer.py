@@ -21,7 +21,7 @@ from spark_jobs.materialize.journal_poller import JournalPoller
 from spark_jobs.materialize.lease import LeasedEntries, MaterializerLease
 from spark_jobs.materialize.progress import LogProgress
 from spark_jobs.materialize.query import LogRows, RecordsQuery
-from spark_jobs.materialize.supervisor import MAX_FAILURES, MaterializeFailed, Supervisor, reason_of
+from spark_jobs.materialize.supervisor import MAX_FAILURES, Supervisor, failure_of, reason_of
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.materialize.workers import Kind, Workers
 from spark_jobs.source.ends_poller import LogEndsPoller
@@ -222,10 +222,9 @@ class LogMaterializer:
         if CONCURRENT_CHANGE in str(error):
             return  # another driver wrote the same: the next refresh finds it there
         self._epochs_failures += 1
-        reason = reason_of(error)
         if self._epochs_failures > MAX_FAILURES:
-            raise MaterializeFailed(f"epochs: {reason}") from error
-        warn(f"epochs: {reason}; retrying")
+            raise failure_of("epochs", error) from error
+        warn(f"epochs: {reason_of(error)}; retrying")
 
     def _finish(self) -> None:
         """Write the last changes of the epochs, and learn what the table lacks."""

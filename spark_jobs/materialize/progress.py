@@ -22,7 +22,8 @@ class LogProgress:
     materialized_index: every data record up to it is in `entries`. committed_index: of the log, None when no
     replica answered. restarts: of queries, after failures. last_batch: the newest micro-batch of `entries`:
     its id, the number of records read, and the milliseconds by part; None before the first. typed: of the
-    typed tables, as of `TypedTables.progress`; None without a schema.
+    typed tables, as of `TypedTables.progress`; None without a schema. error: why the jobs of the log have
+    ended, None while they run.
     """
 
     entries_rows: int
@@ -34,6 +35,7 @@ class LogProgress:
     restarts: int
     last_batch: Mapping[str, Any] | None = None
     typed: Mapping[str, Any] | None = None
+    error: str | None = None
 
     @property
     def lag_records(self) -> int | None:
@@ -70,6 +72,12 @@ class Progress:
     def __str__(self) -> str:
         parts = []
         for name, log in self.logs.items():
+            if log.error is not None:
+                parts.append(
+                    f"{name}: failed with {log.entries_rows:,} entries through index "
+                    f"{log.materialized_index:,}: {log.error}"
+                )
+                continue
             lag = "unknown" if log.lag_records is None else f"{log.lag_records:,}"
             typed = log.typed
             typed_part = (

@@ -175,13 +175,21 @@ class Supervisor:
             self.failures = min(self.failures, MAX_FAILURES)
         given_up = self.failures > MAX_FAILURES or (unreachable and not self.follows)
         if given_up or kind.is_final:
-            raise MaterializeFailed(f"{self.job.name}: {reason}") from error
+            raise failure_of(self.job.name, error) from error
         now_s = time.monotonic()
         self.start_at_s = now_s + FAILURE_PAUSE_S * self.failures
         if unreachable and self.failures > 1 and now_s < self._reported_at_s + REPORT_EACH_S:
             return
         self._reported_at_s = now_s
         warn(f"{self.job.name}: {reason}; starting again from the end of the table")
+
+
+def failure_of(job: str, error: Exception) -> MaterializeFailed:
+    """Return the error with which a job ends. Its text begins with the condition of its cause, if that has
+    one."""
+    own = own_error(error)
+    condition = "" if own is None else f"[{own[0].condition}] "
+    return MaterializeFailed(f"{condition}{job}: {reason_of(error)}")
 
 
 def reason_of(error: Exception) -> str:

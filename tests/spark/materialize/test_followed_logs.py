@@ -10,13 +10,13 @@ from pyspark.errors import AnalysisException
 from spark_jobs.errors import OptionError, Unreachable
 from spark_jobs.materialize import followed_logs as module
 from spark_jobs.materialize.followed_logs import NAMES_EACH_S, FollowedLogs, named
-from spark_jobs.materialize.progress import LogProgress
+from spark_jobs.materialize.progress import LogProgress, Progress
 from spark_jobs.materialize.query import LogRows
 from spark_jobs.materialize.supervisor import MaterializeFailed
 from spark_jobs.source.log_names import matching, split_names
 from spark_jobs.source.log_reads import LogEnds
 
-PROGRESS = LogProgress(0, -1, None, 0, 0, 0, 0)
+PROGRESS = LogProgress(0, -1, -1, 0, 0, 0, 0)
 CLASH = MaterializeFailed("entries: it clashes")
 
 
@@ -145,6 +145,12 @@ def test_one_log_fails_alone_and_is_reported_in_the_end(
     assert world.made["a"].state == "stopped"
     assert world.made["b"].state == "looked at"
     assert capsys.readouterr().err.endswith(f"Z a: {error}; the other logs continue\n")
+    progress = Progress("running", 0, followed.progress(), 0.0)
+    assert [(log, each.error, each.lag_records) for log, each in progress.logs.items()] == [
+        ("a", str(error), None),
+        ("b", None, 0),
+    ]
+    assert f"a: failed with 0 entries through index -1: {error}; b: 0 entries" in str(progress)
     assert not followed.done
     world.made["b"].done = True
     assert followed.done

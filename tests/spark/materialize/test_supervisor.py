@@ -76,8 +76,10 @@ def test_a_job_that_follows_a_log_waits_for_the_end_of_an_outage_and_ends_on_all
         ending = Supervisor(Failing(error), workers, follows=follows)
         for _ in range(starts - 1):
             attempt(ending)
-        with pytest.raises(MaterializeFailed, match=reason_of(error)):
+        with pytest.raises(MaterializeFailed, match=reason_of(error)) as failed:
             attempt(ending)
+        own = own_error(error)
+        assert str(failed.value).startswith("entries: " if own is None else f"[{own[0].condition}] entries: ")
         assert ending.starts == starts
     workers.stop()
 
