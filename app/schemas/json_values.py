@@ -165,7 +165,7 @@ def _decimal_of(kind: DecimalType) -> Convert:
         _, digits, exponent = number.as_tuple()
         assert isinstance(exponent, int)
         if number and (
-            abs(number) >= limit or (exponent < -kind.scale and any(digits[exponent + kind.scale :]))
+            number.copy_abs() >= limit or (exponent < -kind.scale and any(digits[exponent + kind.scale :]))
         ):
             raise ValueInvalid(f"{shown(value)} does not fit decimal({kind.precision},{kind.scale}) exactly.")
         return _scaled(number, kind.scale)
