@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 
@@ -27,6 +27,7 @@ _OF_FILES = tuple(b'{"%s"' % name.encode() for name in FILE_ACTIONS)
 DELETION_VECTORS = "deletionVectors"  # a reader feature, as COLUMN_MAPPING is
 COLUMN_MAPPING = "columnMapping"
 MAPPING_PROPERTY = "delta.columnMapping.mode"
+_ARROW_SCHEMES = {"s3a": "s3", "s3n": "s3"}
 MAX_ATTEMPTS = 3  # a commit may be removed between the listing and the reading
 
 
@@ -265,13 +266,26 @@ class DeltaLog:
 
 
 def file_system_of(path: str) -> "tuple[fs.FileSystem, str]":
-    """Return the file system of a path or URL, and the path there."""
+    """Return the file system of a path or URL, and the path there: that which Spark reads, for which `%` is a
+    character like others. Raises DeltaLogError for a URL that pyarrow cannot open."""
     from pyarrow import fs
 
-    if "://" in path:
-        files, name = fs.FileSystem.from_uri(path)
-        return files, str(name)
-    return fs.LocalFileSystem(), path.removeprefix("file:")
+    if "://" not in path:
+        return fs.LocalFileSystem(), path.removeprefix("file:")
+    if path.startswith("file://"):
+        return fs.LocalFileSystem(), f"/{path.removeprefix('file://').partition('/')[2]}"
+    try:
+        files, name = fs.FileSystem.from_uri(arrow_url(path))
+    except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
+        raise DeltaLogError(path, f"{type(error).__name__}: {error}") from error
+    return files, str(name)
+
+
+def arrow_url(url: str) -> str:
+    """Return a URL of Spark as one of Arrow, which decodes the path."""
+    scheme, _, rest = url.partition("://")
+    host, _, path = rest.partition("/")
+    return f"{_ARROW_SCHEMES.get(scheme, scheme)}://{host}/{quote(path)}"
 
 
 def _entries(files: "fs.FileSystem", folder: str) -> "list[fs.FileInfo]":

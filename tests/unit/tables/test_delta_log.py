@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from app.tables.delta_log import DeltaLog, DeltaLogError, folders, table_folders
+from app.tables.delta_log import (
+    DeltaLog,
+    DeltaLogError,
+    arrow_url,
+    file_system_of,
+    folders,
+    table_folders,
+)
 from tests.support.delta_files import DeltaFiles
 
 
@@ -130,3 +137,23 @@ def test_tables_are_the_folders_with_a_log(tmp_path: Path) -> None:
     assert set(folders(str(tmp_path))) > {"entries", "events"}
     assert folders(str(tmp_path / "none")) == []
     assert list(table_folders(str(tmp_path / "none"))) == []
+
+
+@pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+def test_a_url_names_the_folder_that_spark_writes(tmp_path: Path, scheme: str) -> None:
+    table = DeltaFiles(tmp_path / "a b%20#c?é" / "entries")
+    table.create()
+    table.bring(0, 3)
+    root = f"{scheme}{table.folder.parent}"
+    assert list(table_folders(root)) == ["entries"]
+    snapshot = DeltaLog(f"{root}/entries").snapshot()
+    assert snapshot is not None
+    assert snapshot.rows == 3
+
+
+def test_a_url_of_a_store_is_one_of_arrow() -> None:
+    assert arrow_url("s3a://bucket/a b%20#c") == "s3://bucket/a%20b%2520%23c"
+    assert arrow_url("gs://bucket") == "gs://bucket/"
+    assert file_system_of("gs://anonymous@bucket/a b%20")[1] == "bucket/a b%20"
+    with pytest.raises(DeltaLogError, match=r"of xyz://bucket/t: ArrowInvalid: Unrecognized filesystem"):
+        file_system_of("xyz://bucket/t")
