@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import MapType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from app.schemas import LogSchema
 from spark_jobs.tables import schemas
@@ -111,8 +111,7 @@ def _decoded(
 
 def _differences(due: DataFrame, held: DataFrame, schema: StructType, position: str) -> DataFrame:
     """Compare the columns `schema` of rows by index: index, problem."""
-    lacking = [each for each in schema.fields if each.name not in held.columns]
-    known = held.select("*", *(F.lit(None).cast(each.dataType).alias(each.name) for each in lacking))
+    due, known = _in_columns(due, schema), _in_columns(held, schema)
     same_row = F.col(f"d.{position}") == F.col(f"h.{position}")
     both = due.alias("d").join(known.alias("h"), same_row, "full_outer")
     differing = F.concat_ws(
@@ -130,6 +129,44 @@ def _differences(due: DataFrame, held: DataFrame, schema: StructType, position: 
     )
     index = F.coalesce(f"d.{position}", f"h.{position}").alias("index")
     return both.select(index, problem.alias("problem")).where("problem IS NOT NULL")
+
+
+def _in_columns(rows: DataFrame, schema: StructType) -> DataFrame:
+    """Return these columns, null for those that the rows lack. A table adds nested fields after those that it
+    has: here they are in the order of the schema, so that Spark can compare them."""
+    held = {each.name: each.dataType for each in rows.schema}
+    return rows.select(
+        *(
+            _in_order(F.col(quoted_name(each.name)), held[each.name], each.dataType).alias(each.name)
+            if each.name in held
+            else F.lit(None).cast(each.dataType).alias(each.name)
+            for each in schema
+        )
+    )
+
+
+def _in_order(value: Column, held: DataType, wanted: DataType) -> Column:
+    """Return a value of the type `held` with the fields of `wanted` in their order."""
+    match held, wanted:
+        case _ if held.simpleString() == wanted.simpleString():
+            return value
+        case StructType(), StructType():
+            known = {each.name: each.dataType for each in held}
+            parts = (
+                _in_order(value.getField(each.name), known[each.name], each.dataType)
+                if each.name in known
+                else F.lit(None).cast(each.dataType)
+                for each in wanted
+            )
+            named = (part.alias(name) for part, name in zip(parts, wanted.names, strict=True))
+            return F.when(value.isNotNull(), F.struct(*named))
+        case ArrayType(), ArrayType():
+            return F.transform(value, lambda each: _in_order(each, held.elementType, wanted.elementType))
+        case MapType(), MapType():
+            return F.transform_values(
+                value, lambda _, each: _in_order(each, held.valueType, wanted.valueType)
+            )
+    return value
 
 
 def _comparable(side: str, column: StructField) -> Column:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -197,3 +197,23 @@ def test_times_in_maps_are_compared_to_the_microsecond(spark: SparkSession) -> N
         column = F.expr(f"map('a', {kind} '2026-01-01 00:00:00.000002')")
         [found] = wrong_copies(records, records.withColumn(kind, column), records.schema).collect()
         assert tuple(found) == (1, f"its row differs from the record in {kind}")
+
+
+def test_nested_fields_are_compared_in_any_order(spark: SparkSession) -> None:
+    """A table has the fields in the order in which versions of the schema added them."""
+
+    def row(struct: str, element: str, value: str) -> DataFrame:
+        return spark.sql(f"SELECT 1L AS _index, {struct} AS a, array({element}) AS l, map('k', {value}) AS m")
+
+    names = "named_struct('n', CAST(null AS STRING), 'y', 'b', 'x.z', 1)", "named_struct('y', 1L, 'x', 2)"
+    due = row(*names, "named_struct('n', CAST(null AS STRING), 'x', array(named_struct('q', 1, 'p', 2)))")
+    same = ("named_struct('x.z', 1, 'y', 'b')", "named_struct('x', 2, 'y', 1L)")
+    value = "named_struct('x', array(named_struct('p', 2, 'q', 1)))"
+    held = row(*same, value)
+    assert wrong_copies(due, held, due.schema).collect() == []
+    assert wrong_copies(held, due, due.schema).collect() == []
+    spoiled = row(same[0].replace("'b'", "'c'"), same[1].replace("2", "3"), value.replace("'q', 1", "'q', 3"))
+    [found] = wrong_copies(due, spoiled, due.schema).collect()
+    assert tuple(found) == (1, "its row differs from the record in a, l, m")
+    [found] = wrong_copies(due, held.withColumn("a", F.expr("IF(_index = 2, a, null)")), due.schema).collect()
+    assert tuple(found) == (1, "its row differs from the record in a")
