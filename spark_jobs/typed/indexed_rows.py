@@ -8,7 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from app.tables.delta_log import DataFile, DeltaLog, DeltaLogError
@@ -19,9 +19,11 @@ from spark_jobs.tables.snapshot import read_rows
 from spark_jobs.tables.table import Table, read_table
 from storage.units import MIB
 
-PIECE_BYTES: Final = 32 * MIB  # of data files, compressed
+PIECE_BYTES: Final = 32 * MIB  # of data files, compressed; of values, where Spark reads them
 PIECE_RECORDS: Final = 200_000
 SPARK_PIECE_RECORDS: Final = 50_000
+VALUE: Final = "value"  # the column of records whose size has no bound
+SIZE_BEFORE: Final = "size before"
 
 
 class IndexedRows:
@@ -47,7 +49,9 @@ class IndexedRows:
                 end, rows = self._local_piece(first, until, columns, max_records)
             except (NeedsSpark, DeltaLogError):
                 end = min(until, first + min(max_records, SPARK_PIECE_RECORDS))
-                rows = self._in_order(self._by_spark(first, end, columns))
+                rows, is_whole = first_rows(self._by_spark(first, end, columns), self._position)
+                if not is_whole:
+                    end = rows[self._position][-1].as_py() + 1
             yield end, rows
             first = end
 
@@ -81,9 +85,9 @@ class IndexedRows:
             raise NeedsSpark(f"files of {self._path} have no statistics")
         return files
 
-    def _by_spark(self, first: int, until: int, columns: Sequence[str]) -> pa.Table:
+    def _by_spark(self, first: int, until: int, columns: Sequence[str]) -> DataFrame:
         rows, position = read_table(self._spark, self._path), F.col(self._position)
-        return rows.where((position >= first) & (position < until)).select(*columns).toArrow()
+        return rows.where((position >= first) & (position < until)).select(*columns)
 
     def _from_files(
         self, files: Sequence[DataFile], first: int, until: int, columns: Sequence[str]
@@ -109,6 +113,19 @@ class IndexedRows:
         size = sum(file.size_bytes for file in files)
         span = sum(file.most[self._position] - file.least[self._position] + 1 for file in files)
         return max(1, span * PIECE_BYTES // size) if size else PIECE_RECORDS
+
+
+def first_rows(rows: DataFrame, position: str) -> tuple[pa.Table, bool]:
+    """Return the first rows in the order of `position`, at least one, of about PIECE_BYTES of values, and
+    whether they are all: a query whose result is beyond `spark.driver.maxResultSize` fails."""
+    if VALUE not in rows.columns:
+        return rows.toArrow().sort_by(position), True
+    before = Window.orderBy(position).rowsBetween(Window.unboundedPreceding, -1)
+    size_before = F.coalesce(F.sum(F.octet_length(VALUE)).over(before), F.lit(0))
+    sized = rows.withColumn(SIZE_BEFORE, size_before).where(F.col(SIZE_BEFORE) < PIECE_BYTES)
+    found = sized.drop(SIZE_BEFORE).orderBy(position).toArrow()
+    size = pc.sum(pc.binary_length(found[VALUE])).as_py() or 0
+    return found, size < PIECE_BYTES
 
 
 def _end_of_piece(first: int, until: int, most: int, begins: Sequence[int]) -> int:
