@@ -1,7 +1,7 @@
 """Masters of the logs: elections on request, and those that the controller begins itself (C-04). PURE."""
 
 from collections import Counter
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -17,6 +17,14 @@ from app.controller.state_machine import Metadata
 
 _OPENINGS_TRIED: Final = 2  # by one replica, before others are preferred: a restart may cost it one
 _DOUBLED_MAX: Final = 8  # times: the patience with a replica that failed often, whose disk may just be slow
+
+
+class _UnopenedEpoch(NamedTuple):
+    """An epoch whose master has yet to open it. failed: how often that replica had failed before."""
+
+    epoch: int
+    since_ms: int
+    failed: int
 
 
 class Masters:
@@ -37,8 +45,8 @@ class Masters:
         self._unmastered_ms: dict[str, int] = {}  # log that never had a master -> since when it is known
         self._openings_failed: dict[str, dict[int, int]] = {}  # log -> replica -> how often, since one opened
         self._recorded_ms: dict[str, int] = {}  # log -> when its metadata got what its copies have confirmed
-        self._opening_until: dict[str, tuple[int, int]] = {}  # log -> epoch that is not open yet, time limit
-        self._slow_epochs: dict[str, int] = {}  # log -> the last epoch that was not opened in time
+        self._openings: dict[str, _UnopenedEpoch] = {}  # log -> the epoch that is not open yet
+        self._failed_epochs: dict[str, int] = {}  # log -> the last epoch that counts as a failed opening
         self.refused_elections: Counter[tuple[str, str]] = Counter()  # (log, reason)
         self._refused_epochs: dict[str, int] = {}  # log -> epoch after which an election was refused
 
@@ -53,9 +61,16 @@ class Masters:
     def may_act(self, log: Log) -> bool:
         """Return whether the master may be granted a lease. A master that failed to open epochs must have
         reported that this one is open: another replica may be elected while it is known to hold nothing."""
-        if elect_master.has_opened(log, self._liveness):
-            self._openings_failed.pop(log.name, None)
+        self._has_opened(log)
         return log.master not in self._avoided(log)
+
+    def _has_opened(self, log: Log) -> bool:
+        """Return whether the master's epoch is open. Earlier failures do not count any more then, unless the
+        master has given the epoch up since."""
+        has_opened = elect_master.has_opened(log, self._liveness)
+        if has_opened and not self._liveness.is_given_up(log.name):
+            self._openings_failed.pop(log.name, None)
+        return has_opened
 
     def must_wait(self, state: Metadata, command: AnyCommand, now_ms: int) -> bool:
         """An operator's election away from a master that may hold a lease: the lease is not renewed, and
@@ -117,8 +132,7 @@ class Masters:
         confirmed = None if command.unused else command.confirmed  # what it has confirmed is of no use then
         self._liveness.given_up(log.name, now_ms, log.master_epoch, confirmed)
         if not command.leaving:
-            failed = self._openings_failed.setdefault(log.name, {})
-            failed[command.master] = failed.get(command.master, 0) + 1
+            self._count_failed(log)
         living = [node for node in log.nodes if self._liveness.may_live(node, now_ms)]
         if command.unused and log.can_restore_set(living):  # else only this copy is known to be complete
             log = self._with_set_before(state, log, command, happen)
@@ -131,8 +145,7 @@ class Masters:
         was, and so does the master, which was elected among them."""
         assert log.set_before is not None
         if not command.leaving:  # its disk hangs: others are preferred
-            failed = self._openings_failed[log.name]
-            failed[command.master] = max(_OPENINGS_TRIED, failed[command.master])
+            self._count_failed(log, least=_OPENINGS_TRIED)
         happen(
             SyncStateSetChanged(
                 log=log.name,
@@ -162,8 +175,8 @@ class Masters:
         """Forget a deleted log: the next one of that name has other replicas, and epochs from 1 on."""
         self._unmastered_ms.pop(name, None)
         self._openings_failed.pop(name, None)
-        self._opening_until.pop(name, None)
-        self._slow_epochs.pop(name, None)
+        self._openings.pop(name, None)
+        self._failed_epochs.pop(name, None)
         self._recorded_ms.pop(name, None)
         self._handing_over.pop(name, None)
         self._refused_epochs.pop(name, None)
@@ -209,28 +222,39 @@ class Masters:
     def supervise(self, log: Log, happen: Happen, now_ms: int) -> None:
         """Replace a master that is gone, or that does not open its epoch; note when it has, and from time to
         time what the copies have confirmed."""
-        if elect_master.has_opened(log, self._liveness):
-            self._openings_failed.pop(log.name, None)
-            if log.is_opening or self._is_record_due(log, now_ms):
-                happen(
-                    SyncStateSetChanged(
-                        log=log.name,
-                        master_epoch=log.master_epoch,
-                        sync_state_set=log.sync_state_set,
-                        set_epoch=log.set_epoch + 1 if log.is_opening else log.set_epoch,
-                        acks=log.set_acks,
-                    )
+        has_opened = self._has_opened(log)
+        if has_opened and (log.is_opening or self._is_record_due(log, now_ms)):
+            happen(
+                SyncStateSetChanged(
+                    log=log.name,
+                    master_epoch=log.master_epoch,
+                    sync_state_set=log.sync_state_set,
+                    set_epoch=log.set_epoch + 1 if log.is_opening else log.set_epoch,
+                    acks=log.set_acks,
                 )
-                return
+            )
+            return
         if not elect_master.has_living_master(log, self._liveness, now_ms):
             self._replace_master(log, happen, now_ms)
-        elif log.is_opening and self._opens_too_slowly(log, now_ms):
-            assert log.master is not None
-            if self._slow_epochs.get(log.name) != log.master_epoch:
-                self._slow_epochs[log.name] = log.master_epoch
-                failed = self._openings_failed.setdefault(log.name, {})
-                failed[log.master] = max(_OPENINGS_TRIED, failed.get(log.master, 0) + 1)
+        elif self._may_be_replaced(log, has_opened=has_opened) and self._opens_too_slowly(log, now_ms):
+            self._count_failed(log, least=_OPENINGS_TRIED)
             self._replace_master(log, happen, now_ms, stays=log.master)
+
+    def _may_be_replaced(self, log: Log, *, has_opened: bool) -> bool:
+        """Return whether others may lead instead of a master that does not open its epoch: members of the
+        former set, or any replica if the log has never held a record (elect_master.py)."""
+        is_first = log.opened_epoch == 0 and log.holders == (log.master,)
+        return log.is_opening or (is_first and not has_opened)
+
+    def _count_failed(self, log: Log, *, least: int = 1) -> None:
+        """Count the epoch of the master as one that it did not open, once, and as `least` failures at
+        least."""
+        assert log.master is not None
+        failed = self._openings_failed.setdefault(log.name, {})
+        if self._failed_epochs.get(log.name) != log.master_epoch:
+            self._failed_epochs[log.name] = log.master_epoch
+            failed[log.master] = failed.get(log.master, 0) + 1
+        failed[log.master] = max(least, failed.get(log.master, 0))
 
     def _is_record_due(self, log: Log, now_ms: int) -> bool:
         """True if the copies of an open log have confirmed more than its metadata record, for long enough."""
@@ -249,15 +273,25 @@ class Masters:
 
     def _opens_too_slowly(self, log: Log, now_ms: int) -> bool:
         """Return whether the master lives but cannot write its first record to its disk. Each attempt of a
-        replica that failed before has twice the time: a slow disk gets enough, and one that hangs gives way
-        to others."""
-        epoch, until_ms = self._opening_until.get(log.name, (0, 0))
-        if epoch != log.master_epoch:
+        replica that failed before has twice the time, while none that failed less often can be elected: a
+        slow disk gets enough, and one that hangs gives way to others."""
+        if log.name not in self._openings or self._openings[log.name].epoch != log.master_epoch:
             failed = 0 if log.master is None else self._avoided(log).get(log.master, 0)
-            patience = 2 ** min(_DOUBLED_MAX, failed)
-            until_ms = now_ms + patience * self._liveness.config.opening_timeout_ms
-            self._opening_until[log.name] = (log.master_epoch, until_ms)
-        return now_ms >= until_ms
+            self._openings[log.name] = _UnopenedEpoch(log.master_epoch, now_ms, failed)
+        opening, timeout_ms = self._openings[log.name], self._liveness.config.opening_timeout_ms
+        waited_ms, failed = now_ms - opening.since_ms, opening.failed
+        if waited_ms >= timeout_ms << min(_DOUBLED_MAX, failed):
+            return True
+        return failed > 0 and waited_ms >= timeout_ms and self._can_elect_other(log, failed, now_ms)
+
+    def _can_elect_other(self, log: Log, failed: int, now_ms: int) -> bool:
+        """Return whether a replica can be elected that has failed less often."""
+        avoided = self._avoided(log)
+        try:
+            event = elect_master.elect(log, self._liveness, now_ms, avoided=avoided)
+        except Refused:
+            return False
+        return avoided.get(event.master, 0) < failed
 
     def _replace_master(
         self,

@@ -16,7 +16,7 @@ from app.controller.metadata import Log, LogSpec
 from tests.mutants.planting import group_mutant, plant, planted
 from tests.unit.controller import test_partial_acks as test_elections_by_part
 from tests.unit.controller.elections import test_electable as test_copies_that_may_lead
-from tests.unit.controller.elections import test_elections, test_elections_under_faults
+from tests.unit.controller.elections import test_elections, test_elections_under_faults, test_hung_masters
 
 
 @group_mutant(
@@ -315,12 +315,23 @@ plant(
     "C-05",
     (
         masters_module.Masters,
-        "supervise",
-        "if self._slow_epochs.get(log.name) != log.master_epoch:",
+        "_count_failed",
+        "if self._failed_epochs.get(log.name) != log.master_epoch:",
         "if True:",
     ),
     lambda _: (
         test_elections_under_faults.test_a_slow_epoch_counts_once_against_its_master_however_long_no_other_can_be_elected()
+    ),
+    mode="controller",
+)
+
+
+plant(
+    "a_master_that_gave_its_epoch_up_has_not_failed",
+    "A-11",
+    (masters_module.Masters, "_has_opened", " and not self._liveness.is_given_up(log.name)", ""),
+    lambda _: (
+        test_hung_masters.test_a_master_that_gave_its_epoch_up_is_not_preferred_because_it_had_opened_it()
     ),
     mode="controller",
 )

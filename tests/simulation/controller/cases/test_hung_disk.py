@@ -201,3 +201,23 @@ def test_a_master_whose_disk_hangs_before_its_first_lease_gives_way(seed: int, i
     assert values_in(new.log) == ["kept", "on"]
     assert cluster.run_until(lambda: len(truth(cluster).set_nodes) == 3, 60)
     assert truth(cluster).unclean_epoch == 0
+
+
+@pytest.mark.rule("A-11", "C-05")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_first_master_whose_disk_hangs_at_its_first_opening_gives_way(seed: int) -> None:
+    """The log has never held a record. The first master recovers, and follows."""
+    plan = HaPlan(own_controllers=True, faults=False, clients=0, links=LinkFaults(), timing=USUAL)
+    cluster = HaCluster(seed, plan)
+    assert cluster.run_until(
+        lambda: (log := cluster.checker.truth.log(LOG_NAME)) is not None and log.master is not None, 60
+    )
+    hung = next(node for node in cluster.brokers if node.name == truth(cluster).master_node)
+    assert not hung.core._is_open
+    hung.hang_disk(40 * SECOND_US)
+    others = [node for node in cluster.brokers if node is not hung]
+    assert cluster.run_until(lambda: any(node.is_master and node.acknowledges for node in others), 15)
+    append_at(cluster, master_of(cluster), b"kept")
+    assert cluster.run_until(lambda: len(truth(cluster).set_nodes) == 3, 60)
+    assert values_in(hung.log) == ["kept"]
+    assert truth(cluster).unclean_epoch == 0
