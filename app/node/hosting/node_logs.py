@@ -65,6 +65,7 @@ class NodeLogs:
             journals.record,
             disk=disk,
             open_log=self._open,
+            predates_folder=self._predates_folder,
             serve=self.serve,
             tasks=tasks,
         )
@@ -212,15 +213,18 @@ class NodeLogs:
 
     def _open(self, hosted: HostedLog, *, sound: bool, sound_if_alone: bool = False) -> LogDriver:
         """As LogOpener.open."""
-        generation = hosted.generation
         return self._opener.open(
             hosted,
             self._events_of(hosted),
             sound=sound,
             sound_if_alone=sound_if_alone,
-            begins=generation > self._birth.index,
-            predates_folder=CONFIGURED < generation <= self._birth.folder_index,
+            begins=hosted.generation > self._birth.index,
+            predates_folder=self._predates_folder(hosted),
         )
+
+    def _predates_folder(self, hosted: HostedLog) -> bool:
+        """Return whether the log is older than the data folder of this node (RaftMode). Blocks."""
+        return CONFIGURED < hosted.generation <= self._birth.folder_index
 
     # --- serving ----------------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ class CopyFiles:
         self._storage = copy.storage
         self._state_type = copy.state_type
         self._marker = copy.marker
+        self.predates_folder = copy.predates_folder
 
     # --- what they contain ------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Inputs and results of a repair, and the methods that it needs of its node (log_repair.py)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from typing import Final, Protocol
@@ -69,7 +69,8 @@ class DamagedCopy:
     voters, learners: of the group, including this node. votes: the group elects; otherwise controllers or the
     configuration choose the leader, and the vote file only holds the epoch that this copy has opened.
     state_type: of the log's state. is_configured: voters and learners are those of the configuration, because
-    the log was not open since the start: it may name others.
+    the log was not open since the start: it may name others. predates_folder(): the log existed before the
+    data folder of this node, so the settings here may be older than its group; may block on the disk.
     """
 
     files: FileSystem
@@ -84,6 +85,7 @@ class DamagedCopy:
     votes: bool = True
     state_type: type[LogState] = LogState
     is_configured: bool = False
+    predates_folder: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -217,8 +217,9 @@ class LogRepair:
         """Replace a lost vote by one that contradicts no vote of this node, or open in doubt (lost_vote.py).
         A damaged log is repaired first: it may name more voters."""
         self._lacks_vote = True
-        if self._peers and not await in_thread(self._copy.has_manifest):
-            await self._doubt(lacks_records=True)  # the folder was lost or moved away
+        is_lost = not await in_thread(self._copy.has_manifest)  # the folder was lost or moved away
+        if is_lost and (self._peers or await in_thread(self._copy.predates_folder)):
+            await self._doubt(lacks_records=True, lost_vote=not self._peers)
         known = await in_thread(self._copy.last_known)
         if known is None:
             await self._repair_batches()
@@ -251,8 +252,7 @@ class LogRepair:
         open it again. As another replica it never will: each epoch is assigned to one replica (C-04)."""
         await self._doubt()
         known = await in_thread(self._copy.last_known)
-        term = 0 if known is None else known[0]
-        await in_thread(partial(self._copy.save_vote, HardState(term, self._node_id)))
+        await in_thread(partial(self._copy.save_vote, HardState(known[0] if known else 0, self._node_id)))
         self.result.small_files["vote"] = None
 
     # --- from damage to an open log ---------------------------------------------------------------------

@@ -15,11 +15,12 @@ lost one.
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from app.log.terms import TERM_UNKNOWN, is_plausible_term
+from app.log.terms import TERM_JUMP_MAX, TERM_UNKNOWN, is_plausible_term
 from app.node.network.repair_messages import TermAnswer
 
 VOTE_GAP: Final = 1 << 20  # campaigns: a term takes at least an election timeout, so this is days of them
 _SHORTEST_TERM_MS: Final = 100
+_TIME_MAX: Final = TERM_JUMP_MAX // 16  # a wrong clock: peers adopt no term beyond a jump (app/log/terms.py)
 
 
 class LostVote:
@@ -75,4 +76,4 @@ class LostVote:
         """Return the term in which this node votes for itself. now_ms: since 1970."""
         if self._all_named and not self.asked:
             return self._term
-        return self._term + VOTE_GAP + now_ms // _SHORTEST_TERM_MS
+        return self._term + VOTE_GAP + min(now_ms // _SHORTEST_TERM_MS, _TIME_MAX)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, Protocol
 
 from app.controller.log_state import MetadataLogState
@@ -50,17 +51,20 @@ class Repairs:
         *,
         disk: DiskThreads,
         open_log: OpenLog,
+        predates_folder: Callable[[HostedLog], bool],
         serve: Callable[[HostedLog, LogDriver], None],
         tasks: TaskSupervisor,
     ) -> None:
         """logs: by id, as the node keeps it. record(hosted, event): write an event to a log's journal.
-        serve(hosted, driver): the log is open again, take part."""
+        predates_folder(hosted): as in DamagedCopy. serve(hosted, driver): the log is open again, take
+        part."""
         self.record = record
         self._services = services
         self._files = services.files
         self._disk = disk
         self._logs = logs
         self._open_log = open_log
+        self._predates_folder = predates_folder
         self._serve = serve
         self._tasks = tasks
         self.calls = PeerCalls(services.transport, services.random)
@@ -125,6 +129,7 @@ class Repairs:
                 votes=hosted.settings.replication is Replication.RAFT,
                 state_type=MetadataLogState if hosted.name == CONTROLLER_LOG else LogState,
                 is_configured=is_configured,
+                predates_folder=partial(self._predates_folder, hosted),
             ),
             FoundDamage(
                 cause=cause,

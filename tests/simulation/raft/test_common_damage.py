@@ -62,6 +62,29 @@ def test_voters_that_have_all_lost_their_votes_elect_a_leader_together(seed: int
     cluster.close()
 
 
+@pytest.mark.rule("R-01", "R-02")
+@pytest.mark.parametrize("seed", range(2))
+def test_lost_votes_wait_for_a_voter_that_is_gone_until_an_empty_one_takes_its_place(seed: int) -> None:
+    """Two of five know their terms, and one of them is gone (docs/operations.md, section 7)."""
+    cluster = SimulatedCluster(seed, replace(PLAN, nodes=5))
+    cluster.run(5)
+    gone, *present = cluster.members
+    for node in cluster.members:
+        node.crash(power=False)
+    for node in present[:3]:
+        lose_vote(node)
+    for node in present:
+        cluster.restart(node.name)
+    cluster.run(4 * WAIT_S)
+    assert cluster.leading() is None
+    gone.replace_disk()
+    cluster.restart(gone.name)
+    cluster.settle()
+    cluster.run(1)  # until the notes are removed
+    assert not any(node.is_in_doubt for node in cluster.members)
+    cluster.close()
+
+
 @pytest.mark.rule("R-01", "R-07")
 @pytest.mark.parametrize("lost", [(0, 1, 2), (0, 2), (0,)], ids=["all", "two", "one-of-two"])
 def test_lost_votes_and_damaged_batches_do_not_wait_for_one_another(lost: tuple[int, ...]) -> None:

@@ -188,6 +188,7 @@ def test_a_repair_begins_after_the_sync_that_was_requested_in_the_same_turn() ->
             lambda _hosted, _event: None,
             disk=lane._threads,
             open_log=cast(Any, None),
+            predates_folder=cast(Any, None),
             serve=lambda _hosted, _driver: None,
             tasks=cast(Any, None),
         )

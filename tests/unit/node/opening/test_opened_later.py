@@ -128,6 +128,7 @@ def test_only_a_log_of_the_metadata_may_be_older_than_the_data_folder(
     )
     asyncio.run(scene.node_logs.open_replica(scene.hosted))
     assert scene.predates_folder is predates
+    assert scene.node_logs.repairs._predates_folder(scene.hosted) is predates
 
 
 @pytest.mark.rule("C-10")

@@ -98,7 +98,7 @@ class Scene:
         self.host = Host(self.files)
         self.votes = True
         self.state_type: type[LogState] = LogState
-        self.is_configured = False
+        self.is_configured = self.predates_folder = False
         self.learners: tuple[str, ...] = ()
 
     def repair(
@@ -119,6 +119,7 @@ class Scene:
                 votes=self.votes,
                 state_type=self.state_type,
                 is_configured=self.is_configured,
+                predates_folder=lambda: self.predates_folder,
             ),
             FoundDamage(
                 cause=cause,

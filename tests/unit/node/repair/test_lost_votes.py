@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from app.controller.log_state import MetadataLogState
-from app.log.terms import TERM_UNKNOWN
+from app.log.terms import TERM_UNKNOWN, is_plausible_term
 from app.node.network.repair_messages import FetchAnswer, PeerCall, TermAnswer, TermRequest
 from app.node.repair import log_repair as repair_module
 from app.node.repair import peer_replicas
@@ -290,6 +290,18 @@ def test_a_vote_that_is_lost_with_its_whole_folder_leaves_a_doubt(voters: tuple[
     assert RepairMarker(scene.files, "data", "log").lacks_records is not is_alone
 
 
+@pytest.mark.rule("R-02", "R-10")
+def test_a_log_that_is_older_than_the_data_folder_does_not_begin_again_alone() -> None:
+    """The settings here may be older than its group: others may have joined since, as with an empty disk."""
+    scene = Scene()
+    scene.predates_folder = True
+    for name in scene.files.list(FOLDER):
+        scene.files.remove(f"{FOLDER}/{name}")
+    scene.run(Peers(lambda _peer, _message: None), CorruptFile(f"{FOLDER}/vote", "missing"), ("n1",))
+    marker = RepairMarker(scene.files, "data", "log")
+    assert (scene.host.sound, marker.lacks_records, marker.lost_vote) == (False, True, True)
+
+
 @pytest.mark.rule("R-01", "R-10")
 @pytest.mark.parametrize(
     ("named", "configured", "answering", "expected"),
@@ -348,6 +360,14 @@ def test_a_vote_that_is_lost_later_skips_the_terms_that_an_earlier_one_led_to() 
         terms.append(lost.safe_term(now_ms))
     elected_by_n1 = terms[0] + 1
     assert terms[1] >= elected_by_n1
+
+
+@pytest.mark.rule("R-01")
+def test_no_clock_leads_to_a_term_that_peers_refuse() -> None:
+    year_9999_ms = 253_402_300_799_000
+    lost = LostVote("n1", 4, (("n1", "n2", "n3"),), ())
+    assert is_plausible_term(4, lost.safe_term(year_9999_ms))
+    assert lost.safe_term(0) == 4 + VOTE_GAP
 
 
 @pytest.mark.rule("R-01")

@@ -42,6 +42,7 @@ def opened(folder: Path, *, lacks_records: bool) -> tuple[Node, LogDriver]:
         lambda _hosted, _event: None,
         disk=services.disk,
         open_log=lambda _hosted, **trust: node.open(**trust),
+        predates_folder=lambda _hosted: False,
         serve=lambda _hosted, _driver: None,
         tasks=TaskSupervisor(lambda what, error: None),
     )
@@ -91,7 +92,16 @@ def test_the_end_of_a_repair_that_found_no_space_is_recorded_later(
         )
         disk: Any = SimpleNamespace(lane=lambda _name: Lane())
         unused: Any = None
-        repairs = Repairs(services, {}, unused, disk=disk, open_log=unused, serve=unused, tasks=tasks)
+        repairs = Repairs(
+            services,
+            {},
+            unused,
+            disk=disk,
+            open_log=unused,
+            predates_folder=unused,
+            serve=unused,
+            tasks=tasks,
+        )
         repairs.marker_of(hosted).save(Note("empty", "start", 1, intact=True))
         repairs.healed(hosted, before)
         hosted.driver = None if is_closed else hosted.driver

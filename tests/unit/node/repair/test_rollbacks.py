@@ -99,6 +99,7 @@ def test_no_repair_begins_while_a_rollback_uses_the_files() -> None:
         cast(Any, None),
         disk=cast(Any, None),
         open_log=cast(Any, None),
+        predates_folder=cast(Any, None),
         serve=cast(Any, None),
         tasks=scene.tasks,
     )
