@@ -51,6 +51,8 @@ class MasterEpoch:
         self.waiting: Opening | None = None
         self.control: TermRecord | None = None
         self.open_index = NO_INDEX
+        self._before = recorded  # `recorded` without the record of this epoch
+        self._lacks_space = False  # for that record; it is tried again at the next tick
 
     @property
     def is_open(self) -> bool:
@@ -61,6 +63,8 @@ class MasterEpoch:
     @property
     def waits_for(self) -> str | None:
         """Return why the epoch is not open, for an operator; None: nothing prevents it."""
+        if self._lacks_space:
+            return "the disk is full: there is no space for the record that opens the epoch"
         if self.waiting is None:
             return None
         if not self.may_proceed:
@@ -141,6 +145,7 @@ class MasterEpoch:
 
     def _wait(self, now_ms: int) -> None:
         term = self._member.term
+        self.control, self._lacks_space = None, False
         knows_epoch = term > 0 and term != self._opened_term
         self.waiting = Opening(
             [replica for replica in self._replicas if replica != self._member.node_id],
@@ -169,11 +174,12 @@ class MasterEpoch:
             return
         if self.waiting is None and history is not None and not self._unclean:
             self._wait(now_ms)
-            self.control = None
         if self.waiting is not None:
             self.waiting.object(slave.id, reason)
 
     def tick(self, now_ms: int) -> None:
+        if self._lacks_space:
+            self._lacks_space, self.control = False, self._term_record
         if self.waiting is not None and self.may_proceed and self.waiting.is_complete(now_ms):
             self._proceed()
 
@@ -194,12 +200,13 @@ class MasterEpoch:
     def proposed(self, batch: Batch) -> None:
         """A batch enters the log: its record opens the epoch, if that is wanted."""
         if self.control is not None and batch.is_control:
-            self._recorded = SyncFloor(batch.last_index, *self._floor)
+            self._before, self._recorded = self._recorded, SyncFloor(batch.last_index, *self._floor)
             self.control = None
             self.open_index = batch.last_index
 
     def abandoned(self, first: Batch) -> None:
-        """Batches from this one on did not enter the log, for lack of space: the record is tried again."""
+        """Batches from this one on did not enter the log, for lack of space: the record is tried again at
+        the next tick. At once would be without end: the driver writes what the core wants before it waits."""
         if first.base_index == self.open_index:
-            self.open_index = NO_INDEX
-            self.control = self._term_record
+            self.open_index, self._recorded = NO_INDEX, self._before
+            self._lacks_space = True

@@ -318,6 +318,30 @@ def test_appends_without_room_are_refused_and_the_opening_is_tried_again() -> No
     assert master.append(b"b", acks=Acks.LEADER).last_index == pending.last_index
 
 
+def test_an_epoch_without_room_is_tried_once_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver writes what the core wants before it does anything else: tried at once, the node hangs."""
+    master = Master(waits=True, recorded=None)
+    propose, tries = ClassicMasterCore.propose, []
+
+    def counted(core: ClassicMasterCore, batch: Batch, *rest: Any) -> None:
+        tries.append(batch.base_index)
+        assert len(tries) < 9, "the driver does not end"
+        propose(core, batch, *rest)
+
+    monkeypatch.setattr(ClassicMasterCore, "propose", counted)
+    master.full = True
+    master.tick(CONFIG.opening_wait_ms)
+    master.tick(100)
+    assert tries == [0, 0]
+    assert "the disk is full" in (master.core.status().waits_for or "")
+    assert not master.core.accepts_appends
+    assert master.core._epoch._recorded is None  # no record states what the epoch needs
+    master.full = False
+    master.tick(100)
+    assert (tries, master.core.status().waits_for) == ([0, 0, 0], None)
+    assert master.core.accepts_appends
+
+
 def test_after_a_restart_readers_wait_for_what_may_have_been_acknowledged() -> None:
     master = Master()
     key = master.slave()
