@@ -25,20 +25,20 @@ from app.node.opening.open_replica import LogIdentity, open_replica
 from app.node.opening.replica_modes import ClassicMode
 from app.node.replica.driver import LogDriver
 from app.node.services import NodeServices
-from storage.errors import StorageError
+from storage.errors import StorageError, StorageFull
 from tests.simulation.classic.checks import ClassicChecker
 from tests.simulation.classic.liveness import ClassicLiveness
 from tests.simulation.classic.operators import Nemesis
-from tests.simulation.controller.node import DISK, LOG_ID
+from tests.simulation.controller.node import DISK, LOG_ID, RESTART_US
 from tests.simulation.controller.plan import DRIVER, LOG_NAME, STORAGE
 from tests.simulation.raft.plans import SimulatedLimits
 from tests.simulation.seed_options import seed_options
 from tests.simulation.world.disk import DiskThread
 from tests.simulation.world.process import SimulatedProcess
 from tests.simulation.world.promises import Violation, unexpected
+from tests.simulation.world.sick_files import SickFiles
 from tests.simulation.world.world import STANDSTILLS_END_S, Life, NothingDue, World, WorldScheduler
 from tests.support.committed import values_of
-from tests.support.memory_files import MemoryFiles
 from tests.unit.ha.clients import Client, Ledger
 from tests.unit.ha.streams import StreamNetwork
 
@@ -64,12 +64,16 @@ class ClassicNode(SimulatedProcess):
         self.sync_slaves, self.auto = group.sync_slaves, group.auto
         self.unclean = False  # in the configuration of its next incarnation
         self.is_blank = False  # its disk was replaced, and it has not started since
-        self.blank_since_us = 0
+        self.lost_us: int | None = None  # when its copy was replaced, if it has not started since
         self.copies: dict[
             str, tuple[str, LogDriver]
         ] = {}  # by the key of a connection from it, in this incarnation
-        self.files = MemoryFiles(Random(group.world.random.getrandbits(64)))
+        self.files = SickFiles(Random(group.world.random.getrandbits(64)))
         self._group = group
+
+    @property
+    def has_healthy_disk(self) -> bool:
+        return super().has_healthy_disk and not self.files.is_ill
 
     @property
     def place(self) -> int:
@@ -84,7 +88,7 @@ class ClassicNode(SimulatedProcess):
 
     def start(self) -> None:
         group, world = self._group, self._group.world
-        self.names, self.is_blank = group.names, False
+        self.names = group.names
         self.sync_slaves, self.auto = group.sync_slaves, group.auto
         self.copies = {}
         life = self.life = Life(self.name)
@@ -118,8 +122,10 @@ class ClassicNode(SimulatedProcess):
         try:
             self.driver = open_replica(services, log, mode).driver
         except StorageError as error:
-            raise Violation(f"{self.name} cannot come back: {error!r}") from error
-        self.unclean = False
+            self._fail("start", error)
+            return
+        self.unclean = self.is_blank = False
+        self.lost_us = None
         self.driver.start()
         self._tick(life)
 
@@ -135,7 +141,13 @@ class ClassicNode(SimulatedProcess):
         self.driver.deliver(source, message)
 
     def _fail(self, what: str, error: BaseException) -> None:
-        raise Violation(f"{self.name} stopped: {what}: {error!r}") from error
+        """A disk without room may end the process: it starts again until there is some."""
+        if not isinstance(error, StorageFull):
+            raise Violation(f"{self.name} stopped: {what}: {error!r}") from error
+        self._group.counts["ended by a full disk"] += 1
+        if self.alive:
+            self.crash(power=False)
+        self._group.nemesis.back(self, RESTART_US)
 
     def crash(self, *, power: bool) -> None:
         self.life.alive = False
@@ -266,7 +278,7 @@ class ClassicGroup:
         a stall, or over a line that is half-open, long after their disks were replaced."""
         recent_us = self.world.now_us - IN_FLIGHT_US
         for name, node in self.nodes.items():
-            if not (node.is_blank and node.blank_since_us < recent_us):
+            if node.lost_us is None or node.lost_us >= recent_us:
                 yield name, node.driver
         core: Any = master.driver._core
         for key in core._slaves:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from app.log.commands import Trim
 from app.log.contract import NO_INDEX, Durability
-from tests.support.memory_files import MemoryFiles
+from tests.simulation.controller.plan import LOG_NAME
+from tests.simulation.world.sick_files import SickFiles
 
 if TYPE_CHECKING:
     from tests.simulation.classic.group import ClassicGroup, ClassicNode
@@ -20,6 +21,7 @@ CHANGED_ACKS: Final = 0.5  # of the role changes
 QUIET_US: Final = 8_000_000
 LOOK_US: Final = 1_000_000  # an operator looks so often
 PATIENCE_LOOKS: Final = 5  # ... and acts on what stays so long
+FOLDER: Final = f"data/logs/{LOG_NAME}"
 EVENTS: Final = {
     "crash": 6,
     "power failure of all": 2,
@@ -29,10 +31,12 @@ EVENTS: Final = {
     "stall": 4,  # of a process
     "suspend": 2,  # of a machine
     "hung disk": 4,
+    "full disk": 3,
     "clock rate": 3,
     "trim": 6,
     "replaced disk of a slave": 3,
     "replaced disk of the master": 3,
+    "restored copy": 3,  # of the log's folder, as it was some time ago
     "role change": 5,
 }
 
@@ -46,6 +50,7 @@ class Nemesis:
         self.counts: Counter[str] = Counter()
         self.active = True
         self._quiet_until_us = 0  # no faults before
+        self._old_copies: dict[str, dict[str, bytes]] = {}  # by node: a backup of the log's folder
         self._blocked = 0  # looks in a row at a master that takes no appends
         self._refused: Counter[str] = Counter()  # the same for slaves that are refused
         self._world.after(500_000, self._strike)
@@ -61,6 +66,7 @@ class Nemesis:
         kind = chance.choices(list(EVENTS), weights=list(EVENTS.values()))[0]
         node = group.nodes[chance.choice(group.names)]
         lasting_us = self._world.between(LASTING_US)
+        self._back_up(node)
         done = True
         if kind in ("crash", "clean stop"):
             power = kind == "crash" and chance.random() < 0.5 and self._may_lose_power(node)
@@ -81,6 +87,9 @@ class Nemesis:
                 node.stall(self._world.between(STALL_US), suspended=kind == "suspend")
         elif kind == "hung disk":
             node.hang_disk(self._world.between(STALL_US))
+        elif kind == "full disk":  # no room is left, or a little
+            node.files.sicken("full_disk", chance.getrandbits(16))
+            self._world.after(lasting_us, node.files.recover)
         elif kind == "clock rate":
             low, high = CLOCK_RATES
             node.machine.set_rate(low + (high - low) * chance.random())
@@ -90,6 +99,8 @@ class Nemesis:
             done = node is not group.master and self._replace(node, lasting_us)
         elif kind == "replaced disk of the master":
             done = self._replace_masters()
+        elif kind == "restored copy":
+            done = self._restore_copy(node, lasting_us)
         else:
             done = self.change_roles(node)
         self.counts[kind if done else f"{kind}, skipped"] += 1
@@ -106,10 +117,10 @@ class Nemesis:
         if not node.alive:
             return False
         node.crash(power=power)
-        self._back(node, lasting_us)
+        self.back(node, lasting_us)
         return True
 
-    def _back(self, node: "ClassicNode", after_us: int) -> None:
+    def back(self, node: "ClassicNode", after_us: int) -> None:
         self._world.after(after_us, lambda: None if node.alive else node.start())
 
     def _trim(self) -> bool:
@@ -127,7 +138,7 @@ class Nemesis:
         if not self._is_elsewhere(node):
             return False
         self.wipe(node)
-        self._back(node, after_us)
+        self.back(node, after_us)
         return True
 
     def _is_elsewhere(self, node: "ClassicNode") -> bool:
@@ -152,11 +163,27 @@ class Nemesis:
         is_trimmed = index < node.driver.log.begin_index
         return index == NO_INDEX or is_trimmed or self._group.checker.agrees(node.driver, index)
 
+    def _back_up(self, node: "ClassicNode") -> None:
+        """Keep a copy of the log's folder, unless there is one."""
+        if node.alive and node.name not in self._old_copies:
+            self._old_copies[node.name] = node.files.copy_folder(FOLDER)
+
+    def _restore_copy(self, node: "ClassicNode", after_us: int) -> bool:
+        """Put the backup back, also of a former disk, as `_replace` replaces a disk."""
+        if node.name not in self._old_copies or not self._is_elsewhere(node):
+            return False
+        if node.alive:
+            node.crash(power=False)
+        node.files.put_folder(FOLDER, self._old_copies.pop(node.name))
+        node.is_blank, node.lost_us = False, self._world.now_us
+        self.back(node, after_us)
+        return True
+
     def wipe(self, node: "ClassicNode") -> None:
         if node.alive:
             node.crash(power=True)
-        node.files = MemoryFiles(Random(self._world.random.getrandbits(64)))
-        node.is_blank, node.blank_since_us = True, self._world.now_us
+        node.files = SickFiles(Random(self._world.random.getrandbits(64)))
+        node.is_blank, node.lost_us = True, self._world.now_us
 
     # --- the operator ------------------------------------------------------------------------------------
 
@@ -177,7 +204,7 @@ class Nemesis:
         for each in self._world.random.sample(list(group.nodes.values()), len(group.nodes)):
             if each.alive:
                 each.crash(power=False)
-            self._back(each, self._world.between((10_000, 2_000_000)))
+            self.back(each, self._world.between((10_000, 2_000_000)))
         return True
 
     def _change_acks(self, former: "ClassicNode") -> None:
@@ -188,7 +215,10 @@ class Nemesis:
         sync_slaves, auto = self._world.random.randint(0, most), self._world.random.random() < 0.3
         before, after = (0 if group.auto else group.sync_slaves), (0 if auto else sync_slaves)
         epoch = former.driver.log.last_term
-        if after > before and any(node.driver.log.last_term < epoch for node in group.nodes.values()):
+        nodes = group.nodes.values()
+        if after > before and any(
+            node.lost_us is not None or node.driver.log.last_term < epoch for node in nodes
+        ):
             return
         group.sync_slaves, group.auto = sync_slaves, auto
         self.counts["raised acks" if after > before else "other acks"] += 1
@@ -209,7 +239,7 @@ class Nemesis:
                 self._refused[peer.id] = 0
                 self.counts["operator removed a copy"] += 1
                 self.wipe(self._group.nodes[peer.id])
-                self._back(self._group.nodes[peer.id], 100_000)
+                self.back(self._group.nodes[peer.id], 100_000)
 
     def _repair_roles(self) -> None:
         """Make the copy with the newest and longest complete log the master."""
@@ -237,5 +267,6 @@ class Nemesis:
         that they hold back are due at that end."""
         self._group.network.heal()
         for node in self._group.nodes.values():
+            node.files.recover()
             if not node.alive:
-                self._back(node, 1_000)
+                self.back(node, 1_000)
