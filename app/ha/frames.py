@@ -17,6 +17,7 @@
       history         end_offset(8) next_index(8) epoch(8) chain(8)    with flags bit 1, directly after it
                     flags bit 0 with a history: records may be missing that the slave has acknowledged
                     flags bit 2: the same; a master of an earlier version refuses it
+      begin           begin_index(8)                   with flags bit 3, directly after the history; the same
 
 The preface names the log on a shared listener, and the log's replica that connects. It cannot be
 taken for a first frame (no state and no offset begins like that), so a listener of one log does without.
@@ -43,10 +44,13 @@ PREFACE_VERSION: Final = 1
 FLAG_BY_NUMBER: Final = 1
 FLAG_HISTORY: Final = 2
 FLAG_DOUBT: Final = 4
+FLAG_BEGIN: Final = 8
+FLAGS: Final = FLAG_BY_NUMBER | FLAG_HISTORY | FLAG_DOUBT | FLAG_BEGIN
 RESTART_SIZE: Final = -1  # in the size field of a classic frame
 
 PREFACE: Final = struct.Struct(">4sBBHQ")
 HISTORY: Final = struct.Struct(">qqq8s")
+BEGIN: Final = struct.Struct(">q")
 HANDSHAKE: Final = struct.Struct(">ihhi50s")
 HANDSHAKE_BY_NUMBER: Final = struct.Struct(">ihhq")
 ANSWER: Final = struct.Struct(">iiqi")
@@ -82,7 +86,9 @@ class History:
 
     next_index: index after its last record. epoch: of that record, 0 for none. chain: of its last batch, 8
     bytes (storage/format/batch.py). in_doubt: records may be missing that the slave has acknowledged.
-    for_earlier: a doubt is written so that masters of earlier versions, which know of none, ignore it.
+    for_earlier: written so that masters of earlier versions, which know of neither, ignore a doubt and get no
+    begin_index. begin_index: of a log that lacks earlier records which no trim has removed, as far as it
+    knows; 0 for any other.
     """
 
     end_offset: int
@@ -91,6 +97,7 @@ class History:
     chain: bytes
     in_doubt: bool = False
     for_earlier: bool = False
+    begin_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,17 +179,20 @@ Frame = Handshake | HandshakeAnswer | TransferFrame | Ack | ClassicReport | Clas
 
 
 def encode_preface(preface: Preface) -> bytes:
-    """Return its 16 bytes, and 32 more with a history."""
+    """Return its 16 bytes, 32 more with a history, and 8 more with the begin of its log."""
     history = preface.history
     flags = FLAG_BY_NUMBER if preface.by_number else 0
     if history is not None:
         flags = FLAG_HISTORY
         if history.in_doubt:
             flags |= FLAG_BY_NUMBER if history.for_earlier else FLAG_BY_NUMBER | FLAG_DOUBT
+        if history.begin_index and not history.for_earlier:
+            flags |= FLAG_BEGIN
     data = PREFACE.pack(PREFACE_MAGIC, PREFACE_VERSION, flags, preface.replica, preface.log_id)
     if history is None:
         return data
-    return data + HISTORY.pack(history.end_offset, history.next_index, history.epoch, history.chain)
+    data += HISTORY.pack(history.end_offset, history.next_index, history.epoch, history.chain)
+    return data + BEGIN.pack(history.begin_index) if flags & FLAG_BEGIN else data
 
 
 def encode(frame: Frame) -> tuple[Buffer, ...]:
@@ -270,18 +280,23 @@ def decode_preface(view: memoryview) -> tuple[Preface, int] | None:
     if len(view) < PREFACE.size:
         return None
     _, version, flags, replica, log_id = PREFACE.unpack_from(view)
-    if version != PREFACE_VERSION or flags & ~(FLAG_BY_NUMBER | FLAG_HISTORY | FLAG_DOUBT):
+    if version != PREFACE_VERSION or flags & ~FLAGS:
         raise CorruptHaFrame(f"preface version {version} flags {flags}")
     if not flags & FLAG_HISTORY:
         return Preface(log_id, replica, bool(flags & FLAG_BY_NUMBER)), PREFACE.size
-    size = PREFACE.size + HISTORY.size
+    begin_at = PREFACE.size + HISTORY.size
+    size = begin_at + (BEGIN.size if flags & FLAG_BEGIN else 0)
     if len(view) < size:
         return None
     end_offset, next_index, epoch, chain = HISTORY.unpack_from(view, PREFACE.size)
     if end_offset < 0 or next_index < 0 or epoch < 0:
         raise CorruptHaFrame(f"a history that ends at {end_offset}, index {next_index}, epoch {epoch}")
+    (begin_index,) = BEGIN.unpack_from(view, begin_at) if flags & FLAG_BEGIN else (0,)
+    if not 0 <= begin_index <= next_index:
+        raise CorruptHaFrame(f"a history from index {begin_index} to {next_index}")
     in_doubt, has_flag = bool(flags & (FLAG_BY_NUMBER | FLAG_DOUBT)), bool(flags & FLAG_DOUBT)
-    history = History(end_offset, next_index, epoch, chain, in_doubt, for_earlier=in_doubt and not has_flag)
+    for_earlier = in_doubt and not has_flag
+    history = History(end_offset, next_index, epoch, chain, in_doubt, for_earlier, begin_index)
     return Preface(log_id, replica, history=history), size
 
 

@@ -312,7 +312,8 @@ class ClassicMasterCore(StaticGroup):
     def _verified(self, slave: Slave, *, empty: bool = False) -> None:
         """The slave holds only a beginning of this log; empty: nothing at all."""
         slave.verified = True
-        slave.first_index = self._first_indexes.get(slave.id, 0)
+        began_at = self._first_indexes.get(slave.id, 0)
+        slave.first_index = began_at if slave.history is None else max(began_at, slave.first_index)
         self._refused.pop(slave.id, None)
         self._epoch.verified(slave, empty=empty)
 

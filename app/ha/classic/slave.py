@@ -43,7 +43,7 @@ from storage.format.batch import FIRST_CHAIN, Batch
 from storage.format.epoch_file import epoch_of
 from storage.log.hard_state import HardState
 
-_FLAGGED: Final = 3  # consecutive connections with the flag of a doubt before one for an earlier version
+_FLAGGED: Final = 3  # consecutive connections with newer flags before one for an earlier version
 
 
 class ClassicSlaveCore(StaticGroup):
@@ -181,15 +181,17 @@ class ClassicSlaveCore(StaticGroup):
 
     @property
     def _history(self) -> History:
-        """The end of this log, and the doubt about it. A master of an earlier version refuses that flag, and
-        could not be upgraded under appends: after three connections without a frame the doubt is written for
-        it. It is reported all the same: a master of this version may have ended them before its log was
-        open."""
+        """The end of this log, the doubt about it, and its begin if it lacks records. A master of an earlier
+        version refuses their flags, and could not be upgraded under appends: after three connections without
+        a frame they are written for it. The doubt is reported all the same: a master of this version may have
+        ended them before its log was open."""
         log, in_doubt = self._log, self._doubt is not None
-        for_earlier = in_doubt and self._fruitless % (_FLAGGED + 1) == _FLAGGED
+        begin_index = 0 if self._member.electable or is_empty(log) else log.begin_index
+        for_earlier = (in_doubt or begin_index > 0) and self._fruitless % (_FLAGGED + 1) == _FLAGGED
         if is_empty(log):
             return History(0, 0, 0, FIRST_CHAIN, in_doubt, for_earlier)
-        return History(log.end_offset, log.next_index, log.last_term, log.last_chain, in_doubt, for_earlier)
+        end = (log.end_offset, log.next_index, log.last_term, log.last_chain)
+        return History(*end, in_doubt, for_earlier, begin_index)
 
     def _leave(self, reason: str, now_ms: int, *, refused: bool = False) -> None:
         self._outbox.send(self._key, Disconnect(reason))

@@ -144,7 +144,7 @@ def start_of(log: HaLog, report: int, history: History | None, *, is_replica: bo
                 "history",
                 f"its records up to index {history.next_index - 1} are of another history than this master's",
             )
-        return Start(next_index, report, held, 0, verified=True)
+        return Start(next_index, report, held, history.begin_index, verified=True)
     first_index = next_index
     if next_index <= log.end_index and report > (batch := log.batch_at(next_index)).offset:
         first_index = batch.next_index  # the rest of a batch: the beginning of it at the slave is unknown

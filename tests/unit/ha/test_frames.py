@@ -107,6 +107,19 @@ def test_a_history_names_the_end_of_a_log_and_whether_records_may_be_missing(
     assert decode_preface(memoryview(data)) == (preface, 48)
 
 
+@pytest.mark.parametrize("in_doubt", [False, True])
+def test_a_history_names_the_begin_of_a_log_that_lacks_records(in_doubt: bool) -> None:
+    history = History(300, 4, 5, b"12345678", in_doubt, begin_index=3)
+    preface = Preface(1, replica=2, history=history)
+    data = encode_preface(preface)
+    assert (data[5], data[48:]) == (0x0F if in_doubt else 0x0A, bytes.fromhex("0000000000000003"))
+    assert decode_preface(memoryview(data)) == (preface, 56)
+    assert all(decode_preface(memoryview(data[:size])) is None for size in range(56))
+    for wrong in (-1, 5):  # the log ends before index 4
+        with pytest.raises(CorruptHaFrame, match="from index"):
+            decode_preface(memoryview(data[:48] + wrong.to_bytes(8, "big", signed=True)))
+
+
 @pytest.mark.rule("A-07", "A-08")
 @pytest.mark.parametrize("text", ["00", "0000", "00000002 1122", "00000001"])
 def test_no_first_frame_passes_for_a_preface(text: str) -> None:

@@ -259,6 +259,40 @@ def test_three_connections_that_end_before_a_frame_do_not_end_a_doubt() -> None:
     assert introduced() == (True, True)
 
 
+@pytest.mark.rule("H-06", "H-07")
+def test_a_slave_reports_where_its_log_begins_while_it_lacks_earlier_records() -> None:
+    """Every fourth connection without a frame is for a master of an earlier version."""
+    log = new_log(segment_max_bytes=2_000)
+    write(log, 1, opened_by="n1")
+    for _ in range(10):
+        write(log, 1, b"x" * 500)
+    slave = Slave()
+    begun = log.batch_at(log.last_segment_index)
+    slave.deliver(slave.connect(), frame_of(begun))
+    assert slave.log.begin_index == begun.base_index > 0
+
+    def introduced(*, complete: bool) -> list[tuple[int, int]]:
+        """(length, begin index) of the prefaces of four connections that end without a frame."""
+        again = Slave(slave.log, hard_state=HardState(1, "n1"))
+        again.core.electable = complete
+        found = []
+        for _ in range(4):
+            while not (taken := [each for each in again.take() if isinstance(each[1], Connect)]):
+                again.tick(50)
+            ((key, connecting),) = taken
+            for message in (Opened(), Closed("closed by the peer")):
+                again.deliver(key, message)
+            data = encode_preface(Preface(1, 2, history=connecting.history))
+            decoded = decode_preface(memoryview(data))
+            assert decoded is not None
+            assert decoded[0].history is not None
+            found.append((len(data), decoded[0].history.begin_index))
+        return found
+
+    assert introduced(complete=False) == [(56, begun.base_index)] * 3 + [(48, 0)]
+    assert introduced(complete=True) == [(48, 0)] * 4
+
+
 def test_a_slave_whose_connection_ended_was_heard_last_when_it_reported() -> None:
     master = Master()
     began_ms = master.now_ms

@@ -150,6 +150,27 @@ def test_an_empty_slave_counts_from_where_it_began() -> None:
     assert master.frames(again, ClassicFrame)
 
 
+@pytest.mark.rule("H-06", "H-07")
+@pytest.mark.parametrize("next_master", ["the same", "another one"])
+def test_a_slave_counts_from_where_it_began_also_for_a_master_that_did_not_see_that(next_master: str) -> None:
+    """A repeat by key of an append before that, which was never acknowledged, is not acknowledged now."""
+    log = new_log(segment_max_bytes=2_000)
+    write(log, 1, opened_by="n1")
+    former = Master(log, hard_state=HardState(1, "n1"))
+    pendings = [former.append(b"x" * 500) for _ in range(10)]
+    begin = log.last_segment_index
+    master = master_of(log) if next_master == "the same" else Master(log, hard_state=HardState(1, "n3"))
+    for pending in pendings:
+        master.core.join(pending, master.now_ms)
+    key = master.connected(1, 2, replace(history_of(log), begin_index=begin))
+    master.deliver(key, ClassicReport(log.end_offset))
+    held = [pending.last_index for pending in pendings if pending.first_index >= begin]
+    assert 0 < len(held) < len(pendings)
+    assert [index for index, fate in master.fates() if fate == "acknowledged"] == held
+    reasons = {peer.id: peer.reason for peer in master.core.status().peers}
+    assert str(reasons["n2"]).startswith(f"it began empty, at index {begin}: ")
+
+
 @pytest.mark.rule("H-07")
 def test_acknowledged_records_stay_so_without_their_slave() -> None:
     """A repeat by key of an acknowledged append is answered although no slave is connected."""
