@@ -39,6 +39,7 @@ from app.errors import (
     InvalidRequest,
     NoLeader,
     NotLeader,
+    QuorumTimeout,
     Unauthenticated,
     UnsupportedMediaType,
 )
@@ -46,7 +47,7 @@ from app.log.contract import AppendStream
 from app.media_types import JSON, NDJSON
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
-from app.node.network.http_forwarder import NO_FORWARD, Lost, NotSent
+from app.node.network.http_forwarder import NO_FORWARD, Lost, NotSent, Stream
 from app.node.replica.driver import LogDriver
 from app.settings.model import Limits, NodeSettings
 from storage.format.records import RecordColumns
@@ -140,9 +141,24 @@ async def _forwarded(request: Request, broker: Broker, node: NodeSettings) -> Re
         stream.close()
         raise NotLeader(None) if stream.status == NotLeader.http_status else NoLeader()
     accepted.set()
-    response = _StreamResponse(stream.pieces(), status_code=stream.status)
+    answers = _answers_of(stream, request) if stream.status < 300 else stream.pieces()
+    response = _StreamResponse(answers, status_code=stream.status)
     response.raw_headers = stream.headers
     return response
+
+
+async def _answers_of(stream: Stream, request: Request) -> AsyncIterator[bytes]:
+    """Yield the answers of the leader; if it is lost, a problem follows the last one that arrived whole."""
+    partial_line = b""
+    try:
+        async for piece in stream.pieces():
+            lines, newline, partial_line = (partial_line + piece).rpartition(b"\n")
+            if newline:
+                yield lines + newline
+    except Lost as error:
+        problem = QuorumTimeout(None, f"the leader's answer was lost: {error}")
+        path = request.url.path
+        yield problem_response(problem, instance=path, request_id=request_id_of(request)).body + b"\n"
 
 
 class _StreamResponse(StreamingResponse):

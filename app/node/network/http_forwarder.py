@@ -104,9 +104,12 @@ class Stream:
             self.close()
 
     async def pieces(self) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives. Raises Lost if it ends before it is complete."""
         try:
             async for piece in self._answer.content.iter_any():
                 yield piece
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Lost(str(error)) from error
         finally:
             self.close()
 

@@ -16,6 +16,7 @@ from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.json_decoding import MAX_ORDINAL
 from app.api.http.messages import Response
 from app.log.contract import Producer
+from app.node.network.http_forwarder import Lost
 from app.settings.model import Limits
 
 
@@ -207,3 +208,27 @@ def test_a_stream_stores_nothing_more_once_its_token_has_lost_rights(
     assert lines[:2] == [b"a", b"b"]
     assert b"/problems/unauthenticated" in lines[2]
     assert handler.in_flight.bytes == 0
+
+
+@pytest.mark.parametrize("pieces", [[b"1\n2", b"\n"], [b"1\n2\n", b'{"first'], [b"1\n2\n"]])
+def test_a_forwarded_stream_whose_leader_is_lost_ends_with_a_problem(pieces: list[bytes]) -> None:
+    """The outcome of the appends without an answer is unknown. A part of an answer is not passed on."""
+
+    async def arrive() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+        raise Lost("n2: connection reset")
+
+    async def run() -> list[bytes]:
+        stream: Any = SimpleNamespace(pieces=arrive)
+        request: Any = SimpleNamespace(url=SimpleNamespace(path="/v1/logs/default/records:stream"))
+        return [line async for line in module._answers_of(stream, request)]
+
+    *answers, last = b"".join(asyncio.run(run())).splitlines()
+    assert answers == [b"1", b"2"]
+    problem = json.loads(last)
+    assert (problem["code"], problem["outcome"], problem["first_index"]) == (
+        "quorum-timeout",
+        "unknown",
+        None,
+    )
