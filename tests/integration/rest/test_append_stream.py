@@ -18,7 +18,8 @@ BATCHES = {"Content-Type": "application/vnd.commitlog.batch"}
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     logs = ({"name": "default"}, {"name": "other"})
-    cluster = Cluster(tmp_path_factory.mktemp("stream"), 3, logs=logs)
+    patient = {"raft": {"election_timeout_ms": [2_000, 4_000]}}  # a change of leader ends a stream
+    cluster = Cluster(tmp_path_factory.mktemp("stream"), 3, logs=logs, sections=patient)
     try:
         cluster.start()
         cluster.wait_ready()
