@@ -21,6 +21,7 @@ from tests.unit.controller import (
     test_log_state,
     test_logs,
     test_lost_records,
+    test_rebuilt_metadata,
     test_registration,
     test_replica_changes,
     test_settings_at_run_time,
@@ -30,7 +31,9 @@ from tests.unit.controller import (
 
 @group_mutant(
     "C-09",
-    lambda _: test_lost_records.test_the_newest_of_all_is_not_elected_while_it_lacks_what_a_master_needs(),
+    lambda _: (
+        test_rebuilt_metadata.test_the_newest_of_all_is_not_elected_while_it_lacks_what_a_master_needs()
+    ),
     mode="controller",
 )
 def a_rebuilt_log_gets_a_master_that_cannot_lead(patch: pytest.MonkeyPatch) -> None:
@@ -44,7 +47,9 @@ def a_rebuilt_log_gets_a_master_that_cannot_lead(patch: pytest.MonkeyPatch) -> N
 
 @group_mutant(
     "C-09",
-    lambda _: test_lost_records.test_each_copy_that_equals_the_winner_of_a_rebuilt_log_may_replace_it_alone(),
+    lambda _: (
+        test_rebuilt_metadata.test_each_copy_that_equals_the_winner_of_a_rebuilt_log_may_replace_it_alone()
+    ),
     mode="controller",
 )
 def the_acks_of_an_outdated_set_count(patch: pytest.MonkeyPatch) -> None:
@@ -56,8 +61,10 @@ def the_acks_of_an_outdated_set_count(patch: pytest.MonkeyPatch) -> None:
 
 @group_mutant(
     "C-09",
-    lambda _: test_lost_records.test_an_empty_copy_vouches_for_nothing_that_its_node_held_before_the_rebuild(
-        empty=True
+    lambda _: (
+        test_rebuilt_metadata.test_an_empty_copy_vouches_for_nothing_that_its_node_held_before_the_rebuild(
+            empty=True
+        )
     ),
     mode="controller",
 )
@@ -231,7 +238,7 @@ plant(
     "C-09",
     (state_machine, "_rebuilt", "event.keeps_former and not is_lost", "False"),
     lambda _: (
-        test_lost_records.test_rebuilt_metadata_elect_a_former_member_when_the_winner_of_the_last_election_is_lost()
+        test_rebuilt_metadata.test_rebuilt_metadata_elect_a_former_member_when_the_winner_of_the_last_election_is_lost()
     ),
     mode="controller",
 )
