@@ -7,7 +7,7 @@ forwards the stream to the leader as it arrives.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -60,6 +60,7 @@ A_TURN: Final = 256  # appends that one stream begins in one turn of the event l
 WINDOW_BYTES: Final = 16 * MIB
 TURN_BYTES: Final = 128 * KIB  # of these appends: once that is reached no more are begun
 _HEAD_TIMEOUT_S: Final = 2.0  # of a node that a stream is forwarded to
+_QUIET_S: Final = 2.0  # without an answer of that node: whether it still leads is looked at
 
 
 @router.post(
@@ -98,7 +99,7 @@ async def append_stream(request: Request, broker: NodeBroker, log: LogName) -> R
         return _StreamResponse(stream.lines(pieces), media_type=NDJSON, headers=_text(broker, hosted))
 
     async def there(node: NodeSettings) -> Response:
-        return await _forwarded(request, broker, node)
+        return await _forwarded(request, broker, hosted, node)
 
     proxy = LeaderProxy(broker)
     here_only = headers.get(NO_FORWARD) == b"1"
@@ -117,7 +118,7 @@ def _check_sequence(parameters: AppendParameters) -> None:
         raise InvalidRequest(("/query/producer_sequence", detail))
 
 
-async def _forwarded(request: Request, broker: Broker, node: NodeSettings) -> Response:
+async def _forwarded(request: Request, broker: Broker, hosted: HostedLog, node: NodeSettings) -> Response:
     """Forward the stream to a node that leads, and its answers to the client, as they arrive.
 
     The first bytes of the body follow the head of the answer, so a node that does not lead has read nothing
@@ -141,17 +142,25 @@ async def _forwarded(request: Request, broker: Broker, node: NodeSettings) -> Re
         stream.close()
         raise NotLeader(None) if stream.status == NotLeader.http_status else NoLeader()
     accepted.set()
-    answers = _answers_of(stream, request) if stream.status < 300 else stream.pieces()
+
+    def may_lead() -> bool:
+        return hosted.serving is None or hosted.leader_id in (None, node.id)
+
+    answers = _answers_of(stream, request, may_lead) if stream.status < 300 else stream.pieces()
     response = _StreamResponse(answers, status_code=stream.status)
     response.raw_headers = stream.headers
     return response
 
 
-async def _answers_of(stream: Stream, request: Request) -> AsyncIterator[bytes]:
-    """Yield the answers of the leader; if it is lost, a problem follows the last one that arrived whole."""
+async def _answers_of(stream: Stream, request: Request, may_lead: Callable[[], bool]) -> AsyncIterator[bytes]:
+    """Yield the answers of the leader; if it is lost, a problem follows the last one that arrived whole.
+
+    may_lead(): False while this node knows that another one leads.
+    """
     partial_line = b""
+    pieces = stream.pieces()
     try:
-        async for piece in stream.pieces():
+        while piece := await _next_of(pieces, may_lead):
             lines, newline, partial_line = (partial_line + piece).rpartition(b"\n")
             if newline:
                 yield lines + newline
@@ -159,6 +168,26 @@ async def _answers_of(stream: Stream, request: Request) -> AsyncIterator[bytes]:
         problem = QuorumTimeout(None, f"the leader's answer was lost: {error}")
         path = request.url.path
         yield problem_response(problem, instance=path, request_id=request_id_of(request)).body + b"\n"
+    finally:
+        stream.close()
+
+
+async def _next_of(pieces: AsyncIterator[bytes], may_lead: Callable[[], bool]) -> bytes:
+    """Return the next piece of the answers, b"" after the last one.
+
+    Raises Lost if none arrives while another node leads: one that hangs or is cut off closes no connection.
+    """
+    arriving = asyncio.ensure_future(anext(pieces, b""))
+    led = True
+    try:
+        while not (await asyncio.wait({arriving}, timeout=_QUIET_S))[0]:
+            leads = may_lead()
+            if not (led or leads):
+                raise Lost(f"another node leads, and no answer arrived for {2 * _QUIET_S:g} s")
+            led = leads
+    finally:
+        arriving.cancel()
+    return arriving.result()
 
 
 class _StreamResponse(StreamingResponse):

@@ -210,6 +210,18 @@ def test_a_stream_stores_nothing_more_once_its_token_has_lost_rights(
     assert handler.in_flight.bytes == 0
 
 
+async def forwarded(arriving: AsyncIterator[bytes], may_lead: Callable[[], bool]) -> tuple[list[bytes], Any]:
+    """Return the answers that a node passes on, and the problem after them."""
+    closed: list[bool] = []
+    stream: Any = SimpleNamespace(pieces=lambda: arriving, close=lambda: closed.append(True))
+    request: Any = SimpleNamespace(url=SimpleNamespace(path="/v1/logs/default/records:stream"))
+    *answers, last = b"".join(
+        [line async for line in module._answers_of(stream, request, may_lead)]
+    ).splitlines()
+    assert closed
+    return answers, json.loads(last)
+
+
 @pytest.mark.parametrize("pieces", [[b"1\n2", b"\n"], [b"1\n2\n", b'{"first'], [b"1\n2\n"]])
 def test_a_forwarded_stream_whose_leader_is_lost_ends_with_a_problem(pieces: list[bytes]) -> None:
     """The outcome of the appends without an answer is unknown. A part of an answer is not passed on."""
@@ -219,16 +231,31 @@ def test_a_forwarded_stream_whose_leader_is_lost_ends_with_a_problem(pieces: lis
             yield piece
         raise Lost("n2: connection reset")
 
-    async def run() -> list[bytes]:
-        stream: Any = SimpleNamespace(pieces=arrive)
-        request: Any = SimpleNamespace(url=SimpleNamespace(path="/v1/logs/default/records:stream"))
-        return [line async for line in module._answers_of(stream, request)]
-
-    *answers, last = b"".join(asyncio.run(run())).splitlines()
+    answers, problem = asyncio.run(forwarded(arrive(), lambda: True))
     assert answers == [b"1", b"2"]
-    problem = json.loads(last)
     assert (problem["code"], problem["outcome"], problem["first_index"]) == (
         "quorum-timeout",
         "unknown",
         None,
     )
+
+
+def test_a_forwarded_stream_ends_when_another_node_leads_and_nothing_arrives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A leader that is paused or cut off closes no connection."""
+    monkeypatch.setattr(module, "_QUIET_S", 0.02)
+    looks: list[bool] = []
+
+    def may_lead() -> bool:
+        looks.append(len(looks) < 3)
+        return looks[-1]
+
+    async def arrive() -> AsyncIterator[bytes]:
+        yield b"1\n"
+        await asyncio.Event().wait()
+
+    answers, problem = asyncio.run(forwarded(arrive(), may_lead))
+    assert answers == [b"1"]
+    assert looks == [True, True, True, False, False]
+    assert (problem["code"], problem["first_index"]) == ("quorum-timeout", None)
