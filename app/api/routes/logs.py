@@ -161,8 +161,7 @@ async def create_log(call: Call, query: Nothing) -> Response:
 )
 async def one_log(call: Call, log: LogName, query: Nothing) -> Response:
     broker = call.broker
-    if broker.metadata.hosted.removed:  # it does not know changes
-        await call.elsewhere(broker.metadata.hosted)
+    await call.of_a_member()
     hosted = broker.lookup.find(log, deleting=True)
     call.wants_json()
     if hosted.removed:

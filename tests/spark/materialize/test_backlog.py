@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import InputPartition
 
 from app.tables.delta_log import LOG_FOLDER, DeltaLog
-from spark_jobs.errors import LogTrimmed, ShortRead, own_error
+from spark_jobs.errors import LogTrimmed, RecordsTrimmed, ShortRead, own_error
 from spark_jobs.materialize import backlog
 from spark_jobs.materialize import entries as entries_of_a_log
 from spark_jobs.materialize.backlog import BatchEnded, in_pieces
@@ -270,9 +270,11 @@ def test_a_failure_of_a_task_of_spark_is_known_by_its_kind(
         return write(*given)
 
     monkeypatch.setattr(entries_of_a_log, "write_backlog", trim_and_write)
-    with pytest.raises(SPARK_ERRORS) as failure:
+    with pytest.raises(RecordsTrimmed, match="begins at index 80") as failure:
         job(spark).step()
-    known = own_error(failure.value)
+    cause = failure.value.__cause__
+    assert isinstance(cause, SPARK_ERRORS)
+    known = own_error(cause)
     assert known is not None
     assert known[0] is LogTrimmed
     assert checked_indexes(folder) == []
