@@ -58,21 +58,25 @@ class MaterializerLease:
         self._operations = Operations(client)
         self._holder = f"materializer {gethostname()[:100]} {uuid4().hex[:12]}"
         self._held: Cursor | None = None
+        self._before: Cursor | None = None  # what the first move of this job replaced
 
     @property
     def index(self) -> int:
         return -1 if self._held is None else self._held.index
 
     def take(self, index: int) -> None:
-        """Take the cursor at `index`, from any previous holder; later calls check that it is still held.
+        """Take the cursor at `index`, from any previous holder; later calls check that it is still held. If
+        an unclean election has lost all moves of this job, the cursor is as before them, and is taken again.
 
         Raises LeaseLost, RequestRefused, Unreachable.
         """
         if self._held is not None:
-            self.move(index)
-            return
+            if self._find() != self._before:
+                self.move(index)
+                return
+            self._held = None
         while self._held is None:
-            found = self._find()
+            self._before = found = self._find()
             try:
                 self._held = self._put(index, "" if found is None else found.version)
             except ConditionFailed:
@@ -156,7 +160,7 @@ class LeasedEntries:
             elif delivery.rows is not None:
                 taken = self.entries.take(delivery.rows, delivery.began_s)
         except LogClash as clash:
-            self.entries.open_after(clash)
+            self._open_after(clash)
         if self.move_is_due:
             self._move()
         return taken
@@ -171,10 +175,15 @@ class LeasedEntries:
         try:
             had_batch = self.entries.step()
         except LogClash as clash:
-            self.entries.open_after(clash)
+            self._open_after(clash)
         if self.move_is_due:
             self._move()
         return had_batch
+
+    def _open_after(self, clash: LogClash) -> None:
+        """As `EntriesJob.open_after`. Moves of the cursor may be among the records that were lost."""
+        self.entries.open_after(clash)
+        self.lease.take(self.entries.next_index)
 
     @property
     def move_is_due(self) -> bool:

@@ -226,6 +226,39 @@ def test_a_clash_about_control_records_after_the_last_row_stops_no_job(
         job.step()
 
 
+@pytest.mark.parametrize("earlier", [False, True])
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_cursor_whose_moves_an_unclean_election_has_lost_is_taken_again(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path, earlier: bool, reopened: bool
+) -> None:
+    """Records of the table are not lost. earlier: another job had the cursor before. reopened: the job has
+    failed meanwhile, since no node answered."""
+    if earlier:
+        lease(replicas).take(30)
+    before = dict(log.cursors)
+    entries, _ = opened_job(replicas, tmp_path)
+    assert entries.step()
+    job = LeasedEntries(entries, lease(replicas), 0.0)
+    job.open()
+    log.append(b"{}", type="control")
+    assert job.step()
+    assert where(log) == (102, True)
+    log.cursors = before
+    del log.records[-1]
+    log.open_term(3, "n1")
+    log.append_many(3)
+    if reopened:
+        job.open()
+    while not job.step():
+        continue
+    assert where(log) == (106, True)
+    assert [row["index"] for row in rows_of(tmp_path / "entries")] == [*DATA, 103, 104, 105]
+    lease(replicas).take(50)
+    for act in (job.open, job._move):
+        with pytest.raises(LeaseLost, match="it is at index 50"):
+            act()
+
+
 def test_the_cursor_follows_the_table(replicas: list[FakeReplica], log: FakeLog, tmp_path: Path) -> None:
     """And it stays when the job is gone, or the log could be trimmed meanwhile."""
     tables = tmp_path / "tables"
