@@ -194,7 +194,7 @@ class EntriesJob:
         start = self.offset
         limit = self._reader.getDefaultReadLimit()
         end = RecordsOffset.from_json(self._reader.latestOffset(start.to_json(), limit))
-        planned = end.next_index
+        planned, self.target = end.next_index, self._reader.target
         self.has_more = False
         if planned <= start.next_index:
             self.waiting = 0

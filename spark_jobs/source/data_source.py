@@ -265,6 +265,8 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             tail = self.client.tail(confirmed=True)  # the query would end here
         if tail.confirmed:
             check_not_shorter(self.options.log, offset, tail.next_index)
+            if self.target is not None:  # an unclean election may have lost what the query has not read yet
+                self.target = min(self.target, tail.next_index)
         until = tail.next_index if self.target is None else min(tail.next_index, self.target)
         first = self._first_held(offset.next_index, tail)
         if until <= first:

@@ -83,13 +83,15 @@ class EntriesSnapshot:
 
 
 def last_timestamp_us(snapshot: EntriesSnapshot) -> int | None:
-    """Return the time of the last row in microseconds since 1970; None if its file cannot be read."""
+    """Return the time of the last row in microseconds since 1970; None if it has none, or its file cannot be
+    read."""
     last = max(snapshot.files, key=lambda file: file.last_index)
     try:
         for rows in read_rows(last, ["index", "timestamp"]):
             found = rows.filter(pc.equal(rows["index"], last.last_index))["timestamp"]
             if len(found):
-                return int(found[0].cast(pa.timestamp("us", tz="UTC")).value)
+                time_us: int | None = found[0].cast(pa.timestamp("us", tz="UTC")).value
+                return time_us
     except (TableUnreadable, OSError, pa.ArrowException):
         pass
     return None

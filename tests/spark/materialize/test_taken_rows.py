@@ -11,6 +11,7 @@ import pytest
 from app.tables.delta_log import DeltaLog
 from spark_jobs.errors import LogClash, RecordsTrimmed
 from spark_jobs.materialize.entries import EntriesJob
+from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables import table_writer
 from spark_jobs.tables.claims import MAX_REFUSALS
 from spark_jobs.tables.data_files import write_file
@@ -19,7 +20,9 @@ from spark_jobs.tables.removals import TableReplaced
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import ENTRIES, TableClash
 from spark_jobs.tables.table_writer import TableWriter
+from tests.spark.conftest import endpoints
 from tests.spark.materialize.opened_job import commit_of_user, newest_file, opened_job, remove_commits
+from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.source.looks import DATA
 
@@ -165,6 +168,42 @@ def test_a_delete_of_some_rows_of_the_last_commit_stops_no_job(
     assert sorted(held["index"].to_pylist()) == [
         index for index in DATA if index < 60 and (restarted or not 45 <= index < 50)
     ]
+
+
+def test_a_last_row_without_its_time_stops_no_job(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
+) -> None:
+    """After an UPDATE by a user."""
+    job, rows = job_with_two_commits(replicas, tmp_path)
+    held = read_plain(job.path, ENTRIES.schema, ENTRIES.schema.names, pc.field("index") >= 40)
+    assert held is not None
+    at = held.schema.get_field_index("timestamp")
+    changed = held.set_column(at, held.schema.field(at), pa.nulls(held.num_rows, held.schema.field(at).type))
+    removed = {"remove": {"path": newest_file(job), "dataChange": True}}
+    commit_of_user(
+        job, "UPDATE", removed, write_file(Path(job.path), changed, ("index", "term", "offset")).action()
+    )
+    job.open()
+    assert job.take(rows(50, 60), 0.0)
+    assert (job.next_index, job.rows) == (60, 58)
+
+
+def test_a_job_that_does_not_follow_ends_with_a_log_that_an_unclean_election_has_shortened(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
+) -> None:
+    """It has lost records that the table does not have yet."""
+    options = {"endpoint": endpoints(replicas), "maxRecordsPerTrigger": "60"}
+    client = LogReads([replica.url for replica in replicas], "default", give_up_s=2)
+    job = EntriesJob(no_spark(), client, str(tmp_path / "entries"), options, follows=False)
+    job.open()
+    assert job.step()
+    assert (job.read_until, job.target) == (60, 102)
+    del log.records[90:]
+    log.open_term(3, "n1")
+    assert job.step()
+    assert not job.step()
+    assert (job.read_until, job.next_index) == (91, 90)
+    assert job.done
 
 
 def test_records_that_were_trimmed_before_the_table_has_them_are_named_with_a_remedy_that_works(
