@@ -231,7 +231,9 @@ class LogMaterializer:
         if self._epochs_refresh is not None:
             refresh, self._epochs_refresh = self._epochs_refresh, None
             self._note_refresh(refresh.exception())
-        for _ in range(MAX_FAILURES + 1):
+        for attempt in range(MAX_FAILURES + 1):
+            if attempt > 0:
+                time.sleep(EPOCHS_EACH_S)
             error: BaseException | None = None
             try:
                 self.epochs.refresh()
