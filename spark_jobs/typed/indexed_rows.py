@@ -4,11 +4,13 @@ A local table in the plain format is read without Spark: its files were written 
 """
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
+from operator import add
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from app.tables.delta_log import DataFile, DeltaLog, DeltaLogError
@@ -19,11 +21,12 @@ from spark_jobs.tables.snapshot import read_rows
 from spark_jobs.tables.table import Table, read_table
 from storage.units import MIB
 
-PIECE_BYTES: Final = 32 * MIB  # of data files, compressed; of values, where Spark reads them
+PIECE_BYTES: Final = 32 * MIB  # of data files, compressed; of the columns SIZED, where Spark reads them
 PIECE_RECORDS: Final = 200_000
 SPARK_PIECE_RECORDS: Final = 50_000
-VALUE: Final = "value"  # the column of records whose size has no bound
-SIZE_BEFORE: Final = "size before"
+FIRST_SPARK_RECORDS: Final = 5_000  # while the size of records is not known: Spark sorts all of them
+SIZED: Final = {"key", "value", "headers"}  # columns of records that may be large
+SIZE, SIZE_THROUGH = "size", "size through"
 
 
 class IndexedRows:
@@ -36,6 +39,7 @@ class IndexedRows:
         self._schema = arrow_schema(table.schema)
         self._position = position
         self._log = None if is_url(path) else DeltaLog(path)
+        self._spark_records = FIRST_SPARK_RECORDS  # of the next query: not many more than fit into a piece
 
     def pieces(
         self, first: int, until: int, columns: Sequence[str], max_records: int = PIECE_RECORDS
@@ -48,10 +52,14 @@ class IndexedRows:
             try:
                 end, rows = self._local_piece(first, until, columns, max_records)
             except (NeedsSpark, DeltaLogError):
-                end = min(until, first + min(max_records, SPARK_PIECE_RECORDS))
+                most = self._spark_records if SIZED.intersection(columns) else SPARK_PIECE_RECORDS
+                end = min(until, first + min(max_records, most))
                 rows, is_whole = first_rows(self._by_spark(first, end, columns), self._position)
                 if not is_whole:
                     end = rows[self._position][-1].as_py() + 1
+                    self._spark_records = max(end - first, self._spark_records // 4)
+                elif end - first == self._spark_records:
+                    self._spark_records = min(2 * self._spark_records, SPARK_PIECE_RECORDS)
             yield end, rows
             first = end
 
@@ -116,16 +124,29 @@ class IndexedRows:
 
 
 def first_rows(rows: DataFrame, position: str) -> tuple[pa.Table, bool]:
-    """Return the first rows in the order of `position`, at least one, of about PIECE_BYTES of values, and
-    whether they are all: a query whose result is beyond `spark.driver.maxResultSize` fails."""
-    if VALUE not in rows.columns:
+    """Return the first rows in the order of `position`, at least one, of about PIECE_BYTES of the columns
+    SIZED, and whether they are all: a query whose result is beyond `spark.driver.maxResultSize` fails."""
+    sizes = [F.coalesce(_size_of(name), F.lit(0)) for name in rows.columns if name in SIZED]
+    if not sizes:
         return rows.toArrow().sort_by(position), True
-    before = Window.orderBy(position).rowsBetween(Window.unboundedPreceding, -1)
-    size_before = F.coalesce(F.sum(F.octet_length(VALUE)).over(before), F.lit(0))
-    sized = rows.withColumn(SIZE_BEFORE, size_before).where(F.col(SIZE_BEFORE) < PIECE_BYTES)
-    found = sized.drop(SIZE_BEFORE).orderBy(position).toArrow()
-    size = pc.sum(pc.binary_length(found[VALUE])).as_py() or 0
-    return found, size < PIECE_BYTES
+    through = Window.orderBy(position).rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    sized = rows.withColumn(SIZE, reduce(add, sizes)).withColumn(SIZE_THROUGH, F.sum(SIZE).over(through))
+    fitting = sized.where(F.col(SIZE_THROUGH) - F.col(SIZE) < PIECE_BYTES).drop(SIZE)
+    found = fitting.orderBy(position).toArrow()
+    is_whole = found.num_rows == 0 or found[SIZE_THROUGH][-1].as_py() < PIECE_BYTES
+    return found.drop_columns([SIZE_THROUGH]), is_whole
+
+
+def _size_of(name: str) -> Column:
+    """Return the size of a column of SIZED in bytes."""
+    if name != "headers":
+        return F.octet_length(name)
+
+    def plus(total: Column, header: Column) -> Column:
+        lengths = (F.octet_length(header[part]) for part in ("name", "value"))
+        return reduce(add, (F.coalesce(length, F.lit(0)) for length in lengths), total)
+
+    return F.aggregate(name, F.lit(0), plus)
 
 
 def _end_of_piece(first: int, until: int, most: int, begins: Sequence[int]) -> int:

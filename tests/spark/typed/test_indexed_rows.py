@@ -1,14 +1,16 @@
 """Rows of a table by index, in pieces: each row of the range once, whatever the files are."""
 
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.tables.local_commits import NeedsSpark
 from spark_jobs.tables.table import ENTRIES
 from spark_jobs.typed import indexed_rows
+from spark_jobs.typed.decoding import COLUMNS
 from spark_jobs.typed.indexed_rows import IndexedRows
 from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog
@@ -35,16 +37,16 @@ def test_each_row_of_a_range_is_in_one_piece(tmp_path: Path, max_records: int) -
             assert pieces[-1][0] == until
 
 
+def needs_spark(*_: object) -> None:
+    raise NeedsSpark("as for a table at a URL")
+
+
 def test_a_piece_that_spark_reads_has_a_bounded_size(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark refuses a result beyond `spark.driver.maxResultSize`."""
-
-    def needs_spark(*_: object) -> None:
-        raise NeedsSpark("as for a table at a URL")
-
     monkeypatch.setattr(IndexedRows, "_local_piece", needs_spark)
-    monkeypatch.setattr(indexed_rows, "PIECE_BYTES", 50)
+    monkeypatch.setattr(indexed_rows, "PIECE_BYTES", 53)
     log = FakeLog()
     log.open_term(1, "n1")
     log.append(*(bytes(size) for size in (20, 20, 20, 200)), None, b"", bytes(49), key=b"k")
@@ -56,3 +58,46 @@ def test_a_piece_that_spark_reads_has_a_bounded_size(
     found = [(end, rows["index"].to_pylist()) for end, rows in pieces]
     assert found == [(4, [1, 2, 3]), (5, [4]), (10, [5, 6, 7, 9]), (16, [10])]
     assert [rows.num_rows for _, rows in reader.pieces(0, log.next_index, ["index"])] == [9]
+
+
+def test_spark_reads_large_records_about_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each piece sorts all records of its query, and yields those that fit."""
+    asked: list[tuple[int, int]] = []
+    by_spark = IndexedRows._by_spark
+
+    def noted(rows: IndexedRows, first: int, until: int, columns: Sequence[str]) -> DataFrame:
+        asked.append((first, until))
+        return by_spark(rows, first, until, columns)
+
+    monkeypatch.setattr(IndexedRows, "_local_piece", needs_spark)
+    monkeypatch.setattr(IndexedRows, "_by_spark", noted)
+    monkeypatch.setattr(indexed_rows, "PIECE_BYTES", 160)
+    monkeypatch.setattr(indexed_rows, "FIRST_SPARK_RECORDS", 64)
+    log = FakeLog()
+    log.append(*(bytes(20) for _ in range(160)), *(bytes(1) for _ in range(160)))
+    fill_entries(log, tmp_path)
+    reader = IndexedRows(spark, str(tmp_path / ENTRIES.name), ENTRIES, "index")
+    found = [rows["index"].to_pylist() for _, rows in reader.pieces(0, 320, ["index", "value"])]
+    assert list(chain(*found)) == list(range(320))
+    assert sum(until - first for first, until in asked) < 3 * 320
+    assert len(asked) < 40
+    sizes = [until - first for first, until in asked]
+    assert sizes[:3] == [64, 16, 8]
+    assert max(sizes[-4:]) >= 64  # small ones again
+
+
+def test_large_keys_and_headers_bound_a_piece_too(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(IndexedRows, "_local_piece", needs_spark)
+    monkeypatch.setattr(indexed_rows, "PIECE_BYTES", 53)
+    log = FakeLog()
+    log.append(b"", None, key=bytes(40))
+    log.append(b"", headers=(("ab", bytes(20)), ("c", bytes(29))))
+    log.append(bytes(1), bytes(1), bytes(1))
+    fill_entries(log, tmp_path)
+    reader = IndexedRows(spark, str(tmp_path / ENTRIES.name), ENTRIES, "index")
+    found = [(end, rows["index"].to_pylist()) for end, rows in reader.pieces(0, 6, COLUMNS)]
+    assert found == [(2, [0, 1]), (4, [2, 3]), (6, [4, 5])]
