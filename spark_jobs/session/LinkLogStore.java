@@ -74,7 +74,11 @@ public class LinkLogStore extends HDFSLogStore {
             places.add(temporary);
             syncAll(places);
             link(temporary, name);
-            sync(name.getParent());
+            try {
+                sync(name.getParent());
+            } catch (IOException unsynced) {
+                // the commit is made: an error would let its writer make it again
+            }
         } finally {
             Files.deleteIfExists(temporary);
         }
@@ -96,25 +100,39 @@ public class LinkLogStore extends HDFSLogStore {
     private static void syncCheckpoint(java.nio.file.Path log) throws IOException {
         Set<java.nio.file.Path> places = new HashSet<java.nio.file.Path>();
         String newest = "";
-        DirectoryStream<java.nio.file.Path> files = Files.newDirectoryStream(log, "*.checkpoint*");
+        Iterator<java.nio.file.Path> each = entries(log, "*.checkpoint*").iterator();
+        while (each.hasNext()) {
+            java.nio.file.Path file = (java.nio.file.Path) each.next();
+            String version = file.getFileName().toString().split("\\.", 2)[0];
+            if (version.compareTo(newest) > 0) {
+                newest = version;
+                places.clear();
+            }
+            if (version.equals(newest)) {
+                places.add(file);
+            }
+        }
+        places.add(log);
+        java.nio.file.Path parts = log.resolve("_sidecars"); // of checkpoints in the format V2
+        if (Files.isDirectory(parts, new LinkOption[0])) {
+            places.addAll(entries(parts, "*"));
+            places.add(parts);
+        }
+        syncAll(places);
+    }
+
+    private static Set<java.nio.file.Path> entries(java.nio.file.Path folder, String names) throws IOException {
+        Set<java.nio.file.Path> found = new HashSet<java.nio.file.Path>();
+        DirectoryStream<java.nio.file.Path> files = Files.newDirectoryStream(folder, names);
         try {
             Iterator<java.nio.file.Path> each = files.iterator();
             while (each.hasNext()) {
-                java.nio.file.Path file = (java.nio.file.Path) each.next();
-                String version = file.getFileName().toString().split("\\.", 2)[0];
-                if (version.compareTo(newest) > 0) {
-                    newest = version;
-                    places.clear();
-                }
-                if (version.equals(newest)) {
-                    places.add(file);
-                }
+                found.add((java.nio.file.Path) each.next());
             }
         } finally {
             files.close();
         }
-        places.add(log);
-        syncAll(places);
+        return found;
     }
 
     private static void syncAll(Set<java.nio.file.Path> places) throws IOException {

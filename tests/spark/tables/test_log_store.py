@@ -174,3 +174,16 @@ def test_a_checkpoint_is_durable_before_older_commits_are_removed(
         write_checkpoint(spark, str(table))
     log = table / "_delta_log"
     assert {str(log / f"{0:020}.checkpoint.parquet"), str(log)} <= places
+
+
+def test_all_files_of_a_checkpoint_in_the_format_v2_are_durable(spark: SparkSession, tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    frame = spark.range(9).write.format("delta").option("delta.checkpointPolicy", "v2")
+    frame.save(str(table))
+    with synced(spark, tmp_path / "recorded.jfr") as places:
+        write_checkpoint(spark, str(table))
+    log = table / "_delta_log"
+    [whole] = log.glob("0*.checkpoint.*.*")
+    parts = {str(path) for path in (log / "_sidecars").glob("*.parquet")}
+    assert parts
+    assert {str(whole), str(log / "_sidecars"), *parts} <= places
