@@ -129,8 +129,12 @@ async def _forwarded(request: Request, broker: Broker, hosted: HostedLog, node: 
     async def body() -> AsyncIterator[bytes]:
         yield b""  # sends the head of the request
         await accepted.wait()
-        async for part in request.stream():
-            yield part
+        try:
+            async for part in request.stream():
+                yield part
+        except ClientDisconnect:
+            stream.close()  # the leader would wait for more of the stream, and this node for its answers
+            raise
 
     try:
         stream = await broker.forwarder.pass_stream(

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fastapi import Request
 
 from app.api.access.caller import UNRESTRICTED, Caller, Grant, Scope
 from app.api.append import stream as module
@@ -16,8 +17,8 @@ from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.json_decoding import MAX_ORDINAL
 from app.api.http.messages import Response
 from app.log.contract import Producer
-from app.node.network.http_forwarder import Lost
-from app.settings.model import Limits
+from app.node.network.http_forwarder import Forwarder, Lost
+from app.settings.model import Limits, SecuritySettings
 
 
 class Handler:
@@ -259,3 +260,43 @@ def test_a_forwarded_stream_ends_when_another_node_leads_and_nothing_arrives(
     assert answers == [b"1"]
     assert looks == [True, True, True, False, False]
     assert (problem["code"], problem["first_index"]) == ("quorum-timeout", None)
+
+
+def test_a_forwarded_stream_ends_at_both_nodes_when_its_client_disconnects() -> None:
+    """Otherwise the leader waits for more of the stream, this node for its answers, both without end."""
+
+    async def run() -> None:
+        has_ended = asyncio.Event()
+        incoming: list[dict[str, Any]] = [{"type": "http.request", "body": b"1\n", "more_body": True}]
+
+        async def leader(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            await reader.read()
+            writer.close()
+            has_ended.set()
+
+        async def receive() -> dict[str, Any]:
+            return incoming.pop(0) if incoming else {"type": "http.disconnect"}
+
+        async def send(_: object) -> None:
+            await asyncio.sleep(0)
+
+        scope: Any = {"type": "http", "method": "POST", "headers": [], "query_string": b""}
+        scope |= {"path": "/v1/logs/default/records:stream", "commitlog.request_id": b"r1"}
+        forwarder = Forwarder(SecuritySettings())
+        await forwarder.start()
+        try:
+            async with await asyncio.start_server(leader, "127.0.0.1", 0) as server:
+                url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+                broker: Any = SimpleNamespace(forwarder=forwarder)
+                node: Any = SimpleNamespace(id="n2", url=url)
+                hosted: Any = SimpleNamespace(serving=None)
+                response = await module._forwarded(Request(scope, receive), broker, hosted, node)
+                async with asyncio.timeout(5):
+                    await response(scope, receive, send)
+                    await has_ended.wait()
+        finally:
+            await forwarder.stop()
+
+    asyncio.run(run())
