@@ -250,6 +250,25 @@ def test_a_leader_that_stops_gives_up_the_lead() -> None:
     assert [token for token, _ in leader.answers] == ["a"]
 
 
+@pytest.mark.rule("R-05")
+def test_the_only_voter_without_room_for_its_opening_tries_again_after_an_election_timeout() -> None:
+    """The driver writes what the core wants before it does anything else: tried at once, the node hangs."""
+    group = Group(1)
+    member = group["n1"]
+    member.full = True
+    member.restart()
+    shortest_ms, longest_ms = group.raft.election_timeout_ms
+    assert (member.leads, member.core.term) == (False, 2)
+    group.pass_time(shortest_ms - 20)
+    assert member.core.term == 2
+    group.pass_time(longest_ms)
+    assert not member.leads
+    assert member.core.term in (3, 4)
+    member.full = False
+    group.pass_time(longest_ms)
+    assert member.leads
+
+
 def test_a_leader_that_cannot_open_its_term_leaves_it_to_others() -> None:
     group = Group(3)
     group["n1"].full = True
