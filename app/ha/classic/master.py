@@ -389,7 +389,7 @@ class ClassicMasterCore(StaticGroup):
 
     def abandon(self, ready: Ready, now_ms: int) -> None:
         first = ready.batches[0]
-        self._epoch.abandoned(first)
+        self._epoch.abandoned(first, now_ms)
         self._outbox.answers += self._pending.drop(first.base_index)
 
     def stop(self, now_ms: int) -> None:

@@ -5,6 +5,8 @@ it, the master waits for the other replicas (opening.py): so many of them must v
 synchronous append which this copy may lack.
 """
 
+from typing import Final
+
 from app.ha.classic.needs import SlaveNeeds
 from app.ha.classic.opening import Opening, may_lack
 from app.ha.classic.slaves import Slave
@@ -16,6 +18,8 @@ from app.log.facts import SyncFloor
 from app.raft.state import MemberState, Outbox
 from storage.format.batch import Batch
 from storage.log.hard_state import HardState
+
+_RETRY_MS: Final = 1_000  # between attempts to write the record on a full disk: each is undone by syncs
 
 
 class MasterEpoch:
@@ -52,7 +56,7 @@ class MasterEpoch:
         self.control: TermRecord | None = None
         self.open_index = NO_INDEX
         self._before = recorded  # `recorded` without the record of this epoch
-        self._lacks_space = False  # for that record; it is tried again at the next tick
+        self._retry_ms: int | None = None  # the disk has no space for that record: when it is tried again
 
     @property
     def is_open(self) -> bool:
@@ -63,7 +67,7 @@ class MasterEpoch:
     @property
     def waits_for(self) -> str | None:
         """Return why the epoch is not open, for an operator; None: nothing prevents it."""
-        if self._lacks_space:
+        if self._retry_ms is not None:
             return "the disk is full: there is no space for the record that opens the epoch"
         if self.waiting is None:
             return None
@@ -145,7 +149,7 @@ class MasterEpoch:
 
     def _wait(self, now_ms: int) -> None:
         term = self._member.term
-        self.control, self._lacks_space = None, False
+        self.control = self._retry_ms = None
         knows_epoch = term > 0 and term != self._opened_term
         self.waiting = Opening(
             [replica for replica in self._replicas if replica != self._member.node_id],
@@ -178,8 +182,8 @@ class MasterEpoch:
             self.waiting.object(slave.id, reason)
 
     def tick(self, now_ms: int) -> None:
-        if self._lacks_space:
-            self._lacks_space, self.control = False, self._term_record
+        if self._retry_ms is not None and now_ms >= self._retry_ms:
+            self._retry_ms, self.control = None, self._term_record
         if self.waiting is not None and self.may_proceed and self.waiting.is_complete(now_ms):
             self._proceed()
 
@@ -204,9 +208,9 @@ class MasterEpoch:
             self.control = None
             self.open_index = batch.last_index
 
-    def abandoned(self, first: Batch) -> None:
-        """Batches from this one on did not enter the log, for lack of space: the record is tried again at
-        the next tick. At once would be without end: the driver writes what the core wants before it waits."""
+    def abandoned(self, first: Batch, now_ms: int) -> None:
+        """Batches from this one on did not enter the log, for lack of space: the record is tried again later.
+        At once would be without end: the driver writes what the core wants before it waits."""
         if first.base_index == self.open_index:
             self.open_index, self._recorded = NO_INDEX, self._before
-            self._lacks_space = True
+            self._retry_ms = now_ms + _RETRY_MS
