@@ -16,7 +16,8 @@
       preface         magic(4) "CLHA" version(1) flags(1) replica(2) log_id(8)   flags bit 0: by number
       history         end_offset(8) next_index(8) epoch(8) chain(8)    with flags bit 1, directly after it
                     flags bit 0 with a history: records may be missing that the slave has acknowledged
-                    flags bit 2: the same; a master of an earlier version refuses it
+                    flags bit 2: the same; a master of an earlier version refuses it. Bit 0 without bit 2: the
+                    history is written for such a master, and the begin is left out
       begin           begin_index(8)                   with flags bit 3, directly after the history; the same
 
 The preface names the log on a shared listener, and the log's replica that connects. It cannot be
@@ -86,9 +87,9 @@ class History:
 
     next_index: index after its last record. epoch: of that record, 0 for none. chain: of its last batch, 8
     bytes (storage/format/batch.py). in_doubt: records may be missing that the slave has acknowledged.
-    for_earlier: written so that masters of earlier versions, which know of neither, ignore a doubt and get no
-    begin_index. begin_index: of a log that lacks earlier records which no trim has removed, as far as it
-    knows; 0 for any other.
+    for_earlier: written for masters of earlier versions, which know of neither: they ignore the doubt and get
+    no begin_index; others take in_doubt from it. begin_index: of a log that lacks earlier records which no
+    trim has removed, as far as it knows; 0 for any other.
     """
 
     end_offset: int
@@ -184,8 +185,10 @@ def encode_preface(preface: Preface) -> bytes:
     flags = FLAG_BY_NUMBER if preface.by_number else 0
     if history is not None:
         flags = FLAG_HISTORY
-        if history.in_doubt:
-            flags |= FLAG_BY_NUMBER if history.for_earlier else FLAG_BY_NUMBER | FLAG_DOUBT
+        if history.in_doubt or history.for_earlier:
+            flags |= FLAG_BY_NUMBER
+        if history.in_doubt and not history.for_earlier:
+            flags |= FLAG_DOUBT
         if history.begin_index and not history.for_earlier:
             flags |= FLAG_BEGIN
     data = PREFACE.pack(PREFACE_MAGIC, PREFACE_VERSION, flags, preface.replica, preface.log_id)

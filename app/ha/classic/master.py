@@ -297,6 +297,11 @@ class ClassicMasterCore(StaticGroup):
         except Unfit as unfit:
             self._refuse(slave, unfit)
             return
+        if slave.history is not None and slave.history.for_earlier:
+            # Its begin may be left out. After a frame the slave connects soon, and names it.
+            self._outbox.send(slave.key, ClassicFrame(max_offset))
+            self._drop(slave, "its history is written for a master of an earlier version")
+            return
         slave.sender = Sender(self._log, start.next_index, start.offset, start.held_index)
         slave.first_index = start.first_index
         slave.note(offset_after(self._log, self._held_index), now_ms)

@@ -6,16 +6,27 @@ from typing import Any
 from app.ha.frames import (
     Decode,
     FrameSplitter,
+    History,
+    Preface,
     decode_classic,
     decode_from_master,
     decode_from_slave,
+    decode_preface,
     decode_report,
     encode,
+    encode_preface,
 )
 from app.ha.messages import INCOMING, OUTGOING, Closed, Connect, Disconnect, Drained, Opened
 from tests.simulation.world.world import Life, World
 
 Deliver = Callable[[str, Any], None]
+
+
+def as_read(history: History | None) -> History | None:
+    """Return the history that the other end reads in the preface."""
+    found = decode_preface(memoryview(encode_preface(Preface(1, 1, history=history))))
+    assert found is not None
+    return found[0].history
 
 
 class End:
@@ -117,7 +128,7 @@ class StreamNetwork:
             out.peer, into.peer = into, out
             host.ends[key], target.ends[into.key] = out, into
             host.deliver(key, Opened())
-            target.deliver(into.key, Opened(history=connect.history))
+            target.deliver(into.key, Opened(history=as_read(connect.history)))
 
         self.world.after(self._delay(), arrive, host.life)
 

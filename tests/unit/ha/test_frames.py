@@ -107,6 +107,14 @@ def test_a_history_names_the_end_of_a_log_and_whether_records_may_be_missing(
     assert decode_preface(memoryview(data)) == (preface, 48)
 
 
+def test_a_history_for_an_earlier_version_may_leave_the_begin_out_and_shows_that() -> None:
+    history = History(300, 4, 5, b"12345678", for_earlier=True, begin_index=3)
+    data = encode_preface(Preface(1, replica=2, history=history))
+    assert (data[5], len(data)) == (0x03, 48)
+    read = History(300, 4, 5, b"12345678", in_doubt=True, for_earlier=True)
+    assert decode_preface(memoryview(data)) == (Preface(1, replica=2, history=read), 48)
+
+
 @pytest.mark.parametrize("in_doubt", [False, True])
 def test_a_history_names_the_begin_of_a_log_that_lacks_records(in_doubt: bool) -> None:
     history = History(300, 4, 5, b"12345678", in_doubt, begin_index=3)

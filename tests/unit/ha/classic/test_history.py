@@ -13,6 +13,7 @@ from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState
 from tests.unit.ha.classic.test_classic import Master, Slave, frame_of
 from tests.unit.ha.lab import CONFIG, copy, history_of, new_log, write
+from tests.unit.ha.streams import as_read
 
 
 def log_of(*values: bytes, opened_by: str = "n1", epoch: int = 1) -> Commitlog:
@@ -169,6 +170,41 @@ def test_a_slave_counts_from_where_it_began_also_for_a_master_that_did_not_see_t
     assert [index for index, fate in master.fates() if fate == "acknowledged"] == held
     reasons = {peer.id: peer.reason for peer in master.core.status().peers}
     assert str(reasons["n2"]).startswith(f"it began empty, at index {begin}: ")
+
+
+@pytest.mark.rule("H-06", "H-07")
+def test_a_slave_whose_connection_leaves_its_begin_out_connects_again_and_names_it() -> None:
+    """Three connections have ended before a frame: the fourth one is for a master of an earlier version."""
+    log = new_log(segment_max_bytes=2_000)
+    write(log, 1, opened_by="n1")
+    former = Master(log, hard_state=HardState(1, "n1"))
+    pendings = [former.append(b"x" * 500) for _ in range(10)]
+    held = [pending for pending in pendings if pending.first_index >= log.last_segment_index]
+    begun = Slave()
+    key = begun.connect()
+    for pending in held:
+        begun.deliver(key, frame_of(log.batch_at(pending.first_index)))
+    slave = Slave(begun.log, hard_state=HardState(1, "n1"))
+    slave.core.electable = False
+    master = master_of(log)
+    for pending in pendings:
+        master.core.join(pending, master.now_ms)
+    for _ in range(3):
+        slave.deliver(slave.connect(), Closed("no log here"))
+        slave.tick(CONFIG.ha_refused_interval_max_ms)
+    for number in (1, 2):
+        ((key, connecting),) = [each for each in slave.take() if isinstance(each[1], Connect)]
+        slave.deliver(key, Opened())
+        at_master = master.connected(number, 2, as_read(connecting.history))
+        master.deliver(at_master, ClassicReport(log.end_offset))
+        if number == 1:
+            frame, end = master.frames(at_master, (ClassicFrame, Disconnect))
+            assert isinstance(end, Disconnect)
+            slave.deliver(key, frame)
+            slave.deliver(key, Closed("closed by the peer"))
+            assert master.fates() == []
+            slave.tick(CONFIG.ha_reconnect_interval_ms)
+    assert [index for index, _ in master.fates()] == [pending.last_index for pending in held]
 
 
 @pytest.mark.rule("H-07")
