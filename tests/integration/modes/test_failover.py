@@ -112,8 +112,8 @@ def test_without_a_majority_nothing_is_acknowledged_and_without_anybody_nothing_
 
 
 def test_a_clean_stop_ends_with_zero_and_keeps_all(own: Cluster) -> None:
-    log = "stopped"
-    assert own.append(own.ids[0], "kept", log=log).status_code == 200
+    log, kept, later = "stopped", f"kept {uuid.uuid4().hex}", f"later {uuid.uuid4().hex}"
+    assert own.append(own.ids[0], kept, log=log).status_code == 200
     leader = own.leader(log)
     before = len(own.get(leader, f"/v1/logs/{log}/events").json()["events"])
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -124,10 +124,10 @@ def test_a_clean_stop_ends_with_zero_and_keeps_all(own: Cluster) -> None:
         assert own.stop(leader) == 0
         assert time.monotonic() - started < 10
         assert poll.result(10).status_code == 200
-    assert own.append(own.running[0], "later", log=log, params={"timeout_ms": 20_000}).status_code == 200
+    assert own.append(own.running[0], later, log=log, params={"timeout_ms": 20_000}).status_code == 200
     own.start(leader)
     own.wait_ready(leader)
-    assert own.values(leader, log=log) == ["kept", "later"]
+    assert own.values(leader, log=log)[-2:] == [kept, later]
     events = own.get(leader, f"/v1/logs/{log}/events", params={"from_seq": before}).json()["events"]
     kinds = [event["kind"] for event in events]
     assert kinds.index("stop") < kinds.index("start")
