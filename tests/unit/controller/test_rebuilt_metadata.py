@@ -31,6 +31,16 @@ def rebuilt_before_the_first_election() -> Quorum:
     return quorum
 
 
+def with_a_winner() -> Quorum:
+    """n1 has given the lead up. The master elected from the set of all has yet to open its epoch."""
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.offsets.update({(node, "a"): (1, 900, 900) for node in quorum.nodes})
+    quorum.join_all()
+    quorum.done(StepDown("a", quorum.log().generation, 1, 1))
+    return quorum
+
+
 @pytest.mark.rule("C-04", "C-05", "C-09")
 def test_rebuilt_metadata_without_a_master_give_no_epoch_twice_and_elect_the_newest_of_all() -> None:
     """They may lack the first elections: a copy of a lost master holds records of epochs that were given."""
@@ -57,11 +67,7 @@ def test_rebuilt_metadata_without_a_master_give_no_epoch_twice_and_elect_the_new
 @pytest.mark.rule("C-05", "C-09")
 def test_rebuilt_metadata_elect_a_former_member_when_the_winner_of_the_last_election_is_lost() -> None:
     """n1 won, and its disk was replaced before it opened its epoch: the others hold everything."""
-    quorum = Quorum()
-    quorum.with_master()
-    quorum.offsets.update({(node, "a"): (1, 900, 900) for node in quorum.nodes})
-    quorum.join_all()
-    quorum.done(StepDown("a", quorum.log().generation, 1, 1))
+    quorum = with_a_winner()
     winner = quorum.log().master_node
     assert winner is not None
     quorum.register(winner, code="of another disk")
@@ -79,11 +85,7 @@ def test_rebuilt_metadata_elect_a_former_member_when_the_winner_of_the_last_elec
 @pytest.mark.rule("C-05", "C-09")
 def test_rebuilt_metadata_without_the_last_set_elect_no_former_member_alone() -> None:
     """The winner may have opened its epoch since, and acknowledged records that the others lack."""
-    quorum = Quorum()
-    quorum.with_master()
-    quorum.offsets.update({(node, "a"): (1, 900, 900) for node in quorum.nodes})
-    quorum.join_all()
-    quorum.done(StepDown("a", quorum.log().generation, 1, 1))
+    quorum = with_a_winner()
     winner = quorum.log().master_node
     others = [node for node in quorum.nodes if node != winner]
     quorum.rebuild("a")

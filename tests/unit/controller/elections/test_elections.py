@@ -17,6 +17,17 @@ def let_die(quorum: Quorum, *dead: str) -> None:
         quorum.let_pass(TIMEOUT_MS // 10, *[node for node in quorum.nodes if node not in dead])
 
 
+def opened_by_n2() -> Quorum:
+    """n1 has died, and n2 was elected from the set of all and has opened epoch 2."""
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.join_all()
+    let_die(quorum, "n1")
+    quorum.offsets["n2", "a"] = (2, 100, 0)
+    quorum.let_pass(100, "n2", "n3")
+    return quorum
+
+
 def elections(quorum: Quorum) -> list[MasterElected]:
     return [event for event in quorum.events if isinstance(event, MasterElected)]
 

@@ -21,7 +21,7 @@ from app.controller.messages import BrokerHeartbeatAnswer
 from app.controller.replicas_manager import Action, ControllerRequest, SendToCore
 from app.ha.roles import Lease, SlaveRole
 from app.log.contract import Role
-from tests.unit.controller.elections.test_elections import TIMEOUT_MS, elections, let_die
+from tests.unit.controller.elections.test_elections import TIMEOUT_MS, elections, let_die, opened_by_n2
 from tests.unit.controller.support import CONFIG, Quorum
 from tests.unit.controller.test_replicas_manager import Bench
 
@@ -148,12 +148,7 @@ def test_an_older_copy_is_no_member_of_the_set_that_may_be_restored() -> None:
 
 @pytest.mark.rule("C-11")
 def test_a_set_with_a_node_that_has_become_a_learner_is_not_restored() -> None:
-    quorum = Quorum()
-    quorum.with_master()
-    quorum.join_all()
-    let_die(quorum, "n1")
-    quorum.offsets["n2", "a"] = (2, 100, 0)
-    quorum.let_pass(100, "n2", "n3")
+    quorum = opened_by_n2()
     quorum.done(ChangeReplica("a", "n3", ReplicaChange.DEMOTE, "demote"))
     quorum.done(StepDown("a", quorum.log().generation, 2, 2, confirmed=0, unused=True))
     assert not any(quorum.log().is_learner(node) for node in quorum.log().nodes_of(quorum.log().holders))

@@ -3,7 +3,7 @@
 import pytest
 
 from app.controller.commands import StepDown
-from tests.unit.controller.elections.test_elections import elections, let_die
+from tests.unit.controller.elections.test_elections import elections, opened_by_n2
 from tests.unit.controller.support import CONFIG, Quorum
 from tests.unit.controller.test_partial_acks import STEP_MS, by_two_of_three, live
 
@@ -20,12 +20,7 @@ def master_for_ms(quorum: Quorum, node: str, *heard: str, limit_ms: int = 60_000
 def test_a_master_that_hangs_again_gives_way_as_soon_as_a_member_of_the_set_before_returns() -> None:
     """n3 restarts when n2 gives its epoch up, so n2 is elected again. Its longer time is for a log without
     other replicas that may be faster."""
-    quorum = Quorum()
-    quorum.with_master()
-    quorum.join_all()
-    let_die(quorum, "n1")
-    quorum.offsets["n2", "a"] = (2, 100, 0)
-    quorum.let_pass(100, "n2", "n3")
+    quorum = opened_by_n2()
     quorum.active.liveness.heard("n3", 0, (), quorum.now_ms)  # without its copy
     quorum.done(StepDown("a", quorum.log().generation, 2, 2, confirmed=0, unused=True))
     assert (quorum.log().master_node, quorum.log().master_epoch) == ("n2", 3)
