@@ -1,6 +1,6 @@
 """The environment in .venv: from the lock file alone, verified by hash, with a stamp when it is complete.
 
-    python -m venv     pip install --require-hashes     pip install --no-deps -e .     Java, the jars
+    python -m venv   pip install --require-hashes   pip install --no-deps -e .   Java, jars, class archive
 
 A stamp with the hash of the lock file records that all of this was done: the next set-up then ends at once
 and needs no network. The stamp is removed before anything is changed and written last, so a broken set-up is
@@ -78,6 +78,7 @@ class Environment:
         for path in sorted(self.root.glob("spark_jobs/session/*.java")):
             java.update(path.name.encode() + b"\0" + path.read_bytes())
         return {
+            "classes": "1",  # the set-up writes an archive of them
             "java": java.hexdigest(),
             "lock": hashlib.sha256(self.lock.read_bytes()).hexdigest(),
             "project": hashlib.sha256((self.root / "pyproject.toml").read_bytes()).hexdigest(),
@@ -124,9 +125,9 @@ class Environment:
                 f"On Debian: apt-get install python3-venv   (or python{version}-venv), then run this again."
             )
         if self._works():
-            _print_step(f"1/5 environment: {self.folder} exists")
+            _print_step(f"1/6 environment: {self.folder} exists")
             return
-        _print_step(f"1/5 environment: creating {self.folder} with Python {sys.version.split()[0]}")
+        _print_step(f"1/6 environment: creating {self.folder} with Python {sys.version.split()[0]}")
         self._run([sys.executable, "-m", "venv", "--clear", str(self.folder)], "make the environment")
         self._guard_activation()
 
@@ -147,7 +148,7 @@ class Environment:
 
     def _install_packages(self) -> None:
         packages = lock_packages(self.lock.read_text())
-        _print_step(f"2/5 packages: {len(packages)} from {self.lock.name}, each checked by its hash")
+        _print_step(f"2/6 packages: {len(packages)} from {self.lock.name}, each checked by its hash")
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as first:
             first.write("".join(packages[name] for name in BUILD_PACKAGES))
             first.flush()
@@ -157,7 +158,7 @@ class Environment:
         self._pip("install the packages", *hashes, watch=counter)
 
     def _install_project(self) -> None:
-        _print_step("3/5 commitlog itself")
+        _print_step("3/6 commitlog itself")
         # its only build requirement is installed from the lock file: nothing is downloaded
         options = ("--no-deps", "--no-build-isolation", "--no-index", "-e", str(self.root))
         self._pip("install commitlog", *options)
@@ -167,9 +168,14 @@ class Environment:
             "from spark_jobs.session.java import find_java_home; java = find_java_home(); "
             "print(java.version, 'from', java.source)"
         )
-        _print_step(f"4/5 Java: {self._run([str(self.python), '-c', find_java], 'find Java').strip()}")
-        _print_step("5/5 jars: download Delta's and check their SHA-1; compile ours")
+        _print_step(f"4/6 Java: {self._run([str(self.python), '-c', find_java], 'find Java').strip()}")
+        _print_step("5/6 jars: download Delta's and check their SHA-1; compile ours")
         self._run([str(self.python), "-m", "spark_jobs.session.jars"], "have the jars")
+        _print_step("6/6 Spark's classes: write them for a faster start of each session, 200 MB")
+        try:
+            self._run([str(self.python), "-m", "spark_jobs.session.class_archive"], "write the classes")
+        except SetupFailed as failed:
+            _print_step(f"    sessions start without this archive: {failed}")
 
     def _write_stamp(self) -> None:
         self.stamp.write_text(json.dumps(self.fingerprint(), indent=2) + "\n")

@@ -26,6 +26,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from app.errors import ConfigError
+from spark_jobs.session import class_archive
 from spark_jobs.session.archive import make_zip, package_root
 from spark_jobs.session.jars import (
     CATALOG_CLASS,
@@ -170,6 +171,7 @@ def build_session(
     os.environ["JAVA_HOME"] = str(find_java().parent.parent)
     if "SPARK_HOME" not in os.environ and (home := spark_home()) is not None:
         os.environ["SPARK_HOME"] = str(home)
+    launch[DRIVER_JAVA] += class_archive.java_options()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     _let_workers_import_us()
     _allocate_by_libc()

@@ -1,5 +1,6 @@
 """Typed tables that a user restores to an earlier version, or removes: each record is there once again."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.typed.law import check_law, rows_of
 from tests.spark.typed.test_typed import path_in, to_json
+from tests.spark.user_restore import actions_of, restore
 
 TYPED = ("records", "dead_letters", "current")
 SCHEMA = "id INT NOT NULL, city STRING"
@@ -103,6 +105,10 @@ class Job:
         for name in names:
             self.spark.sql(statement.format(identifier(str(self.folder / name)))).collect()
 
+    def restore(self, version: int, *names: str) -> None:
+        for name in names:
+            restore(self.folder / name, version)
+
     def version(self, name: str) -> int:
         return DeltaLog(str(self.folder / name)).versions()[-1]
 
@@ -122,10 +128,24 @@ def job(
     return Job(spark, log, config, monkeypatch)
 
 
+def restored_by(job: Job) -> list[dict[str, Any]]:
+    """Return the actions of the RESTORE of `records`, without times and what Spark alone notes."""
+    actions = actions_of(job.folder / "records", job.version("records"))
+    for name in ("timestamp", "inCommitTimestamp", "operationMetrics", "engineInfo", "txnId"):
+        actions[0]["commitInfo"].pop(name, None)
+    for action in actions:
+        action.get("remove", {}).pop("deletionTimestamp", None)
+    return sorted(actions, key=json.dumps)
+
+
 def test_rows_that_a_restore_took_are_added_again(job: Job) -> None:
     job.append(0)
     job.append(10)  # its last record is a tombstone
-    job.change("RESTORE TABLE {} TO VERSION AS OF 1", *TYPED)
+    by_hand = job.copy("by hand")
+    job.change("RESTORE TABLE {} TO VERSION AS OF 1", "records")
+    by_hand.restore(1, "records")
+    assert restored_by(job) == restored_by(by_hand)
+    job.restore(1, "dead_letters", "current")
     assert job.table("records").count() == 2
     restarted = job.copy("restarted")
     job.append(20)
@@ -140,7 +160,7 @@ def test_columns_that_a_restore_took_are_added_again(job: Job) -> None:
     job.log.set_schema(f"{SCHEMA}, note STRING", key_columns=["id"])
     job.log.append(to_json(id=5, note="five"), key=b"5")
     job.append(10)
-    job.change("RESTORE TABLE {} TO VERSION AS OF 1", "records", "current")
+    job.restore(1, "records", "current")
     assert "note" not in job.table("records").columns
     restarted = job.copy("restarted")
     job.log.append(to_json(id=6, note="six"), key=b"6")
@@ -165,7 +185,7 @@ def test_a_restore_to_before_a_replay_leaves_each_letter_once(job: Job) -> None:
     for names in restored:
         copy = job.copy(names[0])
         for name in names:
-            copy.change(f"RESTORE TABLE {{}} TO VERSION AS OF {before[name]}", name)
+            copy.restore(before[name], name)
         copy.append(30)
         copy.check()
 
@@ -174,7 +194,7 @@ def test_rows_that_cannot_be_made_again_are_an_error_with_a_remedy(job: Job) -> 
     for number in (0, 10):
         job.append(number)
     job.spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
-    job.change("RESTORE TABLE {} TO VERSION AS OF 1", "records")
+    job.restore(1, "records")
     job.change("VACUUM {} RETAIN 0 HOURS", "records")
     with pytest.raises(RowsLost, match=r"files of version 2 were removed.*delete the folder of the table"):
         job.append(20)
@@ -246,7 +266,7 @@ def test_letters_are_made_again_beside_a_restore(job: Job, restored: str) -> Non
     """As an error of the job advises, its user removes `dead_letters`, while a RESTORE is not repaired."""
     job.append(0)
     job.append(10)
-    job.change("RESTORE TABLE {} TO VERSION AS OF 1", restored)
+    job.restore(1, restored)
     shutil.rmtree(job.folder / "dead_letters")
     job.restart()
     job.write()
@@ -361,7 +381,7 @@ def test_a_rebuild_beside_a_driver_that_is_ahead_brings_no_removed_key_back(job:
     job.log.append(to_json(id=2), key=b"2")
     job.write()
     [late] = job.typed.current.values()
-    job.change("RESTORE TABLE {} TO VERSION AS OF 0", "current")
+    job.restore(0, "current")
     second = SecondDriver(job)
     if when == "before":
         second.go_ahead()
@@ -398,7 +418,7 @@ def test_a_repair_does_not_skip_what_another_driver_has_not_applied(job: Job) ->
     with job.patch.context() as patched:
         patched.setattr(killed, "apply", lambda: None)
         killed.extend(job.log.next_index)
-    job.change("RESTORE TABLE {} TO VERSION AS OF 1", "records_v3")
+    job.restore(1, "records_v3")
     job.typed.extend(job.log.next_index)
     job.log.append(to_json(id="without a key", size=3))
     job.write()

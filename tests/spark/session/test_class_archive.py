@@ -1,0 +1,61 @@
+"""The archive of Spark's classes: named for what it fits, made by the set-up, used by each session."""
+
+import os
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_jobs.session import class_archive as module
+from spark_jobs.session.class_archive import class_archive, java_options, make_class_archive
+from spark_jobs.session.spark_home import spark_home
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of a Spark of one jar."""
+    package = tmp_path / "pyspark"
+    for name in ("bin", "jars"):
+        (package / name).mkdir(parents=True)
+    (package / "jars" / "spark-core.jar").write_bytes(b"1")
+    home = spark_home(tmp_path, package)
+    monkeypatch.setattr(module, "spark_home", lambda _: home)
+    for name in ("SPARK_HOME", "SPARK_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def test_sessions_use_the_archive_that_the_set_up_has_made(spark: SparkSession) -> None:
+    archive = class_archive()
+    assert archive is not None
+    assert make_class_archive() == archive
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    children = Path(f"/proc/{gateway.proc.pid}/task/{gateway.proc.pid}/children").read_text().split()
+    maps = [Path(f"/proc/{pid}/maps").read_text() for pid in (str(gateway.proc.pid), *children)]
+    assert any(str(archive) in text for text in maps)
+
+
+def test_another_jar_asks_for_another_archive(cache: Path) -> None:
+    before = class_archive(cache)
+    assert before == class_archive(cache)
+    (cache / "pyspark" / "jars" / "spark-sql.jar").write_bytes(b"2")
+    assert class_archive(cache) not in (None, before)
+
+
+def test_no_option_is_given_before_there_is_an_archive(cache: Path) -> None:
+    assert java_options(cache) == ""
+    archive = class_archive(cache)
+    assert archive is not None
+    archive.write_bytes(b"")
+    assert java_options(cache) == f" -XX:SharedArchiveFile={archive}"
+
+
+@pytest.mark.parametrize("name", ["SPARK_HOME", "SPARK_CONF_DIR"])
+def test_another_spark_or_folder_of_settings_has_another_class_path(
+    cache: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, os.sep)
+    assert class_archive(cache) is None
+    assert java_options(cache) == ""
+    assert make_class_archive(cache) is None
