@@ -4,7 +4,8 @@ A clean election is won by a replica that holds everything that was ever acknowl
 SyncStateSet and, if the set does not count all of its members, one of which that is proven
 (complete_copies.py). While the last winner has not opened its epoch the previous set qualifies as well: the
 winner is granted no lease until then, so nothing can have been acknowledged since (A-11). Before one of them
-is elected the previous set is restored, so every clean election is won by a member of the set.
+is elected the previous set is restored, so every clean election is won by a member of the set. Before the
+first epoch of a log is open every replica qualifies: nothing was ever acknowledged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -81,7 +82,7 @@ def elect(
     if log.lost_history:
         waits = command is None or not command.unclean
         clean = _newest_of_all(log, liveness, copies, able, now_ms, waits=waits)
-    elif log.master_epoch == 0 or (log.master in avoided and _never_held_anything(log, liveness)):
+    elif log.master_epoch == 0 or _holds_nothing(log, liveness, copies):
         clean = able
     else:
         complete = log.holders if provisional else complete_copies(log, liveness)
@@ -90,7 +91,12 @@ def elect(
     if not candidates:
         raise Refused(Reason.NO_ELIGIBLE_REPLICA, _why_none(log, liveness, copies))
     chosen = _preferred(log, liveness, candidates, avoided)
-    return _elected(log, liveness, chosen, clean, by_operator=command is not None)
+    former_set: tuple[int, ...] = ()
+    if chosen in clean:
+        former_set = _former_set(log, chosen, clean, holds_nothing=_holds_nothing(log, liveness, copies))
+    return _elected(
+        log, liveness, chosen, former_set, unclean=chosen not in clean, by_operator=command is not None
+    )
 
 
 def _candidates(
@@ -118,10 +124,15 @@ def _candidates(
 
 
 def _elected(
-    log: Log, liveness: Liveness, chosen: Replica, clean: Sequence[Replica], *, by_operator: bool
+    log: Log,
+    liveness: Liveness,
+    chosen: Replica,
+    former_set: tuple[int, ...],
+    *,
+    unclean: bool,
+    by_operator: bool,
 ) -> MasterElected:
-    """Return the event of an election. clean: the replicas that a clean one could choose."""
-    unclean = chosen not in clean
+    """Return the event of an election."""
     if by_operator:
         reason = REASON_OPERATOR
     else:
@@ -134,7 +145,7 @@ def _elected(
         reason=reason,
         unclean=unclean,
         lost=_what_is_lost(log, liveness, chosen) if unclean else None,
-        former_set=() if unclean else _former_set(log, chosen, clean),
+        former_set=former_set,
         former_acks=0 if unclean or log.lost_history else counted_acks(log),
     )
 
@@ -202,29 +213,30 @@ def restored_set(log: Log, event: MasterElected) -> SyncStateSetChanged | None:
     )
 
 
-def _former_set(log: Log, chosen: Replica, clean: Sequence[Replica]) -> tuple[int, ...]:
+def _former_set(
+    log: Log, chosen: Replica, clean: Sequence[Replica], *, holds_nothing: bool
+) -> tuple[int, ...]:
     """Return the replicas that may replace the winner of a clean election until it has opened its epoch;
     empty for none.
 
     None after an unclean election: a slave may remove acknowledged records before it follows the winner. A
-    set that is not known to be the last one proves nothing: then those that hold as much as the winner.
+    set that is not known to be the last one proves nothing: then those that hold as much as the winner. In a
+    log that holds nothing these are all replicas; the winner alone is named too, and waits for its lease
+    until its epoch is open.
     """
+    if holds_nothing:
+        return tuple(sorted({*log.holders, *(each.id for each in clean)}))
     holders = tuple(sorted(each.id for each in clean)) if log.lost_history else log.holders
     return () if holders in ((), (chosen.id,)) else holders
 
 
-def _never_held_anything(log: Log, liveness: Liveness) -> bool:
-    """Return whether the only member that the log ever had in its set was empty after its last lease.
+def _holds_nothing(log: Log, liveness: Liveness, copies: Sequence[Replica]) -> bool:
+    """Return whether nothing of the log was ever acknowledged (A-11).
 
-    For a master that failed to open epochs: it gets no lease before it reports records, so nothing was
-    acknowledged. It may have had one after fewer failures, and a report from before that proves nothing.
+    A copy with records of an epoch that these metadata have not given contradicts that: the controllers have
+    lost their metadata, or the copy was made from a backup.
     """
-    if log.master is None or log.master_node is None or log.holders != (log.master,):
-        return False
-    if not liveness.was_written_after_lease(log.master_node, log.name):
-        return False
-    report = liveness.report(log.master_node, log.name, log.generation, log.master)
-    return report is not None and (report.epoch, report.max_offset) == (0, 0)
+    return log.never_open and all(_end_of(log, liveness, each)[0] <= log.master_epoch for each in copies)
 
 
 def _rank(log: Log, liveness: Liveness, replica: Replica) -> tuple[int, int, tuple[int, int, int]]:

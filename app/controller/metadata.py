@@ -108,6 +108,8 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
         what it has.
     lost_history: the controllers were rebuilt from metadata that do not know the last master of this log, or
         none. So the next election needs a report of every node that may hold acknowledged records (C-09).
+    never_open: no epoch of this log was ever open, and no lease was granted: each election had a former set.
+        False also if that is not known, of metadata of an earlier version or after a rebuild.
     opened_epoch: the newest epoch that is known to be open, 0: none. Every member of the set held the record
         that opened it when it joined.
     confirmed: the most that copies had reported as confirmed when the set was changed or noted last: a copy
@@ -140,6 +142,7 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     set_before: SetBefore | None = None
     lease_ms: int = 0
     lost_history: bool = False
+    never_open: bool = False
     opened_epoch: int = 0
     confirmed: tuple[Confirmed, ...] = ()
     configured: LogSpec | None = None

@@ -141,6 +141,7 @@ def _created(index: int, event: LogCreated) -> Log:
         spec=event.spec,
         version=index,
         changed_by=event.change_id,
+        never_open=True,
     )
 
 
@@ -201,17 +202,21 @@ def _with_master(log: Log, event: MasterElected) -> Log:
         set_acks=0,
         former_acks=event.former_acks,
         lost_history=False,
+        never_open=log.never_open and bool(event.former_set),
     )
 
 
 def _with_set(log: Log, event: SyncStateSetChanged) -> Log:
     """Return the log with the new SyncStateSet. The previous set ends unless the event restores it, and is
-    remembered until the first set that the master asks for."""
+    remembered until the first set that the master asks for. At the first opening of all every copy held all
+    that was ever acknowledged: nothing."""
     opened_epoch, before = event.master_epoch, None
     if event.restored:
         opened_epoch = log.set_before.opened_epoch if log.set_before else log.opened_epoch
     elif log.is_opening and event.sync_state_set == log.sync_state_set:
-        before = SetBefore(log.former_set, log.former_acks, log.opened_epoch)
+        everybody = {each.id for each in log.eligible()} if log.never_open else set()
+        members = tuple(sorted({*log.former_set, *everybody}))
+        before = SetBefore(members, log.former_acks, log.opened_epoch)
     return msgspec.structs.replace(
         log,
         sync_state_set=event.sync_state_set,
@@ -220,6 +225,7 @@ def _with_set(log: Log, event: SyncStateSetChanged) -> Log:
         former_set=log.former_set if event.restored else (),
         former_acks=log.former_acks if event.restored else 0,
         set_before=before,
+        never_open=log.never_open and event.restored,
         opened_epoch=opened_epoch,
         confirmed=_with_confirmed(log, event.confirmed),
     )
@@ -281,6 +287,7 @@ def _rebuilt(log: Log, index: int, event: MetadataRebuilt) -> Log:
         former_set=log.former_set if keeps_former else (),
         former_acks=log.former_acks if keeps_former else 0,
         set_before=None,
+        never_open=False,
         raised_from=1 if log.spec.min_in_sync_replicas > 1 else 0,
     )
 

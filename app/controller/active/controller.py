@@ -122,14 +122,14 @@ class ActiveController:
             if self.masters.is_withheld(log.name):
                 withheld.append(log.name)
                 withheld_epochs.append(log.master_epoch)
-            elif report is None or log.is_opening or not (may_be_granted and self.masters.may_act(log)):
+            elif report is None or log.is_opening or not may_be_granted:
                 continue
             elif self.liveness.is_given_up(log.name):
                 continue  # it does not act in this epoch any more: a lease would only delay the election
             elif not self._is_electing(log.name):
                 granted.append((log.name, log.master_epoch))
                 leases.append(counted_lease_ms(self._lease_ms_of(log.name)))
-                self.liveness.granted(log.name, now_ms)
+                self.masters.granted(log, now_ms)
         return BrokerHeartbeatAnswer(
             id,
             self._node_id,
@@ -147,8 +147,13 @@ class ActiveController:
         return self._file_config.lease_ms if log is None or log.lease_ms == 0 else log.lease_ms
 
     def _is_electing(self, log: str) -> bool:
+        """Return whether the open round elects, or restores a set because no lease was granted."""
         return self._round is not None and any(
-            isinstance(event, MasterElected | LogDeletionBegun) and event.log == log
+            event.log == log
+            and (
+                isinstance(event, MasterElected | LogDeletionBegun)
+                or (isinstance(event, SyncStateSetChanged) and event.restored)
+            )
             for event in self._round.events
         )
 
@@ -298,7 +303,7 @@ class ActiveController:
                     self.masters.forget(log.name)
                     was_deleted = True
             elif log.elects and not self.masters.let_leave(log, happen, now_ms):
-                self.masters.supervise(log, happen, now_ms)
+                self.masters.supervise(state, log, happen, now_ms)
         if was_deleted:
             self.liveness.keep_only(state)
 

@@ -47,6 +47,7 @@ class Masters:
         self._recorded_ms: dict[str, int] = {}  # log -> when its metadata got what its copies have confirmed
         self._openings: dict[str, _UnopenedEpoch] = {}  # log -> the epoch that is not open yet
         self._failed_epochs: dict[str, int] = {}  # log -> the last epoch that counts as a failed opening
+        self._unleased: dict[str, int] = {}  # log -> epoch noted here as open, no lease granted since
         self.refused_elections: Counter[tuple[str, str]] = Counter()  # (log, reason)
         self._refused_epochs: dict[str, int] = {}  # log -> epoch after which an election was refused
 
@@ -58,11 +59,10 @@ class Masters:
         """Count a refused election."""
         self.refused_elections[log, refused.refusal.reason.value] += 1
 
-    def may_act(self, log: Log) -> bool:
-        """Return whether the master may be granted a lease. A master that failed to open epochs must have
-        reported that this one is open: another replica may be elected while it is known to hold nothing."""
-        self._has_opened(log)
-        return log.master not in self._avoided(log)
+    def granted(self, log: Log, now_ms: int) -> None:
+        """Record that a lease leaves for the master of the log."""
+        self._unleased.pop(log.name, None)
+        self._liveness.granted(log.name, now_ms)
 
     def _has_opened(self, log: Log) -> bool:
         """Return whether the master's epoch is open. Earlier failures do not count any more then, unless the
@@ -135,30 +135,12 @@ class Masters:
             self._count_failed(log)
         living = [node for node in log.nodes if self._liveness.may_live(node, now_ms)]
         if command.unused and log.can_restore_set(living):  # else only this copy is known to be complete
-            log = self._with_set_before(state, log, command, happen)
+            if not command.leaving:  # its disk hangs: others are preferred
+                self._count_failed(log, least=_OPENINGS_TRIED)
+            log = _with_set_before(state, log, happen)
         if log.name not in self._withheld:  # else the operator's election, which waits for this, comes next
             self._replace_master(log, happen, now_ms, steps_down=True)
         return Done(state.applied_index)
-
-    def _with_set_before(self, state: Metadata, log: Log, command: StepDown, happen: Happen) -> Log:
-        """Restore the set before the last election: nothing was acknowledged since. Its members held all that
-        was, and so does the master, which was elected among them."""
-        assert log.set_before is not None
-        if not command.leaving:  # its disk hangs: others are preferred
-            self._count_failed(log, least=_OPENINGS_TRIED)
-        happen(
-            SyncStateSetChanged(
-                log=log.name,
-                master_epoch=log.master_epoch,
-                sync_state_set=tuple(sorted({*log.set_before.members, command.master})),
-                set_epoch=log.set_epoch + 1,
-                restored=True,
-                acks=log.set_before.acks,
-            )
-        )
-        restored = state.log(log.name)
-        assert restored is not None
-        return restored
 
     def elect(self, state: Metadata, log: Log, command: ElectMaster, happen: Happen, now_ms: int) -> Done:
         settings_of_logs.check_usable(log)
@@ -176,6 +158,7 @@ class Masters:
         self._unmastered_ms.pop(name, None)
         self._openings_failed.pop(name, None)
         self._openings.pop(name, None)
+        self._unleased.pop(name, None)
         self._failed_epochs.pop(name, None)
         self._recorded_ms.pop(name, None)
         self._handing_over.pop(name, None)
@@ -219,10 +202,12 @@ class Masters:
             if self._withheld.get(log.name) is None:
                 self._withheld.pop(log.name, None)
 
-    def supervise(self, log: Log, happen: Happen, now_ms: int) -> None:
+    def supervise(self, state: Metadata, log: Log, happen: Happen, now_ms: int) -> None:
         """Replace a master that is gone, or that does not open its epoch; note when it has, and from time to
         time what the copies have confirmed."""
         has_opened = self._has_opened(log)
+        if has_opened and log.is_opening:
+            self._unleased[log.name] = log.master_epoch
         if has_opened and (log.is_opening or self._is_record_due(log, now_ms)):
             happen(
                 SyncStateSetChanged(
@@ -235,16 +220,18 @@ class Masters:
             )
             return
         if not elect_master.has_living_master(log, self._liveness, now_ms):
-            self._replace_master(log, happen, now_ms)
-        elif self._may_be_replaced(log, has_opened=has_opened) and self._opens_too_slowly(log, now_ms):
+            self._replace_master(self._without_unleased(state, log, happen, now_ms), happen, now_ms)
+        elif log.is_opening and self._opens_too_slowly(log, now_ms):
             self._count_failed(log, least=_OPENINGS_TRIED)
             self._replace_master(log, happen, now_ms, stays=log.master)
 
-    def _may_be_replaced(self, log: Log, *, has_opened: bool) -> bool:
-        """Return whether others may lead instead of a master that does not open its epoch: members of the
-        former set, or any replica if the log has never held a record (elect_master.py)."""
-        is_first = log.opened_epoch == 0 and log.holders == (log.master,)
-        return log.is_opening or (is_first and not has_opened)
+    def _without_unleased(self, state: Metadata, log: Log, happen: Happen, now_ms: int) -> Log:
+        """Restore the set before the election of a master that died before it was granted a lease. This
+        controller knows that: it noted that the epoch is open, and leases are granted only after that."""
+        living = [node for node in log.nodes if self._liveness.may_live(node, now_ms)]
+        if self._unleased.get(log.name) != log.master_epoch or not log.can_restore_set(living):
+            return log
+        return _with_set_before(state, log, happen)
 
     def _count_failed(self, log: Log, *, least: int = 1) -> None:
         """Count the epoch of the master as one that it did not open, once, and as `least` failures at
@@ -361,3 +348,22 @@ class Masters:
         registered = [each.node for each in log.eligible() if self._liveness.has_copy(log, each, now_ms)]
         first = min(log.voters, key=log.spec.preference)
         return first in registered or registered == list(log.voters)
+
+
+def _with_set_before(state: Metadata, log: Log, happen: Happen) -> Log:
+    """Restore the set before the last election: nothing was acknowledged since. Its members held all that
+    was, and so does the winner, which was elected among them."""
+    assert log.set_before is not None
+    happen(
+        SyncStateSetChanged(
+            log=log.name,
+            master_epoch=log.master_epoch,
+            sync_state_set=tuple(sorted({*log.set_before.members, *log.sync_state_set})),
+            set_epoch=log.set_epoch + 1,
+            restored=True,
+            acks=log.set_before.acks,
+        )
+    )
+    restored = state.log(log.name)
+    assert restored is not None
+    return restored

@@ -16,7 +16,12 @@ from app.controller.metadata import Log, LogSpec
 from tests.mutants.planting import group_mutant, plant, planted
 from tests.unit.controller import test_partial_acks as test_elections_by_part
 from tests.unit.controller.elections import test_electable as test_copies_that_may_lead
-from tests.unit.controller.elections import test_elections, test_elections_under_faults, test_hung_masters
+from tests.unit.controller.elections import (
+    test_elections,
+    test_elections_under_faults,
+    test_first_records,
+    test_hung_masters,
+)
 
 
 @group_mutant(
@@ -105,7 +110,7 @@ def a_replica_that_died_with_the_master_is_elected(patch: pytest.MonkeyPatch) ->
     mode="controller",
 )
 def the_set_before_is_forgotten_at_the_election(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(elect_master, "_former_set", lambda log, chosen, clean: ())
+    patch.setattr(elect_master, "_former_set", lambda log, chosen, clean, **_: ())
 
 
 @group_mutant(
@@ -332,6 +337,41 @@ plant(
     (masters_module.Masters, "_has_opened", " and not self._liveness.is_given_up(log.name)", ""),
     lambda _: (
         test_hung_masters.test_a_master_that_gave_its_epoch_up_is_not_preferred_because_it_had_opened_it()
+    ),
+    mode="controller",
+)
+
+
+plant(
+    "a_first_master_that_is_the_only_candidate_gets_a_lease_before_its_opening",
+    "A-11",
+    (elect_master, "_former_set", "if holds_nothing:", "if False:"),
+    lambda _: test_first_records.test_a_first_master_that_dies_before_it_opens_its_epoch_is_replaced(
+        ("n1",), fails_over=False
+    ),
+    mode="controller",
+)
+
+
+plant(
+    "a_log_with_an_open_epoch_counts_as_never_open",
+    "A-11",
+    (state_machine, "_with_set", "never_open=log.never_open and event.restored", "never_open=log.never_open"),
+    lambda _: (
+        test_first_records.test_a_first_master_gets_no_lease_before_the_controllers_know_that_its_epoch_is_open()
+    ),
+    mode="controller",
+)
+
+
+plant(
+    "the_set_before_is_restored_after_a_lease",
+    "A-11",
+    (masters_module.Masters, "granted", "self._unleased.pop(log.name, None)", "pass"),
+    lambda _: (
+        test_hung_masters.test_a_winner_that_dies_between_its_opening_and_its_first_lease_leaves_its_role_to_the_set_before(
+            "leased"
+        )
     ),
     mode="controller",
 )

@@ -153,6 +153,8 @@ class HaLiveness:
     def _may_win(log: Log, node: HaSimNode) -> bool:
         if not node.is_at_work or node.doubtful or not log.is_current(node.copy_id):
             return False
+        if log.never_open:
+            return node.name in log.voters
         if not log.lost_history:
             return node.copy_id in log.holders
         earlier = [each for each in log.replicas if each.node == node.name and each.id < node.copy_id]

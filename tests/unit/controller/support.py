@@ -166,8 +166,22 @@ class Quorum:
             self.register(node)
         self.heartbeats()
         self.scan()
-        assert self.log().master is not None
+        self.open_epoch()
         return self.log()
+
+    def open_epoch(self, name: str = "a") -> None:
+        """The master opens its epoch, and gets its first lease. It reports an empty log afterwards."""
+        log = self.log(name)
+        assert log.master_node is not None
+        before = self.offsets.get((log.master_node, name))
+        self.offsets[log.master_node, name] = (log.master_epoch, 1, 0)
+        self.heartbeat(log.master_node)
+        self.scan()
+        del self.offsets[log.master_node, name]
+        if before is not None:
+            self.offsets[log.master_node, name] = before
+        self.heartbeat(log.master_node)
+        assert not self.log(name).is_opening
 
     def alter(self, *nodes: str, **changes: Any) -> Answer:
         """The master asks for the set of these nodes, with the newest epochs unless `changes` has others."""

@@ -194,6 +194,7 @@ def test_roles_follow_the_metadata_and_the_set_is_recognised_by_its_epoch() -> N
 def test_a_lease_counts_for_the_epoch_that_it_was_granted_for() -> None:
     bench = Bench()
     bench.become_master()
+    bench.quorum.open_epoch()
     bench.reported()
     answer = bench.quorum.heartbeat("n1")
     assert answer.granted == (("a", 1),)
@@ -399,6 +400,7 @@ def test_a_lease_of_a_deleted_log_counts_for_no_later_log_of_its_name(registered
     if not registered:
         bench.manager.heartbeat_answered((("a", 1),), (), ("n1",), sent_ms)
     bench.become_master()
+    bench.quorum.open_epoch()
     assert [type(message) for message in bench.reported()] == [MasterRole]
     bench.manager.heartbeat_answered((("a", 1),), (), ("n1",), sent_ms)
     assert bench.reported() == []
@@ -412,6 +414,7 @@ def test_a_lease_of_a_deleted_log_counts_for_no_later_log_of_its_name(registered
 def test_a_lease_is_as_long_as_the_answer_grants_and_bound_to_its_epoch() -> None:
     bench = Bench()
     bench.become_master()
+    bench.quorum.open_epoch()
     bench.reported()
     bench.manager.heartbeat_answered((("b", 1), ("a", 1)), (), ("n1",), 15_000, (900, 700))
     (lease,) = bench.reported()

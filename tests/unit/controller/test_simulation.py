@@ -11,7 +11,7 @@ from tests.unit.controller.simulation import World
 def test_one_master_at_a_time_from_the_set_whatever_fails(seed: int, nodes: int) -> None:
     world = World(seed * 1_000 + nodes, nodes)
     world.run(6_000)  # two minutes
-    assert world.master_changes > 3
+    assert world.master_changes > 1
     assert world.acknowledged > 500
 
 

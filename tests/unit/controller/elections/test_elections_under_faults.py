@@ -266,23 +266,6 @@ def test_a_clean_election_keeps_the_epoch_of_the_last_unclean_one() -> None:
     assert not elections(quorum)[-1].unclean
 
 
-@pytest.mark.rule("C-05")
-def test_a_first_winner_that_cannot_open_its_epoch_gives_way_while_the_log_is_empty() -> None:
-    """By then it has reported an empty log after its last lease."""
-    quorum = Quorum()
-    quorum.confirms = True
-    quorum.with_master()
-    quorum.offsets["n1", "a"] = (0, 0, 0)  # its disk is full
-    failures = 0
-    while quorum.log().master_node == "n1" and failures < 4:
-        for _ in range(2):
-            quorum.let_pass(CONFIG.heartbeat_interval_ms)
-        log = quorum.log()
-        quorum.done(StepDown("a", log.generation, log.master or 0, log.master_epoch))
-        failures += 1
-    assert (quorum.log().master_node, failures) == ("n2", 3)
-
-
 @pytest.mark.rule("C-05", "A-11")
 def test_a_master_that_is_heard_and_cannot_hear_is_replaced() -> None:
     quorum = Quorum()

@@ -3,7 +3,7 @@
 import pytest
 
 from app.controller.commands import StepDown
-from tests.unit.controller.elections.test_elections import elections, opened_by_n2
+from tests.unit.controller.elections.test_elections import elections, let_die, opened_by_n2
 from tests.unit.controller.support import CONFIG, Quorum
 from tests.unit.controller.test_partial_acks import STEP_MS, by_two_of_three, live
 
@@ -47,29 +47,39 @@ def test_a_master_that_gave_its_epoch_up_is_not_preferred_because_it_had_opened_
 
 
 @pytest.mark.rule("A-11", "C-05")
-@pytest.mark.parametrize("holds", [False, True])
-def test_a_first_master_that_hangs_gives_way_while_the_log_is_empty(*, holds: bool) -> None:
-    """It reports an empty log after its last lease. One whose log may hold records remains master."""
-    quorum = Quorum()
-    quorum.confirms = True
-    quorum.with_master()
-    quorum.offsets.update({(node, "a"): (0, 0, 0) for node in quorum.nodes})
-    quorum.offsets["n1", "a"] = (0, 100 if holds else 0, 0)
-    limit_ms = CONFIG.opening_timeout_ms + CONFIG.broker_timeout_ms
-    lasted_ms = master_for_ms(quorum, "n1", limit_ms=2 * limit_ms)
-    assert (lasted_ms <= limit_ms) is not holds
-    assert [event.unclean for event in elections(quorum)] == [False, False][holds:]
+@pytest.mark.parametrize("case", ["no lease", "leased", "another controller", "other set"])
+def test_a_winner_that_dies_between_its_opening_and_its_first_lease_leaves_its_role_to_the_set_before(
+    case: str,
+) -> None:
+    """The controller that noted the opening knows that it has granted no lease since."""
+    quorum = opened_by_n2()
+    log = quorum.log()
+    assert (log.master_node, log.is_opening, log.set_nodes) == ("n2", False, ("n2",))
+    if case == "leased":
+        quorum.heartbeat("n2")
+    elif case == "another controller":
+        quorum.fail_over()
+    elif case == "other set":
+        quorum.alter("n2")
+    let_die(quorum, "n1", "n2")
+    assert (quorum.log().master_node, quorum.log().unclean_epoch) == ("n3" if case == "no lease" else None, 0)
+    assert len(elections(quorum)) == 2 + (case == "no lease")
 
 
-@pytest.mark.rule("A-11", "C-05")
-def test_a_first_master_with_a_slow_disk_keeps_its_epoch_once_it_is_open() -> None:
-    """Its lease had been withheld for its slow opening."""
-    quorum = Quorum()
-    quorum.confirms = True
-    quorum.with_master()
-    quorum.offsets.update({(node, "a"): (0, 0, 0) for node in quorum.nodes})
-    assert master_for_ms(quorum, "n1", limit_ms=CONFIG.opening_timeout_ms) >= CONFIG.opening_timeout_ms
-    assert quorum.heartbeat("n1").granted == ()
-    quorum.offsets["n1", "a"] = (1, 100, 0)
-    assert quorum.heartbeat("n1").granted == (("a", 1),)
-    assert master_for_ms(quorum, "n1", limit_ms=20_000) >= 20_000
+@pytest.mark.rule("A-11")
+def test_no_lease_is_granted_while_a_set_is_restored_because_there_was_none() -> None:
+    """n2 returns before the restored set is committed; no other replica can be elected in that round."""
+    quorum = opened_by_n2()
+    quorum.connected.clear()
+    for node in quorum.nodes:
+        quorum.active.liveness.disconnected(node)
+    quorum.active.liveness.joined(("n3",), quorum.now_ms)
+    quorum.pass_time(CONFIG.scan_interval_ms)
+    quorum.active.liveness.heard("n3", 0, (), quorum.now_ms)  # without its copy
+    quorum.active.liveness.heard("n1", 0, (), quorum.now_ms)
+    round_ = quorum.active.next_round(
+        term=1, next_index=len(quorum.events), now_ms=quorum.now_ms, time_ms=quorum.now_ms
+    )
+    assert round_ is not None
+    assert [getattr(event, "restored", None) for event in round_.events][:1] == [True]
+    assert quorum.heartbeat("n2").granted == ()
