@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
+import msgspec
+
 from app.controller.commands import ElectMaster, Reason, Refused
 from app.controller.complete_copies import (
     complete_copies,
@@ -89,7 +91,8 @@ def elect(
         clean = [each for each in able if each.id in complete]
     candidates = _candidates(log, liveness, command, clean, living, now_ms)
     if not candidates:
-        raise Refused(Reason.NO_ELIGIBLE_REPLICA, _why_none(log, liveness, copies))
+        way_out = "" if command is None else _way_out(log, liveness, command, living, now_ms)
+        raise Refused(Reason.NO_ELIGIBLE_REPLICA, _why_none(log, liveness, copies) + way_out)
     chosen = _preferred(log, liveness, candidates, avoided)
     former_set: tuple[int, ...] = ()
     if chosen in clean:
@@ -259,6 +262,24 @@ def _what_is_lost(log: Log, liveness: Liveness, chosen: Replica) -> dict[str, An
     report = liveness.report(chosen.node, log.name, log.generation, chosen.id)
     lost["from_offset"] = None if report is None else report.max_offset
     return lost
+
+
+def _way_out(
+    log: Log, liveness: Liveness, command: ElectMaster, living: Sequence[Replica], now_ms: int
+) -> str:
+    """Return what an unclean election would do in place of a refused one; empty if it is refused too."""
+    unclean = msgspec.structs.replace(command, unclean=True)
+    candidates = _candidates(log, liveness, unclean, (), living, now_ms)
+    if command.unclean or not candidates:
+        return ""
+    chosen = _preferred(log, liveness, candidates, NONE_AVOIDED)
+    lost = _what_is_lost(log, liveness, chosen)
+    is_known = "max_offset" in lost and not log.lost_history
+    of_set = f", the replicas in sync at byte {lost['max_offset']}" if is_known else ""
+    return (
+        f"; with `unclean` (--unclean) {chosen.node} becomes master, and the records that it lacks are lost:"
+        f" its log ends at byte {lost['from_offset']}{of_set}"
+    )
 
 
 def _why_none(log: Log, liveness: Liveness, copies: list[Replica]) -> str:

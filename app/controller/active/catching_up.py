@@ -38,7 +38,8 @@ class CatchingUp:
         if lacks_bytes:
             raise Refused(
                 Reason.NO_ELIGIBLE_REPLICA,
-                f"{command.candidate} lacks {lacks_bytes} bytes that may be acknowledged",
+                f"{command.candidate} lacks {lacks_bytes} bytes that may be acknowledged; with `unclean`"
+                " (--unclean) it becomes master, and they are lost",
             )
         return False
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.controller.commands import Done, ElectMaster, Reason, StepDown
+from app.controller.commands import Done, ElectMaster, Reason, Refusal, StepDown
 from app.controller.events import MasterElected, MasterLost
 from tests.unit.controller.support import CONFIG, Quorum
 
@@ -194,6 +194,29 @@ def test_an_unclean_election_is_allowed_explicitly_and_reports_the_loss(by: str)
         "confirm_offset": 800,
         "from_offset": 700,
     }
+
+
+@pytest.mark.rule("C-05")
+@pytest.mark.parametrize("candidate", [None, "n2", "n1"])
+def test_the_refusal_of_a_clean_election_names_the_unclean_one_and_what_it_loses(
+    candidate: str | None,
+) -> None:
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.offsets.update(
+        {("n1", "a"): (1, 900, 800), ("n2", "a"): (1, 600, 500), ("n3", "a"): (1, 700, 500)}
+    )
+    quorum.heartbeats()
+    let_die(quorum, "n1")
+    refused = quorum.ask(ElectMaster("a", candidate, False, 1))
+    assert isinstance(refused, Refusal)
+    elected = {None: ("n3", 700), "n2": ("n2", 600)}.get(candidate)
+    assert ("--unclean" in refused.detail) is (elected is not None)
+    if elected is not None:
+        assert refused.detail.endswith(
+            f"; with `unclean` (--unclean) {elected[0]} becomes master, and the records that it lacks are"
+            f" lost: its log ends at byte {elected[1]}, the replicas in sync at byte 900"
+        )
 
 
 @pytest.mark.rule("C-05")
