@@ -168,7 +168,7 @@ class PollLane:
                 known.permitted = caller.grant
             hosted = self._broker.lookup.find(known.log)
             driver = hosted.serving
-            if driver is None:
+            if driver is None or from_index < driver.log.first_index:
                 return None
             self._in_flight.enter(0)
         except CommitlogError:

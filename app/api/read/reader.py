@@ -115,6 +115,11 @@ class Reader:
         know later ones, which the next reader, elsewhere, would not see."""
         return not self.lacks_state and self.visible_end >= self.driver.committed_index
 
+    def lacks(self, from_index: int | None) -> bool:
+        """Return whether this copy lacks records from there on that were not trimmed."""
+        is_before = from_index is not None and from_index < self.log.first_index
+        return is_before and self.driver.lacks_records and not self.hosted.leads
+
     async def confirm(self) -> None:
         """Wait, in a linearizable read, until this node has what was committed at the call (R-08).
 
@@ -338,13 +343,21 @@ async def confirmed_reader(
     consistency: Consistency,
     min_index: int | None,
     wait_ms: int = DEFAULT_MIN_INDEX_WAIT_MS,
+    *,
+    from_index: int | None = None,
 ) -> Reader:
     """Return a reader of the log at a replica that may answer, after `confirm` and `reach`.
+
+    from_index: the first index that the answer depends on, None if it depends on no record before the begin
+    of a copy. A copy that began with a later one (A-09, H-06) lets another replica answer, unless the request
+    is about this very copy.
 
     Raises what LogCall.replica_of, LogCall.elsewhere, Reader.confirm and Reader.reach raise.
     """
     here = await call.replica_of(hosted, own=consistency is Consistency.LOCAL)
     reader = Reader(here, consistency)
+    if consistency is not Consistency.LOCAL and reader.lacks(from_index):
+        await call.elsewhere(hosted)
     try:
         await reader.confirm()
     except ReadIndexUnavailable:

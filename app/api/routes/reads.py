@@ -23,7 +23,7 @@ from app.api.http.openapi import (
 )
 from app.api.read.event_stream import event_stream
 from app.api.read.page_answer import FORMATS, answer_headers, next_index_header, page_answer, page_headers
-from app.api.read.query import ConsistencyQuery, QueryOrdinal, ReadQuery, RecordQuery
+from app.api.read.query import ConsistencyQuery, QueryOrdinal, ReadQuery, RecordQuery, StartPosition
 from app.api.read.reader import DEFAULT_MIN_INDEX_WAIT_MS, Range, Reader, confirmed_reader
 from app.api.read.rendering import record_objects
 from app.api.read.selection import Consistency, RecordPage, Selection, select
@@ -85,7 +85,9 @@ async def read(
     if media_type == BATCHES and (query.key is not None or query.term is not None):
         raise InvalidRequest(("/query/key", "packed batches cannot be filtered; remove key and term"))
     wait_ms = query.wait_ms if "wait_ms" in query.model_fields_set else DEFAULT_MIN_INDEX_WAIT_MS
-    reader = await confirmed_reader(call, hosted, query.consistency, wanted_min, wait_ms)
+    reader = await confirmed_reader(
+        call, hosted, query.consistency, wanted_min, wait_ms, from_index=_first_index(query, resume)
+    )
     by_cursor = query.cursor is not None and resume is None and query.consistency is not Consistency.LOCAL
     if by_cursor and not reader.knows_cursors:
         await call.elsewhere(hosted)
@@ -106,6 +108,15 @@ async def read(
     if media_type == BATCHES:
         return await _batches(request, reader, range_, query)
     return ExactResponse(await page_answer(reader, range_, query, media_type, partial(reserve, request)))
+
+
+def _first_index(query: ReadQuery, last_event_id: int | None) -> int | None:
+    """Return the first index that the answer depends on; None for a read that begins at the end."""
+    if last_event_id is not None:
+        return last_event_id + 1
+    if query.from_index is not None:
+        return query.from_index
+    return None if query.from_ is StartPosition.LATEST else 0
 
 
 async def _batches(request: Request, reader: Reader, range_: Range, query: ReadQuery) -> Response:
@@ -168,7 +179,7 @@ async def read_one(
     """Control records too."""
     hosted = call.find(log)
     wanted_min = header_index("Commitlog-Min-Index", min_index)
-    reader = await confirmed_reader(call, hosted, query.consistency, wanted_min)
+    reader = await confirmed_reader(call, hosted, query.consistency, wanted_min, from_index=index)
     reader.check_index(index)
     page = RecordPage(index)
     select(await reader.raw(index, index, 1), page, index, Selection(limit=1, include_control=True))
@@ -190,7 +201,7 @@ async def tail(
 ) -> Response:
     hosted = call.find(log)
     wanted_min = header_index("Commitlog-Min-Index", min_index)
-    reader = await confirmed_reader(call, hosted, query.consistency, wanted_min)
+    reader = await confirmed_reader(call, hosted, query.consistency, wanted_min, from_index=0)
     driver = reader.driver
     content = {
         "begin_index": driver.log.begin_index,

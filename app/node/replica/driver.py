@@ -281,6 +281,11 @@ class LogDriver:
         return self._core.runs_ahead
 
     @property
+    def lacks_records(self) -> bool:
+        """True if records before this copy's begin are at the master, and no trim has removed them."""
+        return self._state.lacks_records
+
+    @property
     def is_truncating(self) -> bool:
         """True if the disk thread is truncating or resetting the log: a read may see a part of it."""
         return self._syncer.is_truncating

@@ -138,9 +138,14 @@ class StateKeeper:
         self._core.electable = self._has_all and (is_kept or not self._core.needs_all_records)
 
     @property
+    def lacks_records(self) -> bool:
+        """True if records before this log are at the master: the copy began with a later one (A-09, H-06)."""
+        return self._core.needs_all_records and not self.transfer.holds_untrimmed
+
+    @property
     def _has_all(self) -> bool:
         """Return whether this copy has what a leader needs, in memory at least."""
-        return self.transfer.is_whole and (self.transfer.holds_untrimmed or not self._core.needs_all_records)
+        return self.transfer.is_whole and not self.lacks_records
 
     def epoch_began(self, first_index: int) -> None:
         """Forget what was received in an earlier epoch and is ahead of the log, in the modes with a master.
