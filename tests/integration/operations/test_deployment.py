@@ -19,6 +19,7 @@ from tests.support.cluster import Cluster
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "conf" / "deploy"
+OPERATIONS = ROOT / "docs" / "operations.md"
 METRIC = re.compile(r"\bcommitlog_[a-z_]+")
 NAME = {"app.kubernetes.io/name": "commitlog"}
 KINDS = {
@@ -141,6 +142,13 @@ def expressions() -> Iterator[tuple[str, str]]:
             assert rule["labels"]["severity"] in ("warning", "critical")
             assert rule["annotations"]["summary"]
             yield rule["alert"], rule["expr"]
+
+
+def test_each_metric_that_names_an_alert_has_a_rule() -> None:
+    rows = re.findall(r"^\| `(commitlog_\w+)` \|.*\bAlert\b", OPERATIONS.read_text(), re.MULTILINE)
+    assert len(rows) > 15
+    rules = (DEPLOY / "alerts.yaml").read_text()
+    assert [name for name in rows if name not in rules] == []
 
 
 def tool(name: str) -> str:
