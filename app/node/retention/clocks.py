@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 CLOCK_ANSWER_TIMEOUT_S: Final = 2.0
 AHEAD_MS: Final = 60_000  # difference that causes a warning
+TRIES: Final = 3  # of a peer in one round, by different logs: it may not serve one of them
 KEPT_MS: Final = 60 * 60 * 1000  # for so long the last answer of a silent peer counts
 
 
@@ -45,13 +46,13 @@ class PeerClocks:
     def __init__(self, calls: TermCalls, clock: Clock) -> None:
         self._calls = calls
         self._clock = clock
-        self._asked: dict[str, None] = {}  # in the present round
+        self._tries: dict[str, int] = {}  # by peer, in the present round; TRIES once it has answered
         self._ahead_ms: dict[str, tuple[int, int]] = {}  # by peer: (difference, monotonic time of the answer)
         self._is_ahead = False
 
     def begin_round(self) -> None:
         """Ask each peer again at its next use."""
-        self._asked = {}
+        self._tries = {}
 
     async def agreed_ms(self, log_id: int, peers: Sequence[str], least: int) -> int | None:
         """Return the time by which a record's age is judged, milliseconds since 1970.
@@ -59,8 +60,7 @@ class PeerClocks:
         peers: the other voters of the log. least: so many clocks must be known, the own one among them; None
         when fewer are. An older version does not report its clock.
         """
-        due = [peer for peer in peers if peer not in self._asked]
-        self._asked |= dict.fromkeys(due)
+        due = [peer for peer in peers if self._tries.get(peer, 0) < TRIES]
         await asyncio.gather(*(self._ask(peer, log_id) for peer in due))
         oldest_ms = self._clock.monotonic_ms() - KEPT_MS
         answers = [self._ahead_ms[peer] for peer in peers if peer in self._ahead_ms]
@@ -73,9 +73,10 @@ class PeerClocks:
         return agreed_ms
 
     async def _ask(self, peer: str, log_id: int) -> None:
+        self._tries[peer] = self._tries.get(peer, 0) + 1
         answer = await self._calls.ask(peer, log_id, TermRequest, CLOCK_ANSWER_TIMEOUT_S)
         if isinstance(answer, TermAnswer) and answer.clock_ms is not None:
-            clock = self._clock
+            self._tries[peer], clock = TRIES, self._clock
             self._ahead_ms[peer] = answer.clock_ms - clock.now_ms(), clock.monotonic_ms()
 
     def _report(self, ahead_ms: int) -> None:

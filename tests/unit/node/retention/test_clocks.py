@@ -8,7 +8,7 @@ import pytest
 
 from app.log.contract import Role
 from app.node.network.repair_messages import PeerCall, TermAnswer, TermRequest
-from app.node.retention.clocks import KEPT_MS, PeerClocks, earlier_of
+from app.node.retention.clocks import KEPT_MS, TRIES, PeerClocks, earlier_of
 from app.node.retention.records import RetentionKeeper
 from app.settings.model import Replication, RetentionConfig
 from tests.unit.node.retention.test_records import HOUR_MS, NOW_MS, Log
@@ -103,15 +103,28 @@ def test_a_raft_leader_that_knows_no_majority_of_the_clocks_removes_nothing_by_a
     assert trims_of(Peers(late_ms, n2=None, n3=None), Replication.CLASSIC) == [4, 4]
 
 
-def test_each_peer_is_asked_once_a_round() -> None:
+def test_each_peer_that_answers_is_asked_once_a_round() -> None:
     peers = Peers(NOW_MS, n2=NOW_MS, n3=None)
     trims_of(peers)
-    assert peers.asked == ["n2", "n3"]
+    assert peers.asked == ["n2", "n3", "n3"]
 
 
 def agreed(clocks: PeerClocks, least: int = 1) -> int | None:
     clocks.begin_round()
     return asyncio.run(clocks.agreed_ms(1, ("n2", "n3"), least))
+
+
+def test_a_peer_that_does_not_serve_one_log_is_asked_by_another() -> None:
+    """It does not answer about a log that it repairs: a master that is ahead would believe its own clock."""
+    peers = Peers(NOW_MS + 10 * DAY_MS, n2=NOW_MS, n3=None)
+    clocks = PeerClocks(peers, peers)
+    peers.clocks_ms["n2"] = None
+    agreed(clocks)
+    peers.clocks_ms["n2"] = NOW_MS
+    assert asyncio.run(clocks.agreed_ms(2, ("n2", "n3"), 1)) == NOW_MS
+    for log_id in range(3, 10):
+        asyncio.run(clocks.agreed_ms(log_id, ("n2", "n3"), 1))
+    assert (peers.asked.count("n2"), peers.asked.count("n3")) == (2, TRIES)
 
 
 @pytest.mark.parametrize(("ahead_ms", "least"), [(10 * DAY_MS, 1), (10 * DAY_MS, 2), (-DAY_MS, 2)])
