@@ -3,7 +3,7 @@
 import time
 from typing import Final
 
-from app.errors import InvalidRequest, LogDeleting, LogNotFound, LogUnsupported, NoLeader
+from app.errors import InvalidRequest, LogDeleting, LogNotFound, LogUnsupported, NoLeader, QuorumTimeout
 from app.names import check_log_name
 from app.node.hosted_log import HostedLog
 from app.node.hosted_logs import HostedLogs
@@ -55,8 +55,13 @@ class LogLookup:
         return hosted
 
     async def known(self, name: str, timeout_ms: int) -> HostedLog:
-        """Return a log that the metadata name, once this node knows it. Raises LogNotFound, LogDeleting."""
+        """Return a log that the metadata name, once this node serves it.
+
+        Raises QuorumTimeout when that takes longer, or the node stops: the log exists; LogDeleting.
+        """
         deadline_s = time.monotonic() + timeout_ms / 1000
-        while self._hosted.get(name) is None and time.monotonic() < deadline_s:
+        while self._hosted.get(name) is None:
+            if self._waits.stopping or time.monotonic() >= deadline_s:
+                raise QuorumTimeout(None, f"log {name!r} exists; this node does not serve it yet")
             await self._waits.pause(_POLL_S)
         return self.find(name)
