@@ -341,26 +341,32 @@ class SlaveSide:
 
     def _admit(self, batch: Batch, frame: TransferFrame, end: LogEnd) -> str | None:
         """Accept a batch for the log's end; return why it cannot be accepted, None when it can."""
-        if self._may_replace:
-            self._may_replace = False
-            if not self._follows(batch, end):
-                # What precedes the begin of this log may be arriving again.
-                committed_index = min(self._member.committed_index, batch.base_index - 1)
-                self._member.committed_index = committed_index
-                self._member.unsynced_index = NO_INDEX
-                self._outbox.truncate = Reset(batch.base_index, batch.offset)
-                self._record_truncation(NO_INDEX, batch.offset, reset=True)
-                end.start_at(batch)
-        elif batch.term > end.epoch and (epoch_of(batch) is None or batch.offset != frame.epoch_start_offset):
+        replaces = self._may_replace and not self._follows(batch, end)
+        if replaces:
+            end.start_at(batch)
+        opens = epoch_of(batch) is not None and batch.offset == frame.epoch_start_offset
+        if not (self._may_replace or opens) and batch.term > end.epoch:
             return f"epoch {batch.term} does not open with {batch!r}"  # A-06
         if batch.term != frame.epoch:
             return f"{batch!r} in a frame of epoch {frame.epoch}"  # A-05
         if (problem := end.why_not(batch, self._log_id)) is not None:
             return problem
+        if replaces:
+            self._replace_all(batch)
+        self._may_replace = False
         end.pass_by(batch)
         self._outbox.batches.append(batch)
         self._confirmable.add(batch)
         return None
+
+    def _replace_all(self, first: Batch) -> None:
+        """The log is replaced by the master's, from this batch on. What precedes its begin may be arriving
+        again."""
+        member = self._member
+        member.committed_index = min(member.committed_index, first.base_index - 1)
+        member.unsynced_index = NO_INDEX
+        self._outbox.truncate = Reset(first.base_index, first.offset)
+        self._record_truncation(NO_INDEX, first.offset, reset=True)
 
     def not_written(self, now_ms: int) -> None:
         """The disk is full: the received bytes are dropped, and requested again later."""
