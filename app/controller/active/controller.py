@@ -147,13 +147,8 @@ class ActiveController:
         return self._file_config.lease_ms if log is None or log.lease_ms == 0 else log.lease_ms
 
     def _is_electing(self, log: str) -> bool:
-        """Return whether the open round elects, or restores a set because no lease was granted."""
         return self._round is not None and any(
-            event.log == log
-            and (
-                isinstance(event, MasterElected | LogDeletionBegun)
-                or (isinstance(event, SyncStateSetChanged) and event.restored)
-            )
+            isinstance(event, MasterElected | LogDeletionBegun) and event.log == log
             for event in self._round.events
         )
 

@@ -137,7 +137,8 @@ class Masters:
         if command.unused and log.can_restore_set(living):  # else only this copy is known to be complete
             if not command.leaving:  # its disk hangs: others are preferred
                 self._count_failed(log, least=_OPENINGS_TRIED)
-            log = _with_set_before(state, log, happen)
+            happen(_set_before(log))
+            log = _known(state, log)
         if log.name not in self._withheld:  # else the operator's election, which waits for this, comes next
             self._replace_master(log, happen, now_ms, steps_down=True)
         return Done(state.applied_index)
@@ -220,18 +221,39 @@ class Masters:
             )
             return
         if not elect_master.has_living_master(log, self._liveness, now_ms):
-            self._replace_master(self._without_unleased(state, log, happen, now_ms), happen, now_ms)
+            self._replace_dead(state, log, happen, now_ms)
         elif log.is_opening and self._opens_too_slowly(log, now_ms):
             self._count_failed(log, least=_OPENINGS_TRIED)
             self._replace_master(log, happen, now_ms, stays=log.master)
 
-    def _without_unleased(self, state: Metadata, log: Log, happen: Happen, now_ms: int) -> Log:
-        """Restore the set before the election of a master that died before it was granted a lease. This
-        controller knows that: it noted that the epoch is open, and leases are granted only after that."""
+    def _replace_dead(self, state: Metadata, log: Log, happen: Happen, now_ms: int) -> None:
+        """Replace a master that is gone: by a member of the set before its election, if it was granted no
+        lease. This controller knows that: it noted that the epoch is open, and leases are granted only after.
+
+        That set is restored together with the election alone: the master may return before, and get a lease.
+        """
         living = [node for node in log.nodes if self._liveness.may_live(node, now_ms)]
-        if self._unleased.get(log.name) != log.master_epoch or not log.can_restore_set(living):
-            return log
-        return _with_set_before(state, log, happen)
+        if self._unleased.get(log.name) == log.master_epoch and log.can_restore_set(living):
+            trial, set_before = state.copy(), _set_before(log)
+            trial.apply(state.applied_index + 1, set_before)
+            restored = _known(trial, log)
+            missed_ms = elect_master.missed_master_ms(log, self._liveness, now_ms)
+            try:
+                event = elect_master.elect(
+                    restored,
+                    self._liveness,
+                    now_ms,
+                    heard_after_ms=missed_ms,
+                    avoided=self._avoided(log),
+                )
+            except Refused:
+                if may_become_complete(restored, self._liveness, now_ms):
+                    return
+            else:
+                happen(set_before)
+                self._elected(restored, event, happen)
+                return
+        self._replace_master(log, happen, now_ms)
 
     def _count_failed(self, log: Log, *, least: int = 1) -> None:
         """Count the epoch of the master as one that it did not open, once, and as `least` failures at
@@ -350,20 +372,22 @@ class Masters:
         return first in registered or registered == list(log.voters)
 
 
-def _with_set_before(state: Metadata, log: Log, happen: Happen) -> Log:
-    """Restore the set before the last election: nothing was acknowledged since. Its members held all that
-    was, and so does the winner, which was elected among them."""
+def _set_before(log: Log) -> SyncStateSetChanged:
+    """Return the event that restores the set before the last election: nothing was acknowledged since. Its
+    members held all that was, and so does the winner, which was elected among them."""
     assert log.set_before is not None
-    happen(
-        SyncStateSetChanged(
-            log=log.name,
-            master_epoch=log.master_epoch,
-            sync_state_set=tuple(sorted({*log.set_before.members, *log.sync_state_set})),
-            set_epoch=log.set_epoch + 1,
-            restored=True,
-            acks=log.set_before.acks,
-        )
+    return SyncStateSetChanged(
+        log=log.name,
+        master_epoch=log.master_epoch,
+        sync_state_set=tuple(sorted({*log.set_before.members, *log.sync_state_set})),
+        set_epoch=log.set_epoch + 1,
+        restored=True,
+        acks=log.set_before.acks,
     )
-    restored = state.log(log.name)
-    assert restored is not None
-    return restored
+
+
+def _known(state: Metadata, log: Log) -> Log:
+    """Return the log as that state has it."""
+    known = state.log(log.name)
+    assert known is not None
+    return known
