@@ -35,11 +35,20 @@ def endpoints_of(given: Sequence[str], fallback: str) -> list[str]:
 
 
 def remember(endpoint: str, nodes: Sequence[str]) -> None:
-    """Keep the nodes of the cluster that `endpoint` belongs to."""
+    """Keep the nodes of the cluster that `endpoint` belongs to.
+
+    What is known of other endpoints is forgotten if one of these nodes is in it and the others are not: an
+    address may belong to another cluster by now, and a command would write there.
+    """
     known = _load()
     if known.nodes.get(endpoint) == list(nodes):
         return
     known.nodes.pop(endpoint, None)
+    known.nodes = {
+        other: urls
+        for other, urls in known.nodes.items()
+        if set(urls) == set(nodes) or set(urls).isdisjoint(nodes)
+    }
     known.nodes[endpoint] = list(nodes)
     while len(known.nodes) > MAX_CLUSTERS:
         del known.nodes[next(iter(known.nodes))]

@@ -69,6 +69,18 @@ def test_the_oldest_clusters_are_forgotten() -> None:
     assert known_nodes.endpoints_of(["http://1"], "") == ["http://1", "http://1.other"]
 
 
+def test_an_address_that_belongs_to_another_cluster_now_is_not_tried_for_the_earlier_one() -> None:
+    """A command that names a node of the earlier cluster, which is down, would write to the other one."""
+    known_nodes.remember("http://a", ["http://a", "http://b"])
+    known_nodes.remember("http://localhost", ["http://a", "http://b"])
+    known_nodes.remember("http://c", ["http://c"])
+    assert known_nodes.endpoints_of(["http://a"], "") == ["http://a", "http://b"]
+    known_nodes.remember("http://b", ["http://b"])
+    assert known_nodes.endpoints_of(["http://a"], "") == ["http://a"]
+    assert known_nodes.endpoints_of(["http://localhost"], "") == ["http://localhost"]
+    assert known_nodes.endpoints_of(["http://c"], "") == ["http://c"]
+
+
 def test_a_refused_connection_is_reported_at_once_unless_the_caller_waits() -> None:
     began = time.monotonic()
     refused = run("status", "--give-up-s", "30", url=closed())
