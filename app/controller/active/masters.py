@@ -207,9 +207,11 @@ class Masters:
         """Replace a master that is gone, or that does not open its epoch; note when it has, and from time to
         time what the copies have confirmed."""
         has_opened = self._has_opened(log)
-        if has_opened and log.is_opening:
+        lives = elect_master.has_living_master(log, self._liveness, now_ms)
+        opens = has_opened and log.is_opening and lives  # the former set holds still if it is dead by now
+        if opens:
             self._unleased[log.name] = log.master_epoch
-        if has_opened and (log.is_opening or self._is_record_due(log, now_ms)):
+        if opens or (has_opened and not log.is_opening and self._is_record_due(log, now_ms)):
             happen(
                 SyncStateSetChanged(
                     log=log.name,
@@ -220,7 +222,7 @@ class Masters:
                 )
             )
             return
-        if not elect_master.has_living_master(log, self._liveness, now_ms):
+        if not lives:
             self._replace_dead(state, log, happen, now_ms)
         elif log.is_opening and self._opens_too_slowly(log, now_ms):
             self._count_failed(log, least=_OPENINGS_TRIED)

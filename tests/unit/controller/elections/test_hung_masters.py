@@ -67,6 +67,24 @@ def test_a_winner_that_dies_between_its_opening_and_its_first_lease_leaves_its_r
 
 
 @pytest.mark.rule("A-11", "C-05")
+def test_a_winner_that_dies_as_soon_as_it_has_reported_its_opening_keeps_the_former_set() -> None:
+    """It was to get no lease yet, whichever controller is active."""
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.join_all()
+    let_die(quorum, "n1")
+    quorum.offsets["n2", "a"] = (2, 100, 0)
+    quorum.heartbeat("n2")
+    quorum.active.liveness.disconnected("n2")
+    quorum.scan()
+    assert quorum.log().is_opening
+    quorum.connected = {"n1", "n3"}
+    quorum.fail_over()
+    let_die(quorum, "n1", "n2")
+    assert (quorum.log().master_node, quorum.log().unclean_epoch) == ("n3", 0)
+
+
+@pytest.mark.rule("A-11", "C-05")
 def test_a_winner_that_returns_before_another_can_be_elected_leads_with_its_own_set() -> None:
     """Its connection closed for a moment. n3 can be elected once it is heard after that: until then the set
     before holds not again, or n2 would acknowledge alone what n3 lacks."""
