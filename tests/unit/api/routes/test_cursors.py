@@ -111,6 +111,7 @@ def read_by_cursor(state: LogState, consistency: str, *, runs_ahead: bool = Fals
         runs_ahead=runs_ahead,
         is_truncating=False,
         log=SimpleNamespace(first_index=5, end_index=7),
+        lacks_records=False,
     )
     hosted = SimpleNamespace(driver=driver)
     broker = SimpleNamespace(
