@@ -250,12 +250,14 @@ def _without_gone(log: Log) -> Log:
         log = msgspec.structs.replace(log, set_before=None)
     if (replicas, members, former) == (log.replicas, log.sync_state_set, log.former_set):
         return log
+    master = log.master if log.master in voting else None
     return msgspec.structs.replace(
         log,
         replicas=replicas,
-        master=log.master if log.master in voting else None,
+        master=master,
         sync_state_set=members,
         former_set=former,
+        never_open=log.never_open and (bool(former) or master is None),  # else it gets a lease now
         set_before=None,
         set_epoch=log.set_epoch + 1,
     )

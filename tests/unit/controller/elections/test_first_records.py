@@ -3,8 +3,14 @@
 import msgspec
 import pytest
 
-from app.controller.commands import StepDown
-from app.controller.events import MasterElected, ReplicaIdApplied, ReplicaRegistered
+from app.controller.commands import ChangeReplica, ReplicaChange, StepDown
+from app.controller.events import (
+    AnyEvent,
+    MasterElected,
+    ReplicaIdApplied,
+    ReplicaRegistered,
+    SyncStateSetChanged,
+)
 from tests.unit.controller.elections.test_elections import elections, let_die
 from tests.unit.controller.support import CONFIG, Quorum
 
@@ -33,6 +39,13 @@ def reports_opening(quorum: Quorum, node: str) -> None:
     quorum.heartbeat(node)
     quorum.scan()
     assert not quorum.log().is_opening
+
+
+def happen(quorum: Quorum, *events: AnyEvent) -> None:
+    """Another controller, of an earlier version, has decided this."""
+    for event in events:
+        quorum.metadata.apply(len(quorum.events), event)
+        quorum.events.append(event)
 
 
 def led_by(quorum: Quorum) -> tuple[str | None, int]:
@@ -127,13 +140,12 @@ def test_a_log_that_may_hold_records_waits_for_its_first_master(why: str) -> Non
     held = (5, 100, 0) if why == "foreign records" else (0, 0, 0)
     quorum.offsets.update({(node, "a"): held for node in quorum.nodes})
     if why == "earlier version":
-        for event in (
+        happen(
+            quorum,
             ReplicaIdApplied(log="a", node="n1", replica_id=1, check_code="code n1"),
             ReplicaRegistered(log="a", replica_id=1, address="n1:10911"),
             MasterElected(log="a", master=1, master_epoch=1, set_epoch=1, reason="first", lease_ms=1_500),
-        ):
-            quorum.metadata.apply(len(quorum.events), event)
-            quorum.events.append(event)
+        )
     for node in quorum.nodes:
         quorum.register(node)
     assert led_by(quorum) == ("n1", 0)
@@ -143,6 +155,32 @@ def test_a_log_that_may_hold_records_waits_for_its_first_master(why: str) -> Non
     if why != "rebuilt":
         let_die(quorum, "n1")
         assert led_by(quorum) == (None, 0)
+
+
+@pytest.mark.rule("A-11", "C-05")
+def test_a_master_without_a_former_set_may_have_acknowledged() -> None:
+    """An earlier version elected n2 because n1 had failed, and named n1 alone. When that is taken out, n2
+    gets a lease before any epoch is known to be open."""
+    quorum = first_elected("n1")
+    happen(
+        quorum,
+        SyncStateSetChanged(log="a", master_epoch=1, sync_state_set=(1, 2), set_epoch=2, restored=True),
+        MasterElected(log="a", master=2, master_epoch=2, set_epoch=3, reason="master-lost", former_set=(1,)),
+    )
+    quorum.done(ChangeReplica("a", "n1", ReplicaChange.CLEAN, "clean n1", force=True))
+    assert quorum.heartbeat("n2").granted == (("a", 2),)
+    quorum.fail_over()
+    let_die(quorum, "n1", "n2")
+    assert led_by(quorum) == (None, 0)
+
+
+@pytest.mark.rule("C-05")
+def test_a_log_whose_first_replicas_are_taken_out_is_led_by_the_next_one() -> None:
+    quorum = first_elected("n1")
+    quorum.done(ChangeReplica("a", "n1", ReplicaChange.CLEAN, "clean n1", force=True))
+    quorum.fail_over()
+    let_die(quorum, "n1")
+    assert led_by(quorum) == ("n2", 0)
 
 
 @pytest.mark.rule("C-09")
