@@ -116,9 +116,11 @@ class Reader:
         return not self.lacks_state and self.visible_end >= self.driver.committed_index
 
     def lacks(self, from_index: int | None) -> bool:
-        """Return whether this copy lacks records from there on that were not trimmed."""
-        is_before = from_index is not None and from_index < self.log.first_index
-        return is_before and self.driver.lacks_records and not self.hosted.leads
+        """Return whether this copy lacks records from there on that were not trimmed, and that another
+        replica can show: the request is not about this very copy."""
+        if from_index is None or from_index >= self.log.first_index or self.consistency is Consistency.LOCAL:
+            return False
+        return self.driver.lacks_records and not self.hosted.leads
 
     async def confirm(self) -> None:
         """Wait, in a linearizable read, until this node has what was committed at the call (R-08).
@@ -174,7 +176,7 @@ class Reader:
         elif query.from_index is not None:
             start = self._checked(query.from_index, end)
         elif query.from_timestamp is not None:
-            start, from_timestamp_ms = self.log.first_index, query.from_timestamp
+            start, from_timestamp_ms = self._begin(), query.from_timestamp
         elif query.last is not None:
             start = await self._last(query.last, end)
             counted_to = end if start <= end else None
@@ -188,7 +190,7 @@ class Reader:
         elif query.from_ is StartPosition.LATEST:
             start = self.committed_index + 1
         else:
-            start = self.log.first_index
+            start = self._begin()
         range_ = Range(start, query.until_index, query.until_timestamp, counted_to, from_timestamp_ms)
         await self.bound(range_)
         return range_
@@ -242,9 +244,19 @@ class Reader:
         self._check_begin(index)
 
     def _check_begin(self, index: int) -> None:
-        """Raise IndexTrimmed before the begin, which after a reset is beyond committed indexes."""
+        """Raise IndexTrimmed before the begin, which after a reset is beyond committed indexes; Repairing if
+        this copy has begun there since the read began, and the records are not trimmed."""
+        if self.lacks(index):
+            raise Repairing()
         if index < self.log.first_index:
             raise IndexTrimmed(self.log.first_index)
+
+    def _begin(self) -> int:
+        """Return the index of the first record that was not trimmed. Raises Repairing if this copy has begun
+        after it since the read began."""
+        if self.lacks(0):
+            raise Repairing()
+        return self.log.first_index
 
     def _checked(self, index: int, end: int) -> int:
         self._check_begin(index)
@@ -253,8 +265,8 @@ class Reader:
         return index
 
     async def _last(self, wanted: int, end: int) -> int:
-        log = self.log
-        start = end + 1
+        log, start = self.log, end + 1
+        self._begin()
         while wanted > 0 and log.first_index < start <= log.next_index:
             start, wanted = window_of_last(log, start - 1, wanted)
             await asyncio.sleep(0)  # counting back far must not block replication
@@ -356,7 +368,7 @@ async def confirmed_reader(
     """
     here = await call.replica_of(hosted, own=consistency is Consistency.LOCAL)
     reader = Reader(here, consistency)
-    if consistency is not Consistency.LOCAL and reader.lacks(from_index):
+    if reader.lacks(from_index):
         await call.elsewhere(hosted)
     try:
         await reader.confirm()
@@ -365,4 +377,6 @@ async def confirmed_reader(
             raise
         await call.elsewhere(hosted)  # this node has just learnt that it is no member (R-10)
     await reader.reach(min_index, wait_ms)
+    if reader.lacks(from_index):  # an empty copy has begun meanwhile
+        await call.elsewhere(hosted)
     return reader

@@ -50,7 +50,9 @@ class DigestsQuery(Parameters):
     response_class=Response,
 )
 async def digests(call: Call, log: LogName, query: Annotated[DigestsQuery, Query()]) -> Response:
-    reader = await confirmed_reader(call, call.find(log), Consistency.LINEARIZABLE, None)
+    reader = await confirmed_reader(
+        call, call.find(log), Consistency.LINEARIZABLE, None, from_index=query.from_index or 0
+    )
     first = reader.log.first_index if query.from_index is None else query.from_index
     end = reader.visible_end if query.until_index is None else min(query.until_index - 1, reader.visible_end)
     sums, at = await _sums(reader, first, end, query.block)
