@@ -288,6 +288,7 @@ class SlaveSide:
         problem = self._why_not(frame)
         end = LogEnd(self._log)
         batches: list[Batch] = []
+        replaces = False
         if problem is None:
             try:
                 batches = self._assembler.feed(frame.body)
@@ -296,6 +297,9 @@ class SlaveSide:
                     confirmed = self._member.committed_index
                     self._refuse(f"{confirmed} is confirmed, the master begins at {first}", now_ms)
                     return
+                replaces = self._may_replace and bool(batches) and not self._follows(batches[0], end)
+                if replaces:
+                    end.start_at(batches[0])
                 for batch in batches:
                     problem = problem or self._admit(batch, frame, end)
             except CorruptBatch as error:
@@ -304,6 +308,8 @@ class SlaveSide:
             self._outbox.batches.clear()
             self._outbox.truncate = None
             self._leave(f"from the master: {problem}", now_ms)
+        elif replaces:
+            self._replace_all(batches[0])
         elif not batches:
             self._learn_confirmed(frame.confirm_offset)
         self._confirm_offset = frame.confirm_offset
@@ -341,9 +347,6 @@ class SlaveSide:
 
     def _admit(self, batch: Batch, frame: TransferFrame, end: LogEnd) -> str | None:
         """Accept a batch for the log's end; return why it cannot be accepted, None when it can."""
-        replaces = self._may_replace and not self._follows(batch, end)
-        if replaces:
-            end.start_at(batch)
         opens = epoch_of(batch) is not None and batch.offset == frame.epoch_start_offset
         if not (self._may_replace or opens) and batch.term > end.epoch:
             return f"epoch {batch.term} does not open with {batch!r}"  # A-06
@@ -351,8 +354,6 @@ class SlaveSide:
             return f"{batch!r} in a frame of epoch {frame.epoch}"  # A-05
         if (problem := end.why_not(batch, self._log_id)) is not None:
             return problem
-        if replaces:
-            self._replace_all(batch)
         self._may_replace = False
         end.pass_by(batch)
         self._outbox.batches.append(batch)

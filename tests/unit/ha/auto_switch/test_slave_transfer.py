@@ -113,14 +113,17 @@ def test_whatever_does_not_fit_exactly_costs_the_connection_and_stores_nothing(w
 
 
 @pytest.mark.rule("A-04", "A-05")
-def test_a_first_batch_that_is_refused_replaces_nothing_and_is_in_no_event() -> None:
-    """The logs have no epoch in common: the first batch that fits replaces this one."""
+@pytest.mark.parametrize("fitting", [0, 1])
+def test_a_frame_with_a_batch_that_is_refused_replaces_nothing_and_is_in_no_event(fitting: int) -> None:
+    """The logs have no epoch in common: the first frame that fits replaces this one. fitting: batches of the
+    refused frame that come before."""
     theirs = master_log(2)
     slave, key = following(master_log(1), theirs, 2)
     held = slave.log.end_index
     (frame,) = frames_of(theirs, theirs.batch_at(0))
-    other = next_batch(new_log(), 2, opened_by="n1", log_id=8)
-    slave.deliver(key, TransferFrame(0, 2, 0, 0, bytes(other.data)))
+    before = copy(theirs, until=theirs.batch_at(0)) if fitting else new_log()
+    other = next_batch(before, 2, opened_by="n1", log_id=8)
+    slave.deliver(key, TransferFrame(0, 2, 0, 0, bytes(frame.body) * fitting + bytes(other.data)))
     assert len(slave.frames(key, Disconnect)) == 1
     assert (slave.log.end_index, slave.truncations, slave.reported("truncate")) == (held, [], [])
     slave.tick(CONFIG.ha_reconnect_interval_ms)
