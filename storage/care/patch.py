@@ -48,12 +48,15 @@ def fits(files: FileSystem, folder: str, log_id: int, damage: Damage, batches: S
 
 
 def proves(files: FileSystem, folder: str, log_id: int, damage: Damage, batches: Sequence[Batch]) -> bool:
-    """Return whether the batches are exactly those of the damage: the chain leads through them from the
-    intact batch before it to the one after it. Raises DiskError."""
-    if not batches or damage.previous_chain is None or damage.next_offset == NO_OFFSET:
-        return False
+    """Return whether the batches are exactly those of the damage: the intact batch after it has the chain of
+    the last one, which no other batches have. Raises DiskError."""
+    return damage.next_offset != NO_OFFSET and fills(files, folder, log_id, damage, batches)
+
+
+def fills(files: FileSystem, folder: str, log_id: int, damage: Damage, batches: Sequence[Batch]) -> bool:
+    """Return whether the batches are all of the damage, and fit its neighbours. Raises DiskError."""
     try:
-        return _verified(files, folder, log_id, damage, batches) is None
+        return bool(batches) and _verified(files, folder, log_id, damage, batches) is None
     except PatchRefused:
         return False
 

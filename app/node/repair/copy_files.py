@@ -10,8 +10,8 @@ from app.node.state.checkpoints import load_snapshot, load_state
 from storage.care.begin import begin_with
 from storage.care.end import end_before
 from storage.care.intact import intact_batches
-from storage.care.patch import batch_in, fits, patch, proves
-from storage.care.survey import Damage, Survey, survey
+from storage.care.patch import batch_in, fills, fits, patch, proves
+from storage.care.survey import NO_OFFSET, Damage, Survey, survey
 from storage.errors import CorruptFile, CorruptLog, StorageError, as_damage
 from storage.format.batch import Batch
 from storage.log.aside import set_aside
@@ -36,6 +36,7 @@ class CopyFiles:
         self._storage = copy.storage
         self._state_type = copy.state_type
         self._marker = copy.marker
+        self._votes = copy.votes
         self.predates_folder = copy.predates_folder
 
     # --- what they contain ------------------------------------------------------------------------------
@@ -107,11 +108,14 @@ class CopyFiles:
     def survey(self) -> Survey:
         return survey(self._files, self._folder, self._log_id, self.committed_index())
 
-    def intact(self, first_index: int, last_index: int, max_bytes: int) -> tuple[Batch, ...]:
-        """Return consecutive committed batches from the one that begins at `first_index`, if it is intact.
-        last_index: before any damage."""
-        checkpoint = self.checkpoint()
-        last_index = min(last_index, NO_INDEX if checkpoint is None else checkpoint.committed_index)
+    def intact(
+        self, first_index: int, last_index: int, max_bytes: int, *, committed: bool
+    ) -> tuple[Batch, ...]:
+        """Return consecutive batches from the one that begins at `first_index`, if it is intact. last_index:
+        before any damage. committed: only what the checkpoint shows to be committed."""
+        if committed:
+            checkpoint = self.checkpoint()
+            last_index = min(last_index, NO_INDEX if checkpoint is None else checkpoint.committed_index)
         if last_index < first_index:
             return ()
         return intact_batches(self._files, self._folder, self._log_id, first_index, last_index, max_bytes)
@@ -123,7 +127,20 @@ class CopyFiles:
         return fits(self._files, self._folder, self._log_id, damage, batches)
 
     def proves(self, damage: Damage, batches: Sequence[Batch]) -> bool:
-        return proves(self._files, self._folder, self._log_id, damage, batches)
+        """Return whether the batches are those that were here, or replace records that no group committed.
+
+        The chain proves it if an intact batch follows the damage. At the end of the log in Raft mode, the
+        term of the last one does, if it is at least that of the vote file: what this replica acknowledged up
+        to that term and a majority held is in the log of the leader that wrote the batch, so it is in these
+        batches.
+        """
+        if proves(self._files, self._folder, self._log_id, damage, batches):
+            return True
+        is_end = self._votes and damage.next_offset == NO_OFFSET and damage.previous_chain is not None
+        if not (is_end and fills(self._files, self._folder, self._log_id, damage, batches)):
+            return False
+        term = self.saved_term()
+        return term is not None and batches[-1].term >= term
 
     def read(self, path: str) -> None:
         """Read a small file: what matters is whether that succeeds."""

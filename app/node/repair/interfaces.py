@@ -110,8 +110,11 @@ class OfflineCopy(Protocol):
         yet. Raises StorageError."""
         ...
 
-    async def held(self, first_index: int, last_index: int, max_bytes: int) -> Sequence[Batch]:
-        """Return consecutive committed batches from `first_index` on. Raises StorageError."""
+    async def held(
+        self, first_index: int, last_index: int, max_bytes: int, *, committed: bool
+    ) -> Sequence[Batch]:
+        """Return consecutive intact batches from `first_index` on. committed: no others. Raises
+        StorageError."""
         ...
 
 

@@ -11,7 +11,7 @@
        committed. Then the note is removed, and the event `repair` describes the repair
 
 After a crash the repair continues at 2. Batches that no peer can send yet are requested again, with pauses.
-Meanwhile peers get the committed batches that the survey has found intact.
+Meanwhile peers get the batches that the survey has found intact; uncommitted ones on request (proof.py).
 A disk that refuses to read for a while damages nothing: for UNREADABLE_S, and until a peer has records of the
 log, nothing is discarded for it.
 """
@@ -42,6 +42,7 @@ from app.node.repair.interfaces import (
 from app.node.repair.lost_vote import LostVote
 from app.node.repair.marker import Note
 from app.node.repair.peer_replicas import PeerReplicas
+from app.node.repair.proof import proven
 from app.node.replica.driver import LogDriver
 from storage.care.survey import NO_OFFSET, Damage
 from storage.errors import (
@@ -131,15 +132,19 @@ class LogRepair:
         if self._given_up.is_set():
             raise GivenUp
 
-    async def held(self, first_index: int, last_index: int, max_bytes: int) -> Sequence[Batch]:
-        """Return what is intact and committed here of a range that a peer lacks, from its begin on: two
-        damaged copies would wait for each other otherwise. Raises StorageError."""
+    async def held(
+        self, first_index: int, last_index: int, max_bytes: int, *, committed: bool
+    ) -> Sequence[Batch]:
+        """As OfflineCopy.held, of a range that a peer lacks: two damaged copies would wait for each other
+        otherwise."""
         if not self._is_surveyed:
             return ()
         for damage in self.left:
             if damage.last_index >= first_index:
                 last_index = min(last_index, damage.first_index - 1)
-        return await in_thread(partial(self._copy.intact, first_index, last_index, max_bytes))
+        return await in_thread(
+            partial(self._copy.intact, first_index, last_index, max_bytes, committed=committed)
+        )
 
     async def term(self) -> int | None:
         """As OfflineCopy.term: the peer may wait for it, and this repair for what the peer holds."""
@@ -453,19 +458,12 @@ class LogRepair:
                 answer = answer if fits else None
             batches = fetch.took(ask.peer, answer)
             if not batches and fetch.outlook[ask.peer] in (Outlook.NOT_YET, Outlook.OFFLINE):
-                batches = await self._proven(ask.peer, rest)
+                # No leader may be there to commit it: this copy is missing, and another may be in doubt.
+                batches = await proven(self._copy, self._peer_replicas, ask.peer, rest, self._pause)
             if batches:
                 self.result.peers[ask.peer] = None
                 return batches
         return ()
-
-    async def _proven(self, peer: str, rest: Damage) -> tuple[Batch, ...]:
-        """Return what the peer holds of the range, if it is all of it, and just what was here. No leader may
-        be there to commit it: this copy is missing, and another one may be in doubt."""
-        answer = await self._peer_replicas.fetch(peer, rest.first_index, rest.last_index, held=True)
-        batches = () if answer is None else answer.batches
-        is_proven = await in_thread(partial(self._copy.proves, rest, batches))
-        return batches if is_proven else ()
 
     # --- the last resort --------------------------------------------------------------------------------
 

@@ -221,7 +221,9 @@ class RepairServer:
         batches: Sequence[Batch] = ()
         async with self._reading:
             with contextlib.suppress(StorageError):
-                batches = await repaired.held(request.first_index, request.last_index, FETCH_MAX_BYTES)
+                batches = await repaired.held(
+                    request.first_index, request.last_index, FETCH_MAX_BYTES, committed=not request.held
+                )
         if not batches:
             return FetchAnswer(request.id, NO_INDEX, NO_INDEX)
         self._budget.spend(sum(batch.size_bytes for batch in batches), now_ms)

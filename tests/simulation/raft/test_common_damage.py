@@ -178,3 +178,50 @@ def test_a_batch_that_no_leader_can_commit_is_restored_from_a_peer(seed: int) ->
     assert cluster.leading() is not None
     cluster.settle()
     cluster.close()
+
+
+def checkpoint_of(node: SimulatedNode) -> int:
+    return CheckpointFile(node.files, f"{FOLDER}/checkpoint").load().committed_index
+
+
+def rot_ends(cluster: SimulatedCluster, *, to_the_end: bool) -> list[SimulatedNode]:
+    """Crash every node, and turn bits of two copies after their checkpoints: of two batches, or of the end of
+    one copy and a batch before it of the other. The third disk is replaced. Return the damaged nodes."""
+    while True:
+        cluster.run(0.1)
+        number = cluster.leading()
+        assert number is not None
+        leader = cluster.members[number]  # it holds all that the others do
+        other, emptied = (node for node in cluster.members if node is not leader)
+        settled = max(map(checkpoint_of, cluster.members))
+        durable = min(leader.log.durable_index, other.log.durable_index)
+        later = [each for each in other.log.read_batches(settled + 1, MIB) if each.last_index <= durable]
+        if len(later) > 4:
+            break
+    for node in cluster.members:
+        node.crash(power=False)
+    rot(leader, later[0])
+    for batch in other.log.read_batches(later[2].base_index, MIB) if to_the_end else later[2:3]:
+        rot(other, batch)
+    emptied.replace_disk()
+    return [leader, other]
+
+
+@pytest.mark.rule("R-02", "R-07")
+@pytest.mark.parametrize("to_the_end", [False, True], ids=["between", "end"])
+@pytest.mark.parametrize("seed", range(2))
+def test_two_copies_with_damage_that_no_leader_can_commit_repair_one_another(
+    seed: int, to_the_end: bool
+) -> None:
+    driver = DriverConfig(snapshot_interval_ms=5_000, checkpoint_interval_ms=1_500)
+    storage = replace(TINY_SEGMENTS, mark_interval_bytes=512)
+    cluster = SimulatedCluster(seed, replace(PLAN, driver=driver, storage=storage))
+    cluster.run(5.7)
+    damaged = rot_ends(cluster, to_the_end=to_the_end)
+    for node in cluster.members:
+        cluster.restart(node.name)
+    cluster.run(WAIT_S)
+    assert [node.name for node in damaged if not node.alive or node._mending.result.set_aside] == []
+    assert cluster.leading() is not None
+    cluster.settle()
+    cluster.close()

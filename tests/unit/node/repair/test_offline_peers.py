@@ -18,7 +18,9 @@ from storage.errors import DiskError
 from storage.format.batch import Batch, stamp
 from storage.format.records import RecordColumns, encode_body
 from storage.log.checkpoint import Checkpoint, CheckpointFile
-from tests.unit.node.repair.damaged_log import BATCHES, FOLDER, Peers, Scene, gives_all
+from storage.log.commitlog import Commitlog
+from storage.log.hard_state import HardState, HardStateFile
+from tests.unit.node.repair.damaged_log import BATCHES, FOLDER, SIZES, Peers, Scene, gives_all
 from tests.unit.node.repair.test_fetch import history
 from tests.unit.node.repair.test_server import Node
 
@@ -26,7 +28,8 @@ LARGE = 1 << 30
 
 
 class Offline:
-    """A log under repair that holds all records, or cannot be read."""
+    """A log under repair that holds all records, and knows those before index 20 to be committed; or one that
+    cannot be read."""
 
     def __init__(self, *, fails: bool = False, term: int | None = None) -> None:
         self.fails = fails
@@ -37,9 +40,12 @@ class Offline:
             raise DiskError("vote", "read", "input/output error")
         return self.saved_term
 
-    async def held(self, first_index: int, last_index: int, max_bytes: int) -> Sequence[Batch]:
+    async def held(
+        self, first_index: int, last_index: int, max_bytes: int, *, committed: bool
+    ) -> Sequence[Batch]:
         if self.fails:
             raise DiskError("log", "read", "input/output error")
+        last_index = min(last_index, 19) if committed else last_index
         return [
             batch for batch in BATCHES if first_index <= batch.base_index and batch.last_index <= last_index
         ]
@@ -63,7 +69,10 @@ def test_a_log_under_repair_reports_its_term_or_that_it_is_lost() -> None:
 def test_a_log_under_repair_gives_batches_and_proves_nothing_by_their_absence() -> None:
     node = Node(committed=19)
     assert ask(node, Offline(), FetchRequest(1, 4, 7)) == FetchAnswer(1, 4, 7, False, tuple(BATCHES[2:4]))
-    assert ask(node, Offline(), FetchRequest(1, 80, 99)) == FetchAnswer(1, -1, -1)
+    assert ask(node, Offline(), FetchRequest(1, 20, 23)) == FetchAnswer(1, -1, -1)
+    later = FetchAnswer(1, 20, 23, False, tuple(BATCHES[10:12]))
+    assert ask(node, Offline(), FetchRequest(1, 20, 23, held=True)) == later
+    assert ask(node, Offline(), FetchRequest(1, 80, 99, held=True)) == FetchAnswer(1, -1, -1)
     assert ask(node, Offline(fails=True), FetchRequest(1, 4, 7)) == FetchAnswer(1, -1, -1)
 
 
@@ -74,9 +83,10 @@ def test_only_what_the_survey_found_intact_and_is_committed_is_given() -> None:
     damage = scene.damage(25)
     scene.damage(12)
     given: dict[int, tuple[int, int] | None] = {}
+    on_request: dict[int, tuple[int, int] | None] = {}
 
-    async def held(repair: LogRepair, first: int) -> tuple[int, int] | None:
-        found = await repair.held(first, 79, LARGE)
+    async def held(repair: LogRepair, first: int, *, committed: bool = True) -> tuple[int, int] | None:
+        found = await repair.held(first, 79, LARGE, committed=committed)
         return (found[0].base_index, found[-1].last_index) if found else None
 
     async def meanwhile(repair: LogRepair) -> None:
@@ -85,6 +95,7 @@ def test_only_what_the_survey_found_intact_and_is_committed_is_given() -> None:
             await asyncio.sleep(0.001)
         for first in (0, 24, 26, 52, 70):
             given[first] = await held(repair, first)
+            on_request[first] = await held(repair, first, committed=False)
         repair.give_up()
 
     scene.run(Peers(lambda _peer, message: FetchAnswer(message.id, -1, -1)), damage, meanwhile=meanwhile)
@@ -96,6 +107,7 @@ def test_only_what_the_survey_found_intact_and_is_committed_is_given() -> None:
     assert second is not None
     assert second[1] == 69
     assert given[70] is None
+    assert on_request == given | {52: (52, 79), 70: (70, 79)}
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -174,7 +186,10 @@ def test_a_learner_with_another_history_ends_no_repair() -> None:
 
 
 @pytest.mark.rule("R-07")
-def test_the_only_voter_removes_nothing_for_a_learner_with_another_history() -> None:
+def test_the_only_voter_removes_nothing_for_a_learner_with_another_history(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fetch_module, "PAUSE_LAST_MS", 1)
     scene = Scene()
     scene.learners = ("n3",)
     CheckpointFile(scene.files, f"{FOLDER}/checkpoint").save(Checkpoint(39))
@@ -238,6 +253,76 @@ def of_another_leader(position: int) -> Batch:
         offset=batch.offset,
         previous_chain=before.header.chain,
     )
+
+
+@pytest.mark.rule("R-07")
+def test_a_large_range_is_proved_in_pieces_before_any_of_it_is_written() -> None:
+    scene = Scene()
+    CheckpointFile(scene.files, f"{FOLDER}/checkpoint").save(Checkpoint(3))
+    damage = scene.damage(25)
+    for position in range(26, 30):
+        scene.damage(position)
+    held, answers = holds(BATCHES), list[int]()
+
+    def in_pieces(peer: str, message: PeerCall) -> PeerCall:
+        answer = held(peer, message)
+        assert isinstance(answer, FetchAnswer)
+        if not answer.batches:
+            return answer
+        answers.append(answer.batches[0].base_index)
+        is_busy = len(answers) % 2 == 0
+        return FetchAnswer(message.id, 0, 3, is_busy, () if is_busy else answer.batches[:2])
+
+    scene.run(Peers(in_pieces), damage)
+    assert answers == [50, 54, 54, 58, 58]
+    assert scene.host.sound is True
+    assert scene.host.log is not None
+    assert [scene.host.log.batch_at(2 * position) for position in range(40)] == BATCHES
+
+
+@pytest.mark.rule("R-07")
+def test_the_begin_of_a_trimmed_log_is_proved_by_the_batch_after_it() -> None:
+    scene = Scene()
+    log = Commitlog.open(scene.files, FOLDER, log_id=7, config=SIZES)
+    log.settle(79)
+    ticket = log.start_trim(20)
+    assert ticket is not None
+    ticket.run()
+    begin = log.begin_index // 2
+    log.close()
+    cause = scene.damage(begin)
+    scene.run(Peers(holds(BATCHES)), cause)
+    assert scene.host.sound is True
+    assert scene.host.log is not None
+    assert scene.host.log.batch_at(2 * begin) == BATCHES[begin]
+
+
+@pytest.mark.rule("R-02", "R-07")
+@pytest.mark.parametrize(
+    ("term", "votes", "held", "is_taken"),
+    [
+        (1, True, BATCHES, True),
+        (2, True, BATCHES, False),  # a later leader may have replaced them here
+        (1, False, BATCHES, False),  # epochs are no terms
+        (1, True, BATCHES[:39], False),  # the rest may be committed, and have been here
+    ],
+)
+def test_the_end_of_a_log_is_taken_from_a_peer_only_if_it_is_of_its_newest_term(
+    term: int, votes: bool, held: Sequence[Batch], is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy is in doubt in any case: what followed that end is unknown."""
+    monkeypatch.setattr(fetch_module, "PAUSE_FIRST_MS", 0)
+    monkeypatch.setattr(fetch_module, "NOT_SETTLED_ROUNDS", 2)
+    scene = Scene()
+    scene.votes = votes
+    HardStateFile(scene.files, f"{FOLDER}/vote").save(HardState(term, "n2"))
+    CheckpointFile(scene.files, f"{FOLDER}/checkpoint").save(Checkpoint(3))
+    damage = scene.damage(38)
+    scene.damage(39)
+    scene.run(Peers(holds(held)), damage)
+    assert scene.host.sound is False
+    assert scene.host.log is not None
+    assert scene.host.log.end_index == (79 if is_taken else 75)
 
 
 @pytest.mark.rule("R-07")

@@ -79,7 +79,9 @@ class Unsurveyed:
     async def term(self) -> int | None:
         return None
 
-    async def held(self, _first_index: int, _last_index: int, _max_bytes: int) -> Sequence[Batch]:
+    async def held(
+        self, _first_index: int, _last_index: int, _max_bytes: int, *, committed: bool
+    ) -> Sequence[Batch]:
         return ()
 
 
