@@ -15,7 +15,7 @@ from spark_jobs.errors import SourceError, Unreachable, own_error
 from spark_jobs.job_lines import warn
 from spark_jobs.materialize.workers import Kind, Workers
 
-MAX_FAILURES = 5  # of one job, without a step in between
+MAX_FAILURES = 5  # of one job, without a step in between; nodes that do not answer are none
 FAILURE_PAUSE_S = 1.0
 REPORT_EACH_S = 60.0  # that no node answers
 
@@ -66,7 +66,7 @@ class Supervisor:
         self.job = job
         self.follows = follows
         self.starts = 0
-        self.failures = 0
+        self.failures = 0  # without a step in between, and without those of `_silences`
         self.done = False
         self.is_open = False
         self.begun_at_s = self.ended_at_s = float("-inf")  # of the last step
@@ -76,6 +76,7 @@ class Supervisor:
         self._kind = kind
         self._check = check
         self._answered = True  # False: the last step found no node that answers
+        self._silences = 0  # steps that found that, without one that had a batch in between
         self._reported_at_s = float("-inf")  # that no node answers
         self._step: Future[Any] | None = None
         self._using = threading.Lock()  # held while a thread uses the job
@@ -135,7 +136,7 @@ class Supervisor:
             return
         try:
             if self.is_open and self._failure is None and work():
-                self.failures = 0
+                self.failures = self._silences = 0
                 self.ended_at_s = time.monotonic()
         except Exception as error:
             self.is_open = False
@@ -154,7 +155,7 @@ class Supervisor:
                     self._open()
                 self.had_batch = self.job.step()
             if self.had_batch:
-                self.failures = 0
+                self.failures = self._silences = 0
         finally:
             self.ended_at_s = time.monotonic()
 
@@ -165,20 +166,21 @@ class Supervisor:
 
     def _failed(self, error: Exception) -> None:
         self.is_open = False
-        self.failures += 1
         reason = reason_of(error)
         own = own_error(error)
         kind = SourceError if own is None else own[0]
         unreachable = issubclass(kind, Unreachable)  # reported after retries: a following job retries on
         self._answered = not unreachable
-        if unreachable and self.follows:
-            self.failures = min(self.failures, MAX_FAILURES)
+        if unreachable:
+            self._silences = min(self._silences + 1, MAX_FAILURES)
+        else:
+            self.failures += 1
         given_up = self.failures > MAX_FAILURES or (unreachable and not self.follows)
         if given_up or kind.is_final:
             raise failure_of(self.job.name, error) from error
         now_s = time.monotonic()
-        self.start_at_s = now_s + FAILURE_PAUSE_S * self.failures
-        if unreachable and self.failures > 1 and now_s < self._reported_at_s + REPORT_EACH_S:
+        self.start_at_s = now_s + FAILURE_PAUSE_S * (self._silences if unreachable else self.failures)
+        if unreachable and self._silences > 1 and now_s < self._reported_at_s + REPORT_EACH_S:
             return
         self._reported_at_s = now_s
         warn(f"{self.job.name}: {reason}; starting again from the end of the table")

@@ -84,6 +84,21 @@ def test_a_job_that_follows_a_log_waits_for_the_end_of_an_outage_and_ends_on_all
     workers.stop()
 
 
+def test_an_outage_does_not_count_as_failures_of_the_job() -> None:
+    job, workers = Failing(Unreachable("no replica")), SameThread()
+    supervisor = Supervisor(job, workers, follows=True)
+    for _ in range(2 * MAX_FAILURES):
+        attempt(supervisor)
+    for error in (OSError("full"), Unreachable("no replica")) * (MAX_FAILURES - 1):
+        job.error = error
+        attempt(supervisor)
+    job.error = OSError("full")
+    attempt(supervisor)
+    with pytest.raises(MaterializeFailed, match="full"):
+        attempt(supervisor)
+    workers.stop()
+
+
 class Counted:
     """A job with so many batches."""
 
