@@ -32,7 +32,7 @@ from app.api.http.json_decoding import MAX_ORDINAL
 from app.api.http.leader_headers import log_headers
 from app.api.http.leader_proxy import LeaderProxy
 from app.api.http.messages import Response as Answer
-from app.api.http.messages import problem_response
+from app.api.http.messages import is_problem, problem_response
 from app.api.http.negotiation import accepted_type
 from app.errors import (
     CommitlogError,
@@ -157,7 +157,8 @@ async def _forwarded(request: Request, broker: Broker, hosted: HostedLog, node: 
 
 
 async def _answers_of(stream: Stream, request: Request, may_lead: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """Yield the answers of the leader; if it is lost, a problem follows the last one that arrived whole.
+    """Yield the answers of the leader, until one is a problem; if the leader is lost before that, a problem
+    follows the last one that arrived whole.
 
     may_lead(): False while this node knows that another one leads.
     """
@@ -168,6 +169,8 @@ async def _answers_of(stream: Stream, request: Request, may_lead: Callable[[], b
             lines, newline, partial_line = (partial_line + piece).rpartition(b"\n")
             if newline:
                 yield lines + newline
+                if is_problem(lines.rpartition(b"\n")[2]):
+                    return  # the leader closes the connection, which may be lost before its end arrives
     except Lost as error:
         problem = QuorumTimeout(None, f"the leader's answer was lost: {error}")
         path = request.url.path

@@ -19,6 +19,7 @@ PROBLEM_TYPE: Final = PROBLEM.encode()
 REQUEST_ID: Final = b"x-request-id"
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_PROBLEM_BEGIN = b'{"type":"/problems/'
 _PREFIX = secrets.token_hex(6).encode()
 _NUMBERS = itertools.count(1)
 _ENCODE = msgspec.json.Encoder().encode
@@ -66,6 +67,11 @@ def json_response(
         [(b"content-type", media_type), (b"content-length", b"%d" % len(body)), *headers],
         body,
     )
+
+
+def is_problem(body: bytes) -> bool:
+    """Return whether a body is a problem document as `problem_response` writes it."""
+    return body.startswith(_PROBLEM_BEGIN)
 
 
 def problem_response(

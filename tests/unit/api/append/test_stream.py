@@ -15,7 +15,8 @@ from app.api.append.call import AppendCall
 from app.api.append.parameters import AppendParameters
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.json_decoding import MAX_ORDINAL
-from app.api.http.messages import Response
+from app.api.http.messages import Response, problem_response
+from app.errors import StorageFull
 from app.log.contract import Producer
 from app.node.network.http_forwarder import Forwarder, Lost
 from app.settings.model import Limits, SecuritySettings
@@ -239,6 +240,24 @@ def test_a_forwarded_stream_whose_leader_is_lost_ends_with_a_problem(pieces: lis
         "unknown",
         None,
     )
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_the_problem_of_a_leader_is_the_last_line_also_if_its_connection_is_lost(is_alone: bool) -> None:
+    """The leader closes a connection of which it has not read all, which may reset it."""
+    refused = problem_response(StorageFull("n2"), instance="/v1/logs/x/records:stream", request_id=b"r1")
+
+    async def arrive() -> AsyncIterator[bytes]:
+        if is_alone:
+            yield b"1\n2\n"
+            yield refused.body + b"\n"
+        else:
+            yield b"1\n2\n" + refused.body + b"\n"
+        raise Lost("n2: connection reset")
+
+    answers, problem = asyncio.run(forwarded(arrive(), lambda: True))
+    assert answers == [b"1", b"2"]
+    assert problem["code"] == "storage-full"
 
 
 def test_a_forwarded_stream_ends_when_another_node_leads_and_nothing_arrives(
