@@ -76,6 +76,18 @@ def _ended_by_close(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
     return ended
 
 
+def _closed_when_cut_off(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
+    """Return the application; an answer that it does not complete ends with the connection."""
+
+    async def closed(scope: Scope, receive: Receive, send: Send) -> None:
+        await app(scope, receive, send)
+        if cycle.response_started and not (cycle.response_complete or cycle.disconnected):
+            cycle.disconnected = True  # HttpMiddleware has logged the reason; uvicorn would log an error
+            cycle.transport.close()
+
+    return closed
+
+
 class Connection(HttpToolsProtocol):
     """One client's connection.
 
@@ -245,6 +257,7 @@ class Connection(HttpToolsProtocol):
         self._running = cycle
         if cycle.scope["http_version"] == "1.0":
             app = _ended_by_close(cycle, app)
+        app = _closed_when_cut_off(cycle, app)
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
     # --- the lanes ----------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from app.errors import (
     Unauthenticated,
 )
 from app.names import SYSTEM
+from app.node.network.http_forwarder import Lost
 from app.telemetry import Meter
 
 logger = logging.getLogger(__name__)
@@ -177,7 +178,7 @@ class HttpMiddleware:
 
         try:
             await self._inner(scope, receive, send_on)
-        except Exception:
+        except Exception as error:
             extra = {"method": method, "path": scope["path"], "request_id": request_id.decode("ascii")}
             is_revoked = not caller.holds(granted)
             if is_revoked:
@@ -185,6 +186,8 @@ class HttpMiddleware:
                     "call ended: its token was removed or lost rights",
                     extra={**extra, "caller": caller.name},
                 )
+            elif isinstance(error, Lost) and status:
+                logger.warning("forwarded answer cut off", extra={**extra, "reason": str(error)})
             else:
                 logger.exception("request failed", extra=extra)
             if status == 0:

@@ -1,15 +1,28 @@
-"""Answers that last: a stream ends when its token loses rights."""
+"""Answers that last: a stream ends when its token loses rights, or the node that it comes from is lost."""
 
 import asyncio
+import logging
+from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
+from fastapi import FastAPI
+from starlette.responses import StreamingResponse
 
 from app.api.access.tokens import Tokens
+from app.api.http import problems
 from app.api.http.in_flight_limit import InFlightLimit
+from app.api.http.log_call import AnsweredElsewhere
+from app.http_listener import Listener
+from app.http_protocol import Connection
 from app.middleware import HttpMiddleware
+from app.node.network.http_forwarder import Lost
+from app.settings.model import HttpSettings
 from app.telemetry import Meter
+from tests.support.connections import connect
 
 PATH = "/v1/logs/x/records"
 
@@ -61,3 +74,43 @@ def test_a_stream_of_events_ends_when_its_token_loses_rights(
     asyncio.run(middleware(scope, receive, send))
     assert sent == expected
     assert limit.requests == 0
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+def test_a_forwarded_answer_whose_node_is_lost_ends_with_the_connection_and_one_warning(
+    has_length: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = FastAPI(openapi_url=None)
+    problems.install(app)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"first"
+        raise Lost("n2: connection reset")
+
+    @app.get(PATH)
+    async def read() -> None:
+        headers = {"content-length": "10"} if has_length else None
+        raise AnsweredElsewhere(StreamingResponse(pieces(), headers=headers))
+
+    async def run() -> tuple[bytes, bool]:
+        asgi = HttpMiddleware(app, Tokens(None, ""), Meter(), InFlightLimit(9, 1 << 20), {}, lambda _: None)
+        listener = Listener(HttpSettings(), 100, Meter())
+        protocol: Any = partial(Connection, listener)
+        config = uvicorn.Config(asgi, http=protocol, lifespan="off", log_config=None, access_log=False)
+        config.load()
+        connection, transport = connect(listener, config)
+        connection.data_received(f"GET {PATH} HTTP/1.1\r\nhost: n1\r\n\r\n".encode())
+        async with asyncio.timeout(5):
+            while not transport.closing:  # noqa: ASYNC110  # a transport has no event
+                await asyncio.sleep(0)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return bytes(transport.sent), transport.closing
+
+    with caplog.at_level(logging.WARNING):
+        sent, is_closed = asyncio.run(run())
+    assert is_closed
+    assert sent.endswith(b"first" if has_length else b"5\r\nfirst\r\n")
+    (line,) = caplog.records
+    assert (line.levelname, line.getMessage(), line.exc_info) == ("WARNING", "forwarded answer cut off", None)
+    assert vars(line)["reason"] == "n2: connection reset"
