@@ -10,6 +10,7 @@ import logging
 import msgspec
 
 from app.log.contract import GroupConfig
+from storage.errors import CorruptFile
 from storage.file_system import FileSystem, write_durably
 from storage.format.checksum import crc32c
 
@@ -25,11 +26,14 @@ def first_group(files: FileSystem, folder: str, configured: GroupConfig, *, is_b
     """Return the group of the log's first opening; save the configured one if there is none. Blocks.
 
     is_bound: false while this replica has neither voted nor stored anything: then the configuration may still
-    be corrected. An unreadable line is replaced. Raises StorageFull, DiskError.
+    be corrected, and an unreadable line is replaced. Raises CorruptFile if it is bound to a group that the
+    line does not show any more; StorageFull, DiskError.
     """
     path = f"{folder}/group"
     if files.exists(path):
         found = _read(files.read(path))
+        if found is None and is_bound:
+            raise CorruptFile(path, "it does not show the group of this replica")
         if found is None:
             logger.error("%s cannot be read: the configured group is recorded again", path)
         elif is_bound or found == configured:

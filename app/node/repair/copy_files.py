@@ -77,6 +77,11 @@ class CopyFiles:
         voters, learners = ((), ()) if membership is None else (membership.voters, membership.learners)
         return log.last_term, voters, (*learners, *(() if replaced is None else replaced.voters))
 
+    def names_voters(self) -> bool:
+        """Return whether the log itself names the voters of its group."""
+        known = self.last_known()
+        return known is not None and bool(known[1])
+
     def checkpoint(self) -> Checkpoint | None:
         """Return the checkpoint, None if it is damaged."""
         try:

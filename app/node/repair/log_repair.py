@@ -320,7 +320,7 @@ class LogRepair:
                 await self._wait_for_operator(f"the state of the log is damaged: {cause}")
             await self._remove(name)
         elif name in _NOTES:
-            await self._doubt()
+            await self._doubt(lacks_records=name == "group" and not await in_thread(self._copy.names_voters))
             await self._remove(name)
         else:
             await self._repair_batches()

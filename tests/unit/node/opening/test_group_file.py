@@ -9,6 +9,7 @@ from app.log.commands import ChangeMembers
 from app.log.contract import NO_INDEX, ChangeKind, GroupConfig, Role
 from app.node.opening.group_file import first_group
 from app.raft.messages import PushAnswer, PushCode, PushRequest, VoteRequest
+from storage.errors import CorruptFile
 from storage.file_system import write_durably
 from tests.support.memory_files import MemoryFiles
 from tests.unit.node.replica.driver_support import Node, leading_node
@@ -35,13 +36,31 @@ def test_a_log_keeps_the_group_that_was_configured_at_its_first_opening() -> Non
 
 
 @pytest.mark.rule("R-10")
-def test_a_group_that_cannot_be_read_is_recorded_again() -> None:
+def test_a_group_that_cannot_be_read_is_recorded_again_unless_the_replica_is_bound_to_it() -> None:
     files = MemoryFiles(Random(1))
     files.make_folders("d")
     opened(files, FIVE)
     write_durably(files, "d/group", files.read("d/group").replace(b"n4", b"n7"))
-    assert opened(files, THREE) == THREE
+    with pytest.raises(CorruptFile, match="d/group"):
+        opened(files, THREE)
+    assert opened(files, THREE, is_bound=False) == THREE
     assert opened(files, FIVE) == THREE
+
+
+@pytest.mark.rule("R-10")
+def test_a_replica_that_has_voted_does_not_open_with_another_group_for_an_unreadable_one(
+    tmp_path: Path,
+) -> None:
+    """Nodes that restart with a changed configuration could form a majority without those of the group."""
+    node = Node(tmp_path, *THREE.voters)
+    node.open()
+    node.driver.deliver("n2", VoteRequest(1, NO_INDEX, 0))
+    node.seams.run()
+    path = tmp_path / "logs/default/group"
+    path.write_bytes(path.read_bytes().replace(b"n3", b"n7"))
+    node.voters = ("n1",)
+    with pytest.raises(CorruptFile, match="group"):
+        node.restart()
 
 
 @pytest.mark.rule("R-10")

@@ -146,3 +146,17 @@ def test_a_repair_without_a_readable_state_asks_the_configured_members() -> None
     scene.run(peers, scene.damage(20))
     assert {peer for peer, _ in peers.asked} <= {"n2", "n3"}
     assert scene.host.sound
+
+
+@pytest.mark.rule("R-10")
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_replica_without_a_readable_group_may_lack_voters_unless_its_log_names_them(is_named: bool) -> None:
+    """The only voter of the configuration would lead alone otherwise."""
+    scene = Scene()
+    scene.files.open(f"{FOLDER}/group", create=True)
+    if is_named:
+        saved_state(scene, "n1")
+    scene.run(Peers(gives_all), CorruptFile(f"{FOLDER}/group", "not readable"), voters=("n1",))
+    assert scene.host.sound is False
+    assert RepairMarker(scene.files, "data", "log").lacks_records is not is_named
+    assert not scene.files.exists(f"{FOLDER}/group")
