@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from app.log.contract import NO_INDEX, Role
+from app.errors import CommitlogError
+from app.log.contract import NO_INDEX, Acks, AppendResult, Durability, Role
 from app.node.replica.driver import LogDriver
 from storage.format.batch import Batch
 from storage.format.records import control_value
@@ -164,6 +165,25 @@ class SafetyChecker(KnownRecords):
             and theirs.begin_index <= index
             and (not peer.alive or theirs.term_at(index) == log.term_at(index))
         )
+
+    def answered(self, member: Member, answer: AppendResult | CommitlogError) -> None:
+        """Check that an append which is acknowledged as synced is on the disks of a majority (R-11)."""
+        if not isinstance(answer, AppendResult) or answer.replayed or answer.acks is Acks.LEADER:
+            return
+        if answer.durability is not Durability.FSYNC:
+            return
+        voters, index = member.driver.group.voters, answer.last_index
+        synced = [name for name in voters if self._syncs(self._members[name], index)]
+        if 2 * len(synced) <= len(voters):
+            raise Violation(f"{member.name} acknowledged {index} as synced; of {voters} only {synced} are")
+
+    def _syncs(self, peer: Member, index: int) -> bool:
+        seen = self._seen.get(peer.name)
+        if seen is None:
+            return False
+        if not seen.driver.sound or peer.may_lack:
+            return True  # as in `_holds`
+        return peer.log.durable_index >= index or peer.log.begin_index > index
 
     def _commit(self, name: str, batch: Batch) -> None:
         known = self.committed.get(batch.base_index)

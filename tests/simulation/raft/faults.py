@@ -74,6 +74,7 @@ WEIGHTS = {
     "reconfigure": 1,  # a rolling restart with other settings at each node
     "scrub": 3,  # of one node's log
     "set_schema": 3,
+    "options": 3,  # durability and preferred leader of the log
 }
 # By an operator: no faults, but they come amid them.
 OPERATIONS = (
@@ -91,8 +92,11 @@ OPERATIONS = (
     "flip_running",
     "reconfigure",
     "scrub",
+    "options",
 )
-AT_LEADER = ("transfer", "trim", "fence", "change", "trim_all", "resize", "remove_leader", "set_schema")
+AT_LEADER = (
+    "transfer", "trim", "fence", "change", "trim_all", "resize", "remove_leader", "set_schema", "options",
+)  # fmt: skip
 CUT_OFF_SHARE = 0.25  # of the leaders that an operator asks
 CLOCK_RATES = (0.95, 1.05)
 QUIET_US = 7_000_000  # longer than a snapshot of the log's state takes to come

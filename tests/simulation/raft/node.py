@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 from app.api.read.selection import Consistency
 from app.errors import CommitlogError
 from app.log.commands import Command, CommandResult
-from app.log.contract import NO_INDEX, AppendRequest, AppendResult, Durability, GroupConfig, Role
+from app.log.contract import (
+    NO_INDEX,
+    AppendRequest,
+    AppendResult,
+    Durability,
+    GroupConfig,
+    LogOptions,
+    Role,
+)
 from app.log.events import JournalEvent
 from app.node.network.peer_calls import PeerCalls
 from app.node.network.repair_messages import FetchRequest, PeerCall, TermRequest
@@ -23,7 +31,6 @@ from app.node.repair.marker import RepairMarker
 from app.node.repair.server import RepairServer
 from app.node.replica.driver import LogDriver
 from app.node.services import NodeServices, ReplicaEvents
-from storage.care.scrub import Scrub
 from storage.errors import (
     CorruptFile,
     CorruptLog,
@@ -34,16 +41,14 @@ from storage.errors import (
     as_damage,
 )
 from storage.format.batch import log_id_of
-from storage.format.segment_format import DamagedIndex, segment_name
+from storage.format.segment_format import DamagedIndex
 from storage.log.commitlog import Commitlog
-from storage.log.log_folder import segment_offsets
-from storage.log.manifest import Intent, ManifestFile
 from tests.simulation.raft.groups import AppendGroups
-from tests.simulation.raft.reads import CursorDone, NodeReads, PageDone
+from tests.simulation.raft.reads import CursorDone, NodeReads, PageDone, scrub
 from tests.simulation.world.disk import DiskThread
 from tests.simulation.world.network import NodeTransport
 from tests.simulation.world.promises import Violation
-from tests.simulation.world.sick_files import SickFiles
+from tests.simulation.world.sick_files import SickFiles, has_intent, tail_bytes
 from tests.simulation.world.world import Life, Standstill, WorldClock, WorldScheduler
 from tests.simulation.world.world_loop import WorldLoop, in_thread
 from tests.support.memory_files import PowerCut
@@ -74,7 +79,8 @@ class SimulatedNode:
         self._cluster = cluster
         self._groups = AppendGroups(self.clock, lambda point: cluster.sometimes.hit(point))
         self._life = Life(name, alive=False)
-        self._fsync = cluster.plan.durability is Durability.FSYNC
+        self._options = LogOptions(durability=cluster.plan.durability)  # as this node knows them
+        self._acks_unsynced = False  # or has done so since its log was opened with `fsync`
         self._disk_hang = Standstill()  # it outlasts a restart
         self._was_full = False  # in this incarnation, and has gone on since
         self._serves = False
@@ -108,7 +114,7 @@ class SimulatedNode:
     @property
     def held_index(self) -> int:
         """State that survives every crash: with `replicated` the operating system keeps running."""
-        return self.log.durable_index if self._fsync else self.log.end_index
+        return self.log.end_index if self._acks_unsynced else self.log.durable_index
 
     # --- incarnations
 
@@ -118,9 +124,10 @@ class SimulatedNode:
         self._life = Life(self.name)
         self._serves = False
         self._was_full = False
-        before = self._tail_bytes()
+        before = tail_bytes(self.files, FOLDER)
         try:
-            self._note_intent()
+            if has_intent(self.files, FOLDER):
+                cluster.sometimes.hit("intent-finished")
             self._start_process()
             if self._marker.exists and not self._marker.intact:
                 raise CorruptLog(FOLDER, 0, "a repair was cut short")
@@ -136,7 +143,7 @@ class SimulatedNode:
         else:
             if self.files.flips:
                 cluster.sometimes.hit("flip-harmless")
-            if before > self._tail_bytes():
+            if before > tail_bytes(self.files, FOLDER):
                 cluster.sometimes.hit("torn-tail-cut")
             self._serve(driver)
 
@@ -159,7 +166,8 @@ class SimulatedNode:
         """The log is open: take part."""
         life = self._life
         self.driver, self.log = driver, driver.log
-        self._serves, self._repairing = True, False
+        self._serves, self._repairing, self._acks_unsynced = True, False, False
+        self.change_options(self._options)
         if not self._cluster.looks_sound(self, self._cluster.checker.begin_life):
             return  # what opening does not read, the checker does
         try:
@@ -192,8 +200,14 @@ class SimulatedNode:
             fail=self.fail,
             driver=self.settings.driver,
         )
-        log = LogIdentity(name=LOG_NAME, log_id=LOG_ID, durability=cluster.plan.durability)
-        mode = RaftMode(configured=GroupConfig(voters=cluster.voters), config=self.settings.raft, sound=sound)
+        log = LogIdentity(name=LOG_NAME, log_id=LOG_ID, durability=self._options.durability)
+        group = GroupConfig(voters=cluster.voters)
+        mode = RaftMode(
+            configured=group,
+            config=self.settings.raft,
+            preferred_leader=self._options.preferred,
+            sound=sound,
+        )
         events = ReplicaEvents(healed=self._healed, damaged=partial(self._damaged, found_by="read"))
         return open_replica(services, log, mode, journal=self._journal, events=events).driver
 
@@ -337,12 +351,19 @@ class SimulatedNode:
 
     def _lose_power(self) -> None:
         self.files.power_cut_at = None
-        if self._fsync:
+        if not self._acks_unsynced:
             self.files.crash()
         elif self._cluster.may_lose_power():
             self.files.crash()
             self.may_lack = True
             self._cluster.sometimes.hit("power-replicated")
+
+    def change_options(self, options: LogOptions) -> None:
+        """The node learns of changed settings of the log."""
+        self._options = options
+        self._acks_unsynced = self._acks_unsynced or options.durability is Durability.REPLICATED
+        if self.alive:
+            self.driver.change_options(options)
 
     def stop(self) -> None:
         """A planned stop (R-09); the process ends when it is done."""
@@ -399,26 +420,8 @@ class SimulatedNode:
         self._marker = RepairMarker(self.files, "data", LOG_NAME)
         self.may_lack = True
 
-    async def scrub(self) -> None:
-        """Read the whole log again, as the production scrub does; what has rotted is found, or put right."""
-        driver, flips = self.driver, list(self.files.flips)
-        try:
-            for step in Scrub(self.files, driver.log):
-                await in_thread(step.run)
-                if driver is not self.driver or not self._serves:
-                    return
-        except (CorruptLog, CorruptFile) as error:
-            self._damaged(error, "scrub")
-        except DiskError:
-            if not self.files.is_ill:
-                raise
-        else:
-            self._cluster.sometimes.hit("scrubbed")
-            if flips == self.files.flips and driver.log.end_index <= driver.committed_index:
-                self.files.flips.clear()  # every byte of the log has been read
-
     def begin_scrub(self) -> None:
-        self._loop.create_task(self.scrub())
+        self._loop.create_task(scrub(self))
 
     def cure_disk(self) -> None:
         if self.files.space_bytes is not None and self.alive:
@@ -443,22 +446,11 @@ class SimulatedNode:
             tick_us = self.settings.raft.tick_interval_ms * 1_000
             self._cluster.world.after(tick_us, partial(self._tick, life, driver), life)
 
-    # --- what is seen of it
-
-    def _tail_bytes(self) -> int:
-        """Bytes of all segments."""
-        offsets = segment_offsets(self.files, FOLDER)
-        return sum(self.files.open(f"{FOLDER}/{segment_name(each)}").size() for each in offsets)
-
-    def _note_intent(self) -> None:
-        manifest = ManifestFile(self.files, f"{FOLDER}/manifest").load()
-        if manifest is not None and manifest.intent is not Intent.NONE:
-            self._cluster.sometimes.hit("intent-finished")
-
     # --- the door for clients: a request to a dead node, and the answer of a node that dies, are lost
 
     def append(self, request: AppendRequest, done: Callable[[AppendResult | CommitlogError], None]) -> None:
         def answered(answer: AppendResult | CommitlogError) -> None:
+            self._cluster.checker.answered(self, answer)
             if self._was_full and isinstance(answer, AppendResult):
                 self._was_full = False
                 self._cluster.sometimes.hit("storage-full-resumed")

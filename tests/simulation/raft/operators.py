@@ -7,7 +7,7 @@ from typing import Protocol
 
 from app.errors import CommitlogError, Fenced
 from app.log.commands import ChangeMembers, Command, CommandResult, SetFence, Trim
-from app.log.contract import ChangeKind
+from app.log.contract import ChangeKind, Durability, LogOptions
 from app.log.control_records import SchemaRecord
 from app.log.set_schema import SetSchema
 from tests.simulation.raft.checks import SafetyChecker
@@ -19,6 +19,8 @@ FENCE_US = 500_000  # for how long a fence stands
 VOTERS_MIN = 3
 RESIZE_STEP_US = 400_000
 RESIZE_STEPS = 40  # then it is given up
+FORCED_SHARE = 0.3  # of the trims
+OPTIONS_KNOWN_US = 10_000_000  # until when every node knows changed settings
 TOKEN = "token"
 
 CommandAnswer = CommandResult | CommitlogError
@@ -31,6 +33,7 @@ class Operated(Protocol):
     def name(self) -> str: ...
     def command(self, command: Command, done: Callable[[CommandAnswer], None]) -> None: ...
     def transfer(self, to: str | None) -> None: ...
+    def change_options(self, options: LogOptions) -> None: ...
 
 
 class Cluster(Protocol):
@@ -66,6 +69,7 @@ class Operator:
             "resize": self._resize,
             "remove_leader": self._remove_leader,
             "set_schema": self._set_schema,
+            "options": self._change_options,
         }
         self._schemas = 0  # that were asked for
         self._target: tuple[str, ...] | None = None  # voters of the resize that is under way
@@ -88,7 +92,7 @@ class Operator:
     def _trim(self, node: Operated, random: Random) -> None:
         committed_index = self._cluster.checker.committed_index
         until_index = random.randrange(max(1, committed_index - KEPT_RECORDS))
-        self._command(node, Trim(until_index), "trimmed")
+        self._command(node, Trim(until_index, force=random.random() < FORCED_SHARE), "trimmed")
 
     def _trim_all(self, node: Operated, _random: Random) -> None:
         """Up to the end: what stays is the record of the trim."""
@@ -173,6 +177,14 @@ class Operator:
             version=0, format="json", definition=f"a{self._schemas} INT", compatibility="none"
         )
         self._command(node, SetSchema(schema), "schema-set")
+
+    def _change_options(self, _node: Operated, random: Random) -> None:
+        """Change settings of the log: each node learns of them at another time."""
+        durability = random.choice(tuple(Durability))
+        options = LogOptions(durability=durability, preferred=random.choice((None, *self._cluster.names)))
+        for node in self._nodes:
+            self._world.after(random.randrange(OPTIONS_KNOWN_US), partial(node.change_options, options))
+        self._cluster.sometimes.hit(f"options-{durability.value}")
 
     def _change(self, node: Operated, random: Random) -> None:
         voters, learners = self._cluster.group()

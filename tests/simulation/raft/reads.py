@@ -1,9 +1,12 @@
-"""Reads as the API answers them, pages of records and cursors, and the check of what they return."""
+"""Reads as the API answers them, pages of records and cursors, and the check of what they return; the scrub
+of a node, which reads all of its log."""
+
+from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.api.http.log_call import Served
 from app.api.read.query import ReadQuery
@@ -14,8 +17,14 @@ from app.log.contract import Role
 from app.log.state import LogCursor
 from app.node.replica.driver import LogDriver
 from app.node.request_waits import Waits
+from storage.care.scrub import Scrub
+from storage.errors import CorruptFile, CorruptLog, DiskError
 from tests.simulation.raft.checks import SafetyChecker
 from tests.simulation.raft.sometimes import Sometimes
+from tests.simulation.world.world_loop import in_thread
+
+if TYPE_CHECKING:
+    from tests.simulation.raft.node import SimulatedNode
 
 LEADER_WAIT_MS = 1_000
 PAGE_RECORDS = 60
@@ -152,3 +161,23 @@ class ReadChecker:
             return f"a read showed {cursor} after the move at {asked.revision}"
         self._sometimes.hit("cursor-read")
         return None
+
+
+async def scrub(node: SimulatedNode) -> None:
+    """Read the whole log of a node again, as the production scrub does: what has rotted is found, or put
+    right."""
+    driver, flips = node.driver, list(node.files.flips)
+    try:
+        for step in Scrub(node.files, driver.log):
+            await in_thread(step.run)
+            if driver is not node.driver or not node._serves:
+                return
+    except (CorruptLog, CorruptFile) as error:
+        node._damaged(error, "scrub")
+    except DiskError:
+        if not node.files.is_ill:
+            raise
+    else:
+        node._cluster.sometimes.hit("scrubbed")
+        if flips == node.files.flips and driver.log.end_index <= driver.committed_index:
+            node.files.flips.clear()  # every byte of the log has been read

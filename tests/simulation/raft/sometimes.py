@@ -90,6 +90,8 @@ POINTS: dict[str, str] = {
     "trimmed": "a trim was committed",
     "fenced": "a fence was set",
     "schema-set": "a version of the schema was committed",
+    "options-fsync": "the settings of the log require syncs before acknowledgements",
+    "options-replicated": "R-11: they permit acknowledgements before the sync",
     "fence-refused": "an append without the token",
     "state-sent": "a replica whose log begins after the past got the state from its leader",
     "intent-finished": "storage: a cut that a crash had interrupted was finished at recovery",

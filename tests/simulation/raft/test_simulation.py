@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from app.log.contract import NO_INDEX, Durability
+from app.log.contract import NO_INDEX, Durability, LogOptions, Role
 from app.log.state import LogState
 from app.node.opening import open_replica
 from app.node.state.checkpoints import LoadedState
@@ -26,6 +26,7 @@ from tests.simulation.raft.plans import ClusterPlan
 from tests.simulation.raft.run import replay_command, run_seed, run_seeds, total_of
 from tests.simulation.raft.shrink import shrink
 from tests.simulation.raft.sometimes import POINTS
+from tests.simulation.world.network import LinkFaults
 from tests.simulation.world.promises import Violation
 
 ROOT = Path(__file__).parents[3]
@@ -76,6 +77,28 @@ def test_with_replicated_durability_acknowledged_records_survive_kills() -> None
     cluster.run(60)
     cluster.settle()
     assert len(cluster.ledger.acknowledged) > 50
+
+
+@pytest.mark.rule("R-11")
+def test_a_follower_that_has_not_heard_of_fsync_yet_acknowledges_what_its_leader_requires() -> None:
+    """It is the only one beside the leader, and its disk hangs: nothing is acknowledged meanwhile."""
+    plan = ClusterPlan(faults=None, links=LinkFaults(), think_us=(1_000, 100_000))
+    cluster = SimulatedCluster(1, plan)
+    cluster.run(5)
+    number = cluster.leading()
+    assert number is not None
+    stale, other = (node for place, node in enumerate(cluster.members) if place != number)
+    other.crash(power=False)
+    stale.change_options(LogOptions(durability=Durability.REPLICATED))
+    cluster.run(1)
+    stale.hang_disk(3_000_000)
+    before = cluster.ledger.highest_index
+    cluster.run(2.9)
+    assert cluster.members[number].driver.role is Role.LEADER
+    assert cluster.ledger.highest_index - before <= 1
+    cluster.restart(other.name)
+    cluster.settle()
+    cluster.close()
 
 
 @pytest.mark.rule("R-11")

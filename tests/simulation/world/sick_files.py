@@ -4,8 +4,10 @@ from random import Random
 from typing import NamedTuple
 
 from storage.errors import DiskError
-from storage.format.segment_format import segment_offset
-from storage.log.manifest import ManifestFile
+from storage.file_system import FileSystem
+from storage.format.segment_format import segment_name, segment_offset
+from storage.log.log_folder import segment_offsets
+from storage.log.manifest import Intent, ManifestFile
 from tests.support.memory_files import MemoryFiles
 
 FREE_BYTES = 4_096  # what a disk that runs full has left at most
@@ -99,3 +101,15 @@ def _refuse_reads(operation: str, path: str) -> None:
 def _refuse_writes(operation: str, path: str) -> None:
     if operation not in ("read", "open", "list"):
         raise DiskError(path, operation, "input/output error")
+
+
+def tail_bytes(files: FileSystem, folder: str) -> int:
+    """Bytes of all segments."""
+    offsets = segment_offsets(files, folder)
+    return sum(files.open(f"{folder}/{segment_name(each)}").size() for each in offsets)
+
+
+def has_intent(files: FileSystem, folder: str) -> bool:
+    """Return whether a crash has interrupted a truncation or a reset."""
+    manifest = ManifestFile(files, f"{folder}/manifest").load()
+    return manifest is not None and manifest.intent is not Intent.NONE
