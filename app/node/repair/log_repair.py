@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 PATIENCE_S: Final = 5  # wait for voters that do not report their term
 UNREADABLE_S: Final = 30  # a disk may refuse reads for so long
 SAME_DAMAGE_MAX: Final = 3  # repairs allowed per file before the log is set aside
-_NOTES: Final = ("group", OPENED_NAME, ORIGIN_NAME, "replica")  # beside the log; without them it is in doubt
+_NOTES: Final = (OPENED_NAME, ORIGIN_NAME, "replica")  # beside the log; without one it is in doubt
 _RETRY_FIRST_S: Final = 0.2
 _RETRY_LAST_S: Final = 5.0
 
@@ -270,7 +270,7 @@ class LogRepair:
                 await self._repair(cause)
                 self.state = RepairState.OPENING
                 driver = await in_thread(partial(self._host.open_log, sound=self._keeps_promises))
-                await self._forget_held()  # from now on the leader may truncate what was not committed
+                await in_thread(self._copy.forget_held)  # the leader may truncate what was not committed
                 return driver
             except StorageError as error:
                 damage = as_damage(error)
@@ -294,9 +294,6 @@ class LogRepair:
         self._read_pause_s = min(_RETRY_LAST_S, 2 * self._read_pause_s)
         return True
 
-    async def _forget_held(self) -> None:
-        await in_thread(self._copy.forget_held)
-
     async def _repair(self, cause: Damaged) -> None:
         """Repair one damage. If a file is still damaged after several repairs, start with an empty log."""
         name = cause.path.rpartition("/")[2]
@@ -308,10 +305,14 @@ class LogRepair:
             and segment_offset(name) is None
         ):
             await in_thread(partial(self._copy.read, cause.path))  # it may be intact
-        elif name == "vote":
+        elif name in ("vote", "group"):
             if await in_thread(self._copy.checkpoint) is None:
                 await self._judge_tail()
-            await (self._restore_vote() if self._votes else self._restore_epoch())
+            if name == "vote":
+                await (self._restore_vote() if self._votes else self._restore_epoch())
+            else:
+                await self._doubt(lacks_records=not await in_thread(self._copy.names_voters))
+                await self._remove(name)
         elif name == "checkpoint":
             await self._judge_tail()
             await self._remove(name)  # the leader sends the committed index
@@ -320,7 +321,7 @@ class LogRepair:
                 await self._wait_for_operator(f"the state of the log is damaged: {cause}")
             await self._remove(name)
         elif name in _NOTES:
-            await self._doubt(lacks_records=name == "group" and not await in_thread(self._copy.names_voters))
+            await self._doubt()
             await self._remove(name)
         else:
             await self._repair_batches()
@@ -406,7 +407,7 @@ class LogRepair:
         copy is kept for the operator, unless the disk is full or cannot be read.
         """
         await self._doubt(lacks_records=True)
-        await self._forget_held()
+        await in_thread(self._copy.forget_held)
         try:
             refused = await in_thread(partial(self._copy.end_before, damage))
         except PatchRefused:
@@ -478,7 +479,7 @@ class LogRepair:
             return
         logger.error("log %s: quarantined; a new copy is fetched from the leader: %s", self._log_name, reason)
         await self._doubt(lacks_records=True)
-        await self._forget_held()
+        await in_thread(self._copy.forget_held)
         await in_thread(self._copy.set_aside)
         self.left = []
         self.result.set_aside = True

@@ -160,3 +160,17 @@ def test_a_replica_without_a_readable_group_may_lack_voters_unless_its_log_names
     assert scene.host.sound is False
     assert RepairMarker(scene.files, "data", "log").lacks_records is not is_named
     assert not scene.files.exists(f"{FOLDER}/group")
+
+
+@pytest.mark.rule("R-02", "R-10")
+def test_a_torn_tail_without_group_and_checkpoint_may_have_been_committed() -> None:
+    """The tail is removed when the log is opened to find whether it names voters."""
+    scene = Scene()
+    saved_state(scene, "n1")
+    for name in ("group", "checkpoint"):
+        scene.files.open(f"{FOLDER}/{name}", create=True)
+    last = scene.segments[-1]
+    file = scene.files.open(f"{FOLDER}/{last}")
+    file.pwrite(b"torn", file.size())
+    scene.run(Peers(gives_all), CorruptFile(f"{FOLDER}/group", "not readable"), voters=("n1",))
+    assert RepairMarker(scene.files, "data", "log").lacks_records
