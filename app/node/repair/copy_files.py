@@ -19,6 +19,7 @@ from storage.log.checkpoint import Checkpoint, CheckpointFile, SnapshotFile
 from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState, HardStateFile
 from storage.log.log_folder import MANIFEST_NAME
+from storage.log.origin import FolderOrigin
 from storage.log.recovery import Recovery
 
 
@@ -154,11 +155,13 @@ class CopyFiles:
 
     def saved_term(self) -> int | None:
         """Return the term of the vote file; TERM_UNKNOWN if that may be older than the last one, or is lost;
-        None before the note of the repair."""
+        None before the note of the repair. A repair that was cut short continues before an opening has found
+        that the folder was replaced by a copy."""
         if not self._marker.exists:
             return None
         path = f"{self._folder}/vote"
-        if self._marker.lost_vote or not self._files.exists(path):
+        may_be_older = self._marker.lost_vote or FolderOrigin(self._files, self._folder).is_copy()
+        if may_be_older or not self._files.exists(path):
             return TERM_UNKNOWN
         try:
             return HardStateFile(self._files, path).load().term

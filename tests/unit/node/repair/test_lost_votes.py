@@ -20,6 +20,7 @@ from storage.format.records import encode_control
 from storage.log.checkpoint import Checkpoint, CheckpointFile, SnapshotFile
 from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState, HardStateFile
+from storage.log.origin import ORIGIN_NAME, FolderOrigin
 from tests.support.memory_files import MemoryFiles
 from tests.unit.node.repair.damaged_log import (
     BATCHES,
@@ -383,3 +384,19 @@ def test_a_log_whose_batches_are_repaired_reports_its_term(vote: str) -> None:
     if vote == "damaged":
         scene.files.open(f"{FOLDER}/vote").pwrite(b"noise" * 2_000, 0)
     assert asyncio.run(repair.term()) == (4 if vote == "sound" else TERM_UNKNOWN)
+
+
+@pytest.mark.rule("R-01")
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_a_repair_that_continues_in_a_copied_folder_does_not_report_its_older_term(is_copy: bool) -> None:
+    scene = Scene()
+    origin = FolderOrigin(scene.files, FOLDER)
+    origin.renew()
+    if is_copy:
+        note = scene.files.read(f"{FOLDER}/{ORIGIN_NAME}")
+        scene.files.remove(f"{FOLDER}/{ORIGIN_NAME}")
+        scene.files.open(f"{FOLDER}/{ORIGIN_NAME}", create=True).pwrite(note, 0)
+    assert origin.is_copy() is is_copy
+    repair = scene.repair(Peers(gives_all), scene.damage(3), ("n1", "n2", "n3"), sound=True)
+    repair._note()
+    assert asyncio.run(repair.term()) == (TERM_UNKNOWN if is_copy else 4)
