@@ -132,18 +132,23 @@ class CopyFiles:
     def fits(self, damage: Damage, batches: Sequence[Batch]) -> bool:
         return fits(self._files, self._folder, self._log_id, damage, batches)
 
-    def proves(self, damage: Damage, batches: Sequence[Batch]) -> bool:
+    def proves(self, damage: Damage, batches: Sequence[Batch], *, of_voter: bool) -> bool:
         """Return whether the batches are those that were here, or replace records that no group committed.
 
         The chain proves it if an intact batch follows the damage. At the end of the log in Raft mode, the
         term of the last one does, if it is at least that of the vote file: what this replica acknowledged up
         to that term and a majority held is in the log of the leader that wrote the batch, so it is in these
-        batches.
+        batches. of_voter: they are of a voter; the log of a learner may be of another group.
         """
         if proves(self._files, self._folder, self._log_id, damage, batches):
             return True
-        is_end = self._votes and damage.next_offset == NO_OFFSET and damage.previous_chain is not None
-        if not (is_end and fills(self._files, self._folder, self._log_id, damage, batches)):
+        is_end = damage.next_offset == NO_OFFSET and damage.previous_chain is not None
+        if not (
+            self._votes
+            and of_voter
+            and is_end
+            and fills(self._files, self._folder, self._log_id, damage, batches)
+        ):
             return False
         term = self.saved_term()
         return term is not None and batches[-1].term >= term

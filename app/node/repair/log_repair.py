@@ -459,8 +459,9 @@ class LogRepair:
                 answer = answer if fits else None
             batches = fetch.took(ask.peer, answer)
             if not batches and fetch.outlook[ask.peer] in (Outlook.NOT_YET, Outlook.OFFLINE):
-                # No leader may be there to commit it: this copy is missing, and another may be in doubt.
-                batches = await proven(self._copy, self._peer_replicas, ask.peer, rest, self._pause)
+                batches = await proven(
+                    self._copy, self._peer_replicas, ask.peer, rest, self._pause, voters=self._peers
+                )
             if batches:
                 self.result.peers[ask.peer] = None
                 return batches

@@ -5,7 +5,7 @@ The peer may then be in doubt or under repair itself: its batches are judged by 
 (CopyFiles.proves), not by the state of the peer.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -27,8 +27,11 @@ async def proven(
     peer: str,
     damage: Damage,
     pause: Callable[[float], Awaitable[None]],
+    *,
+    voters: Sequence[str],
 ) -> tuple[Batch, ...]:
-    """Return what the peer holds of the damage, if it is all of it and is proved; none otherwise."""
+    """Return what the peer holds of the damage, if it is all of it and is proved; none otherwise. voters:
+    of the group."""
     found: list[Batch] = []
     next_index, size, busy = damage.first_index, 0, 0
     while next_index <= damage.last_index and size < PROOF_MAX_BYTES:
@@ -42,4 +45,5 @@ async def proven(
         found += answer.batches
         next_index = found[-1].next_index
         size += sum(batch.size_bytes for batch in answer.batches)
-    return tuple(found) if await in_thread(partial(copy.proves, damage, found)) else ()
+    is_proved = await in_thread(partial(copy.proves, damage, found, of_voter=peer in voters))
+    return tuple(found) if is_proved else ()

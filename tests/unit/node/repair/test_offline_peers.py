@@ -326,6 +326,30 @@ def test_the_end_of_a_log_is_taken_from_a_peer_only_if_it_is_of_its_newest_term(
 
 
 @pytest.mark.rule("R-07")
+def test_the_end_of_a_log_is_not_taken_from_a_learner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log may have the same begin and be of a group that was restored from a backup."""
+    monkeypatch.setattr(fetch_module, "PAUSE_FIRST_MS", 0)
+    scene, held, asked = Scene(), holds(BATCHES), list[str]()
+    scene.learners = ("n3",)
+    HardStateFile(scene.files, f"{FOLDER}/vote").save(HardState(1, "n2"))
+    CheckpointFile(scene.files, f"{FOLDER}/checkpoint").save(Checkpoint(3))
+
+    def answers(peer: str, message: PeerCall) -> PeerCall:
+        asked.append(peer)
+        if len(asked) > 12:
+            repairs[0].give_up()
+        return held(peer, message) if peer == "n3" else FetchAnswer(message.id, NO_INDEX, NO_INDEX)
+
+    async def meanwhile(repair: LogRepair) -> None:
+        repairs.append(repair)
+
+    repairs = list[LogRepair]()
+    scene.run(Peers(answers), scene.damage(39), voters=("n1", "n2"), meanwhile=meanwhile)
+    assert "n3" in asked
+    assert scene.host.log is None
+
+
+@pytest.mark.rule("R-07")
 @pytest.mark.parametrize("case", ["other history", "a part", "no successor"])
 def test_batches_that_the_chain_does_not_prove_are_not_taken(
     case: str, monkeypatch: pytest.MonkeyPatch
