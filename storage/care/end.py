@@ -8,7 +8,7 @@ from storage.file_system import FileSystem
 from storage.format.segment_format import segment_name
 from storage.log.aside import ASIDE_FOLDER
 from storage.log.log_folder import MANIFEST_NAME, copy_segment, segment_offsets
-from storage.log.manifest import Intent, ManifestFile
+from storage.log.manifest import Intent, Manifest, ManifestFile
 
 
 def end_before(files: FileSystem, folder: str, damage: Damage) -> DiskError | None:
@@ -27,10 +27,16 @@ def end_before(files: FileSystem, folder: str, damage: Damage) -> DiskError | No
         copy_end(files, folder, offset)
     except DiskError as error:
         refused = error
-    if offset < manifest.durable_offset:
-        manifest = replace(manifest, durable_index=damage.first_index - 1, durable_offset=offset)
+    manifest = durable_before(manifest, damage)
     manifest_file.save(replace(manifest, intent=Intent.TRUNCATE, truncate_offset=offset))
     return refused
+
+
+def durable_before(manifest: Manifest, damage: Damage) -> Manifest:
+    """Return the manifest of a log that is durable at most up to the damage."""
+    if damage.first_offset >= manifest.durable_offset:
+        return manifest
+    return replace(manifest, durable_index=damage.first_index - 1, durable_offset=damage.first_offset)
 
 
 def copy_end(files: FileSystem, folder: str, offset: int) -> None:

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from storage.care.end import durable_before
 from storage.care.survey import NO_OFFSET, Damage, end_segment
 from storage.errors import CorruptBatch, PatchRefused
 from storage.file_system import FileSystem
 from storage.format.batch import Batch, decode_batch, follows_chain
 from storage.format.segment_format import index_offset, segment_name
-from storage.log.log_folder import segment_offsets, truncate_files
+from storage.log.log_folder import MANIFEST_NAME, segment_offsets, truncate_files
+from storage.log.manifest import ManifestFile
 from storage.log.scan import Scan
 
 
@@ -21,13 +23,14 @@ def patch(
 
     Each batch is verified again, including that it follows its neighbour; the batch after the damage must
     follow the last one. Durable on return. After a crash, survey the log again: what was written is intact or
-    part of a damage. Raises PatchRefused: nothing was written; StorageFull, DiskError.
+    part of a damage, up to the index that the caller knows to have been durable: the durable point moves
+    before a damage at the end. Raises PatchRefused: nothing was written; CorruptFile, StorageFull, DiskError.
     """
     if not batches:
         return damage
     rest = _verified(files, folder, log_id, damage, batches)
     if damage.next_offset == NO_OFFSET:
-        truncate_files(files, folder, damage.first_offset)  # no intact batch follows the damage
+        _remove_end(files, folder, damage)  # no intact batch follows the damage
     for first, end, offset in _runs(files, folder, batches):
         _write(files, folder, offset, batches[first:end])
     for offset, following in pairwise(segment_offsets(files, folder)):
@@ -103,6 +106,16 @@ def batch_in(files: FileSystem, folder: str, log_id: int, offset: int) -> Batch 
         return Scan(file, base_offset, log_id, offset, patient=True).next_batch()
     finally:
         file.close()
+
+
+def _remove_end(files: FileSystem, folder: str, damage: Damage) -> None:
+    """Remove the bytes from a damage at the end on. The batches that replace them may be others, which do not
+    end where those ended."""
+    manifest_file = ManifestFile(files, f"{folder}/{MANIFEST_NAME}")
+    manifest = manifest_file.load()
+    if manifest is not None:
+        manifest_file.save(durable_before(manifest, damage))
+    truncate_files(files, folder, damage.first_offset)
 
 
 def _runs(files: FileSystem, folder: str, batches: Sequence[Batch]) -> list[tuple[int, int, int]]:

@@ -351,8 +351,10 @@ class LogRepair:
             await self._set_aside(found.structural)
             return RangeOutcome.LOST
         self.left, self._is_surveyed = list(found.damages), True
-        if any(damage.next_offset == NO_OFFSET for damage in self.left):
-            await self._doubt(lacks_records=True)  # the log ends in a damage: what followed is unknown
+        if self.left and self.left[-1].next_offset == NO_OFFSET:
+            # The log ends in a damage: what followed is unknown. `patch` moves the durable point before it.
+            self._copy.held_index = max(self._copy.held_index, self.left[-1].last_index)
+            await self._doubt(lacks_records=True)
         while self.left:
             damage = self.left[0]
             logger.warning(

@@ -16,7 +16,8 @@ from app.node.repair.log_repair import LogRepair
 from app.node.repair.marker import RepairMarker
 from app.node.replica.driver import LogDriver
 from storage.errors import CorruptFile, CorruptLog
-from storage.format.records import encode_control
+from storage.format.batch import Batch, stamp
+from storage.format.records import RecordColumns, encode_body, encode_control
 from storage.log.checkpoint import CheckpointFile, SnapshotFile
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from storage.log.hard_state import HardState, HardStateFile
@@ -28,6 +29,21 @@ from tests.unit.raft.support import MemoryLog
 BATCHES = history(40)
 SIZES = CommitlogConfig(segment_max_bytes=4_000, mark_interval_bytes=1_000, tail_cache_bytes=0)
 FOLDER = "data/logs/log"
+
+
+def another_end(position: int, value: bytes, *, term: int = 1) -> list[Batch]:
+    """The log of a leader that had other records from a batch on, each with this value."""
+    batches = BATCHES[:position]
+    while len(batches) < len(BATCHES):
+        records = RecordColumns()
+        records.add(value)
+        records.add(value)
+        body, before = encode_body(records), batches[-1]
+        place = {"base_index": before.next_index, "offset": before.next_offset}
+        batches.append(
+            stamp(body, log_id=7, term=term, timestamp_ms=1, previous_chain=before.header.chain, **place)
+        )
+    return batches
 
 
 class Peers:

@@ -7,14 +7,16 @@ import pytest
 
 from app.node.network.repair_messages import FetchAnswer, FetchRequest, PeerCall
 from app.node.repair import fetch
-from app.node.repair.log_repair import LogRepair
+from app.node.repair.log_repair import GivenUp, LogRepair
 from app.node.repair.marker import RepairMarker
 from app.node.replica.driver import LogDriver
-from storage.errors import DiskError, StorageFull
+from storage.care import patch
+from storage.errors import CorruptLog, DiskError, StorageFull
 from storage.log.checkpoint import Checkpoint, CheckpointFile
 from storage.log.commitlog import Commitlog
+from storage.log.hard_state import HardState, HardStateFile
 from storage.log.manifest import ManifestFile
-from tests.unit.node.repair.damaged_log import BATCHES, FOLDER, SIZES, Peers, Scene
+from tests.unit.node.repair.damaged_log import BATCHES, FOLDER, SIZES, Peers, Scene, another_end, gives_all
 from tests.unit.node.repair.test_fetch import history
 from tests.unit.node.repair.test_server import Node
 
@@ -147,3 +149,50 @@ def test_the_doubt_is_saved_before_the_end_is_removed(monkeypatch: pytest.Monkey
     scene.run(Peers(never_had_it), scene.damage(25))
     assert found
     assert set(found) == {(False, True)}
+
+
+def lacks_from(scene: Scene, position: int) -> CorruptLog:
+    """Damage every batch from one on, after the checkpoint and in the term of the vote."""
+    HardStateFile(scene.files, f"{FOLDER}/vote").save(HardState(1, "n2"))
+    committed_until(scene, 39)
+    damages = [scene.damage(each, b"noise") for each in range(position, len(BATCHES))]
+    return damages[0]
+
+
+@pytest.mark.rule("R-07")
+@pytest.mark.parametrize("is_settled", [True, False])
+@pytest.mark.parametrize("value", [b"", bytes(500)], ids=["shorter", "longer"])
+def test_an_end_is_repaired_with_batches_that_end_at_other_offsets(value: bytes, is_settled: bool) -> None:
+    """The old durable point is within one of them, or after all of them."""
+    scene, held = Scene(), another_end(25, value)
+
+    def answers(_peer: str, message: PeerCall) -> PeerCall:
+        assert isinstance(message, FetchRequest)
+        found = [each for each in held if message.first_index <= each.base_index <= message.last_index]
+        is_sent = is_settled or message.held
+        return FetchAnswer(message.id, 0, 79 if is_settled else 39, False, tuple(found) if is_sent else ())
+
+    repair = scene.run(Peers(answers), lacks_from(scene, 25))
+    assert (repair.result.set_aside, scene.host.sound) == (False, False)
+    assert scene.host.log is not None
+    assert [scene.host.log.batch_at(2 * position) for position in range(40)] == held
+    assert RepairMarker(scene.files, "data", "log").held_index == -1
+
+
+@pytest.mark.rule("R-07")
+def test_a_repair_of_an_end_that_a_crash_interrupts_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The durable point is before the damage then: the note shows where the log ended."""
+
+    def killed(*_args: object) -> None:
+        raise GivenUp
+
+    scene, write = Scene(), patch._write
+    cause = lacks_from(scene, 25)
+    monkeypatch.setattr(patch, "_write", killed)
+    scene.run(Peers(gives_all), cause)
+    assert scene.host.log is None
+    scene.files.crash()
+    monkeypatch.setattr(patch, "_write", write)
+    scene.run(Peers(gives_all), cause)
+    assert scene.host.log is not None
+    assert scene.host.log.end_index == 79
