@@ -28,7 +28,7 @@ def patch(
     """
     if not batches:
         return damage
-    rest = _verified(files, folder, log_id, damage, batches)
+    rest = rest_after(files, folder, log_id, damage, batches)
     if damage.next_offset == NO_OFFSET:
         _remove_end(files, folder, damage)  # no intact batch follows the damage
     for first, end, offset in _runs(files, folder, batches):
@@ -43,7 +43,7 @@ def patch(
 def fits(files: FileSystem, folder: str, log_id: int, damage: Damage, batches: Sequence[Batch]) -> bool:
     """Return whether `patch` would take the batches. Raises DiskError."""
     try:
-        _verified(files, folder, log_id, damage, batches)
+        rest_after(files, folder, log_id, damage, batches)
         _runs(files, folder, batches)
     except PatchRefused:
         return False
@@ -59,15 +59,16 @@ def proves(files: FileSystem, folder: str, log_id: int, damage: Damage, batches:
 def fills(files: FileSystem, folder: str, log_id: int, damage: Damage, batches: Sequence[Batch]) -> bool:
     """Return whether the batches are all of the damage, and fit its neighbours. Raises DiskError."""
     try:
-        return bool(batches) and _verified(files, folder, log_id, damage, batches) is None
+        return bool(batches) and rest_after(files, folder, log_id, damage, batches) is None
     except PatchRefused:
         return False
 
 
-def _verified(
+def rest_after(
     files: FileSystem, folder: str, log_id: int, damage: Damage, batches: Sequence[Batch]
 ) -> Damage | None:
-    """Return what `batches` leave of the damage. Raises PatchRefused."""
+    """Return what `batches`, the first ones of the damage, leave of it; None for nothing. Raises PatchRefused
+    if they do not fit, DiskError."""
     chain, term = damage.previous_chain, damage.previous_term
     index, offset = damage.first_index, damage.first_offset
     for batch in batches:

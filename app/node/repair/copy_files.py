@@ -10,7 +10,7 @@ from app.node.state.checkpoints import load_snapshot, load_state
 from storage.care.begin import begin_with
 from storage.care.end import end_before
 from storage.care.intact import intact_batches
-from storage.care.patch import batch_in, fills, fits, patch, proves
+from storage.care.patch import batch_in, fills, fits, patch, proves, rest_after
 from storage.care.survey import NO_OFFSET, Damage, Survey, survey
 from storage.errors import CorruptFile, CorruptLog, StorageError, as_damage
 from storage.format.batch import Batch
@@ -131,6 +131,10 @@ class CopyFiles:
 
     def fits(self, damage: Damage, batches: Sequence[Batch]) -> bool:
         return fits(self._files, self._folder, self._log_id, damage, batches)
+
+    def rest_after(self, damage: Damage, batches: Sequence[Batch]) -> Damage | None:
+        """Raises PatchRefused."""
+        return rest_after(self._files, self._folder, self._log_id, damage, batches)
 
     def proves(self, damage: Damage, batches: Sequence[Batch], *, of_voter: bool) -> bool:
         """Return whether the batches are those that were here, or replace records that no group committed.

@@ -13,11 +13,12 @@ from app.node.job_threads import in_thread
 from app.node.repair.copy_files import CopyFiles
 from app.node.repair.peer_replicas import PeerReplicas
 from storage.care.survey import Damage
+from storage.errors import PatchRefused
 from storage.format.batch import Batch
 from storage.units import MIB
 
 PROOF_MAX_BYTES: Final = 64 * MIB  # of a range: nothing is written before all of it is proved
-_BUSY_MAX: Final = 40  # answers of a peer that has reached its rate limit
+_BUSY_MAX: Final = 40  # consecutive answers of a peer that has reached its rate limit
 _BUSY_PAUSE_S: Final = 0.05
 
 
@@ -32,18 +33,25 @@ async def proven(
 ) -> tuple[Batch, ...]:
     """Return what the peer holds of the damage, if it is all of it and is proved; none otherwise. voters:
     of the group."""
+    if damage.next_offset - damage.first_offset > PROOF_MAX_BYTES:
+        return ()
     found: list[Batch] = []
-    next_index, size, busy = damage.first_index, 0, 0
-    while next_index <= damage.last_index and size < PROOF_MAX_BYTES:
-        answer = await replicas.fetch(peer, next_index, damage.last_index, held=True)
+    rest: Damage | None = damage
+    size = busy = 0
+    while rest is not None and size < PROOF_MAX_BYTES:
+        await pause(_BUSY_PAUSE_S if busy else 0)
+        answer = await replicas.fetch(peer, rest.first_index, rest.last_index, held=True)
         if answer is not None and answer.busy and busy < _BUSY_MAX:
             busy += 1
-            await pause(_BUSY_PAUSE_S)
             continue
-        if answer is None or not answer.batches or answer.batches[0].base_index != next_index:
+        if answer is None or not answer.batches:
             return ()
+        try:
+            rest = await in_thread(partial(copy.rest_after, rest, answer.batches))
+        except PatchRefused:
+            return ()  # another history
         found += answer.batches
-        next_index = found[-1].next_index
         size += sum(batch.size_bytes for batch in answer.batches)
+        busy = 0
     is_proved = await in_thread(partial(copy.proves, damage, found, of_voter=peer in voters))
     return tuple(found) if is_proved else ()

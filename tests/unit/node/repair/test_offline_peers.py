@@ -10,11 +10,12 @@ from app.log.contract import NO_INDEX
 from app.log.terms import TERM_UNKNOWN
 from app.node.network.repair_messages import FetchAnswer, FetchRequest, PeerCall, TermAnswer, TermRequest
 from app.node.repair import fetch as fetch_module
+from app.node.repair import proof
 from app.node.repair.fetch import NOT_SETTLED_ROUNDS, Fetch
 from app.node.repair.log_repair import LogRepair
 from app.node.repair.marker import RepairMarker
 from storage.care.intact import intact_batches
-from storage.errors import DiskError
+from storage.errors import CorruptLog, DiskError
 from storage.format.batch import Batch, stamp
 from storage.format.records import RecordColumns, encode_body
 from storage.log.checkpoint import Checkpoint, CheckpointFile
@@ -278,6 +279,71 @@ def test_a_large_range_is_proved_in_pieces_before_any_of_it_is_written() -> None
     assert scene.host.sound is True
     assert scene.host.log is not None
     assert [scene.host.log.batch_at(2 * position) for position in range(40)] == BATCHES
+
+
+class Pieces:
+    """Peers that hold these batches, and send one at a time, after `busy` answers without any."""
+
+    def __init__(self, batches: Sequence[Batch], busy: int = 0) -> None:
+        self.asked: list[int] = []
+        self._answers = holds(batches)
+        self._busy = busy
+
+    def __call__(self, peer: str, message: PeerCall) -> PeerCall:
+        answer = self._answers(peer, message)
+        assert isinstance(answer, FetchAnswer)
+        if not answer.batches:
+            return answer
+        self.asked.append(answer.batches[0].base_index)
+        is_busy = len(self.asked) % (self._busy + 1) > 0
+        return FetchAnswer(message.id, 0, 3, is_busy, () if is_busy else answer.batches[:1])
+
+
+def damaged_in_pieces(scene: Scene) -> CorruptLog:
+    CheckpointFile(scene.files, f"{FOLDER}/checkpoint").save(Checkpoint(3))
+    damages = [scene.damage(position) for position in range(25, 30)]
+    return damages[0]
+
+
+@pytest.mark.rule("R-07")
+def test_a_peer_may_reach_its_rate_limit_before_each_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other logs are repaired at the same time. A majority that never sends the range ends the log before
+    it."""
+    monkeypatch.setattr(proof, "_BUSY_PAUSE_S", 0)
+    monkeypatch.setattr(fetch_module, "PAUSE_FIRST_MS", 0)
+    scene = Scene()
+    scene.run(Peers(Pieces(BATCHES, busy=30)), damaged_in_pieces(scene))
+    assert scene.host.log is not None
+    assert (scene.host.log.end_index, scene.host.sound) == (79, True)
+
+
+def test_a_peer_with_another_history_sends_one_piece_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_module, "PAUSE_FIRST_MS", 0)
+    scene, pieces = Scene(), Pieces(history(40, salt="other"))
+    scene.run(Peers(pieces), damaged_in_pieces(scene))
+    assert pieces.asked == [50] * (2 * NOT_SETTLED_ROUNDS)
+
+
+def test_no_piece_is_requested_of_a_range_that_is_too_large_to_be_proved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fetch_module, "PAUSE_FIRST_MS", 0)
+    monkeypatch.setattr(proof, "PROOF_MAX_BYTES", 1_000)
+    scene, pieces = Scene(), Pieces(BATCHES)
+    scene.run(Peers(pieces), damaged_in_pieces(scene))
+    assert pieces.asked == []
+
+
+def test_a_repair_that_is_given_up_requests_no_further_piece() -> None:
+    scene, pieces = Scene(), Pieces(BATCHES)
+
+    async def meanwhile(repair: LogRepair) -> None:
+        while not pieces.asked:  # noqa: ASYNC110  # bounded by Scene.run
+            await asyncio.sleep(0)
+        repair.give_up()
+
+    scene.run(Peers(pieces), damaged_in_pieces(scene), meanwhile=meanwhile)
+    assert pieces.asked == [50]
 
 
 @pytest.mark.rule("R-07")
