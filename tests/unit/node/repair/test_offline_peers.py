@@ -368,6 +368,7 @@ def test_the_begin_of_a_trimmed_log_is_proved_by_the_batch_after_it() -> None:
     ("term", "votes", "held", "is_taken"),
     [
         (1, True, BATCHES, True),
+        (0, True, BATCHES, True),
         (2, True, BATCHES, False),  # a later leader may have replaced them here
         (1, False, BATCHES, False),  # epochs are no terms
         (1, True, BATCHES[:39], False),  # the rest may be committed, and have been here
@@ -389,6 +390,23 @@ def test_the_end_of_a_log_is_taken_from_a_peer_only_if_it_is_of_its_newest_term(
     assert scene.host.sound is False
     assert scene.host.log is not None
     assert scene.host.log.end_index == (79 if is_taken else 75)
+
+
+@pytest.mark.rule("R-02", "R-07")
+def test_a_part_of_the_end_of_a_log_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the peer did not send for its size may be committed, and have been here."""
+    monkeypatch.setattr(fetch_module, "PAUSE_FIRST_MS", 0)
+    monkeypatch.setattr(proof, "PROOF_MAX_BYTES", 1)
+    scene = Scene()
+    HardStateFile(scene.files, f"{FOLDER}/vote").save(HardState(1, "n2"))
+    CheckpointFile(scene.files, f"{FOLDER}/checkpoint").save(Checkpoint(3))
+    damage = scene.damage(38)
+    scene.damage(39)
+    pieces = Pieces(BATCHES)
+    scene.run(Peers(pieces), damage)
+    assert set(pieces.asked) == {76}
+    assert scene.host.log is not None
+    assert scene.host.log.end_index == 75
 
 
 @pytest.mark.rule("R-07")
