@@ -58,10 +58,12 @@ class RaftCore(RaftMember):
         config: RaftConfig,
         sound: bool = True,
         knows_vote: bool = True,
+        knows_group: bool = True,
         preferred_leader: str | None = None,
     ) -> None:
         """sound: false when this member's disk may have lost what it acknowledged or voted. knows_vote: false
-        when it may have lost its term and vote; then it is not sound either.
+        when it may have lost its term and vote; then it is not sound either. knows_group: false when `start`
+        may name another group than that of the log's first opening.
         """
         super().__init__(
             start,
@@ -69,6 +71,7 @@ class RaftCore(RaftMember):
             config=config,
             sound=sound,
             knows_vote=knows_vote,
+            knows_group=knows_group,
             preferred_leader=preferred_leader,
         )
         self._take: dict[type[RaftMessage], Callable[[str, Any, int], None]] = {

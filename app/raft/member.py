@@ -30,6 +30,7 @@ class RaftMember(MemberCore):
         config: RaftConfig,
         sound: bool,
         knows_vote: bool,
+        knows_group: bool,
         preferred_leader: str | None,
     ) -> None:
         """Arguments: as of RaftCore."""
@@ -46,6 +47,7 @@ class RaftMember(MemberCore):
                 voted_for=start.hard_state.voted_for,
                 committed_index=committed_at_open(log, start.committed_index),
                 sound=sound,
+                knows_group=knows_group,
             )
         )
         self._standing = Standing(self._member, self._outbox)

@@ -86,10 +86,13 @@ class Standing:
         An unsound member may campaign: it is elected by all, or by sound voters (elections.py). One that
         knows no other voter may have lost the record that named them. A learner may campaign when a candidate
         that has promoted it needs its vote and lacks records of it: if another voter is lost, no voter can
-        win. It leads until the voters have its records.
+        win. It leads until the voters have its records. A member that has lost the group, and holds no record
+        that names it, does not know which votes it needs.
         """
         member = self._member
         if self.notice is not None or not member.electable:
+            return False
+        if not member.knows_group and self.index == NO_INDEX:
             return False
         if not member.sound:
             return self.is_voter and len(member.group.voters) > 1

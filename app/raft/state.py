@@ -27,7 +27,8 @@ class MemberState:
 
     sound: it holds all that it ever acknowledged or voted. An unsound member's acknowledgements and confirmed
     reads do not count, and its vote counts only when every voter grants (elections.py). electable: it holds
-    the log's state; without that it does not campaign. group_index: of the record that names the group,
+    the log's state; without that it does not campaign. knows_group: `group` is that of the log's first
+    opening, if no record names another one. group_index: of the record that names the group,
     NO_INDEX for the configured group. former_voters: of the group that the newest one replaced; () if the
     newest was known to be committed when it was adopted. witnesses: voters that must hold its record before
     it is committed, beside a majority (Standing.configure). leader_syncs: the leader that it follows promises
@@ -45,6 +46,7 @@ class MemberState:
     leader_id: str | None = None
     sound: bool = True
     electable: bool = True
+    knows_group: bool = True
     group_index: int = NO_INDEX
     former_voters: tuple[str, ...] = ()
     witnesses: tuple[str, ...] = ()

@@ -18,11 +18,11 @@ from app.log.contract import GroupConfig, LogOptions
 from app.log.core_start import CoreStart
 from app.log.state import LogState
 from app.node.metadata.replica_identity import IdentityFile
-from app.node.opening.group_file import first_group
 from app.node.opening.open_replica import FoundFolder, RecoveredReplica
 from app.node.opening.trust import Trust, judge_opening
 from app.node.repair.marker import RepairMarker
 from app.node.state.checkpoints import is_whole
+from app.node.state.group_file import first_group, is_lost
 from app.raft.config import RaftConfig
 from app.raft.core import RaftCore
 from storage.errors import CorruptFile
@@ -99,6 +99,7 @@ class RaftMode:
             config=self.config,
             sound=sound,
             knows_vote=replica.trust.knows_vote,
+            knows_group=not is_lost(services.files, replica.folder),
             preferred_leader=self.preferred_leader,
         )
 

@@ -7,6 +7,7 @@ from app.log.state import DAY_MS, Membership
 from app.log.terms import TERM_UNKNOWN
 from app.node.repair.interfaces import Damaged, DamagedCopy
 from app.node.state.checkpoints import load_snapshot, load_state
+from app.node.state.group_file import GROUP_NAME, lose
 from storage.care.begin import begin_with
 from storage.care.end import end_before
 from storage.care.intact import intact_batches
@@ -184,9 +185,11 @@ class CopyFiles:
         HardStateFile(self._files, f"{self._folder}/vote").save(promise)
 
     def remove(self, name: str) -> None:
-        """Remove a small file, if it is there."""
+        """Remove a small file, if it is there. That of the group becomes a record of its loss."""
         path = f"{self._folder}/{name}"
-        if self._files.exists(path):
+        if name == GROUP_NAME:
+            lose(self._files, self._folder)
+        elif self._files.exists(path):
             self._files.remove(path)
             self._files.sync_folder(self._folder)
 

@@ -187,7 +187,9 @@ class Member:
         self.readies: list[Ready] = []
         self.core = self._new_core(committed)
 
-    def _new_core(self, committed: int, sound: bool = True, knows_vote: bool = True) -> RaftCore:
+    def _new_core(
+        self, committed: int, sound: bool = True, knows_vote: bool = True, knows_group: bool = True
+    ) -> RaftCore:
         return RaftCore(
             CoreStart(
                 node_id=self.name,
@@ -202,15 +204,23 @@ class Member:
             config=self.group.raft,
             sound=sound,
             knows_vote=knows_vote,
+            knows_group=knows_group,
             preferred_leader=self.group.preferred_leader,
         )
 
-    def restart(self, committed: int = NO_INDEX, *, sound: bool = True, knows_vote: bool = True) -> None:
+    def restart(
+        self,
+        committed: int = NO_INDEX,
+        *,
+        sound: bool = True,
+        knows_vote: bool = True,
+        knows_group: bool = True,
+    ) -> None:
         """A new incarnation with what is on disk."""
         keep = self.log.floor_batch_end(self.log.durable_index)
         self.log.batches = [batch for batch in self.log.batches if batch.last_index <= keep]
         self.log.durable_index = self.log.end_index
-        self.core = self._new_core(committed, sound, knows_vote)
+        self.core = self._new_core(committed, sound, knows_vote, knows_group)
         for group, index in memberships_of(self.log):
             self.core.configure(group, index, self.group.now_ms)
         self.core.start(self.group.now_ms)

@@ -7,6 +7,7 @@ from app.raft.config import RaftConfig
 from app.raft.elections import Ballot
 from app.raft.messages import TimeoutNow, VoteAnswer
 from app.raft.state import MemberState, Outbox
+from storage.log.hard_state import HardState
 from tests.unit.raft.support import Group, Member, MemoryLog
 from tests.unit.raft.test_doubt import bring_n2_all_of_n1, elect_n3_in_term_2, wipe
 
@@ -262,3 +263,21 @@ def test_a_replaced_disk_of_two_voters_that_lacks_the_record_of_the_third_asks_f
     assert stale.leads
     assert group["n1"].log.end_index == promotion - 1 == stale.core.committed_index
     assert not group["n1"].core.sound
+
+
+@pytest.mark.rule("R-01", "R-10")
+def test_a_member_that_has_lost_the_group_of_its_log_does_not_campaign() -> None:
+    """The configuration names n1 and n2 now: they would elect n1 in the term in which the others elect n3."""
+    group = Group(5, hard_states={f"n{number}": HardState(1) for number in range(1, 6)})
+    whole, member, others = group.config, group["n1"], ("n3", "n4", "n5")
+    group.config = GroupConfig(voters=("n1", "n2"))
+    member.restart(sound=False, knows_group=False)
+    group.config = whole
+    group.pass_time(5_000, "n1", "n2")
+    assert not member.leads
+    group.elect("n3", *others)
+    group.settle(*others)
+    assert group["n3"].core.committed_index == 0
+    group.pass_time(5_000)
+    assert (member.core.group, member.core.sound, member.core.committed_index) == (whole, True, 0)
+    group.elect("n1")

@@ -7,10 +7,11 @@ import pytest
 
 from app.log.commands import ChangeMembers
 from app.log.contract import NO_INDEX, ChangeKind, GroupConfig, Role
-from app.node.opening.group_file import first_group
+from app.node.state.group_file import first_group, lose
 from app.raft.messages import PushAnswer, PushCode, PushRequest, VoteRequest
 from storage.errors import CorruptFile
 from storage.file_system import write_durably
+from storage.files import OsFileSystem
 from tests.support.memory_files import MemoryFiles
 from tests.unit.node.replica.driver_support import Node, leading_node
 
@@ -61,6 +62,11 @@ def test_a_replica_that_has_voted_does_not_open_with_another_group_for_an_unread
     node.voters = ("n1",)
     with pytest.raises(CorruptFile, match="group"):
         node.restart()
+    lose(OsFileSystem(), path.parent.as_posix())
+    node.voters = ("n1", "n2")
+    node.restart()
+    node.tick(10_000)
+    assert (node.driver.group.voters, node.driver.role, node.driver.term) == (("n1", "n2"), Role.FOLLOWER, 1)
 
 
 @pytest.mark.rule("R-10")

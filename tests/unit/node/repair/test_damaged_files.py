@@ -10,6 +10,7 @@ from app.node.repair import fetch, peer_replicas
 from app.node.repair.interfaces import RepairState
 from app.node.repair.log_repair import LogRepair
 from app.node.repair.marker import Note, RepairMarker
+from app.node.state.group_file import LOST
 from storage.errors import CorruptFile, CorruptLog
 from storage.format.segment_format import segment_name
 from storage.log.commitlog import Commitlog
@@ -159,7 +160,7 @@ def test_a_replica_without_a_readable_group_may_lack_voters_unless_its_log_names
     scene.run(Peers(gives_all), CorruptFile(f"{FOLDER}/group", "not readable"), voters=("n1",))
     assert scene.host.sound is False
     assert RepairMarker(scene.files, "data", "log").lacks_records is not is_named
-    assert not scene.files.exists(f"{FOLDER}/group")
+    assert scene.files.read(f"{FOLDER}/group") == LOST
 
 
 @pytest.mark.rule("R-02", "R-10")

@@ -394,7 +394,7 @@ def test_the_end_of_a_log_is_taken_from_a_peer_only_if_it_is_of_its_newest_term(
 
 @pytest.mark.rule("R-02", "R-07")
 def test_a_part_of_the_end_of_a_log_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the peer did not send for its size may be committed, and have been here."""
+    """The rest of a range that is too large may be committed, and have been here."""
     monkeypatch.setattr(fetch_module, "PAUSE_FIRST_MS", 0)
     monkeypatch.setattr(proof, "PROOF_MAX_BYTES", 1)
     scene = Scene()

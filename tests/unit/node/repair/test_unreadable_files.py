@@ -49,7 +49,7 @@ def test_a_small_file_that_cannot_be_read_for_long_is_repaired_as_a_damaged_one(
     scene.run(Peers(answers), UnreadableFile(path, 0, "it cannot be read: input/output error"))
     assert scene.host.log is not None
     assert (scene.host.log.end_index, scene.host.sound) == (79, sound)
-    assert name == "vote" or not scene.files.exists(path)
+    assert name in ("vote", "group") or not scene.files.exists(path)
 
 
 @pytest.mark.rule("R-01", "R-02")
