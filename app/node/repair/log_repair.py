@@ -6,14 +6,13 @@
        before a range that was never committed: what this replica acknowledged there is in doubt. Set aside
        what peers cannot repair (structure, a committed range that none has): the log starts empty and gets
        everything from its leader
-    4. open the log again. With every range restored between intact neighbours, and with its vote, it has all
-       that it ever promised, and is sound. Otherwise it does not vote until it holds all that its leader has
-       committed. Then the note is removed, and the event `repair` describes the repair
+    4. open the log again. With its vote and every range restored between intact neighbours it is sound.
+       Otherwise it does not vote until it holds all that its leader has committed. Then the note is removed,
+       and the event `repair` describes the repair
 
 After a crash the repair continues at 2. Batches that no peer can send yet are requested again, with pauses.
 Meanwhile peers get the batches that the survey has found intact; uncommitted ones on request (proof.py).
-A disk that refuses to read for a while damages nothing: for UNREADABLE_S, and until a peer has records of the
-log, nothing is discarded for it.
+While a disk refuses to read, nothing is discarded for UNREADABLE_S, and until a peer has records of the log.
 """
 
 import asyncio
@@ -351,8 +350,7 @@ class LogRepair:
             await self._set_aside(found.structural)
             return RangeOutcome.LOST
         self.left, self._is_surveyed = list(found.damages), True
-        if self.left and self.left[-1].next_offset == NO_OFFSET:
-            # The log ends in a damage: what followed is unknown. `patch` moves the durable point before it.
+        if self.left and self.left[-1].next_offset == NO_OFFSET:  # `patch` moves the durable point
             self._copy.held_index = max(self._copy.held_index, self.left[-1].last_index)
             await self._doubt(lacks_records=True)
         while self.left:
