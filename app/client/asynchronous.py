@@ -1,6 +1,7 @@
 """Client and producer for asyncio: the blocking ones, called in threads of their own."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -28,7 +29,8 @@ class AsyncCommitlogClient:
         """options: log, token, give_up_s, as of CommitlogClient."""
         check_whole("max_calls", max_calls, 1)
         self.blocking = CommitlogClient(endpoints, **options)
-        self._threads = ThreadPoolExecutor(max_calls, thread_name_prefix="commitlog-client")
+        self._max_calls = max_calls
+        self._threads, self._process = _new_threads(max_calls), os.getpid()
 
     async def __aenter__(self) -> Self:
         return self
@@ -38,7 +40,7 @@ class AsyncCommitlogClient:
 
     async def close(self) -> None:
         """Close the connections. Calls that are open end by themselves."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._own_threads().shutdown(wait=False, cancel_futures=True)
         self.blocking.close()
 
     async def append(self, records: Iterable[RecordLike], **options: Any) -> Appended:
@@ -90,7 +92,17 @@ class AsyncCommitlogClient:
 
     async def _call(self, function: Callable[..., Returned], *arguments: Any, **options: Any) -> Returned:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, partial(function, *arguments, **options))
+        return await loop.run_in_executor(self._own_threads(), partial(function, *arguments, **options))
+
+    def _own_threads(self) -> ThreadPoolExecutor:
+        """Return the threads of this process: after a fork, those of the other process do not exist."""
+        if self._process != os.getpid():
+            self._threads, self._process = _new_threads(self._max_calls), os.getpid()
+        return self._threads
+
+
+def _new_threads(max_calls: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_calls, thread_name_prefix="commitlog-client")
 
 
 class AsyncConsumer:

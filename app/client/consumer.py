@@ -1,5 +1,6 @@
 """Consumer: reads a log from a named position that the log itself keeps."""
 
+import os
 from collections.abc import Iterator, Mapping
 from socket import gethostname
 from typing import Any
@@ -28,7 +29,7 @@ class Consumer:
         self._client = client
         self._operations = Operations(client)
         self.name, self._fence = name, fence
-        self._holder = f"consumer {gethostname()[:100]} {uuid4().hex[:12]}"
+        self._reader = f"consumer {gethostname()[:100]} {uuid4().hex[:12]}"
         try:
             self._cursor = self._operations.cursor(name)
         except NotFound as error:
@@ -37,6 +38,11 @@ class Consumer:
             self._cursor = self._create(self._index_of(start))
         self.position = self._cursor.index
         self._log_id: str | None = None  # of the log that was polled
+
+    @property
+    def _holder(self) -> str:
+        """Name of this consumer. A fork makes two of it, and each of them has its own."""
+        return f"{self._reader} {os.getpid()}"
 
     @property
     def committed(self) -> int:

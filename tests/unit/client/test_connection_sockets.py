@@ -1,5 +1,7 @@
 """The sockets of a client: a slow network, and a process that forks."""
 
+import asyncio
+import json
 import os
 import socket
 import threading
@@ -10,9 +12,17 @@ from contextlib import contextmanager
 
 import pytest
 
-from app.client import ClientError, CommitlogClient, RecordProducer
+from app.client import (
+    AsyncCommitlogClient,
+    ClientError,
+    CommitlogClient,
+    ConditionFailed,
+    Consumer,
+    RecordProducer,
+)
 from app.client.connection import ClusterConnection
 from storage.units import KIB, MIB
+from tests.unit.cli.fake_service import Asked, Scripted, fake_service, problem
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -126,6 +136,53 @@ def test_a_producer_of_another_process_refuses_records() -> None:
     producer.close()
     text = "the producer belongs to another process; create one after the fork"
     assert reported == f"{text}; {text}"
+
+
+def test_an_asyncio_client_of_another_process_has_threads_of_its_own() -> None:
+    """The idle threads of the first process do not exist after a fork: a call would wait for them."""
+    with fake_service(lambda asked: Scripted(200, {"next_index": 7})) as service:
+        client = AsyncCommitlogClient(service.url, give_up_s=0.0)
+
+        async def call() -> str:
+            return str((await asyncio.wait_for(client.tail(), 2.0))["next_index"])
+
+        def in_new_loop() -> str:
+            try:
+                return asyncio.run(call())
+            except TimeoutError:
+                return "no answer"
+
+        assert [in_new_loop(), in_child(in_new_loop), in_new_loop()] == ["7", "7", "7"]
+        asyncio.run(client.close())
+
+
+def test_a_consumer_is_another_reader_after_a_fork() -> None:
+    """Two processes that move one cursor read the same records: one of them is refused."""
+    kept: list[dict[str, object]] = []  # every position of the cursor; their number is its version
+
+    def keep(asked: Asked) -> Scripted:
+        if not asked.path.endswith("/cursors/etl"):
+            return Scripted(404, {"code": "not-found"})
+        if asked.method == "PUT":
+            if kept and asked.headers.get("if-match") != f'"{len(kept)}"':
+                return problem("cursor-moved", 412, "not_applied", retryable=False)
+            kept.append({"name": "etl", **json.loads(asked.body)})
+        elif not kept:
+            return problem("cursor-not-found", 404, "not_applied", retryable=False)
+        return Scripted(200, kept[-1], {"ETag": f'"{len(kept)}"'})
+
+    with fake_service(keep) as service:
+        consumer = Consumer(CommitlogClient(service.url, give_up_s=0.0), "etl", start=0)
+
+        def commit(index: int) -> str:
+            try:
+                consumer.commit(index)
+            except ConditionFailed as error:
+                return error.code
+            return "moved"
+
+        assert [in_child(lambda: commit(20)), commit(10)] == ["moved", "cursor-moved"]
+        assert [position["index"] for position in kept] == [0, 20]
 
 
 def test_threads_that_call_at_the_same_time_keep_their_connections(caplog: pytest.LogCaptureFixture) -> None:
