@@ -7,6 +7,7 @@ from typing import Final
 
 from app.log.events import JournalEvent
 from app.node.hosted_log import HostedLog
+from app.node.metadata.folders import holds_file
 from app.node.opening.open_replica import open_journal
 from app.node.services import NodeServices
 from storage.errors import DiskError, StorageFull
@@ -34,11 +35,12 @@ class LogJournals:
     def open_if_kept(self, hosted: HostedLog) -> None:
         """Open the journal of a log if this node keeps a replica of it, also one that joined later (R-10).
 
-        Blocks. Raises DiskError.
+        The empty folder of a deleted log is not a replica of a later log of the same name. Blocks. Raises
+        DiskError.
         """
-        services = self._services
-        if services.node_id in hosted.settings.replicas or services.files.exists(
-            services.log_folder(hosted.name)
+        services, folder = self._services, self._services.log_folder(hosted.name)
+        if services.node_id in hosted.settings.replicas or (
+            services.files.exists(folder) and holds_file(services.files, folder)
         ):
             self.open(hosted)
 

@@ -85,7 +85,7 @@ class LogFolders:
         if not self.make_way(name, generation, log_id):
             folder = f"{self._data}/logs/{name}"
             self._files.make_folders(folder)
-            if self._holds_file(folder):
+            if holds_file(self._files, folder):
                 raise CorruptFile(folder, "a log that is not of the controllers' metadata")
             self._write(name, _FolderLine(generation))
 
@@ -171,12 +171,6 @@ class LogFolders:
                 self._empty(f"{folder}/{name}")
         self._files.sync_folder(folder)
 
-    def _holds_file(self, folder: str) -> bool:
-        """Return whether there is a file in the folder or below it: a removal leaves empty folders."""
-        files = self._files.sizes(folder)
-        folders = [name for name in self._files.list(folder) if name not in files]
-        return bool(files) or any(self._holds_file(f"{folder}/{name}") for name in folders)
-
     def _write(self, name: str, line: _FolderLine) -> None:
         text = msgspec.json.encode(line)
         write_named_durably(self._files, self._folder, name, b"%08x %s\n" % (crc32c(text), text))
@@ -195,3 +189,10 @@ class LogFolders:
         if checksum != b"%08x" % crc32c(text):
             raise CorruptFile(path, "checksum")
         return msgspec.json.decode(text, type=_FolderLine)
+
+
+def holds_file(files: FileSystem, folder: str) -> bool:
+    """Return whether there is a file in the folder or below it: a removal leaves empty folders."""
+    found = files.sizes(folder)
+    folders = [name for name in files.list(folder) if name not in found]
+    return bool(found) or any(holds_file(files, f"{folder}/{name}") for name in folders)

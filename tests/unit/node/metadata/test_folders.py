@@ -2,14 +2,20 @@
 
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from app.controller.metadata import LogSpec
 from app.controller.replicas_manager import CopyIdentity
+from app.node.hosted_log import HostedLog
+from app.node.hosting.log_journals import LogJournals
 from app.node.metadata.folders import LogFolders
 from app.node.metadata.replica_identity import IdentityFile
 from app.node.repair.receipts import ReceiptWriter
+from app.settings.model import LogSettings
 from storage.errors import CorruptFile
 from storage.file_system import write_durably
 from storage.files import OsFileSystem
@@ -67,6 +73,33 @@ def test_a_crash_while_a_log_is_replaced_leaves_the_old_one_or_continues_with_it
         LogFolders(crashed, "d").prepare("a", 2, 2)
         assert b"old" not in held(crashed, "a")
         assert LogFolders(crashed, "d").kept_generation("a") == 2
+
+
+@pytest.mark.rule("C-10", "R-10")
+def test_the_folder_of_a_deleted_log_is_not_a_replica_of_the_next_one_of_its_name(tmp_path: Path) -> None:
+    """It would have no generation: it would stay when its log is deleted, and block the next one here."""
+    files, data = OsFileSystem(), str(tmp_path)
+    services: Any = SimpleNamespace(
+        node_id="n1",
+        data_folder=data,
+        files=files,
+        storage=CommitlogConfig(),
+        log_folder=lambda name: f"{data}/logs/{name}",
+    )
+    folders, journals = LogFolders(files, data), LogJournals(services, 1 << 20)
+    folders.finish_removals()
+    folders.prepare("a", 1, 1)
+    write_durably(files, f"{data}/logs/a/vote", b"of the first log")
+    set_aside(files, f"{data}/logs/a")
+    folders.remove("a")
+    elsewhere = HostedLog(LogSettings.of_spec("a", LogSpec(replication="raft", replicas=("n2", "n3"))), 2)
+    folders.make_way("a", 2, 2)
+    journals.open_if_kept(elsewhere)
+    assert elsewhere.journal is None
+    write_durably(files, f"{data}/logs/a/vote", b"of a member that joined")
+    journals.open_if_kept(elsewhere)
+    assert elsewhere.journal is not None
+    elsewhere.journal.close()
 
 
 def test_an_unknown_folder_is_not_taken_for_a_log_nor_removed() -> None:
