@@ -88,7 +88,14 @@ class Links:
         loop, security = asyncio.get_running_loop(), self.security
         if self.is_plain or (host, port) in self._plain_next:
             self._plain_next.discard((host, port))
-            await loop.create_connection(make, host, port)
+            # uvloop closes what it has opened if the call is cancelled in that turn, and reports this to
+            # no protocol: so the caller's protocol takes the connection afterwards.
+            transport, _ = await loop.create_connection(asyncio.Protocol, host, port)
+            if transport.is_closing():
+                raise ConnectionResetError(f"{host}:{port} has closed the connection")
+            protocol = make()
+            transport.set_protocol(protocol)
+            protocol.connection_made(transport)
             return
         link = _DialledLink(self, make, target)
         try:

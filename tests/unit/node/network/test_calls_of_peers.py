@@ -44,6 +44,41 @@ def test_a_call_that_is_given_up_when_it_is_answered_leaves_no_connection(
     run(test)
 
 
+def test_a_call_that_uvloop_gives_up_when_it_is_answered_is_followed_by_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """uvloop closes the connection that it has made in that turn, and reports this to no protocol: the node
+    waited for the loss, and never connected to the peer again."""
+    monkeypatch.setattr(module, "HELLO_TIMEOUT_S", 0.3)
+
+    async def test() -> None:
+        pair, calls = Pair(), list[int]()
+        first, second = pair.nodes
+        loop = asyncio.get_running_loop()
+        connect = loop.create_connection
+
+        async def answered_late(make: Any, host: str, port: int) -> Any:
+            opened = await connect(make, host, port)
+            calls.append(port)
+            if len(calls) == 1:
+                opened[0].pause_reading()  # the answer comes in a later turn
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    opened[0].set_protocol(asyncio.Protocol())
+                    opened[0].abort()
+            return opened
+
+        await second.start()
+        monkeypatch.setattr(loop, "create_connection", answered_late)
+        await first.start()
+        await until(lambda: first._outgoing["n2"].records_apart)
+        await first.stop()
+        await second.stop()
+
+    run(test)
+
+
 @pytest.mark.rule("R-10")
 def test_a_peer_that_moves_during_a_call_is_called_at_its_new_address_at_once(
     monkeypatch: pytest.MonkeyPatch,
