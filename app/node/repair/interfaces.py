@@ -87,6 +87,12 @@ class DamagedCopy:
     is_configured: bool = False
     predates_folder: Callable[[], bool] = lambda: False
 
+    @property
+    def is_of_pair(self) -> bool:
+        """True if the log of this copy names two Raft voters. The other one holds all that both have
+        committed, but settles nothing without this one: its answer decides what was never committed."""
+        return self.votes and not self.is_configured and len(self.voters) == 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundDamage:

@@ -86,12 +86,10 @@ class LogRepair:
         self.result = RepairResult()
         self.left: list[Damage] = []  # ranges not repaired yet
         self._is_surveyed = False  # `left` has every damage of the log as it is now
-        self._host = host
-        self._folder = copy.folder
+        self._host, self._folder = host, copy.folder
         self._copy = CopyFiles(copy, found.held_index)
         self._log_name = copy.log_name
-        self._log_id = copy.log_id
-        self._node_id = copy.node_id
+        self._log_id, self._node_id = copy.log_id, copy.node_id
         self._keeps_promises = found.sound  # nothing that was acknowledged or voted before is missing
         self._lacks_records = self._lost_vote = self._lacks_vote = False
         self._votes = copy.votes
@@ -99,6 +97,8 @@ class LogRepair:
         self._calls = calls
         self._clock = clock
         self._set_group(copy.voters, learners=copy.learners)
+        if copy.is_of_pair:
+            self._majority = 1
         self._is_configured = copy.is_configured and copy.votes
         self._seen: dict[str, int] = {}  # file or folder -> number of times it was still damaged
         self._unreadable_until_ms: int | None = None  # until then the disk may read again; None: it reads

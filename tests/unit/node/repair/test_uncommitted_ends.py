@@ -69,6 +69,36 @@ def test_records_that_the_group_never_committed_are_removed_from_the_damage_on(
     again.append(BATCHES[25:27])
 
 
+@pytest.mark.rule("R-02", "R-07")
+def test_the_other_one_of_two_voters_decides_about_an_end_that_it_settles_with_this_one_alone() -> None:
+    """It may hold the end, and then it leads: both vote for the longer log. It waited for the vote here."""
+    scene = Scene()
+    committed_until(scene, 39)
+    repair = scene.run(Peers(never_had_it), scene.damage(39), voters=("n1", "n2"))
+    assert (repair.result.set_aside, scene.host.sound) == (False, False)
+    assert scene.host.log is not None
+    assert scene.host.log.end_index == 77
+
+
+@pytest.mark.rule("C-12", "R-07")
+@pytest.mark.parametrize("votes", [True, False])
+def test_one_of_two_copies_keeps_its_end_if_a_third_may_have_it_or_it_is_alone_in_sync(votes: bool) -> None:
+    """The configuration may name fewer voters than the log. In the modes with a master one of two replicas
+    may have acknowledged the end without the other."""
+    scene = Scene()
+    scene.votes, scene.is_configured = votes, votes
+    committed_until(scene, 39)
+    peers = Peers(never_had_it)
+
+    async def meanwhile(repair: LogRepair) -> None:
+        while len(peers.asked) < 3 * fetch.NOT_SETTLED_ROUNDS:  # noqa: ASYNC110  # bounded
+            await asyncio.sleep(0.001)
+        repair.give_up()
+
+    scene.run(peers, scene.damage(39), voters=("n1", "n2"), meanwhile=meanwhile)
+    assert scene.host.log is None
+
+
 @pytest.mark.parametrize("error", [StorageFull, DiskError])
 def test_a_removed_end_that_cannot_be_kept_does_not_stop_the_repair(
     error: type[DiskError], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
