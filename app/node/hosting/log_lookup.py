@@ -55,13 +55,17 @@ class LogLookup:
         return hosted
 
     async def known(self, name: str, timeout_ms: int) -> HostedLog:
-        """Return a log that the metadata name, once this node serves it.
+        """Return a log that was just created, once this node serves it.
 
-        Raises QuorumTimeout when that takes longer, or the node stops: the log exists; LogDeleting.
+        Raises LogDeleting, and QuorumTimeout if that takes longer, or the node stops: no refusal may claim
+        that nothing was created.
         """
         deadline_s = time.monotonic() + timeout_ms / 1000
         while self._hosted.get(name) is None:
             if self._waits.stopping or time.monotonic() >= deadline_s:
-                raise QuorumTimeout(None, f"log {name!r} exists; this node does not serve it yet")
+                break
             await self._waits.pause(_POLL_S)
-        return self.find(name)
+        try:
+            return self.find(name)
+        except (LogNotFound, LogUnsupported, NoLeader) as error:
+            raise QuorumTimeout(None, f"log {name!r} was created; not served here yet: {error}") from error

@@ -10,7 +10,7 @@ import pytest
 from app.api.access.tokens import Tokens
 from app.api.routes.health import readyz
 from app.controller.metadata import CONTROLLER_LOG, LOG_DELETING, Log, LogSpec
-from app.errors import LogNotFound, NoLeader
+from app.errors import LogNotFound, NoLeader, QuorumTimeout
 from app.log.contract import Durability, LogOptions
 from app.node.hosted_log import HostedLog
 from app.node.hosted_logs import HostedLogs
@@ -148,6 +148,21 @@ def test_a_failure_of_one_log_is_tried_again_and_the_others_are_followed() -> No
     host.failing.clear()
     assert asyncio.run(logs.follow())
     assert (sorted(host.open), service.followed_index) == (["a", "b"], 9)
+
+
+@pytest.mark.parametrize("case", ["not followed", "not opened", "older metadata"])
+def test_a_creation_that_this_node_does_not_carry_out_in_time_is_not_reported_as_refused(case: str) -> None:
+    """The log exists then: the outcome of the call is unknown, and its repeat finds the log."""
+    logs, host, service = follower(Metadata([log_of("a", 1)]))
+    service.hosted = SimpleNamespace(removed=False)
+    service.is_current = case != "older metadata"
+    if case == "not opened":
+        host.failing["a"] = StorageFull("a", "open", "full")
+        assert not asyncio.run(logs.follow())
+    lookup = LogLookup(HostedLogs(), service, logs, cast(Any, None))
+    with pytest.raises(QuorumTimeout, match="the log was created") as raised:
+        asyncio.run(lookup.known("a", 0))
+    assert (raised.value.outcome, raised.value.retryable) == ("unknown", True)
 
 
 def test_a_log_that_cannot_be_opened_exists_and_the_node_is_not_ready() -> None:
