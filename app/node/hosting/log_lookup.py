@@ -68,4 +68,4 @@ class LogLookup:
         try:
             return self.find(name)
         except (LogNotFound, LogUnsupported, NoLeader) as error:
-            raise QuorumTimeout(None, f"log {name!r} was created; not served here yet: {error}") from error
+            raise QuorumTimeout(None, f"the log was created, but not served here yet: {error}") from error

@@ -25,7 +25,7 @@ def test_a_created_log_that_is_not_served_in_time_is_not_reported_as_missing(*, 
         since_s = loop.time()
         if stops:
             loop.call_later(0.02, waits.end)
-        with pytest.raises(QuorumTimeout, match="exists"):
+        with pytest.raises(QuorumTimeout, match="was created"):
             await lookup.known("orders", timeout_ms)
         return loop.time() - since_s
 

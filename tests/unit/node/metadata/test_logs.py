@@ -17,6 +17,7 @@ from app.node.hosted_logs import HostedLogs
 from app.node.hosting.log_lookup import LogLookup
 from app.node.metadata.folders import LogFolders
 from app.node.metadata.logs import MetadataLogs
+from app.node.request_waits import Waits
 from app.settings.model import LogSettings
 from storage.errors import StorageFull
 from tests.support.memory_files import MemoryFiles
@@ -159,7 +160,7 @@ def test_a_creation_that_this_node_does_not_carry_out_in_time_is_not_reported_as
     if case == "not opened":
         host.failing["a"] = StorageFull("a", "open", "full")
         assert not asyncio.run(logs.follow())
-    lookup = LogLookup(HostedLogs(), service, logs, cast(Any, None))
+    lookup = LogLookup(HostedLogs(), service, logs, Waits(leader_wait_ms=0))
     with pytest.raises(QuorumTimeout, match="the log was created") as raised:
         asyncio.run(lookup.known("a", 0))
     assert (raised.value.outcome, raised.value.retryable) == ("unknown", True)
@@ -169,7 +170,7 @@ def test_a_log_that_cannot_be_opened_exists_and_the_node_is_not_ready() -> None:
     """A caller that finds no log would give up, instead of calling another node."""
     logs, host, service = follower(Metadata([log_of("a", 1)]))
     service.hosted = SimpleNamespace(removed=False)
-    lookup = LogLookup(HostedLogs(), service, logs, cast(Any, None))
+    lookup = LogLookup(HostedLogs(), service, logs, Waits(leader_wait_ms=0))
     broker: Any = SimpleNamespace(
         logs={},
         metadata=service,
