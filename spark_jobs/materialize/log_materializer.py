@@ -26,6 +26,7 @@ from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.materialize.workers import Kind, Workers
 from spark_jobs.source.ends_poller import LogEndsPoller
 from spark_jobs.source.log_reads import LogReads
+from spark_jobs.source.options import JOINS_AGAIN
 from spark_jobs.source.planning import SmallBatchPace
 from spark_jobs.tables.conflicts import CONCURRENT_CHANGE
 from spark_jobs.tables.table import ENTRIES, EPOCH_FILES, EPOCHS, Table, table_path
@@ -162,9 +163,10 @@ class LogMaterializer:
         if self.leased.move_is_due:
             return True
         query = self._query
-        if query is not None and query.passed(self.log) > job.read_until:
-            return True  # the table lacks records that the query has passed
         ends = self._ends_poller.ends(self.log, supervisor.ended_at_s)
+        if query is not None and query.passed(self.log) > job.read_until:
+            # the table lacks records that the query has passed, unless an unclean election has lost them
+            return ends is None or ends.next_index != job.read_until
         if ends is None:
             return now_s >= supervisor.ended_at_s + PROBE_EACH_S
         if ends.log_id != job.offset.log_id or ends.next_index < job.read_until:
@@ -306,6 +308,7 @@ def query_options(config: MaterializeConfig) -> dict[str, str]:
         "backlogRecords": str(SMALL_BATCH_RECORDS),
         "minRecordsPerTrigger": str(config.min_records_per_trigger),
         "maxTriggerDelay": config.max_trigger_delay,
+        JOINS_AGAIN: "true",
     }
     if config.token is not None:
         options["token"] = config.token

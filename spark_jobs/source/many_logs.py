@@ -2,7 +2,8 @@
 
 One call of a node finds where all logs end. New logs that match a pattern join at their begin, deleted ones
 bring nothing. A log that was replaced, is shorter than what was read, or has trimmed what was not read is
-left out with a warning, and the others continue.
+left out with a warning, and the others continue. For the job, whose tables decide what is written, it joins
+again at its end: the job of the log reads everything before that, with checks of its own.
 """
 
 import logging
@@ -61,6 +62,7 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._connection: Any = None
         self._paces: dict[str, SmallBatchPace] = {}
         self._left_out: dict[str, str] = {}  # with the reason
+        self._joined: dict[str, RecordsOffset] = {}  # where logs joined again that have brought nothing since
         self._ask_at_s: dict[str, float] = {}  # of logs that are left out
         self._turns = Turns(options.max_records_per_trigger, options.backlog_records)
 
@@ -88,7 +90,7 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begin = LogsOffset.from_json(start)
         ends = self._target if self._target is not None else self._ends()
-        positions = dict(begin.logs)
+        positions = {**begin.logs, **self._joined}
         waiting: dict[str, int] = {}
         for log, each in ends.items():
             at = positions.get(log)
@@ -115,6 +117,7 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             lost = at.lost + first - at.next_index
             positions[log] = RecordsOffset(until, each.term, each.log_id, lost)
             batch[log] = (first, until)
+            self._joined.pop(log, None)
         return LogsOffset(positions, batch).to_json() if batch else start
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -181,9 +184,10 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the number of records that a micro-batch may read of a log now; 0 too for one that is left
         out."""
         if at.log_id not in ("", ends.log_id):
-            return self._leave_out(log, f"its id is {ends.log_id}, it was {at.log_id}")
+            return self._part_from(log, f"its id is {ends.log_id}, it was {at.log_id}", ends)
         if ends.begin_index > at.next_index and self.options.fail_on_data_loss:
-            return self._leave_out(log, f"index {at.next_index} was trimmed, it begins at {ends.begin_index}")
+            reason = f"index {at.next_index} was trimmed, it begins at {ends.begin_index}"
+            return self._part_from(log, reason, ends)
         count = ends.next_index - max(at.next_index, ends.begin_index)
         has_new_term = at.term is not None and ends.term > at.term
         if (count <= 0 and not (count < 0 and has_new_term)) or time.monotonic() < self._ask_at_s.get(
@@ -191,8 +195,8 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ):
             return 0
         try:
-            if has_new_term and (reason := self._replaced(log, at)) is not None:
-                return self._leave_out(log, reason)
+            if has_new_term and (replaced := self._replaced(log, at)) is not None:
+                return self._part_from(log, replaced, ends)
         except SourceError as error:
             return self._leave_out(log, error.message)
         if count < 0:
@@ -221,6 +225,13 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     "at most"
                 )
         return None
+
+    def _part_from(self, log: str, reason: str, ends: LogEnds) -> int:
+        """Leave out a log in which the position of the stream is no longer right."""
+        if self.options.joins_again:
+            self._joined[log] = RecordsOffset(ends.next_index, ends.term, ends.log_id)
+            return 0
+        return self._leave_out(log, reason)
 
     def _leave_out(self, log: str, reason: str) -> int:
         self._ask_at_s[log] = time.monotonic() + ASK_AGAIN_S

@@ -35,7 +35,7 @@ NAMES = (
     "tail",
     "table",
 )
-BETWEEN = "between"  # for the job alone
+BETWEEN, JOINS_AGAIN = "between", "joinsAgain"  # for the job alone
 _OPTION_PREFIX = "option."  # of the options among the properties that Spark passes for a new table
 _NO_TABLE = (
     "the session catalog of Spark does not pass the options of a table to a data source in Python: use "
@@ -72,7 +72,8 @@ class SourceOptions:
     table: its location, None to get it from the service. between: of the job that writes the tables: the
     offsets of a micro-batch of a stream that the job itself has planned, as JSON; a batch query reads it
     with the checks of a stream. logs: names and patterns of the logs of one stream, empty for the one
-    `log`. backlog_records: a log with more new records gets micro-batches of its own.
+    `log`. backlog_records: a log with more new records gets micro-batches of its own. joins_again: of the
+    job: a log in which the position of a stream is no longer right joins again at its end.
     """
 
     endpoints: tuple[str, ...]
@@ -95,6 +96,7 @@ class SourceOptions:
     between: str | None = None
     logs: tuple[str, ...] = ()
     backlog_records: int | None = None
+    joins_again: bool = False
 
     def until(self, next_index: int) -> int:
         """Return the exclusive end of a batch query of a log that ends before `next_index`.
@@ -141,7 +143,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
 
     Raises OptionError with the details of the error.
     """
-    known = {name.lower(): name for name in (*NAMES, BETWEEN)}
+    known = {name.lower(): name for name in (*NAMES, BETWEEN, JOINS_AGAIN)}
     values: dict[str, str] = {}
     if any(name.lower().startswith(_OPTION_PREFIX) for name in given):
         raise OptionError(_NO_TABLE)
@@ -180,6 +182,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         between=values.get(BETWEEN),
         logs=logs,
         backlog_records=_positive(values, "backlogRecords"),
+        joins_again=_flag(values, JOINS_AGAIN, default=False),
     )
     if stream == EVENTS:
         defaults = SourceOptions(endpoints=options.endpoints)

@@ -115,6 +115,37 @@ def test_a_log_that_was_replaced_or_trimmed_is_left_out_with_a_warning(
         reader.stop()
 
 
+def test_for_the_job_a_log_that_was_replaced_or_trimmed_joins_again_at_its_end(
+    replicas: list[FakeReplica], log: FakeLog
+) -> None:
+    """The job of the log reads the records before that."""
+    reader = reader_of(replicas[0].url, logs="default", startingIndex='{"default": 60}', joinsAgain="true")
+    found = [reader.initialOffset()]
+
+    def look() -> bool:
+        found.append(reader.latestOffset(found[-1], ReadAllAvailable()))
+        return found[-1] != found[-2]
+
+    try:
+        assert look()
+        for change in ("replaced", "trimmed", "made again"):
+            if change == "replaced":
+                del log.records[100:]
+                log.open_term(3, "n1")
+            log.append_many(5)
+            if change == "trimmed":
+                log.begin_index = log.next_index - 2
+            if change == "made again":
+                log.cluster = "elsewhere"
+            end = log.next_index
+            await_true(lambda: not look() and bool(reader._joined))
+            log.append_many(2)
+            await_true(look)
+            assert rows_between(reader, found[-2], found[-1]) == {"default": [end, end + 1]}, change
+    finally:
+        reader.stop()
+
+
 @pytest.mark.parametrize("created_again", [True, False])
 def test_a_log_that_was_deleted_after_planning_is_left_out_and_the_other_logs_continue(
     replicas: list[FakeReplica], log: FakeLog, created_again: bool, caplog: pytest.LogCaptureFixture
