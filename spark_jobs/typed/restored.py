@@ -49,8 +49,9 @@ class RestoredTables:
         self.log_end = log_end
 
     def repair(self, decoder: TypedDecoder) -> set[int]:
-        """Add the rows that the tables lack after a RESTORE, and note it in them. Return the groups with
-        such a table `records` or `current`: their `current` is due to be brought up to date as a whole.
+        """Add the rows that the tables lack after a RESTORE, and note it in them. Return the groups whose
+        `current` is due to be brought up to date as a whole: those with such a table `records` or `current`,
+        and all after a RESTORE of `dead_letters`.
 
         `finish` follows. Raises RowsLost if rows cannot be made again.
         """
@@ -63,6 +64,7 @@ class RestoredTables:
             table.check_end()
         if self.letters.restores.due():
             self._add_letters(decoder)
+            restored |= self.current.keys()
         self.letters.check_end()
         return restored
 
@@ -91,7 +93,8 @@ class RestoredTables:
             table.insert_missing(rows)
 
     def _add_letters(self, decoder: TypedDecoder) -> None:
-        """Add the letters that were taken, and remove those that a replay has moved to `records`."""
+        """Add the letters that were taken, and remove those that a replay has moved to `records`: one that
+        was killed may not have moved them to `current` yet."""
         self.letters.lay_out()
         for rows, _ in self._again(self.letters.path, self.letters.taken("schema_version")):
             self._insert(self.letters, decoder.decode(rows).dead_letters)

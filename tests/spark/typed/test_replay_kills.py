@@ -10,13 +10,18 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.materialize.config import MaterializeConfig
+from spark_jobs.materialize.replay import DeadLetterReplay
+from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.run import materialize
+from spark_jobs.source.log_reads import LogReads
+from spark_jobs.tables.table import DEAD_LETTERS, identifier
+from spark_jobs.typed.current import CurrentTable
 from tests.spark.conftest import endpoints
 from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica
-from tests.spark.typed.law import rows_of
+from tests.spark.typed.law import check_law, rows_of
 from tests.spark.typed.replay_to_kill import COMMITS
-from tests.spark.typed.test_typed import to_json
+from tests.spark.typed.test_typed import path_in, to_json
 
 
 @pytest.fixture
@@ -56,3 +61,26 @@ def test_each_letter_moves_once_after_a_kill_of_the_replay_at_any_commit(
     assert indexes("records_v2") == [2, 3, 4, 9]
     assert indexes("current") == [5]
     assert indexes("current_v2") == [2, 9]
+
+
+def test_a_repair_completes_what_a_killed_replay_has_begun(
+    spark: SparkSession,
+    replicas: list[FakeReplica],
+    log: FakeLog,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Letters that are in `records` leave `dead_letters`, so that no later replay finds them."""
+    config = MaterializeConfig(endpoint=endpoints(replicas), tables=tmp_path, available_now=True)
+    materialize(config, spark=no_spark())
+    folder, client = tmp_path / "default", LogReads(config.endpoints, "default")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(CurrentTable, "apply_again", killed)
+        DeadLetterReplay(spark, client, path_in(folder)).run()
+    spark.sql(f"RESTORE TABLE {identifier(str(folder / DEAD_LETTERS.name))} TO VERSION AS OF 0").collect()
+    TypedTables(spark, client, path_in(folder), follows=False).extend(log.next_index)
+    check_law(log, folder)
