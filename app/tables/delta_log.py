@@ -9,6 +9,7 @@ on I/O. `pyarrow.fs` is imported with the first table: it loads clients of objec
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ _OF_FILES = tuple(b'{"%s"' % name.encode() for name in FILE_ACTIONS)
 DELETION_VECTORS = "deletionVectors"  # a reader feature, as COLUMN_MAPPING is
 COLUMN_MAPPING = "columnMapping"
 MAPPING_PROPERTY = "delta.columnMapping.mode"
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _ARROW_SCHEMES = {"s3a": "s3", "s3n": "s3"}
 MAX_ATTEMPTS = 3  # a commit may be removed between the listing and the reading
 
@@ -265,15 +267,20 @@ class DeltaLog:
         return [json.loads(line) for line in lines if files or not line.startswith(_OF_FILES)]
 
 
+def is_url(text: str) -> bool:
+    """Return whether it names a file system, as in `s3://bucket/tables` or `dbfs:/tables`."""
+    return _SCHEME.match(text) is not None
+
+
 def file_system_of(path: str) -> "tuple[fs.FileSystem, str]":
     """Return the file system of a path or URL, and the path there: that which Spark reads, for which `%` is a
     character like others. Raises DeltaLogError for a URL that pyarrow cannot open."""
     from pyarrow import fs
 
-    if "://" not in path:
-        return fs.LocalFileSystem(), path.removeprefix("file:")
     if path.startswith("file://"):
         return fs.LocalFileSystem(), f"/{path.removeprefix('file://').partition('/')[2]}"
+    if path.startswith("file:/") or not is_url(path):
+        return fs.LocalFileSystem(), path.removeprefix("file:")
     try:
         files, name = fs.FileSystem.from_uri(arrow_url(path))
     except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
@@ -283,7 +290,9 @@ def file_system_of(path: str) -> "tuple[fs.FileSystem, str]":
 
 def arrow_url(url: str) -> str:
     """Return a URL of Spark as one of Arrow, which decodes the path."""
-    scheme, _, rest = url.partition("://")
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return url  # as `dbfs:/tables`, which Arrow does not know
     host, _, path = rest.partition("/")
     return f"{_ARROW_SCHEMES.get(scheme, scheme)}://{host}/{quote(path)}"
 
@@ -331,7 +340,7 @@ def _data_file(table: str, added: Mapping[str, Any]) -> DataFile:
     if rows is not None and removed:
         rows -= int(removed.get("cardinality", 0))
     name = unquote(added["path"])
-    where = name if name.startswith("/") or "://" in name else f"{table}/{name}"
+    where = name if name.startswith("/") or is_url(name) else f"{table}/{name}"
     least, most = stats.get("minValues") or {}, stats.get("maxValues") or {}
     return DataFile(where, int(added["size"]), rows, least, most, bool(removed))
 

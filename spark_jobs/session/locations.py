@@ -1,14 +1,10 @@
 """Locations of tables: folders or URLs. A separate module, because each Python worker of Spark imports it."""
 
-import re
 from pathlib import Path
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+from app.tables.delta_log import is_url
 
-
-def is_url(text: str) -> bool:
-    """Return whether it names a file system, as in `s3://bucket/tables` or `dbfs:/tables`."""
-    return _SCHEME.match(text) is not None
+__all__ = ["is_url", "location"]
 
 
 def location(text: str, folder: Path | None = None) -> str:

@@ -28,6 +28,7 @@ from app.errors import InvalidRequest, NoSuchCut, NotYetMaterialized, TableNotFo
 from app.errors.tables import no_table
 from app.node.replica.driver import LogDriver
 from app.tables.catalog import NONE, LogTables, TableState, is_typed
+from app.tables.delta_log import is_url
 from app.tables.names import CURRENT, DEAD_LETTERS, ENTRIES, EPOCH_TABLES, JOURNAL_TABLES, RECORDS
 from storage.format.records import MIN_TIMESTAMP_MS
 from storage.log.commitlog import Commitlog
@@ -65,7 +66,7 @@ class KnownTables:
     """The tables of all logs, as they were read last. One read of a log's tables at a time, in a thread."""
 
     def __init__(self, root: str | None) -> None:
-        self.root = root if root is None or "://" in root else str(FilePath(root).absolute())
+        self.root = root if root is None or is_url(root) else str(FilePath(root).absolute())
         self._logs: dict[str, tuple[LogTables, asyncio.Lock]] = {}
 
     async def query(self, log: str, ask: Callable[[LogTables], Result]) -> Result | None:

@@ -155,5 +155,16 @@ def test_a_url_of_a_store_is_one_of_arrow() -> None:
     assert arrow_url("s3a://bucket/a b%20#c") == "s3://bucket/a%20b%2520%23c"
     assert arrow_url("gs://bucket") == "gs://bucket/"
     assert file_system_of("gs://anonymous@bucket/a b%20")[1] == "bucket/a b%20"
-    with pytest.raises(DeltaLogError, match=r"of xyz://bucket/t: ArrowInvalid: Unrecognized filesystem"):
-        file_system_of("xyz://bucket/t")
+    for url in ("xyz://bucket/t", "dbfs:/t"):  # not a folder of this machine
+        with pytest.raises(DeltaLogError, match=rf"of {url}: ArrowInvalid: Unrecognized filesystem .* {url}"):
+            file_system_of(url)
+
+
+def test_a_file_elsewhere_is_the_one_that_spark_names(tmp_path: Path) -> None:
+    """As in a shallow clone of a table."""
+    table = DeltaFiles(tmp_path / "clone")
+    table.create()
+    table.commit({"add": {"path": f"file:{tmp_path}/origin/part%201.parquet", "size": 1}})
+    snapshot = DeltaLog(str(table.folder)).snapshot()
+    assert snapshot is not None
+    assert [file.path for file in snapshot.files.values()] == [f"file:{tmp_path}/origin/part 1.parquet"]
