@@ -67,8 +67,18 @@ class CommandFailed(click.ClickException):
 
 def exit_code_of(error: "ClientError", *, writes: bool) -> ExitCode:
     """Return the exit code of a failed call. writes: True if the outcome of the call matters."""
-    from app.client.errors import ConditionFailed, InvalidRequest, NoAnswer, NotFound, Problem, Unavailable
+    from app.client.errors import (
+        ConditionFailed,
+        InvalidRequest,
+        NoAnswer,
+        NotFound,
+        OtherLog,
+        Problem,
+        Unavailable,
+    )
 
+    if isinstance(error, OtherLog):
+        return ExitCode.FAILED
     if writes and error.outcome == "unknown":
         return ExitCode.OUTCOME_UNKNOWN
     if isinstance(error, NoAnswer | Unavailable):

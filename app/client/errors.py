@@ -67,7 +67,14 @@ class InvalidAnswer(NoAnswer):
 
 
 class OtherLog(InvalidAnswer):
-    """The log was deleted and created again: since it was read last, or the node does not know it yet."""
+    """The log was deleted and created again: since it was read last, or the node does not know it yet. A
+    retry that waits for the log of before would not end."""
+
+    retryable = False
+
+    @property
+    def may_pass(self) -> bool:
+        return True  # at another node, which knows it
 
 
 class NoReplica(NoAnswer):

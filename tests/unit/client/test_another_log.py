@@ -34,8 +34,9 @@ def test_follow_reports_it() -> None:
     with created_again() as service, CommitlogClient(service.url) as client:
         found = client.follow(0)
         assert next(found)["index"] == 0
-        with pytest.raises(OtherLog, match="log default: its id is b, not a"):
+        with pytest.raises(OtherLog, match="log default: its id is b, not a") as other:
             next(found)
+        assert not other.value.retryable  # a program that repeats the call would repeat it without end
 
 
 def test_a_follower_that_starts_again_names_the_log_that_it_read() -> None:
