@@ -14,6 +14,7 @@ from app.schemas.data_types import (
     Primitive,
     StructType,
     check_columns,
+    check_new_names,
     ddl_of,
 )
 from app.schemas.ddl import struct_of_ddl
@@ -89,6 +90,7 @@ def document_of(schema: LogSchema) -> dict[str, Any] | None:
 
 def check_new(schema: LogSchema) -> None:
     """Check that a valid schema is within the limits for a new one. Raises SchemaInvalid."""
+    check_new_names(struct_of(schema))
     document = document_of(schema)
     if document is not None:
         check_patterns(document)

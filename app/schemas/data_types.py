@@ -178,11 +178,38 @@ def _check_names(path: tuple[str, ...], fields: Sequence[Field]) -> None:
                 f"`{field.name}` cannot be the name of a column: the characters ' ,;{{}}()=', control "
                 "characters and the empty name are not allowed.",
             )
-        other = seen.setdefault(field.name.lower(), field.name)
-        if other is not field.name:
-            raise SchemaInvalid(
-                pointer, f"`{other}` and `{field.name}` are the same column: tables ignore the case of names."
-            )
+        _check_distinct(pointer, seen.setdefault(field.name.lower(), field.name), field.name)
+
+
+def check_new_names(columns: StructType) -> None:
+    """Check that no two names of a new schema are the same for Spark (`folded`). Raises SchemaInvalid."""
+    for path, fields in _structs(columns, ()):
+        seen: dict[str, str] = {} if path else {name: name for name in RESERVED_NAMES}
+        for field in fields:
+            pointer = "/" + "/".join((*path, field.name))
+            _check_distinct(pointer, seen.setdefault(folded(field.name), field.name), field.name)
+
+
+def _check_distinct(pointer: str, other: str, name: str) -> None:
+    if other is not name:
+        raise SchemaInvalid(
+            pointer, f"`{other}` and `{name}` are the same column: tables ignore the case of names."
+        )
+
+
+def folded(name: str) -> str:
+    """Return a name as Spark compares it: character by character, without case. So the long s (U+017F) is an
+    s, and an i with or without its dot (U+0130, U+0131) is an i."""
+    return "".join(_lower(_upper(character)) for character in name)
+
+
+def _upper(character: str) -> str:
+    upper = character.upper()
+    return upper if len(upper) == 1 else character  # as U+00DF, of which two characters are the upper case
+
+
+def _lower(character: str) -> str:
+    return character.lower()[0]  # of U+0130 without the dot
 
 
 def _structs(kind: DataType, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Sequence[Field]]]:

@@ -15,6 +15,7 @@ from app.schemas.data_types import (
     Primitive,
     StructType,
     ddl_of,
+    folded,
 )
 from app.schemas.schema import LogSchema
 
@@ -86,14 +87,13 @@ def differences(old: LogSchema, new: LogSchema) -> list[Difference]:
 def _structs(path: str, old: StructType, new: StructType) -> Iterator[Difference]:
     before = {field.name: field for field in old.fields}
     after = {field.name: field for field in new.fields}
-    lowered = {name.lower(): name for name in before}
+    known = {folded(name): name for name in before}
     for field in new.fields:
         place = f"{path}/{field.name}"
         earlier = before.get(field.name)
         if earlier is not None:
             yield from _fields(place, earlier, field)
-        elif field.name.lower() in lowered:
-            other = lowered[field.name.lower()]
+        elif (other := known.get(folded(field.name))) is not None:
             yield Difference(place, "type_changed", f"`{other}` is the same column: tables ignore case.")
         elif field.is_optional:
             yield Difference(place, "added_optional", f"New: {ddl_of(field.type)}.")

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from app.schemas.data_types import DECIMAL_DIGITS_MAX, RESERVED_NAMES, Primitive, is_column_name
+from app.schemas.data_types import DECIMAL_DIGITS_MAX, RESERVED_NAMES, Primitive, folded, is_column_name
 from app.schemas.errors import ValueInvalid
 from app.schemas.json_schema import DRAFT, TYPE_KEYWORD
 from app.schemas.json_text import read_json, shown
@@ -87,8 +87,8 @@ class _Shape:
         """Yield the fields whose names can be columns, of names that differ only in case the first one."""
         seen = set(refused)
         for name, shape in self.fields.items():
-            if is_column_name(name) and name.lower() not in seen:
-                seen.add(name.lower())
+            if is_column_name(name) and folded(name) not in seen:
+                seen.add(folded(name))
                 yield name, shape
 
     def schema(self, refused: frozenset[str] = frozenset()) -> dict[str, Any] | None:

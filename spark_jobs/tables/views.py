@@ -27,6 +27,7 @@ from pyspark.sql.types import (
 )
 
 from app.errors import ConfigError
+from app.schemas.data_types import folded
 from app.tables.catalog import is_typed
 from app.tables.delta_log import DeltaLog, table_folders
 from app.tables.names import CURRENT, KEYS_PROPERTY, RECORDS
@@ -114,14 +115,14 @@ def united(groups: Sequence[DataFrame]) -> DataFrame:
     names: dict[str, str] = {}
     for rows in reversed(groups):
         for each in rows.schema:
-            kinds.setdefault(each.name.lower(), []).append(each.dataType)
-            names.setdefault(each.name.lower(), each.name)
+            kinds.setdefault(folded(each.name), []).append(each.dataType)
+            names.setdefault(folded(each.name), each.name)
     wanted = {name: _common(found) for name, found in kinds.items()}
     pieces = [
         rows.select(
             *(
-                _as(F.col(quoted_name(each.name)), each.dataType, wanted[each.name.lower()]).alias(
-                    names[each.name.lower()]
+                _as(F.col(quoted_name(each.name)), each.dataType, wanted[folded(each.name)]).alias(
+                    names[folded(each.name)]
                 )
                 for each in rows.schema
             )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.schemas import Column, SchemaInvalid, columns_of
+from app.schemas import Column, SchemaInvalid, check_new, columns_of, differences
 from tests.unit.schemas.support import schema_of
 
 
@@ -62,6 +62,20 @@ def test_a_fault_is_reported(definition: str, reason: str) -> None:
     with pytest.raises(SchemaInvalid) as refused:
         columns_of(schema_of(definition))
     assert reason in refused.value.reason
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("s", "\u017f"), ("I", "\u0131"), ("i", "\u0130"), ("\u00b5", "\u03bc")]
+)
+def test_a_new_schema_has_no_names_that_spark_takes_for_one(one: str, other: str) -> None:
+    for definition in (f"`{one}` int, `{other}` int", f"a struct<`{one}`: int, `{other}`: int>"):
+        with pytest.raises(SchemaInvalid, match="same column"):
+            check_new(schema_of(definition))
+    kinds = [each.kind for each in differences(schema_of(f"`{one}` int"), schema_of(f"`{other}` int"))]
+    assert kinds == ["type_changed", "removed"]
+    check_new(schema_of("`\u00df` int, ss int, `i\u0307` int, i int"))
+    with pytest.raises(SchemaInvalid, match="`_index` and `_\u0131ndex` are the same"):
+        check_new(schema_of("`_\u0131ndex` int"))
 
 
 @pytest.mark.parametrize(
