@@ -34,7 +34,8 @@ class MaterializeConfig:
     give_up_s: time for which nodes that do not answer are retried; a job that follows then starts again.
     cursor_each_s: least time between two moves of the log's cursor, each a record of the log; with
     available_now each commit moves it. data_folders: of nodes on this machine, read in place. progress: a
-    JSON file kept up to date, None for `progress.json` beside the tables. as_json: output format of `main`.
+    JSON file kept up to date, None for `progress.json` beside the tables; jobs in one folder of tables each
+    need their own, or the file has the logs of the last one to write. as_json: output format of `main`.
     spark: where it runs. catalog: `CATALOG` or `CATALOG.SCHEMA` in which the tables have names, None for
     none. single_driver: no other driver writes these tables, so their store need not refuse a second commit
     of one version. change_data_feed: of `current`, from now on; once set, it stays.

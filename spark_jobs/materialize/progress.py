@@ -2,6 +2,7 @@
 
 import json
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -105,6 +106,7 @@ class ProgressFile:
 
     def __init__(self, path: Path, report: Callable[[Progress], None] | None = None) -> None:
         self.path = path
+        self._temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.new")  # of this job alone
         self.report = report
         self.written_at_s = 0.0
         self.is_failing = False
@@ -142,10 +144,9 @@ class ProgressFile:
 
     def _replace(self, text: str) -> None:
         """Replace the content of the file. An error is reported once: it stops no table."""
-        temporary = self.path.with_name(f".{self.path.name}.new")
         try:
-            temporary.write_text(text)
-            temporary.replace(self.path)
+            self._temporary.write_text(text)
+            self._temporary.replace(self.path)
             self.is_failing = False
         except OSError as error:
             if not self.is_failing:

@@ -146,6 +146,24 @@ def test_the_rate_of_the_progress_file_is_that_of_the_last_seconds(
     assert reported[-1] == (280 - 88) / 30
 
 
+def test_two_jobs_with_one_progress_file_replace_it_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second job replaces the file while the first one is about to."""
+    first, second = (ProgressFile(tmp_path / "progress.json") for _ in range(2))
+    replace = Path.replace
+
+    def replace_after_the_other(path: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", replace)
+        second.write("stopped", {}, force=True)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace_after_the_other)
+    first.write("running", {}, force=True)
+    assert json.loads(first.path.read_text())["state"] == "running"
+    assert capsys.readouterr().err == ""
+
+
 WORKING = """# Databricks notebook source
 import time
 from pathlib import Path
