@@ -21,6 +21,7 @@ from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.table import ENTRIES, Table, quoted_name, read_table
 from spark_jobs.typed.current import CurrentTable
+from spark_jobs.typed.indexed_rows import first_rows
 
 PIECE_LETTERS: Final = 20_000
 
@@ -76,15 +77,19 @@ class DeadLetterReplay:
         return Replayed(wanted, moved, left)
 
     def _pieces(self, until: int) -> Iterator[pa.Table]:
-        first = 0
+        """Yield the letters before `until`, in order, in pieces of a bounded size."""
+        first, most = 0, PIECE_LETTERS
         while True:
             letters = read_table(self.spark, self.tables.dead_letters.path)
             due = letters.where((F.col("index") >= first) & (F.col("index") < until))
-            piece = due.orderBy("index").limit(PIECE_LETTERS).toArrow()
-            if piece.num_rows == 0:
+            next_indexes = due.select("index").orderBy("index").limit(most)
+            last = next_indexes.agg(F.max("index")).collect()[0][0]
+            if last is None:
                 return
+            piece, is_whole = first_rows(due.where(F.col("index") <= last), "index")
             yield piece
-            first = pc.max(piece["index"]).as_py() + 1
+            first = last + 1 if is_whole else piece["index"][-1].as_py() + 1
+            most = min(PIECE_LETTERS, 2 * max(1, piece.num_rows))  # not many more than fit into a piece
 
     def _held(self, letters: pa.Table) -> dict[int, int]:
         """Return the letters that are records already: the index, and the first version of the compatibility

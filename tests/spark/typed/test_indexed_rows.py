@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from spark_jobs.materialize.replay import DeadLetterReplay
+from spark_jobs.materialize.typed import TypedTables
+from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.local_commits import NeedsSpark
 from spark_jobs.tables.table import ENTRIES
 from spark_jobs.typed import indexed_rows
 from spark_jobs.typed.decoding import COLUMNS
 from spark_jobs.typed.indexed_rows import IndexedRows
 from tests.spark.no_spark import no_spark
-from tests.spark.source.log_server import FakeLog
+from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.typed.test_typed_kills import fill_entries
 
 
@@ -101,3 +104,20 @@ def test_large_keys_and_headers_bound_a_piece_too(
     reader = IndexedRows(spark, str(tmp_path / ENTRIES.name), ENTRIES, "index")
     found = [(end, rows["index"].to_pylist()) for end, rows in reader.pieces(0, 6, COLUMNS)]
     assert found == [(2, [0, 1]), (4, [2, 3]), (6, [4, 5])]
+
+
+def test_a_replay_reads_letters_in_pieces_of_a_bounded_size(
+    spark: SparkSession, replicas: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = replicas[0].log
+    log.records.clear()
+    log.open_term(1, "n1")
+    log.set_schema("id INT")
+    log.append(*(bytes(size) for size in (30, 30, 200, 1)), b'{"id":1}', bytes(1))
+    fill_entries(log, tmp_path)
+    client = LogReads([replica.url for replica in replicas], "default")
+    replay = DeadLetterReplay(spark, client, lambda table: str(tmp_path / table.name))
+    TypedTables(no_spark(), client, replay.path_of, follows=False).extend(log.next_index)
+    monkeypatch.setattr(indexed_rows, "PIECE_BYTES", 53)
+    found = [piece["index"].to_pylist() for piece in replay._pieces(log.next_index)]
+    assert found == [[2, 3], [4], [5, 7]]
