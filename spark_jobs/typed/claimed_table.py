@@ -18,14 +18,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType, TimestampNTZType
 
-from app.tables.delta_log import DeltaLog, DeltaLogError, DeltaSnapshot
+from app.tables.delta_log import DataFile, DeltaLog, DeltaLogError, DeltaSnapshot
 from app.tables.names import CLUSTERING_PROPERTY, LOG_ID_PROPERTY, REFILL_PROPERTY, application_of
 from spark_jobs.errors import ColumnClash, LogClash, RowsLost
 from spark_jobs.session.locations import is_url
 from spark_jobs.tables.claims import MAX_REFUSALS
 from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, PROTOCOL_CHANGED, SPARK_ERRORS, repeated
+from spark_jobs.tables.local_commits import NeedsSpark, Rewrite
 from spark_jobs.tables.merge import insert_clause
+from spark_jobs.tables.removals import Removals
 from spark_jobs.tables.restores import Restores
+from spark_jobs.tables.snapshot import read_rows
 from spark_jobs.tables.table import (
     STATISTICS_PROPERTY,
     Table,
@@ -41,7 +44,7 @@ from spark_jobs.tables.table import (
     sql_type,
     table_properties,
 )
-from spark_jobs.tables.table_writer import TableWriter
+from spark_jobs.tables.table_writer import TableWriter, links_commits, local_table
 from spark_jobs.typed.layout import ColumnChange, changes, is_part, is_widened
 from storage.units import NO_INDEX
 
@@ -76,6 +79,7 @@ class ClaimedTable:
         self.is_doubtful = True
         self.is_refilling = False
         self.restores = Restores(spark, path)
+        self._removals = Removals(spark, path)
         self._commits = None if is_url(path) else DeltaLog(path)
 
     def exists(self) -> bool:
@@ -97,6 +101,7 @@ class ClaimedTable:
         another log's records, and ColumnClash.
         """
         self.restores = Restores(self.spark, self.path)  # of a table that was removed and made again, from 0
+        self._removals.start()
         self._own = dict(properties or {})
         self.is_doubtful = True
         refill = {REFILL_PROPERTY: "true"} if is_removed else {}
@@ -235,7 +240,7 @@ class ClaimedTable:
 
         unwritten: for a table from which other writers remove rows; returns the rows that neither the table
         nor another one has. They are added wherever the table ends. Raises TableClash if the table refuses
-        rows that it does not hold.
+        rows that it does not hold, and TableReplaced.
         """
         refusals = 0
         while rows.num_rows:
@@ -248,7 +253,12 @@ class ClaimedTable:
             claim = due[self.position][0].as_py()
             application = application_of(self.table.name)
             last = self._writer.append(
-                due, application=application, claim=claim, position=self.position, note=dict(note)
+                due,
+                application=application,
+                claim=claim,
+                position=self.position,
+                note=dict(note),
+                is_next=self._is_same,
             )
             if last is not None:
                 self.rows += due.num_rows
@@ -263,6 +273,12 @@ class ClaimedTable:
                     raise TableClash(self.path, f"the records from index {claim} on")
                 self._fill(due)  # they were there once
         return False
+
+    def _is_same(self) -> bool:
+        """Return True for the table that was opened. Raises TableReplaced for another one: it may have rows
+        after `last_index` under a claim before them."""
+        self._removals.found()
+        return True
 
     def _fill(self, rows: pa.Table) -> None:
         """Add rows that the table lacks before its end or its last claim."""
@@ -301,6 +317,8 @@ class ClaimedTable:
 
     def insert_missing(self, rows: pa.Table) -> None:
         """Add those of `rows`, one or more, whose index the table does not have."""
+        if self._insert_here(rows):
+            return
         bounds = pc.min_max(rows[self.position]).as_py()
         span = f"BETWEEN {bounds['min']} AND {bounds['max']}"
         at = quoted_name(self.position)
@@ -308,6 +326,27 @@ class ClaimedTable:
             self.spark.createDataFrame(rows, self.table.schema),
             f"t.{at} = s.{at} AND t.{at} {span} WHEN NOT MATCHED THEN {insert_clause(rows.column_names)}",
         )
+
+    def _insert_here(self, rows: pa.Table) -> bool:
+        """As `insert_missing`, without Spark, whose MERGE conflicts with each append of a job. Return False
+        where that is not possible."""
+        if not links_commits(self.spark, self.path):
+            return False
+        left, known = rows, set[str]()
+
+        def missing(snapshot: DeltaSnapshot) -> Rewrite:
+            nonlocal left
+            for path in snapshot.files.keys() - known:
+                left = not_in_file(left, snapshot.files[path], self.position)
+                known.add(path)
+            return Rewrite([], [left] if left.num_rows else [], "Append")
+
+        table = local_table(self.spark, self.path, keeps_files=True)
+        try:
+            table.rewrite(missing, statistics=self.table.statistics, claim=None, note={})
+        except (NeedsSpark, DeltaLogError):
+            return False
+        return True
 
     def remove(self, indexes: DataFrame) -> None:
         """Remove the rows with the indexes of a column `index`."""
@@ -328,3 +367,16 @@ class ClaimedTable:
             return None if self._commits is None else self._commits.snapshot()
         except DeltaLogError:
             return None
+
+
+def not_in_file(rows: pa.Table, file: DataFile, position: str) -> pa.Table:
+    """Return those of `rows` whose index a data file does not have. position: the column with the index."""
+    bounds = pc.min_max(rows[position]).as_py()
+    least, most = file.least.get(position), file.most.get(position)
+    if not rows.num_rows or (least is not None and least > bounds["max"]):
+        return rows
+    if most is not None and most < bounds["min"]:
+        return rows
+    for held in read_rows(file, [position]):
+        rows = rows.filter(pc.invert(pc.is_in(rows[position], held[position])))
+    return rows

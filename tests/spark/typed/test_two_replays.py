@@ -13,8 +13,12 @@ from app.tables.names import MOVED_PROPERTY
 from spark_jobs.materialize.replay import DeadLetterReplay
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
+from spark_jobs.tables.data_files import write_file
+from spark_jobs.tables.local_commits import LocalTable
 from spark_jobs.tables.table import DEAD_LETTERS, Table
-from spark_jobs.typed.claimed_table import ClaimedTable
+from spark_jobs.typed.claimed_table import MERGE_ATTEMPTS, ClaimedTable
+from spark_jobs.typed.decoding import COLUMNS
+from tests.spark.materialize.opened_job import commit_of_user
 from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.typed.law import rows_of
@@ -69,6 +73,31 @@ def test_each_letter_moves_once(
     assert rows("dead_letters", "index") == []
     notes = ClaimedTable(spark, path_of(DEAD_LETTERS), DEAD_LETTERS, "index").properties()
     assert all(notes[f"{MOVED_PROPERTY}.{version}"] == "2" for version in versions)
+
+
+def test_letters_are_added_once_beside_a_job_that_appends_all_the_time(
+    log: FakeLog, replicas: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark's MERGE fails after some conflicts with appends. Another replay adds one of the letters."""
+    client = LogReads([replica.url for replica in replicas], "default")
+    fill_entries(log, tmp_path)
+    typed = TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name), follows=False)
+    typed.extend(log.next_index)
+    assert typed.decoder is not None
+    table, held = typed.records[3], typed._entries.pieces(2, 4, COLUMNS)
+    letters = typed.decoder.decode(next(held)[1], 3).records[3]
+    by_other = write_file(Path(table.path), letters.slice(0, 1), table.table.statistics).action()
+    commit, others = LocalTable._commit, []
+
+    def commit_after_another(*given: Any) -> bool:
+        if len(others) < 2 * MERGE_ATTEMPTS:
+            others.append(commit_of_user(table, "WRITE", *([] if others else [by_other])))
+        return commit(*given)
+
+    monkeypatch.setattr(LocalTable, "_commit", commit_after_another)
+    table.insert_missing(letters)
+    assert len(others) == 2 * MERGE_ATTEMPTS
+    assert sorted(row["_index"] for row in rows_of(Path(table.path))) == [2, 3]
 
 
 def after(barrier: threading.Barrier, change: Callable[..., None]) -> Callable[..., None]:

@@ -1,6 +1,7 @@
 """Invariants of the typed tables after SIGKILL of a driver at each commit, and beside other drivers."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +15,10 @@ from app.tables.catalog import LogTables
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.local_commits import LocalTable
+from spark_jobs.tables.removals import TableReplaced
 from spark_jobs.tables.schemas import arrow_schema
-from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, settings_of_table
+from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, RECORDS, settings_of_table
+from spark_jobs.typed.claimed_table import ClaimedTable
 from spark_jobs.typed.layout import CompatibilityGroup, compatibility_groups
 from spark_jobs.typed.table_ends import CLAIM_EACH_S, TableEnds
 from tests.spark.conftest import endpoints
@@ -100,6 +103,27 @@ def test_the_law_holds_after_a_kill_at_any_commit_and_beside_other_drivers(
     assert codes[-racers:] == [0] * racers, done.stderr
     client = LogReads([replica.url for replica in replicas], "default")
     check_tables(log, tmp_path, compatibility_groups(client.schemas(log.next_index - 1) or []))
+
+
+def test_no_record_is_twice_in_a_table_that_another_driver_has_made_again(
+    log: FakeLog, replicas: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are in other commits, so the claim of the first driver does not name one of them."""
+    monkeypatch.setattr(ClaimedTable, "set_properties", lambda *_: None)  # which only Spark can change
+    fill_entries(log, tmp_path)
+    client = LogReads([replica.url for replica in replicas], "default")
+    first, other = (
+        TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name), follows=False)
+        for _ in range(2)
+    )
+    first.extend(5)
+    shutil.rmtree(tmp_path / RECORDS.name)
+    other.extend(log.next_index)
+    with pytest.raises(TableReplaced, match=r"records is not the table that this job has extended"):
+        first.extend(log.next_index)
+    first.open()
+    first.extend(log.next_index)
+    check_law(log, tmp_path)
 
 
 def test_the_end_of_each_table_is_claimed_in_a_pause_and_not_with_each_batch(
