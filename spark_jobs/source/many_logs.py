@@ -124,7 +124,9 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin, until = LogsOffset.from_json(start).logs, LogsOffset.from_json(end)
         ranges = []
         for log, (first, end_index) in until.batch.items():
-            lost_from = begin[log].next_index if log in begin else first
+            # a log that has joined again has not lost what the stream has left out
+            is_counted = log in begin and not self.options.joins_again
+            lost_from = begin[log].next_index if is_counted else first
             at = until.logs[log]
             lost = lost_from if lost_from < first else None
             ranges.append(LogRange(log, first, end_index, at.term, lost, at.log_id))

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,20 +12,30 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from spark_jobs.errors import LogClash
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.entries import EntriesJob
 from spark_jobs.materialize.journal_poller import JournalPoller
 from spark_jobs.materialize.lease import LeasedEntries
-from spark_jobs.materialize.log_materializer import RESTORED_EACH_S, LogMaterializer, SharedParts
+from spark_jobs.materialize.log_materializer import (
+    RESTORED_EACH_S,
+    LogMaterializer,
+    SharedParts,
+    query_options,
+)
 from spark_jobs.materialize.query import LogRows, RecordsQuery, is_large
 from spark_jobs.materialize.workers import THREADS, Workers
 from spark_jobs.run import materialize
 from spark_jobs.source.ends_poller import LogEndsPoller
 from spark_jobs.source.log_reads import LogReads, connect
 from spark_jobs.source.logs_planning import LogsOffset
+from spark_jobs.source.many_logs import LogsStreamReader
+from spark_jobs.source.options import parse_options
 from spark_jobs.source.planning import RecordsOffset
+from spark_jobs.tables.snapshot import read_plain
+from spark_jobs.tables.table import ENTRIES
 from tests.spark.conftest import endpoints
 from tests.spark.materialize.opened_job import opened_job
 from tests.spark.no_spark import no_spark
@@ -181,6 +192,41 @@ def test_a_log_reads_what_is_before_the_begin_of_the_query_itself_and_notices_a_
         shared.ends_poller.stop()
         shared.workers.stop()
         connection.close()
+
+
+@pytest.mark.rule("C-05")
+def test_a_record_that_the_query_leaves_out_is_not_counted_as_a_row_of_the_micro_batch_after_it(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
+) -> None:
+    """An unclean election replaces a control record, and the job opens its table again. The log joins the
+    query after the next record, which its job then reads."""
+    log.append(b"", type="control")
+    options = query_options(MaterializeConfig(endpoint=endpoints(replicas), tables=tmp_path))
+    reader = LogsStreamReader(parse_options({**options, "includeControl": "true"}))
+    reader.options = replace(reader.options, starting_index={"default": log.next_index})
+    found = [reader.initialOffset()]
+
+    def look() -> bool:
+        found.append(reader.latestOffset(found[-1], ReadAllAvailable()))
+        return found[-1] != found[-2]
+
+    job, rows = opened_job(replicas, tmp_path)
+    assert job.take(rows(0, 102), 0.0)
+    log.records.pop()
+    log.open_term(3, "n1")
+    assert job.step()
+    log.append(b"left out")
+    await_true(lambda: not look() and bool(reader._joined))
+    log.append(b"delivered")
+    await_true(look)
+    (partition,) = reader.partitions(*found[-2:])
+    reader.stop()
+    delivered = pa.Table.from_batches(list(reader.read(partition)))
+    assert not job.take(delivered, 0.0)
+    assert job.step()
+    held = read_plain(job.path, ENTRIES.schema, ["index"])
+    assert held is not None
+    assert held["index"].to_pylist() == [*DATA, 103, 104]
 
 
 def test_the_backlog_of_one_log_is_a_large_batch() -> None:

@@ -119,7 +119,13 @@ def test_for_the_job_a_log_that_was_replaced_or_trimmed_joins_again_at_its_end(
     replicas: list[FakeReplica], log: FakeLog
 ) -> None:
     """The job of the log reads the records before that."""
-    reader = reader_of(replicas[0].url, logs="default", startingIndex='{"default": 60}', joinsAgain="true")
+    reader = reader_of(
+        replicas[0].url,
+        logs="default",
+        startingIndex='{"default": 60}',
+        joinsAgain="true",
+        includeControl="true",
+    )
     found = [reader.initialOffset()]
 
     def look() -> bool:
