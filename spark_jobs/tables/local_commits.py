@@ -245,7 +245,7 @@ class LocalTable:
             with self._uncommitted() as added:
                 for rows in due.added:
                     added.append(write_file(self.path, rows, statistics))
-                actions = [_written(snapshot, added, note, due.mode)]
+                actions = [_written(snapshot, added, note, due.mode, is_blind=False)]
                 actions += [file.action() for file in added]
                 actions += [_removed(path, snapshot.files[path].size_bytes) for path in due.removed]
                 actions += [] if claim is None else [_transaction(*claim)]
@@ -359,8 +359,14 @@ def _is_linked(file: Path, name: Path) -> bool:
 
 
 def _written(
-    snapshot: DeltaSnapshot, added: Sequence[WrittenFile], note: Mapping[str, Any], mode: str
+    snapshot: DeltaSnapshot,
+    added: Sequence[WrittenFile],
+    note: Mapping[str, Any],
+    mode: str,
+    *,
+    is_blind: bool = True,
 ) -> DeltaAction:
+    """is_blind: what is added depends on no row of the table."""
     metrics = {
         "numFiles": len(added),
         "numOutputRows": sum(file.rows for file in added),
@@ -370,7 +376,7 @@ def _written(
         "WRITE",
         {"mode": mode, "partitionBy": "[]"},
         readVersion=snapshot.version,
-        isBlindAppend=mode == "Append",
+        isBlindAppend=is_blind,
         operationMetrics={name: str(value) for name, value in metrics.items()},
         userMetadata=json.dumps(note),
     )

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType, TimestampNTZType
 
 from app.tables.delta_log import DataFile, DeltaLog, DeltaLogError, DeltaSnapshot
 from app.tables.names import CLUSTERING_PROPERTY, LOG_ID_PROPERTY, REFILL_PROPERTY, application_of
-from spark_jobs.errors import ColumnClash, LogClash, RowsLost
+from spark_jobs.errors import ColumnClash, LogClash, RowsLost, TableUnreadable
 from spark_jobs.session.locations import is_url
 from spark_jobs.tables.claims import MAX_REFUSALS
 from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, PROTOCOL_CHANGED, SPARK_ERRORS, repeated
@@ -258,7 +258,7 @@ class ClaimedTable:
                 claim=claim,
                 position=self.position,
                 note=dict(note),
-                is_next=self._is_same,
+                is_next=self.is_same,
             )
             if last is not None:
                 self.rows += due.num_rows
@@ -274,9 +274,9 @@ class ClaimedTable:
                 self._fill(due)  # they were there once
         return False
 
-    def _is_same(self) -> bool:
-        """Return True for the table that was opened. Raises TableReplaced for another one: it may have rows
-        after `last_index` under a claim before them."""
+    def is_same(self) -> bool:
+        """Return True for the table that was opened. Raises TableReplaced for another one in a folder: it may
+        have rows after `last_index` under a claim before them."""
         self._removals.found()
         return True
 
@@ -336,6 +336,9 @@ class ClaimedTable:
 
         def missing(snapshot: DeltaSnapshot) -> Rewrite:
             nonlocal left
+            if not known <= snapshot.files.keys():  # rows that were found may be gone, or in another file
+                left = rows
+                known.clear()
             for path in snapshot.files.keys() - known:
                 left = not_in_file(left, snapshot.files[path], self.position)
                 known.add(path)
@@ -370,13 +373,19 @@ class ClaimedTable:
 
 
 def not_in_file(rows: pa.Table, file: DataFile, position: str) -> pa.Table:
-    """Return those of `rows` whose index a data file does not have. position: the column with the index."""
+    """Return those of `rows` whose index a data file does not have. position: the column with the index.
+
+    Raises NeedsSpark for a file that cannot be read here: it has no statistics, or was removed meanwhile.
+    """
     bounds = pc.min_max(rows[position]).as_py()
     least, most = file.least.get(position), file.most.get(position)
     if not rows.num_rows or (least is not None and least > bounds["max"]):
         return rows
     if most is not None and most < bounds["min"]:
         return rows
-    for held in read_rows(file, [position]):
-        rows = rows.filter(pc.invert(pc.is_in(rows[position], held[position])))
+    try:
+        for held in read_rows(file, [position]):
+            rows = rows.filter(pc.invert(pc.is_in(rows[position], held[position])))
+    except (TableUnreadable, OSError, pa.ArrowException) as error:
+        raise NeedsSpark(f"{file.path}: {error}") from error
     return rows

@@ -1,14 +1,17 @@
 """Two replays of dead letters at once: each letter moves once."""
 
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from app.tables.delta_log import LOG_FOLDER, DeltaLog
 from app.tables.names import MOVED_PROPERTY
 from spark_jobs.materialize.replay import DeadLetterReplay
 from spark_jobs.materialize.typed import TypedTables
@@ -83,9 +86,7 @@ def test_letters_are_added_once_beside_a_job_that_appends_all_the_time(
     fill_entries(log, tmp_path)
     typed = TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name), follows=False)
     typed.extend(log.next_index)
-    assert typed.decoder is not None
-    table, held = typed.records[3], typed._entries.pieces(2, 4, COLUMNS)
-    letters = typed.decoder.decode(next(held)[1], 3).records[3]
+    table, letters = typed.records[3], letters_of(typed)
     by_other = write_file(Path(table.path), letters.slice(0, 1), table.table.statistics).action()
     commit, others = LocalTable._commit, []
 
@@ -98,6 +99,62 @@ def test_letters_are_added_once_beside_a_job_that_appends_all_the_time(
     table.insert_missing(letters)
     assert len(others) == 2 * MERGE_ATTEMPTS
     assert sorted(row["_index"] for row in rows_of(Path(table.path))) == [2, 3]
+    versions = DeltaLog(table.path).versions()
+    newest = Path(table.path) / LOG_FOLDER / f"{versions[-1]:020d}.json"
+    info = json.loads(newest.read_text().splitlines()[0])["commitInfo"]
+    assert info["isBlindAppend"] is False  # so a MERGE of Spark that begins before it finds a conflict
+
+
+def test_letters_are_added_though_the_table_with_them_is_removed_and_made_again_meanwhile(
+    log: FakeLog, replicas: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The replay takes from `dead_letters` what it has found in `records`."""
+    client = LogReads([replica.url for replica in replicas], "default")
+    fill_entries(log, tmp_path)
+    typed = TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name), follows=False)
+    typed.extend(log.next_index)
+    table, letters = typed.records[3], letters_of(typed)
+    commit_of_user(table, "WRITE", write_file(Path(table.path), letters.slice(0, 1), ()).action())
+    commit, others = LocalTable._commit, []
+
+    def commit_in_another_table(*given: Any) -> bool:
+        if not others:
+            others.append(Path(table.path).rename(tmp_path / "removed"))
+            ClaimedTable(no_spark(), table.path, table.table, "_index").open("default", log.id)
+            return False
+        return commit(*given)
+
+    monkeypatch.setattr(LocalTable, "_commit", commit_in_another_table)
+    table.insert_missing(letters)
+    assert sorted(row["_index"] for row in rows_of(Path(table.path))) == [2, 3]
+
+
+def test_a_file_that_only_spark_can_check_is_left_to_spark(
+    log: FakeLog, replicas: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one without statistics, or one that was rewritten and removed meanwhile."""
+    client = LogReads([replica.url for replica in replicas], "default")
+    fill_entries(log, tmp_path)
+    typed = TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name), follows=False)
+    typed.extend(log.next_index)
+    table, letters = typed.records[3], letters_of(typed)
+    merges: list[str] = []
+    monkeypatch.setattr(ClaimedTable, "_merge", lambda table, source, clauses: merges.append(clauses))
+    monkeypatch.setattr(typed.spark, "createDataFrame", lambda rows, schema: rows, raising=False)
+    file = {"path": "part-0.parquet", "partitionValues": {}, "size": 1, "modificationTime": 1}
+    commit_of_user(table, "WRITE", {"add": {**file, "dataChange": True}})
+    table.insert_missing(letters)
+    written = write_file(Path(table.path), letters.slice(0, 1), ())
+    (Path(table.path) / written.name).rename(Path(table.path) / file["path"])
+    table.insert_missing(letters)
+    assert len(merges) == 2
+
+
+def letters_of(typed: TypedTables) -> pa.Table:
+    """Return the two letters as the third version reads them."""
+    assert typed.decoder is not None
+    held = typed._entries.pieces(2, 4, COLUMNS)
+    return typed.decoder.decode(next(held)[1], 3).records[3]
 
 
 def after(barrier: threading.Barrier, change: Callable[..., None]) -> Callable[..., None]:
