@@ -51,7 +51,7 @@ class RestoredTables:
     def repair(self, decoder: TypedDecoder) -> set[int]:
         """Add the rows that the tables lack after a RESTORE, and note it in them. Return the groups whose
         `current` is due to be brought up to date as a whole: those with such a table `records` or `current`,
-        and all after a RESTORE of `dead_letters`.
+        and all after a RESTORE or a removal of `dead_letters`.
 
         `finish` follows. Raises RowsLost if rows cannot be made again.
         """
@@ -64,6 +64,8 @@ class RestoredTables:
             table.check_end()
         if self.letters.restores.due():
             self._add_letters(decoder)
+            restored |= self.current.keys()
+        if self.letters.is_refilling:  # without those that a killed replay has added to `records` alone
             restored |= self.current.keys()
         self.letters.check_end()
         return restored

@@ -17,6 +17,7 @@ from spark_jobs.tables.local_commits import LocalTable, Rewrite
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import DEAD_LETTERS, Table
 from spark_jobs.typed.claimed_table import ClaimedTable
+from spark_jobs.typed.current import CurrentTable
 from spark_jobs.typed.decoding import COLUMNS
 from spark_jobs.typed.indexed_rows import IndexedRows
 from tests.spark.no_spark import no_spark
@@ -89,6 +90,8 @@ def test_no_driver_writes_moved_letters_again(
 ) -> None:
     changed: list[Mapping[str, str]] = []  # properties, which only Spark can change
     monkeypatch.setattr(ClaimedTable, "set_properties", lambda table, properties: changed.append(properties))
+    rebuilt: list[CurrentTable] = []  # by Spark
+    monkeypatch.setattr(CurrentTable, "rebuild", lambda table, until: rebuilt.append(table))
     client = LogReads([replica.url for replica in replicas], "default")
     other = TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name), follows=False)
     if state == "lagging":
@@ -105,3 +108,5 @@ def test_no_driver_writes_moved_letters_again(
     assert (older, newer) == ([2, *moved], [4])
     assert indexes(tmp_path, DEAD_LETTERS) == [index for index in letters if index not in moved]
     assert changed == ([{REFILL_PROPERTY: "false"}] if state == "without dead_letters" else [])
+    # the replay may have been killed before it changed `current`
+    assert rebuilt == ([*other.current.values()] if state == "without dead_letters" else [])
