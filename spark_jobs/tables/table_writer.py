@@ -78,7 +78,8 @@ class TableWriter:
     ) -> int | None:
         """Append rows, one or more, if the table has not given `claim`; return the largest value of the
         column `position`, None when the append was refused: then read the table again. is_next: as
-        `LocalTable.append`; Spark cannot check it (`checked_last`)."""
+        `LocalTable.append`; of a table in a folder that needs Spark, which cannot check it at its commit
+        (`checked_last`), it is called before."""
         self.checked_last = False
         if self._local is not None:
             try:
@@ -93,7 +94,8 @@ class TableWriter:
                 self.checked_last = True
                 return int(pc.max(rows[position]).as_py()) if done else None
             except (NeedsSpark, DeltaLogError):
-                pass
+                if is_next is not None and not is_next():
+                    return None
         written = append_once(
             self._frame(rows), self.path, application=application, claim=claim, position=position, note=note
         )

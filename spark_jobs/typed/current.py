@@ -114,10 +114,11 @@ class CurrentTable:
         return application_of(self.group.current().name)
 
     def extend(self, until: int) -> None:
-        """Apply the records before `until`, which are in `records` and `entries`."""
+        """Apply the records before `until`, which are in `records` and `entries`. Raises TableReplaced."""
         first = self.next_index
         if until <= first:
             return
+        self._check_same()
         if not self._extend_here(first, until):
             inside = (F.col("_index") >= first) & (F.col("_index") < until)
             rows = read_table(self.session, self.records_path).where(inside)
@@ -164,10 +165,17 @@ class CurrentTable:
 
     def claim(self, until: int) -> None:
         """Note in the table that the records before `until` are applied: none of them is after the last
-        change. Readers take the claim for the end of the table."""
+        change. Readers take the claim for the end of the table. Raises TableReplaced."""
         assert self._writer is not None
+        self._check_same()
         self._writer.claim(self._application, until)
         self.next_index = max(self.next_index, until)
+
+    def _check_same(self) -> None:
+        """Raise TableReplaced for a table that another driver has made again: it may lack what the one before
+        had, and a claim of this driver would be of more than it adds."""
+        assert self._claimed is not None
+        self._claimed.is_same()
 
     def _extend_here(self, first: int, until: int) -> bool:
         """Apply the records without Spark; return false where that is not possible."""

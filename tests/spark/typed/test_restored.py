@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from app.tables.catalog import LogTables
@@ -20,6 +19,7 @@ from spark_jobs.materialize.replay import DeadLetterReplay
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.run import materialize
 from spark_jobs.source.log_reads import LogReads
+from spark_jobs.tables.removals import TableReplaced
 from spark_jobs.tables.restores import Restores
 from spark_jobs.tables.table import identifier, read_table
 from spark_jobs.typed.claimed_table import ClaimedTable
@@ -209,7 +209,7 @@ def test_a_table_that_is_removed_is_not_begun_in_the_middle(job: Job, name: str)
     """The error starts the job again, which makes the whole table."""
     job.append(0)
     shutil.rmtree(job.folder / name)
-    with pytest.raises(AnalysisException, match="PATH_NOT_FOUND"):
+    with pytest.raises(TableReplaced, match=f"{name} is not the table that this job has extended"):
         job.append(10)
     job.restart()
     job.append(20)

@@ -7,14 +7,16 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from app.tables.catalog import LogTables
+from app.tables.names import CURRENT
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
-from spark_jobs.tables.local_commits import LocalTable
+from spark_jobs.tables.local_commits import LocalTable, NeedsSpark
 from spark_jobs.tables.removals import TableReplaced
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, RECORDS, settings_of_table
@@ -105,8 +107,9 @@ def test_the_law_holds_after_a_kill_at_any_commit_and_beside_other_drivers(
     check_tables(log, tmp_path, compatibility_groups(client.schemas(log.next_index - 1) or []))
 
 
+@pytest.mark.parametrize("appends", ["here", "by Spark"])
 def test_no_record_is_twice_in_a_table_that_another_driver_has_made_again(
-    log: FakeLog, replicas: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    log: FakeLog, replicas: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, appends: str
 ) -> None:
     """Its rows are in other commits, so the claim of the first driver does not name one of them."""
     monkeypatch.setattr(ClaimedTable, "set_properties", lambda *_: None)  # which only Spark can change
@@ -119,10 +122,38 @@ def test_no_record_is_twice_in_a_table_that_another_driver_has_made_again(
     first.extend(5)
     shutil.rmtree(tmp_path / RECORDS.name)
     other.extend(log.next_index)
-    with pytest.raises(TableReplaced, match=r"records is not the table that this job has extended"):
-        first.extend(log.next_index)
+    append = LocalTable.append
+
+    def append_to_plain(table: LocalTable, *given: Any, **options: Any) -> bool:
+        if table.path.name == RECORDS.name and appends == "by Spark":
+            raise NeedsSpark("its columns need a feature")
+        return append(table, *given, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalTable, "append", append_to_plain)
+        with pytest.raises(TableReplaced, match=r"records is not the table that this job has extended"):
+            first.extend(log.next_index)
     first.open()
     first.extend(log.next_index)
+    check_law(log, tmp_path)
+
+
+def test_no_record_is_missing_in_a_current_that_another_driver_has_made_again(
+    log: FakeLog, replicas: list[FakeReplica], tmp_path: Path
+) -> None:
+    """The other driver begins at 0; the first one would claim a range that begins later."""
+    fill_entries(log, tmp_path)
+    client = LogReads([replica.url for replica in replicas], "default")
+    first, other = (
+        TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name), follows=False)
+        for _ in range(2)
+    )
+    first.extend(log.schemas[1]["index"])
+    shutil.rmtree(tmp_path / CURRENT)
+    other._read_schemas(log.next_index)
+    with pytest.raises(TableReplaced, match=r"current is not the table that this job has extended"):
+        first.extend(log.next_index)
+    other.extend(log.next_index)
     check_law(log, tmp_path)
 
 
