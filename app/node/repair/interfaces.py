@@ -69,8 +69,9 @@ class DamagedCopy:
     voters, learners: of the group, including this node. votes: the group elects; otherwise controllers or the
     configuration choose the leader, and the vote file only holds the epoch that this copy has opened.
     state_type: of the log's state. is_configured: voters and learners are those of the configuration, because
-    the log was not open since the start: it may name others. predates_folder(): the log existed before the
-    data folder of this node, so the settings here may be older than its group; may block on the disk.
+    the log was not open since the start: it may name others. settled_voters: of the newest group that is
+    known to be committed, () for none. predates_folder(): the log existed before the data folder of this
+    node, so the settings here may be older than its group; may block on the disk.
     """
 
     files: FileSystem
@@ -85,13 +86,16 @@ class DamagedCopy:
     votes: bool = True
     state_type: type[LogState] = LogState
     is_configured: bool = False
+    settled_voters: Sequence[str] = ()
     predates_folder: Callable[[], bool] = lambda: False
 
     @property
     def is_of_pair(self) -> bool:
-        """True if the log of this copy names two Raft voters. The other one holds all that both have
-        committed, but settles nothing without this one: its answer decides what was never committed."""
-        return self.votes and not self.is_configured and len(self.voters) == 2
+        """True if this copy is of one of two Raft voters, whose group is known to be committed. The other one
+        holds all that both have committed, but settles nothing without this one: its answer decides what was
+        never committed. The group before may have committed records without the other one."""
+        settled = set(self.settled_voters)
+        return self.votes and len(settled) == 2 and settled == set(self.voters) and self.node_id in settled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,6 +114,7 @@ class Repairs:
         is_configured = not hosted.knows_group
         group, marker = hosted.group, self.marker_of(hosted)
         driver, hosted.driver, hosted.caught_up = hosted.driver, None, False
+        settled = None if driver is None else driver.state.settled_membership
         hosted.repair = LogRepair(
             _Host(self, hosted),
             DamagedCopy(
@@ -128,6 +129,7 @@ class Repairs:
                 marker=marker,
                 votes=hosted.settings.replication is Replication.RAFT,
                 state_type=MetadataLogState if hosted.name == CONTROLLER_LOG else LogState,
+                settled_voters=() if settled is None else settled.voters,
                 is_configured=is_configured,
                 predates_folder=partial(self._predates_folder, hosted),
             ),

@@ -240,6 +240,7 @@ class SimulatedNode:
         self._repairing = True
         ended = self.driver if self._serves else None
         group = GroupConfig(voters=cluster.voters) if ended is None else ended.group
+        settled = None if ended is None else ended.state.settled_membership
         if ended is not None:
             self._check_step()
             ended.abandon()
@@ -256,6 +257,7 @@ class SimulatedNode:
                 learners=group.learners,
                 storage=self.settings.storage,
                 marker=self._marker,
+                settled_voters=() if settled is None else settled.voters,
                 is_configured=ended is None,
             ),
             FoundDamage(

@@ -116,6 +116,7 @@ class Scene:
         self.state_type: type[LogState] = LogState
         self.is_configured = self.predates_folder = False
         self.learners: tuple[str, ...] = ()
+        self.settled_voters: tuple[str, ...] | None = None  # None: those of the group
 
     def repair(
         self, peers: Peers, cause: CorruptLog | CorruptFile, voters: tuple[str, ...], sound: bool
@@ -130,6 +131,7 @@ class Scene:
                 node_id="n1",
                 voters=voters,
                 learners=self.learners,
+                settled_voters=voters if self.settled_voters is None else self.settled_voters,
                 storage=SIZES,
                 marker=RepairMarker(self.files, "data", "log"),
                 votes=self.votes,
