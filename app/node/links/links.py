@@ -85,28 +85,27 @@ class Links:
         target: id of the node that must answer; empty: any other node of the cluster. Raises OSError. The
         caller bounds the time.
         """
-        loop, security = asyncio.get_running_loop(), self.security
-        if self.is_plain or (host, port) in self._plain_next:
-            self._plain_next.discard((host, port))
-            # uvloop closes what it has opened if the call is cancelled in that turn, and reports this to
-            # no protocol: so the caller's protocol takes the connection afterwards.
-            transport, _ = await loop.create_connection(asyncio.Protocol, host, port)
-            if transport.is_closing():
-                raise ConnectionResetError(f"{host}:{port} has closed the connection")
-            protocol = make()
-            transport.set_protocol(protocol)
-            protocol.connection_made(transport)
+        is_plain = self.is_plain or (host, port) in self._plain_next
+        self._plain_next.discard((host, port))
+        # uvloop closes what it has opened if the call is cancelled in that turn, and reports this to no
+        # protocol: so the protocol takes the connection afterwards. What arrives before that is lost: the
+        # side that is called sends nothing before it has received something.
+        transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, host, port)
+        if transport.is_closing():
+            raise ConnectionResetError(f"{host}:{port} has closed the connection")
+        if is_plain:
+            _hand_over(transport, make())
             return
         link = _DialledLink(self, make, target)
         try:
-            await loop.create_connection(lambda: link, host, port)
+            _hand_over(transport, link)
             await link.proved
         except asyncio.CancelledError:
             link.close()  # also if it was proved in this turn: the caller does not know of it
             raise
         finally:
             link.give_up()
-            if security.mode is Mode.OPTIONAL_SECRET and link.is_not_understood:
+            if self.security.mode is Mode.OPTIONAL_SECRET and link.is_not_understood:
                 self._plain_next.add((host, port))
 
     def stop(self) -> None:
@@ -136,6 +135,12 @@ class Links:
                     "count": count,
                 },
             )
+
+
+def _hand_over(transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
+    """Give a new connection to its protocol."""
+    transport.set_protocol(protocol)
+    protocol.connection_made(transport)
 
 
 class _Link(asyncio.Protocol):

@@ -9,6 +9,7 @@ import pytest
 from app.node.network import peer_connections as module
 from tests.support.cluster import free_ports
 from tests.unit.node.network.test_peer_transport import Pair, run, until
+from tests.unit.node.network.test_protected_peers import SECRET
 
 
 @pytest.mark.parametrize("is_long_turn", [True, False])
@@ -44,16 +45,20 @@ def test_a_call_that_is_given_up_when_it_is_answered_leaves_no_connection(
     run(test)
 
 
+@pytest.mark.parametrize("is_sealed", [True, False])
 def test_a_call_that_uvloop_gives_up_when_it_is_answered_is_followed_by_another(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, is_sealed: bool
 ) -> None:
     """uvloop closes the connection that it has made in that turn, and reports this to no protocol: the node
-    waited for the loss, and never connected to the peer again."""
+    waited for the loss, and never connected to the peer again. A proof may come in the same turn."""
     monkeypatch.setattr(module, "HELLO_TIMEOUT_S", 0.3)
 
     async def test() -> None:
         pair, calls = Pair(), list[int]()
         first, second = pair.nodes
+        if is_sealed:
+            for node in pair.nodes:
+                node.links.security = SECRET
         loop = asyncio.get_running_loop()
         connect = loop.create_connection
 
@@ -61,7 +66,8 @@ def test_a_call_that_uvloop_gives_up_when_it_is_answered_is_followed_by_another(
             opened = await connect(make, host, port)
             calls.append(port)
             if len(calls) == 1:
-                opened[0].pause_reading()  # the answer comes in a later turn
+                if not is_sealed:
+                    opened[0].pause_reading()  # the answer comes in a later turn
                 try:
                     await asyncio.Event().wait()
                 finally:
@@ -72,6 +78,7 @@ def test_a_call_that_uvloop_gives_up_when_it_is_answered_is_followed_by_another(
         await second.start()
         monkeypatch.setattr(loop, "create_connection", answered_late)
         await first.start()
+        await until(lambda: len(calls) == 3)  # the one for records, too
         await until(lambda: first._outgoing["n2"].records_apart)
         await first.stop()
         await second.stop()
