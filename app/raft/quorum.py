@@ -115,9 +115,9 @@ class QuorumChecker:
         state = self._state
         self._watermarks[state.node_id] = state.held_index(self._log)
         index = quorum_index(self._counted(voter) for voter in state.group.voters)
-        if state.witnesses and state.committed_index < state.group_index <= index:
+        if state.witnesses and state.committed_index < state.group_index:
             held = min(self._counted(voter) for voter in state.witnesses)
-            index = index if held >= state.group_index else state.group_index - 1
+            index = index if held >= state.group_index else min(index, held)
         if index > state.committed_index and is_of_term(self._log, index, state.term):
             state.committed_index = index
         self._release()

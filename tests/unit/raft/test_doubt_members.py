@@ -108,6 +108,27 @@ def test_the_third_voter_counts_although_a_disk_is_replaced_meanwhile(lost: str,
     assert all(member.core.sound for member in group.members.values())
 
 
+@pytest.mark.rule("R-07", "R-10")
+def test_both_of_two_voters_hold_earlier_records_before_the_third_helps_to_commit_them() -> None:
+    """Otherwise the leader and the third one commit it, and the two elect each other without it when the disk
+    of the leader is replaced."""
+    group = Group(2)
+    leader = group.elect("n2")
+    group.settle()
+    group.join("n3")
+    leader.change(ChangeKind.ADD, "n3")
+    group.pass_time(1_000)
+    committed_index = leader.core.committed_index
+    leader.append()
+    group.pass_time(200, "n2", "n3")
+    leader.change(ChangeKind.PROMOTE, "n3")
+    group.pass_time(300, "n2", "n3")
+    assert group["n3"].log.end_index == leader.log.end_index > committed_index + 1
+    assert leader.core.committed_index == committed_index
+    group.pass_time(3_000)
+    assert leader.core.committed_index == leader.log.end_index
+
+
 @pytest.mark.rule("R-10")
 def test_two_voters_that_were_three_may_become_three_again() -> None:
     group, _, _ = promoted_third()
