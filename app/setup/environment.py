@@ -173,7 +173,7 @@ class Environment:
         self._run([str(self.python), "-m", "spark_jobs.session.jars"], "have the jars")
         _print_step("6/6 Spark's classes: write them for a faster start of each session, 200 MB")
         try:
-            self._run([str(self.python), "-m", "spark_jobs.session.class_archive"], "write the classes")
+            self._run([str(self.python), "-m", "spark_jobs.session.make_class_archive"], "write the classes")
         except SetupFailed as failed:
             _print_step(f"    sessions start without this archive: {failed}")
 

@@ -7,7 +7,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.session import class_archive as module
-from spark_jobs.session.class_archive import class_archive, java_options, make_class_archive
+from spark_jobs.session.class_archive import class_archive, java_options
+from spark_jobs.session.make_class_archive import make_class_archive
 from spark_jobs.session.spark_home import spark_home
 
 
@@ -48,7 +49,7 @@ def test_no_option_is_given_before_there_is_an_archive(cache: Path) -> None:
     archive = class_archive(cache)
     assert archive is not None
     archive.write_bytes(b"")
-    assert java_options(cache) == f" -XX:SharedArchiveFile={archive}"
+    assert java_options(cache) == f' "-XX:SharedArchiveFile={archive}"'
 
 
 @pytest.mark.parametrize("name", ["SPARK_HOME", "SPARK_CONF_DIR"])
