@@ -97,8 +97,12 @@ class NodeReads:
         driver = self._current()
         if driver is None:
             raise ReadIndexUnavailable
-        removed = driver.role is Role.REMOVED
-        hosted: Any = SimpleNamespace(driver=driver, removed=removed, leadership_changed=asyncio.sleep)
+        hosted: Any = SimpleNamespace(
+            driver=driver,
+            removed=driver.role is Role.REMOVED,
+            leads=driver.role in (Role.LEADER, Role.MASTER),
+            leadership_changed=asyncio.sleep,
+        )
         broker: Any = SimpleNamespace(waits=self._waits)
         return Served(broker, hosted, driver)
 
