@@ -241,13 +241,7 @@ class Masters:
             restored = _known(trial, log)
             missed_ms = elect_master.missed_master_ms(log, self._liveness, now_ms)
             try:
-                event = elect_master.elect(
-                    restored,
-                    self._liveness,
-                    now_ms,
-                    heard_after_ms=missed_ms,
-                    avoided=self._avoided(log),
-                )
+                event = self._election(restored, missed_ms, now_ms)
             except Refused:
                 if may_become_complete(restored, self._liveness, now_ms):
                     return
@@ -325,13 +319,7 @@ class Masters:
         elif self._liveness.may_be_leased(log.name, now_ms):
             return
         try:
-            event = elect_master.elect(
-                log,
-                self._liveness,
-                now_ms,
-                heard_after_ms=missed_ms,
-                avoided=self._avoided(log),
-            )
+            event = self._election(log, missed_ms, now_ms)
         except Refused as refused:
             if not may_become_complete(log, self._liveness, now_ms):
                 self._note_refused(log, refused)
@@ -340,6 +328,12 @@ class Masters:
             return
         if event.master != stays:
             self._elected(log, event, happen)
+
+    def _election(self, log: Log, missed_ms: int | None, now_ms: int) -> MasterElected:
+        """Return the event of an election after the master fell silent. Raises Refused."""
+        return elect_master.elect(
+            log, self._liveness, now_ms, heard_after_ms=missed_ms, avoided=self._avoided(log)
+        )
 
     def _note_refused(self, log: Log, refused: Refused) -> None:
         """Count it once for each epoch, not at each scan."""
