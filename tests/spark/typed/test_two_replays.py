@@ -78,14 +78,19 @@ def test_each_letter_moves_once(
     assert all(notes[f"{MOVED_PROPERTY}.{version}"] == "2" for version in versions)
 
 
+def written_tables(log: FakeLog, replicas: list[FakeReplica], folder: Path) -> TypedTables:
+    client = LogReads([replica.url for replica in replicas], "default")
+    fill_entries(log, folder)
+    typed = TypedTables(no_spark(), client, lambda table: str(folder / table.name), follows=False)
+    typed.extend(log.next_index)
+    return typed
+
+
 def test_letters_are_added_once_beside_a_job_that_appends_all_the_time(
     log: FakeLog, replicas: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark's MERGE fails after some conflicts with appends. Another replay adds one of the letters."""
-    client = LogReads([replica.url for replica in replicas], "default")
-    fill_entries(log, tmp_path)
-    typed = TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name), follows=False)
-    typed.extend(log.next_index)
+    typed = written_tables(log, replicas, tmp_path)
     table, letters = typed.records[3], letters_of(typed)
     by_other = write_file(Path(table.path), letters.slice(0, 1), table.table.statistics).action()
     commit, others = LocalTable._commit, []
@@ -109,10 +114,7 @@ def test_letters_are_added_though_the_table_with_them_is_removed_and_made_again_
     log: FakeLog, replicas: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The replay takes from `dead_letters` what it has found in `records`."""
-    client = LogReads([replica.url for replica in replicas], "default")
-    fill_entries(log, tmp_path)
-    typed = TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name), follows=False)
-    typed.extend(log.next_index)
+    typed = written_tables(log, replicas, tmp_path)
     table, letters = typed.records[3], letters_of(typed)
     commit_of_user(table, "WRITE", write_file(Path(table.path), letters.slice(0, 1), ()).action())
     commit, others = LocalTable._commit, []
@@ -133,10 +135,7 @@ def test_a_file_that_only_spark_can_check_is_left_to_spark(
     log: FakeLog, replicas: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one without statistics, or one that was rewritten and removed meanwhile."""
-    client = LogReads([replica.url for replica in replicas], "default")
-    fill_entries(log, tmp_path)
-    typed = TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name), follows=False)
-    typed.extend(log.next_index)
+    typed = written_tables(log, replicas, tmp_path)
     table, letters = typed.records[3], letters_of(typed)
     merges: list[str] = []
     monkeypatch.setattr(ClaimedTable, "_merge", lambda table, source, clauses: merges.append(clauses))
