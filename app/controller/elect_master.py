@@ -81,10 +81,11 @@ def elect(
     ]
     living = [each for each in copies if not log.is_learner(each.node)]
     able = [each for each in living if liveness.may_lead(log, each, now_ms)]
+    holds_nothing = _holds_nothing(log, liveness, copies)
     if log.lost_history:
         waits = command is None or not command.unclean
         clean = _newest_of_all(log, liveness, copies, able, now_ms, waits=waits)
-    elif log.master_epoch == 0 or _holds_nothing(log, liveness, copies):
+    elif log.master_epoch == 0 or holds_nothing:
         clean = able
     else:
         complete = log.holders if provisional else complete_copies(log, liveness)
@@ -94,12 +95,9 @@ def elect(
         way_out = "" if command is None else _way_out(log, liveness, command, living, now_ms)
         raise Refused(Reason.NO_ELIGIBLE_REPLICA, _why_none(log, liveness, copies) + way_out)
     chosen = _preferred(log, liveness, candidates, avoided)
-    former_set: tuple[int, ...] = ()
-    if chosen in clean:
-        former_set = _former_set(log, chosen, clean, holds_nothing=_holds_nothing(log, liveness, copies))
-    return _elected(
-        log, liveness, chosen, former_set, unclean=chosen not in clean, by_operator=command is not None
-    )
+    unclean = chosen not in clean
+    former_set = () if unclean else _former_set(log, chosen, clean, holds_nothing=holds_nothing)
+    return _elected(log, liveness, chosen, former_set, unclean=unclean, by_operator=command is not None)
 
 
 def _candidates(
