@@ -17,7 +17,8 @@ STARTS = ("from", "from_timestamp", "last", "cursor", "from_index")
 def pages(client: "CommitlogClient", limit: int | None, **query: Any) -> Iterator["Page"]:
     """Yield pages from the start in `query` on, until `limit` records or the end that the first page saw.
 
-    limit: None for all records. A page that a filter leaves empty is not the end.
+    limit: None for all records. A page that a filter leaves empty is not the end. Raises OtherLog when the
+    log was deleted and created again between two pages.
     """
     query = {name: value for name, value in query.items() if value is not None}
     local = query.get("consistency") == "local"
@@ -32,6 +33,7 @@ def pages(client: "CommitlogClient", limit: int | None, **query: Any) -> Iterato
         end = page.document["end_index" if local else "committed_index"] + 1
         query = {name: value for name, value in query.items() if name not in STARTS}
         query = {"until_index": end, **query, "from_index": page.next_index, "wait_ms": 0}
+        query["log_id"] = page.log_id or query.get("log_id")
 
 
 def tables(
@@ -46,7 +48,7 @@ def tables(
     at = first.records[0]["index"] if first.records else first.next_index
     end = first.document["end_index" if query.get("consistency") == "local" else "committed_index"] + 1
     query = {name: value for name, value in query.items() if name not in (*STARTS, "wait_ms", "encoding")}
-    yield from client.arrow_pages(at, most=limit, **{"until_index": end, **query})
+    yield from client.arrow_pages(at, most=limit, **{"until_index": end, "log_id": first.log_id, **query})
 
 
 def last_matching(client: "CommitlogClient", count: int, **query: Any) -> int:

@@ -238,7 +238,7 @@ def tail_command(
                 _emit_all(page.records, emit, file)
             assert page is not None
             if follow:
-                for record in client.follow(page.next_index, **filters):
+                for record in client.follow(page.next_index, log_id=page.log_id, **filters):
                     _emit_all([record], emit, file)
     except KeyboardInterrupt:
         sys.exit(os.EX_OK)  # that is how a tail ends

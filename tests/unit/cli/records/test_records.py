@@ -286,3 +286,30 @@ def test_an_empty_json_document_is_complete() -> None:
     with fake_service(lambda _: Scripted(200, page)) as node:
         result = CliRunner().invoke(cli, ["read", "--all", "--json", "-e", node.url])
     assert json.loads(result.stdout) == page
+
+
+@pytest.mark.parametrize(
+    "arguments", [["tail", "-f"], ["read", "--all"], ["read", "--all", "--format", "arrow", "-o", "FILE"]]
+)
+def test_a_log_that_is_created_again_between_two_pages_is_not_continued(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    """Its indexes are of other records."""
+    pages = 0
+
+    def answer(asked: Asked) -> Scripted:
+        nonlocal pages
+        pages += asked.path.endswith("/records")
+        if pages > 2 or not asked.path.endswith("/records"):
+            return problem("log-not-found", 404, "not_applied", retryable=False)
+        last = {"has_more": "read" in arguments and pages == 1, "committed_index": 9, "next_index": pages}
+        page = {"records": [{**RECORD, "index": pages - 1, "key": None, "value": f"v{pages}"}], **last}
+        return Scripted(200, page, {"Commitlog-Log-Id": "a" if pages == 1 else "b"})
+
+    file = str(tmp_path / "a.arrow")
+    with fake_service(answer) as node:
+        named = [file if each == "FILE" else each for each in arguments]
+        result = CliRunner().invoke(cli, [*named, "-e", node.url])
+    assert result.exit_code == 1, result.output
+    assert "its id is b, not a" in result.stderr
+    assert "v2" not in result.stdout
