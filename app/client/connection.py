@@ -59,7 +59,9 @@ class ClusterConnection:
     """Calls of one client to the nodes of a cluster. May be shared by threads.
 
     endpoints: base URLs, at least one. The first node that answers is asked for the others, which are tried
-    after the given ones. give_up_s: time for which a call is retried before its error is raised.
+    after the given ones; a later answer replaces them. A node that was not given gets a call only after it
+    has reported the id of this cluster: its address may belong to another one by now. give_up_s: time for
+    which a call is retried before its error is raised.
     waits_for_start: False: when no node has answered yet and all of them refuse the connection, their
     machines run without them, and the error is raised at once. learns_nodes: False: only `endpoints` are
     asked. Raises ValueError for an endpoint that is not one base URL with its scheme, and for a token that no
@@ -86,6 +88,9 @@ class ClusterConnection:
         self.give_up_s = give_up_s
         self.leader: str | None = None
         self.nodes: list[str] = []  # of the cluster, as learned
+        self._given = tuple(self.endpoints)
+        self._cluster: str | None = None  # its id, as learned
+        self._proven: set[str] = set()  # endpoints that have reported it since they last failed
         self._waits = waits_for_start
         self._learn_at = -math.inf if learns_nodes else math.inf
         if token is not None:
@@ -136,6 +141,7 @@ class ClusterConnection:
         while True:
             endpoint = self._choose(to_leader)
             try:
+                self._check_cluster(endpoint)
                 answer = self.once(
                     method, endpoint, path, query=query, headers=headers, body=body, wait_s=wait_s
                 )
@@ -190,7 +196,7 @@ class ClusterConnection:
         for failed in self.rounds():
             trimmed: list[Problem] = []
             for _ in self.endpoints:
-                endpoint = self.endpoints[self._at % len(self.endpoints)]
+                endpoint = self._current()
                 try:
                     return ask(endpoint)
                 except ClientError as error:
@@ -285,25 +291,49 @@ class ClusterConnection:
         try:
             document = self.once("GET", endpoint, "/v1/cluster").json()
             urls = [str(node["url"]).rstrip("/") for node in document["nodes"]]
-        except (ClientError, ValueError, KeyError, TypeError):  # the call itself has succeeded
-            return
+            cluster = document.get("id")
+        except (ClientError, ValueError, KeyError, TypeError, AttributeError):
+            return  # the call itself has succeeded
+        self._cluster = cluster
         self.nodes = [url for url in urls if is_base_url(url)]
-        self.endpoints += [url for url in self.nodes if url not in self.endpoints]
+        current = self._current()
+        self.endpoints = [*self._given, *(url for url in self.nodes if url not in self._given)]
+        self._at = self.endpoints.index(current) if current in self.endpoints else 0
+
+    def _check_cluster(self, endpoint: str) -> None:
+        """Ask a node that was learned for the id of its cluster, once after each failure. Raises NoAnswer."""
+        if self._cluster is None or endpoint in self._given or endpoint in self._proven:
+            return
+        try:
+            found = self.once("GET", endpoint, "/v1/cluster").json()["id"]
+        except NoAnswer as error:
+            error.outcome = "not_applied"  # the call itself was not sent
+            raise
+        except (Problem, ValueError, KeyError, TypeError) as error:
+            raise NoAnswer(f"{endpoint} does not report its cluster ({error})", sent=False) from error
+        if found != self._cluster:
+            raise NoAnswer(f"{endpoint} belongs to the cluster {found}, not {self._cluster}", sent=False)
+        self._proven.add(endpoint)
+
+    def _current(self) -> str:
+        endpoints = self.endpoints  # another thread may replace the list
+        return endpoints[self._at % len(endpoints)]
 
     def _choose(self, to_leader: bool) -> str:
         if to_leader and self.leader is not None:
             return self.leader
-        return self.endpoints[self._at % len(self.endpoints)]
+        return self._current()
 
     def _move_on(self, endpoint: str) -> None:
         """After a failure: forget a leader that failed, otherwise use the next endpoint."""
         if endpoint == self.leader:
             self.leader = None
-        if endpoint == self.endpoints[self._at % len(self.endpoints)]:
+        if endpoint == self._current():
             self._at = (self._at + 1) % len(self.endpoints)
 
     def _forget(self, endpoint: str) -> None:
         self._avoided[endpoint] = self._clock() + AVOID_S
+        self._proven.discard(endpoint)
         if self.leader == endpoint:
             self.leader = None
 

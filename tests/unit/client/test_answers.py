@@ -162,3 +162,37 @@ def test_a_table_whose_slices_share_their_bytes_is_not_divided_into_rows() -> No
     """Each append would contain all of them."""
     values = pa.array([b"%05d" % number * 20 for number in range(1_000)], pa.binary()).dictionary_encode()
     assert len(list(arrow_body(pa.table({"value": values}), 10_000, 50_000))) <= 3
+
+
+def test_an_address_that_belongs_to_another_cluster_by_now_gets_no_append() -> None:
+    """A removed node is in the list until the next one; another cluster has a log of the same name."""
+
+    def other(asked: Asked) -> Scripted:
+        return Scripted(200, {"id": "theirs", "nodes": []} if asked.path == "/v1/cluster" else committed())
+
+    with fake_service(other) as theirs:
+        answers = [committed(), {"id": "ours", "nodes": [{"url": theirs.url}]}]
+
+        def answer(asked: Asked) -> Scripted:
+            return Scripted(200, answers.pop(0)) if answers else Scripted(0)
+
+        with fake_service(answer) as ours, CommitlogClient(ours.url, give_up_s=0.2) as client:
+            client.append(["x"])
+            assert client.endpoints == [ours.url, theirs.url]
+            with pytest.raises(NoAnswer):
+                client.append(["y"])
+    assert theirs.appends() == []
+
+
+def test_a_node_that_has_left_the_cluster_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.client.connection.LEARN_EACH_S", 0.0)
+    others = ["http://127.0.0.1:1"]
+    with (
+        fake_service(lambda _: Scripted(200, committed()), others=others) as node,
+        CommitlogClient(node.url) as client,
+    ):
+        client.append(["x"])
+        assert client.endpoints == [node.url, *others]
+        others[:] = ["http://127.0.0.1:2"]
+        client.append(["y"])
+        assert client.endpoints == [node.url, *others]
