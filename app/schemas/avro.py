@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any, Final
 
@@ -59,6 +59,14 @@ _MICROS: Final[dict[str, Convert]] = {
     "nanos": lambda value: check_micros(value // 1_000),
 }
 
+_Skip = Callable[[bytes, int], int]
+"""Function from the begin of a value to its end. It raises ValueInvalid for a number beyond 64 bits."""
+_LOW_BYTES: Final = bytes(range(0x80))
+_HIGH_BITS: Final = bytes(byte & 0x80 for byte in range(256))
+_NUMBER_BYTES_MAX: Final = 10
+_LONG_RUN: Final = b"\x80" * (_NUMBER_BYTES_MAX - 1)
+_SIZES: Final = {"null": 0, "boolean": 1, "float": 4, "double": 8}
+
 
 def struct_of_avro(definition: str) -> StructType:
     """Return the columns of an Avro schema. Raises SchemaInvalid, SchemaLibraryMissing."""
@@ -73,7 +81,9 @@ class AvroReader:
 
         found = _read(schema.definition)
         self._version = schema.version
-        self._schema = _without_negative_indexes(fastavro.parse_schema(found.plain))
+        parsed = fastavro.parse_schema(found.plain)
+        self._check_numbers = _skipper(parsed, {})
+        self._schema = _strict(parsed)
         self._decode = fastavro.schemaless_reader
         self._converts = found.converts
 
@@ -101,6 +111,8 @@ class AvroReader:
             raise ValueInvalid(f"The record is not valid Avro for the schema: {detail}.") from None
         if source.tell() != len(value):
             raise ValueInvalid(f"{len(value) - source.tell()} bytes follow the end of the record.")
+        if _has_long_run(bytes(value)):  # of the front end a memoryview
+            self._check_numbers(value, start)
         for name, convert in self._converts:
             part = record[name]
             if part is not None:
@@ -148,22 +160,27 @@ def _without_logical_type(members: dict[str, Any]) -> dict[str, Any]:
     return members
 
 
-def _without_negative_indexes(schema: Any) -> Any:
-    """Return a parsed schema, changed, whose unions and enums raise KeyError for an index beyond their ends.
+def _strict(schema: Any) -> Any:
+    """Return a parsed schema, changed, with which fastavro reads what it would misread.
 
     fastavro takes an index of a record as one of Python: -1 would be the last symbol of an enum. A dict has
-    no such index. A union must be a list: it is an empty one, to whose length no index is relative, and its
-    items are those of a dict. So the check costs nothing measurable.
+    no such index: unions and enums raise KeyError for an index beyond their ends. A union must be a list: it
+    is an empty one, to whose length no index is relative, and its items are those of a dict. So the check
+    costs nothing measurable. It takes each byte but 0 for true: a boolean is read as a byte for `_Booleans`.
     """
     if isinstance(schema, list):
-        branches = dict(enumerate(map(_without_negative_indexes, schema)))
+        branches = dict(enumerate(map(_strict, schema)))
         return type("Union", (list,), {"__getitem__": branches.__getitem__})()
+    if schema == "boolean":
+        return {"type": "fixed", "name": "boolean", "size": 1}
     if isinstance(schema, dict):
+        if schema["type"] == "boolean":
+            return _strict("boolean")
         for part in ("type", "items", "values"):
             if part in schema:
-                schema[part] = _without_negative_indexes(schema[part])
+                schema[part] = _strict(schema[part])
         for field in schema.get("fields", ()):
-            _without_negative_indexes(field)
+            field["type"] = _strict(field["type"])
         if "symbols" in schema:
             schema["symbols"] = dict(enumerate(schema["symbols"]))
     return schema
@@ -272,6 +289,8 @@ class _Walker:
         logical = schema.get("logicalType")
         if logical == "decimal" and name in ("bytes", "fixed"):
             return _decimal_of(schema["precision"], schema.get("scale", 0))
+        if name == "boolean":
+            return _BOOLEANS.__getitem__
         if name == "int":  # fastavro reads numbers of up to 64 bits
             return check_days if logical == "date" else check_int
         if not isinstance(logical, str) or LOGICAL_TYPES.get(logical, ("", ""))[0] != name:
@@ -319,3 +338,108 @@ def _decimal_of(precision: int, scale: int) -> Convert:
         return Decimal((int(unscaled < 0), tuple(map(int, str(abs(unscaled)))), -scale))
 
     return converted
+
+
+class _Booleans(dict[bytes, bool]):
+    """Booleans by their byte."""
+
+    def __missing__(self, value: bytes) -> bool:
+        raise ValueInvalid(f"A boolean is the byte 0 or 1, got {value[0]}.")
+
+
+_BOOLEANS: Final = _Booleans({b"\x00": False, b"\x01": True})
+
+
+def _has_long_run(value: bytes) -> bool:
+    """Return true if a number in the record may have more than 64 bits, false for most records."""
+    if len(value.translate(None, _LOW_BYTES)) < len(_LONG_RUN):  # the faster test
+        return False
+    return _LONG_RUN in value.translate(_HIGH_BITS)
+
+
+def _skipper(schema: Any, named: dict[str, _Skip]) -> _Skip:
+    """Return the check of the numbers in values that fastavro has read. named: of earlier types."""
+    if isinstance(schema, list):
+        return _of_union([_skipper(branch, named) for branch in schema])
+    if isinstance(schema, str):
+        return named[schema] if schema in named else _skipper({"type": schema}, named)
+    kind = schema["type"]
+    if isinstance(kind, dict | list):
+        return _skipper(kind, named)
+    if kind in ("array", "map"):
+        item = _skipper(schema["items" if kind == "array" else "values"], named)
+        return _of_blocks(item if kind == "array" else _in_sequence([_bytes, item]))
+    if kind in ("bytes", "string"):
+        return _bytes
+    if kind in ("int", "long"):
+        return _after_number
+    if kind not in ("enum", "fixed", "record"):
+        return _of_size(_SIZES[kind])
+    found = _of_named(kind, schema, named)
+    named[schema["name"]] = found
+    return found
+
+
+def _of_named(kind: str, schema: Mapping[str, Any], named: dict[str, _Skip]) -> _Skip:
+    if kind == "enum":
+        return _after_number
+    if kind == "fixed":
+        return _of_size(schema["size"])
+    return _in_sequence([_skipper(field["type"], named) for field in schema["fields"]])
+
+
+def _number(value: bytes, place: int) -> tuple[int, int]:
+    """Return a number, and the place after it. Raises ValueInvalid beyond 64 bits."""
+    found = 0
+    for position in range(_NUMBER_BYTES_MAX):
+        byte = value[place + position]
+        found |= (byte & 0x7F) << 7 * position
+        if byte < 0x80 and found < 1 << 64:
+            return (found >> 1) ^ -(found & 1), place + position + 1
+    raise ValueInvalid(f"The number at byte {place} has more than 64 bits.")
+
+
+def _after_number(value: bytes, place: int) -> int:
+    return place + 1 if value[place] < 0x80 else _number(value, place)[1]
+
+
+def _bytes(value: bytes, place: int) -> int:
+    size, place = _number(value, place)
+    return place + size
+
+
+def _of_size(size: int) -> _Skip:
+    return lambda value, place: place + size
+
+
+def _in_sequence(parts: list[_Skip]) -> _Skip:
+    def skip(value: bytes, place: int) -> int:
+        for part in parts:
+            place = part(value, place)
+        return place
+
+    return skip
+
+
+def _of_union(branches: list[_Skip]) -> _Skip:
+    def skip(value: bytes, place: int) -> int:
+        branch, place = _number(value, place)
+        return branches[branch](value, place)
+
+    return skip
+
+
+def _of_blocks(item: _Skip) -> _Skip:
+    def skip(value: bytes, place: int) -> int:
+        count, place = _number(value, place)
+        while count:
+            if abs(count) > len(value):  # fastavro takes the least number of 64 bits for an empty block
+                raise ValueInvalid(f"The block before byte {place} has more items than the record has bytes.")
+            if count < 0:
+                _, place = _number(value, place)  # size of the block in bytes
+            for _ in range(abs(count)):
+                place = item(value, place)
+            count, place = _number(value, place)
+        return place
+
+    return skip

@@ -158,6 +158,80 @@ def test_an_index_of_a_union_or_an_enum_is_never_counted_from_its_end() -> None:
             assert found.reason == f"A union or an enum of the schema has no index {index}."
 
 
+NUMBERS = {
+    "type": "record",
+    "name": "Numbers",
+    "fields": [
+        {"name": "long", "type": "long"},
+        {"name": "text", "type": "string"},
+        {"name": "state", "type": ["null", STATE]},
+        {"name": "hash", "type": {"type": "fixed", "name": "Hash", "size": 2}},
+        {"name": "list", "type": {"type": "array", "items": "int"}},
+        {"name": "map", "type": {"type": "map", "values": "State"}},
+        {"name": "is_new", "type": ["null", {"type": "boolean"}]},
+        {"name": "are_new", "type": {"type": "array", "items": "boolean"}},
+    ],
+}
+NUMBERS_VALUE = {
+    "long": 7,
+    "text": "a",
+    "state": "NEW",
+    "hash": b"hi",
+    "list": [5],
+    "map": {"b": "PAID"},
+    "is_new": True,
+    "are_new": [False, True],
+}
+NUMBERS_ROW = {**NUMBERS_VALUE, "map": [("b", "PAID")]}
+
+
+def test_a_number_of_more_than_64_bits_does_not_match() -> None:
+    record = encoded(NUMBERS, NUMBERS_VALUE)
+    reader = RecordDecoder({3: avro_of(NUMBERS)}, 3)
+    assert rows_of(reader, record) == [NUMBERS_ROW]
+    assert record[:16] == b"\x0e\x02a\x02\x00hi\x02\x0a\x00\x02\x02b\x02\x00\x02"
+    for place in (0, 1, 3, 4, 7, 8, 9, 10, 11, 13, 14, 15):
+        begin, end = record[:place] + bytes([record[place] | 0x80]) + b"\x80" * 8, record[place + 1 :]
+        assert rows_of(reader, begin + b"\x00" + end) == [NUMBERS_ROW]  # 64 bits, of which more are 0
+        for beyond in (b"\x02", b"\x80\x00"):
+            found = reader.check([begin + beyond + end])
+            assert found is not None
+            assert found.reason == f"The number at byte {place} has more than 64 bits."
+
+
+def test_a_block_of_an_impossible_size_does_not_match() -> None:
+    record = encoded(NUMBERS, {**NUMBERS_VALUE, "list": []})
+    assert record[7] == 0  # the end of the list
+    found = RecordDecoder({3: avro_of(NUMBERS)}, 3).check(
+        [record[:7] + b"\xff" * 9 + b"\x01\x00" + record[7:]]
+    )
+    assert found is not None
+    assert "more items" in found.reason
+
+
+def test_records_with_runs_of_high_bytes_are_read() -> None:
+    value = {**NUMBERS_VALUE, "long": -(2**63), "text": "日本語テキスト", "hash": b"\xff\xff"}
+    record = encoded(NUMBERS, value)
+    assert record[36:39] == b"\x02\x0a\x00"
+    reader = RecordDecoder({3: avro_of(NUMBERS)}, 3)
+    in_blocks = record[:36] + b"\x01\x02\x0a\x02\x0c\x00" + record[39:]
+    row = {**NUMBERS_ROW, **value, "map": NUMBERS_ROW["map"]}
+    assert rows_of(reader, record, in_blocks) == [row, {**row, "list": [5, 6]}]
+
+
+@pytest.mark.parametrize("byte", [2, 0x80, 0x81, 0xFF])
+def test_a_boolean_of_another_byte_does_not_match(byte: int) -> None:
+    record = encoded(NUMBERS, NUMBERS_VALUE)
+    reader = RecordDecoder({3: avro_of(NUMBERS)}, 3)
+    assert record[-6:] == b"\x02\x01\x04\x00\x01\x00"
+    for place, pointer in ((-5, "/is_new"), (-3, "/are_new/0")):
+        damaged = bytearray(record)
+        damaged[place] = byte
+        found = reader.check([bytes(damaged)])
+        assert found is not None
+        assert (found.pointer, found.reason) == (pointer, f"A boolean is the byte 0 or 1, got {byte}.")
+
+
 def test_times_outside_the_calendar_do_not_match() -> None:
     raw = json.loads(json.dumps(ORDER).replace('"logicalType": "timestamp-millis"', '"doc": ""'))
     for millis in (-62_135_596_800_001, 253_402_300_800_000, 1 << 62):
