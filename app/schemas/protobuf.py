@@ -276,13 +276,14 @@ def _each(get: Get) -> Get:
 def _entries(of_key: Get | None, of_value: Get | None) -> Get:
     def converted(members: Any) -> Any:
         entries = []
-        for key in sorted(members):  # the order in a message is arbitrary; rows are the same on every machine
+        keys = members if of_key is None else map(of_key, members)
+        for key in sorted(keys):  # the order in a message is arbitrary; rows are the same on every machine
             try:
                 value = members[key] if of_value is None else of_value(members[key])
             except ValueInvalid as error:
                 error.path.insert(0, str(key))
                 raise
-            entries.append((key if of_key is None else of_key(key), value))
+            entries.append((key, value))
         return entries
 
     return converted

@@ -225,7 +225,8 @@ def test_missing_required_fields_of_proto2_do_not_match() -> None:
     [
         (b"\x42\x01\xff", "/mail"),
         (b"\x32\x05\x0a\x03\xed\xa0\x80", "/lines/0/sku"),
-        (b"\x3a\x05\x0a\x01\xff\x10\x01", ""),
+        (b"\x3a\x05\x0a\x01\xff\x10\x01", "/counts"),
+        (b"\x3a\x05\x0a\x01\xff\x10\x01\x3a\x05\x0a\x01a\x10\x01", "/counts"),
     ],
 )
 @pytest.mark.parametrize("syntax", ["proto2", "proto3"])
