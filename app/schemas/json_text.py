@@ -125,10 +125,10 @@ def _constant(text: str) -> NoReturn:
 
 
 def shown(value: object) -> str:
-    """Return a value for a message: at most 80 characters, as JSON where that is possible."""
-    text = (
-        json.dumps(value, default=str, ensure_ascii=False) if not isinstance(value, Decimal) else str(value)
-    )
+    """Return a value for a message: at most 80 characters, as JSON where that is possible. A surrogate
+    without its pair is escaped, for it is not in UTF-8."""
+    text = str(value) if isinstance(value, Decimal) else json.dumps(value, default=str, ensure_ascii=False)
+    text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
