@@ -98,12 +98,9 @@ class ProtobufReader:
             _methods(record).ParseFromString(value)
         except self._error as error:
             raise ValueInvalid(f"The record is not a valid message: {shown(str(error))}.") from None
-        if not _methods(record).IsInitialized():
-            missing = shown(", ".join(_methods(record).FindInitializationErrors()))
-            raise ValueInvalid(f"Required fields are missing: {missing}.")
         try:
-            unknown = self._message.unknown(record)
             row = tuple(self._message.values(record))
+            unknown = self._message.unknown(record)
         except UnicodeDecodeError:  # a key of a map; only proto3 checks texts when it parses
             raise ValueInvalid(_NOT_UTF8) from None
         return row, json.dumps(unknown, separators=(",", ":")) if unknown else None
@@ -124,13 +121,14 @@ class _Message:
         self._nested: list[tuple[str, bool, _Message | _Whole]] = []  # name, is repeated, type
         self._maps: list[tuple[str, _Message | _Whole]] = []
         self._parts: list[tuple[str, bool, Get | None]] = []  # name, has presence, function
+        self._required = {field.name for field in descriptor.fields if _is_required(field)}
         fields = []
         for field in descriptor.fields:
             count.add()
             kind, get = self._field(field, (*parents, name), f"{pointer}/{field.name}")
             has_presence = field.has_presence and not _is_repeated(field)
             self._parts.append((field.name, has_presence, get))
-            is_required = _is_required(field)
+            is_required = field.name in self._required
             fields.append(
                 Field(
                     field.name,
@@ -151,6 +149,8 @@ class _Message:
         has_field = _methods(record).HasField
         for name, has_presence, get in self._parts:
             if has_presence and not has_field(name):
+                if name in self._required:
+                    raise ValueInvalid(f"The field {shown(name)} is required.")
                 values.append(None)
                 continue
             value = getattr(record, name)

@@ -134,16 +134,22 @@ def test_unknown_fields_are_rescued_with_their_path() -> None:
     assert decoded.rescued.to_pylist() == ['{"20":["YQ==","Yg=="],"lines":{"1":{"5":3}},"first":{"5":9}}']
 
 
-def test_unknown_fields_in_the_values_of_a_map_are_rescued() -> None:
-    file = file_of()
+def file_with_parts(syntax: str, key: Any) -> descriptor_pb2.FileDescriptorProto:
+    """Return `file_of` with a map `parts` from keys of a type to messages Line."""
+    file = file_of(syntax)
     order = file.message_type[1]
     order.field.add(
         name="parts", number=12, type=Fields.TYPE_MESSAGE, label=REPEATED, type_name=".shop.Order.PartsEntry"
     )
     entry = order.nested_type.add(name="PartsEntry")
     entry.options.map_entry = True
-    entry.field.add(name="key", number=1, type=Fields.TYPE_INT32, label=OPTIONAL)
+    entry.field.add(name="key", number=1, type=key, label=OPTIONAL)
     entry.field.add(name="value", number=2, type=Fields.TYPE_MESSAGE, label=OPTIONAL, type_name=".shop.Line")
+    return file
+
+
+def test_unknown_fields_in_the_values_of_a_map_are_rescued() -> None:
+    file = file_with_parts("proto3", Fields.TYPE_INT32)
     value = b"\x62\x06\x08\x07\x12\x02\x28\x03" + b"\x62\x07\x08\x08\x12\x03\x0a\x01x"  # 7: size 3, 8: sku x
     decoded = RecordDecoder({1: schema_of_file(file)}, 1).decode(pa.array([value], pa.binary()))
     assert decoded.rows["parts"].to_pylist() == [[(7, {"sku": ""}), (8, {"sku": "x"})]]
@@ -238,6 +244,20 @@ def test_texts_that_are_not_utf8_do_not_match(syntax: str, value: bytes, pointer
     assert "UTF-8" in found.errors[0].reason
     if syntax == "proto2":  # proto3 checks before it knows the field
         assert found.errors[0].pointer == pointer
+
+
+def test_a_required_field_is_named_at_any_key_of_a_map() -> None:
+    file = file_with_parts("proto2", Fields.TYPE_STRING)
+    file.message_type[0].field[0].label = REQUIRED
+    reader = RecordDecoder({1: schema_of_file(file)}, 1)
+    for key, pointer in ((b"\xff", "/parts"), (b"k", "/parts/k"), (b"k" * 100, f"/parts/{'k' * 100}")):
+        value = b"\x0a" + bytes([len(key)]) + key + b"\x12\x00"
+        found = reader.check([b"\x62" + bytes([len(value)]) + value])
+        assert found is not None
+        assert found.pointer == pointer
+        assert found.reason == (
+            "The text is not valid UTF-8." if key == b"\xff" else 'The field "sku" is required.'
+        )
 
 
 def test_a_changed_number_is_not_allowed() -> None:
