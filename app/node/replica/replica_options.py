@@ -5,8 +5,8 @@ from dataclasses import replace
 from functools import partial
 
 from app.log.contract import NO_INDEX, Durability, LogOptions
-from app.node.replica.loosening import Loosening
 from app.node.replica.replica_parts import ReplicaParts
+from app.node.replica.weaker_durability import WeakerDurability
 
 
 class ReplicaOptions:
@@ -31,7 +31,9 @@ class ReplicaOptions:
         self._appends = parts.appends
         self._ask_turn = ask_turn
         note = partial(parts.files.clean_stop.opened, acks_unsynced=True)
-        self._loosening = Loosening(parts.files.log_name, durability, parts.disk, note, self._loosened, fail)
+        self._weaker = WeakerDurability(
+            parts.files.log_name, durability, parts.disk, note, self._note_is_durable, fail
+        )
         self._newest: LogOptions | None = None  # since the start
         self._due: LogOptions | None = None  # not applied yet
 
@@ -50,7 +52,7 @@ class ReplicaOptions:
         options, self._due = self._due, None
         if options is None:
             return
-        options = replace(options, durability=self._loosening.allowed(options.durability, now_ms))
+        options = replace(options, durability=self._weaker.allowed(options.durability, now_ms))
         if options.durability is not self.durability:
             if self.durability is Durability.REPLICATED:
                 self._unsynced = (self._log.end_index, self._log.truncation_count)
@@ -71,9 +73,9 @@ class ReplicaOptions:
 
     def tick(self, now_ms: int) -> None:
         """Do what is due. now_ms: monotonic."""
-        self._loosening.tick(now_ms)
+        self._weaker.tick(now_ms)
 
-    def _loosened(self) -> None:
+    def _note_is_durable(self) -> None:
         """Let the log acknowledge unsynced records from now on, if the settings still permit it."""
         self._due = self._newest
         self._ask_turn()

@@ -19,10 +19,10 @@ from app.node.metadata.logs import MetadataLogs
 from app.node.opening import open_replica
 from app.node.replica import append_queue
 from app.node.replica.append_queue import AppendQueue
-from app.node.replica.loosening import Loosening
 from app.node.replica.open_appends import OpenAppends
 from app.node.replica.ready_executor import ReadyExecutor
 from app.node.replica.state_keeper import StateKeeper
+from app.node.replica.weaker_durability import WeakerDurability
 from app.node.state import checkpoints
 from app.node.state.checkpoints import Checkpointer, LoadedState
 from app.node.state.state_transfer import StateTransfer
@@ -316,7 +316,7 @@ plant(
 plant(
     "unsynced_records_are_acknowledged_before_the_note",
     "R-11",
-    (Loosening, "_begin", "self._is_noting, self._retry_ms = True, None", "self._is_noted = True"),
+    (WeakerDurability, "_begin", "self._is_noting, self._retry_ms = True, None", "self._is_noted = True"),
     lambda _: test_syncing.test_unsynced_records_are_acknowledged_only_after_the_note_is_durable(),
 )
 plant(

@@ -9,8 +9,8 @@ import pytest
 
 from app.log.contract import Durability
 from app.log.driver_interfaces import DriverConfig, SyncSource
-from app.node.replica.loosening import RETRY_MS, Loosening
 from app.node.replica.syncing import LogSyncer
+from app.node.replica.weaker_durability import RETRY_MS, WeakerDurability
 from storage.errors import DiskError, StorageFull
 from tests.support.memory_files import MemoryFiles
 from tests.unit.node.replica.driver_support import Node, Seams
@@ -60,14 +60,14 @@ def test_no_sync_is_requested_while_a_truncation_is_under_way() -> None:
     assert disk.asked == []
 
 
-class LoosenedLog:
+class LogWithWeakerDurability:
     """A log that was opened with `fsync`."""
 
     def __init__(self) -> None:
         self.seams = Seams()
         self.notes = 0
         self.noted = 0
-        self.loosening = Loosening(
+        self.weaker = WeakerDurability(
             "default", Durability.FSYNC, self.seams, self._note, self._on_noted, self.seams.fail
         )
 
@@ -78,12 +78,12 @@ class LoosenedLog:
         self.noted += 1
 
     def allowed(self, wanted: Durability = Durability.REPLICATED, now_ms: int = 0) -> Durability:
-        return self.loosening.allowed(wanted, now_ms)
+        return self.weaker.allowed(wanted, now_ms)
 
 
 @pytest.mark.rule("R-11")
 def test_unsynced_records_are_acknowledged_only_after_the_note_is_durable() -> None:
-    log = LoosenedLog()
+    log = LogWithWeakerDurability()
     for _ in range(3):  # the settings may change again before that
         assert log.allowed() is Durability.FSYNC
     log.seams.run()
@@ -93,22 +93,22 @@ def test_unsynced_records_are_acknowledged_only_after_the_note_is_durable() -> N
 
 @pytest.mark.rule("R-11")
 def test_a_full_disk_delays_the_note() -> None:
-    log = LoosenedLog()
+    log = LogWithWeakerDurability()
     log.seams.disk_error = StorageFull("opened", "write", "no space")
     log.allowed()
     log.seams.run()
     log.seams.disk_error = None
-    log.loosening.tick(RETRY_MS - 1)
+    log.weaker.tick(RETRY_MS - 1)
     log.seams.run()
     assert log.notes == 0
-    log.loosening.tick(RETRY_MS)
+    log.weaker.tick(RETRY_MS)
     log.seams.run()
     assert (log.notes, log.noted) == (1, 1)
 
 
 @pytest.mark.rule("R-11")
 def test_a_failed_note_stops_the_node() -> None:
-    log = LoosenedLog()
+    log = LogWithWeakerDurability()
     error = DiskError("opened", "write", "broken")
     log.seams.disk_error = error
     log.allowed()

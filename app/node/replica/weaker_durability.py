@@ -1,4 +1,4 @@
-"""Change of a log from `fsync` to acknowledgements before the sync: only after a note in its folder.
+"""Change of a log from `fsync` to acknowledgements before the sync, which needs a note in its folder first.
 
 A power failure loses unsynced records. The next opening must know that they may have been acknowledged
 (storage/log/clean_stop.py), so the note is made durable first. Until then the log stays as strict as before.
@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 RETRY_MS: Final = 1_000  # after the disk had no space for the note
 
 
-class Loosening:
-    """Owned by the log's driver. Invariant: `replicated` is allowed only after the note is durable."""
+class WeakerDurability:
+    """Permits `replicated` once the note is durable; owned by the log's driver."""
 
     def __init__(
         self,
