@@ -1,4 +1,4 @@
-"""`commitlog logs` and `commitlog elect`: manage logs and elect their masters."""
+"""`commitlog logs`, `elect` and `trim`: manage logs, elect their masters, remove their oldest records."""
 
 import json
 import time
@@ -332,3 +332,26 @@ def _list(target: Target) -> None:
         cells = [log["name"], log.get("replication"), log.get("durability"), replicas]
         table.add_row(*cells, *([log.get("master") or "", in_sync] if have_masters else ()))
     print_table(table)
+
+
+@click.command("trim")
+@click.argument("until_index", type=click.IntRange(0))
+@click.option("--force", is_flag=True, help="Trim even if a fencing cursor is before UNTIL_INDEX.")
+@target_options
+def trim_command(target: Target, until_index: int, force: bool) -> None:
+    """Remove the records below UNTIL_INDEX at every replica. The batch that contains it is kept.
+
+    \b
+    Examples:
+      commitlog trim 100000 --log orders
+    """
+    with target.client(writes=True) as client:
+        result = Operations(client).trim(until_index, force=force)
+    if target.as_json:
+        print_json(result)
+    else:
+        begin = result["begin_index"]
+        reason = "" if begin == until_index else "; only whole batches of committed records are removed"
+        if begin > until_index:
+            reason = "; it began there before"
+        click.echo(f"log {target.log} begins at index {begin:,}{reason}")

@@ -6,7 +6,8 @@ import pytest
 
 from app.api.append.json_bodies import RecordIn
 from app.api.http.json_decoding import decode_as
-from app.api.routes.fences import CursorIn, FenceIn
+from app.api.routes.cursors import CursorIn
+from app.api.routes.log_actions import FenceIn
 from app.api.routes.logs import LogIn
 from app.api.schemas.documents import SchemaIn
 from app.errors import InvalidJson, InvalidRequest

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.api.read.query import ReadQuery
-from app.api.routes.fences import CursorIn, cursor, cursors, drop_cursor, move_cursor
+from app.api.routes.cursors import CursorIn, cursor, cursors, drop_cursor, move_cursor
 from app.api.routes.reads import read
 from app.errors import CursorMoved, CursorNotFound, Repairing
 from app.log.commands import Command, CommandResult

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 
-from app.api.routes.upkeep import TrimIn, trim
+from app.api.routes.log_actions import TrimIn, trim
 from app.node.request_waits import Waits
 from storage.errors import CorruptLog
 

@@ -1,4 +1,4 @@
-"""Fences of writers and cursors of readers: small values stored in the log itself (docs/api.md §3, §5)."""
+"""Cursors of readers: positions that the log itself keeps (docs/api.md §5)."""
 
 from typing import Annotated
 
@@ -14,7 +14,7 @@ from app.api.http.preconditions import NEVER, is_held, wanted_version
 from app.api.read.reader import Reader
 from app.api.read.selection import Consistency
 from app.errors import CursorMoved, CursorNotFound
-from app.log.commands import ABSENT, PRESENT, UNSET, DropCursor, MoveCursor, SetFence
+from app.log.commands import ABSENT, PRESENT, DropCursor, MoveCursor
 from app.log.state import LogCursor
 from app.names import CURSOR_NAME
 
@@ -24,16 +24,8 @@ CursorName = Annotated[
     str,
     Path(description="Name of the cursor", pattern=CURSOR_NAME.anchored, examples=["etl"]),
 ]
-FENCE_EXAMPLE = {"log": "default", "token": "w-a", "index": 45, "term": 7}
 CURSOR_EXAMPLE = {"log": "default", "name": "etl", "index": 42, "fence": True, "holder": "etl-1"}
 LISTED_CURSOR_EXAMPLE = {**CURSOR_EXAMPLE, "version": "17"}
-
-
-class FenceIn(msgspec.Struct, forbid_unknown_fields=True):
-    """token: required in every append; null removes the fence. match_token: required current token."""
-
-    token: Name | None
-    match_token: Name | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class CursorIn(msgspec.Struct, forbid_unknown_fields=True):
@@ -42,27 +34,6 @@ class CursorIn(msgspec.Struct, forbid_unknown_fields=True):
     index: Ordinal
     fence: bool = False
     holder: Name | None = None
-
-
-@router.post(
-    "/v1/logs/{log}:fence",
-    summary="Set the fencing token of a log",
-    description="Only appends with this token are accepted. `token` null removes the fence. With "
-    "`match_token` the change applies only if the current token is equal; null: no token is set.",
-    responses=answers("fenced", *OF_A_COMMIT, *OF_A_BODY, example=FENCE_EXAMPLE),
-    openapi_extra=json_request(FenceIn, {"token": "w-a", "match_token": None}),
-    response_class=Response,
-)
-async def fence(call: Call, log: LogName, query: Nothing) -> Response:
-    hosted = call.find(log)
-    asked = await call.asked(FenceIn)
-    match = UNSET if isinstance(asked.match_token, msgspec.UnsetType) else asked.match_token
-
-    async def act(here: Served) -> Response:
-        result = await here.commit(SetFence(asked.token, match))
-        return here.answer({"log": log, "token": asked.token, "index": result.index, "term": result.term})
-
-    return await call.at_leader(hosted, act)
 
 
 @router.get(

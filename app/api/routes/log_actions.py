@@ -1,4 +1,4 @@
-"""Maintenance of a log: trims, and comparisons of its replicas."""
+"""Actions on a log: `:fence`, `:trim` and `:verify` (docs/api.md §3, §5)."""
 
 import contextlib
 from typing import Any, Final
@@ -8,12 +8,12 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from app.api.http.dependencies import LogName, Nothing
-from app.api.http.json_decoding import Ordinal
+from app.api.http.json_decoding import Name, Ordinal
 from app.api.http.leader_headers import COMMITTED_INDEX
 from app.api.http.log_call import Call, Served
 from app.api.http.openapi import OF_A_BODY, OF_A_COMMIT, answers, json_request
 from app.errors import IndexTrimmed, InvalidRequest, LogDeleting, ReadIndexUnavailable, Repairing
-from app.log.commands import Trim
+from app.log.commands import UNSET, SetFence, Trim
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
 from app.node.repair.verify import Comparison, Verifier, settled_end
@@ -24,6 +24,7 @@ router = APIRouter(tags=["logs"])
 
 _TRIM_WAIT_MS: Final = 2_000
 _TRIM_POLL_S: Final = 0.01
+FENCE_EXAMPLE = {"log": "default", "token": "w-a", "index": 45, "term": 7}
 TRIM_EXAMPLE = {"log": "default", "begin_index": 40, "until_index": 42}
 VERIFY_EXAMPLE: dict[str, Any] = {
     "log": "default",
@@ -44,6 +45,34 @@ VERIFY_EXAMPLE: dict[str, Any] = {
     "batches": 40,
     "bytes": 65536,
 }
+
+
+class FenceIn(msgspec.Struct, forbid_unknown_fields=True):
+    """token: required in every append; null removes the fence. match_token: required current token."""
+
+    token: Name | None
+    match_token: Name | msgspec.UnsetType | None = msgspec.UNSET
+
+
+@router.post(
+    "/v1/logs/{log}:fence",
+    summary="Set the fencing token of a log",
+    description="Only appends with this token are accepted. `token` null removes the fence. With "
+    "`match_token` the change applies only if the current token is equal; null: no token is set.",
+    responses=answers("fenced", *OF_A_COMMIT, *OF_A_BODY, example=FENCE_EXAMPLE),
+    openapi_extra=json_request(FenceIn, {"token": "w-a", "match_token": None}),
+    response_class=Response,
+)
+async def fence(call: Call, log: LogName, query: Nothing) -> Response:
+    hosted = call.find(log)
+    asked = await call.asked(FenceIn)
+    match = UNSET if isinstance(asked.match_token, msgspec.UnsetType) else asked.match_token
+
+    async def act(here: Served) -> Response:
+        result = await here.commit(SetFence(asked.token, match))
+        return here.answer({"log": log, "token": asked.token, "index": result.index, "term": result.term})
+
+    return await call.at_leader(hosted, act)
 
 
 class TrimIn(msgspec.Struct, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""`commitlog verify` and `commitlog trim`: compare the replicas of a log; remove its oldest records."""
+"""`commitlog verify`: compare the replicas of a log, or the log with its Delta table."""
 
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -113,26 +113,3 @@ def verdict(result: Mapping[str, Any]) -> str:
         f"{', '.join(compared)} hold the same {result['batches']:,} batches, {result['bytes']:,} bytes, "
         f"up to index {result['until_index'] - 1:,}"
     )
-
-
-@click.command("trim")
-@click.argument("until_index", type=click.IntRange(0))
-@click.option("--force", is_flag=True, help="Trim even if a fencing cursor is before UNTIL_INDEX.")
-@target_options
-def trim_command(target: Target, until_index: int, force: bool) -> None:
-    """Remove the records below UNTIL_INDEX at every replica. The batch that contains it is kept.
-
-    \b
-    Examples:
-      commitlog trim 100000 --log orders
-    """
-    with target.client(writes=True) as client:
-        result = Operations(client).trim(until_index, force=force)
-    if target.as_json:
-        print_json(result)
-    else:
-        begin = result["begin_index"]
-        reason = "" if begin == until_index else "; only whole batches of committed records are removed"
-        if begin > until_index:
-            reason = "; it began there before"
-        click.echo(f"log {target.log} begins at index {begin:,}{reason}")
