@@ -27,8 +27,9 @@ from spark_jobs.job_lines import warn
 from spark_jobs.materialize.backlog import BACKLOG_TAG, write_backlog
 from spark_jobs.session.locations import is_url
 from spark_jobs.session.spark_session import COMPILED, INTERPRETED, is_remote
+from spark_jobs.source.answers import Place
 from spark_jobs.source.data_source import RecordsStreamReader
-from spark_jobs.source.log_reads import LogReads, Place
+from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.options import BETWEEN, parse_options
 from spark_jobs.source.planning import RecordsOffset, check_not_shorter, check_same_log, check_same_term
 from spark_jobs.tables import schemas

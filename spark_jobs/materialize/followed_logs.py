@@ -16,8 +16,8 @@ from spark_jobs.job_lines import warn
 from spark_jobs.materialize.progress import LogProgress
 from spark_jobs.materialize.query import LogRows
 from spark_jobs.materialize.supervisor import MaterializeFailed
+from spark_jobs.source.answers import LogEnds
 from spark_jobs.source.log_names import is_pattern, matching, split_names
-from spark_jobs.source.log_reads import LogEnds
 from spark_jobs.tables.conflicts import SPARK_ERRORS
 from spark_jobs.tables.table import TableClash
 

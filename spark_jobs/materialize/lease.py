@@ -23,7 +23,7 @@ from app.tables.names import CURSOR
 from spark_jobs.errors import LogClash, SourceError, Unreachable
 from spark_jobs.materialize.entries import EntriesJob
 from spark_jobs.materialize.query import LogRows
-from spark_jobs.source.log_reads import source_error
+from spark_jobs.source.answers import source_error
 
 MOVE_EACH_S: Final = 10.0
 

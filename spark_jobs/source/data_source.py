@@ -35,8 +35,9 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from spark_jobs.errors import LogClash, LogTrimmed, OptionError, plain_errors
+from spark_jobs.source.answers import LogTail
 from spark_jobs.source.events import EventsBatchReader, EventsStreamReader
-from spark_jobs.source.log_reads import LogReads, LogTail
+from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.options import EVENTS, SourceOptions, parse_options
 from spark_jobs.source.planning import (
     EARLIEST,

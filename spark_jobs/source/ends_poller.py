@@ -8,7 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from spark_jobs.errors import SourceError
-from spark_jobs.source.log_reads import LogEnds, LogReads
+from spark_jobs.source.answers import LogEnds
+from spark_jobs.source.log_reads import LogReads
 
 POLL_INTERVAL_S = 0.2
 IDLE_POLL_INTERVAL_S = 0.5  # when nothing has changed for IDLE_AFTER_S

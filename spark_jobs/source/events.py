@@ -20,7 +20,8 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from spark_jobs.errors import JournalTrimmed, LogClash, NoCopy, ShortRead, Unreachable
-from spark_jobs.source.log_reads import EventPage, LogReads, Node
+from spark_jobs.source.answers import EventPage, Node
+from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.planning import EARLIEST, EventsOffset, JournalPosition, check_same_log
 from spark_jobs.source.read_limits import default_limit

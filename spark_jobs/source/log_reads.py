@@ -6,8 +6,6 @@ workers, so an object holds only sockets and is created where it is used.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -15,22 +13,26 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from app.client.connection import ClusterConnection, HttpAnswer
-from app.client.errors import ClientError, InvalidAnswer, NoReplica, Problem
+from app.client.errors import ClientError, InvalidAnswer, Problem
 from app.media_types import ARROW_STREAM, BATCHES, JSON
 from app.schemas import LogSchema
-from spark_jobs.errors import (
-    JournalTrimmed,
-    LogClash,
-    LogTrimmed,
-    NoCopy,
-    RequestRefused,
-    ShortRead,
-    SourceError,
-    Unreachable,
+from spark_jobs.errors import LogClash, LogTrimmed, RequestRefused, ShortRead, Unreachable
+from spark_jobs.source.answers import (
+    EventPage,
+    LogEnds,
+    LogTail,
+    Node,
+    Place,
+    decode_batches,
+    decoding,
+    ends_of,
+    piece_of,
+    schema_of,
+    source_error,
+    tail_of,
 )
 from spark_jobs.source.planning import check_joined, check_same_log
-from storage.errors import CorruptBatch
-from storage.format.batch import Batch, decode_batch, follows_chain
+from storage.format.batch import Batch, follows_chain
 from storage.format.records import READ_SCHEMA, HeaderColumns, runs
 from storage.units import MIB
 
@@ -43,58 +45,6 @@ OWN_ANSWER = {"Commitlog-No-Forward": "1"}  # a node without a copy of a log wou
 ALL_COMMITTED = {"include": "control", "consistency": "committed"}
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class LogTail:
-    """End of a log. next_index: after the last committed index. term: no record before it has a later one.
-    confirmed: by its leader, just now; otherwise replicas know this much, and the log may be longer."""
-
-    begin_index: int
-    next_index: int
-    term: int
-    confirmed: bool
-
-
-@dataclass(frozen=True)
-class LogEnds:
-    """Ends of a log and its journal at one node, as that node knows them. next_index: one after the last
-    committed index. events: the next seq of the journal. term: no record before next_index has a later
-    one."""
-
-    log_id: str
-    begin_index: int
-    next_index: int
-    term: int
-    events: int
-
-
-@dataclass(frozen=True)
-class Place:
-    """Place of a record: its term, the byte position of its batch, and its time in microseconds since 1970,
-    None if it is not known."""
-
-    term: int
-    offset: int
-    timestamp_us: int | None
-
-
-@dataclass(frozen=True)
-class Node:
-    """A member of the cluster, as a replica reports it."""
-
-    id: str
-    url: str
-    alive: bool
-
-
-@dataclass(frozen=True)
-class EventPage:
-    """Events of one node from one seq on. next_seq: where the next read starts."""
-
-    events: Sequence[Mapping[str, Any]]
-    next_seq: int
-    has_more: bool
 
 
 class LogReads:
@@ -138,7 +88,7 @@ class LogReads:
         """Return the end of the log. confirmed: retry until its leader confirms; else use what replicas
         know."""
         if confirmed:
-            return _tail(self._any("/tail", consistency="linearizable"), confirmed=True)
+            return tail_of(self._any("/tail", consistency="linearizable"), confirmed=True)
         try:
             return self._best_tail()
         except ClientError as error:
@@ -157,8 +107,8 @@ class LogReads:
                         failed(endpoint, error)
                         continue
                     if consistency == "linearizable":
-                        return _tail(answer, confirmed=True)
-                    tails.append(_tail(answer, confirmed=False))
+                        return tail_of(answer, confirmed=True)
+                    tails.append(tail_of(answer, confirmed=False))
             if tails:
                 return max(tails, key=lambda tail: tail.next_index)
         raise AssertionError("rounds end by raising")
@@ -206,7 +156,7 @@ class LogReads:
         while first < until:
             batches = self._stored_batches(first, until, before, log_id)
             columns = HeaderColumns(batches)
-            pieces = [_piece(columns, run, first, until) for run in runs(batches)]
+            pieces = [piece_of(columns, run, first, until) for run in runs(batches)]
             before = batches[-1]
             first = min(before.next_index, until)
             yield pa.Table.from_batches(pieces, READ_SCHEMA)
@@ -236,9 +186,9 @@ class LogReads:
             answer = self._once(endpoint, self._path("/schemas"), {"consistency": "committed"}, headers)
             if answer.status == 304:
                 return None
-            with _decoding(endpoint):
+            with decoding(endpoint):
                 found = json.loads(answer.data)["schemas"]
-            return [_schema(document) for document in found]
+            return [schema_of(document) for document in found]
 
         try:
             return self._first_good(ask, min_index)
@@ -257,18 +207,7 @@ class LogReads:
         RequestRefused."""
         try:
             answer = self._json(node_url, "/v1/logs", OWN_ANSWER, ends="true")
-            found = {str(log["name"]): (str(log["id"]), log["ends"]) for log in answer["logs"]}
-            return {
-                name: LogEnds(
-                    log_id,
-                    max(0, int(at["begin_index"])),
-                    int(at["committed_index"]) + 1,
-                    int(at["term"]),
-                    int(at["events"]),
-                )
-                for name, (log_id, at) in found.items()
-                if at is not None
-            }
+            return ends_of(answer)
         except ClientError as error:
             raise source_error(self.log, error, 0, node_url) from error
         except (KeyError, TypeError, ValueError) as error:
@@ -306,7 +245,7 @@ class LogReads:
             if url is None:
                 raise RequestRefused(404, "not-found", f"the cluster has no node {node_id} any more")
             answer = self._once(url, self._path(f"/receipts/{quote(name, safe='')}"), {}, {})
-            with _decoding(url):
+            with decoding(url):
                 return pa.ipc.open_file(answer.data).read_all()
 
         return self._first_good(ask)
@@ -344,7 +283,7 @@ class LogReads:
 
         def ask(endpoint: str) -> pa.Table:
             answer = self._once(endpoint, self._path("/records"), {**query, **ALL_COMMITTED}, headers)
-            with _decoding(endpoint):
+            with decoding(endpoint):
                 records = pa.ipc.open_stream(answer.data).read_all()
             if not records.num_rows:
                 raise InvalidAnswer(f"{endpoint}: does not hold index {index} yet")
@@ -365,7 +304,7 @@ class LogReads:
 
         def ask(endpoint: str) -> list[Batch]:
             answer = self._once(endpoint, self._path("/records"), {**query, **ALL_COMMITTED}, headers)
-            with _decoding(endpoint):
+            with decoding(endpoint):
                 batches = decode_batches(answer.data)
             if not batches:
                 raise InvalidAnswer(f"{endpoint}: does not hold index {first} yet")
@@ -429,7 +368,7 @@ class LogReads:
 
     def _json(self, endpoint: str, path: str, headers: Mapping[str, str] | None = None, **query: Any) -> Any:
         answer = self._once(endpoint, path, query, {"Accept": JSON, **(headers or {})})
-        with _decoding(endpoint):
+        with decoding(endpoint):
             return json.loads(answer.data)
 
     def _once(
@@ -441,63 +380,3 @@ class LogReads:
 def connect(endpoints: Sequence[str], token: str | None, give_up_s: float) -> ClusterConnection:
     """Return a connection to these nodes alone, which many `LogReads` may share."""
     return ClusterConnection(endpoints, token=token, give_up_s=give_up_s, learns_nodes=False)
-
-
-def source_error(log: str, error: ClientError, position: int = 0, node: str = "") -> SourceError:
-    """Return the source's error for one of the client. position: index or seq that was asked for. node: its
-    URL, for a call of one node."""
-    if isinstance(error, NoReplica):
-        causes = [cause.__cause__ for _, cause in error.errors]
-        wrong = next((cause for cause in causes if isinstance(cause, ShortRead | LogClash)), None)
-        return Unreachable(f"log {log!r}: {error}") if wrong is None else wrong
-    if not isinstance(error, Problem):
-        return Unreachable(str(error))
-    if error.status == 410 and error.code == "events-trimmed":
-        return JournalTrimmed(log, node, position, int(error.document["first_seq"]))
-    if error.status == 410:
-        return LogTrimmed(log, position, int(error.document["begin_index"]))
-    if error.status == 416:
-        ends = error.document.get("next_index")
-        return LogClash(log, f"it ends before index {ends}, {position} was due")
-    if error.may_pass:
-        kind = NoCopy if error.status == 421 else Unreachable
-        return kind(f"{f'{node}: ' if node else ''}{error.status} {error}")
-    return RequestRefused(error.status, error.code, error.detail, error.document)
-
-
-@contextmanager
-def _decoding(endpoint: str) -> Iterator[None]:
-    """Turn the errors of a decoder into InvalidAnswer, after which another replica is asked."""
-    try:
-        yield
-    except (ValueError, pa.ArrowException, CorruptBatch) as error:
-        raise InvalidAnswer(f"{endpoint}: the answer is truncated or malformed ({error})") from error
-
-
-def decode_batches(data: bytes) -> list[Batch]:
-    """Return consecutive stored batches, views of `data`. Raises CorruptBatch."""
-    rest, batches = memoryview(data), []
-    while rest:
-        batches.append(decode_batch(rest))
-        rest = rest[batches[-1].size_bytes :]
-    return batches
-
-
-def _piece(columns: HeaderColumns, run: Sequence[Batch], first: int, until: int) -> pa.RecordBatch:
-    """Return the records of consecutive batches within [first, until), columns READ_SCHEMA. Raises
-    CorruptBatch."""
-    base_index = run[0].base_index
-    start = max(first, base_index)
-    return columns.read(run).slice(start - base_index, until - start)
-
-
-def _schema(document: Mapping[str, Any]) -> LogSchema:
-    settings = {each.name: document[each.name] for each in fields(LogSchema)}
-    names = {name: tuple(settings[name]) for name in ("key_columns", "cluster_by")}
-    return LogSchema(**{**settings, **names})
-
-
-def _tail(answer: Mapping[str, Any], *, confirmed: bool) -> LogTail:
-    """Return the begin of a log, which is -1 while it is empty; then its next index counts."""
-    next_index = int(answer["committed_index"]) + 1
-    return LogTail(max(0, int(answer["begin_index"])), next_index, int(answer["term"]), confirmed)

@@ -23,9 +23,10 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from spark_jobs.errors import LogClash, LogTrimmed, RequestRefused, SourceError, Unreachable
+from spark_jobs.source.answers import LogEnds
 from spark_jobs.source.ends_poller import LogEndsPoller
 from spark_jobs.source.log_names import selected
-from spark_jobs.source.log_reads import GIVE_UP_S, LogEnds, LogReads, connect
+from spark_jobs.source.log_reads import GIVE_UP_S, LogReads, connect
 from spark_jobs.source.logs_planning import LogRange, LogsOffset, Turns, packed
 from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.planning import LATEST, RecordsOffset, SmallBatchPace, admit_bytes

@@ -1,5 +1,5 @@
-"""The shape of the code base: pure modules do no I/O, imports point one way, and nothing imports in a
-circle."""
+"""The shape of the code base: pure modules do no I/O, imports point one way and never in a circle, folders
+and files are small."""
 
 import ast
 from collections import Counter, defaultdict
@@ -65,6 +65,7 @@ HOLDS_FOLDERS = {
     "storage",
 }  # their own files count one by one
 MAX_FILES = 17  # of a folder
+MAX_LINES = 500  # of a file
 
 
 def is_for_types(node: ast.AST) -> bool:
@@ -172,3 +173,9 @@ def test_folders_are_small() -> None:
     paths = [*modules().values(), *(ROOT / "tests").rglob("*.py")]
     files = Counter(str(path.parent.relative_to(ROOT)) for path in paths if path.stem != "__init__")
     assert {folder: count for folder, count in files.items() if count > MAX_FILES} == {}
+
+
+def test_files_are_short() -> None:
+    paths = [*modules().values(), *(ROOT / "tests").rglob("*.py")]
+    lines = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8").count("\n") for path in paths}
+    assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}

@@ -13,8 +13,8 @@ from spark_jobs.materialize.followed_logs import NAMES_EACH_S, FollowedLogs, nam
 from spark_jobs.materialize.progress import LogProgress, Progress
 from spark_jobs.materialize.query import LogRows
 from spark_jobs.materialize.supervisor import MaterializeFailed
+from spark_jobs.source.answers import LogEnds
 from spark_jobs.source.log_names import matching, split_names
-from spark_jobs.source.log_reads import LogEnds
 
 PROGRESS = LogProgress(0, -1, -1, 0, 0, 0, 0)
 CLASH = MaterializeFailed("entries: it clashes")

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from spark_jobs.errors import LogClash, LogTrimmed, RequestRefused, ShortRead, Unreachable
-from spark_jobs.source.log_reads import LogReads, Node
+from spark_jobs.source.answers import Node
+from spark_jobs.source.log_reads import LogReads
 from tests.spark.source.log_server import FakeLog, FakeReplica
 
 

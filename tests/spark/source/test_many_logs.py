@@ -9,7 +9,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from spark_jobs.errors import LogTrimmed, OptionError, Unreachable
 from spark_jobs.source import many_logs
-from spark_jobs.source.log_reads import LogEnds, LogReads, Place
+from spark_jobs.source.answers import LogEnds, Place
+from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.logs_planning import LogRange
 from spark_jobs.source.many_logs import LogsPartition, LogsStreamReader, read_ranges
 from spark_jobs.source.options import parse_options

@@ -13,6 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from spark_jobs.errors import JournalTrimmed, LogClash, LogTrimmed, OptionError, Unreachable
 from spark_jobs.source import log_reads
+from spark_jobs.source.answers import LogTail, Node
 from spark_jobs.source.data_source import RecordsBatchReader, RecordsStreamReader, asked_range
 from spark_jobs.source.events import EventsBatchReader, EventsPartition, EventsStreamReader, read_events, scan
 from spark_jobs.source.options import SourceOptions, parse_options
@@ -171,7 +172,7 @@ def test_a_journal_that_began_again_is_read_on_after_the_gap_or_is_an_error(
     for number in range(8):
         replica.event("role", {"role": "follower", "number": number})
     del replica.journal[:5]  # a damaged journal begins behind the last event that could be found
-    node = log_reads.Node(replica.node, replica.url, alive=True)
+    node = Node(replica.node, replica.url, alive=True)
 
     def seqs(from_seq: int, until_seq: int, **given: str) -> list[int]:
         options = parse_options({"endpoint": endpoints(replicas), "stream": "events", **given})
@@ -266,7 +267,7 @@ def test_a_trimmed_journal_is_read_on_after_the_gap_or_is_an_error(replicas: lis
         replica.event("role", {"role": "follower", "number": number})
     del replica.journal[:5]
     replica.first_seq = 5
-    node = log_reads.Node(replica.node, replica.url, alive=True)
+    node = Node(replica.node, replica.url, alive=True)
 
     def seqs(from_seq: int, until_seq: int, **given: str) -> list[int]:
         options = parse_options({"endpoint": endpoints(replicas), "stream": "events", **given})
@@ -291,7 +292,7 @@ def test_a_trimmed_journal_is_read_on_after_the_gap_or_is_an_error(replicas: lis
 
 
 def test_a_range_that_was_trimmed_whole_is_empty_or_an_error() -> None:
-    tail = log_reads.LogTail(begin_index=10, next_index=20, term=1, confirmed=True)
+    tail = LogTail(begin_index=10, next_index=20, term=1, confirmed=True)
     asked = parse_options({"endpoint": "http://127.0.0.1:1", "startingIndex": "2", "endingIndex": "5"})
     assert asked_range(replace(asked, fail_on_data_loss=False), tail) == (6, 6)
     for lost in (asked, replace(asked, starting_index="earliest")):
