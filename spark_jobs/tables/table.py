@@ -95,7 +95,7 @@ WATERMARKS = Table(
     columns={
         "log": LOG,
         "term": "the leader's term; key, with peer, node and seq",
-        "peer": "the peer that the leader speaks of; itself is one of them",
+        "peer": "the peer whose watermark this is; the leader has rows of its own too",
         "node": "the leader, in whose journal the event is",
         "seq": "position in that journal",
         "timestamp": "the leader's clock",
@@ -180,7 +180,7 @@ QUARANTINE_TRUNCATED = Table(
         "node": "whose copy lost the record",
         "seq": "position in that node's journal of the event that records the loss",
         "epoch": "of the unclean election",
-        "truncated": "when the record went, by the node's clock",
+        "truncated": "when the record was removed, by the node's clock",
         "receipt": "the file below the node's data folder that holds it",
     },
 )
