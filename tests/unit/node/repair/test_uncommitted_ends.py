@@ -7,8 +7,9 @@ import pytest
 
 from app.node.network.repair_messages import FetchAnswer, FetchRequest, PeerCall
 from app.node.repair import fetch
-from app.node.repair.log_repair import GivenUp, LogRepair
+from app.node.repair.log_repair import LogRepair
 from app.node.repair.marker import RepairMarker
+from app.node.repair.offline_log import GivenUp
 from app.node.replica.driver import LogDriver
 from storage.care import patch
 from storage.errors import CorruptLog, DiskError, StorageFull
