@@ -49,19 +49,26 @@ class Ballot:
 
     @property
     def is_won(self) -> bool:
-        """True if a majority of the present voters, all of them sound, has granted it; or every voter has
-        (MemberState.every_voter), and the candidate is a present one.
+        """True if a majority of the present voters, all of them sound, has granted it, and so have the
+        witnesses of the group (MemberState.needed_witnesses); or every voter has (MemberState.every_voter),
+        and the candidate is a present one, or all but one of them are sound, and not one alone is present.
 
         An unsound member may have lost what it acknowledged or voted, so it proves nothing. When every voter
         grants, no remaining log holds more than the candidate's, and no other candidate of the term can have
         been elected: so a new group starts, and so a group recovers from a common loss. A member that was
         removed and does not know that its removal is committed does not count for that: the group may have
-        new voters since, whose log holds more.
+        new voters since, whose log holds more. That of two voters may not if one of them is sound: it would
+        hold the record of the change.
         """
         member, voters = self._member, self._member.group.voters
         granted = {voter: vote.sound for voter, vote in self._votes.items() if vote.granted}
-        by_all = set(member.every_voter) <= granted.keys() and member.node_id in voters
-        return sum(granted.get(voter, False) for voter in voters) >= member.majority or by_all
+        every = member.every_voter
+        is_known = member.node_id in voters or (
+            len(voters) > 1 and sum(granted.get(voter, False) for voter in every) >= len(every) - 1
+        )
+        by_all = set(every) <= granted.keys() and is_known
+        by_majority = sum(granted.get(voter, False) for voter in voters) >= member.majority
+        return by_all or (by_majority and set(member.needed_witnesses) <= granted.keys())
 
 
 def grants(

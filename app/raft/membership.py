@@ -14,20 +14,25 @@ class GroupView:
     """The leader's view of its group at one instant.
 
     settled: the last change and a record of this term are committed. level: peers that hold nearly all of the
-    log. awake: members heard within an election timeout, including the leader.
+    log. awake: members heard within an election timeout, including the leader. counted: those of them whose
+    acknowledgements count.
     """
 
     group: GroupConfig
     settled: bool
     level: tuple[str, ...]
     awake: tuple[str, ...]
+    counted: tuple[str, ...]
 
 
 def changed(view: GroupView, kind: ChangeKind, node_id: str) -> GroupConfig | None:
     """Return the group after the change, None when nothing changes.
 
+    One of two voters becomes a learner first, and a second removal takes it out. So it holds the record by
+    which it votes no more (Standing.configure), and once it is out, a record after that one shows it.
+
     Raises ChangeInProgress, NotCaughtUp (promotion of a member that lags), WouldLoseQuorum (the reachable
-    voters would not be a majority, or none would be left), NotFound.
+    voters that count would not be a majority, or none would be left), NotFound.
     """
     group = view.group
     voters, learners = group.voters, group.learners
@@ -49,10 +54,12 @@ def changed(view: GroupView, kind: ChangeKind, node_id: str) -> GroupConfig | No
             raise NotCaughtUp(node_id, answers=node_id in view.awake)
         after = GroupConfig(voters=(*voters, node_id), learners=rest)
     else:
-        after = GroupConfig(voters=tuple(voter for voter in voters if voter != node_id), learners=rest)
-    awake = sum(voter in view.awake for voter in after.voters)
-    if after.voters != voters and awake < len(after.voters) // 2 + 1:
-        raise WouldLoseQuorum(f"{awake} of {len(after.voters)} voters would be in reach")
+        others = tuple(voter for voter in voters if voter != node_id)
+        is_kept = len(voters) == 2 and node_id in voters
+        after = GroupConfig(voters=others, learners=(*rest, node_id) if is_kept else rest)
+    counted = sum(voter in view.counted for voter in after.voters)
+    if after.voters != voters and counted < len(after.voters) // 2 + 1:
+        raise WouldLoseQuorum(f"{counted} of {len(after.voters)} voters would be in reach, and not in doubt")
     return after
 
 

@@ -137,4 +137,6 @@ class Peers:
             if heard_ms >= awake_ms and marks.get(peer, NO_INDEX) != NO_INDEX
         )
         level = tuple(peer for peer, dispatcher in self.dispatchers.items() if dispatcher.is_level)
-        return GroupView(member.group, settled, level, (*awake, member.node_id))
+        awake = (*awake, member.node_id)
+        counted = tuple(peer for peer in awake if self._quorum.is_sound(peer))
+        return GroupView(member.group, settled, level, awake, counted)

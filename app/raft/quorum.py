@@ -93,6 +93,10 @@ class QuorumChecker:
                 self._unsound[peer] = None
             self.needs_check = True
 
+    def is_sound(self, peer: str) -> bool:
+        """Return whether the peer's acknowledgements count."""
+        return peer not in self._unsound
+
     def _counted(self, voter: str) -> int:
         return NO_INDEX if voter in self._unsound else self._watermarks[voter]
 
@@ -115,8 +119,8 @@ class QuorumChecker:
         state = self._state
         self._watermarks[state.node_id] = state.held_index(self._log)
         index = quorum_index(self._counted(voter) for voter in state.group.voters)
-        if state.witnesses and state.committed_index < state.group_index:
-            held = min(self._counted(voter) for voter in state.witnesses)
+        if witnesses := state.needed_witnesses:
+            held = min(self._counted(voter) for voter in witnesses)
             index = index if held >= state.group_index else min(index, held)
         if index > state.committed_index and is_of_term(self._log, index, state.term):
             state.committed_index = index

@@ -40,16 +40,18 @@ class Standing:
 
         settled: as in ReplicationCore.configure.
 
-        When a third voter joins two, both are witnesses of the record: otherwise one of them and the new one
-        commit it, and if that one's disk is replaced, it elects the other together with it, as every voter of
-        the group that the other knows. Of more voters, two hold each record.
+        When two voters become three or one, both are witnesses of the record. Otherwise one of them, with
+        the third one or alone, commits it or elects a leader, and its disk is replaced: then it and the other
+        one, which lacks the record, elect each other as every voter of their group, perhaps in the same term.
+        Of more voters, two hold each record, and two have voted.
         """
         member = self._member
         if (group, index) == (member.group, self.index):
             return False
         former = member.group.voters if index > self.index and not settled else ()
         member.former_voters = former
-        member.witnesses = former if len(former) == 2 and set(former) < set(group.voters) else ()
+        is_pair = len(former) == 2 and set(former) != set(group.voters)
+        member.witnesses = former if is_pair and set(former) <= set(group.members) else ()
         changed, member.group, self.index, self._nodes = group != member.group, group, index, nodes
         if self.notice is not None and index > self.notice.index:
             self.notice = None

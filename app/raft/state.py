@@ -28,12 +28,12 @@ class MemberState:
     sound: it holds all that it ever acknowledged or voted. An unsound member's acknowledgements and confirmed
     reads do not count, and its vote counts only when every voter grants (elections.py). electable: it holds
     the log's state; without that it does not campaign. knows_group: `group` is that of the log's first
-    opening, if no record names another one. group_index: of the record that names the group,
-    NO_INDEX for the configured group. former_voters: of the group that the newest one replaced; () if the
-    newest was known to be committed when it was adopted. witnesses: voters that must hold its record before
-    it is committed, beside a majority (Standing.configure). leader_syncs: the leader that it follows promises
-    `fsync`. unsynced_index: the last record that it may have acknowledged before it was synced, by an earlier
-    setting, in the modes with a master; NO_INDEX for none.
+    opening, if no record names another one. group_index: of
+    the record that names another group than the configured one, NO_INDEX for none. former_voters: of the
+    group that the newest one replaced; () if the newest was known to be committed when it was adopted.
+    witnesses: as in needed_witnesses, until the record is known to be committed. leader_syncs: the leader
+    that it follows promises `fsync`. unsynced_index: the last record that it may have acknowledged before it
+    was synced, by an earlier setting, in the modes with a master; NO_INDEX for none.
     """
 
     node_id: str
@@ -72,6 +72,12 @@ class MemberState:
         if self.group_index <= self.committed_index:
             return self.group.voters
         return tuple(dict.fromkeys((*self.group.voters, *self.former_voters)))
+
+    @property
+    def needed_witnesses(self) -> tuple[str, ...]:
+        """Voters without which no record is committed and no leader elected, beside a majority, until the
+        record of the newest group is known to be committed (Standing.configure)."""
+        return self.witnesses if self.committed_index < self.group_index else ()
 
     def held_index(self, log: ReplicaLog) -> int:
         """The last index that this member may acknowledge: on disk with `fsync`, otherwise written (R-11).

@@ -27,7 +27,7 @@ from app.api.routes.replicas import (
 )
 from app.controller.commands import ReplicaChange
 from app.controller.metadata import CONTROLLER_LOG
-from app.errors import InvalidRequest, LogDeleting, NotFound, Repairing, TransferFailed
+from app.errors import ChangeInProgress, InvalidRequest, LogDeleting, NotFound, Repairing, TransferFailed
 from app.log.commands import ChangeMembers, check_address
 from app.log.contract import ChangeKind
 from app.log.state import Address
@@ -52,6 +52,7 @@ MEMBER_EXAMPLE: Final = {
 _TRANSFER_POLL_S: Final = 0.05
 _LEARN_S: Final = 1.0
 _LEAVING_POLL_S: Final = 0.02
+_CHANGE_POLL_S: Final = 0.05
 _REFUSALS: Final = ("change-in-progress", "not-caught-up", "would-lose-quorum", *OF_A_COMMIT)
 
 
@@ -206,7 +207,7 @@ async def _change(
 
     async def act(here: Served) -> Response:
         with here.hosted.changing_members():
-            await here.commit(change)
+            await _commit(here, change)
         return here.answer({"members": member_objects(broker, one)})
 
     if one is not None:
@@ -226,6 +227,27 @@ async def _change(
     if not found:
         raise NotFound(f"{change.node_id} is not a member of any log")
     return _members_answer(broker)
+
+
+async def _commit(here: Served, change: ChangeMembers) -> None:
+    """Commit one change. One of two voters is removed in two steps (app/raft/membership.py): the second one,
+    of a learner, waits for the first one, which another leader may have begun.
+
+    Raises CommitlogError.
+    """
+    broker = here.broker
+    deadline_ms = broker.clock.monotonic_ms() + broker.settings.http.leader_wait_ms
+    while True:
+        try:
+            await here.commit(change)
+        except ChangeInProgress:
+            is_second = change.kind is ChangeKind.REMOVE and change.node_id in here.hosted.group.learners
+            if not is_second or broker.clock.monotonic_ms() >= deadline_ms:
+                raise
+            await broker.waits.pause(_CHANGE_POLL_S)
+        else:
+            if change.kind is not ChangeKind.REMOVE or change.node_id not in here.hosted.group.members:
+                return
 
 
 async def _change_replica(

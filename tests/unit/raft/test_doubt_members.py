@@ -82,10 +82,14 @@ def test_two_voters_both_know_the_third_before_it_helps_to_commit() -> None:
 @pytest.mark.rule("R-02", "R-10")
 def test_a_new_leader_of_three_also_waits_for_both_former_voters() -> None:
     group, _, promotion = promoted_third()
-    for name in ("n2", "n3"):
-        group[name].restart(committed=promotion - 1)
+    for member in group.members.values():
+        member.restart(committed=min(promotion - 1, member.log.end_index))
     group.take()
-    group.elect("n3", "n2", "n3")
+    group.wait(2_000)
+    group["n3"].tick()
+    for _ in range(4):  # pre-votes and votes, asked and given
+        group.deliver()
+    assert group["n3"].leads
     group.settle("n2", "n3")
     assert group["n3"].core.committed_index == promotion - 1
     group.pass_time(500)
@@ -127,6 +131,23 @@ def test_both_of_two_voters_hold_earlier_records_before_the_third_helps_to_commi
     assert leader.core.committed_index == committed_index
     group.pass_time(3_000)
     assert leader.core.committed_index == leader.log.end_index
+
+
+@pytest.mark.rule("R-01", "R-10")
+def test_both_of_two_voters_elect_the_leader_whose_log_alone_names_the_third() -> None:
+    """Otherwise n2 elects n3, and, after its disk is replaced, n1 in the same term: both voters that n1 knows
+    vote for it."""
+    group, _, _ = promoted_third()
+    third = group["n3"]
+    third.step("n2", TimeoutNow(1))
+    group.settle("n2", "n3")
+    assert (third.leads, third.core.term) == (False, 2)
+    wipe(group["n2"])
+    group.take()
+    group.pass_time(10_000, "n1", "n2")
+    assert (group["n1"].leads, group["n1"].core.term) == (True, 2)
+    group.pass_time(10_000)
+    assert all(member.log.batches == group.leader.log.batches for member in group.members.values())
 
 
 @pytest.mark.rule("R-10")
@@ -230,6 +251,69 @@ def test_a_voter_that_may_lead_without_its_removal_must_confirm_the_leader_too()
     assert stale.core.committed_index < stale.log.end_index
 
 
+@pytest.mark.rule("R-07", "R-10")
+def test_the_removed_one_of_two_voters_is_not_elected_by_the_replaced_disk_of_the_other() -> None:
+    """The other one went on alone, and then with a third node."""
+    group = Group(2)
+    leader = group.elect("n2")
+    group.pass_time(500)
+    for _ in range(2):  # it becomes a learner first
+        if "n1" in leader.core.group.members:
+            leader.change(ChangeKind.REMOVE, "n1")
+            group.pass_time(500)
+    group.join("n3")
+    for kind in (ChangeKind.ADD, ChangeKind.PROMOTE):
+        leader.change(kind, "n3")
+        group.pass_time(500)
+    assert leader.core.committed_index == leader.log.end_index
+    group["n1"].restart()  # it forgets what others have reported
+    wipe(leader)
+    group.take()
+    group.pass_time(10_000, "n1", "n2")
+    assert not group["n1"].leads
+    group.pass_time(10_000)
+    assert group.leader.name == "n3"
+    assert leader.log.batches == group["n3"].log.batches
+
+
+@pytest.mark.rule("R-10")
+def test_the_removal_of_one_of_two_voters_is_committed_once_both_hold_it() -> None:
+    group = Group(2)
+    leader = group.elect("n2")
+    group.pass_time(500)
+    leader.change(ChangeKind.REMOVE, "n1")
+    assert leader.core.group == GroupConfig(voters=("n2",), learners=("n1",))
+    group.take()
+    group.pass_time(500, "n2")
+    assert leader.core.committed_index < leader.log.end_index
+    leader.restart(committed=leader.core.committed_index)
+    group.pass_time(5_000, "n2")
+    assert not leader.leads
+    group.take()
+    group.pass_time(5_000)
+    assert group.leader is leader
+    assert leader.core.committed_index == leader.log.end_index
+    leader.change(ChangeKind.REMOVE, "n1")
+    leader.restart(committed=0)  # the record after it shows that it was committed
+    assert leader.leads
+
+
+@pytest.mark.rule("R-10")
+def test_a_removed_voter_with_the_longest_log_leads_although_a_disk_is_replaced() -> None:
+    """Two voters remain. One is sound: if they had gone on, it would hold more."""
+    group = Group(3)
+    removed = group.elect("n1")
+    group.pass_time(500)
+    removed.change(ChangeKind.REMOVE, "n1")
+    removed.restart()
+    wipe(group["n3"])
+    group.take()
+    group.pass_time(10_000)
+    assert group.leader.core.group == GroupConfig(voters=("n2", "n3"))
+    assert removed.core.role is Role.REMOVED
+    assert all(member.core.sound for member in group.members.values())
+
+
 @pytest.mark.rule("R-10")
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_removal_is_committed_although_a_disk_is_replaced_meanwhile(restarts: bool) -> None:
@@ -265,6 +349,7 @@ def test_a_replaced_disk_of_two_voters_that_lacks_the_record_of_the_third_asks_f
     promotion = stale.log.end_index
     group.deliver("n2")
     group.take()
+    group["n3"].core._member.witnesses = ()  # of an earlier version
     group["n3"].step("n2", TimeoutNow(1))
     group.settle("n1", "n3")
     assert (group["n3"].leads, group["n3"].core.term) == (True, 2)

@@ -9,15 +9,16 @@ from starlette.responses import Response
 
 from app.api.routes.members import (
     MemberIn,
+    _commit,
     _learn,
     checked_address,
     logs_of_the_change,
     member_objects,
     taken_addresses,
 )
-from app.errors import CommitlogError, InvalidRequest, LogDeleting, Repairing
+from app.errors import ChangeInProgress, CommitlogError, InvalidRequest, LogDeleting, Repairing
 from app.log.commands import ChangeMembers
-from app.log.contract import ChangeKind
+from app.log.contract import ChangeKind, GroupConfig
 from app.log.state import Address
 from app.settings.model import Replication
 
@@ -154,3 +155,40 @@ def test_a_change_that_is_committed_succeeds_while_this_node_gives_its_replica_u
     broker = cast(Any, SimpleNamespace(waits=SimpleNamespace(committed=committed)))
     hosted = cast(Any, SimpleNamespace(serving=object()))
     asyncio.run(_learn(broker, hosted, Response(headers={"Commitlog-Committed-Index": "7"})))
+
+
+class TwoVoters:
+    """A log of two voters that is led here (api/http/log_call.Served). late: so many calls find the change
+    before them in progress."""
+
+    def __init__(self, late: int = 0) -> None:
+        self.late = late
+        self.calls = self.now_ms = 0
+        self.hosted = SimpleNamespace(group=GroupConfig(voters=("n1", "n2")))
+        self.broker = SimpleNamespace(
+            clock=SimpleNamespace(monotonic_ms=lambda: self.now_ms),
+            settings=SimpleNamespace(http=SimpleNamespace(leader_wait_ms=1_000)),
+            waits=SimpleNamespace(pause=self.pause),
+        )
+
+    async def pause(self, seconds: float) -> None:
+        self.now_ms += round(seconds * 1_000)
+
+    async def commit(self, _change: ChangeMembers) -> None:
+        self.calls += 1
+        if self.calls > 1 and self.late:
+            self.late -= 1
+            raise ChangeInProgress
+        is_voter = "n2" in self.hosted.group.voters
+        self.hosted.group = GroupConfig(voters=("n1",), learners=("n2",) if is_voter else ())
+
+
+@pytest.mark.rule("R-10")
+def test_one_of_two_voters_is_removed_in_two_steps() -> None:
+    log = TwoVoters(late=2)
+    asyncio.run(_commit(cast(Any, log), ChangeMembers(ChangeKind.REMOVE, "n2")))
+    assert (log.hosted.group, log.calls) == (GroupConfig(voters=("n1",)), 4)
+    log = TwoVoters(late=100)
+    with pytest.raises(ChangeInProgress):
+        asyncio.run(_commit(cast(Any, log), ChangeMembers(ChangeKind.REMOVE, "n2")))
+    assert log.now_ms == 1_000
