@@ -390,7 +390,9 @@ class RaftCore(RaftMember):
                 self._save(now_ms)
             self._restart_election_timer(now_ms)
         if granted:
-            self._outbox.send(source, VoteAnswer(request.term, True, request.pre_vote, sound=member.sound))
+            voters = () if member.is_named else member.group.voters
+            answer = VoteAnswer(request.term, True, request.pre_vote, sound=member.sound, voters=voters)
+            self._outbox.send(source, answer)
             return
         if member.leader_id is None and (request.last_term, request.last_index) < self._log.last_position:
             self._standing.has_newest_log = True

@@ -43,9 +43,23 @@ class Ballot:
                 self._outbox.send(voter, self._request)
 
     def count(self, source: str, answer: VoteAnswer) -> None:
-        """Count an answer; one of another election changes nothing."""
-        if answer.pre_vote is self.pre_vote and (not answer.granted or answer.term == self._term):
+        """Count an answer; one of another election, or of another group, changes nothing."""
+        is_of_this = answer.pre_vote is self.pre_vote and (not answer.granted or answer.term == self._term)
+        if is_of_this and not self._is_of_another_group(answer):
             self._votes[source] = answer
+
+    def _is_of_another_group(self, answer: VoteAnswer) -> bool:
+        """Return whether the voter counts by another group than the candidate, while no record names it to
+        either.
+
+        A replaced disk knows the configuration alone, which may have changed since the first opening of the
+        log: majorities of the two groups need no common member. So its group gives way to that of a sound
+        member.
+        """
+        member = self._member
+        if member.is_named or not answer.voters or (member.sound and not answer.sound):
+            return False
+        return set(answer.voters) != set(member.group.voters)
 
     @property
     def is_won(self) -> bool:

@@ -65,12 +65,14 @@ class GroupNotice(msgspec.Struct, frozen=True, array_like=True):
 
 class VoteAnswer(Message, frozen=True, array_like=True, tag=2):
     """term: of the request when granted, else the voter's own. group: with a refused pre-vote of a node that
-    is not a member; older versions neither send nor read it. sound: whether the voter is."""
+    is not a member; older versions neither send nor read it. sound: whether the voter is. voters: when it is
+    granted, of the voter's group while no record of its log names that; else, and from older versions, ()."""
 
     granted: bool
     pre_vote: bool = False
     group: GroupNotice | None = None
     sound: bool = True
+    voters: tuple[str, ...] = ()
 
 
 class Heartbeat(Message, frozen=True, array_like=True, tag=3):

@@ -48,6 +48,7 @@ class Standing:
         member = self._member
         if (group, index) == (member.group, self.index):
             return False
+        member.is_named = index != NO_INDEX
         former = member.group.voters if index > self.index and not settled else ()
         member.former_voters = former
         is_pair = len(former) == 2 and set(former) != set(group.voters)

@@ -28,7 +28,7 @@ class MemberState:
     sound: it holds all that it ever acknowledged or voted. An unsound member's acknowledgements and confirmed
     reads do not count, and its vote counts only when every voter grants (elections.py). electable: it holds
     the log's state; without that it does not campaign. knows_group: `group` is that of the log's first
-    opening, if no record names another one. group_index: of
+    opening, if no record names another one. is_named: a record of the log names the group. group_index: of
     the record that names another group than the configured one, NO_INDEX for none. former_voters: of the
     group that the newest one replaced; () if the newest was known to be committed when it was adopted.
     witnesses: as in needed_witnesses, until the record is known to be committed. leader_syncs: the leader
@@ -47,6 +47,7 @@ class MemberState:
     sound: bool = True
     electable: bool = True
     knows_group: bool = True
+    is_named: bool = False
     group_index: int = NO_INDEX
     former_voters: tuple[str, ...] = ()
     witnesses: tuple[str, ...] = ()

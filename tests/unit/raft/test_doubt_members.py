@@ -371,6 +371,30 @@ def test_a_replaced_disk_of_two_voters_that_lacks_the_record_of_the_third_asks_f
     assert not group["n1"].core.sound
 
 
+@pytest.mark.rule("R-02", "R-10")
+@pytest.mark.parametrize(("count", "others"), [(3, ("n3",)), (5, ("n4", "n5"))])
+def test_a_replaced_disk_whose_configuration_names_fewer_voters_is_not_elected_before_the_first_record(
+    count: int, others: tuple[str, ...]
+) -> None:
+    """n1 and the others have committed the first records. The rest holds none, and grants: of the three or
+    two voters that n1 knows, all, or a majority of sound ones."""
+    group = Group(count)
+    whole, leader = group.config, group.elect("n1", "n1", *others)
+    leader.append()
+    group.settle("n1", *others)
+    assert leader.core.committed_index == 1
+    known = tuple(name for name in whole.voters if name not in others)
+    group.config = GroupConfig(voters=known)
+    wipe(leader)
+    group.config = whole
+    group.take()
+    group.pass_time(10_000, *known)
+    assert not any(group[name].leads for name in known)
+    group.pass_time(10_000)
+    assert group.leader.name in others
+    assert all(member.log.batches == group.leader.log.batches for member in group.members.values())
+
+
 @pytest.mark.rule("R-01", "R-10")
 def test_a_member_that_has_lost_the_group_of_its_log_does_not_campaign() -> None:
     """The configuration names n1 and n2 now: they would elect n1 in the term in which the others elect n3."""

@@ -186,3 +186,22 @@ def test_an_append_with_an_impossible_time_limit_is_a_corrupt_frame(left_ms: int
     frame = b"".join(encode(0, CarriedAppends((CarriedAppend(1, left_ms, b"", b"", b""),))))
     with pytest.raises(CorruptFrame):
         decode(memoryview(frame))
+
+
+class OlderVote(msgspec.Struct, array_like=True, tag_field="kind", tag=2):
+    """VoteAnswer of a version that does not name the voters."""
+
+    term: int
+    granted: bool
+    pre_vote: bool = False
+    group: None = None
+    sound: bool = True
+
+
+@pytest.mark.rule("R-10")
+def test_a_vote_with_voters_and_one_of_an_older_version_are_both_read() -> None:
+    vote = VoteAnswer(3, True, sound=False, voters=("n1", "n2"))
+    older = msgspec.msgpack.decode(msgspec.msgpack.encode(vote), type=OlderVote)
+    assert (older.term, older.granted, older.sound) == (3, True, False)
+    newer = msgspec.msgpack.decode(msgspec.msgpack.encode(older), type=VoteAnswer)
+    assert newer == msgspec.structs.replace(vote, voters=())
