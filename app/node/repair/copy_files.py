@@ -43,6 +43,11 @@ class CopyFiles:
 
     # --- what they contain ------------------------------------------------------------------------------
 
+    def noted_pair(self) -> Sequence[str]:
+        """Return the voters of the group of two, if the note of this repair shows that the copy is one of
+        them; else ()."""
+        return self._marker.pair
+
     def saved_membership(self) -> Membership | None:
         """Return the members that the saved state of the log names; None if it is lost, or names none."""
         snapshot_file = SnapshotFile(self._files, f"{self._folder}/state")
@@ -196,6 +201,10 @@ class CopyFiles:
     def forget_held(self) -> None:
         self.held_index = NO_INDEX
         self._marker.forget_held()
+
+    def forget_offline(self) -> None:
+        self.held_index = NO_INDEX
+        self._marker.forget_offline()
 
     def patch(self, damage: Damage, batches: Sequence[Batch]) -> Damage | None:
         """Raises PatchRefused."""

@@ -69,8 +69,8 @@ class DamagedCopy:
     voters, learners: of the group, including this node. votes: the group elects; otherwise controllers or the
     configuration choose the leader, and the vote file only holds the epoch that this copy has opened.
     state_type: of the log's state. is_configured: voters and learners are those of the configuration, because
-    the log was not open since the start: it may name others. settled_voters: of the newest group that is
-    known to be committed, () for none. predates_folder(): the log existed before the data folder of this
+    the log was not open since the start: it may name others. settled_voters: as of that function, when the
+    log was open last. predates_folder(): the log existed before the data folder of this
     node, so the settings here may be older than its group; may block on the disk.
     """
 
@@ -96,6 +96,13 @@ class DamagedCopy:
         never committed. The group before may have committed records without the other one."""
         settled = set(self.settled_voters)
         return self.votes and len(settled) == 2 and settled == set(self.voters) and self.node_id in settled
+
+
+def settled_voters(state: LogState) -> tuple[str, ...]:
+    """Return the voters that the newest membership record names, if it is known to be committed, else ().
+    A committed group before it may have the same voters, and one between the two others."""
+    newest = state.membership
+    return newest.voters if newest is not None and newest == state.settled_membership else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

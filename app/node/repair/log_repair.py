@@ -88,12 +88,9 @@ class LogRepair(OfflineLog):
         is_recorded = False
         while True:
             try:
+                if self._is_configured:
+                    await self._find_group()
                 await in_thread(self._note)
-                saved = await in_thread(self._copy.saved_membership) if self._is_configured else None
-                if saved is not None:
-                    # The log may name others than the configuration, which may be newer than the saved state.
-                    self._set_group(saved.voters, self._voters, learners=saved.learners)
-                self._is_configured = False
                 if not is_recorded:
                     self._host.record(self._corruption())
                 is_recorded = True
@@ -111,6 +108,17 @@ class LogRepair(OfflineLog):
                 logger.exception("log %s: the repair failed and starts again", self._log_name)
                 self._wait(f"it failed: {error!r}")
                 await self._pause(_RETRY_LAST_S)
+
+    async def _find_group(self) -> None:
+        """Use the group of the log: this node knows the configuration alone, since it has started again."""
+        pair = await in_thread(self._copy.noted_pair)
+        saved = await in_thread(self._copy.saved_membership)
+        if pair:
+            self._set_pair(pair, () if saved is None else saved.learners)
+        elif saved is not None:
+            # The log may name others than the configuration, which may be newer than the saved state.
+            self._set_group(saved.voters, self._voters, learners=saved.learners)
+        self._is_configured = False
 
     # --- a lost vote ------------------------------------------------------------------------------------
 
@@ -166,7 +174,7 @@ class LogRepair(OfflineLog):
                 await self._repair(cause)
                 self.state = RepairState.OPENING
                 driver = await in_thread(partial(self._host.open_log, sound=self._keeps_promises))
-                await in_thread(self._copy.forget_held)  # the leader may truncate what was not committed
+                await in_thread(self._copy.forget_offline)  # the leader may truncate what was not committed
                 return driver
             except StorageError as error:
                 damage = as_damage(error)
@@ -377,7 +385,7 @@ class LogRepair(OfflineLog):
             return
         logger.error("log %s: quarantined; a new copy is fetched from the leader: %s", self._log_name, reason)
         await self._doubt(lacks_records=True)
-        await in_thread(self._copy.forget_held)
+        await in_thread(self._copy.forget_offline)
         await in_thread(self._copy.set_aside)
         self.left = []
         self.result.set_aside = True

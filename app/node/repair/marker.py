@@ -24,7 +24,8 @@ class Note(msgspec.Struct, frozen=True):
     perhaps with the membership records among them. Never false again after it was true. intact: the files are
     not damaged, so the log opens without a repair. lost_vote: the term and vote may be older than the last
     ones of this replica. held_index: index up to which the log was durable when the damage was found: missing
-    records up to it are damage, not a torn tail.
+    records up to it are damage, not a torn tail. pair: the voters, if the copy is one of two (is_of_pair of
+    DamagedCopy): until it is open again, the other one commits nothing without it, and changes no members.
     """
 
     reason: str
@@ -35,6 +36,7 @@ class Note(msgspec.Struct, frozen=True):
     intact: bool = False
     lost_vote: bool = False
     held_index: int = NO_INDEX
+    pair: tuple[str, ...] = ()
 
 
 class RepairMarker:
@@ -75,9 +77,14 @@ class RepairMarker:
         note = self._load()
         return NO_INDEX if note is None else note.held_index
 
+    @property
+    def pair(self) -> tuple[str, ...]:
+        note = self._load()
+        return () if note is None else note.pair
+
     def save(self, note: Note) -> None:
-        """Save the note; durable on return. The first note of a repair stays, except for its promises and
-        what it lacks. Raises DiskError."""
+        """Save the note; durable on return. The first note of a repair stays, except for its promises, what
+        it lacks and the pair. Raises DiskError."""
         if self.exists:
             first = self._load()
             if first is None:
@@ -89,6 +96,7 @@ class RepairMarker:
                 intact=first.intact and note.intact,
                 lost_vote=first.lost_vote or note.lost_vote,
                 held_index=max(first.held_index, note.held_index),
+                pair=note.pair,
             )
             if note == first:
                 return
@@ -101,6 +109,13 @@ class RepairMarker:
         note = self._load()
         if note is not None and note.held_index != NO_INDEX:
             self._write(replace(note, held_index=NO_INDEX))
+
+    def forget_offline(self) -> None:
+        """The log is open again, or empty: forget the held index and the pair; durable on return. Raises
+        DiskError."""
+        note = self._load()
+        if note is not None and (note.held_index != NO_INDEX or note.pair):
+            self._write(replace(note, held_index=NO_INDEX, pair=()))
 
     def _write(self, note: Note) -> None:
         write_named_durably(self._files, self._folder, self._name, msgspec.json.encode(note) + b"\n")

@@ -53,9 +53,10 @@ class OfflineLog:
         self._marker = copy.marker
         self._calls = calls
         self._clock = clock
+        self._pair: Sequence[str] = ()  # the voters, if this copy is one of two
         self._set_group(copy.voters, learners=copy.learners)
         if copy.is_of_pair:
-            self._majority = 1
+            self._set_pair(copy.voters, copy.learners)
         self._is_configured = copy.is_configured and copy.votes
         self._reported_waiting = False
         self._given_up = asyncio.Event()
@@ -72,6 +73,11 @@ class OfflineLog:
         self._is_alone = {*self._voters, *learners} <= {self._node_id}
         self._majority = max(map(len, groups)) // 2 + 1
         self._peer_replicas = PeerReplicas(self._calls, self._log_id, self._holders)
+
+    def _set_pair(self, voters: Sequence[str], learners: Sequence[str]) -> None:
+        """The group is one of two: the other voter decides (DamagedCopy.is_of_pair)."""
+        self._set_group(voters, learners=learners)
+        self._pair, self._majority = voters, 1
 
     # --- what peers get
 
@@ -105,6 +111,7 @@ class OfflineLog:
                 self._lacks_records,
                 lost_vote=self._lost_vote,
                 held_index=self._copy.held_index,
+                pair=tuple(self._pair),
             )
         )
 

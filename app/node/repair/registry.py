@@ -16,7 +16,7 @@ from app.node.hosted_log import HostedLog
 from app.node.job_threads import in_thread
 from app.node.network.peer_calls import PeerCalls
 from app.node.network.repair_messages import DigestRequest, FetchRequest, PeerCall, TermRequest
-from app.node.repair.interfaces import Damaged, DamagedCopy, FoundDamage
+from app.node.repair.interfaces import Damaged, DamagedCopy, FoundDamage, settled_voters
 from app.node.repair.log_repair import LogRepair
 from app.node.repair.marker import RepairMarker
 from app.node.repair.server import RepairServer, reread
@@ -114,7 +114,6 @@ class Repairs:
         is_configured = not hosted.knows_group
         group, marker = hosted.group, self.marker_of(hosted)
         driver, hosted.driver, hosted.caught_up = hosted.driver, None, False
-        settled = None if driver is None else driver.state.settled_membership
         hosted.repair = LogRepair(
             _Host(self, hosted),
             DamagedCopy(
@@ -129,7 +128,7 @@ class Repairs:
                 marker=marker,
                 votes=hosted.settings.replication is Replication.RAFT,
                 state_type=MetadataLogState if hosted.name == CONTROLLER_LOG else LogState,
-                settled_voters=() if settled is None else settled.voters,
+                settled_voters=() if driver is None else settled_voters(driver.state),
                 is_configured=is_configured,
                 predates_folder=partial(self._predates_folder, hosted),
             ),

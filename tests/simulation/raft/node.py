@@ -25,7 +25,7 @@ from app.node.network.peer_calls import PeerCalls
 from app.node.network.repair_messages import FetchRequest, PeerCall, TermRequest
 from app.node.opening.open_replica import LogIdentity, open_journal, open_replica
 from app.node.opening.replica_modes import RaftMode
-from app.node.repair.interfaces import DamagedCopy, FoundDamage
+from app.node.repair.interfaces import DamagedCopy, FoundDamage, settled_voters
 from app.node.repair.log_repair import LogRepair
 from app.node.repair.marker import RepairMarker
 from app.node.repair.server import RepairServer
@@ -240,7 +240,6 @@ class SimulatedNode:
         self._repairing = True
         ended = self.driver if self._serves else None
         group = GroupConfig(voters=cluster.voters) if ended is None else ended.group
-        settled = None if ended is None else ended.state.settled_membership
         if ended is not None:
             self._check_step()
             ended.abandon()
@@ -257,7 +256,7 @@ class SimulatedNode:
                 learners=group.learners,
                 storage=self.settings.storage,
                 marker=self._marker,
-                settled_voters=() if settled is None else settled.voters,
+                settled_voters=() if ended is None else settled_voters(ended.state),
                 is_configured=ended is None,
             ),
             FoundDamage(

@@ -5,14 +5,17 @@ from typing import cast
 
 import pytest
 
+from app.log.state import LogState
 from app.node.network.repair_messages import FetchAnswer, FetchRequest, PeerCall
 from app.node.repair import fetch
+from app.node.repair.interfaces import settled_voters
 from app.node.repair.log_repair import LogRepair
 from app.node.repair.marker import RepairMarker
 from app.node.repair.offline_log import GivenUp
 from app.node.replica.driver import LogDriver
 from storage.care import patch
 from storage.errors import CorruptLog, DiskError, StorageFull
+from storage.format.records import encode_control
 from storage.log.checkpoint import Checkpoint, CheckpointFile
 from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState, HardStateFile
@@ -20,6 +23,7 @@ from storage.log.manifest import ManifestFile
 from tests.unit.node.repair.damaged_log import BATCHES, FOLDER, SIZES, Peers, Scene, another_end, gives_all
 from tests.unit.node.repair.test_fetch import history
 from tests.unit.node.repair.test_server import Node
+from tests.unit.raft.support import MemoryLog
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +108,46 @@ def test_one_of_two_copies_keeps_its_end_if_the_group_may_have_committed_it_with
 
     scene.run(peers, scene.damage(39), voters=("n1", "n2"), meanwhile=meanwhile)
     assert scene.host.log is None
+
+
+@pytest.mark.rule("R-07", "R-10")
+def test_a_group_of_two_is_settled_only_by_its_newest_record() -> None:
+    """A group of three between two groups of the same two may have committed records without one of them."""
+    log, state = MemoryLog(), LogState()
+    for voters in (["n1", "n2"], ["n1", "n2", "n3"], ["n1", "n2"]):
+        value = {"kind": "membership", "voters": voters, "learners": [], "nodes": {}}
+        log.write([log.stamp(encode_control(value), 1, control=True)])
+        state.apply(log.batches[-1])
+    settled = []
+    for committed_index in range(3):
+        state.committed(committed_index)
+        settled.append(settled_voters(state))
+    assert settled == [(), (), ("n1", "n2")]
+
+
+@pytest.mark.rule("R-07")
+@pytest.mark.parametrize("configured", [("n1", "n2"), ("n1", "n2", "n3")])
+def test_a_repair_of_one_of_two_copies_continues_after_a_restart(configured: tuple[str, ...]) -> None:
+    """Only the note shows then that the group of two was committed: the log is not open."""
+    scene, peers = Scene(), Peers(lambda _peer, _message: None)
+    committed_until(scene, 39)
+    damage = scene.damage(39)
+
+    async def meanwhile(repair: LogRepair) -> None:
+        while not peers.asked:  # noqa: ASYNC110  # bounded
+            await asyncio.sleep(0.001)
+        repair.give_up()
+
+    scene.run(peers, damage, voters=("n1", "n2"), meanwhile=meanwhile)
+    assert scene.host.log is None
+    scene.files.crash()
+    scene.is_configured, scene.settled_voters = True, ()
+    peers = Peers(never_had_it)
+    scene.run(peers, damage, voters=configured)
+    assert scene.host.log is not None
+    assert (scene.host.sound, scene.host.log.end_index) == (False, 77)
+    assert {peer for peer, _ in peers.asked} == {"n2"}
+    assert RepairMarker(scene.files, "data", "log").pair == ()  # the group may change from now on
 
 
 @pytest.mark.parametrize("error", [StorageFull, DiskError])
