@@ -189,6 +189,15 @@ class CopyFiles:
         self.remove("vote")
         HardStateFile(self._files, f"{self._folder}/vote").save(promise)
 
+    def reach(self, promise: HardState) -> None:
+        """Save the vote if its term, of records that were written here, is later than that of the vote file.
+        A lost vote stays lost."""
+        if self.saved_term() in (None, TERM_UNKNOWN):
+            return
+        vote_file = HardStateFile(self._files, f"{self._folder}/vote")
+        if vote_file.load().term < promise.term:
+            vote_file.save(promise)
+
     def remove(self, name: str) -> None:
         """Remove a small file, if it is there. That of the group becomes a record of its loss."""
         path = f"{self._folder}/{name}"

@@ -260,6 +260,23 @@ def test_an_end_is_repaired_with_batches_that_end_at_other_offsets(value: bytes,
     assert RepairMarker(scene.files, "data", "log").held_index == -1
 
 
+@pytest.mark.rule("R-01", "R-07")
+def test_an_end_of_a_later_term_than_the_vote_is_no_lost_vote() -> None:
+    """The vote file is intact: this replica never voted in that term. It waits for no terms of the others."""
+    scene, held = Scene(), another_end(25, b"", term=6)
+
+    def answers(peer: str, message: PeerCall) -> PeerCall | None:
+        assert isinstance(message, FetchRequest)
+        found = [each for each in held if message.first_index <= each.base_index <= message.last_index]
+        return FetchAnswer(message.id, 0, 79, False, tuple(found)) if peer == "n2" else None
+
+    scene.run(Peers(answers), lacks_from(scene, 25))
+    assert scene.host.log is not None
+    assert scene.host.log.last_term == 6
+    assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(6, "n1")
+    assert not RepairMarker(scene.files, "data", "log").lost_vote
+
+
 @pytest.mark.rule("R-07")
 def test_a_repair_of_an_end_that_a_crash_interrupts_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     """The durable point is before the damage then: the note shows where the log ended."""
