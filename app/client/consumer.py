@@ -1,6 +1,7 @@
 """Consumer: reads a log from a named position that the log itself keeps."""
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from socket import gethostname
 from typing import Any
@@ -8,6 +9,7 @@ from uuid import uuid4
 
 from app.arguments import check_instance, check_whole
 from app.client.client import FOLLOW_WAIT_MS, CommitlogClient, Page
+from app.client.connection import FIRST_PAUSE_S
 from app.client.errors import ConditionFailed, NotFound
 from app.client.operations import Cursor, Operations
 
@@ -95,17 +97,34 @@ class Consumer:
         try:
             return self._put(index, "")
         except ConditionFailed:
-            return self._operations.cursor(self.name)  # created since it was not found
+            return self._newer("")  # created since it was not found
 
     def _move(self, index: int, version: str) -> Cursor:
         try:
             return self._put(index, version)
         except ConditionFailed:
-            found = self._operations.cursor(self.name)
+            found = self._newer(version)
             if found.holder != self._holder:
                 raise
             # This consumer moved it, and the answer was lost: of this move, or of an earlier one.
-            return found if found.index == index else self._put(index, found.version)
+            return found if found.index == index else self._move(index, found.version)
+
+    def _newer(self, version: str) -> Cursor:
+        """Return the cursor after the move that refused one from `version` on; "": from none.
+
+        A master in classic mode refuses it at once, and shows the other move when slaves have it.
+        """
+        give_up_at = time.monotonic() + self._client.connection.give_up_s
+        while True:
+            try:
+                found = self._operations.cursor(self.name)
+            except NotFound as error:
+                if version or error.code != "cursor-not-found" or time.monotonic() > give_up_at:
+                    raise
+            else:
+                if found.version != version or time.monotonic() > give_up_at:
+                    return found
+            time.sleep(FIRST_PAUSE_S)
 
     def _put(self, index: int, version: str) -> Cursor:
         return self._operations.move_cursor(

@@ -78,3 +78,30 @@ def test_two_consumers_that_create_the_cursor_at_once_share_it() -> None:
         consuming(other).commit(7)
     with fake_service(absent_once) as service:
         assert consuming(service).position == 7
+
+
+@pytest.mark.rule("H-07")
+def test_a_consumer_waits_for_its_own_move_that_no_slave_has_yet() -> None:
+    """A master in classic mode refuses the repeat at once, and shows the move when slaves have it."""
+    cursor, reads = OneCursor(), 0
+    late = problem("flush-slave-timeout", 504, "applied", retryable=True)
+
+    def answer(asked: Asked) -> Scripted:
+        nonlocal before, reads
+        if not asked.path.endswith("/cursors/etl"):
+            return cursor(asked)
+        if asked.method == "PUT":
+            moved = cursor(asked)
+            return late if moved.status == 200 else moved
+        reads += 1
+        if reads % 3 == 0:
+            before = cursor(asked)
+        return before
+
+    before = _ABSENT
+    with fake_service(answer) as service:
+        consumer = Consumer(CommitlogClient(service.url, give_up_s=5.0), "etl", start=0)
+        assert consumer.committed == 0
+        again = Consumer(CommitlogClient(service.url, give_up_s=5.0), "etl")
+        again.commit(10)
+        assert again.committed == 10
