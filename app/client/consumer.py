@@ -38,7 +38,7 @@ class Consumer:
             if error.code != "cursor-not-found":
                 raise
             self._cursor = self._create(self._index_of(start))
-        self.position = self._cursor.index
+        self.position = self._wanted = self._cursor.index  # _wanted: by the newest commit
         self._log_id: str | None = None  # of the log that was polled
 
     @property
@@ -91,6 +91,7 @@ class Consumer:
         target = self.position if index is None else index
         if target == self._cursor.index:
             return
+        self._wanted = target
         self._cursor = self._move(target, self._cursor.version)
 
     def _create(self, index: int) -> Cursor:
@@ -106,8 +107,10 @@ class Consumer:
             found = self._newer(version)
             if found.holder != self._holder:
                 raise
-            # This consumer moved it, and the answer was lost: of this move, or of an earlier one.
-            return found if found.index == index else self._move(index, found.version)
+            # This consumer moved it, and the answer was lost: of this move, or of an earlier one. A commit
+            # that its caller gave up may also end after a later one, in a thread of an AsyncConsumer.
+            is_done = found.index == index or self._wanted != index
+            return found if is_done else self._move(index, found.version)
 
     def _newer(self, version: str) -> Cursor:
         """Return the cursor after the move that refused one from `version` on; "": from none.

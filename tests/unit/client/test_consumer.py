@@ -105,3 +105,20 @@ def test_a_consumer_waits_for_its_own_move_that_no_slave_has_yet() -> None:
         again = Consumer(CommitlogClient(service.url, give_up_s=5.0), "etl")
         again.commit(10)
         assert again.committed == 10
+
+
+def test_a_commit_that_ends_after_a_later_one_does_not_move_the_cursor_back() -> None:
+    """As that of an AsyncConsumer whose caller has given it up: its call goes on in its thread."""
+    cursor = OneCursor()
+
+    def answer(asked: Asked) -> Scripted:
+        if asked.method == "PUT" and json.loads(asked.body)["index"] == 10 and consumer.committed < 20:
+            consumer.commit(20)
+        return cursor(asked)
+
+    with fake_service(answer) as service:
+        consumer = consuming(service)
+        consumer.commit(10)
+        assert consuming(service).position == consumer.committed == 20
+        consumer.commit(15)  # as its owner wants it
+        assert consuming(service).position == 15
