@@ -258,7 +258,7 @@ class ClaimedTable:
                 claim=claim,
                 position=self.position,
                 note=dict(note),
-                is_next=self.is_same,
+                is_next=self._is_next,
             )
             if last is not None:
                 self.rows += due.num_rows
@@ -274,10 +274,14 @@ class ClaimedTable:
                 self._fill(due)  # they were there once
         return False
 
-    def is_same(self) -> bool:
-        """Return True for the table that was opened. Raises TableReplaced for another one in a folder: it may
-        have rows after `last_index` under a claim before them."""
+    def check_same(self) -> None:
+        """Raise TableReplaced unless the table is the one that was opened, in a folder: another one may have
+        rows after `last_index` under a claim before them."""
         self._removals.found()
+
+    def _is_next(self) -> bool:
+        """As of `LocalTable.append`: the claim decides, in the table that was opened."""
+        self.check_same()
         return True
 
     def _fill(self, rows: pa.Table) -> None:

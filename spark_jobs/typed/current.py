@@ -175,7 +175,7 @@ class CurrentTable:
         """Raise TableReplaced for a table that another driver has made again: it may lack what the one before
         had, and a claim of this driver would be of more than it adds."""
         assert self._claimed is not None
-        self._claimed.is_same()
+        self._claimed.check_same()
 
     def _extend_here(self, first: int, until: int) -> bool:
         """Apply the records without Spark; return false where that is not possible."""
