@@ -16,6 +16,7 @@ from rich.progress import (
 )
 
 PLAIN_LINE_EACH_S = 5.0
+TABLE_WIDTH = 200  # of a table in a pipe, columns
 
 
 class Bar:
@@ -74,7 +75,14 @@ class Show:
         self.console.print(f"          {escape(text)}", soft_wrap=True)
 
     def table(self, table: RenderableType) -> None:
-        self.console.print(table)
+        """Print a table. In a pipe it is as wide as it needs to be."""
+        if self.console.is_terminal:
+            self.console.print(table)
+            return
+        with (wide := Console(width=TABLE_WIDTH, highlight=False)).capture() as captured:
+            wide.print(table)
+        lines = (line.rstrip() for line in captured.get().rstrip("\n").split("\n"))
+        self.console.out("\n".join(lines), highlight=False)
 
     def outcome(self, text: str, *, good: bool) -> None:
         """Print the last line."""

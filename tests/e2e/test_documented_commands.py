@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from app.client import CommitlogClient
-from tests.e2e.processes import free_port, wait_until
+from tests.e2e.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^( *)```(?:sh|bash|shell|console)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
@@ -228,8 +227,6 @@ def run_command(terminal: Terminal, command: str, page: Path) -> None:
     if re.fullmatch(r"[A-Z_]+=\S+", command):
         terminal.variables.append(terminal.translated(command))
         return
-    if command.startswith("commitlog leader transfer --to n2"):
-        make_lead(terminal, "n1")
     words = next((words for words in FOLLOWS if command.startswith(words)), None)
     if words is not None:
         terminal.follow(command, FOLLOWS[words])
@@ -239,12 +236,3 @@ def run_command(terminal: Terminal, command: str, page: Path) -> None:
     code = refusal(terminal.run(command))
     allowed = [code for words, code in MAY_BE_REFUSED.items() if words in command]
     assert code is None or code in allowed, f"{page.name}: {command}: {code}"
-
-
-def make_lead(terminal: Terminal, node: str) -> None:
-    """The next command moves the lead: it must not be there already."""
-    with CommitlogClient([terminal.endpoint]) as client:
-        if client.status()["leader"] == node:
-            return
-        terminal.run(f"commitlog leader transfer --to {node}")
-        wait_until(lambda: client.status()["leader"] == node, f"{node} leads")

@@ -355,8 +355,12 @@ const range = document.createRange();
 range.selectNodeContents(value.firstChild);
 const marker = value.getBoundingClientRect().top;
 result.same_line = Math.abs(range.getClientRects()[0].top - marker) < 8;
-result.title = getComputedStyle(holder.querySelector("td"), "::before").content;"""
+result.title = getComputedStyle(holder.querySelector("td"), "::before").content;
+const many = ["Table", "Version", "Materialized index", "Records behind", "Oldest waits", "Last commit"];
+holder.replaceChildren(table(many.map((title) => [title, () => "1"]), [1], { stacks: true }));
+result.overflow = document.documentElement.scrollWidth - innerWidth;"""
     found = result_of(site, script, width=width)
+    assert found["overflow"] == 0  # also by titles that are not shown
     assert found["share"] > share  # type: ignore[operator]
     assert found["same_line"]
     assert ("Index" in str(found["title"])) == (width == 500)

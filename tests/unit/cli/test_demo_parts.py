@@ -17,6 +17,7 @@ from app.demo.flights import ContentHash, in_order_of_days, read_flights
 from app.demo.folder import MARKER, FolderRefused, prepare
 from app.demo.node_logs import ColumnsHash, NodeLog, count_events
 from app.demo.proofs import (
+    Proof,
     Sent,
     prove_entries,
     prove_epochs,
@@ -24,6 +25,7 @@ from app.demo.proofs import (
     prove_typed,
     prove_watermarks,
 )
+from app.demo.report import proofs_table
 from app.demo.sender import Acknowledgement, gap_ms
 from app.demo.show import Show
 from app.demo.story import read_note
@@ -245,3 +247,12 @@ def test_a_wait_moves_on_a_terminal() -> None:
     with Show(Console(file=shown, force_terminal=True, width=100)).waiting("the notebook") as waiting:
         waiting.note("cell 3 of 9: One [append]")
     assert "the notebook: cell 3 of 9: One [append]" in shown.getvalue()
+
+
+def test_a_table_in_a_pipe_has_one_line_for_each_row() -> None:
+    shown = io.StringIO()
+    claim = "entries: as many rows as records sent, and no index of the log is in it twice"
+    Show(Console(file=shown, width=80)).table(proofs_table([Proof(claim, True, "336,776 = 336,776")]))
+    lines = shown.getvalue().splitlines()
+    assert any(f"{claim}   336,776 = 336,776" in line for line in lines)
+    assert all(line == line.rstrip() for line in lines)
