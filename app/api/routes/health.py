@@ -39,6 +39,10 @@ _ASSETS: Final = {
 }
 _CACHED: Final = ((b"cache-control", b"max-age=86400"),)
 _CODE: Final = re.compile("`([^`]*)`")
+_PROBLEM_STYLE: Final = (
+    ":root { color-scheme: light dark } body { font: 16px/1.5 system-ui, sans-serif; max-width: 42rem; "
+    "margin: 2rem auto; padding: 0 1rem } th { text-align: left; padding-right: 1rem; font-weight: 600 }"
+)
 _DOCS: Final = """<!doctype html>
 <html lang="en">
 <head>
@@ -168,7 +172,9 @@ def _page_of(problem: type[CommitlogError]) -> str:
     rows = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in facts)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f"<title>{problem.code}</title></head><body><h1>{html.escape(problem.title)}</h1><p><code>{problem.code}</code></p>"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{problem.code}</title><style>{_PROBLEM_STYLE}</style></head>"
+        f"<body><h1>{html.escape(problem.title)}</h1><p><code>{problem.code}</code></p>"
         f"<p>{text}</p><table>{rows}</table>"
         f'<p><a href="/docs">The API</a></p></body></html>\n'
     )
