@@ -77,7 +77,7 @@ display(story_figure(reigns, memberships, confirmed, pauses))
 # MAGIC
 # MAGIC If producers append continuously, each outage is visible in the log as a pause between the
 # MAGIC timestamps of two consecutive records. The dashed lines are elections. For a log in another mode the
-# MAGIC plot shows when which node led: the time in which no leader is known is red.
+# MAGIC plot shows when which node led: the time in which no leader has reported is red.
 
 # COMMAND ----------
 

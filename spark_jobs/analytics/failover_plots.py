@@ -15,6 +15,7 @@ from spark_jobs.analytics.plots import (
     THOUSANDS,
     bare,
     colors_of,
+    seconds_since,
     spaced,
     without_plot,
 )
@@ -58,7 +59,7 @@ def story_figure(reigns: Rows, memberships: Rows, confirmed: Rows, pauses: Rows)
         for of_set in (False, True)
     }
     _draw_offsets(offsets, by_kind, begin)
-    offsets.set_xlabel(f"time (seconds); red: no record for longer than {LONG_PAUSE_S} s")
+    offsets.set_xlabel(f"{seconds_since(begin)}; red: no record for longer than {LONG_PAUSE_S} s")
     for axes, what in ((masters, "master"), (members, "in the set")):
         axes.set_yticks(range(len(nodes)), nodes)
         axes.set_ylim(len(nodes) - 0.5, -0.75)
@@ -136,7 +137,7 @@ def pauses_figure(pauses: Rows, reigns: Rows, terms: Rows) -> Figure:
     axes.set_yscale("log")
     axes.set_ylim(1, max(10.0, *waits) * 4)  # room for the names of the masters
     axes.yaxis.set_major_formatter(THOUSANDS)
-    axes.set_xlabel("time (seconds); dashed: an election")
+    axes.set_xlabel(f"{seconds_since(begin)}; dashed: an election")
     axes.set_ylabel("time since the record before (ms, log scale)")
     title = fail_overs_sentence(terms)
     if not pauses_of(terms):

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from itertools import pairwise
 from math import isnan
 from typing import Any
@@ -112,7 +113,7 @@ def watermarks_figure(watermarks: Rows, terms: Rows) -> Figure:
         linestyle=(0, (4, 3)),
         label="committed",
     )
-    axes.set_xlabel("time (seconds); a change of the background: another term")
+    axes.set_xlabel(f"{seconds_since(begin)}; a change of the background: another term")
     axes.set_ylabel("last index (records)")
     axes.yaxis.set_major_formatter(THOUSANDS)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -244,6 +245,12 @@ def _while_moving(watermarks: Rows) -> Rows:
 
 def _leader(watermarks: Rows, term: int) -> str:
     return str(next(row["node"] for row in watermarks if row["term"] == term))
+
+
+def seconds_since(begin: datetime, unit: str = "second") -> str:
+    """Return the label of an axis of time. Spark collects times of this machine's zone; tables show them in
+    UTC."""
+    return f"{unit}s since {begin.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def top_note(axes: Axes, x: float, text: str) -> None:

@@ -1,7 +1,5 @@
 """Figures of the service of a log and its tables: each answers one question; its title states the answer."""
 
-from datetime import UTC
-
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
@@ -19,6 +17,7 @@ from spark_jobs.analytics.plots import (
     THOUSANDS,
     bare,
     colors_of,
+    seconds_since,
     stepped,
     top_note,
     without_plot,
@@ -79,9 +78,10 @@ def lag_figure(lags: Rows, levels: Rows) -> Figure:
     axes.set_ylim(0, max(10, *(row["lag"] for row in lags)) * 5)  # room for the names of the terms
     axes.yaxis.set_major_formatter(THOUSANDS)
     axes.set_xlim(-0.02 * width, 1.02 * width)
-    axes.set_xlabel("time (seconds)")
+    axes.set_xlabel(seconds_since(begin))
     axes.set_ylabel("records that the peer lacks (log scale from 10 on)")
-    axes.legend(loc="center right", frameon=False)
+    names = sorted(zip(*axes.get_legend_handles_labels(), strict=True), key=lambda each: each[1] == SILENT)
+    axes.legend(*zip(*names, strict=True), loc="center right", frameon=False)
     known = [row for row in levels if row["most"] is not None]
     worst = max(known, key=lambda row: row["most"])
     usual = ", ".join(f"{row['peer']} {row['median']:,.0f}" for row in known)
@@ -134,9 +134,8 @@ def service_figure(terms: Rows) -> Figure:
     axes.set_yticks(range(len(leaders)), leaders)
     axes.set_ylim(-0.6, len(leaders) - 0.3)
     axes.set_xlim(0, total)
-    axes.set_xlabel(
-        "time (seconds); solid: first to last record, pale: it led without records, red: no leader is known"
-    )
+    parts = "solid: first to last record, pale: it led without records, red: no leader has reported"
+    axes.set_xlabel(f"{seconds_since(begin)}\n{parts}")
     axes.set_ylabel("leader")
     title = f"{title}. Available for at least {100 * share:.2f} % of {total:,.0f} s"
     axes.set_title(title, loc="left", fontweight="bold", color=INK)
@@ -160,8 +159,7 @@ def rates_figure(bins: Rows, width_s: float) -> Figure:
     width = width_s / unit_s
     times = [seconds_after(begin, row["start"]) / unit_s for row in bins]
     axes.bar(times, [row["records"] / width for row in bins], width=width, align="edge", color=LATE)
-    begin = begin.astimezone(UTC)  # Spark collects times of this machine's zone; tables show them in UTC
-    axes.set_xlabel(f"timestamp of the records: {unit}s since {begin:%Y-%m-%d %H:%M:%S} UTC")
+    axes.set_xlabel(f"timestamp of the records: {seconds_since(begin, unit)}")
     axes.set_ylabel(f"records per {unit}")
     axes.xaxis.set_major_formatter(THOUSANDS)
     axes.yaxis.set_major_formatter(THOUSANDS)

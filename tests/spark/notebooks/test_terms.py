@@ -22,6 +22,7 @@ from spark_jobs.analytics.plots import (
     watermarks_figure,
 )
 from spark_jobs.analytics.service_plots import (
+    SILENT,
     carriers_figure,
     commits_figure,
     cuts_figure,
@@ -129,6 +130,16 @@ def test_a_value_stays_until_its_change_is_reported() -> None:
     ]
     (axes,) = lag_figure(lags, [{"peer": "n2", "median": 0, "most": 1}]).axes
     assert list(axes.lines[0].get_ydata()) == [0, 0, 1]
+    assert axes.get_xlabel() == "seconds since 2024-01-02 00:00:00 UTC"
+
+
+def test_the_legend_names_the_followers_before_the_silent_events() -> None:
+    lags = [
+        {"timestamp": at(0), "term": 1, "node": "n1", "peer": peer, "lag": 3, "heard": False}
+        for peer in ("n2", "n3")
+    ]
+    (axes,) = lag_figure(lags, [{"peer": "n2", "median": 3, "most": 3}]).axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["n2", "n3", SILENT]
 
 
 def test_a_node_has_one_colour_in_every_figure() -> None:
