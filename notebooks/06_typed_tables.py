@@ -9,7 +9,9 @@
 # MAGIC were before that release, and replays the dead letters after a change of the schema.
 # MAGIC
 # MAGIC Requirements: a running cluster; `make demo ARGS=--keep` provides one. The notebook creates a log of
-# MAGIC its own, runs the job for it, and deletes the log at the end. Its tables stay.
+# MAGIC its own, runs the job for it, and deletes the log at the end. Its tables stay. One job at a time
+# MAGIC writes the tables of a log: a job that follows all logs, such as that of the demo, reports
+# MAGIC `COMMITLOG_LEASE_LOST` for this one meanwhile, and continues with its others.
 
 # COMMAND ----------
 
