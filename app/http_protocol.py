@@ -23,6 +23,7 @@ from app.api.http.lane_call import LaneCall
 from app.api.http.messages import PageResponse, Response, new_request_id, problem_response
 from app.api.http.single_headers import repeated_header
 from app.api.read.lane import KnownPoll, LanePoll, PollLane
+from app.api.read.outlet import OUTLET, write_chunks
 from app.errors import BadRequest, CommitlogError, CrossOrigin, HeadTooLarge, RateLimited, RequestTimeout
 from app.http_listener import Listener, header_lines
 
@@ -77,9 +78,12 @@ def _ended_by_close(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
 
 
 def _closed_when_cut_off(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
-    """Return the application; an answer that it does not complete ends with the connection."""
+    """Return the application, which gets the outlet of its answer; an answer that it does not complete ends
+    with the connection."""
 
     async def closed(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["http_version"] != "1.0":
+            scope = {**scope, OUTLET: partial(write_chunks, cycle)}
         await app(scope, receive, send)
         if cycle.response_started and not (cycle.response_complete or cycle.disconnected):
             cycle.disconnected = True  # HttpMiddleware has logged the reason; uvicorn would log an error

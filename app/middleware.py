@@ -22,6 +22,7 @@ from app.api.http.messages import REQUEST_ID, RawHeaders, Response, given_or_new
 from app.api.http.query import query_refusal
 from app.api.http.single_headers import check_single_headers
 from app.api.http.tracing import PROBES
+from app.api.read.outlet import OUTLET, Write
 from app.controller.metadata import AUDIT_LOG
 from app.errors import (
     CommitlogError,
@@ -154,6 +155,9 @@ class HttpMiddleware:
         status = 0
         caller: Caller = scope[CALLER]
         granted = caller.grant
+        write: Write | None = scope.get(OUTLET)
+        if write is not None:
+            scope[OUTLET] = lambda data: caller.holds(granted) and write(data)
         observation = observed(scope, receive)
         if observation is not None:
             receive = observation.receive

@@ -79,7 +79,7 @@ class TailPace:
             now_s = loop.time()
             is_here = bool(self._woken) or now_s < max(self._next_s, self._begun_s + MOMENT_S)
             if is_here and self._head is not None and max(index, known_end) <= self._head.visible_end:
-                self._next_s = min(self._next_s + cost_s, self._begun_s + INTERVAL_MAX_S)
+                self.put_off(cost_s)
                 return self._head
             if now_s >= self._next_s:
                 break
@@ -88,6 +88,10 @@ class TailPace:
         self._head = head()
         self._begun_s = self._next_s = now_s  # a reader alone never waits
         return self._head
+
+    def put_off(self, cost_s: float) -> None:
+        """Delay the next moment by the cost of answers to the last one."""
+        self._next_s = min(self._next_s + cost_s, self._begun_s + INTERVAL_MAX_S)
 
     def _new_waiting(self) -> asyncio.Future[None]:
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -22,6 +22,7 @@ from app.api.http.openapi import (
     schema_of,
 )
 from app.api.read.event_stream import event_stream
+from app.api.read.outlet import OUTLET
 from app.api.read.page_answer import FORMATS, answer_headers, next_index_header, page_answer, page_headers
 from app.api.read.query import ConsistencyQuery, QueryOrdinal, ReadQuery, RecordQuery, StartPosition
 from app.api.read.reader import DEFAULT_MIN_INDEX_WAIT_MS, Range, Reader, confirmed_reader
@@ -100,6 +101,7 @@ async def read(
             request_id_of(request).decode("ascii"),
             request.url.path,
             head=bool(request.scope.get("commitlog.head")),
+            write=request.scope.get(OUTLET),
         )
         stream.raw_headers.extend(page_headers(reader, range_.start_index, None))
         return stream

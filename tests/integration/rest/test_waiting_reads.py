@@ -165,3 +165,53 @@ def test_a_bounded_event_stream_ends(filled: Cluster) -> None:
     events = [event for event in events_of(iter(answer.text.splitlines())) if event[0] == "batch"]
     assert [indexes(data) for _, _, data in events] == [[1, 2, 3, 4], [5, 6, 7]]
     assert [event_id for _, event_id, _ in events] == ["4", "7"]
+
+
+def test_event_streams_at_one_index_go_on_under_the_next_leader(
+    cluster: Cluster, own_logs: list[str]
+) -> None:
+    """All of them, and none misses a record or gets it twice, also one that reads nothing for a time."""
+    name = f"s{uuid.uuid4().hex}"
+    own_logs.append(name)
+    assert cluster.call("POST", "n1", "/v1/logs", json={"name": name}).status_code == 201
+    leader = cluster.leader(name)
+    to = cluster.follower(name)
+    node = next(node for node in cluster.ids if node not in (leader, to))
+    seen: list[list[tuple[str, Any]]] = [[] for _ in range(5)]
+    last = 20
+
+    def receive(number: int) -> None:
+        url = f"{cluster.url(node)}/v1/logs/{name}/records"
+        with httpx.stream("GET", url, headers={"Accept": "text/event-stream"}, timeout=20) as answer:
+            for kind, _, data in events_of(answer.iter_lines()):
+                if kind == "epoch":
+                    seen[number].append((kind, data["term"]))
+                elif kind == "batch":
+                    seen[number] += [(record["value"], record["term"]) for record in data["records"]]
+                if seen[number] and seen[number][-1][0] == str(last):
+                    return
+                if number == 0:
+                    time.sleep(0.03)
+
+    threads = [threading.Thread(target=receive, args=(number,)) for number in range(len(seen))]
+    for thread in threads:
+        thread.start()
+    for value in range(last + 1):
+        if value == last // 2:
+            transfer = {"to": to, "log": name}
+            assert (
+                cluster.call("POST", leader, "/v1/cluster/leader:transfer", json=transfer).status_code == 200
+            )
+        assert cluster.append(to, str(value), log=name).status_code == 200
+    for thread in threads:
+        thread.join(20)
+    assert all(each == seen[0] for each in seen)
+    epochs = [term for kind, term in seen[0] if kind == "epoch"]
+    assert epochs == sorted(set(epochs))
+    assert len(epochs) >= 2
+    records = [(value, term) for value, term in seen[0] if value != "epoch"]
+    assert [int(value) for value, _ in records] == list(range(last + 1))
+    current = None
+    for kind, term in seen[0]:
+        current = term if kind == "epoch" else current
+        assert term == current

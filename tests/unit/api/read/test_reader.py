@@ -11,7 +11,8 @@ import pytest
 from starlette.responses import Response
 
 from app.api.http.log_call import AnsweredElsewhere
-from app.api.read.event_stream import _EventStream
+from app.api.read.event_stream import client_events
+from app.api.read.events import EventStream
 from app.api.read.query import ReadQuery
 from app.api.read.reader import Range, Reader, confirmed_reader
 from app.api.read.selection import Consistency, RecordPage
@@ -220,7 +221,7 @@ def test_an_epoch_event_is_not_ended_by_an_epoch_that_may_be_truncated(tmp_path:
     assert len(epochs) == 2
     for committed_index, expected_end in ((epochs[1].start_index - 1, None), (node.driver.log.end_index, 4)):
         node.driver._core._member.committed_index = committed_index  # type: ignore[attr-defined]
-        stream = _EventStream(reader, Range(0, None), ReadQuery())  # type: ignore[call-arg]
+        stream = EventStream(reader, Range(0, None), ReadQuery())  # type: ignore[call-arg]
         [event] = stream._epoch_before(committed_index if expected_end is None else 4)
         assert json.loads(event.split(b"data: ")[1])["end_index"] == expected_end
         following = stream._epoch_before(epochs[1].start_index)
@@ -239,8 +240,8 @@ def test_an_event_stream_ends_once_its_replica_has_left_the_log(
     reader = Reader(reader.here, consistency)
 
     async def names(count: int) -> list[str]:
-        stream, found = _EventStream(reader, Range(5, None), ReadQuery()), list[str]()  # type: ignore[call-arg]
-        async for event in stream.events():
+        stream, found = EventStream(reader, Range(5, None), ReadQuery()), list[str]()  # type: ignore[call-arg]
+        async for event in client_events(stream, None):
             found.append(event.split(b"\n")[0].decode())
             if len(found) == count:
                 break
