@@ -1,5 +1,6 @@
 """The events of a stream of records: batch, epoch, ping (docs/api.md §5)."""
 
+import asyncio
 from collections.abc import AsyncIterator, Hashable
 from functools import partial
 from typing import Any, NamedTuple
@@ -44,6 +45,7 @@ class EventStream:
         self._query = query
         self._wanted = query.selection()
         self._known_end = reader.visible_end  # when the stream began
+        self._sent_s = 0.0  # time of the last events
 
     # --- sharing ------------------------------------------------------------------------------------------
 
@@ -68,7 +70,7 @@ class EventStream:
         """Return a stream with the same content from this position on. Requires `may_share`."""
         reader = Reader(self.reader.here, self.reader.consistency)
         stream = EventStream(reader, Range(self.position.next_index, None), self._query)
-        stream.position = self.position
+        stream.position, stream._sent_s = self.position, self._sent_s
         return stream
 
     # --- events -------------------------------------------------------------------------------------------
@@ -84,6 +86,7 @@ class EventStream:
     async def first_events(self) -> AsyncIterator[bytes]:
         """Return the events before the record that begins the range has arrived. The stream may be over."""
         reader, range_ = self.reader, self._range
+        self._sent_s = asyncio.get_running_loop().time()
         for found in self._epoch_before(range_.start_index):
             yield found
         yield self._ping()
@@ -96,16 +99,27 @@ class EventStream:
 
     async def next_events(self) -> list[bytes]:
         """Wait for the next batch; return it, after its epoch if that is new. A ping if none arrives in time,
-        nothing if no record is selected.
+        nothing if no record is selected before that time.
 
         Raises NoLeader, and what Reader.grown and Reader.fill raise.
         """
+        loop = asyncio.get_running_loop()
+        ping_at_s = self._sent_s + self._ping_s
+        found = await self._batch_before(max(0.0, ping_at_s - loop.time()))
+        if found is None or (not found and loop.time() >= ping_at_s):
+            found = [self._ping()]
+        if found:
+            self._sent_s = loop.time()
+        return found
+
+    async def _batch_before(self, timeout_s: float) -> list[bytes] | None:
+        """Return the next batch as next_events does; None if no record arrives in time."""
         reader, index = self.reader, self.position.next_index
         is_local = reader.consistency is Consistency.LOCAL
         grown = reader.grown if is_local else partial(self.pace.grown, reader)
-        if not await grown(index, self._ping_s):
+        if not await grown(index, timeout_s):
             self._check_member()
-            return [self._ping()]
+            return None
         await reader.bound(self._range)
         found = self._epoch_before(index)
         batch = await self._batch_from(index)

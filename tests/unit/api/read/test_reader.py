@@ -256,6 +256,22 @@ def test_an_event_stream_ends_once_its_replica_has_left_the_log(
             asyncio.run(names(6))
 
 
+def test_an_event_stream_pings_although_records_arrive_that_it_does_not_select(tmp_path: Path) -> None:
+    _, reader = _reader_of_five_records(tmp_path)
+    broker = cast(Any, reader.broker)
+    broker.waits, broker.settings = Waits(1_000), SimpleNamespace(http=SimpleNamespace(sse_ping_ms=20))
+
+    async def names() -> list[list[str]]:
+        stream = EventStream(reader, Range(0, None), ReadQuery(key="other"))  # type: ignore[call-arg]
+        first = [event async for event in stream.first_events()]
+        await asyncio.sleep(0.02)
+        found = first, await stream.next_events()
+        assert stream.position.next_index == 5
+        return [[event.split(b"\n")[0].decode() for event in events] for events in found]
+
+    assert asyncio.run(names()) == [["event: epoch", "event: ping"], ["event: ping"]]
+
+
 @pytest.mark.rule("R-08")
 def test_a_confirmed_read_does_not_see_a_log_that_was_repaired_meanwhile(tmp_path: Path) -> None:
     """The index that the leader confirms is committed in the log that is open now, not in the one before."""
