@@ -5,6 +5,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ import pytest
 
 from tests.integration.rest.test_append_routes import refused
 from tests.integration.rest.test_read_routes import RECORDS, indexes, read
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, eventually
 
 
 def test_an_event_stream_ends_when_its_log_is_deleted(filled: Cluster) -> None:
@@ -193,16 +194,22 @@ def test_event_streams_at_one_index_go_on_under_the_next_leader(
                 if number == 0:
                     time.sleep(0.03)
 
+    def appended(value: int) -> bool:
+        key = {"Idempotency-Key": str(value)}
+        return cluster.append(to, str(value), log=name, headers=key).status_code == 200
+
+    def transferred() -> bool:
+        transfer = {"to": to, "log": name}
+        answer = cluster.call("POST", node, "/v1/cluster/leader:transfer", json=transfer)
+        return answer.status_code == 200 or answer.json()["code"] == "already-leader"
+
     threads = [threading.Thread(target=receive, args=(number,)) for number in range(len(seen))]
     for thread in threads:
         thread.start()
     for value in range(last + 1):
         if value == last // 2:
-            transfer = {"to": to, "log": name}
-            assert (
-                cluster.call("POST", leader, "/v1/cluster/leader:transfer", json=transfer).status_code == 200
-            )
-        assert cluster.append(to, str(value), log=name).status_code == 200
+            eventually(transferred, what="the lead is transferred")
+        eventually(partial(appended, value), what="the append is committed")
     for thread in threads:
         thread.join(20)
     assert all(each == seen[0] for each in seen)
