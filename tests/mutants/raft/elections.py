@@ -214,7 +214,7 @@ plant(
 plant(
     "a_removal_that_is_not_committed_counts_when_all_grant",
     "R-02",
-    (Ballot, "is_won", "set(member.every_voter)", "set(voters)"),
+    (Ballot, "is_won", "every = member.every_voter", "every = voters"),
     lambda _: test_doubt_members.test_a_voter_that_may_lead_without_its_removal_must_grant_too(),
 )
 plant(
@@ -228,6 +228,22 @@ plant(
     "R-10",
     (Ballot, "repeat", "self._member.every_voter", "self._member.group.voters"),
     lambda _: test_doubt_members.test_a_removal_is_committed_although_a_disk_is_replaced_meanwhile(True),
+)
+plant(
+    "one_of_two_voters_and_a_third_elect_a_leader",
+    "R-01",
+    (Ballot, "is_won", "set(member.needed_witnesses) <= granted.keys()", "True"),
+    lambda _: test_doubt_members.test_both_of_two_voters_elect_the_leader_whose_log_alone_names_the_third(),
+)
+plant(
+    "a_vote_for_another_group_counts",
+    "R-02",
+    (Ballot, "_is_of_another_group", "set(answer.voters) != set(member.group.voters)", "False"),
+    lambda _: (
+        test_doubt_members.test_a_replaced_disk_whose_configuration_names_fewer_voters_is_not_elected_before_the_first_record(
+            3, ("n3",)
+        )
+    ),
 )
 plant(
     "a_lost_request_for_a_vote_is_not_repeated",

@@ -81,8 +81,8 @@ def a_candidate_outside_its_group_votes_for_itself(patch: pytest.MonkeyPatch) ->
 
 @mutant(
     "R-10",
-    lambda _: test_removal.test_a_leader_that_removed_itself_alone_leads_again_until_its_removal_is_committed(
-        True
+    lambda _: (
+        test_removal.test_a_leader_that_removed_itself_alone_is_enough_for_a_majority_with_a_member_down()
     ),
 )
 def a_member_outside_its_newest_group_never_campaigns(patch: pytest.MonkeyPatch) -> None:
@@ -140,14 +140,20 @@ plant(
 plant(
     "a_removed_member_is_elected_by_an_unsound_vote",
     "R-02",
-    (Ballot, "is_won", " and member.node_id in voters", ""),
+    (Ballot, "is_won", " and is_known", ""),
     lambda _: test_doubt_members.test_a_removed_leader_is_not_elected_by_a_replaced_disk_alone(),
 )
 plant(
     "one_of_two_voters_and_a_third_commit_that_it_joins",
     "R-10",
-    (QuorumChecker, "check", "if state.witnesses and ", "if False and "),
+    (QuorumChecker, "check", "if witnesses := state.needed_witnesses", "if witnesses := ()"),
     lambda _: test_doubt_members.test_two_voters_both_know_the_third_before_it_helps_to_commit(),
+)
+plant(
+    "one_of_two_voters_commits_alone_that_the_other_one_leaves",
+    "R-10",
+    (Standing, "configure", "is_pair and", "is_pair and set(former) < set(group.voters) and"),
+    lambda _: test_doubt_members.test_the_removal_of_one_of_two_voters_is_committed_once_both_hold_it(),
 )
 plant(
     "the_record_that_a_notice_is_about_ends_it",
