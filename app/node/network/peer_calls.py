@@ -17,6 +17,7 @@ class PeerCalls:
         self._transport = transport
         self._chance = chance
         self._open: dict[tuple[str, int, int], asyncio.Future[PeerCall]] = {}
+        self.collecting = asyncio.Lock()  # of the caller that holds a large range of answers in memory
 
     async def ask(
         self, peer: str, log_id: int, make: Callable[[int], PeerCall], timeout_s: float

@@ -368,7 +368,13 @@ class LogRepair(OfflineLog):
             batches = fetch.took(ask.peer, answer)
             if not batches and fetch.outlook[ask.peer] in (Outlook.NOT_YET, Outlook.OFFLINE):
                 batches = await proven(
-                    self._copy, self._peer_replicas, ask.peer, rest, self._pause, voters=self._peers
+                    self._copy,
+                    self._peer_replicas,
+                    ask.peer,
+                    rest,
+                    self._pause,
+                    voters=self._peers,
+                    collecting=self._calls.collecting,
                 )
             if batches:
                 self.result.peers[ask.peer] = None

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -463,3 +465,33 @@ def test_batches_that_are_not_settled_are_given_only_on_request() -> None:
     node.replica.sound = False
     assert node.ask(FetchRequest(1, 12, 19)) == FetchAnswer(1, -1, -1)
     assert node.ask(FetchRequest(1, 12, 19, held=True)) == FetchAnswer(1, 0, 19, False, tuple(BATCHES[6:10]))
+
+
+def test_one_large_range_is_held_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "LARGE_BYTES", sum(batch.size_bytes for batch in BATCHES[:3]))
+    asked: list[str] = []
+
+    async def collect(log: str, collecting: asyncio.Lock) -> None:
+        async def fetch(_peer: str, first_index: int, _last_index: int, *, held: bool) -> FetchAnswer:
+            asked.append(log)
+            return FetchAnswer(1, 0, 79, False, (BATCHES[first_index // 2],))
+
+        def rest_after(rest: SimpleNamespace, batches: Sequence[Batch]) -> SimpleNamespace | None:
+            index = batches[-1].next_index
+            return None if index > rest.last_index else SimpleNamespace(**vars(rest) | {"first_index": index})
+
+        whole: Any = SimpleNamespace(first_index=0, last_index=19, first_offset=0, next_offset=1)
+        copy: Any = SimpleNamespace(rest_after=rest_after, proves=lambda *_, **__: True)
+        replicas: Any = SimpleNamespace(fetch=fetch)
+        found = await proof.proven(
+            copy, replicas, "n2", whole, asyncio.sleep, voters=(), collecting=collecting
+        )
+        assert found == tuple(BATCHES[:10])
+
+    async def both() -> None:
+        collecting = asyncio.Lock()
+        await asyncio.gather(collect("a", collecting), collect("b", collecting))
+
+    asyncio.run(both())
+    large = [log for place, log in enumerate(asked) if asked[:place].count(log) >= 3]
+    assert large in (["a"] * 7 + ["b"] * 7, ["b"] * 7 + ["a"] * 7)
