@@ -116,6 +116,7 @@ def _rebuild(config: Path, folders: tuple[str, ...], source: str | None, *, repl
             first.controllers,
             cluster_id=first.cluster_id,
             storage=first.storage,
+            configured={log.name: log.spec for log in first.logs},
             now_ms=time.time_ns() // 1_000_000,
             replace=replace,
             source=source,

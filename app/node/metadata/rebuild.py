@@ -24,9 +24,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from app.controller.events import SKIPPED_EPOCHS, MetadataRebuilt, encode_event
+from app.controller.events import SKIPPED_EPOCHS, AnyEvent, LogCreated, MetadataRebuilt, encode_event
 from app.controller.log_state import MetadataLogState
-from app.controller.metadata import CONTROLLER_LOG, Log
+from app.controller.metadata import CONTROLLER_LOG, Log, LogSpec
+from app.controller.state_machine import Metadata
 from app.errors import ConfigError
 from app.log.state import DAY_MS
 from app.node.metadata.folders import LogFolders
@@ -174,16 +175,17 @@ def rebuild(
     *,
     cluster_id: str,
     storage: CommitlogConfig,
+    configured: Mapping[str, LogSpec],
     now_ms: int,
     replace: bool = False,
     source: str | None = None,
 ) -> Rebuilt:
     """Give the controllers the newest copy of any node. Blocks; may be repeated after a crash.
 
-    nodes: those whose folders are available here, including the controllers. now_ms: wall clock. replace:
-    also replace copies with another history: of controllers that were started with empty disks. source: the
-    node whose copy is used, and replaces every other history; None for the newest copy. Raises ConfigError
-    if nothing may be done, StorageError.
+    nodes: those whose folders are available here, including the controllers. configured: the logs of the
+    configuration file. now_ms: wall clock. replace: also replace copies with another history: of controllers
+    that were started with empty disks. source: the node whose copy is used, and replaces every other history;
+    None for the newest copy. Raises ConfigError if nothing may be done, StorageError.
     """
     log_id = log_id_of(cluster_id, CONTROLLER_LOG)
     copies = {node.node: _Copy(node, log_id, storage) for node in nodes if node.has_copy}
@@ -197,11 +199,13 @@ def rebuild(
         if len(kept) > len(controllers) // 2:
             raise ConfigError(f"a majority of the controllers has its copy: {', '.join(kept)}; start them")
         found = Rebuilt(best.node.node, best.log.next_index, [node.node for node in targets])
+        term = max(copy.term for copy in copies.values()) + 1
+        if lost := _lost_configured(nodes, best, configured, cluster_id, now_ms):
+            _add(best, term, log_id, lost)
         found.doubts, found.unknown = _doubts(nodes, copies, best)
         found.newer_sets = _newer_sets(copies, best)
         found.unnamed = _unnamed(nodes, best)
         found.unopened = _protected(nodes, best)
-        term = max(copy.term for copy in copies.values()) + 1
         event = MetadataRebuilt(
             log=CONTROLLER_LOG,
             time_ms=now_ms,
@@ -210,7 +214,7 @@ def rebuild(
             unnamed=found.unnamed,
             keeps_former=True,
         )
-        _skip_epochs(best, term, log_id, event)
+        _add(best, term, log_id, [event])
         found.logs = tuple(best.state.metadata)
     finally:
         for copy in copies.values():
@@ -357,17 +361,41 @@ def _missed_epochs(best: _Copy, found: Rebuilt) -> int:
     return missed + (SKIPPED_EPOCHS if found.unknown else 0)
 
 
-def _skip_epochs(best: _Copy, term: int, log_id: int, event: MetadataRebuilt) -> None:
-    """Add the event to the copy itself, so that its node agrees with the controllers from the start."""
+def _lost_configured(
+    nodes: Sequence[NodeFolder],
+    best: _Copy,
+    configured: Mapping[str, LogSpec],
+    cluster_id: str,
+    now_ms: int,
+) -> list[LogCreated]:
+    """Return the creations that are lost of logs of the configuration file: a node keeps a copy. Without them
+    the controllers would create these logs as new ones, of which any replica may be the first master."""
+    lost = []
+    for name, spec in configured.items():
+        event = LogCreated(
+            log=name, time_ms=now_ms, spec=spec, log_id=log_id_of(cluster_id, name), generation=-1
+        )
+        made = Metadata()
+        made.apply(0, event)
+        log = made.log(name)
+        is_lost = best.state.metadata.log(name) is None and log is not None and log.elects
+        if is_lost and log is not None and any(_keeps_copy(node, log) for node in nodes):
+            lost.append(event)
+    return lost
+
+
+def _add(best: _Copy, term: int, log_id: int, events: Sequence[AnyEvent]) -> None:
+    """Add events to the copy itself, so that its node agrees with the controllers from the start."""
     records = RecordColumns()
-    records.add(encode_event(event))
+    for event in events:
+        records.add(encode_event(event))
     log = best.log
     batch = stamp(
         encode_body(records),
         log_id=log_id,
         base_index=log.next_index,
         term=term,
-        timestamp_ms=event.time_ms,
+        timestamp_ms=events[-1].time_ms,
         offset=log.end_offset,
         previous_chain=log.last_chain,
     )

@@ -457,10 +457,8 @@ class Nemesis:
             self.wipe(node)
             node.controllers_from = None
         folders = self._folders()
-        now_ms = self._world.now_us // 1_000
-        with_these = partial(
-            rebuild, folders, plan.controller_names, cluster_id="ha", storage=STORAGE, now_ms=now_ms
-        )
+        given = partial(rebuild, folders, plan.controller_names, cluster_id="ha", storage=STORAGE)
+        with_these = partial(given, configured={LOG_NAME: plan.spec}, now_ms=self._world.now_us // 1_000)
         try:
             found = with_these()
         except ConfigError:  # a copy ends before another begins: nothing proves that they are of one history

@@ -23,7 +23,7 @@ from tests.simulation.controller.cases.operations import append_at, master_of, r
 from tests.simulation.controller.cluster import HaCluster
 from tests.simulation.controller.nemesis import metadata_of
 from tests.simulation.controller.node import CONTROLLER_LOG_ID, HaSimNode
-from tests.simulation.controller.plan import STORAGE, HaPlan
+from tests.simulation.controller.plan import LOG_NAME, STORAGE, HaPlan
 from tests.simulation.world.network import LinkFaults
 from tests.support.memory_files import MemoryFiles
 
@@ -54,7 +54,14 @@ def rebuilt(
     """without: the node whose folder is on another machine."""
     nodes = [NodeFolder(name, node.files, "data") for name, node in cluster.nodes.items() if name != without]
     return rebuild(
-        nodes, CONTROLLERS, cluster_id="ha", storage=STORAGE, now_ms=1, replace=replace, source=source
+        nodes,
+        CONTROLLERS,
+        cluster_id="ha",
+        storage=STORAGE,
+        configured={LOG_NAME: cluster.plan.spec},
+        now_ms=1,
+        replace=replace,
+        source=source,
     )
 
 
@@ -172,6 +179,32 @@ def test_an_election_that_no_copy_of_the_metadata_has_is_reported() -> None:
     found = rebuilt(cluster)
     assert found.doubts == {"default": ("n2", 9)}
     assert [log.lost_history for log in found.logs] == [True]  # the set of the copy elects no master
+
+
+@pytest.mark.rule("C-04", "C-05", "C-09")
+def test_a_log_of_the_configuration_whose_creation_no_copy_has_is_no_new_log() -> None:
+    """Its replicas hold acknowledged records: the controllers would elect any of them as the first master."""
+    cluster = group_in_sync()
+    stop(cluster, *CONTROLLERS, wipe=True)
+    stop(cluster, "n1", "n2")
+    before = log_at(cluster, "n1").master_epoch
+    for name in ("n1", "n2"):
+        files = cluster.nodes[name].files
+        for file in ("checkpoint", "state"):
+            if files.exists(f"{FOLDER}/{file}"):
+                files.remove(f"{FOLDER}/{file}")
+        log = Commitlog.open(files, FOLDER, log_id=CONTROLLER_LOG_ID, config=STORAGE, committed_index=0)
+        log.truncate_after(0)  # the record of the first term
+        log.close()
+    found = rebuilt(cluster)
+    assert [log.lost_history for log in found.logs] == [True]
+    assert found.doubts == {LOG_NAME: ("n1", before)}
+    assert found.logs[0].master_epoch > before + SKIPPED_EPOCHS - 1
+    cluster.checker.rebuilt(metadata_of(cluster.nodes[found.source]))
+    for node in cluster.nodes.values():
+        node.start()
+    cluster.run(1)
+    assert cluster.run_until(lambda: both_act(cluster), 20)
 
 
 @pytest.mark.rule("C-04", "C-09")
