@@ -40,6 +40,7 @@ class CopyFiles:
         self._marker = copy.marker
         self._votes = copy.votes
         self.predates_folder = copy.predates_folder
+        self._read_again: dict[Damage, None] = {}
 
     # --- what they contain ------------------------------------------------------------------------------
 
@@ -134,6 +135,17 @@ class CopyFiles:
 
     def batch_in(self, offset: int) -> Batch | None:
         return batch_in(self._files, self._folder, self._log_id, offset)
+
+    def reads_again(self, damage: Damage) -> bool:
+        """Return whether the disk gives the first batch of a damage by now, as after a read error that has
+        passed. True once for each damage: a batch that the next one contradicts can be read, too."""
+        if damage in self._read_again:
+            return False
+        batch = self.batch_in(damage.first_offset)
+        if batch is None or not self.fits(damage, (batch,)):
+            return False
+        self._read_again[damage] = None
+        return True
 
     def fits(self, damage: Damage, batches: Sequence[Batch]) -> bool:
         return fits(self._files, self._folder, self._log_id, damage, batches)

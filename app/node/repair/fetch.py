@@ -97,11 +97,21 @@ class Fetch:
         """True if every peer was asked and none can help yet."""
         return self._fruitless >= len(self._peers)
 
+    @property
+    def is_round_over(self) -> bool:
+        """True if every peer was asked since the last batches, each as often."""
+        return self.waits and self._fruitless % len(self._peers) == 0
+
+    @property
+    def seen(self) -> str:
+        """The outlook of each peer, as text."""
+        return ", ".join(f"{peer}: {outlook}" for peer, outlook in self.outlook.items())
+
     def next(self) -> Ask:
         """Return the next request. Call only while neither complete nor hopeless."""
         peer = self._peers[self._turn % len(self._peers)]
         pause_ms = 0
-        if self.waits and self._fruitless % len(self._peers) == 0:
+        if self.is_round_over:
             pause_ms = min(PAUSE_LAST_MS, PAUSE_FIRST_MS << min(self._rounds - 1, 10))
         return Ask(peer, self.next_index, pause_ms)
 

@@ -32,7 +32,7 @@ class RangeOutcome(Enum):
     """Outcome of the repair of one range."""
 
     RESTORED = auto()
-    LATER_BEGIN = auto()  # the log begins later, and must be surveyed again
+    SURVEY_AGAIN = auto()  # the log begins later, or the disk reads what it did not
     UNCOMMITTED = auto()  # the group has other records there, or none
     LOST = auto()
 

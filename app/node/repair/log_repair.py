@@ -13,6 +13,7 @@
 After a crash the repair continues at 2. Batches that no peer can send yet are requested again, with pauses.
 Meanwhile peers get the batches that the survey has found intact; uncommitted ones on request (proof.py).
 While a disk refuses to read, nothing is discarded for UNREADABLE_S, and until a peer has records of the log.
+Batches that no peer sends are read here again: a read error may have passed.
 """
 
 import asyncio
@@ -244,7 +245,7 @@ class LogRepair(OfflineLog):
         self.state = RepairState.SURVEYING
         if not await in_thread(self._copy.has_manifest):
             await self._doubt(lacks_records=True)  # the survey treats a missing log as an empty one
-        while await self._repair_found() is RangeOutcome.LATER_BEGIN:
+        while await self._repair_found() is RangeOutcome.SURVEY_AGAIN:
             continue
 
     async def _repair_found(self) -> RangeOutcome:
@@ -278,12 +279,19 @@ class LogRepair(OfflineLog):
     async def _repair_stretch(self, damage: Damage) -> RangeOutcome:
         """Fetch one range and write it in place, in pieces."""
         if not self._holders:
-            await self._wait_for_operator(f"indexes {damage.first_index} to {damage.last_index} are damaged")
+            what = f"indexes {damage.first_index} to {damage.last_index} are damaged"
+            while not await in_thread(partial(self._copy.reads_again, damage)):
+                await self._wait_for_operator(what, _RETRY_LAST_S)
+            return RangeOutcome.SURVEY_AGAIN
         fetch = Fetch(damage.first_index, damage.last_index, self._holders, self._majority, self._peers)
         rest: Damage | None = damage
         while rest is not None:
             batches = await self._fetch(fetch, rest)
             if not batches:
+                if await in_thread(partial(self._copy.reads_again, rest)):
+                    return RangeOutcome.SURVEY_AGAIN
+                if not fetch.hopeless:
+                    continue
                 # A slave may lack records before its begin that no trim has removed (A-09, H-06).
                 if fetch.trimmed_until is None or not self._votes:
                     return await self._unrepaired(damage, fetch)
@@ -337,7 +345,7 @@ class LogRepair(OfflineLog):
         if batch is None:  # trimmed meanwhile, or the peers are silent
             self._wait(f"all peers have trimmed the indexes before {index}, and none sends its batch")
             await self._pause(_RETRY_FIRST_S)
-            return RangeOutcome.LATER_BEGIN
+            return RangeOutcome.SURVEY_AGAIN
         is_damaged = any(damage.first_index <= index <= damage.last_index for damage in self.left)
         if not is_damaged and await in_thread(partial(self._copy.batch_in, batch.offset)) != batch:
             return RangeOutcome.LOST
@@ -348,15 +356,14 @@ class LogRepair(OfflineLog):
             return RangeOutcome.LOST
         logger.warning("log %s begins at index %d: all peers have trimmed to there", self._log_name, index)
         self.result.begin_index = index
-        return RangeOutcome.LATER_BEGIN
+        return RangeOutcome.SURVEY_AGAIN
 
     async def _fetch(self, fetch: Fetch, rest: Damage) -> Sequence[Batch]:
-        """Return the next piece of a range; none if no peer will ever have it as it was here. rest: what is
+        """Return the next piece of a range; none if no peer has it as it was here, now or ever. rest: what is
         missing of it."""
         while not fetch.hopeless:
             if fetch.waits:
-                seen = ", ".join(f"{peer}: {outlook}" for peer, outlook in fetch.outlook.items())
-                self._wait(f"indexes {fetch.next_index} to {fetch.last_index}: {seen}")
+                self._wait(f"indexes {fetch.next_index} to {fetch.last_index}: {fetch.seen}")
             else:
                 self.state = RepairState.FETCHING
             ask = fetch.next()
@@ -379,6 +386,8 @@ class LogRepair(OfflineLog):
             if batches:
                 self.result.peers[ask.peer] = None
                 return batches
+            if fetch.is_round_over:
+                break
         return ()
 
     # --- the last resort --------------------------------------------------------------------------------

@@ -137,8 +137,8 @@ class OfflineLog:
         """The log is to be deleted: end soon, and leave its files unchanged."""
         self._given_up.set()
 
-    async def _pause(self, seconds: float) -> None:
-        """Wait, unless the repair was given up meanwhile. Raises GivenUp."""
+    async def _pause(self, seconds: float | None) -> None:
+        """Wait, with None without limit, unless the repair is given up meanwhile. Raises GivenUp."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._given_up.wait()
@@ -153,8 +153,7 @@ class OfflineLog:
             logger.error("log %s: the repair is waiting: %s", self._log_name, reason)
             self._host.record(Repair(state="waiting", reason=reason))
 
-    async def _wait_for_operator(self, reason: str) -> None:
+    async def _wait_for_operator(self, reason: str, seconds: float | None = None) -> None:
         """Wait, in a group of one: no other replica has these records, and none are discarded here."""
         self._wait(f"{reason}; no other node has this log: restore its folder from a copy")
-        await self._given_up.wait()
-        raise GivenUp
+        await self._pause(seconds)

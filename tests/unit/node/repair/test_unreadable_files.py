@@ -9,10 +9,13 @@ import pytest
 
 from app.log.contract import NO_INDEX
 from app.node.network.repair_messages import FetchAnswer, FetchRequest, PeerCall, TermRequest
+from app.node.repair import fetch
 from app.node.repair import log_repair as repair_module
+from app.node.repair.interfaces import RepairState
+from app.node.repair.log_repair import LogRepair
 from storage.errors import DiskError, UnreadableFile
 from storage.format.batch import Batch
-from tests.unit.node.repair.damaged_log import FOLDER, Peers, Scene, gives_all
+from tests.unit.node.repair.damaged_log import BATCHES, FOLDER, Peers, Scene, gives_all
 from tests.unit.node.repair.test_server import Node
 
 
@@ -71,6 +74,42 @@ def test_a_disk_that_refuses_reads_for_a_while_loses_nothing(name: str) -> None:
     assert (scene.host.log.end_index, scene.host.sound, repair.result.set_aside) == (79, True, False)
     assert {file: scene.files.read(f"{FOLDER}/{file}") for file in held} == held
     assert [kind for kind, _ in scene.host.events] == ["corruption", "repair"]
+
+
+def lacks_them(_peer: str, message: PeerCall) -> PeerCall:
+    return FetchAnswer(message.id, 0, 39)
+
+
+@pytest.mark.rule("C-12", "H-07")
+@pytest.mark.parametrize("position", [39, 25])
+@pytest.mark.parametrize(("votes", "voters"), [(False, ("n1", "n2")), (True, ("n1",)), (False, ("n1",))])
+def test_records_that_no_peer_has_are_read_again_after_a_read_error(
+    votes: bool, voters: tuple[str, ...], position: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A master whose slave lacked them waited for the slave until the node was started again."""
+    monkeypatch.setattr(fetch, "PAUSE_LAST_MS", 1)
+    monkeypatch.setattr(repair_module, "_RETRY_LAST_S", 0.001)
+    scene, offset = Scene(), BATCHES[position].offset
+    scene.votes = votes
+    path = f"{FOLDER}/{max(name for name in scene.segments if int(name[:20]) <= offset)}"
+
+    def refuse_reads(operation: str, met: str) -> None:
+        if operation == "read" and met == path:
+            raise DiskError(met, operation, "input/output error")
+
+    scene.files.refuse = refuse_reads
+
+    async def meanwhile(repair: LogRepair) -> None:
+        while repair.state is not RepairState.WAITING:  # noqa: ASYNC110  # bounded
+            await asyncio.sleep(0.001)
+        assert scene.host.log is None
+        scene.files.refuse = None
+
+    cause = UnreadableFile(path, offset, "it cannot be read: input/output error")
+    repair = scene.run(Peers(lacks_them), cause, voters=voters, meanwhile=meanwhile)
+    assert scene.host.log is not None
+    assert [scene.host.log.batch_at(index) for index in range(0, 80, 2)] == BATCHES
+    assert not repair.result.set_aside
 
 
 class Unsurveyed:
