@@ -35,7 +35,8 @@ class RegisterReplica(ControllerCommand, frozen=True, array_like=True, tag="regi
 
     max_offset: byte after the last record that this copy holds durably at its start, None from an earlier
     version: a copy that reported more as confirmed has lost records since. log_epoch: of the last of these
-    records, 0 for none; None from an earlier version.
+    records, 0 for none; None from an earlier version. is_copy: the folder is a copy of the one that the last
+    incarnation used (storage/log/origin.py), so it may be older, whatever it holds.
     """
 
     generation: int
@@ -45,6 +46,7 @@ class RegisterReplica(ControllerCommand, frozen=True, array_like=True, tag="regi
     address: str
     max_offset: int | None = None
     log_epoch: int | None = None
+    is_copy: bool = False
 
 
 class AlterSyncStateSet(ControllerCommand, frozen=True, array_like=True, tag="alter-sync-state-set"):

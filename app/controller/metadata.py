@@ -205,6 +205,15 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
         before = self.set_before
         return before.opened_epoch if before is not None and replica_id in before.members else 0
 
+    def depends_on(self, replica_id: int) -> bool:
+        """Return whether the copy is a member of the set that counts, and so few others of it exist that each
+        may lack an acknowledged record."""
+        members, acks = self.sync_state_set, self.set_acks
+        if self.is_opening:
+            members, acks = self.former_set, self.former_acks
+        others = sum(each != replica_id and self.is_current(each) for each in members)
+        return replica_id in members and others <= len(members) - acks_needed(len(members), acks)
+
     def set_without(self, gone: Collection[int]) -> tuple[int, ...]:
         """Return the SyncStateSet without these lost copies. They stay in it while it has no other member,
         or while a record may be on fewer than all members: an election then has to count them as not

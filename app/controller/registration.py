@@ -79,6 +79,22 @@ def _check_epoch(log: Log, command: RegisterReplica) -> None:
     )
 
 
+def replaced(log: Log, command: RegisterReplica) -> tuple[ReplicaIdApplied, ReplicaRegistered] | None:
+    """Return the events by which the copy of a folder is a replica no more; None if it remains one.
+
+    What it has acknowledged since the copy was made may be more than any controller knows. The last members
+    that can prove what was acknowledged remain, as when the folders of all nodes are restored: so another id
+    of the node takes the place of this one at once. No copy has it; the node applies for a later one.
+    """
+    if not command.is_copy or log.depends_on(command.replica_id):
+        return None
+    replica_id, code = log.next_replica_id, command.check_code
+    return (
+        ReplicaIdApplied(log=log.name, node=command.node, replica_id=replica_id, check_code=code),
+        ReplicaRegistered(log=log.name, replica_id=replica_id, address=command.address),
+    )
+
+
 def _check_node(log: Log, node: str) -> None:
     if node not in log.nodes:
         raise Refused(Reason.NOT_A_REPLICA, f"{node} does not keep {log.name}")

@@ -44,10 +44,12 @@ _DOUBLED_MAX: Final = 8  # times: the patience with a disk that does not take th
 
 
 class CopyIdentity(msgspec.Struct, frozen=True, array_like=True):
-    """The identity beside a copy. replica_id: 0 until the controller has assigned one."""
+    """The identity beside a copy. replica_id: 0 until the controller has assigned one. is_copy: the folder is
+    a copy of the one that the last incarnation used, and was not registered since."""
 
     check_code: str
     replica_id: int = 0
+    is_copy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,8 @@ class ReplicasManager:
             self._pause_until_ms = now_ms + self._config.retry_interval_ms
         elif isinstance(command, RegisterReplica):
             self._registered = self._has_changes = True
+            if command.is_copy:
+                self._identity, self._saving = CopyIdentity(command.check_code, command.replica_id), True
             self._registered_index = answer.index
             self._registered_ms = now_ms
             # The incarnation before may have opened that epoch, and an older copy of its folder does not show
@@ -280,10 +284,9 @@ class ReplicasManager:
 
     def _registration(self, max_offset: int | None, log_epoch: int | None) -> RegisterReplica:
         assert self._identity is not None
-        code, replica_id = self._identity.check_code, self._identity.replica_id
-        return RegisterReplica(
-            self.log, self.generation, self._node, replica_id, code, self._address, max_offset, log_epoch
-        )
+        code, replica_id, is_copy = msgspec.structs.astuple(self._identity)
+        copy = (self.log, self.generation, self._node, replica_id, code)
+        return RegisterReplica(*copy, self._address, max_offset, log_epoch, is_copy)
 
     def _is_own(self, command: RegisterReplica) -> bool:
         return self._identity is not None and self._identity.check_code == command.check_code

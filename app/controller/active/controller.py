@@ -254,6 +254,14 @@ class ActiveController:
             case RegisterReplica():
                 confirmed = self.liveness.confirmed(log, command.replica_id)
                 registered = registration.register(log, command, confirmed)
+                replaced = registration.replaced(log, command)
+                if replaced is not None:
+                    happen(*replaced)
+                    raise Refused(
+                        Reason.LOST_RECORDS,
+                        f"the folder of replica {command.replica_id} is a copy, and may be older than what it"
+                        " has acknowledged; it has to register as another replica",
+                    )
                 led = log.master_epoch if log.master == command.replica_id else 0
                 return self._done(state, happen, registered, value=led)
             case AlterSyncStateSet():

@@ -150,9 +150,17 @@ class AutoSwitchMode(_HaMode):
     sound: bool = True
 
     def judge(self, found: FoundFolder) -> Trust:
+        """Return the trust. A copied folder is noted in its identity: the controllers decide whether it is a
+        new replica (C-03). Its manager reads the identity once the copy is served: an unreadable one is
+        repaired before."""
         trust, services = self._judge(found, sound=self.sound), found.services
-        # Its manager reads the identity once the copy is served: an unreadable one is repaired before.
-        IdentityFile(services.files, services.data_folder, found.log.name).load()
+        identity = IdentityFile(services.files, services.data_folder, found.log.name)
+        identity.load()
+        origin = FolderOrigin(services.files, services.log_folder(found.log.name))
+        if origin.is_copy():
+            logger.warning("the folder is a copy, perhaps an older one", extra={"log": found.log.name})
+            identity.note_copy()
+        origin.renew()
         return trust
 
     def core(self, replica: RecoveredReplica, group: GroupConfig) -> AutoSwitchCore:

@@ -3,7 +3,15 @@
 import msgspec
 import pytest
 
-from app.controller.commands import AnyCommand, Reason, Refusal, RegisterReplica, StepDown
+from app.controller.commands import (
+    AlterSyncStateSet,
+    AnyCommand,
+    Done,
+    Reason,
+    Refusal,
+    RegisterReplica,
+    StepDown,
+)
 from app.controller.messages import BrokerHeartbeatAnswer
 from app.controller.replicas_manager import SendToCore
 from app.ha.roles import MasterRole
@@ -181,3 +189,78 @@ def test_the_metadata_record_what_copies_have_confirmed_only_when_that_has_moved
         for _ in range(3 * CONFIG.confirmed_interval_ms // 1_000):
             quorum.let_pass(1_000)
         assert len(quorum.events) == count
+
+
+@pytest.mark.rule("C-03", "C-05")
+@pytest.mark.parametrize("members", [("n1", "n2"), ("n1",)])
+def test_a_copied_folder_of_a_member_is_another_replica_while_another_member_exists(
+    members: tuple[str, ...],
+) -> None:
+    """It held all that the last controller had recorded, and less than it has acknowledged since: this
+    controller elected it. The last member stays one, as when the folders of all nodes are restored."""
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.join_all()
+    quorum.done(quorum_of(quorum, members))
+    quorum.fail_over()
+    start = msgspec.structs.replace(start_of(quorum, "n1", 100), log_epoch=1, is_copy=True)
+    if len(members) > 1:
+        assert quorum.refused(start) is Reason.LOST_RECORDS
+        quorum.register("n1", code="another replica")
+        assert quorum.log().set_nodes == ("n2",)
+        start = msgspec.structs.replace(start_of(quorum, "n2", 100), log_epoch=1, is_copy=True)
+    quorum.done(start)
+    outside = msgspec.structs.replace(start_of(quorum, "n3", 100), log_epoch=1, is_copy=True)
+    assert quorum.refused(outside) is Reason.LOST_RECORDS  # a late request of a master may name it
+
+
+def quorum_of(quorum: Quorum, members: tuple[str, ...]) -> AnyCommand:
+    """The master's request for a smaller set."""
+    log, wanted = quorum.log(), tuple(quorum.id_of(node) for node in members)
+    return AlterSyncStateSet("a", log.generation, log.master or 0, log.master_epoch, log.set_epoch, wanted)
+
+
+@pytest.mark.rule("C-03", "C-12")
+def test_a_copied_folder_is_refused_only_if_the_others_prove_what_was_acknowledged() -> None:
+    """Two of three hold each record: two members must be heard for an election."""
+    quorum = Quorum()
+    quorum.with_master(in_sync_replicas=2)
+    quorum.heartbeats()
+    assert isinstance(quorum.alter("n1", "n2", "n3", acks=2), Done)
+    starts = {
+        node: msgspec.structs.replace(start_of(quorum, node, 100), log_epoch=1, is_copy=True)
+        for node in quorum.nodes
+    }
+    assert quorum.refused(starts["n1"]) is Reason.LOST_RECORDS
+    quorum.register("n1", code="another replica")
+    quorum.done(starts["n2"])
+    quorum.done(starts["n3"])
+
+
+@pytest.mark.rule("C-03", "A-11")
+def test_a_copied_folder_of_the_former_set_is_another_replica() -> None:
+    """The winner has not opened its epoch: each of the former set may be elected."""
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.join_all()
+    let_die(quorum, "n1")
+    assert quorum.log().is_opening
+    for node in ("n2", "n3"):
+        start = msgspec.structs.replace(start_of(quorum, node, 100), log_epoch=1, is_copy=True)
+        assert quorum.refused(start) is Reason.LOST_RECORDS
+
+
+@pytest.mark.rule("C-03")
+def test_a_copied_folder_is_noted_until_it_is_registered() -> None:
+    bench = Bench()
+    bench.register()
+    bench.quorum.heartbeats()
+    bench.quorum.scan()
+    assert bench.quorum.log().former_set == (1,)
+    identity = bench.manager._identity
+    assert identity is not None
+    bench.start(msgspec.structs.replace(identity, is_copy=True))
+    command = bench.ask(RegisterReplica)
+    assert command.is_copy
+    bench.answer(command)
+    assert bench.save() == identity

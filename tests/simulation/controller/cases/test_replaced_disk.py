@@ -1,4 +1,4 @@
-"""A replaced disk: the empty copy is no member before it holds what was acknowledged (C-03)."""
+"""A replaced disk, or a folder from a copy: no member before it holds what was acknowledged (C-03)."""
 
 import pytest
 
@@ -49,3 +49,49 @@ def test_a_new_copy_is_not_a_member_by_the_acks_of_the_old_one(how: str, brokers
     master.start()
     assert cluster.run_until(lambda: slave.name in truth(cluster).set_nodes, 5)
     assert slave.held_index >= last
+
+
+@pytest.mark.rule("C-03", "C-05", "C-12")
+def test_an_older_copy_of_a_folder_is_no_member_for_a_controller_that_does_not_know_what_it_lacks() -> None:
+    """It reported the records to another controller alone, which had not recorded them yet."""
+    cluster = HaCluster(1, HaPlan(brokers=2, faults=False, clients=0, own_controllers=True))
+    cluster.run(2)
+    master = master_of(cluster)
+    slave = next(node for node in cluster.brokers if node is not master)
+    append_at(cluster, master, b"copied")
+    older = slave.files.copy_folder(f"data/logs/{LOG_NAME}")
+    last = append_at(cluster, master, b"acknowledged").last_index
+    (active,) = [node for node in cluster.nodes.values() if node.is_active]
+    for node in (active, slave):
+        node.crash(power=False)
+    slave.files.put_folder(f"data/logs/{LOG_NAME}", older)
+    slave.start()
+    assert cluster.run_until(lambda: slave.managers.reports()[0].replica_id > 0, 2)
+    assert slave.held_index < last
+    master.crash(power=False)
+    cluster.run(2)
+    assert truth(cluster).master_node in (None, master.name)
+    for node in (active, master):
+        node.start()
+    assert cluster.run_until(lambda: len(truth(cluster).set_nodes) == 2, 5)
+    assert slave.held_index >= last
+
+
+@pytest.mark.rule("C-03", "C-05")
+@pytest.mark.parametrize("in_sync", [None, 2])
+def test_a_group_whose_folders_are_all_restored_elects_a_master_with_all_records(in_sync: int | None) -> None:
+    cluster = HaCluster(1, HaPlan(faults=False, clients=0, in_sync=in_sync))
+    cluster.run(2)
+    last = append_at(cluster, master_of(cluster), b"acknowledged").last_index
+    cluster.run(1)
+    for node in cluster.nodes.values():
+        node.crash(power=False)
+    for node in cluster.nodes.values():
+        node.files.put_folder("data", node.files.copy_folder("data"))
+        node.start()
+    assert cluster.run_until(lambda: any(node.acknowledges for node in cluster.brokers), 10)
+    master = master_of(cluster)
+    assert master.held_index >= last
+    append_at(cluster, master, b"later")
+    assert cluster.run_until(lambda: len(truth(cluster).set_nodes) == 3, 5)
+    assert not truth(cluster).unclean_epoch

@@ -59,6 +59,38 @@ def test_a_copy_that_may_lack_records_forgets_its_identity_before_it_is_used(sou
 
 
 @pytest.mark.rule("C-03")
+def test_a_copied_folder_is_noted_in_its_identity_before_it_is_used() -> None:
+    group = one_copy()
+    node = group.nodes["n1"]
+    copied = node.files.copy_folder(FOLDER)
+    for folder_is_copy in (False, True, True):  # noted once, until the controllers have decided
+        if folder_is_copy:
+            node.files.put_folder(FOLDER, copied)
+        node.start()
+        node.files.crash()
+        node.log.close()
+        assert identity_of(group) == replace_copy(ME, folder_is_copy)
+        copied = node.files.copy_folder(FOLDER)
+    node.start()
+    assert identity_of(group) == replace_copy(ME, True)
+
+
+def replace_copy(identity: CopyIdentity, is_copy: bool) -> CopyIdentity:
+    return CopyIdentity(identity.check_code, identity.replica_id, is_copy)
+
+
+@pytest.mark.rule("C-03")
+def test_a_copied_folder_from_before_its_id_was_assigned_is_another_replica() -> None:
+    files = MemoryFiles()
+    files.make_folders(FOLDER)
+    file = IdentityFile(files, "data", LOG_NAME)
+    file.note_copy()
+    file.save(CopyIdentity("code"))
+    file.note_copy()
+    assert file.load() is None
+
+
+@pytest.mark.rule("C-03")
 def test_a_folder_without_its_log_is_damage_and_no_empty_log() -> None:
     group = one_copy()
     node = group.nodes["n1"]
