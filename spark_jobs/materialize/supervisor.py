@@ -15,8 +15,9 @@ from spark_jobs.errors import SourceError, Unreachable, own_error
 from spark_jobs.job_lines import warn
 from spark_jobs.materialize.workers import Kind, Workers
 
-MAX_FAILURES = 5  # of one job, without a step in between; nodes that do not answer are none
+MAX_FAILURES = 5  # of one job, without a batch in between; nodes that do not answer are none
 FAILURE_PAUSE_S = 1.0
+FORGET_AFTER_S = 3_600.0  # a failure does not count after this time without one: a quiet log has no batch
 REPORT_EACH_S = 60.0  # that no node answers
 
 
@@ -66,7 +67,8 @@ class Supervisor:
         self.job = job
         self.follows = follows
         self.starts = 0
-        self.failures = 0  # without a step in between, and without those of `_silences`
+        self.failures = 0  # without a batch in between, and without those of `_silences`
+        self._failed_at_s = float("-inf")  # the last of these failures
         self.done = False
         self.is_open = False
         self.begun_at_s = self.ended_at_s = float("-inf")  # of the last step
@@ -171,14 +173,16 @@ class Supervisor:
         kind = SourceError if own is None else own[0]
         unreachable = issubclass(kind, Unreachable)  # reported after retries: a following job retries on
         self._answered = not unreachable
+        now_s = time.monotonic()
         if unreachable:
             self._silences = min(self._silences + 1, MAX_FAILURES)
         else:
-            self.failures += 1
+            is_first = now_s > self._failed_at_s + FORGET_AFTER_S
+            self.failures = 1 if is_first else self.failures + 1
+            self._failed_at_s = now_s
         given_up = self.failures > MAX_FAILURES or (unreachable and not self.follows)
         if given_up or kind.is_final:
             raise failure_of(self.job.name, error) from error
-        now_s = time.monotonic()
         self.start_at_s = now_s + FAILURE_PAUSE_S * (self._silences if unreachable else self.failures)
         if unreachable and self._silences > 1 and now_s < self._reported_at_s + REPORT_EACH_S:
             return

@@ -18,9 +18,16 @@ from spark_jobs.errors import (
     Unreachable,
     own_error,
 )
+from spark_jobs.materialize import supervisor as supervisor_module
 from spark_jobs.materialize import workers as workers_module
 from spark_jobs.materialize.lease import LeaseLost
-from spark_jobs.materialize.supervisor import MAX_FAILURES, MaterializeFailed, Supervisor, reason_of
+from spark_jobs.materialize.supervisor import (
+    FORGET_AFTER_S,
+    MAX_FAILURES,
+    MaterializeFailed,
+    Supervisor,
+    reason_of,
+)
 from spark_jobs.materialize.workers import Kind, Workers
 from spark_jobs.run import exit_code
 from tests.spark.source.looks import await_true
@@ -97,6 +104,20 @@ def test_an_outage_does_not_count_as_failures_of_the_job() -> None:
     with pytest.raises(MaterializeFailed, match="full"):
         attempt(supervisor)
     workers.stop()
+
+
+def test_failures_of_a_quiet_log_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(supervisor_module.time, "monotonic", lambda: now_s)
+    supervisor = Supervisor(Failing(OSError("full")), SameThread(), follows=True)
+    for _ in range(2 * MAX_FAILURES):
+        now_s += FORGET_AFTER_S + 1
+        attempt(supervisor)
+    for _ in range(MAX_FAILURES - 1):
+        now_s += FORGET_AFTER_S
+        attempt(supervisor)
+    with pytest.raises(MaterializeFailed, match="full"):
+        attempt(supervisor)
 
 
 class Counted:
