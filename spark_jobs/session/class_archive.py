@@ -3,7 +3,7 @@
 Java otherwise reads, checks and links some 15,000 classes of 277 jars at each start (class data sharing, JEP
 350). make_class_archive.py writes the file. Java ignores an archive that does not fit its version, its class
 path or its options: the file's name has a digest of the first two, so that a change of them asks for a new
-file.
+file. It does not check that the file is whole.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ from spark_jobs.session.java import CACHE_FOLDER, find_java_home
 from spark_jobs.session.spark_home import spark_home
 
 PATTERN = "classes-*.jsa"
+QUIET = "-Xlog:cds*=off"  # Java writes to the standard output that an archive does not fit its options
 
 
 def class_archive(cache: Path = CACHE_FOLDER) -> Path | None:
@@ -31,9 +32,11 @@ def class_archive(cache: Path = CACHE_FOLDER) -> Path | None:
 
 
 def java_options(cache: Path = CACHE_FOLDER) -> str:
-    """Return the option of Java that uses the archive; empty without one. Raises JavaNotFound."""
+    """Return the options of Java that use the archive; empty without one. Raises JavaNotFound."""
     archive = class_archive(cache)
-    return f' "-XX:SharedArchiveFile={archive}"' if archive is not None and archive.is_file() else ""
+    if archive is None or not archive.is_file():
+        return ""
+    return f' {QUIET} "-XX:SharedArchiveFile={archive}"'
 
 
 def _parts(home: Path) -> Iterator[Path]:

@@ -3,6 +3,7 @@
 `python -m spark_jobs.session.make_class_archive` does so; `make setup` calls it.
 """
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -35,9 +36,13 @@ def make_class_archive(cache: Path = CACHE_FOLDER) -> Path | None:
             "class archive", jars_folder=DEFAULT_JARS_FOLDER, extra={DRIVER_JAVA: options}
         )
         _use(session, f"{folder}/table")
-        _end(session)
-        if not written.is_file():
-            raise RuntimeError(f"{find_java_home().home} wrote no archive of Spark's classes")
+        code = _end(session)
+        if code or not written.is_file():
+            raise RuntimeError(
+                f"{find_java_home().home} wrote no archive of Spark's classes: it ended with exit code {code}"
+            )
+        with written.open("rb") as file:
+            os.fsync(file.fileno())
         for old in cache.glob(PATTERN):
             old.unlink(missing_ok=True)
         return written.replace(archive)
@@ -60,15 +65,15 @@ def _use(session: SparkSession, table: str) -> None:
     started.start(f"{table}-copy").awaitTermination()
 
 
-def _end(session: SparkSession) -> None:
-    """End the session and wait for its Java."""
+def _end(session: SparkSession) -> int:
+    """End the session, wait for its Java, and return the exit code."""
     gateway = session.sparkContext._gateway
     assert gateway is not None
     session.stop()
     java = gateway.proc
     gateway.shutdown()
     java.stdin.close()
-    java.wait(END_TIMEOUT_S)
+    return int(java.wait(END_TIMEOUT_S))
 
 
 def main() -> int:

@@ -1,15 +1,22 @@
 """The archive of Spark's classes: named for what it fits, made by the set-up, used by each session."""
 
 import os
+import shlex
+import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.session import class_archive as module
+from spark_jobs.session import make_class_archive as make_module
 from spark_jobs.session.class_archive import class_archive, java_options
+from spark_jobs.session.java import find_java_home
 from spark_jobs.session.make_class_archive import make_class_archive
 from spark_jobs.session.spark_home import spark_home
+from spark_jobs.session.spark_session import DRIVER_JAVA
 
 
 @pytest.fixture
@@ -29,12 +36,15 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_sessions_use_the_archive_that_the_set_up_has_made(spark: SparkSession) -> None:
     archive = class_archive()
     assert archive is not None
+    assert archive.is_file(), "`make setup` makes it"  # this process has a session, so it cannot
     assert make_class_archive() == archive
     gateway = spark.sparkContext._gateway
     assert gateway is not None
     children = Path(f"/proc/{gateway.proc.pid}/task/{gateway.proc.pid}/children").read_text().split()
     maps = [Path(f"/proc/{pid}/maps").read_text() for pid in (str(gateway.proc.pid), *children)]
     assert any(str(archive) in text for text in maps)
+    misfit = [str(find_java_home().home / "bin" / "java"), "-XX:+UseSerialGC", *shlex.split(java_options())]
+    assert subprocess.run([*misfit, "-version"], stdout=subprocess.PIPE, check=True).stdout == b""
 
 
 def test_another_jar_asks_for_another_archive(cache: Path) -> None:
@@ -49,7 +59,25 @@ def test_no_option_is_given_before_there_is_an_archive(cache: Path) -> None:
     archive = class_archive(cache)
     assert archive is not None
     archive.write_bytes(b"")
-    assert java_options(cache) == f' "-XX:SharedArchiveFile={archive}"'
+    assert java_options(cache) == f' -Xlog:cds*=off "-XX:SharedArchiveFile={archive}"'
+
+
+@pytest.mark.parametrize("end", ["kill -9 $$", "exit 1"])
+def test_no_part_of_an_archive_is_used(cache: Path, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Java maps a file that was cut off, and ends with SIGBUS."""
+
+    def session_of(*_: object, extra: Mapping[str, str], **__: object) -> object:
+        written = Path(extra[DRIVER_JAVA].partition("=")[2].partition('"')[0])
+        java = subprocess.Popen(["sh", "-c", f"cat; echo part > {written}; {end}"], stdin=subprocess.PIPE)
+        gateway = SimpleNamespace(proc=java, shutdown=lambda: None)
+        return SimpleNamespace(stop=lambda: None, sparkContext=SimpleNamespace(_gateway=gateway))
+
+    monkeypatch.setattr(make_module, "ensure_jars", lambda: None)
+    monkeypatch.setattr(make_module, "_use", lambda *_: None)
+    monkeypatch.setattr(make_module, "build_session", session_of)
+    with pytest.raises(RuntimeError, match="exit code"):
+        make_class_archive(cache)
+    assert java_options(cache) == ""
 
 
 @pytest.mark.parametrize("name", ["SPARK_HOME", "SPARK_CONF_DIR"])
