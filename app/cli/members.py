@@ -137,14 +137,20 @@ def remove_member(target: Target, node_id: str, of: str | None, force: bool) -> 
 
 def _explain_vote(node_id: str, logs: Sequence[Mapping[str, Any]]) -> None:
     """Notify the user why a node that was removed still votes (docs/operations.md, section 6)."""
-    kept = [log["name"] for log in logs if log["replication"] != "raft" and node_id in log["replicas"]]
-    if kept:
-        click.echo(
-            f"{node_id} still votes for the controllers: it keeps logs in controller or classic mode, "
-            f"{', '.join(kept)}. Move or delete them (`commitlog logs change LOG --replicas …`), then remove "
-            f"{node_id} again.",
-            err=True,
-        )
+    kept = [log for log in logs if log["replication"] != "raft" and node_id in log["replicas"]]
+    if not kept:
+        return
+    classic = [log["name"] for log in kept if log["replication"] == "classic"]
+    fixed = (
+        f" The replicas of a log in classic mode are fixed ({', '.join(classic)}): to end the vote alone, "
+        f"use `commitlog members remove {node_id} --of __controller`."
+    )
+    click.echo(
+        f"{node_id} still votes for the controllers: it keeps logs in controller or classic mode, "
+        f"{', '.join(log['name'] for log in kept)}. Move or delete them (`commitlog logs change LOG "
+        f"--replicas …`), then remove {node_id} again.{fixed if classic else ''}",
+        err=True,
+    )
 
 
 @members_command.command("clean")

@@ -415,14 +415,8 @@ def test_options_before_the_subcommand_hold_for_it() -> None:
 
 
 def test_a_removed_node_that_still_votes_is_explained() -> None:
-    member = {
-        "id": "n1",
-        "url": "http://n1",
-        "peer_address": "n1:1",
-        "voter": True,
-        "alive": True,
-        "version": "1",
-    }
+    member: dict[str, Any] = {"id": "n1", "url": "http://n1", "peer_address": "n1:1"}
+    member |= {"voter": True, "alive": True, "version": "1"}
     logs = [
         {"name": "a", "replication": "raft", "replicas": ["n1"]},
         {"name": "b", "replication": "classic", "replicas": ["n1", "n2"]},
@@ -432,6 +426,7 @@ def test_a_removed_node_that_still_votes_is_explained() -> None:
         removed = run("members", "remove", "n1", url=node.url)
         assert removed.exit_code == 0
         assert "keeps logs in controller or classic mode, b. Move or delete them" in removed.stderr
+        assert "are fixed (b): to end the vote alone, use `commitlog members remove n1 --of" in removed.stderr
         member["voter"] = False
         assert run("members", "remove", "n1", url=node.url).stderr == ""
 
