@@ -138,8 +138,8 @@ class HostedLog:
             return NoLeader()
         return NoLeader(
             "no leader is known, and the replica of this node has no vote yet: it is new, or it may have "
-            "lost what it acknowledged. A new log elects its first leader when all of its voters run, and "
-            "their configurations name the same ones: " + ", ".join(self.voters)
+            "lost what it acknowledged. A new log elects its first leader when the configurations of its "
+            "nodes name the same voters, and all of its voters run: " + ", ".join(self.voters)
         )
 
     @property

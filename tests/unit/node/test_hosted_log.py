@@ -39,7 +39,7 @@ def test_a_replica_without_a_vote_names_the_voters_that_an_election_may_need() -
     hosted = HostedLog(LogSettings.of_spec("a", spec), 1)
     assert hosted.no_leader.detail == NoLeader.title
     hosted.healing = True
-    assert hosted.no_leader.detail.endswith("when all of its voters run: n1, n2, n3")
+    assert hosted.no_leader.detail.endswith("all of its voters run: n1, n2, n3")
 
 
 @pytest.mark.parametrize(("deleting", "refusal"), [(False, Repairing), (True, LogDeleting)])

@@ -84,12 +84,13 @@ def test_a_failed_write_of_term_or_vote_stops_the_node(tmp_path: Path) -> None:
 
 @pytest.mark.rule("R-01")
 def test_a_vote_leaves_only_when_it_is_on_disk_and_survives_a_restart(tmp_path: Path) -> None:
-    node = Node(tmp_path, "n1", "n2", "n3")
+    voters = ("n1", "n2", "n3")
+    node = Node(tmp_path, *voters)
     node.driver.deliver("n2", VoteRequest(5, 10, 4))
     node.seams.turn()
     assert node.seams.sent == []
     node.seams.run()
-    assert node.seams.sent == [("n2", VoteAnswer(5, True, False))]
+    assert node.seams.sent == [("n2", VoteAnswer(5, True, False, voters=voters))]
     node.restart()
     assert node.driver.term == 5
     node.driver.deliver("n3", VoteRequest(5, 10, 4))
