@@ -26,10 +26,10 @@ class WatermarkReports:
         if quiet_ms >= config.ha_watermarks_interval_ms or (
             quiet_ms >= config.ha_watermarks_moving_interval_ms and self._recorded != self._current()
         ):
-            self.record(now_ms)
+            self.record(now_ms, is_repeat=True)
 
-    def record(self, now_ms: int) -> None:
-        """Record them now."""
+    def record(self, now_ms: int, *, is_repeat: bool = False) -> None:
+        """Record them now. is_repeat: as in CoreEvent."""
         self._recorded_ms = now_ms
         self._recorded = self._current()
         committed_index, peers = self._recorded
@@ -40,7 +40,7 @@ class WatermarkReports:
             committed_index=committed_index,
             peers=peers,
         )
-        self._outbox.record(self._member.term, watermarks)
+        self._outbox.record(self._member.term, watermarks, is_repeat=is_repeat)
 
     def _current(self) -> tuple[int, dict[str, int]]:
         return (self._member.committed_index, dict(self._marks()))

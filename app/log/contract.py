@@ -265,10 +265,12 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class CoreEvent:
-    """An event of a core for the node's journal, in the term of the core."""
+    """An event of a core for the node's journal, in the term of the core. is_repeat: it may state the same as
+    the one before of its kind."""
 
     term: int
     event: JournalEvent
+    is_repeat: bool = False
 
     @property
     def kind(self) -> str:

@@ -51,7 +51,7 @@ class QuorumChecker:
         self._watermarks[self._state.node_id] = self._state.held_index(self._log)
         self._last_leak_check_ms = now_ms
         self.needs_check = True
-        self.publish(now_ms)
+        self._publish(now_ms)
 
     def regroup(self) -> None:
         """The group has changed: new members have acknowledged nothing, former members do not count
@@ -64,7 +64,7 @@ class QuorumChecker:
 
     def close_term(self, now_ms: int) -> None:
         """Leadership is lost: the outcome of waiting appends is unknown (D-23)."""
-        self.publish(now_ms)
+        self._publish(now_ms)
         self._outbox.answers += self._pending.close()
         self._watermarks = {}
         self.needs_check = False
@@ -136,9 +136,9 @@ class QuorumChecker:
             quiet_ms >= self._config.watermarks_moving_interval_ms
             and self._published != (self._state.committed_index, self._watermarks)
         ):
-            self.publish(now_ms)
+            self._publish(now_ms, is_repeat=True)
 
-    def publish(self, now_ms: int) -> None:
+    def _publish(self, now_ms: int, *, is_repeat: bool = False) -> None:
         """Record the position of every member in the journal (D-22)."""
         state, log = self._state, self._log
         self._published_ms = now_ms
@@ -150,7 +150,7 @@ class QuorumChecker:
             committed_index=state.committed_index,
             peers=dict(self._watermarks),
         )
-        self._outbox.record(state.term, watermarks)
+        self._outbox.record(state.term, watermarks, is_repeat=is_repeat)
 
     def _release(self) -> None:
         """Answer every append whose acks are complete, in the order of indexes."""

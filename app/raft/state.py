@@ -131,9 +131,9 @@ class Outbox:
     def send(self, target: str, message: Any) -> None:
         self.messages.append((target, message))
 
-    def record(self, term: int, event: JournalEvent) -> None:
-        """Record an event in the node's journal."""
-        self.events.append(CoreEvent(term, event))
+    def record(self, term: int, event: JournalEvent, *, is_repeat: bool = False) -> None:
+        """Record an event in the node's journal. is_repeat: as in CoreEvent."""
+        self.events.append(CoreEvent(term, event, is_repeat))
 
     def take(self) -> Ready | None:
         """Return everything collected and start empty; None if there is nothing."""

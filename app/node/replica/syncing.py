@@ -6,7 +6,7 @@ from typing import Final
 
 from app.log.contract import CoreEvent, Durability
 from app.log.driver_interfaces import Clock, Disk, DriverConfig
-from app.log.events import EpochAdded, TermKnown, Watermarks
+from app.log.events import EpochAdded, JournalEvent, TermKnown, Watermarks
 from app.node.replica.log_space import LogSpace
 from storage.errors import StorageFull
 from storage.format.batch import Batch
@@ -105,7 +105,7 @@ class JournalWriter:
         self._space = space
         self._asked = False
         self._dirty = False
-        self._watermarks: CoreEvent | None = None  # the last ones written
+        self._watermarks: tuple[int, JournalEvent] | None = None  # the last ones written, and their term
         self._watermarks_ms = 0
 
     def record(self, event: CoreEvent) -> None:
@@ -131,10 +131,12 @@ class JournalWriter:
             self._sync()
 
     def _is_due(self, event: CoreEvent, now_ms: int) -> bool:
-        """Return whether the watermarks have changed since they were last written, or are due again."""
-        if event == self._watermarks and 0 <= now_ms - self._watermarks_ms < WATERMARKS_REPEAT_MS:
+        """Return whether the watermarks have changed since they were last written, are due again, or are
+        those at the begin or end of a term."""
+        is_recent = 0 <= now_ms - self._watermarks_ms < WATERMARKS_REPEAT_MS
+        if event.is_repeat and is_recent and (event.term, event.event) == self._watermarks:
             return False
-        self._watermarks, self._watermarks_ms = event, now_ms
+        self._watermarks, self._watermarks_ms = (event.term, event.event), now_ms
         return True
 
     def control(self, batch: Batch) -> None:

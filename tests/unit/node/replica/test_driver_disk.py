@@ -349,6 +349,20 @@ def test_unchanged_watermarks_are_written_once_a_minute(node: Node) -> None:
     assert len(node.events("watermarks")) == before + 2
 
 
+@pytest.mark.rule("D-22")
+def test_the_end_of_a_term_writes_watermarks_that_have_not_changed(tmp_path: Path) -> None:
+    """Otherwise an idle log seems to have had no leader for up to a minute before."""
+    node = leading_node(tmp_path)
+    for _ in range(4):
+        keep_lead(node)
+        node.tick(1_000)
+    before = node.events("watermarks")
+    node.driver.deliver("n2", Heartbeat(2, "n2", -1, 1))
+    node.seams.run()
+    assert node.driver.role is Role.FOLLOWER
+    assert node.events("watermarks") == [*before, before[-1]]
+
+
 @pytest.mark.rule("D-23", "D-26")
 def test_no_append_waits_longer_than_its_timeout_for_a_disk_that_hangs(tmp_path: Path) -> None:
     """The disk hangs while it writes a newer term: what is in the log has an unknown outcome at once, what
