@@ -10,7 +10,7 @@ from uuid import uuid4
 from app.arguments import check_instance, check_whole
 from app.client.client import FOLLOW_WAIT_MS, CommitlogClient, Page
 from app.client.connection import FIRST_PAUSE_S
-from app.client.errors import ConditionFailed, NotFound
+from app.client.errors import ConditionFailed, NoAnswer, NotFound
 from app.client.operations import Cursor, Operations
 
 
@@ -115,18 +115,20 @@ class Consumer:
     def _newer(self, version: str) -> Cursor:
         """Return the cursor after the move that refused one from `version` on; "": from none.
 
-        A master in classic mode refuses it at once, and shows the other move when slaves have it.
+        A master in classic mode refuses it at once, and shows the other move when slaves have it. Raises
+        NoAnswer after give_up_s: the move may be of this consumer or of another one.
         """
         give_up_at = time.monotonic() + self._client.connection.give_up_s
         while True:
             try:
                 found = self._operations.cursor(self.name)
-            except NotFound as error:
-                if version or error.code != "cursor-not-found" or time.monotonic() > give_up_at:
-                    raise
-            else:
-                if found.version != version or time.monotonic() > give_up_at:
+                if found.version != version:
                     return found
+            except NotFound as error:
+                if version or error.code != "cursor-not-found":
+                    raise
+            if time.monotonic() > give_up_at:
+                raise NoAnswer(f"the cursor {self.name} was moved, and no node shows the move yet", sent=True)
             time.sleep(FIRST_PAUSE_S)
 
     def _put(self, index: int, version: str) -> Cursor:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from app.client import CommitlogClient, ConditionFailed, Consumer, NoAnswer
+from app.client import CommitlogClient, ConditionFailed, Consumer, NoAnswer, Unavailable
 from tests.unit.cli.fake_service import Asked, FakeService, Scripted, fake_service, problem
 
 _MOVED = problem("cursor-moved", 412, "not_applied", retryable=False)
@@ -105,6 +105,32 @@ def test_a_consumer_waits_for_its_own_move_that_no_slave_has_yet() -> None:
         again = Consumer(CommitlogClient(service.url, give_up_s=5.0), "etl")
         again.commit(10)
         assert again.committed == 10
+
+
+@pytest.mark.rule("H-07")
+def test_a_commit_ends_although_no_slave_gets_the_move() -> None:
+    """In time, and not as if another consumer had moved the cursor."""
+    cursor, moves = OneCursor(), 0
+
+    def answer(asked: Asked) -> Scripted:
+        nonlocal moves
+        if asked.method == "PUT":
+            moves += 1
+            moved = cursor(asked)
+            return problem("flush-slave-timeout", 504, "applied", retryable=True) if moves == 3 else moved
+        return before if moves in range(3, 9) else cursor(asked)
+
+    with fake_service(answer) as service:
+        consumer = consuming(service)
+        consumer.commit(10)
+        before = cursor(Asked("GET", "/cursors/etl", {}, {}, b""))
+        for _ in range(2):
+            with pytest.raises((Unavailable, NoAnswer)):
+                consumer.commit(20)
+        assert (moves, consumer.committed) == (4, 10)
+        moves = 9  # the slaves have it
+        consumer.commit(20)
+        assert consumer.committed == 20
 
 
 def test_a_commit_that_ends_after_a_later_one_does_not_move_the_cursor_back() -> None:
