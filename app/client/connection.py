@@ -31,7 +31,7 @@ _KEPT_CONNECTIONS = 64  # of one node, between calls; urllib3 closes more, with 
 _NAMED_ENDPOINTS = 5  # at most, in an error
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 AVOID_S = 1.0  # for this time a node that did not answer is not used as leader, even if others report it
-LEARN_EACH_S = 60.0  # the nodes of the cluster
+LEARN_EACH_S = 60.0  # the nodes of the cluster, and the id of a learned one
 SLACK_S = 5.0  # time that a call waits for its answer beyond the service's own time limit
 
 NEVER_SENT = (
@@ -90,7 +90,7 @@ class ClusterConnection:
         self.nodes: list[str] = []  # of the cluster, as learned
         self._given = tuple(self.endpoints)
         self._cluster: str | None = None  # its id, as learned
-        self._proven: set[str] = set()  # endpoints that have reported it since they last failed
+        self._proven: dict[str, float] = {}  # endpoints that have reported it: until when that counts
         self._waits = waits_for_start
         self._learn_at = -math.inf if learns_nodes else math.inf
         if token is not None:
@@ -141,7 +141,7 @@ class ClusterConnection:
         while True:
             endpoint = self._choose(to_leader)
             try:
-                self._check_cluster(endpoint)
+                self.check_cluster(endpoint)
                 answer = self.once(
                     method, endpoint, path, query=query, headers=headers, body=body, wait_s=wait_s
                 )
@@ -300,9 +300,12 @@ class ClusterConnection:
         self.endpoints = [*self._given, *(url for url in self.nodes if url not in self._given)]
         self._at = self.endpoints.index(current) if current in self.endpoints else 0
 
-    def _check_cluster(self, endpoint: str) -> None:
-        """Ask a node that was learned for the id of its cluster, once after each failure. Raises NoAnswer."""
-        if self._cluster is None or endpoint in self._given or endpoint in self._proven:
+    def check_cluster(self, endpoint: str) -> None:
+        """Ask a node that was learned for the id of its cluster, after each failure and now and then: what
+        becomes of an address between two calls is not noticed. Raises NoAnswer."""
+        if self._cluster is None or endpoint in self._given:
+            return
+        if self._clock() < self._proven.get(endpoint, -math.inf):
             return
         try:
             found = self.once("GET", endpoint, "/v1/cluster").json()["id"]
@@ -313,7 +316,7 @@ class ClusterConnection:
             raise NoAnswer(f"{endpoint} does not report its cluster ({error})", sent=False) from error
         if found != self._cluster:
             raise NoAnswer(f"{endpoint} belongs to the cluster {found}, not {self._cluster}", sent=False)
-        self._proven.add(endpoint)
+        self._proven[endpoint] = self._clock() + LEARN_EACH_S
 
     def _current(self) -> str:
         endpoints = self.endpoints  # another thread may replace the list
@@ -333,7 +336,7 @@ class ClusterConnection:
 
     def _forget(self, endpoint: str) -> None:
         self._avoided[endpoint] = self._clock() + AVOID_S
-        self._proven.discard(endpoint)
+        self._proven.pop(endpoint, None)
         if self.leader == endpoint:
             self.leader = None
 

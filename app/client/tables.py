@@ -90,6 +90,7 @@ class Tables:
             for endpoint in self._connection.endpoints:
                 left_ms = min(max(0, int((deadline - time.monotonic()) * 1_000)), LONGEST_WAIT_MS)
                 try:
+                    self._connection.check_cluster(endpoint)
                     answer = self._connection.once(
                         "GET",
                         endpoint,

@@ -6,14 +6,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from app.client import ClientError, CommitlogClient, NoAnswer, Problem, Record
+from app.client import ClientError, CommitlogClient, NoAnswer, Problem, Record, Unavailable
 from app.client.batches import arrow_body
 from app.client.data_frames import append_frame, read_frame
 from app.client.operations import Operations
 from app.client.records import ndjson
-from tests.unit.cli.fake_service import Asked, Scripted, committed, fake_service
+from app.client.tables import Tables
+from tests.unit.cli.fake_service import Asked, Scripted, committed, fake_service, problem
 
 ROWS = pa.table({"value": ["same"] * 4})
+TABLE = {"name": "entries", "path": "/", "version": 0}
+TABLE |= dict.fromkeys(("materialized_index", "lag_records", "lag_ms"), 0)
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
@@ -182,6 +185,38 @@ def test_an_address_that_belongs_to_another_cluster_by_now_gets_no_append() -> N
             with pytest.raises(NoAnswer):
                 client.append(["y"])
     assert theirs.appends() == []
+
+
+def test_a_leader_whose_address_is_of_another_cluster_at_the_next_call_gets_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No call to it has failed in between."""
+    monkeypatch.setattr("app.client.connection.LEARN_EACH_S", 0.0)
+    ids = {}
+
+    def answer(asked: Asked) -> Scripted:
+        if asked.path == "/v1/cluster":
+            return Scripted(200, {"id": ids[asked.headers["host"]], "nodes": [{"url": leader.url}]})
+        if asked.path.endswith(":wait"):
+            late = problem("not-yet-materialized", 504, "not_applied", retryable=True)
+            return Scripted(200, TABLE) if asked.headers["host"] in leader.url else late
+        return Scripted(200, committed(), {"Commitlog-Leader": leader.url})
+
+    with (
+        fake_service(answer) as node,
+        fake_service(answer) as leader,
+        CommitlogClient(node.url) as client,
+    ):
+        ids.update({url.partition("//")[2]: "ours" for url in (node.url, leader.url)})
+        client.append(["x"])
+        client.append(["y"])
+        assert Tables(client).wait(0, timeout_ms=0).name == "entries"
+        assert len(leader.appends()) == 1
+        ids[leader.url.partition("//")[2]] = "theirs"
+        client.append(["z"])
+        assert len(leader.appends()) == 1
+        with pytest.raises(Unavailable):
+            Tables(client).wait(0, timeout_ms=0)
 
 
 def test_a_node_that_has_left_the_cluster_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
