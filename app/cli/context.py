@@ -115,9 +115,11 @@ def failure_of(error: "ClientError", *, writes: bool, note: str = "") -> Command
 
 @dataclass(frozen=True)
 class Target:
-    """Cluster, log and output format of a command."""
+    """Cluster, log and output format of a command. learned: those of `endpoints` that earlier commands have
+    learned."""
 
     endpoints: Sequence[str]
+    learned: Sequence[str]
     log: str
     token: str | None
     as_json: bool
@@ -139,10 +141,12 @@ class Target:
             give_up_s=self.give_up_s,
             waits_for_start=False,
         ) as client:
+            connection = client.connection
+            connection.expect(known_nodes.cluster_of(self.endpoints[0]), self.learned)
             try:
                 yield client
-                if client.connection.nodes:
-                    known_nodes.remember(self.endpoints[0], client.connection.nodes)
+                if connection.nodes:
+                    known_nodes.remember(self.endpoints[0], connection.nodes, connection.cluster)
             except ClientError as error:
                 raise failure_of(error, writes=writes) from error
 
@@ -258,7 +262,10 @@ def find_target(
         if named is not None:
             endpoint, log = named.endpoints, log or named.log
     _check_token(token)
-    return Target(split_endpoints(endpoint), log or "default", token, as_json, give_up_s)
+    endpoints = split_endpoints(endpoint)
+    given = split_endpoints(endpoint, learned=False) or endpoints[:1]
+    learned = [url for url in endpoints if url not in given]
+    return Target(endpoints, learned, log or "default", token, as_json, give_up_s)
 
 
 def _check_token(token: str | None) -> None:

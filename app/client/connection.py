@@ -89,7 +89,7 @@ class ClusterConnection:
         self.leader: str | None = None
         self.nodes: list[str] = []  # of the cluster, as learned
         self._given = tuple(self.endpoints)
-        self._cluster: str | None = None  # its id, as learned
+        self.cluster: str | None = None  # its id, as learned
         self._proven: dict[str, float] = {}  # endpoints that have reported it: until when that counts
         self._waits = waits_for_start
         self._learn_at = -math.inf if learns_nodes else math.inf
@@ -102,6 +102,11 @@ class ClusterConnection:
         self._avoided: dict[str, float] = {}
         self._answered: set[str] = set()  # endpoints that have answered, so their scheme is right
         self._pool, self._process = _new_pool(), os.getpid()
+
+    def expect(self, cluster: str | None, learned: Sequence[str]) -> None:
+        """Take endpoints as learned, not given: they were learned earlier, of the cluster with that id."""
+        self.cluster = cluster
+        self._given = tuple(url for url in self.endpoints if url not in learned)
 
     def close(self) -> None:
         """Close every connection."""
@@ -294,7 +299,7 @@ class ClusterConnection:
             cluster = document.get("id")
         except (ClientError, ValueError, KeyError, TypeError, AttributeError):
             return  # the call itself has succeeded
-        self._cluster = cluster
+        self.cluster = cluster
         self.nodes = [url for url in urls if is_base_url(url)]
         current = self._current()
         self.endpoints = [*self._given, *(url for url in self.nodes if url not in self._given)]
@@ -303,7 +308,7 @@ class ClusterConnection:
     def check_cluster(self, endpoint: str) -> None:
         """Ask a node that was learned for the id of its cluster, after each failure and now and then: what
         becomes of an address between two calls is not noticed. Raises NoAnswer."""
-        if self._cluster is None or endpoint in self._given:
+        if self.cluster is None or endpoint in self._given:
             return
         if self._clock() < self._proven.get(endpoint, -math.inf):
             return
@@ -314,8 +319,8 @@ class ClusterConnection:
             raise
         except (Problem, ValueError, KeyError, TypeError) as error:
             raise NoAnswer(f"{endpoint} does not report its cluster ({error})", sent=False) from error
-        if found != self._cluster:
-            raise NoAnswer(f"{endpoint} belongs to the cluster {found}, not {self._cluster}", sent=False)
+        if found != self.cluster:
+            raise NoAnswer(f"{endpoint} belongs to the cluster {found}, not {self.cluster}", sent=False)
         self._proven[endpoint] = self._clock() + LEARN_EACH_S
 
     def _current(self) -> str:

@@ -15,7 +15,10 @@ MAX_CLUSTERS = 50  # the oldest are forgotten
 
 
 class _Known(msgspec.Struct):
+    """Nodes of a cluster, and its id, by the endpoint that a command was given."""
+
     nodes: dict[str, list[str]] = {}
+    clusters: dict[str, str] = {}
 
 
 def path() -> Path:
@@ -34,14 +37,19 @@ def endpoints_of(given: Sequence[str], fallback: str) -> list[str]:
     return list(dict.fromkeys([*first, *learned]))
 
 
-def remember(endpoint: str, nodes: Sequence[str]) -> None:
-    """Keep the nodes of the cluster that `endpoint` belongs to.
+def cluster_of(endpoint: str) -> str | None:
+    """The id of the cluster that `endpoint` belonged to; None if no node has reported one."""
+    return _load().clusters.get(endpoint)
+
+
+def remember(endpoint: str, nodes: Sequence[str], cluster: str | None = None) -> None:
+    """Keep the nodes and the id of the cluster that `endpoint` belongs to.
 
     What is known of other endpoints is forgotten if one of these nodes is in it and the others are not: an
     address may belong to another cluster by now, and a command would write there.
     """
     known = _load()
-    if known.nodes.get(endpoint) == list(nodes):
+    if known.nodes.get(endpoint) == list(nodes) and known.clusters.get(endpoint) == cluster:
         return
     known.nodes.pop(endpoint, None)
     known.nodes = {
@@ -52,6 +60,10 @@ def remember(endpoint: str, nodes: Sequence[str]) -> None:
     known.nodes[endpoint] = list(nodes)
     while len(known.nodes) > MAX_CLUSTERS:
         del known.nodes[next(iter(known.nodes))]
+    known.clusters = {other: found for other, found in known.clusters.items() if other in known.nodes}
+    known.clusters.pop(endpoint, None)
+    if cluster is not None:
+        known.clusters[endpoint] = cluster
     _save(known)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from app.client import CommitlogClient, NoAnswer, known_nodes
 from tests.support.cluster import free_ports
-from tests.unit.cli.fake_service import Asked, FakeService, Scripted, fake_service
+from tests.unit.cli.fake_service import Asked, FakeService, Scripted, committed, fake_service
 from tests.unit.cli.test_commands import run
 
 
@@ -79,6 +79,27 @@ def test_an_address_that_belongs_to_another_cluster_now_is_not_tried_for_the_ear
     assert known_nodes.endpoints_of(["http://a"], "") == ["http://a"]
     assert known_nodes.endpoints_of(["http://localhost"], "") == ["http://localhost"]
     assert known_nodes.endpoints_of(["http://c"], "") == ["http://c"]
+
+
+def test_a_node_that_an_earlier_command_has_learned_gets_no_append_in_another_cluster() -> None:
+    """No command has seen the other cluster, and the node that is named is down."""
+    cluster = "ours"
+
+    def of_cluster(asked: Asked) -> Scripted:
+        nodes = [{"url": node.url} for node in (first, second)]
+        document = {"id": cluster, "nodes": nodes} if asked.path == "/v1/cluster" else committed()
+        return Scripted(200, document, {"Connection": "close"})
+
+    with fake_service(of_cluster) as second:
+        with fake_service(of_cluster) as first:
+            assert run("append", "a", url=first.url).exit_code == 0
+        assert run("append", "b", url=first.url).exit_code == 0
+        assert len(second.appends()) == 1
+        cluster = "theirs"
+        refused = run("append", "c", "--give-up-s", "0.2", url=first.url)
+        assert refused.exit_code == 5
+        assert f"{second.url} belongs to the cluster theirs, not ours" in refused.output
+        assert len(second.appends()) == 1
 
 
 def test_a_refused_connection_is_reported_at_once_unless_the_caller_waits() -> None:
