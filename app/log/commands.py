@@ -160,7 +160,7 @@ class ChangeMembers:
             return None
         if self.address is not None:
             nodes[self.node_id] = self.address
-        if self.kind is ChangeKind.REMOVE:
+        if self.node_id not in group.members:  # one of two voters stays as a learner first
             nodes.pop(self.node_id, None)
         return MembershipRecord(voters=group.voters, learners=group.learners, nodes={**nodes})
 

@@ -13,14 +13,15 @@ from app.log.control_records import MembershipRecord
 from app.log.state import Address
 
 N4 = Address("http://h4:8101", "h4:9101")
-VIEW = cast(
-    Any, SimpleNamespace(changed_group=lambda kind, node_id: GroupConfig(voters=("n1",), learners=(node_id,)))
-)
 
 
-def control(change: ChangeMembers, members: Mapping[str, Address]) -> MembershipRecord:
+def control(
+    change: ChangeMembers, members: Mapping[str, Address], *, learners: tuple[str, ...] = ("n4",)
+) -> MembershipRecord:
+    """learners: of the group after the change."""
     state = cast(Any, SimpleNamespace(membership=SimpleNamespace(nodes=members)))
-    record = change.control(state, VIEW)
+    after = GroupConfig(voters=("n1",), learners=learners)
+    record = change.control(state, cast(Any, SimpleNamespace(changed_group=lambda _kind, _node: after)))
     assert isinstance(record, MembershipRecord)
     return record
 
@@ -46,4 +47,10 @@ def test_a_member_keeps_its_address_until_it_is_removed() -> None:
     with pytest.raises(InvalidRequest, match="remove it first"):
         control(ChangeMembers(ChangeKind.ADD, "n4", N4), {"n4": Address("http://old:8101", "old:9101")})
     assert control(ChangeMembers(ChangeKind.ADD, "n4", N4), {"n4": N4}).nodes == {"n4": N4}
-    assert control(ChangeMembers(ChangeKind.REMOVE, "n4"), {"n4": N4}).nodes == {}
+    assert control(ChangeMembers(ChangeKind.REMOVE, "n4"), {"n4": N4}, learners=()).nodes == {}
+
+
+@pytest.mark.rule("R-10")
+def test_one_of_two_voters_that_becomes_a_learner_before_its_removal_keeps_its_address() -> None:
+    """The leader needs it: the record is committed once that learner holds it."""
+    assert control(ChangeMembers(ChangeKind.REMOVE, "n4"), {"n4": N4}).nodes == {"n4": N4}
