@@ -201,14 +201,15 @@ class CopyFiles:
         self.remove("vote")
         HardStateFile(self._files, f"{self._folder}/vote").save(promise)
 
-    def reach(self, promise: HardState) -> None:
-        """Save the vote if its term, of records that were written here, is later than that of the vote file.
-        A lost vote stays lost."""
-        if self.saved_term() in (None, TERM_UNKNOWN):
+    def reach(self, promise: HardState, damage: Damage) -> None:
+        """Save the vote if its term, of records that were written at a damaged end, is later than that of the
+        vote file. A lost vote stays lost: a vote file that is older than the records before the damage is not
+        the last one."""
+        term = self.saved_term()
+        if term is None or term == TERM_UNKNOWN or damage.next_offset != NO_OFFSET:
             return
-        vote_file = HardStateFile(self._files, f"{self._folder}/vote")
-        if vote_file.load().term < promise.term:
-            vote_file.save(promise)
+        if damage.previous_term <= term < promise.term:
+            HardStateFile(self._files, f"{self._folder}/vote").save(promise)
 
     def remove(self, name: str) -> None:
         """Remove a small file, if it is there. That of the group becomes a record of its loss."""

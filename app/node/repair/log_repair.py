@@ -303,7 +303,7 @@ class LogRepair(OfflineLog):
                 return await self._unrepaired(damage, fetch)
             if self._votes:  # in a term that is later than its vote this replica has not voted
                 promise = HardState(batches[-1].term, self._node_id)
-                await in_thread(partial(self._copy.reach, promise))
+                await in_thread(partial(self._copy.reach, promise, damage))
             self.result.batches += len(batches)
             self.result.size_bytes += sum(batch.size_bytes for batch in batches)
         self.result.stretches.append({"first_index": damage.first_index, "last_index": damage.last_index})

@@ -15,6 +15,7 @@ from app.node.repair.offline_log import GivenUp
 from app.node.replica.driver import LogDriver
 from storage.care import patch
 from storage.errors import CorruptLog, DiskError, StorageFull
+from storage.format.batch import Batch
 from storage.format.records import encode_control
 from storage.log.checkpoint import Checkpoint, CheckpointFile
 from storage.log.commitlog import Commitlog
@@ -260,21 +261,39 @@ def test_an_end_is_repaired_with_batches_that_end_at_other_offsets(value: bytes,
     assert RepairMarker(scene.files, "data", "log").held_index == -1
 
 
-@pytest.mark.rule("R-01", "R-07")
-def test_an_end_of_a_later_term_than_the_vote_is_no_lost_vote() -> None:
-    """The vote file is intact: this replica never voted in that term. It waits for no terms of the others."""
-    scene, held = Scene(), another_end(25, b"", term=6)
+def sends(held: list[Batch]) -> Peers:
+    """n2 alone answers: it has settled these batches."""
 
     def answers(peer: str, message: PeerCall) -> PeerCall | None:
         assert isinstance(message, FetchRequest)
         found = [each for each in held if message.first_index <= each.base_index <= message.last_index]
         return FetchAnswer(message.id, 0, 79, False, tuple(found)) if peer == "n2" else None
 
-    scene.run(Peers(answers), lacks_from(scene, 25))
+    return Peers(answers)
+
+
+@pytest.mark.rule("R-01", "R-07")
+def test_an_end_of_a_later_term_than_the_vote_is_no_lost_vote() -> None:
+    """The vote file is intact: this replica never voted in that term. It waits for no terms of the others."""
+    scene = Scene()
+    scene.run(sends(another_end(25, b"", term=6)), lacks_from(scene, 25))
     assert scene.host.log is not None
     assert scene.host.log.last_term == 6
     assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(6, "n1")
     assert not RepairMarker(scene.files, "data", "log").lost_vote
+
+
+@pytest.mark.rule("R-01")
+@pytest.mark.parametrize("is_end", [True, False])
+def test_a_repair_does_not_hide_a_vote_that_is_older_than_the_log(is_end: bool) -> None:
+    """The vote file is of a term before that of intact records, so it is not the last one. The opening finds
+    that by the term of the last record."""
+    scene, older = Scene(), HardState(0)
+    cause = lacks_from(scene, 25) if is_end else scene.damage(25)
+    HardStateFile(scene.files, f"{FOLDER}/vote").save(older)
+    scene.run(sends(another_end(25, b"", term=6) if is_end else BATCHES), cause)
+    assert scene.host.log is not None
+    assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == older
 
 
 @pytest.mark.rule("R-07")
