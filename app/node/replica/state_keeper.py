@@ -233,14 +233,15 @@ class LogGroup:
         return NO_ADDRESSES if self._membership is None else self._membership.nodes
 
     def refresh(self) -> None:
-        """Inform the core of the group, if the log names a new one. After a start, the group before it is
-        adopted first: until the newest one is committed, voters of that may campaign, and may be its
-        witnesses."""
-        newest = self._state.membership
-        if newest == self._membership:
+        """Inform the core of the group, if the log names a new one. After a start, or with the state of
+        another replica, the group before it is adopted first: until the newest one is committed, voters of
+        that may campaign, and may be its witnesses."""
+        newest, known = self._state.membership, self._membership
+        if newest == known:
             return
-        if self._membership is None:
-            self._adopt(self._state.replaced_membership)
+        replaced = self._state.replaced_membership
+        if known is None or (replaced is not None and replaced.since > known.since):
+            self._adopt(replaced)
         self._adopt(newest)
 
     def _adopt(self, membership: Membership | None) -> None:

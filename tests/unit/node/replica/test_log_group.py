@@ -70,3 +70,30 @@ def test_a_group_that_the_state_knows_to_be_committed_waits_for_no_former_voter(
     state.become(newer)
     group.refresh()
     assert (member.group.voters, standing.is_settled, member.witnesses) == (NODES, False, ())
+
+
+@pytest.mark.rule("R-01", "R-10")
+def test_a_received_state_names_the_voters_that_must_hold_the_change_in_progress() -> None:
+    """Between the group of three that this replica knew and the one that is in progress there were two."""
+    log, state, newer = MemoryLog(), LogState(), LogState()
+    for count in (3, 2, 3):
+        value = {"kind": "membership", "voters": NODES[:count], "learners": [], "nodes": {}}
+        batch = log.stamp(encode_control(value), 1, control=True)
+        log.write([batch])
+        newer.apply(batch)
+    newer.committed(1)
+    whole = GroupConfig(voters=NODES[:3])
+    member = MemberState("n3", whole, Durability.FSYNC, Role.FOLLOWER, 1, None, NO_INDEX)
+    standing = Standing(member, Outbox())
+
+    def configure(group: GroupConfig, index: int, _now_ms: int, nodes: Any, **options: bool) -> None:
+        standing.configure(group, index, nodes, **options)
+
+    core, clock = SimpleNamespace(configure=configure), SimpleNamespace(monotonic_ms=lambda: 0)
+    group = LogGroup(whole, state, cast(Any, core), cast(Any, clock))
+    state.apply(log.batches[0])
+    state.committed(0)
+    group.refresh()
+    state.become(newer)
+    group.refresh()
+    assert (member.group.voters, member.witnesses) == (NODES[:3], NODES[:2])
