@@ -12,7 +12,7 @@ from starlette.responses import Response
 from app.api.http.dependencies import Nothing, json_answer
 from app.api.http.json_decoding import Name
 from app.api.http.leader_headers import COMMITTED_INDEX
-from app.api.http.log_call import Call, Served
+from app.api.http.log_call import Act, Call, Served
 from app.api.http.openapi import OF_A_BODY, OF_A_COMMIT, answers, json_request
 from app.api.read.query import OneLogQuery
 from app.api.routes.move_master import move_master
@@ -27,7 +27,16 @@ from app.api.routes.replicas import (
 )
 from app.controller.commands import ReplicaChange
 from app.controller.metadata import CONTROLLER_LOG
-from app.errors import ChangeInProgress, InvalidRequest, LogDeleting, NotFound, Repairing, TransferFailed
+from app.errors import (
+    ChangeInProgress,
+    InvalidRequest,
+    LogDeleting,
+    NoLeader,
+    NotFound,
+    QuorumTimeout,
+    Repairing,
+    TransferFailed,
+)
 from app.log.commands import ChangeMembers, check_address
 from app.log.contract import ChangeKind
 from app.log.state import Address
@@ -211,11 +220,11 @@ async def _change(
         return here.answer({"members": member_objects(broker, one)})
 
     if one is not None:
-        return await call.at_leader(one, act)
+        return await _at_leader(call, one, change, act)
     found = change.kind is ChangeKind.ADD
     for hosted in logs_of_the_change(broker, change):
         try:
-            answer = await call.at_leader(hosted, act, b"log=" + quote(hosted.name).encode())
+            answer = await _at_leader(call, hosted, change, act, b"log=" + quote(hosted.name).encode())
         except NotFound:
             continue
         if answer.status_code == NotFound.http_status:
@@ -227,6 +236,21 @@ async def _change(
     if not found:
         raise NotFound(f"{change.node_id} is not a member of any log")
     return _members_answer(broker)
+
+
+async def _at_leader(
+    call: Call, hosted: HostedLog, change: ChangeMembers, act: Act, query: bytes = b""
+) -> Response:
+    """As LogCall.at_leader. Raises QuorumTimeout if no leader is found for the second step of a removal: the
+    first one may have been applied."""
+    was_voter = change.node_id in hosted.voters
+    try:
+        return await call.at_leader(hosted, act, query)
+    except NoLeader as error:
+        if was_voter and change.node_id not in hosted.voters:
+            detail = f"{change.node_id} became a learner, and no leader has removed it: send the call again"
+            raise QuorumTimeout(None, detail) from error
+        raise
 
 
 async def _commit(here: Served, change: ChangeMembers) -> None:

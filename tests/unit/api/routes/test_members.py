@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from app.api.routes.members import (
     MemberIn,
+    _at_leader,
     _commit,
     _learn,
     checked_address,
@@ -16,7 +17,15 @@ from app.api.routes.members import (
     member_objects,
     taken_addresses,
 )
-from app.errors import ChangeInProgress, CommitlogError, InvalidRequest, LogDeleting, Repairing
+from app.errors import (
+    ChangeInProgress,
+    CommitlogError,
+    InvalidRequest,
+    LogDeleting,
+    NoLeader,
+    QuorumTimeout,
+    Repairing,
+)
 from app.log.commands import ChangeMembers
 from app.log.contract import ChangeKind, GroupConfig
 from app.log.state import Address
@@ -192,3 +201,17 @@ def test_one_of_two_voters_is_removed_in_two_steps() -> None:
     with pytest.raises(ChangeInProgress):
         asyncio.run(_commit(cast(Any, log), ChangeMembers(ChangeKind.REMOVE, "n2")))
     assert log.now_ms == 1_000
+
+
+@pytest.mark.rule("R-10")
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_removal_that_loses_its_leader_between_the_two_steps_has_an_unknown_outcome(begun: bool) -> None:
+    hosted = SimpleNamespace(voters=("n1", "n2"))
+
+    async def at_leader(*_args: object) -> Response:
+        hosted.voters = ("n2",) if begun else hosted.voters
+        raise NoLeader
+
+    call, change = cast(Any, SimpleNamespace(at_leader=at_leader)), ChangeMembers(ChangeKind.REMOVE, "n1")
+    with pytest.raises(QuorumTimeout if begun else NoLeader):
+        asyncio.run(_at_leader(call, cast(Any, hosted), change, cast(Any, None)))
