@@ -43,6 +43,37 @@ def test_a_candidate_outside_the_group_needs_sound_votes() -> None:
     assert ballot.is_won
 
 
+@pytest.mark.rule("R-02", "R-10")
+def test_a_removed_candidate_is_not_elected_by_two_voters_that_are_both_in_doubt() -> None:
+    """They may have gone on together. If one of them is sound, it would hold that."""
+    member = MemberState(
+        "n1", GroupConfig(voters=("n2", "n3")), Durability.FSYNC, Role.CANDIDATE, 1, None, NO_INDEX
+    )
+    member.former_voters, member.group_index = ("n1", "n2", "n3"), 5
+    ballot = Ballot(member, MemoryLog(), Outbox())
+    won = []
+    for sound in (False, True):
+        ballot.open(1)
+        ballot.count("n2", VoteAnswer(1, True, sound=sound))
+        ballot.count("n3", VoteAnswer(1, True, sound=False))
+        won.append(ballot.is_won)
+    assert won == [False, True]
+
+
+@pytest.mark.rule("R-02", "R-10")
+def test_a_replaced_disk_that_knows_another_group_still_votes_for_a_sound_candidate() -> None:
+    """Its configuration may be newer than the group: every voter of that has granted."""
+    group = GroupConfig(voters=("n1", "n2"))
+    member = MemberState("n1", group, Durability.FSYNC, Role.CANDIDATE, 1, None, NO_INDEX)
+    ballot = Ballot(member, MemoryLog(), Outbox())
+    won = []
+    for sound in (True, False):
+        ballot.open(1)
+        ballot.count("n2", VoteAnswer(1, True, sound=sound, voters=("n2", "n3")))
+        won.append(ballot.is_won)
+    assert won == [False, True]
+
+
 def promoted_third() -> tuple[Group, Member, int]:
     """n2 leads two voters and has made n3 the third; n1 has not heard of that. The index of the record."""
     group = Group(2)
