@@ -156,6 +156,14 @@ plant(
     lambda _: test_doubt_members.test_the_removal_of_one_of_two_voters_is_committed_once_both_hold_it(),
 )
 plant(
+    "a_leader_stays_without_the_voter_that_must_hold_its_change",
+    "R-04",
+    (Peers, "majority_heard_ms", "in member.needed_witnesses", "in ()"),
+    lambda _: test_doubt_members.test_a_leader_stands_down_without_the_voter_that_must_hold_its_change(
+        removes=True
+    ),
+)
+plant(
     "the_record_that_a_notice_is_about_ends_it",
     "R-10",
     (Standing, "configure", "index > self.notice.index", "index >= self.notice.index"),
