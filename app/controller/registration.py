@@ -6,6 +6,8 @@ too: what the node creates next gets another id, and is never confused with the 
 SyncStateSet.
 """
 
+from collections.abc import Collection
+
 from app.controller.commands import ApplyForReplicaId, Reason, Refused, RegisterReplica
 from app.controller.events import ReplicaIdApplied, ReplicaRegistered
 from app.controller.metadata import Confirmed, Log, Replica
@@ -79,14 +81,18 @@ def _check_epoch(log: Log, command: RegisterReplica) -> None:
     )
 
 
-def replaced(log: Log, command: RegisterReplica) -> tuple[ReplicaIdApplied, ReplicaRegistered] | None:
+def replaced(
+    log: Log, command: RegisterReplica, copies: Collection[int] = ()
+) -> tuple[ReplicaIdApplied, ReplicaRegistered] | None:
     """Return the events by which the copy of a folder is a replica no more; None if it remains one.
 
     What it has acknowledged since the copy was made may be more than any controller knows. The last members
-    that can prove what was acknowledged remain, as when the folders of all nodes are restored: so another id
-    of the node takes the place of this one at once. No copy has it; the node applies for a later one.
+    that can prove what was acknowledged remain: so another id of the node takes the place of this one at
+    once. No copy has it; the node applies for a later one.
+
+    copies: other members whose folders are copies too.
     """
-    if not command.is_copy or log.depends_on(command.replica_id):
+    if not command.is_copy or log.depends_on(command.replica_id, doubtful=copies):
         return None
     replica_id, code = log.next_replica_id, command.check_code
     return (

@@ -203,6 +203,7 @@ def test_a_copied_folder_of_a_member_is_another_replica_while_another_member_exi
     quorum.join_all()
     quorum.done(quorum_of(quorum, members))
     quorum.fail_over()
+    quorum.heartbeats("n2", "n3")
     start = msgspec.structs.replace(start_of(quorum, "n1", 100), log_epoch=1, is_copy=True)
     if len(members) > 1:
         assert quorum.refused(start) is Reason.LOST_RECORDS
@@ -248,6 +249,7 @@ def test_a_copied_folder_of_the_former_set_is_another_replica() -> None:
     for node in ("n2", "n3"):
         start = msgspec.structs.replace(start_of(quorum, node, 100), log_epoch=1, is_copy=True)
         assert quorum.refused(start) is Reason.LOST_RECORDS
+        quorum.heartbeat("n1")
 
 
 @pytest.mark.rule("C-03")
