@@ -168,9 +168,10 @@ class Workload:
             return Outcome.ACKNOWLEDGED, document["first_index"]
         code = document["code"]
         self.refusals[code] = self.refusals.get(code, 0) + 1
+        is_early = kind.repeats and code == "request-outstanding"  # the first one still waits at the leader
         if kind is Kind.MATCHED and code == "index-mismatch":
             self.known_end = document["next_index"] - 1
-        elif 400 <= answer.status < 500 and answer.status not in MAY_REPEAT:
+        elif 400 <= answer.status < 500 and answer.status not in MAY_REPEAT and not is_early:
             self.surprises.append(f"{kind.value}: {answer.status} {document}")
         outcome = Outcome(document["outcome"])
         return outcome, document["first_index"] if outcome is Outcome.APPLIED else None
