@@ -3,8 +3,8 @@
     CLS2 | frames: size u32, kind u8, payload of `size` bytes | ... | an END frame, empty
 
 HEAD is first: msgpack of SnapshotHead. KEYS: one partition (app/log/claims.py). PRODUCERS: msgpack of
-pairs (id, history). All numbers are little-endian. The previous format was one msgpack array, `OldSnapshot`;
-a node still reads it.
+pairs (id, history). All numbers are little-endian. A node also reads the format of earlier versions: one
+msgpack array, `OldSnapshot`.
 """
 
 import struct
@@ -48,7 +48,7 @@ class SnapshotHead(msgspec.Struct, array_like=True):
 
 
 class OldClaim(msgspec.Struct, array_like=True):
-    """A claim in the format before claims were packed."""
+    """A claim in a snapshot of an earlier version: not packed."""
 
     first_index: int
     last_index: int
@@ -63,7 +63,7 @@ OldHistory = tuple[int, tuple[tuple[int, OldClaim], ...]]
 
 
 class OldSnapshot(msgspec.Struct, array_like=True):
-    """The state as one msgpack array, as earlier versions stored it."""
+    """The state as one msgpack array: the format of earlier versions."""
 
     index: int
     committed_index: int

@@ -62,7 +62,7 @@ class _Undo(NamedTuple):
     value: Any
 
 
-_CURSORS, _FENCE, _MEMBERSHIP = 2, 3, 4  # in snapshots; 0 and 1 were the keys and producers of old ones
+_CURSORS, _FENCE, _MEMBERSHIP = 2, 3, 4  # in snapshots; 0 and 1: keys and producers of earlier versions
 _ONE: Final = ""  # the key in a table with one value
 _VALUES: Final[Mapping[int, Any]] = {_CURSORS: LogCursor, _FENCE: str, _MEMBERSHIP: Membership}
 

@@ -23,7 +23,9 @@ class RenderedPage(NamedTuple):
 class SharedPages:
     """The pages of one log that were rendered last, by everything that determines their bytes.
 
-    With 300 event streams, each commit rendered the same batch 300 times, and appends waited behind that.
+    A page is rendered once for all readers that ask for it at the same time, so the work does not grow with
+    their number. At most KEPT_MAX pages and KEPT_MAX_BYTES are kept. A page above PAGE_MAX_BYTES is not kept:
+    each reader renders it again. Owned by the event loop.
     """
 
     def __init__(self) -> None:

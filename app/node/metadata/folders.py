@@ -70,8 +70,8 @@ class LogFolders:
         return [name for name in self._files.list(self._folder) if not self._is_unfinished(name)]
 
     def _is_unfinished(self, name: str) -> bool:
-        """Return whether a crash has left the file before it was complete; earlier versions named it as a
-        log may be named."""
+        """Return whether a crash has left the file before it was complete. In folders of earlier versions its
+        name may also be the name of a log."""
         if not name.endswith(".tmp") or name.startswith("."):
             return name.startswith(".")
         self._files.make_folders(f"{self._data}/logs")
@@ -134,7 +134,7 @@ class LogFolders:
         return protected
 
     def adopt(self, name: str, generation: int) -> None:
-        """Record the generation of an open copy without a line: it joined under an earlier version."""
+        """Record the generation of an open copy without a line, as those of earlier versions are."""
         if self._line(name) is None:
             self._write(name, _FolderLine(generation))
 
