@@ -14,8 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from app.log.claims import KeyTable, unpack_claim
-from app.log.facts import LogCursor, Membership, SyncFloor
 from app.log.producers import Undo
+from app.log.recorded_values import LogCursor, Membership, SyncFloor
 from app.log.schemas import SchemaVersion
 from storage.file_system import Bytes
 

@@ -28,8 +28,8 @@ from app.log.control_records import (
     TrimRecord,
     decode_control,
 )
-from app.log.facts import Address, LogCursor, Membership, SyncFloor
 from app.log.producers import ProducerTable
+from app.log.recorded_values import Address, LogCursor, Membership, SyncFloor
 from app.log.restoring import RestoredKey, Restoring, WholeRestoring
 from app.log.schemas import LogSchemas
 from app.log.snapshot import Capture, SnapshotHead, pieces_of

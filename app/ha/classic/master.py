@@ -36,8 +36,8 @@ from app.log.contract import (
 from app.log.control_records import TermRecord
 from app.log.core_start import CoreStart
 from app.log.events import Corruption, RoleChanged
-from app.log.facts import SyncFloor
 from app.log.pending_appends import PendingAppends
+from app.log.recorded_values import SyncFloor
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from app.raft.state import MemberState, committed_at_open
 from storage.format.batch import Batch

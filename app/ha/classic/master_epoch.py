@@ -14,7 +14,7 @@ from app.ha.log import HaLog, is_empty
 from app.log.contract import NO_INDEX, LogOptions
 from app.log.control_records import TermRecord
 from app.log.events import TermKnown
-from app.log.facts import SyncFloor
+from app.log.recorded_values import SyncFloor
 from app.raft.state import MemberState, Outbox
 from storage.format.batch import Batch
 from storage.log.hard_state import HardState

@@ -12,7 +12,7 @@ from app.ha.classic.master_epoch import MasterEpoch
 from app.ha.classic.slave import ClassicSlaveCore
 from app.ha.classic.slaves import Slave
 from app.ha.epochs import EpochSpan
-from app.log.facts import SyncFloor
+from app.log.recorded_values import SyncFloor
 from app.node.opening.replica_modes import ClassicMode
 from app.node.replica.state_keeper import StateKeeper
 from app.raft.reads import Confirmation

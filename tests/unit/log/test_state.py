@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.errors import ProducerFenced, SequenceGap
 from app.log.claims import PARTITIONS
-from app.log.facts import LogCursor, SyncFloor
+from app.log.recorded_values import LogCursor, SyncFloor
 from app.log.state import (
     DAY_MS,
     EXPIRED_PARTITIONS,

@@ -6,7 +6,7 @@ from random import Random
 import msgspec
 import pytest
 
-from app.log.facts import LogCursor
+from app.log.recorded_values import LogCursor
 from app.log.snapshot import Frames
 from app.log.state import (
     Claim,

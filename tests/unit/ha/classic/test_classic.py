@@ -18,7 +18,7 @@ from app.ha.log import index_before
 from app.ha.messages import Closed, Disconnect, Drained
 from app.log.contract import NO_INDEX, Acks, Durability, GroupConfig, LogOptions, Role
 from app.log.core_start import CoreStart
-from app.log.facts import SyncFloor
+from app.log.recorded_values import SyncFloor
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from storage.format.batch import Batch
 from storage.log.commitlog import Commitlog

@@ -8,7 +8,7 @@ from app.errors import NoLeader
 from app.ha.frames import ClassicReport, Preface, decode_preface, encode_preface
 from app.ha.messages import Closed, Connect, Disconnect
 from app.log.contract import Acks, LogOptions
-from app.log.facts import SyncFloor
+from app.log.recorded_values import SyncFloor
 from app.log.state import LogState
 from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState
