@@ -40,7 +40,7 @@ class CopyFiles:
         self._marker = copy.marker
         self._votes = copy.votes
         self.predates_folder = copy.predates_folder
-        self._read_again: dict[Damage, None] = {}
+        self._times_read: dict[Damage, int] = {}  # first batches that were there after all
 
     # --- what they contain ------------------------------------------------------------------------------
 
@@ -138,14 +138,14 @@ class CopyFiles:
 
     def reads_again(self, damage: Damage) -> bool:
         """Return whether the disk gives the first batch of a damage by now, as after a read error that has
-        passed. True once for each damage: a batch that the next one contradicts can be read, too."""
-        if damage in self._read_again:
-            return False
+        passed. A batch that the next one contradicts can be read, too, and a survey reads the whole log: so
+        it is true the first, second, fourth, eighth time and so on that the batch is there."""
         batch = self.batch_in(damage.first_offset)
         if batch is None or not self.fits(damage, (batch,)):
             return False
-        self._read_again[damage] = None
-        return True
+        times = self._times_read.get(damage, 0) + 1
+        self._times_read[damage] = times
+        return times & (times - 1) == 0
 
     def fits(self, damage: Damage, batches: Sequence[Batch]) -> bool:
         return fits(self._files, self._folder, self._log_id, damage, batches)

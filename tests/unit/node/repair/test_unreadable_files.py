@@ -11,8 +11,10 @@ from app.log.contract import NO_INDEX
 from app.node.network.repair_messages import FetchAnswer, FetchRequest, PeerCall, TermRequest
 from app.node.repair import fetch
 from app.node.repair import log_repair as repair_module
+from app.node.repair.copy_files import CopyFiles
 from app.node.repair.interfaces import RepairState
 from app.node.repair.log_repair import LogRepair
+from storage.care.survey import Survey
 from storage.errors import DiskError, UnreadableFile
 from storage.format.batch import Batch
 from tests.unit.node.repair.damaged_log import BATCHES, FOLDER, Peers, Scene, gives_all
@@ -110,6 +112,42 @@ def test_records_that_no_peer_has_are_read_again_after_a_read_error(
     assert scene.host.log is not None
     assert [scene.host.log.batch_at(index) for index in range(0, 80, 2)] == BATCHES
     assert not repair.result.set_aside
+
+
+@pytest.mark.rule("C-12", "H-07")
+@pytest.mark.parametrize("voters", [("n1", "n2"), ("n1",)])
+def test_a_disk_that_reads_only_now_and_then_is_read_again(
+    voters: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It read the batch, then refused it to the survey: the batch was never read again."""
+    monkeypatch.setattr(fetch, "PAUSE_LAST_MS", 1)
+    monkeypatch.setattr(repair_module, "_RETRY_LAST_S", 0.001)
+    scene, offset = Scene(), BATCHES[25].offset
+    scene.votes = False
+    path = f"{FOLDER}/{max(name for name in scene.segments if int(name[:20]) <= offset)}"
+    survey, surveys = CopyFiles.survey, []
+
+    def refuse_reads(operation: str, met: str) -> None:
+        if operation == "read" and met == path:
+            raise DiskError(met, operation, "input/output error")
+
+    def survey_of_a_sick_disk(copy: CopyFiles) -> Survey:
+        surveys.append(copy)
+        scene.files.refuse = refuse_reads if len(surveys) <= 3 else None
+        found = survey(copy)
+        scene.files.refuse = None
+        return found
+
+    async def meanwhile(_repair: LogRepair) -> None:
+        async with asyncio.timeout(5):
+            while scene.host.log is None:  # noqa: ASYNC110  # bounded
+                await asyncio.sleep(0.001)
+
+    monkeypatch.setattr(CopyFiles, "survey", survey_of_a_sick_disk)
+    cause = UnreadableFile(path, offset, "it cannot be read: input/output error")
+    scene.run(Peers(lacks_them), cause, voters=voters, meanwhile=meanwhile)
+    assert scene.host.log is not None
+    assert [scene.host.log.batch_at(index) for index in range(0, 80, 2)] == BATCHES
 
 
 class Unsurveyed:
