@@ -112,7 +112,7 @@ class DeadLetterReplay:
             current, path = self.tables.current[first], self.tables.records[first].path
             own = [index for index, group in moved.items() if group == first]
             indexes = current.session.createDataFrame(pa.table({"_index": own}))
-            current.apply_again(partial(_of_same_keys, current, path, indexes), min(own))
+            current.apply_again(partial(_of_same_keys, current, path, indexes), min(own), max(own) + 1)
         self.tables.dead_letters.remove(self.spark.createDataFrame(pa.table({"index": list(moved)})))
 
     def _end(self) -> int:

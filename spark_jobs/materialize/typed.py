@@ -231,7 +231,7 @@ class TypedTables:
                 with self._noting:  # another driver may have written records to any group meanwhile
                     self._changed |= self.current.keys()
                 if first in self.current:
-                    self.current[first].rebuild(self.next_index)
+                    self.current[first].rebuild(self.next_index, until)
             restored.finish()
 
     def _complete_before(self, layout: Sequence[CompatibilityGroup]) -> int:

@@ -18,7 +18,7 @@ from app.tables.delta_log import DeltaLog, DeltaLogError
 from app.tables.names import KEYS_PROPERTY, application_of
 from spark_jobs.session.locations import is_url
 from spark_jobs.tables.claims import newest_claim
-from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, repeated
+from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, Result, repeated
 from spark_jobs.tables.local_commits import NeedsSpark
 from spark_jobs.tables.merge import insert_clause, update_clause
 from spark_jobs.tables.restores import Restores
@@ -125,33 +125,46 @@ class CurrentTable:
             self.apply(rows, self.tombstones(first, until), until)
         self.next_index = until
 
-    def rebuild(self, until: int) -> None:
-        """Apply all records before `until`, and what was applied after it, again: rows were taken from the
-        table or from `records`. RESTORE may have taken columns and properties too."""
+    def rebuild(self, next_index: int, until: int) -> None:
+        """Apply all records before `next_index`, and what was applied after it, again: rows were taken from
+        the table or from `records`. RESTORE may have taken columns and properties too.
+
+        until: rows before it may have been added to `records` again.
+        """
         assert self._claimed is not None
         self._claimed.lay_out()
         self._set_feed()
-        self.next_index = max(self.next_index, until)  # the last records may be tombstones
-        self.apply_again(lambda: read_table(self.session, self.records_path), 0)
+        self.next_index = max(self.next_index, next_index)  # the last records may be tombstones
+        self.apply_again(lambda: read_table(self.session, self.records_path), 0, until)
 
-    def apply_again(self, rows: Callable[[], DataFrame], first: int) -> None:
+    def apply_again(self, rows: Callable[[], DataFrame], first: int, until: int) -> None:
         """Apply rows of `records` that may be older than what is applied, and all tombstones from `first` on.
 
         Another driver may apply a newer tombstone before an older row is there, and never again: so the rows
-        and tombstones are those of all records that any driver has applied. rows: returns them as they are
-        now.
+        and tombstones are those of all records that any driver has applied. What was applied until the rows
+        were there is applied to them in a second step, which adds no row: a later tombstone may have removed
+        it. What is applied later finds the rows. rows: returns them as they are now. until: after the last
+        row that this driver has added to `records`.
         """
-        while True:
-            end = repeated(lambda: self._apply_now(rows, first), (CONCURRENT_CHANGE,), MERGE_ATTEMPTS)
-            if self._applied_at_most() <= end:
-                return
+        end = self._repeated(lambda: self._apply_rows(rows, first, until))
+        applied = self._applied_at_most()
+        if applied > end:
+            self._repeated(lambda: self._apply_between(rows, end, applied))
 
-    def _apply_now(self, rows: Callable[[], DataFrame], first: int) -> int:
-        """Apply these rows and tombstones before an index from which on no driver has applied records yet;
-        return that index."""
-        end = max(self.next_index, self._applied_at_most())
+    def _repeated(self, change: Callable[[], Result]) -> Result:
+        return repeated(change, (CONCURRENT_CHANGE,), MERGE_ATTEMPTS)
+
+    def _apply_rows(self, rows: Callable[[], DataFrame], first: int, until: int) -> int:
+        """Apply rows and tombstones before an index from which on no driver has applied records yet, at least
+        `until`; return that index."""
+        end = max(self.next_index, self._applied_at_most(), until)
         self.apply(rows().where(F.col("_index") < end), self.tombstones(first, end), None)
         return end
+
+    def _apply_between(self, rows: Callable[[], DataFrame], first: int, until: int) -> None:
+        """Apply rows and tombstones of a range that other drivers have applied, without adding rows."""
+        inside = (F.col("_index") >= first) & (F.col("_index") < until)
+        self.apply(rows().where(inside), self.tombstones(first, until), None, adds=False)
 
     def _applied_at_most(self) -> int:
         """Return an index from which on no driver has applied records."""
@@ -195,9 +208,9 @@ class CurrentTable:
         found = entries.where(inside & F.col("value").isNull() & F.col("key").isNotNull())
         return found.groupBy(F.col("key").alias("_key")).agg(F.max("index").alias(REMOVED_AT))
 
-    def apply(self, rows: DataFrame, tombstones: DataFrame, until: int | None) -> None:
+    def apply(self, rows: DataFrame, tombstones: DataFrame, until: int | None, *, adds: bool = True) -> None:
         """Apply rows of `records`, and tombstones. until: the transaction version, None for none: then an
-        error reports a conflict with another driver."""
+        error reports a conflict with another driver. adds: False: change and remove rows alone."""
         assert self.group is not None
         session, keys = self.session, list(self.group.keys)
         held = read_table(session, self.path)
@@ -212,17 +225,20 @@ class CurrentTable:
         removed = removed.join(changed.select(*map(quoted_name, keys)), keys, "left_anti")
         removed = removed.select(*map(quoted_name, names), REMOVED_AT, F.lit(True).alias(IS_GONE))
         source = changed.unionByName(removed, allowMissingColumns=True)
-        self._merge(source, names, keys, until)
+        self._merge(source, names, keys, until, adds=adds)
 
-    def _merge(self, source: DataFrame, names: list[str], keys: list[str], until: int | None) -> None:
+    def _merge(
+        self, source: DataFrame, names: list[str], keys: list[str], until: int | None, *, adds: bool
+    ) -> None:
         source.createOrReplaceTempView("commitlog_changes")
         matched = " AND ".join(f"t.{quoted_name(name)} = s.{quoted_name(name)}" for name in keys)
         statement = (
             f"MERGE INTO {identifier(self.path)} t USING commitlog_changes s ON {matched} "
             f"WHEN MATCHED AND s.`{IS_GONE}` AND t._index < s.`{REMOVED_AT}` THEN DELETE "
-            f"WHEN MATCHED AND NOT s.`{IS_GONE}` AND t._index < s._index THEN {update_clause(names)} "
-            f"WHEN NOT MATCHED AND NOT s.`{IS_GONE}` THEN {insert_clause(names)}"
+            f"WHEN MATCHED AND NOT s.`{IS_GONE}` AND t._index < s._index THEN {update_clause(names)}"
         )
+        if adds:
+            statement += f" WHEN NOT MATCHED AND NOT s.`{IS_GONE}` THEN {insert_clause(names)}"
 
         def merge() -> None:
             session = self.session

@@ -91,7 +91,7 @@ def test_no_driver_writes_moved_letters_again(
     changed: list[Mapping[str, str]] = []  # properties, which only Spark can change
     monkeypatch.setattr(ClaimedTable, "set_properties", lambda table, properties: changed.append(properties))
     rebuilt: list[CurrentTable] = []  # by Spark
-    monkeypatch.setattr(CurrentTable, "rebuild", lambda table, until: rebuilt.append(table))
+    monkeypatch.setattr(CurrentTable, "rebuild", lambda table, *_: rebuilt.append(table))
     client = LogReads([replica.url for replica in replicas], "default")
     other = TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name), follows=False)
     if state == "lagging":

@@ -320,12 +320,12 @@ def test_a_replay_ends_while_the_log_grows(job: Job) -> None:
     job.log.set_schema("id INT NOT NULL, city INT", key_columns=["id"], compatibility="none")
     merge, merges = CurrentTable._merge, []
 
-    def merge_meanwhile(table: CurrentTable, *given: Any) -> None:
+    def merge_meanwhile(table: CurrentTable, *given: Any, **options: Any) -> None:
         merges.append(given)
         assert len(merges) < 3
         job.log.append(to_json(id=len(merges) + 1, city=1), key=b"2")
         job.write_entries()
-        merge(table, *given)
+        merge(table, *given, **options)
 
     job.write_entries()
     with job.patch.context() as patched:
@@ -362,43 +362,45 @@ def test_letters_that_the_user_removed_after_the_last_record_are_written_again(j
 
 
 class SecondDriver:
-    """Another driver of the same job, ahead of the first one by a tombstone of key 1."""
+    """Another driver of the same job, ahead of the first one by tombstones of the keys 1, 2, and so on."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
+        self.tombstones = 0
         self.typed = TypedTables(job.spark, job.client, path_in(job.folder), follows=False)
         self.typed.open()
 
     def go_ahead(self) -> None:
-        self.job.log.append(None, key=b"1")
+        self.tombstones += 1
+        self.job.log.append(None, key=b"%d" % self.tombstones)
         self.job.write_entries()
         self.typed.extend(self.job.log.next_index)
 
 
-@pytest.mark.parametrize("when", ["before", "meanwhile"])
+@pytest.mark.parametrize("when", ["before", "at each merge"])
 def test_a_rebuild_beside_a_driver_that_is_ahead_brings_no_removed_key_back(job: Job, when: str) -> None:
-    job.log.append(to_json(id=1), key=b"1")
-    job.log.append(to_json(id=2), key=b"2")
+    for number in range(1, 4):
+        job.log.append(to_json(id=number), key=b"%d" % number)
     job.write()
     [late] = job.typed.current.values()
     job.restore(0, "current")
     second = SecondDriver(job)
     if when == "before":
         second.go_ahead()
-        late.rebuild(late.next_index)
+        late.rebuild(late.next_index, late.next_index)
     else:
-        merge, merges = late._merge, []
+        merge = late._merge
 
-        def merge_late(*given: Any) -> None:
-            merges.append(given)
-            if len(merges) == 1:  # the rows of this merge were read
-                second.go_ahead()
-            merge(*given)
+        def merge_late(*given: Any, **options: Any) -> None:
+            second.go_ahead()  # the rows of this merge were read
+            assert second.tombstones < 3  # it ends while the other driver continues
+            merge(*given, **options)
 
         with job.patch.context() as patched:
             patched.setattr(late, "_merge", merge_late)
-            late.rebuild(late.next_index)
-    assert [row["id"] for row in job.table("current").collect()] == [2]
+            late.rebuild(late.next_index, late.next_index)
+    left = range(second.tombstones + 1, 4)
+    assert sorted(row["id"] for row in job.table("current").collect()) == list(left)
     job.check()
 
 
