@@ -344,6 +344,12 @@ class Liveness:
         after_ms = None if known is None else known.reports_after_ms
         return after_ms is not None and after_ms > self.lease_over_ms(log)
 
+    def is_leased(self, log: str, now_ms: int) -> bool:
+        """Return whether the master of the log holds a lease of this controller."""
+        if log in self._given_up or log in self._over_ms or log not in self._granted_ms:
+            return False
+        return now_ms <= self._granted_ms[log] + self._lease_ms_of(log)
+
     def may_be_leased(self, log: str, now_ms: int) -> bool:
         """Return whether a master of the log may still hold a lease, of this controller or the previous
         one."""

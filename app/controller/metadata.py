@@ -205,24 +205,6 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
         before = self.set_before
         return before.opened_epoch if before is not None and replica_id in before.members else 0
 
-    def _set_that_counts(self) -> tuple[tuple[int, ...], int]:
-        """Return the members of the set that holds what was acknowledged, and their acks."""
-        opening = self.former_set, self.former_acks
-        return opening if self.is_opening else (self.sync_state_set, self.set_acks)
-
-    def others_that_count(self, replica_id: int) -> tuple[int, ...]:
-        """Return the other members that exist of the set that counts; none if the copy is no member."""
-        members, _acks = self._set_that_counts()
-        others = tuple(each for each in members if each != replica_id and self.is_current(each))
-        return others if replica_id in members else ()
-
-    def depends_on(self, replica_id: int, *, doubtful: Collection[int]) -> bool:
-        """Return whether the copy is a member of the set that counts, and so few others of it exist that each
-        may lack an acknowledged record. doubtful: members that may lack some for another reason."""
-        members, acks = self._set_that_counts()
-        proving = set(self.others_that_count(replica_id)).difference(doubtful)
-        return replica_id in members and len(proving) <= len(members) - acks_needed(len(members), acks)
-
     def set_without(self, gone: Collection[int]) -> tuple[int, ...]:
         """Return the SyncStateSet without these lost copies. They stay in it while it has no other member,
         or while a record may be on fewer than all members: an election then has to count them as not

@@ -6,8 +6,6 @@ too: what the node creates next gets another id, and is never confused with the 
 SyncStateSet.
 """
 
-from collections.abc import Collection
-
 from app.controller.commands import ApplyForReplicaId, Reason, Refused, RegisterReplica
 from app.controller.events import ReplicaIdApplied, ReplicaRegistered
 from app.controller.metadata import Confirmed, Log, Replica
@@ -81,19 +79,11 @@ def _check_epoch(log: Log, command: RegisterReplica) -> None:
     )
 
 
-def replaced(
-    log: Log, command: RegisterReplica, copies: Collection[int] = ()
-) -> tuple[ReplicaIdApplied, ReplicaRegistered] | None:
-    """Return the events by which the copy of a folder is a replica no more; None if it remains one.
+def replaced(log: Log, command: RegisterReplica) -> tuple[ReplicaIdApplied, ReplicaRegistered]:
+    """Return the events by which the copy of a folder is a replica no more.
 
-    What it has acknowledged since the copy was made may be more than any controller knows. The last members
-    that can prove what was acknowledged remain: so another id of the node takes the place of this one at
-    once. No copy has it; the node applies for a later one.
-
-    copies: other members whose folders are copies too.
+    Another id of the node takes its place at once: no copy has it, and the node applies for a later one.
     """
-    if not command.is_copy or log.depends_on(command.replica_id, doubtful=copies):
-        return None
     replica_id, code = log.next_replica_id, command.check_code
     return (
         ReplicaIdApplied(log=log.name, node=command.node, replica_id=replica_id, check_code=code),

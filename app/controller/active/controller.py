@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from app.controller import registration, replica_changes, settings_of_logs, sync_state_set
-from app.controller.active import log_commands
-from app.controller.active.copied_folders import CopiedFolders
+from app.controller.active import copied_folders, log_commands
 from app.controller.active.masters import Masters
 from app.controller.active.rounds import Answer, Happen, MakeLogId, Round
 from app.controller.commands import (
@@ -82,8 +81,7 @@ class ActiveController:
         self._take_settings()
         self._waiting: list[tuple[Any, AnyCommand]] = []
         self._round: Round | None = None
-        self._copied_folders = CopiedFolders(self.liveness)
-        self.masters = Masters(self.liveness, self._copied_folders, now_ms)
+        self.masters = Masters(self.liveness, now_ms)
         self.configuration_errors: dict[str, str] = {}  # log -> why it does not take what the file has now
         self._scanned_ms = now_ms - config.scan_interval_ms
 
@@ -188,11 +186,9 @@ class ActiveController:
                     self.liveness.elected(event.log)
 
         waiting, self._waiting = self._waiting, []
-        self._copied_folders.ask(state, (command for _token, command in waiting), now_ms)
         for token, command in waiting:
             try:
-                is_copy_waiting = self._copied_folders.must_wait(state.log(command.log), command, now_ms)
-                if is_copy_waiting or self.masters.must_wait(state, command, now_ms):
+                if self.masters.must_wait(state, command, now_ms):
                     self._waiting.append((token, command))
                     continue
                 answer: Answer = self._decide(state, command, round_, happen, now_ms)
@@ -258,9 +254,8 @@ class ActiveController:
             case RegisterReplica():
                 confirmed = self.liveness.confirmed(log, command.replica_id)
                 registered = registration.register(log, command, confirmed)
-                replaced = self._copied_folders.replaced(log, command, now_ms)
-                if replaced is not None:
-                    happen(*replaced)
+                if command.is_copy and copied_folders.is_replaced(log, command, self.liveness, now_ms):
+                    happen(*registration.replaced(log, command))
                     raise Refused(
                         Reason.LOST_RECORDS,
                         f"the folder of replica {command.replica_id} is a copy, and may be older than what it"

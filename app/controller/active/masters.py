@@ -7,7 +7,6 @@ import msgspec
 
 from app.controller import elect_master, replica_changes, settings_of_logs
 from app.controller.active.catching_up import CatchingUp
-from app.controller.active.copied_folders import CopiedFolders
 from app.controller.active.rounds import Happen
 from app.controller.commands import AnyCommand, Done, ElectMaster, Reason, Refused, StepDown
 from app.controller.complete_copies import may_become_complete, surely_lacks
@@ -35,10 +34,9 @@ class Masters:
     whose node leaves the log.
     """
 
-    def __init__(self, liveness: Liveness, copied_folders: CopiedFolders, now_ms: int) -> None:
+    def __init__(self, liveness: Liveness, now_ms: int) -> None:
         """liveness: its `config` has the settings that hold now."""
         self._liveness = liveness
-        self._copied_folders = copied_folders
         self._began_ms = now_ms
         # Logs whose lease is not granted -> the operator's election that waits for that, None for a handover.
         self._withheld: dict[str, ElectMaster | None] = {}
@@ -318,7 +316,7 @@ class Masters:
         if log.master_epoch == 0:
             if not self._may_begin(log, now_ms):
                 return
-        elif self._liveness.may_be_leased(log.name, now_ms) or self._copied_folders.must_report(log, now_ms):
+        elif self._liveness.may_be_leased(log.name, now_ms):
             return
         try:
             event = self._election(log, missed_ms, now_ms)

@@ -4,9 +4,7 @@ import msgspec
 import pytest
 
 from app.controller.commands import (
-    AlterSyncStateSet,
     AnyCommand,
-    Done,
     Reason,
     Refusal,
     RegisterReplica,
@@ -191,65 +189,39 @@ def test_the_metadata_record_what_copies_have_confirmed_only_when_that_has_moved
         assert len(quorum.events) == count
 
 
+def copy_of(quorum: Quorum, node: str) -> RegisterReplica:
+    """The registration of a copied folder that holds all that the controllers have recorded."""
+    return msgspec.structs.replace(start_of(quorum, node, 100), log_epoch=1, is_copy=True)
+
+
 @pytest.mark.rule("C-03", "C-05")
-@pytest.mark.parametrize("members", [("n1", "n2"), ("n1",)])
-def test_a_copied_folder_of_a_member_is_another_replica_while_another_member_exists(
-    members: tuple[str, ...],
-) -> None:
+def test_a_copied_folder_is_another_replica_beside_a_master_that_leads() -> None:
     """It held all that the last controller had recorded, and less than it has acknowledged since: this
-    controller elected it. The last member stays one, as when the folders of all nodes are restored."""
+    controller elected it."""
     quorum = Quorum()
     quorum.with_master()
     quorum.join_all()
-    quorum.done(quorum_of(quorum, members))
     quorum.fail_over()
-    quorum.heartbeats("n2", "n3")
-    start = msgspec.structs.replace(start_of(quorum, "n1", 100), log_epoch=1, is_copy=True)
-    if len(members) > 1:
-        assert quorum.refused(start) is Reason.LOST_RECORDS
-        quorum.register("n1", code="another replica")
-        assert quorum.log().set_nodes == ("n2",)
-        start = msgspec.structs.replace(start_of(quorum, "n2", 100), log_epoch=1, is_copy=True)
-    quorum.done(start)
-    outside = msgspec.structs.replace(start_of(quorum, "n3", 100), log_epoch=1, is_copy=True)
-    assert quorum.refused(outside) is Reason.LOST_RECORDS  # a late request of a master may name it
+    assert quorum.refused(copy_of(quorum, "n2")) is Reason.NOT_ALIVE  # until the master is heard
+    for _ in range(2):
+        quorum.heartbeats("n1", "n3")
+    assert quorum.refused(copy_of(quorum, "n2")) is Reason.LOST_RECORDS
+    quorum.register("n2", code="another replica")
+    assert quorum.log().set_nodes == ("n1", "n3")
 
 
-def quorum_of(quorum: Quorum, members: tuple[str, ...]) -> AnyCommand:
-    """The master's request for a smaller set."""
-    log, wanted = quorum.log(), tuple(quorum.id_of(node) for node in members)
-    return AlterSyncStateSet("a", log.generation, log.master or 0, log.master_epoch, log.set_epoch, wanted)
-
-
-@pytest.mark.rule("C-03", "C-12")
-def test_a_copied_folder_is_refused_only_if_the_others_prove_what_was_acknowledged() -> None:
-    """Two of three hold each record: two members must be heard for an election."""
-    quorum = Quorum()
-    quorum.with_master(in_sync_replicas=2)
-    quorum.heartbeats()
-    assert isinstance(quorum.alter("n1", "n2", "n3", acks=2), Done)
-    starts = {
-        node: msgspec.structs.replace(start_of(quorum, node, 100), log_epoch=1, is_copy=True)
-        for node in quorum.nodes
-    }
-    assert quorum.refused(starts["n1"]) is Reason.LOST_RECORDS
-    quorum.register("n1", code="another replica")
-    quorum.done(starts["n2"])
-    quorum.done(starts["n3"])
-
-
-@pytest.mark.rule("C-03", "A-11")
-def test_a_copied_folder_of_the_former_set_is_another_replica() -> None:
-    """The winner has not opened its epoch: each of the former set may be elected."""
+@pytest.mark.rule("C-03", "C-05")
+def test_copied_folders_stay_replicas_where_no_master_leads() -> None:
+    """After a restore of all folders one of them has to lead."""
     quorum = Quorum()
     quorum.with_master()
     quorum.join_all()
-    let_die(quorum, "n1")
-    assert quorum.log().is_opening
-    for node in ("n2", "n3"):
-        start = msgspec.structs.replace(start_of(quorum, node, 100), log_epoch=1, is_copy=True)
-        assert quorum.refused(start) is Reason.LOST_RECORDS
-        quorum.heartbeat("n1")
+    quorum.fail_over()
+    quorum.pass_time(CONFIG.lease_ms + 1)
+    members = quorum.log().sync_state_set
+    for node in ("n2", "n1", "n3"):
+        quorum.done(copy_of(quorum, node))
+    assert quorum.log().sync_state_set == members
 
 
 @pytest.mark.rule("C-03")

@@ -95,33 +95,3 @@ def test_a_group_whose_folders_are_all_restored_elects_a_master_with_all_records
     append_at(cluster, master, b"later")
     assert cluster.run_until(lambda: len(truth(cluster).set_nodes) == 3, 5)
     assert not truth(cluster).unclean_epoch
-
-
-@pytest.mark.rule("C-03", "C-05", "C-12")
-@pytest.mark.parametrize("in_sync", [None, 2])
-@pytest.mark.parametrize("is_recorded", [False, True])
-def test_the_newest_of_restored_folders_of_different_times_leads(
-    in_sync: int | None, is_recorded: bool
-) -> None:
-    """The copy of one replica was made before the last record, and is started last. is_recorded: the metadata
-    have what it had confirmed since."""
-    cluster = HaCluster(1, HaPlan(faults=False, clients=0, in_sync=in_sync, own_controllers=True))
-    cluster.run(2)
-    master = master_of(cluster)
-    older = next(node for node in cluster.brokers if node is not master)
-    copies = {older.name: older.files.copy_folder("data")}
-    last = append_at(cluster, master, b"acknowledged").last_index
-    cluster.run(3 if is_recorded else 1)
-    for node in cluster.nodes.values():
-        copies.setdefault(node.name, node.files.copy_folder("data"))
-        node.crash(power=False)
-    for node in cluster.nodes.values():
-        node.files.put_folder("data", copies[node.name])
-        if node is not older:
-            node.start()
-    cluster.run(2)
-    older.start()
-    assert cluster.run_until(lambda: any(node.acknowledges for node in cluster.brokers), 10)
-    assert master_of(cluster).held_index >= last
-    assert cluster.run_until(lambda: len(truth(cluster).set_nodes) == 3, 5)
-    assert not truth(cluster).unclean_epoch
