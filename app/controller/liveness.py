@@ -346,9 +346,8 @@ class Liveness:
 
     def is_leased(self, log: str, now_ms: int) -> bool:
         """Return whether the master of the log holds a lease of this controller."""
-        if log in self._given_up or log in self._over_ms or log not in self._granted_ms:
-            return False
-        return now_ms <= self._granted_ms[log] + self._lease_ms_of(log)
+        is_granted = log in self._granted_ms and log not in self._over_ms  # since the last election
+        return is_granted and self.may_be_leased(log, now_ms)
 
     def may_be_leased(self, log: str, now_ms: int) -> bool:
         """Return whether a master of the log may still hold a lease, of this controller or the previous
