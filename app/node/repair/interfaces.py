@@ -69,8 +69,8 @@ class DamagedCopy:
     voters, learners: of the group, including this node. votes: the group elects; otherwise controllers or the
     configuration choose the leader, and the vote file only holds the epoch that this copy has opened.
     state_type: of the log's state. is_configured: voters and learners are those of the configuration, because
-    the log was not open since the start: it may name others. settled_voters: as of that function, when the
-    log was open last. predates_folder(): the log existed before the data folder of this
+    the log was not open since the start: it may name others. settled_voters: what the function of this name
+    returned when the log was open last. predates_folder(): the log existed before the data folder of this
     node, so the settings here may be older than its group; may block on the disk.
     """
 

@@ -128,7 +128,7 @@ def test_a_shared_stream_writes_the_bytes_that_a_client_alone_gets(tmp_path: Pat
         other = _Client(node, start, encoding="base64")
         await _following(*clients)
         assert await _following(other) is not await _following(clients[0])
-        indexes = []  # of the records; a trim adds one that is no record of a client
+        indexes = []  # of the client's records: a trim appends a control record
         for trim in (False, False, True, False):
             index = await _append(node)
             indexes.append(index)
