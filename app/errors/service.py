@@ -77,11 +77,11 @@ class ReadIndexUnavailable(CommitlogError):
 
 
 class QuorumTimeout(CommitlogError):
-    """The acknowledgements did not arrive in time (D-26). The append may still be committed."""
+    """The acknowledgements did not arrive in time (D-26). The command may still be committed."""
 
     code, title, http_status, retryable = (
         "quorum-timeout",
-        "The append was not acknowledged in time",
+        "Too few nodes acknowledged it in time",
         504,
         True,
     )
