@@ -11,7 +11,7 @@ from typing import Final
 from app.arguments import check_text
 
 SHOWN_CHARACTERS = 80  # of a refused name
-SYSTEM = "__"  # begin of the name of a log of the system
+SYSTEM = "__"  # beginning of the name of a log of the system
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@
 # COMMAND ----------
 
 dbutils.widgets.text("endpoint", "http://127.0.0.1:8101", "Base URLs of nodes, comma-separated")
-dbutils.widgets.text("log", "orders", "Begin of the name of the new log")
+dbutils.widgets.text("log", "orders", "Beginning of the name of the new log")
 dbutils.widgets.text("tables", "demo-data/tables", "Folder of the Delta tables")
 
 # COMMAND ----------

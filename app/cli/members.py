@@ -1,4 +1,4 @@
-"""`commitlog members`, `leader` and `controller`: manage the nodes, the lead of logs, and the controllers."""
+"""`commitlog members`, `leader` and `controller`: manage nodes, leadership and the controllers."""
 
 import json
 import time

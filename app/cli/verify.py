@@ -24,7 +24,7 @@ from app.local.spark_job import VERIFY_JOB, become_job, job_arguments
 
 @click.command("verify")
 @click.option(
-    "--from", "from_index", type=click.IntRange(0), help="First index. Default: the begin of the log."
+    "--from", "from_index", type=click.IntRange(0), help="First index. Default: the beginning of the log."
 )
 @click.option(
     "--until", "until_index", type=click.IntRange(0), help="End index, exclusive. Default: all committed."

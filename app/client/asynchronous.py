@@ -56,7 +56,7 @@ class AsyncCommitlogClient:
         return await self._call(self.blocking.read, **query)
 
     async def tail(self) -> dict[str, Any]:
-        """Return the begin and the end of the log, and its committed index."""
+        """Return the beginning and the end of the log, and its committed index."""
         return await self._call(self.blocking.tail)
 
     async def schema(self, version: int | None = None) -> dict[str, Any]:

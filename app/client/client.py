@@ -245,7 +245,7 @@ class CommitlogClient:
             from_index, log_id = page.next_index, page.log_id or log_id
 
     def tail(self, *, consistency: str = "linearizable") -> dict[str, Any]:
-        """Return the begin and the end of the log, and its committed index."""
+        """Return the beginning and the end of the log, and its committed index."""
         return self._get("/tail", consistency=consistency)
 
     # --- schemas ---

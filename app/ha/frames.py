@@ -17,7 +17,7 @@
       history         end_offset(8) next_index(8) epoch(8) chain(8)    with flags bit 1, directly after it
                     flags bit 0 with a history: records may be missing that the slave has acknowledged
                     flags bit 2: the same; a master of an earlier version refuses it. Bit 0 without bit 2: the
-                    history is written for such a master, and the begin is left out
+                    history is written for such a master, and the beginning is left out
       begin           begin_index(8)                   with flags bit 3, directly after the history; the same
 
 The preface names the log on a shared listener, and the log's replica that connects. It cannot be
@@ -25,7 +25,7 @@ taken for a first frame (no state and no offset begins like that), so a listener
 
 The history proves what a classic report alone cannot: the chain of the slave's last batch is a digest over
 every batch before it, so a master that has another chain there has another log. The restart frame answers a
-slave whose log ends before the master's log begins: the frames after it start at the master's begin.
+slave whose log ends before the master's log begins: the frames after it start at the master's beginning.
 """
 
 import struct
@@ -124,7 +124,7 @@ class Handshake:
 
 @dataclass(frozen=True, slots=True)
 class EpochStart:
-    """Begin of an epoch in the wire format."""
+    """Beginning of an epoch in the wire format."""
 
     epoch: int
     start_offset: int
@@ -180,7 +180,7 @@ Frame = Handshake | HandshakeAnswer | TransferFrame | Ack | ClassicReport | Clas
 
 
 def encode_preface(preface: Preface) -> bytes:
-    """Return its 16 bytes, 32 more with a history, and 8 more with the begin of its log."""
+    """Return its 16 bytes, 32 more with a history, and 8 more with the beginning of its log."""
     history = preface.history
     flags = FLAG_BY_NUMBER if preface.by_number else 0
     if history is not None:

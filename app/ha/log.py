@@ -52,7 +52,7 @@ def may_begin(log: HaLog, member: MemberState) -> bool:
 
 
 def offset_after(log: HaLog, index: int) -> int:
-    """Return the byte after the batch that ends at `index`; of NO_INDEX the log's begin.
+    """Return the byte after the batch that ends at `index`; of NO_INDEX the log's beginning.
 
     An empty log may begin anywhere, and what precedes it may be committed: then that is its only place.
     """
@@ -83,7 +83,7 @@ def index_before(log: HaLog, offset: int) -> int:
 def epoch_starts(log: HaLog) -> tuple[EpochStart, ...]:
     """Return the log's epochs, oldest first, as a handshake lists them (A-07).
 
-    A log that begins within an epoch whose opening it never had lists it from its own begin.
+    A log that begins within an epoch whose opening it never had lists it from its own beginning.
     """
     if is_empty(log):
         return ()

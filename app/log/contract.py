@@ -113,8 +113,8 @@ class ReplicaLog(Protocol):
 
     @property
     def last_position(self) -> tuple[int, int]:
-        """Term and index of the last record; of an empty log those of its begin: everything before it was
-        committed, and the record at the begin has that term (0: unknown)."""
+        """Term and index of the last record; of an empty log those of its beginning: everything before it was
+        committed, and the record at the beginning has that term (0: unknown)."""
         ...
 
     def term_at(self, index: int) -> int:

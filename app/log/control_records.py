@@ -31,7 +31,7 @@ class TermRecord(ControlRecord, frozen=True, kw_only=True, tag="term"):
     sync_slaves: int | UnsetType = UNSET
     """Slaves that hold each synchronous append of the epoch, at least; classic mode."""
     slaves: int | UnsetType = UNSET
-    """Slaves of the log at the begin of the epoch; classic mode."""
+    """Slaves of the log at the beginning of the epoch; classic mode."""
 
 
 class MembershipRecord(ControlRecord, frozen=True, kw_only=True, tag="membership"):

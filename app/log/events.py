@@ -92,7 +92,7 @@ class EpochAdded(JournalEvent, frozen=True, kw_only=True, tag="epoch"):
     end_offset: int | None
     """Null: the epoch is open."""
     started_ms: int
-    """Begin of the epoch, milliseconds since 1970."""
+    """Beginning of the epoch, milliseconds since 1970."""
 
 
 class Truncated(JournalEvent, frozen=True, kw_only=True, tag="truncate"):

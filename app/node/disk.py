@@ -170,7 +170,7 @@ class DiskLane:
             try:
                 ticket = source.start_sync()
             except Exception as error:
-                self._threads.stop_node("begin of a sync", error)
+                self._threads.stop_node("beginning of a sync", error)
                 return
             if ticket is None:
                 self._answer(thens)

@@ -54,13 +54,13 @@ class RaftConfig:
     watermarks_moving_interval_ms: int = 500
     """Shortest interval at which a leader publishes watermarks that move (D-22)."""
     read_index_timeout_ms: int = 1_000
-    """Time within which a quorum must confirm the lead for a linearizable read (R-08)."""
+    """Time within which a quorum must confirm leadership for a linearizable read (R-08)."""
     max_waiting_reads: int = 10_000
     """Reads of one log that wait for a confirmation; more are refused (R-08)."""
     level_lag_bytes: int = MIB
     """Largest lag with which a learner may be promoted (R-10)."""
     full_disk_transfer_ms: int = 3_000
-    """Time without room on its disk after which a leader hands the lead to a voter that has room (R-09)."""
+    """Time without room on its disk after which a leader hands leadership to a voter that has room (R-09)."""
     transfer_catch_up_ms: int = 5_000
     """Time within which the next leader must catch up, or the transfer fails (R-09)."""
     transfer_round_ms: int = 200
@@ -68,9 +68,9 @@ class RaftConfig:
     preferred_leader_interval_ms: int = 5_000
     """Interval at which a leader considers a transfer to the preferred leader."""
     preferred_leader_kept_ms: int = 60_000
-    """Time that a preferred leader must keep the lead; losing it earlier counts as a failure."""
+    """Time that a preferred leader must keep leadership; losing it earlier counts as a failure."""
     preferred_leader_pause_max_ms: int = 300_000
-    """Longest pause before a preferred leader that failed is offered the lead again; the pause doubles
+    """Longest pause before a preferred leader that failed is offered leadership again; the pause doubles
     with each failure."""
 
     removed_retry_ms: int = 30_000

@@ -184,7 +184,7 @@ class Dispatcher:
             self._last_leak_check_ms = now_ms
             self._drop_acknowledged()
         while self._write_index <= log.end_index:
-            if self._write_index < log.begin_index:  # trimmed meanwhile: restart at the begin (D-12 7)
+            if self._write_index < log.begin_index:  # trimmed meanwhile: restart at the beginning (D-12 7)
                 self._enter_compare()
                 self._compare(now_ms)
                 return
@@ -294,7 +294,7 @@ class Dispatcher:
         return self._asked_ms is not None and now_ms - self._asked_ms < self._config.compare_timeout_ms
 
     def _compared(self, answer: PushAnswer) -> None:
-        """D-12, case by case. b, e: the follower's begin and end; B, E: the leader's."""
+        """D-12, case by case. b, e: the follower's beginning and end; B, E: the leader's."""
         log, compared = self._log, self._compare_index
         self._asked_ms = None
         self._incarnation = answer.incarnation
@@ -316,9 +316,9 @@ class Dispatcher:
                 self._enter_truncate(log.begin_index, reset=True)  # (7)
 
     def _reset_index(self, answer: PushAnswer) -> int:
-        """Return where the log of a disjoint peer begins after its reset: at our begin, or, if an earlier
-        reset has left it empty, at the later begin of that. Otherwise it would forget that everything before
-        the later one was committed, and could elect a removed member that lacks it (R-02)."""
+        """Return where the log of a disjoint peer begins after its reset: at our beginning, or, if an earlier
+        reset has left it empty, at the later beginning of that. Otherwise it would forget that everything
+        before the later one was committed, and could elect a removed member that lacks it (R-02)."""
         log = self._log
         is_empty = answer.end_index < answer.begin_index
         keeps = is_empty and log.begin_index <= answer.begin_index <= log.end_index

@@ -92,7 +92,7 @@ def grants(
 
     An unsound member grants nothing to a candidate that would count it as sound (R-01, R-02). No candidate
     may lack what this member knows to be committed: a crash during a reset leaves an empty log, which
-    compares by its begin.
+    compares by its beginning.
     """
     if not (member.sound or request.weighs):
         return False

@@ -153,8 +153,8 @@ class EntryHandler:
             self._answer(request, PushCode.BUSY, request.index)
 
     def _truncated(self, request: PushRequest) -> None:
-        """The log is truncated. Everything before the begin of a reset was committed: this member must know
-        that also without the first record (elections.py)."""
+        """The log is truncated. Everything before the beginning of a reset was committed: this member must
+        know that also without the first record (elections.py)."""
         self._truncating = False
         if request.reset:
             member = self._member
@@ -272,7 +272,8 @@ class EntryHandler:
             self._answer(request, PushCode.REFUSED, request.truncate_index)
             return
         if resets:
-            # A leader's begin is committed: trims end before what is not. A log may begin at 0 before that.
+            # A leader's beginning is committed: trims end before what is not. A log may begin at 0 before
+            # that.
             base_term = batch.term if batch.base_index > 0 else 0
             self._outbox.truncate = Reset(batch.base_index, batch.offset, base_term)
         elif keep_index < log.end_index:

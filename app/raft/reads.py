@@ -24,7 +24,7 @@ def _deadline_ms(queued: tuple[int, Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PeerReader:
-    """A follower that waits for a read index; with `leadership` only for a confirmation of the lead."""
+    """A follower that waits for a read index; with `leadership` only for a confirmation of leadership."""
 
     peer: str
     id: int
@@ -58,7 +58,7 @@ class LeaderReads:
         self._round = 0
         self._answered: dict[str, int] = {}  # peer -> last round that it has answered as a sound member
         self._heard: dict[str, int] = {}  # peer -> last round that it has answered
-        self._asking: list[tuple[int, Any]] = []  # as _queued: about the lead alone
+        self._asking: list[tuple[int, Any]] = []  # as _queued: about leadership alone
         self._proving: list[tuple[int, list[tuple[int, Any]]]] = []  # (round, as asking)
         self._queued: list[tuple[int, Any]] = []  # (deadline, reader), in the order of deadlines
         self._confirming: list[tuple[int, int, list[tuple[int, Any]]]] = []  # (round, read index, as queued)

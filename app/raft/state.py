@@ -100,7 +100,7 @@ def committed_at_open(log: ReplicaLog, committed_index: int) -> int:
     """Return the index up to which an opened log is known to be committed (D-20).
 
     committed_index: of the checkpoint, which may be seconds old. Only committed records are trimmed, and a
-    reset has a begin before which the leader has trimmed, so everything before the first record was
+    reset has a beginning before which the leader has trimmed, so everything before the first record was
     committed.
     """
     return max(min(committed_index, log.end_index), log.first_index - 1)

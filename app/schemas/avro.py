@@ -60,7 +60,7 @@ _MICROS: Final[dict[str, Convert]] = {
 }
 
 _Skip = Callable[[bytes, int], int]
-"""Function from the begin of a value to its end. It raises ValueInvalid for a number beyond 64 bits."""
+"""Function from the beginning of a value to its end. It raises ValueInvalid for a number beyond 64 bits."""
 _LOW_BYTES: Final = bytes(range(0x80))
 _HIGH_BITS: Final = bytes(byte & 0x80 for byte in range(256))
 _NUMBER_BYTES_MAX: Final = 10

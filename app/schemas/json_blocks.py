@@ -85,7 +85,8 @@ class BlockReader:
             yield name, _part(taken, len(head), -1 if place == len(heads) - 1 else _BYTES_MAX)
 
     def _heads(self, first: bytes, border: bytes) -> list[tuple[str, bytes]]:
-        """Return the names of the fields of the first record, and the begin of each cell before the value."""
+        """Return the names of the fields of the first record, and the beginning of each cell before the
+        value."""
         heads: list[tuple[str, bytes]] = []
         for place, cell in enumerate(first.split(border)):
             found = _CELL.match(border[1:] + cell) if place else _FIRST_CELL.match(cell)

@@ -90,7 +90,7 @@ def _draw_offsets(axes: Axes, by_kind: Mapping[bool, Rows], begin: Any) -> None:
             linewidth=0 if of_set else 1.8,
             marker="o" if of_set else None,
             markersize=4,
-            label="with a change of the set" if of_set else "begin of the last confirmed batch",
+            label="with a change of the set" if of_set else "beginning of the last confirmed batch",
         )
     axes.legend(loc="lower right", frameon=False)
     axes.set_ylabel("confirm offset (KiB)")

@@ -215,7 +215,7 @@ def _committed(watermarks: Rows, terms: Rows) -> Rows:
 
 def _absences(of_peer: Rows) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """Return the time from the last row with an acknowledgement of a peer to the first with one again, where
-    leaders have missed it for some time: at the begin of a term they have heard of no peer yet."""
+    leaders have missed it for some time: at the beginning of a term they have heard of no peer yet."""
     absences = []
     known: Mapping[str, Any] | None = None
     missed: Mapping[str, Any] | None = None  # the first row without it

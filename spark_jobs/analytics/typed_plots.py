@@ -155,7 +155,7 @@ def amounts_figure(blocks: Rows, suspect: str, since: int) -> Figure:
         ha="right",
         color=MUTED,
     )
-    axes.set_xlabel("begin of a block of indexes in the log")
+    axes.set_xlabel("beginning of a block of indexes in the log")
     axes.set_ylabel("median amount (log scale)")
     axes.xaxis.set_major_formatter(THOUSANDS)
     axes.yaxis.set_major_formatter(THOUSANDS)

@@ -65,9 +65,9 @@ class Follower(Protocol):
 class EntriesJob:
     """Fills one log's `entries`. One batch at a time; other drivers may do the same.
 
-    next_index: after the last row of the table; without rows, the log's begin. covered_index: the last index
-    of the log that is known to be in the table, or to be a control record. rows: of the table. target: end of
-    a job that does not follow, exclusive. last_batch: its number, records, and milliseconds by part.
+    next_index: after the last row of the table; without rows, the log's beginning. covered_index: the last
+    index of the log that is known to be in the table, or to be a control record. rows: of the table. target:
+    end of a job that does not follow, exclusive. last_batch: its number, records, and milliseconds by part.
     """
 
     name = "entries"
@@ -493,7 +493,7 @@ class EntriesJob:
         return Place(*row.select("term", "offset", F.unix_micros("timestamp")).collect()[0])
 
     def _begin(self, begin_index: int) -> None:
-        """Start a table without rows at the log's present begin."""
+        """Start a table without rows at the log's present beginning."""
         if begin_index > 0:
             warn(f"{self.path}: begins at index {begin_index}, as the log does now")
         self.next_index = begin_index

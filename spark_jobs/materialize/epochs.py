@@ -1,4 +1,5 @@
-"""The tables `epochs` and `epoch_files`: begin and end of each term, as committed and as in each node's file.
+"""The tables `epochs` and `epoch_files`: beginning and end of each term, as committed and as in each node's
+file.
 
 Both are small and change rarely. The service returns the nodes' epoch files. A file may contain an epoch that
 is not committed yet; `epochs` omits it.

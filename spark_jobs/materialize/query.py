@@ -91,7 +91,7 @@ class RecordsQuery:
 
     def ensure_running(self, positions: Callable[[], Mapping[str, int]]) -> None:
         """Start the query, also after a failure, in a thread. positions: returns by log where the query
-        begins; it begins at the begin of any other log."""
+        begins; it begins at the beginning of any other log."""
         if self._starting is not None:
             if not self._starting.done():
                 return

@@ -77,7 +77,7 @@ class EventPage:
 
 
 def tail_of(answer: Mapping[str, Any], *, confirmed: bool) -> LogTail:
-    """Return the end of a log from `/tail`. The begin of an empty log is -1 there; 0 takes its place."""
+    """Return the end of a log from `/tail`. The beginning of an empty log is -1 there; 0 takes its place."""
     next_index = int(answer["committed_index"]) + 1
     return LogTail(max(0, int(answer["begin_index"])), next_index, int(answer["term"]), confirmed)
 

@@ -255,7 +255,7 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         while True:
             try:
                 return self._latest(offset, limit) or start
-            except LogTrimmed:  # between two checks; the next one starts at the log's begin
+            except LogTrimmed:  # between two checks; the next one starts at the log's beginning
                 if self.options.fail_on_data_loss:
                     raise
 
@@ -333,7 +333,7 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return place.offset
 
     def _first_held(self, next_index: int, tail: LogTail) -> int:
-        """Return `next_index`, or the log's begin if that is later and the user accepts the loss."""
+        """Return `next_index`, or the log's beginning if that is later and the user accepts the loss."""
         if next_index < tail.begin_index and self.options.fail_on_data_loss:
             raise LogTrimmed(self.options.log, next_index, tail.begin_index)
         return max(next_index, tail.begin_index)

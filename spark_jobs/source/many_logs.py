@@ -1,9 +1,9 @@
 """A stream over many logs: the option `logs`. Each row has the name of its log in the column `log`.
 
-One call of a node finds where all logs end. New logs that match a pattern join at their begin, deleted ones
-bring nothing. A log that was replaced, is shorter than what was read, or has trimmed what was not read is
-left out with a warning, and the others continue. For the job, whose tables decide what is written, it joins
-again at its end: the job of the log reads everything before that, with checks of its own.
+One call of a node finds where all logs end. New logs that match a pattern join at their beginning, deleted
+ones bring nothing. A log that was replaced, is shorter than what was read, or has trimmed what was not read
+is left out with a warning, and the others continue. For the job, whose tables decide what is written, it
+joins again at its end: the job of the log reads everything before that, with checks of its own.
 """
 
 import logging
@@ -70,7 +70,7 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         wanted = self.options.starting_index
         if wanted != LATEST and not isinstance(wanted, Mapping):
-            return LogsOffset({}).to_json()  # each log joins at its begin
+            return LogsOffset({}).to_json()  # each log joins at its beginning
         ends = self._all_ends() if wanted == LATEST else self._ends()
         if not isinstance(wanted, Mapping):
             wanted = {log: each.next_index for log, each in ends.items()}

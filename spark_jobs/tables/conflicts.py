@@ -8,7 +8,7 @@ from pyspark.errors import PySparkException
 
 # Py4JError: a Java class without an equivalent in PySpark, such as Delta's error of conflicting commits.
 SPARK_ERRORS = (PySparkException, Py4JJavaError)
-CONCURRENT_CHANGE: Final = "DELTA_CONCURRENT"  # begin of the codes of all conflicts with another commit
+CONCURRENT_CHANGE: Final = "DELTA_CONCURRENT"  # beginning of the codes of all conflicts with another commit
 CONCURRENT_CLAIM: Final = "DELTA_CONCURRENT_TRANSACTION"  # the other commit has a claim of this application
 PROTOCOL_CHANGED: Final = "DELTA_PROTOCOL_CHANGED"  # also: of two that create a table, one has
 

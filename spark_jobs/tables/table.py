@@ -128,7 +128,7 @@ EPOCHS = Table(
         "started": "when it opened, by its leader's clock",
     },
 )
-"""Begin and end of each term in the committed log. Key: `epoch`.
+"""Beginning and end of each term in the committed log. Key: `epoch`.
 
 Written by `spark_jobs/materialize/epochs.py`: the epochs on which the epoch files of all nodes agree, up to
 their committed index. Two files that disagree stop the job.

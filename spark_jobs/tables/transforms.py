@@ -91,8 +91,8 @@ def records_by_time(entries: DataFrame, width_s: int) -> DataFrame:
 
 
 def commit_ranges(history: DataFrame, entries: DataFrame) -> DataFrame:
-    """Return the commits that added rows: each claimed the range from `first_index` up to the begin of the
-    next.
+    """Return the commits that added rows: each claimed the range from `first_index` up to the beginning of
+    the next.
 
     history: of `entries`, from DESCRIBE HISTORY. In ENTRIES. Out version, timestamp, first_index, until_index
     (exclusive), written (rows, according to the commit), held (rows of the table in the range): a duplicated

@@ -1,4 +1,4 @@
-"""Later begin of a damaged, closed log: every replica has trimmed what is before it (see survey.py)."""
+"""Later beginning of a damaged, closed log: every replica has trimmed what is before it (see survey.py)."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ def begin_with(files: FileSystem, folder: str, log_id: int, batch: Batch) -> Non
     """Let the log begin with `batch`, which it holds or which `patch` will write; durable on return.
 
     Recovery removes the segments before it, and after a crash the log begins there or as before. The epoch of
-    the begin is unknown if it is another one than that of the begin before, as after a reset. Raises
+    the beginning is unknown if it is another one than that of the beginning before, as after a reset. Raises
     PatchRefused: nothing was written; CorruptFile, DiskError.
     """
     try:
@@ -23,7 +23,7 @@ def begin_with(files: FileSystem, folder: str, log_id: int, batch: Batch) -> Non
     manifest_file = ManifestFile(files, f"{folder}/{MANIFEST_NAME}")
     manifest = manifest_file.load()
     if manifest is None or batch.base_index <= manifest.base_index or batch.offset <= manifest.base_offset:
-        raise PatchRefused(f"{batch!r} is not after the begin of the log")
+        raise PatchRefused(f"{batch!r} is not after the beginning of the log")
     if manifest.durable_offset < batch.offset:
         manifest = replace(manifest, durable_index=batch.base_index - 1, durable_offset=batch.offset)
     epoch = manifest.epoch if manifest.epoch is not None and manifest.epoch.term == batch.term else None

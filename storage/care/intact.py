@@ -65,8 +65,8 @@ def _first_index(files: FileSystem, folder: str, log_id: int, offsets: Sequence[
 
 
 def _place_of(files: FileSystem, folder: str, offset: int, index: int) -> int:
-    """Return the offset of the batch that begins at `index`, by the index file of its segment; the begin of
-    the segment if that file does not name it."""
+    """Return the offset of the batch that begins at `index`, by the index file of its segment; the beginning
+    of the segment if that file does not name it."""
     try:
         rows = SegmentIndex(files.read(f"{folder}/{index_name(offset)}"))
         row = rows.row_of_index(index)

@@ -122,8 +122,8 @@ def _remove_end(files: FileSystem, folder: str, damage: Damage) -> None:
 def _runs(files: FileSystem, folder: str, batches: Sequence[Batch]) -> list[tuple[int, int, int]]:
     """Return (first, end, base offset of the segment) for each run of batches within one segment.
 
-    A missing segment is recreated where its index file shows its begin; without an index file, the segment
-    before it is extended. Raises PatchRefused for a batch that crosses into another segment.
+    A missing segment is recreated where its index file shows its beginning; without an index file, the
+    segment before it is extended. Raises PatchRefused for a batch that crosses into another segment.
     """
     begins = segment_offsets(files, folder)
     indexed = [offset for offset in map(index_offset, files.list(folder)) if offset is not None]

@@ -35,9 +35,9 @@ class Damage:
     """A range of batches that must be in the log and are missing or damaged, between intact neighbours.
 
     first_index, last_index: the records of these batches, inclusive. first_offset: the end of the neighbour
-    before. next_offset: the begin of the neighbour after; NO_OFFSET if there is none, that is, the log ends
-    in this damage. previous_chain, previous_term: of the neighbour before; None and 0 if the damage is at the
-    begin of the log and the batch before it is unknown.
+    before. next_offset: the beginning of the neighbour after; NO_OFFSET if there is none, that is, the log
+    ends in this damage. previous_chain, previous_term: of the neighbour before; None and 0 if the damage is
+    at the beginning of the log and the batch before it is unknown.
     """
 
     first_index: int

@@ -3,8 +3,8 @@
 The folder's layout and the steps of recovery, truncation and trim: storage/README.md. Owned by one thread;
 only `SyncTicket.run`, `TrimTicket.run`, `truncate_after` and `reset` wait for the disk and may run in the
 disk thread, `truncate_after` and `reset` only while the owner changes nothing. Guarantees after a crash:
-nothing up to `durable_index` is lost, nothing that was truncated returns, and the rest, from the begin on, is
-a prefix of the appended batches.
+nothing up to `durable_index` is lost, nothing that was truncated returns, and the rest, from the beginning
+on, is a prefix of the appended batches.
 """
 
 from collections.abc import Sequence
@@ -86,7 +86,7 @@ class TrimTicket:
     removed: list[Segment]
 
     def run(self) -> None:
-        """Make the begin durable, and remove the segments before it. Recovery completes it after a crash.
+        """Make the beginning durable, and remove the segments before it. Recovery completes it after a crash.
 
         Raises StorageFull: run it again when there is space; until then a restart may restore the old begin.
         Raises SyncFailed or DiskError: the node stops.
@@ -94,11 +94,11 @@ class TrimTicket:
         self.log.carry_out_trim(self)
 
     def move_begin(self) -> None:
-        """Make the begin durable. Raises as `run`."""
+        """Make the beginning durable. Raises as `run`."""
         self.log.move_begin(self)
 
     def remove_oldest(self) -> bool:
-        """Remove the oldest segment before the begin; return whether there are more. Raises as `run`."""
+        """Remove the oldest segment before the beginning; return whether there are more. Raises as `run`."""
         return self.log.remove_oldest()
 
 
@@ -297,7 +297,7 @@ class Commitlog(LogView):
             )
         if index < self.begin_index:
             if index not in (NO_INDEX, self.begin_index - 1):
-                raise InvariantError(f"{self._folder}: truncation after {index}, before the log's begin")
+                raise InvariantError(f"{self._folder}: truncation after {index}, before the log's beginning")
             self._truncate_to(None)
             return
         last = self.batch_at(index)
@@ -315,9 +315,9 @@ class Commitlog(LogView):
         self._empty(base_index, base_offset, ())
 
     def start_trim(self, index: int) -> TrimTicket | None:
-        """Move the begin to the batch that holds `index`, or to the newest settled one before it.
+        """Move the beginning to the batch that holds `index`, or to the newest settled one before it.
 
-        Readers see the log before or after; `TrimTicket.run` makes the begin durable. Everything before
+        Readers see the log before or after; `TrimTicket.run` makes the beginning durable. Everything before
         `index` must be durable if the log is synced before that: a sync covers only what is left. None if the
         begin does not move. Raises CorruptLog, DiskError; then nothing has changed.
         """
@@ -341,7 +341,8 @@ class Commitlog(LogView):
         return TrimTicket(self, entry.base_index, entry.offset, entry.term, epoch, segment, removed)
 
     def adopt_begin_epoch(self, epoch: Epoch) -> TrimTicket | None:
-        """Record the epoch of the begin after a reset: it began before the begin, in another replica's log.
+        """Record the epoch of the beginning after a reset: it began before the beginning, in another
+        replica's log.
 
         `TrimTicket.move_begin` makes it durable. None if the epoch is known, or another one. Raises
         CorruptLog, DiskError; then nothing has changed.

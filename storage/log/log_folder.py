@@ -104,8 +104,8 @@ def copy_segment(files: FileSystem, path: str, target: str, position: int = 0) -
 
 class LogFolder:
     """Invariants: nothing at or after the manifest's truncation offset remains when the intent is cleared;
-    the epoch file holds all epochs from the recorded begin to the durable point when either moves; no begin
-    is recorded before it is durable."""
+    the epoch file holds all epochs from the recorded begin to the durable point when either moves; no
+    beginning is recorded before it is durable."""
 
     def __init__(self, files: FileSystem, path: str, manifest_file: ManifestFile, manifest: Manifest) -> None:
         """manifest: as `manifest_file` holds it."""
@@ -115,7 +115,7 @@ class LogFolder:
         self.epochs: tuple[Epoch, ...] | None = None  # content of the epoch file, None: unknown
         self._manifest_file = manifest_file
         self._manifest = manifest
-        self._held: tuple[Epoch, ...] = ()  # trimmed in memory; their end may be after the recorded begin
+        self._held: tuple[Epoch, ...] = ()  # trimmed in memory; their end may be after the recorded beginning
         self._lock = threading.Lock()
         self._failed: DiskError | None = None
 
@@ -137,12 +137,13 @@ class LogFolder:
         self._manifest = manifest
 
     def hold_epochs(self, trimmed: Sequence[Epoch]) -> None:
-        """Keep epochs in the file until the begin that a trim moves after them is recorded: after a crash
+        """Keep epochs in the file until the beginning that a trim moves after them is recorded: after a crash
         the log begins at the recorded one."""
         self._held = epochs_from((*self._held, *trimmed), self._manifest.base_offset)
 
     def _with_held(self, epochs: tuple[Epoch, ...]) -> tuple[Epoch, ...]:
-        """Return the epochs of the log from the recorded begin on. epochs: from the begin in memory on."""
+        """Return the epochs of the log from the recorded beginning on. epochs: from the beginning in memory
+        on."""
         held = [epoch for epoch in self._held if not epochs or epoch.start_offset < epochs[0].start_offset]
         recorded = epochs_from((*held, *epochs), self._manifest.base_offset)
         return recorded if len(recorded) > len(epochs) else epochs
@@ -277,16 +278,16 @@ class LogFolder:
         removed: Sequence[Segment],
         epochs: tuple[Epoch, ...],
     ) -> None:
-        """Make a new begin durable; may be repeated. `remove_oldest` removes what is before it.
+        """Make a new beginning durable; may be repeated. `remove_oldest` removes what is before it.
 
-        base_term, epoch: as in `Manifest`. holder: the segment that contains the begin.
+        base_term, epoch: as in `Manifest`. holder: the segment that contains the beginning.
         """
         with self._change(may_wait=True):
             for segment in removed:
                 segment.close()
             manifest = self._manifest
             if base_offset < manifest.base_offset:
-                return  # a later begin was made durable in between
+                return  # a later beginning was made durable in between
             if base_offset > manifest.durable_offset:
                 holder.sync()
                 self.files.sync_folder(self.path)
@@ -303,6 +304,6 @@ class LogFolder:
             self._try_epochs(epochs)
 
     def remove_oldest(self) -> bool:
-        """Remove the oldest segment before the begin; return whether there are more."""
+        """Remove the oldest segment before the beginning; return whether there are more."""
         with self._change(may_wait=True):
             return remove_oldest_trimmed(self.files, self.path, self._manifest.base_offset)

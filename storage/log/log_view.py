@@ -101,8 +101,8 @@ class LogView:
 
     @property
     def last_position(self) -> tuple[int, int]:
-        """Term and index of the last record; of an empty log those of its begin: everything before it was
-        committed, and the record at the begin has that term."""
+        """Term and index of the last record; of an empty log those of its beginning: everything before it was
+        committed, and the record at the beginning has that term."""
         if self._last is None:
             return self._base_term, self._base_index - 1
         return self._last.term, self._last.last_index
@@ -123,7 +123,7 @@ class LogView:
 
     @property
     def knows_begin_epoch(self) -> bool:
-        """False after a reset to a begin within an epoch, until `Commitlog.adopt_begin_epoch`."""
+        """False after a reset to a beginning within an epoch, until `Commitlog.adopt_begin_epoch`."""
         if self._last is None or self._base_offset == 0:
             return True
         return bool(self._epochs) and self._epochs[0].start_offset <= self._base_offset

@@ -1,4 +1,4 @@
-"""Manifest of a log's folder: the begin of the log, its durable point, and a truncation in progress.
+"""Manifest of a log's folder: the beginning of the log, its durable point, and a truncation in progress.
 
 Payload of the slots (storage/log/slots.py), magic `CLMF`, little-endian:
     log_id u64 | base_index i64 | base_offset i64 | durable_index i64 | durable_offset i64 | intent u8

@@ -74,11 +74,11 @@ class StoredBatches:
 class Segment:
     """A file of whole batches. Positions are log offsets; `end_offset` is exclusive.
 
-    start_offset: begin of its batches; after base_offset, the begin of the file, when batches between the two
-    were trimmed. Trimmed batches are never read, and their entries (`skipped`) stay only in the index file.
-    `dirty`: written since the last sync. `flushed`: number of entries that the index file holds. `mapped`:
-    all batches are durable, and the index is read from the file's bytes at its first use, so start-up opens
-    no sealed segment.
+    start_offset: beginning of its batches; after base_offset, the beginning of the file, when batches between
+    the two were trimmed. Trimmed batches are never read, and their entries (`skipped`) stay only in the index
+    file. `dirty`: written since the last sync. `flushed`: number of entries that the index file holds.
+    `mapped`: all batches are durable, and the index is read from the file's bytes at its first use, so
+    start-up opens no sealed segment.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from tests.bench.systems.peers import Peers, fetch_peers
 from tests.support.programs import run_program
 
 Figure = dict[str, Any]
-BEGIN, END = "<!-- begin of the table -->", "<!-- end of the table -->"
+BEGIN, END = "<!-- beginning of the table -->", "<!-- end of the table -->"
 TITLES = {
     "idle": "a node without clients",
     "tail-readers": "100 event streams at the tail, 5 000 appends per second",

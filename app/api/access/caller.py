@@ -97,7 +97,7 @@ class Caller:
         return not self.revoked and now.scopes >= before.scopes and now.logs in (before.logs, ALL_LOGS)
 
     def revocation(self) -> Unauthenticated:
-        """Return the refusal of a read whose token no longer `holds` what it had at its begin."""
+        """Return the refusal of a read whose token no longer `holds` what it had at its beginning."""
         return Unauthenticated(f"the token {self.name} was removed or lost rights during the request")
 
     def require(self, scopes: frozenset[Scope], log: str | None) -> None:

@@ -2,9 +2,9 @@
 
 A reader that waits at the end of a log repeats one request with another `from_index`. FastAPI needs ten times
 as long for it as the read itself. The lane takes a poll whose head has nothing special, and answers it by the
-same functions as the plain route. Everything else, every refusal at its begin included, is left to the plain
-route: both give the same bytes. A request whose head differs only in the digits of `from_index` from one that
-the HTTP parser has accepted needs no parser.
+same functions as the plain route. Everything else, every refusal at its beginning included, is left to the
+plain route: both give the same bytes. A request whose head differs only in the digits of `from_index` from
+one that the HTTP parser has accepted needs no parser.
 """
 
 import asyncio

@@ -244,8 +244,8 @@ class Reader:
         self._check_begin(index)
 
     def _check_begin(self, index: int) -> None:
-        """Raise IndexTrimmed before the begin, which after a reset is beyond committed indexes; Repairing if
-        this copy has begun there since the read began, and the records are not trimmed."""
+        """Raise IndexTrimmed before the beginning, which after a reset is beyond committed indexes; Repairing
+        if this copy has begun there since the read began, and the records are not trimmed."""
         if self.lacks(index):
             raise Repairing()
         if index < self.log.first_index:
@@ -360,9 +360,9 @@ async def confirmed_reader(
 ) -> Reader:
     """Return a reader of the log at a replica that may answer, after `confirm` and `reach`.
 
-    from_index: the first index that the answer depends on, None if it depends on no record before the begin
-    of a copy. A copy that began with a later one (A-09, H-06) lets another replica answer, unless the request
-    is about this very copy.
+    from_index: the first index that the answer depends on, None if it depends on no record before the
+    beginning of a copy. A copy that began with a later one (A-09, H-06) lets another replica answer, unless
+    the request is about this very copy.
 
     Raises what LogCall.replica_of, LogCall.elsewhere, Reader.confirm and Reader.reach raise.
     """

@@ -31,7 +31,7 @@ async def tail_page(
 ) -> RenderedPage:
     """Return the page of such a read: as Reader.page, with the head that all readers at the end report.
 
-    The read sees what was committed at its begin: `known_end`.
+    The read sees what was committed at its beginning: `known_end`.
     """
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + wait_ms / 1000

@@ -36,7 +36,7 @@ EXAMPLE: Final[dict[str, Any]] = {
 
 
 class DigestsQuery(Parameters):
-    from_index: QueryOrdinal | None = Field(None, description="First index. Default: the begin of the log")
+    from_index: QueryOrdinal | None = Field(None, description="First index. Default: the beginning")
     until_index: QueryOrdinal | None = Field(None, description="End index, exclusive. Default: all committed")
     block: WholeNumber = Field(BLOCK, ge=1, le=1_000_000, description="Number of indexes in a block")
 

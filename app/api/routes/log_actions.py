@@ -86,7 +86,7 @@ class TrimIn(msgspec.Struct, forbid_unknown_fields=True):
     "/v1/logs/{log}:trim",
     summary="Remove the oldest records",
     description="Every replica removes the records below `until_index`, except the batch that contains it "
-    "and the newest committed batch. `begin_index` is the new begin of the log. A fencing cursor below "
+    "and the newest committed batch. `begin_index` is the new beginning of the log. A fencing cursor below "
     "`until_index` prevents the trim unless `force` is set.",
     responses=answers("not-materialized", *OF_A_COMMIT, *OF_A_BODY, example=TRIM_EXAMPLE),
     openapi_extra=json_request(TrimIn, {"until_index": 42}),
@@ -137,8 +137,8 @@ async def _trimmed(here: Served, until_index: int) -> None:
 
 
 class VerifyIn(msgspec.Struct, forbid_unknown_fields=True):
-    """from_index: null: begin of the log. until_index: exclusive; null: end of the committed records. deep:
-    reread all data from disk and recompute all hash chains."""
+    """from_index: null: beginning of the log. until_index: exclusive; null: end of the committed records.
+    deep: reread all data from disk and recompute all hash chains."""
 
     from_index: Ordinal | None = None
     until_index: Ordinal | None = None

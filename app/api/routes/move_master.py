@@ -69,7 +69,7 @@ async def move_master(call: LogCall, hosted: HostedLog, to: str | None) -> Respo
             raise TransferFailed(answer.detail)
         after = broker.metadata.log(hosted.name)
         if after is None or after.master_epoch <= before.master_epoch or after.master_node != target:
-            raise TransferFailed(f"{target} was not elected, or has lost the lead since")
+            raise TransferFailed(f"{target} was not elected, or has lost leadership since")
         deadline_ms = broker.clock.monotonic_ms() + broker.settings.controller.broker_timeout_ms
         while here.driver.leader_id != target and broker.clock.monotonic_ms() < deadline_ms:
             await hosted.leadership_changed(_POLL_S)

@@ -191,7 +191,7 @@ async def read_one(
 
 @router.get(
     "/v1/logs/{log}/tail",
-    summary="Get the begin and the end of a log",
+    summary="Get the beginning and the end of a log",
     responses=answers("read-index-unavailable", "not-yet-replicated", example=TAIL_EXAMPLE),
     response_class=Response,
 )

@@ -329,6 +329,6 @@ def _last_before(log: Commitlog, timestamp_ms: int, committed_index: int) -> int
     first = log.first_index_at_or_after(MIN_TIMESTAMP_MS)
     if first is None or index < first:
         raise NoSuchCut(
-            f"the timestamp is before the begin of the log, index {max(0, log.begin_index)}", None
+            f"the timestamp is before the beginning of the log, index {max(0, log.begin_index)}", None
         )
     return index

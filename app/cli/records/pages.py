@@ -54,7 +54,7 @@ def tables(
 def last_matching(client: "CommitlogClient", count: int, **query: Any) -> int:
     """Return the index of the first of the last `count` records that match the filters of `query`.
 
-    The log is searched from its end in growing windows. Without enough records: the begin of the log.
+    The log is searched from its end in growing windows. Without enough records: the beginning of the log.
     """
     tail = client.tail(consistency=query.get("consistency") or "linearizable")
     end = tail["end_index" if query.get("consistency") == "local" else "committed_index"] + 1

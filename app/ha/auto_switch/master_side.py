@@ -277,7 +277,7 @@ class MasterSide:
         if max_offset == 0 or max_offset < log.begin_offset:
             index = log.begin_index
             if max_offset == 0 and connection.handshake.sync_from_last_file:
-                # Everything before a log's begin was confirmed: a restart of the slave depends on that.
+                # Everything before a log's beginning was confirmed: a restart of the slave depends on that.
                 confirmed = self._member.committed_index
                 index = max(index, min(log.last_segment_index, confirmed + 1))
             connection.sender = Sender(log, index, offset_after(log, index - 1), NO_INDEX)

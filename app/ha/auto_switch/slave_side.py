@@ -361,8 +361,8 @@ class SlaveSide:
         return None
 
     def _replace_all(self, first: Batch) -> None:
-        """The log is replaced by the master's, from this batch on. What precedes its begin may be arriving
-        again."""
+        """The log is replaced by the master's, from this batch on. What precedes its beginning may be
+        arriving again."""
         member = self._member
         member.committed_index = min(member.committed_index, first.base_index - 1)
         member.unsynced_index = NO_INDEX

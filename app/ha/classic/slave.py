@@ -181,10 +181,10 @@ class ClassicSlaveCore(StaticGroup):
 
     @property
     def _history(self) -> History:
-        """The end of this log, the doubt about it, and its begin if it lacks records. A master of an earlier
-        version refuses their flags, and could not be upgraded under appends: after three connections without
-        a frame they are written for it. A master of this version, which may have ended them before its log
-        was open, ends that one after a frame: the next one has the flags again."""
+        """The end of this log, the doubt about it, and its beginning if it lacks records. A master of an
+        earlier version refuses their flags, and could not be upgraded under appends: after three connections
+        without a frame they are written for it. A master of this version, which may have ended them before
+        its log was open, ends that one after a frame: the next one has the flags again."""
         log, in_doubt = self._log, self._doubt is not None
         begin_index = 0 if self._member.electable or is_empty(log) else log.begin_index
         for_earlier = (in_doubt or begin_index > 0) and self._fruitless % (_FLAGGED + 1) == _FLAGGED

@@ -34,7 +34,7 @@ class Unfit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Begin of a transfer. held_index: last index of what the slave holds, NO_INDEX for none.
+    """Beginning of a transfer. held_index: last index of what the slave holds, NO_INDEX for none.
 
     first_index: the slave counts for appends from there. verified: its history is the master's. restart: its
     log ends before the master's begins, so it must empty its log first.
@@ -81,7 +81,7 @@ class Slave(SlaveLink):
         return (self.first_index, self.acked_index) if self.acked_index >= self.first_index else None
 
     def lacks(self, begin_index: int) -> str | None:
-        """Return the index from which it got the log, as text, if it began empty after the log's begin.
+        """Return the index from which it got the log, as text, if it began empty after the log's beginning.
 
         begin_index: of the master's log. It never counts for appends before that index (H-06, H-07).
         """

@@ -78,7 +78,7 @@ class ControllerServer:
         self.refused_elections: Counter[tuple[str, str]] = Counter()  # (log, reason), since the start
         self.dropped_requests = 0  # since the start: the sender repeats them
         self._lead: tuple[LogDriver, int] | None = None  # driver and term of `_active`
-        self._lost_history: tuple[LogDriver, int] | None = None  # the lead in which that was proved
+        self._lost_history: tuple[LogDriver, int] | None = None  # driver and term in which that was proved
         self._open: dict[Token, None] = {}
         self._reported_errors: dict[str, str] = {}  # of the configuration file, by log
         self._turn_due = False

@@ -167,15 +167,15 @@ def open_replica(
 
 
 def _check_state(recovered: RecoveredReplica, group: GroupConfig) -> None:
-    """Check that the state is there if nothing can restore it: the records before the begin are trimmed, and
-    no other replica has it. Without it this copy would never lead. Raises CorruptFile."""
+    """Check that the state is there if nothing can restore it: the records before the beginning are trimmed,
+    and no other replica has it. Without it this copy would never lead. Raises CorruptFile."""
     if _is_alone(recovered, group) and not is_whole(recovered.state, recovered.files.log):
         raise CorruptFile(recovered.files.snapshot.path, "missing")
 
 
 def _is_alone(recovered: RecoveredReplica, group: GroupConfig) -> bool:
     """Return whether nothing names another member: neither the group nor the log. A trim leaves the newest
-    records, and keeps the epoch of the begin; a reset by the leader of others does neither."""
+    records, and keeps the epoch of the beginning; a reset by the leader of others does neither."""
     log, membership = recovered.files.log, recovered.state.membership
     members = {*group.members, *(epoch.leader for epoch in log.epochs)}
     if membership is not None:

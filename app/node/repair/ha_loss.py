@@ -7,8 +7,8 @@ durable before the next, and all of them may be repeated after a crash:
     2. the checkpoint: committed up to the remaining records; the state's snapshot is removed and rebuilt
     3. a copy takes the place of the segment that is cut: a reader may still hold views of its records, which
        were committed, and an access to a truncated byte of a view would end the process
-    4. the log is truncated; or emptied, if the trim that moved its begin is lost too: the other replicas keep
-       the trimmed records, and a copy without them would never count
+    4. the log is truncated; or emptied, if the trim that moved its beginning is lost too: the other replicas
+       keep the trimmed records, and a copy without them would never count
 """
 
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ def roll_back(
 
 
 def _loses_begin(log: Commitlog, index: int) -> bool:
-    """Return whether a trim up to the log's begin, or beyond it, is among the records after `index`."""
+    """Return whether a trim up to the log's beginning, or beyond it, is among the records after `index`."""
     next_index = index + 1
     while log.begin_index > 0 and next_index <= log.end_index:
         for batch in log.read_batches(next_index, _READ_BYTES):

@@ -292,7 +292,7 @@ class LogRepair(OfflineLog):
                     return RangeOutcome.SURVEY_AGAIN
                 if not fetch.hopeless:
                     continue
-                # A slave may lack records before its begin that no trim has removed (A-09, H-06).
+                # A slave may lack records before its beginning that no trim has removed (A-09, H-06).
                 if fetch.trimmed_until is None or not self._votes:
                     return await self._unrepaired(damage, fetch)
                 return await self._begin_later(fetch.trimmed_until)
@@ -352,7 +352,7 @@ class LogRepair(OfflineLog):
         try:
             await in_thread(partial(self._copy.begin_with, batch))
         except PatchRefused as error:
-            logger.error("log %s: its begin cannot be moved: %s", self._log_name, error)
+            logger.error("log %s: its beginning cannot be moved: %s", self._log_name, error)
             return RangeOutcome.LOST
         logger.warning("log %s begins at index %d: all peers have trimmed to there", self._log_name, index)
         self.result.begin_index = index

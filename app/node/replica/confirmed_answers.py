@@ -14,7 +14,7 @@ from typing import Final
 from app.errors import CommitlogError, NoLeader
 from app.log.contract import Acks, AppendFate, PendingAppend
 
-_UNCONFIRMED: Final = "the lead, or the commit of earlier records, was not confirmed: nothing was applied"
+_UNCONFIRMED: Final = "leadership, or the commit of earlier records, was not confirmed: nothing was applied"
 
 
 class ConfirmedAnswer:

@@ -282,7 +282,7 @@ class LogDriver:
 
     @property
     def lacks_records(self) -> bool:
-        """True if records before this copy's begin are at the master, and no trim has removed them."""
+        """True if records before this copy's beginning are at the master, and no trim has removed them."""
         return self._state.lacks_records
 
     @property

@@ -83,7 +83,7 @@ class StateKeeper:
             self.judge_electable()
 
     def serve(self, source: str, request: StateRequest) -> None:
-        """Answer another replica that lacks the state, or the epoch of its begin.
+        """Answer another replica that lacks the state, or the epoch of its beginning.
 
         In the modes with a master, a state that is ahead of this log is not sent: another node may ask
         the next master before this has learned that it is the one.
@@ -94,7 +94,7 @@ class StateKeeper:
             self.transfer.serve(source, request)
 
     def take(self, source: str, chunk: StateChunk, now_ms: int) -> None:
-        """Take a piece of the state, or the epoch of the log's begin. now_ms: monotonic."""
+        """Take a piece of the state, or the epoch of the log's beginning. now_ms: monotonic."""
         if chunk.id < 0:
             self._begin_epoch.take(chunk)
         else:

@@ -132,7 +132,7 @@ class JournalWriter:
 
     def _is_due(self, event: CoreEvent, now_ms: int) -> bool:
         """Return whether the watermarks have changed since they were last written, are due again, or are
-        those at the begin or end of a term."""
+        those at the beginning or end of a term."""
         is_recent = 0 <= now_ms - self._watermarks_ms < WATERMARKS_REPEAT_MS
         if event.is_repeat and is_recent and (event.term, event.event) == self._watermarks:
             return False

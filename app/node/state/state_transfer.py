@@ -104,7 +104,7 @@ class StateTransfer:
     @property
     def holds_untrimmed(self) -> bool:
         """True if the log holds every record that no trim has removed. A copy that began with its master's
-        last segment does not, until a trim reaches its own begin.
+        last segment does not, until a trim reaches its own beginning.
 
         A trim in this log counts although it is not known to be committed: after a crash the checkpoint may
         be older than a trim that was carried out. Whichever copy leads with it in its log commits it.
@@ -273,7 +273,8 @@ class StateTransfer:
 
 
 class BeginEpoch:
-    """Epoch of the log's begin, after a reset to a begin within an epoch: its record is before the begin.
+    """Epoch of the log's beginning, after a reset to a beginning within an epoch: its record is before the
+    beginning.
 
     The replica asks its leader. Both sides, for one log at one node. The ids of its requests are negative,
     those of a state transfer positive.
@@ -332,13 +333,13 @@ class BeginEpoch:
         if not self._id or not self._id <= answer.id <= self._first_id:
             return
         self._id = 0
-        self._answered = self._asked  # the log may have been reset since to another begin
+        self._answered = self._asked  # the log may have been reset since to another beginning
         ticket = None if answer.epoch is None else log.adopt_begin_epoch(answer.epoch)
         if ticket is not None:
             self._disk.submit(ticket.move_begin, self._kept)
 
     def _kept(self, _result: Any, error: BaseException | None) -> None:
         if isinstance(error, StorageFull):  # known until a restart, which asks again; a trim saves it too
-            logger.warning("the epoch of the begin of log %d is not saved: %s", self._log_id, error)
+            logger.warning("the epoch of the beginning of log %d is not saved: %s", self._log_id, error)
         elif error is not None:
-            self._fail("the epoch of the begin", error)
+            self._fail("the epoch of the beginning", error)

@@ -75,7 +75,7 @@ class Trimmer:
         return until_index <= self._trimmed_index and is_same_log
 
     def _retry(self) -> None:
-        """Repeat a trim that had no space, unless the log was reset since: it has another begin then."""
+        """Repeat a trim that had no space, unless the log was reset since: it has another beginning then."""
         ticket = self._ticket
         if self._retry_ticks == 0 or ticket is None:
             return

@@ -22,7 +22,7 @@ def test_the_examples_of_the_page_run(
     own_logs.append("examples")
     created = cluster.call("POST", "n1", "/v1/logs", json={"name": "examples"})
     assert created.status_code in (200, 201), created.text
-    page = (ROOT / "docs" / "client.md").read_text()  # on a log of its own: they read from its begin
+    page = (ROOT / "docs" / "client.md").read_text()  # on a log of its own: they read from its beginning
     examples = EXAMPLE.findall(page.replace("Client(ENDPOINT)", 'Client(ENDPOINT, log="examples")'))
     assert len(examples) == 8
     program.write_text("\n".join([f'ENDPOINT = "{url}"', *examples]))

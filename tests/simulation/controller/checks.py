@@ -35,7 +35,7 @@ class HaChecker:
         self.receipts: dict[str, None] = {}  # values that were written down before they went
         self.records = ConfirmedRecords()
         self.unclean_reads = UncleanReads()
-        self._trimmed_index = NO_INDEX  # the largest begin of any log
+        self._trimmed_index = NO_INDEX  # the largest beginning of any log
         self._excused: dict[str, None] = {}  # values that were on disks that are gone, with their receipts
         self.acted: HaSimNode | None = None  # the node of the last step
         self._cluster = cluster
@@ -281,7 +281,7 @@ class HaChecker:
             self._check_acknowledged(node, promised)
 
     def _check_acknowledged(self, node: HaSimNode, promised: dict[str, int]) -> None:
-        """Skip trimmed records, and those before the begin that an unclean election has set."""
+        """Skip trimmed records, and those before the beginning that an unclean election has set."""
         begin = max(node.log.begin_index, self._trimmed_index) if self._plan.unclean else node.log.begin_index
         kept = {value: index for value, index in promised.items() if index >= begin}
         problem = broken_promise(

@@ -220,7 +220,7 @@ class HaCluster:
     def await_joined(self, seconds: float) -> None:
         """Wait until every replica is in the SyncStateSet, except configured learners (C-08).
 
-        No plan sets `ha_sync_from_last_file`, so no copy has to wait for a trim that reaches its begin.
+        No plan sets `ha_sync_from_last_file`, so no copy has to wait for a trim that reaches its beginning.
         """
 
         def missing() -> list[str]:

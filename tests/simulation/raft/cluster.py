@@ -186,7 +186,7 @@ class SimulatedCluster:
         return node.alive
 
     def is_whole(self) -> bool:
-        """Return True if every disk holds what its node has acknowledged and the state before its begin,
+        """Return True if every disk holds what its node has acknowledged and the state before its beginning,
         and no voter is in doubt.
 
         At the first start all are in doubt, and with one damaged disk more they could not elect a leader."""

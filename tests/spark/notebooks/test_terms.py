@@ -309,7 +309,7 @@ def test_a_line_is_interrupted_while_no_leader_reports() -> None:
 
 @pytest.mark.parametrize(("last", "words"), [(900, "never decreased"), (700, "was lower than before")])
 def test_a_confirm_offset_is_compared_with_others_of_its_kind(last: int, words: str) -> None:
-    """A watermark has the begin of a batch, a set its end: the first is lower without any decrease."""
+    """A watermark has the beginning of a batch, a set its end: the first is lower without any decrease."""
     rows = [
         {"timestamp": at(second), "epoch": 1, "confirm_offset": offset, "of_set": of_set}
         for second, offset, of_set in [
@@ -334,7 +334,7 @@ def test_the_title_of_the_delays_claims_no_trend() -> None:
 def test_a_peer_is_away_while_leaders_miss_it_and_not_because_nothing_was_appended() -> None:
     idle = [
         *reported(0, 1, "n1", n1=5, n2=5),
-        *reported(30, 2, "n2", n1=-1, n2=5),  # the begin of a term
+        *reported(30, 2, "n2", n1=-1, n2=5),  # the beginning of a term
         *reported(31, 2, "n2", n1=6, n2=6),
     ]
     dead = [

@@ -1,5 +1,5 @@
-"""The epoch of the begin after a reset: asked for over the links of AutoSwitch and classic groups, and of a
-master of the version before, which knows neither the question nor the answer."""
+"""The epoch of the beginning after a reset: asked for over the links of AutoSwitch and classic groups, and of
+a master of the version before, which knows neither the question nor the answer."""
 
 from collections.abc import Callable
 from typing import Any

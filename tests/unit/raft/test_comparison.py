@@ -76,7 +76,7 @@ def test_cases_3_4_and_7_start_again_at_the_leaders_begin(
 def test_a_peer_that_an_earlier_reset_left_empty_begins_no_earlier_than_before(
     empty_at: int, begin_index: int
 ) -> None:
-    """Everything before its begin was committed: an earlier begin would forget that."""
+    """Everything before its beginning was committed: an earlier begin would forget that."""
     log = log_of(1, 1, 1, 1, 1)
     log.trim(2)
     group = Group({"n1": log, "n2": log_of(1), "n3": log_of(1, 1, 1, 1, 1)})

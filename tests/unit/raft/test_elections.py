@@ -115,7 +115,7 @@ def test_only_a_log_at_least_as_up_to_date_gets_the_vote(
 def test_a_log_that_a_reset_has_left_empty_refuses_who_lacks_what_was_before_it(
     last_term: int, last_index: int, granted: bool, pre_vote: bool
 ) -> None:
-    """The node died between the reset and the first record: everything before the begin was committed."""
+    """The node died between the reset and the first record: everything before the beginning was committed."""
     log = MemoryLog()
     log.cut(Reset(10, 4_096, 3))
     group = Group({"n1": MemoryLog(), "n2": log, "n3": MemoryLog()})
@@ -126,7 +126,8 @@ def test_a_log_that_a_reset_has_left_empty_refuses_who_lacks_what_was_before_it(
 @pytest.mark.rule("R-02")
 @pytest.mark.parametrize("rest", [MemoryLog(), log_of(1, 2, 2)], ids=["empty", "behind"])
 def test_logs_that_a_power_failure_has_emptied_after_a_trim_elect_one_of_them(rest: MemoryLog) -> None:
-    """With `replicated` the record at the begin may be lost everywhere; what was before it was committed."""
+    """With `replicated` the record at the beginning may be lost everywhere; what was before it was
+    committed."""
     logs = {"n1": MemoryLog(), "n2": MemoryLog(), "n3": rest}
     for name in ("n1", "n2"):
         logs[name].cut(Reset(10, 4_096, 3))

@@ -32,7 +32,8 @@ def test_a_log_that_begins_later_is_the_rest_of_itself(first: int, trimmed: bool
     log = open_log(files, committed_index=kept[0].base_index)
     check_whole(log, kept)
     first_epoch = [epoch.term for epoch in log.epochs if epoch.start_index < kept[0].base_index]
-    # The manifest of a trimmed log names the epoch of its begin. That of another one comes from the leader.
+    # The manifest of a trimmed log names the epoch of its beginning. That of another one comes from the
+    # leader.
     assert first_epoch == ([1] if trimmed and kept[0].term == 1 else [])
     assert log.knows_begin_epoch is bool(first_epoch or kept[0].is_control)
     assert [name for name in files.list(FOLDER) if name.endswith(".log")][1:] == [
@@ -65,7 +66,7 @@ def test_a_power_cut_leaves_the_former_begin_or_the_new_one() -> None:
 
 
 def test_a_begin_after_the_durable_point_moves_that_too() -> None:
-    """Otherwise recovery would look for segments that are before the begin."""
+    """Otherwise recovery would look for segments that are before the beginning."""
     files = MemoryFiles()
     log = open_log(files, CommitlogConfig())
     batches = [next_batch(log, term=1, control={"kind": "term", "leader": "n1"})]

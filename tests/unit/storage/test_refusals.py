@@ -124,7 +124,7 @@ class Life:
 
 
 def check_kept(files: MemoryFiles, acknowledged: list[Batch]) -> None:
-    """After a power cut the acknowledged batches are there, up to a begin that had not become durable."""
+    """After a power cut the acknowledged batches are there, up to a beginning that had not become durable."""
     files.crash()
     last = acknowledged[-1].last_index if acknowledged else NO_INDEX
     held = content(open_log(files, committed_index=last))

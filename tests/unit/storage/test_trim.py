@@ -348,7 +348,7 @@ def test_a_trim_that_met_a_full_disk_may_run_again(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("segment_max_bytes", [1_000, 1_000_000])
 def test_a_sync_that_began_before_a_trim_does_not_move_the_durable_point_back(segment_max_bytes: int) -> None:
-    """The trim has made durable what comes before the new begin."""
+    """The trim has made durable what comes before the new beginning."""
     files = MemoryFiles(Random(1))
     config = CommitlogConfig(segment_max_bytes=segment_max_bytes, mark_interval_bytes=1)
     log = open_log(files, config)

@@ -93,7 +93,7 @@ export function recordsTab(log) {
     records = found.slice(-PAGE);
     next = stop;
     first = found.length > PAGE ? records[0].index : from;
-    const notes = [first <= begin && "begin of the log", next >= edge.next_index && "end of the log"];
+    const notes = [first <= begin && "beginning of the log", next >= edge.next_index && "end of the log"];
     show(notes.filter(Boolean).join(", "));
   });
 

@@ -163,7 +163,7 @@ def test_a_copy_that_began_with_the_last_segment_joins_once_the_rest_is_trimmed(
 
 @pytest.mark.rule("A-04", "A-09")
 def test_a_copy_that_began_with_records_that_were_never_confirmed_follows_the_next_master() -> None:
-    """The next master sends what precedes its begin, which is confirmed and not held here."""
+    """The next master sends what precedes its beginning, which is confirmed and not held here."""
     patient = replace(HA, ha_sync_from_last_file=True, ha_max_time_slave_not_catchup_ms=5_000)
     cluster = quiet(1, 3, timing=replace(FAST, ha=patient))
     old = master_of(cluster)
@@ -183,7 +183,7 @@ def test_a_copy_that_began_with_records_that_were_never_confirmed_follows_the_ne
     assert empty.log.begin_index == old.driver.committed_index + 1
     kill(cluster, old)
     kill(cluster, empty)
-    empty.start()  # it knows again that everything before its begin is confirmed
+    empty.start()  # it knows again that everything before its beginning is confirmed
     heir.start()
     assert cluster.run_until(lambda: heir.is_master and heir.acknowledges, 8)
     append_at(cluster, heir, b"after")

@@ -17,7 +17,7 @@ DAMAGE = CorruptLog("data/logs/a/1.log", 0, "checksum")
 
 def trimmed_through_a_follower(*, has_ended: bool = False, stopping: bool = False) -> tuple[int, list[Any]]:
     """Return the status of a trim that the leader has carried out, and the damage that was reported. The
-    follower finds damage at the new begin, or does not trim because it ends."""
+    follower finds damage at the new beginning, or does not trim because it ends."""
     reported: list[Any] = []
     waits = Waits(1_000)
 

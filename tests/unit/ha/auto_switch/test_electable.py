@@ -41,7 +41,7 @@ def test_a_copy_that_may_lead_by_now_introduces_itself_again_at_once() -> None:
 
 @pytest.mark.rule("C-08", "A-04")
 def test_no_ack_of_a_log_that_begins_later_leaves_on_the_connection_of_a_member() -> None:
-    """The master has trimmed: what the copy knew of the log's state ends before its new begin."""
+    """The master has trimmed: what the copy knew of the log's state ends before its new beginning."""
     theirs = master_log(1, 2, records=3)
     slave, key = following(copy(theirs, until=theirs.batch_at(1)), theirs, 2)
     slave.take()

@@ -365,7 +365,7 @@ def test_the_master_of_the_last_epoch_continues_with_it() -> None:
 
 @pytest.mark.rule("A-01")
 def test_a_copy_on_another_disk_does_not_continue_with_the_epoch_that_its_node_had_opened() -> None:
-    """A slave that received it back may lack records of that epoch, and the state before its begin."""
+    """A slave that received it back may lack records of that epoch, and the state before its beginning."""
     log = log_of(b"a", opened_by="n1")
     master = Master(log, hard_state=HardState(1), waits=True)
     master.core.electable = False

@@ -393,7 +393,7 @@ def grown_and_reset(folder: Path, *, durability: Durability = Durability.FSYNC) 
 def test_a_power_failure_takes_the_vote_of_a_replica_that_does_not_know_yet_who_votes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own records name no other voter, but it lacks those before the log's begin."""
+    """Its own records name no other voter, but it lacks those before the log's beginning."""
     node = grown_and_reset(tmp_path, durability=Durability.REPLICATED)
     boot_again(monkeypatch)
     reopen(node)

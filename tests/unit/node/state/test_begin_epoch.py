@@ -1,5 +1,5 @@
-"""The epoch of a log's begin: an answer that arrives late, and an epoch that cannot be saved. A full disk is
-no failure, a failed sync is one (R-11)."""
+"""The epoch of a log's beginning: an answer that arrives late, and an epoch that cannot be saved. A full disk
+is no failure, a failed sync is one (R-11)."""
 
 from typing import Any
 

@@ -117,7 +117,7 @@ def test_a_truncation_takes_its_records_out_of_a_state_that_is_being_completed(t
 
 @pytest.mark.rule("D-12", "D-28")
 def test_a_replica_that_is_reset_may_not_lead_before_it_has_the_state(tmp_path: Path) -> None:
-    """As the leader it would store the retries of everything before its begin again."""
+    """As the leader it would store the retries of everything before its beginning again."""
     node, log = follower_of_n2(tmp_path)
     push_to(node, PushType.APPEND, 1, "n2", 1, *log.batches)
     node.seams.run()

@@ -98,7 +98,7 @@ def test_a_sync_runs_between_the_removals_of_two_segments() -> None:
         held.append(trimmed.segments)
         trimmed.disk.work.popleft()()
         synced += 1
-    assert held[0] == before  # first the begin is durable
+    assert held[0] == before  # first the beginning is durable
     assert all(earlier - later <= 1 for earlier, later in pairwise(held))
     assert trimmed.segments < before / 2
     assert synced == len(held)
@@ -192,7 +192,8 @@ def test_a_log_that_was_reset_is_trimmed_again_once_it_has_the_records() -> None
 
 def test_records_are_trimmed_once_they_are_durable() -> None:
     """After a repair that has removed the end of a log, the saved state may cover records that are new in it.
-    A sync of the rest would let them count as acknowledged, and a crash before the begin moves take them."""
+    A sync of the rest would let them count as acknowledged, and a crash before the beginning moves take
+    them."""
     trimmed = Trimmed()
     trimmed.log.reset(0, 0)
     trimmed.append(40, sync=False)
