@@ -31,7 +31,7 @@ format: setup  ## format all files with ruff
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-docs: setup  ## generate docs/configuration.md and docs/tables.md from the docstrings of the code
+docs: setup  ## generate docs/configuration.md, docs/tables.md, and the marked tables of other pages from the code
 	@$(BIN)/python docs/generate.py
 
 docs-site:  ## build the documentation for /docs/ of the nodes (needs the network once, for mkdocs-material)

@@ -2,7 +2,7 @@
 readers there are.
 
 An answer costs the node far more than another record in it. With 100 event streams and a batch of the log
-each 2 ms, the sends alone would need several processors, and appends would wait behind them.
+every 2 ms, the sends alone would need several processors, and appends would wait behind them.
 """
 
 import asyncio
