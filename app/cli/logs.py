@@ -105,7 +105,7 @@ def list_logs(target: Target) -> None:
 )
 @click.option(
     "--in-sync-replicas",
-    type=click.IntRange(1),
+    type=click.IntRange(2),
     help="Members of the SyncStateSet that must hold a record before it is acknowledged. Default: all.",
 )
 @click.option("--learner", "learners", multiple=True, help="Replica that does not vote. May be repeated.")
@@ -186,7 +186,7 @@ def show_log(target: Target, name: str) -> None:
 @click.option(
     "--in-sync-replicas",
     type=click.IntRange(0),
-    help="Members of the SyncStateSet that must hold an acknowledged record; 0 for all of them.",
+    help="Members of the SyncStateSet that must hold an acknowledged record, at least 2; 0 for all of them.",
 )
 @click.option("--preferred", help='Preferred master; "" for none.')
 @click.option(

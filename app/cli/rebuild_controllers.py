@@ -46,9 +46,9 @@ def rebuild_controllers_command(
     of other machines to this one and set them with --folder. Then start all nodes.
 
     Changes that no copy contains are lost: the last committed elections and changes of SyncStateSets and
-    logs. The command reports each log for which a node has recorded a newer master epoch or SyncStateSet, or
-    whose record of it is damaged or missing at a node, or of which the folder of a replica is not here. Such
-    a log gets a master once all of its replicas have reported what they hold.
+    logs. The command reports each log of which such a change may be lost: a node has recorded a newer master
+    epoch or SyncStateSet, a node's record of them is damaged or missing, or the folder of a replica is not
+    here. Such a log gets a master once all of its replicas have reported what they hold.
 
     \b
     Examples:

@@ -50,7 +50,7 @@ SMALL_BATCH_BYTES = 32 * MIB  # and about so many of rows in memory; the rest is
 BATCH_OPTIONS = ("endpoint", "token", "log", "maxRecordsPerPartition", "dataFolder")  # of a large batch
 
 
-class Follower(Protocol):
+class DependentTables(Protocol):
     """Tables that are made from `entries`, after each of its commits."""
 
     def open(self) -> None:
@@ -80,7 +80,7 @@ class EntriesJob:
         options: Mapping[str, str],
         *,
         follows: bool = True,
-        followers: Sequence[Follower] = (),
+        dependents: Sequence[DependentTables] = (),
     ) -> None:
         """client: of the log. options: of the source, except the start. follows: records arrive while it
         runs."""
@@ -89,7 +89,7 @@ class EntriesJob:
         self.path = path
         self.options = options
         self.follows = follows
-        self.followers = followers
+        self.dependents = dependents
         self.next_index = 0
         self.covered_index = -1
         self.rows = 0
@@ -145,11 +145,11 @@ class EntriesJob:
         options = parse_options({**self.options, "startingIndex": str(offset.next_index)}).for_stream()
         self._reader = RecordsStreamReader(options, self.client)
         self._reader.target = self.target
-        for follower in self.followers:
-            follower.open()
+        for dependent in self.dependents:
+            dependent.open()
             if self.rows > 0:
                 # what was left when the driver before this one ended
-                follower.extend(self.next_index, offset.term)
+                dependent.extend(self.next_index, offset.term)
 
     def _check_place(self, found: Place, last: Place) -> None:
         """Raise LogClash unless the log's record at the place of the table's last row may be the same: a
@@ -199,7 +199,7 @@ class EntriesJob:
         self.has_more = False
         if planned <= start.next_index:
             self.waiting = 0
-            self._let_followers_repair()
+            self._let_dependents_repair()
             return False
         planned_s = time.monotonic()
         count = self.rows
@@ -225,11 +225,11 @@ class EntriesJob:
             begin_index = self.client.tail(confirmed=False).begin_index
             raise RecordsTrimmed(self.client.log, self.path, self.offset.next_index, begin_index) from error
 
-    def _let_followers_repair(self) -> None:
-        """Let the followers repair what RESTORE took from their tables: the log has nothing new for them."""
+    def _let_dependents_repair(self) -> None:
+        """Let the dependents repair what RESTORE took from their tables: the log has nothing new for them."""
         if self.follows and self.rows > 0:
-            for follower in self.followers:
-                follower.extend(self.offset.next_index, self.offset.term)
+            for dependent in self.dependents:
+                dependent.extend(self.offset.next_index, self.offset.term)
 
     def check_log(self, log_id: str) -> None:
         """Raise LogClash if records of a log with this id are not of the table's log: a log of the same name
@@ -284,13 +284,13 @@ class EntriesJob:
             self._is_verified = True
 
     def _note_end(self, end: RecordsOffset, count: int, times_s: Sequence[float]) -> None:
-        """Note that the table ends at `end`, and let the followers continue. count: of rows before. times_s:
+        """Note that the table ends at `end`, and let the dependents continue. count: of rows before. times_s:
         as `_note_batch`, all but the last."""
         self.offset = end
         if self.target is not None:
             self.waiting = max(0, self.target - end.next_index)
-        for follower in self.followers:
-            follower.extend(end.next_index, end.term)
+        for dependent in self.dependents:
+            dependent.extend(end.next_index, end.term)
         self._note_batch(self.rows - count, (*times_s, time.monotonic()))
 
     def _read(

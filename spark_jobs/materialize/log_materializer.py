@@ -89,7 +89,7 @@ class LogMaterializer:
             path(ENTRIES),
             entries_options(config, log),
             follows=follows,
-            followers=(self.typed,),
+            dependents=(self.typed,),
         )
         self.events = EventsJob(
             spark,

@@ -78,7 +78,7 @@ class RecordsQuery:
         self._starting: Future[None] | None = None
         self._failures = 0
         self._start_at_s = 0.0
-        self._ends = 0  # how many queries have ended: a late micro-batch of one reports nothing
+        self._ended_queries = 0  # their number: a late micro-batch of one reports nothing
 
     @property
     def delivers(self) -> bool:
@@ -134,7 +134,7 @@ class RecordsQuery:
 
     def _ended(self, query: StreamingQuery) -> None:
         self._query = None
-        self._ends += 1
+        self._ended_queries += 1
         self.begins = {}
         self.streamed.clear()
         error = query.exception()
@@ -153,7 +153,7 @@ class RecordsQuery:
 
     def _write(self, batch: DataFrame, batch_id: int) -> None:
         """Write a micro-batch. Called by Spark, in a thread of its own."""
-        began_s, ends = time.monotonic(), self._ends
+        began_s, ended = time.monotonic(), self._ended_queries
         assert self._folder is not None
         end = read_offset(self._folder, batch_id)
         ranges = end.batch
@@ -176,7 +176,7 @@ class RecordsQuery:
                 except RuntimeError:  # `stop` has closed the pool meanwhile
                     break
             wait(work)
-        if not self._stopping.is_set() and ends == self._ends:
+        if not self._stopping.is_set() and ended == self._ended_queries:
             self.streamed.update({log: until for log, (_, until) in ranges.items()})
             self._failures = 0
 

@@ -149,7 +149,7 @@ class AppendHandler:
 class _OneAppend:
     """One append from its call to its answer. `_finish` is called exactly once."""
 
-    __slots__ = ("_broker", "_call", "_done", "_handler", "_hosted", "_request", "_started_ms", "_stays")
+    __slots__ = ("_broker", "_call", "_done", "_handler", "_here_only", "_hosted", "_request", "_started_ms")
 
     _hosted: HostedLog
     _request: AppendRequest
@@ -160,7 +160,7 @@ class _OneAppend:
         self._call = call
         self._done = done
         self._started_ms = call.arrived_ms or broker.clock.monotonic_ms()
-        self._stays = False  # whether the client wants this node's own answer
+        self._here_only = False  # the client wants the answer of this node: do not forward
 
     def begin(self) -> None:
         """Begin the append."""
@@ -178,7 +178,7 @@ class _OneAppend:
     def continue_after(self, hosted: HostedLog, failure: CommitlogError) -> None:
         """Continue as if the driver had answered this append."""
         self._hosted = hosted
-        self._stays = self._call.head.fields.get(NO_FORWARD) == b"1"
+        self._here_only = self._call.head.fields.get(NO_FORWARD) == b"1"
 
         def end() -> None:
             self._request = read_append(self._call, self._broker.settings.limits)
@@ -193,13 +193,13 @@ class _OneAppend:
         hosted = self._hosted = self._broker.lookup.find(head.log)
         head.check_accept()
         _ = head.media_type, call.parameters or head.parameters  # errors in them precede those of the body
-        self._stays = head.fields.get(NO_FORWARD) == b"1"
+        self._here_only = head.fields.get(NO_FORWARD) == b"1"
         limits = self._broker.settings.limits
-        if self._stays and not hosted.leads:
+        if self._here_only and not hosted.leads:
             self._finish(self._problem(not_leader(self._broker, hosted), hosted))
         elif decodes_in_place(call):
             self._request = read_append(call, limits)
-            self._enter()
+            self._append_or_carry()
         else:
             decode = partial(read_append, call, limits)
             self._broker.tasks.once("decode", self._decode_aside(decode))
@@ -207,7 +207,7 @@ class _OneAppend:
     async def _decode_aside(self, decode: Callable[[], AppendRequest]) -> None:
         try:
             self._request = await asyncio.to_thread(decode)
-            self._enter()
+            self._append_or_carry()
         except asyncio.CancelledError:
             self._finish(self._problem(NoLeader(), self._hosted))
             raise
@@ -216,7 +216,7 @@ class _OneAppend:
         except Exception:
             self._finish(self._failed("append failed"))
 
-    def _enter(self) -> None:
+    def _append_or_carry(self) -> None:
         """Pass a checked append to this node's driver, or to the leader."""
         hosted = self._hosted
         driver, request = hosted.driver, self._request
@@ -230,14 +230,14 @@ class _OneAppend:
             else:
                 parent = self._call.head.fields.get(TRACEPARENT)
                 driver.append(request, tracer.timed("replicate", parent, self._ended))
-        elif self._stays:
+        elif self._here_only:
             self._finish(self._problem(not_leader(self._broker, hosted), hosted))
         else:
             self._carry()
 
     def _ended(self, result: AppendResult | CommitlogError) -> None:
         """The driver answers. After a loss of leadership nothing was applied: forward the append."""
-        if isinstance(result, (NotLeader, NoLeader)) and not self._stays:
+        if isinstance(result, (NotLeader, NoLeader)) and not self._here_only:
             self._carry()
         else:
             self._finish(self._response(self._request, self._started_ms, result))
@@ -274,27 +274,27 @@ class _OneAppend:
                 hosted, carried_head(call.head), call.request_id, call.body, left_ms, self._returned
             )
         ):
-            self._search()
+            self._find_leader()
 
     def _returned(self, outcome: CarryOutcome) -> None:
         """The leader's answer to an append that was carried, or why there is none."""
         if isinstance(outcome, Lost):
-            self._search(outcome)
+            self._find_leader(outcome)
         elif isinstance(outcome, NotSent):
-            self._search()
+            self._find_leader()
         else:
             try:
                 relayed = check_led(Relayed(outcome.status, list(outcome.headers), outcome.body))
             except (NotLeader, NoLeader):
-                self._search()
+                self._find_leader()
             else:
                 self._finish(self._relay(relayed))
 
-    def _search(self, lost: Lost | None = None) -> None:
-        """Find the leader and let it answer, as a task of the node. lost: an earlier attempt."""
-        self._broker.tasks.once("forward", self._carried(lost))
+    def _find_leader(self, lost: Lost | None = None) -> None:
+        """Find the leader and forward the append to it, in a task. lost: an earlier attempt."""
+        self._broker.tasks.once("forward", self._forward(lost))
 
-    async def _carried(self, lost: Lost | None) -> None:
+    async def _forward(self, lost: Lost | None) -> None:
         try:
             response = await self._at_leader(lost)
         except CommitlogError as error:
@@ -361,7 +361,7 @@ class _OneAppend:
         )
 
     def _problem(self, error: CommitlogError, hosted: HostedLog | None = None) -> Response:
-        """hosted: the log, of which the answer has headers once the body is decoded."""
+        """Return the refusal as an answer. hosted: the answer has the headers of this log."""
         return problem_response(
             error,
             instance=self._call.head.path,

@@ -55,12 +55,12 @@ def definition_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--on-invalid",
             type=click.Choice(["dead_letter", "reject"]),
-            help="Appends of records that do not match: stored (the first default), or refused.",
+            help="Appends of records that do not match: stored (the default of version 1), or refused.",
         ),
         click.option(
             "--compatibility",
             type=click.Choice(["backward", "none"]),
-            help="backward (the first default): the new version must read what the newest one reads.",
+            help="backward (the default of version 1): the new version must read what the newest one reads.",
         ),
         click.option("--key", "key_columns", multiple=True, help="Key column. May be repeated; '' for none."),
         click.option("--message", help="Full name of the Protobuf message."),

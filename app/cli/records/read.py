@@ -52,7 +52,12 @@ def _common_filters(command: Any) -> Any:
 
 @click.command("read")
 @click.option("--from-index", type=click.IntRange(0), help="First index.")
-@click.option("--from", "from_", type=click.Choice(["earliest", "latest"]), help="Beginning or end.")
+@click.option(
+    "--from",
+    "from_",
+    type=click.Choice(["earliest", "latest"]),
+    help="Start at the beginning or at the end of the log.",
+)
 @click.option(
     "--from-timestamp", "--since", type=Time(), help="First time: ISO 8601, milliseconds or an age (2h)."
 )

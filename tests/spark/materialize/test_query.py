@@ -143,8 +143,8 @@ def test_a_step_on_an_idle_log_repairs_tables_that_follow_entries(
     """RESTORE may have taken rows of the typed tables, and no record may come for a long time."""
     job, _ = opened_job(replicas, tmp_path)
     extended: list[tuple[int, int | None]] = []
-    follower: Any = SimpleNamespace(extend=lambda until, term: extended.append((until, term)))
-    job.followers = (follower,)
+    dependent: Any = SimpleNamespace(extend=lambda until, term: extended.append((until, term)))
+    job.dependents = (dependent,)
     while job.step():
         continue
     extended.clear()
