@@ -38,7 +38,7 @@ class HostedLog:
         self.repair_result: RepairResult | None = None  # by the last repair, until the replica is sound
         self.generation = CONFIGURED  # distinguishes logs of the same name (app/controller/metadata.py)
         self.deleting = False  # by the metadata: the log is not served any more
-        self.healing = False  # served again, but it may lack what it acknowledged, and has no vote
+        self.in_doubt = False  # it may lack what it acknowledged, and has no vote until it is sound
         self.repairs_begun = 0
         self.caught_up = False  # a linearizable read has succeeded here since the start
         self.ha: AutoSwitchCore | None = None  # of a log in controller mode, with its driver
@@ -84,7 +84,7 @@ class HostedLog:
     @property
     def repairing(self) -> bool:
         """True from the first sign of damage until the replica is sound."""
-        return self.repair is not None or self.healing
+        return self.repair is not None or self.in_doubt
 
     @property
     def leader_id(self) -> str | None:
@@ -134,7 +134,7 @@ class HostedLog:
     @property
     def no_leader(self) -> NoLeader:
         """The refusal while no leader is known here. A replica without a vote adds what an election needs."""
-        if not self.healing or self.settings.replication is not Replication.RAFT:
+        if not self.in_doubt or self.settings.replication is not Replication.RAFT:
             return NoLeader()
         return NoLeader(
             "no leader is known, and the replica of this node has no vote yet: it is new, or it may have "

@@ -194,11 +194,11 @@ class NodeLogs:
             return None
         services = self._services
         marker, folder = self.repairs.marker_of(hosted), services.log_folder(hosted.name)
-        hosted.healing = marker.exists
-        if hosted.healing and not marker.intact and services.files.exists(f"{folder}/{MANIFEST_NAME}"):
+        hosted.in_doubt = marker.exists
+        if hosted.in_doubt and not marker.intact and services.files.exists(f"{folder}/{MANIFEST_NAME}"):
             return CorruptLog(folder, 0, "its repair was cut short")  # opening alone sees no old damage
         try:
-            if hosted.healing:
+            if hosted.in_doubt:
                 return self.repairs.open_marked(hosted, sound=marker.keeps_promises)
             driver = self._open(hosted, sound=True)
         except ForeignLog:
@@ -208,7 +208,7 @@ class NodeLogs:
             if isinstance(damage, Damaged) and damage.path.startswith(folder):
                 return damage
             raise
-        hosted.healing = marker.exists  # an opening may find a reason for doubt
+        hosted.in_doubt = marker.exists  # an opening may find a reason for doubt
         return driver
 
     def _open(self, hosted: HostedLog, *, sound: bool, sound_if_alone: bool = False) -> LogDriver:
@@ -234,7 +234,7 @@ class NodeLogs:
         if hosted.settings.replication is not Replication.RAFT:
             self._ha.attach(hosted, driver)
         driver.start()
-        if hosted.healing and driver.sound:
+        if hosted.in_doubt and driver.sound:
             self._healed(hosted)
         self._tasks.keep(f"catch-up {hosted.name}", partial(self._watch_until_caught_up, hosted))
 

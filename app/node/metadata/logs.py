@@ -247,7 +247,7 @@ class MetadataLogs:
             return False
         try:
             await self._host.close_log(hosted)
-            hosted.caught_up = hosted.healing = False
+            hosted.caught_up = hosted.in_doubt = False
             await self._in_thread(self._folders.drop, hosted.name, hosted.generation)
         except StorageError as error:
             logger.error("the copy of log %s cannot be removed: %s", hosted.name, error)

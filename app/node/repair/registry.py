@@ -135,7 +135,7 @@ class Repairs:
             FoundDamage(
                 cause=cause,
                 found_by=found_by,
-                sound=not hosted.healing or marker.keeps_promises,
+                sound=not hosted.in_doubt or marker.keeps_promises,
                 held_index=NO_INDEX if driver is None else driver.held_index,
             ),
             calls=self.calls,
@@ -171,7 +171,7 @@ class Repairs:
     def opened(self, hosted: HostedLog, driver: LogDriver) -> None:
         """A repair has restored the log; it serves from now on, and votes once it is sound."""
         assert hosted.repair is not None
-        hosted.repair_result, hosted.repair, hosted.healing = hosted.repair.result, None, True
+        hosted.repair_result, hosted.repair, hosted.in_doubt = hosted.repair.result, None, True
         self._serve(hosted, driver)
 
     def open_marked(self, hosted: HostedLog, *, sound: bool) -> LogDriver:
@@ -202,7 +202,7 @@ class Repairs:
             elif error is not None:
                 self._services.fail(f"log {hosted.name}: note of a repair", error)
             elif hosted.repair is None and intact:
-                hosted.healing = False  # no file was damaged: nothing was repaired
+                hosted.in_doubt = False  # no file was damaged: nothing was repaired
                 logger.info("replica votes again", extra={"log": hosted.name})
             elif hosted.repair is None:
                 self._record_healed(hosted)
@@ -218,7 +218,7 @@ class Repairs:
             self.healed(hosted, before)
 
     def _record_healed(self, hosted: HostedLog) -> None:
-        result, hosted.repair_result, hosted.healing = hosted.repair_result, None, False
+        result, hosted.repair_result, hosted.in_doubt = hosted.repair_result, None, False
         healed = Repair(state="healed") if result is None else result.as_event()
         logger.warning("log repaired", extra={"log": hosted.name, **healed.data})
         self.record(hosted, healed)

@@ -38,7 +38,7 @@ def test_a_replica_without_a_vote_names_the_voters_that_an_election_may_need() -
     spec = LogSpec(replication="raft", replicas=("n1", "n2", "n3"))
     hosted = HostedLog(LogSettings.of_spec("a", spec), 1)
     assert hosted.no_leader.detail == NoLeader.title
-    hosted.healing = True
+    hosted.in_doubt = True
     assert hosted.no_leader.detail.endswith("all of its voters run: n1, n2, n3")
 
 

@@ -77,7 +77,7 @@ def test_the_end_of_a_repair_that_found_no_space_is_recorded_later(
 ) -> None:
     """Until then the node does not count as ready, although its replica votes."""
     monkeypatch.setattr(registry, "HEAL_RETRY_S", 0.0)
-    hosted: Any = SimpleNamespace(name="default", driver="open", repair=None, healing=True)
+    hosted: Any = SimpleNamespace(name="default", driver="open", repair=None, in_doubt=True)
     attempts: list[int] = []
 
     def before() -> None:
@@ -110,7 +110,7 @@ def test_the_end_of_a_repair_that_found_no_space_is_recorded_later(
         return repairs.marker_of(hosted).exists
 
     assert asyncio.run(heal()) is is_closed
-    assert (len(attempts), hosted.healing) == ((1, True) if is_closed else (3, False))
+    assert (len(attempts), hosted.in_doubt) == ((1, True) if is_closed else (3, False))
 
 
 @pytest.mark.rule("R-01")
