@@ -1,6 +1,7 @@
 """Reader of TOML files with settings: every complaint names the file and the place in it."""
 
 import json
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -53,4 +54,16 @@ def _complaint(item: Any) -> str:
     rule = rule_of(item.get("ctx", {}).get("pattern"))
     if rule is not None:
         return f"{place}: {rule.refusal(given)}"
-    return f"{place}: {item['msg']}" + (f", got {given!r}" if isinstance(given, str | int | float) else "")
+    return f"{place}: {message_of(item)}" + (
+        f", got {given!r}" if isinstance(given, str | int | float) else ""
+    )
+
+
+def message_of(item: Any) -> str:
+    """Return the message of one of pydantic's errors in the words of this project."""
+    if item["type"] == "missing":
+        return "is required"
+    if item["type"] == "too_short":
+        least, found = item["ctx"]["min_length"], item["ctx"]["actual_length"]
+        return f"the number of entries must be at least {least}, got {found}"
+    return re.sub(r"^\w+ should", "must", str(item["msg"]))

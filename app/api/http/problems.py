@@ -14,6 +14,7 @@ from app.api.http.log_call import AnsweredElsewhere
 from app.api.http.messages import problem_response
 from app.errors import CommitlogError, Internal, InvalidRequest, MethodNotAllowed, NotFound, Repairing
 from app.names import rule_of
+from app.settings.toml import message_of
 from app.tables.delta_log import DeltaLogError
 from storage.errors import StorageError
 
@@ -64,7 +65,7 @@ def _complaint(item: Any) -> tuple[str, str]:
     elif rule is not None:
         detail = rule.refusal(item["input"])
     else:
-        detail = str(item["msg"]).replace("Input should", "must", 1)
+        detail = message_of(item)
         if isinstance(item["input"], str):
             detail += f", got {item['input'][:40]!r}"
     place = {"header": "headers"}.get(place, place)
