@@ -91,11 +91,11 @@ function overviewTab(log) {
           ["End", (node) => count(node.status?.end_index), "number"],
           ["Committed", (node) => count(node.status?.committed_index), "number"],
           ["Watermark", (node) => known(peers.get(node.id)?.watermark), "number"],
-          ["Behind", (node) => (behind[node.id] === null ? "unknown" : count(behind[node.id])), "number"],
-          ["Lag", (node) => (peers.get(node.id)?.unreachable_since_ms ? "unknown" : bytes(peers.get(node.id)?.lag_bytes)), "number"],
+          ["Records behind", (node) => (behind[node.id] === null ? "unknown" : count(behind[node.id])), "number"],
+          ["Bytes behind", (node) => (peers.get(node.id)?.unreachable_since_ms ? "unknown" : bytes(peers.get(node.id)?.lag_bytes)), "number"],
         ],
         state.nodes,
-        { caption: "State, watermark and lag as the leader sees them", key: (node) => node.id },
+        { caption: "The leader reports state, watermark, and what a replica lacks", key: (node) => node.id },
       ));
     },
   };

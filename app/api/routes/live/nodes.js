@@ -56,7 +56,7 @@ export function nodesView() {
           ["URL", (node) => h("a", { href: `${node.url}/ui` }, node.url)],
           ["Actions", (node) => h("div", { class: "actions" }, node.outside ? null : [
             node.voter ? null : h("button", { "data-key": "promote", type: "button", onclick: () => promote(node), "aria-label": `Promote ${node.id}` }, "Promote"),
-            h("button", { "data-key": "remove", type: "button", class: "danger", onclick: () => remove(node), "aria-label": `Remove ${node.id}` }, "Remove")])],
+            h("button", { "data-key": "remove", type: "button", class: "danger", onclick: () => remove(node), "aria-label": `Remove ${node.id}` }, "Remove")]), "number"],
         ],
         overview.nodes,
         { caption: `As ${overview.node} sees them`, key: (node) => node.id },
