@@ -199,13 +199,13 @@ def rebuild(
         if len(kept) > len(controllers) // 2:
             raise ConfigError(f"a majority of the controllers has its copy: {', '.join(kept)}; start them")
         found = Rebuilt(best.node.node, best.log.next_index, [node.node for node in targets])
+        found.unopened = _protected(nodes, best)  # by the end of the copy, before events are added to it
         term = max(copy.term for copy in copies.values()) + 1
         if lost := _lost_configured(nodes, best, configured, cluster_id, now_ms):
             _add(best, term, log_id, lost)
         found.doubts, found.unknown = _doubts(nodes, copies, best)
         found.newer_sets = _newer_sets(copies, best)
         found.unnamed = _unnamed(nodes, best)
-        found.unopened = _protected(nodes, best)
         event = MetadataRebuilt(
             log=CONTROLLER_LOG,
             time_ms=now_ms,

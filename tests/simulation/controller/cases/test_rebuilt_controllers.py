@@ -196,9 +196,11 @@ def test_a_log_of_the_configuration_whose_creation_no_copy_has_is_no_new_log() -
         log = Commitlog.open(files, FOLDER, log_id=CONTROLLER_LOG_ID, config=STORAGE, committed_index=0)
         log.truncate_after(0)  # the record of the first term
         log.close()
+    LogFolders(cluster.nodes["n1"].files, "data").prepare("created since", 1, 1)
     found = rebuilt(cluster)
     assert [log.lost_history for log in found.logs] == [True]
     assert found.doubts == {LOG_NAME: ("n1", before)}
+    assert found.unopened == {"created since": ("n1",)}  # the creation that is added takes its index
     assert found.logs[0].master_epoch > before + SKIPPED_EPOCHS - 1
     cluster.checker.rebuilt(metadata_of(cluster.nodes[found.source]))
     for node in cluster.nodes.values():
