@@ -232,9 +232,12 @@ class RaftCore(RaftMember):
     def change(self, kind: ChangeKind, node_id: str, now_ms: int) -> GroupConfig | None:
         """Return the group after the change of one member; None if it is already so (R-10).
 
-        The driver writes it into the log. Raises what membership.changed raises.
+        The driver writes it into the log. A leader that has removed itself changes nothing more: its record
+        could keep the others from being elected, while it is no candidate itself. Raises what
+        membership.changed raises.
         """
-        settled = self._standing.is_settled and self._leader_reads.term_is_open
+        standing = self._standing
+        settled = standing.is_voter and standing.is_settled and self._leader_reads.term_is_open
         return changed(self._peers.view(now_ms, settled=settled), kind, node_id)
 
     def transfer(self, to: str | None, now_ms: int) -> str:

@@ -92,13 +92,14 @@ def grants(
 
     An unsound member grants nothing to a candidate that would count it as sound (R-01, R-02). No candidate
     may lack what this member knows to be committed: a crash during a reset leaves an empty log, which
-    compares by its beginning.
+    compares by its beginning. A removed member with an empty log knows it by a notice alone: otherwise it
+    would elect a voter whose disk was replaced, and whose configuration still names it.
     """
     if not (member.sound or request.weighs):
         return False
     if (request.last_term, request.last_index) < log.last_position:  # R-02
         return False
-    if request.last_index < member.committed_index:
+    if request.last_index < max(member.committed_index, member.noticed_index):
         return False
     if request.pre_vote:
         return request.term > member.term and not hears_leader

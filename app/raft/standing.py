@@ -38,7 +38,8 @@ class Standing:
     ) -> bool:
         """Adopt the group of the log's newest membership record; return whether the members changed.
 
-        settled: as in ReplicationCore.configure.
+        settled: as in ReplicationCore.configure. The first record that names a group replaces none: the
+        configuration here may name other nodes than that of the first opening.
 
         When two voters become three or one, both are witnesses of the record. Otherwise one of them, with
         the third one or alone, commits it or elects a leader, and its disk is replaced: then it and the other
@@ -49,7 +50,7 @@ class Standing:
         if (group, index) == (member.group, self.index):
             return False
         member.is_named = index != NO_INDEX
-        former = member.group.voters if index > self.index and not settled else ()
+        former = member.group.voters if NO_INDEX < self.index < index and not settled else ()
         member.former_voters = former
         is_pair = len(former) == 2 and set(former) != set(group.voters)
         member.witnesses = former if is_pair and set(former) <= set(group.members) else ()
@@ -143,3 +144,4 @@ class Standing:
             return
         if self.notice is None or notice.index >= self.notice.index:
             self.notice = notice
+        self._member.noticed_index = max(self._member.noticed_index, notice.index)

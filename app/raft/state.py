@@ -31,9 +31,10 @@ class MemberState:
     opening, if no record names another one. is_named: a record of the log names the group. group_index: of
     the record that names another group than the configured one, NO_INDEX for none. former_voters: of the
     group that the newest one replaced; () if the newest was known to be committed when it was adopted.
-    witnesses: as in needed_witnesses, until the record is known to be committed. leader_syncs: the leader
-    that it follows promises `fsync`. unsynced_index: the last record that it may have acknowledged before it
-    was synced, by an earlier setting, in the modes with a master; NO_INDEX for none.
+    witnesses: as in needed_witnesses, until the record is known to be committed. noticed_index: of a record
+    that a peer knows to be committed, and that removes this member; NO_INDEX for none. leader_syncs: the
+    leader that it follows promises `fsync`. unsynced_index: the last record that it may have acknowledged
+    before it was synced, by an earlier setting, in the modes with a master; NO_INDEX for none.
     """
 
     node_id: str
@@ -51,6 +52,7 @@ class MemberState:
     group_index: int = NO_INDEX
     former_voters: tuple[str, ...] = ()
     witnesses: tuple[str, ...] = ()
+    noticed_index: int = NO_INDEX
     leader_syncs: bool = False
     unsynced_index: int = NO_INDEX
 

@@ -172,8 +172,26 @@ plant(
 plant(
     "a_group_that_was_undone_counts_as_the_former_one",
     "R-10",
-    (Standing, "configure", " if index > self.index and not settled else ()", ""),
+    (Standing, "configure", "NO_INDEX < self.index < index", "NO_INDEX < self.index"),
     lambda _: test_removal.test_a_group_that_was_undone_is_no_former_group(),
+)
+plant(
+    "the_configuration_counts_as_the_former_group",
+    "R-10",
+    (Standing, "configure", "NO_INDEX < self.index < index", "self.index < index"),
+    lambda _: test_removal.test_the_configuration_is_no_former_group(),
+)
+plant(
+    "a_leader_that_has_removed_itself_changes_members",
+    "R-10",
+    (RaftCore, "change", "standing.is_voter and ", ""),
+    lambda _: test_removal.test_a_leader_that_has_removed_itself_changes_no_members(),
+)
+plant(
+    "a_removed_member_with_an_empty_log_elects_another_one",
+    "R-02",
+    (Standing, "take", "max(self._member.noticed_index, notice.index)", "self._member.noticed_index"),
+    lambda _: test_removal.test_a_removed_member_with_an_empty_log_does_not_elect_a_replaced_disk(),
 )
 plant(
     "a_learner_with_a_leader_takes_itself_for_needed",

@@ -1,13 +1,17 @@
 """Members that are removed, leaders among them, and what they learn of it (R-10)."""
 
+from contextlib import suppress
+
 import pytest
 
+from app.errors import ChangeInProgress
 from app.log.contract import NO_INDEX, ChangeKind, Durability, GroupConfig, Role
 from app.raft.messages import GroupNotice, Heartbeat, VoteAnswer, VoteRequest
 from app.raft.standing import Standing
 from app.raft.state import MemberState, Outbox
 from storage.log.hard_state import HardState
 from tests.unit.raft.support import Group, Member, MemoryLog
+from tests.unit.raft.test_doubt import wipe
 
 
 def led_group(size: int) -> tuple[Group, Member]:
@@ -291,3 +295,70 @@ def test_a_replica_without_the_state_of_its_log_removes_no_node() -> None:
         [answer] = group.take(source="n1", target="n4")
         assert isinstance(answer, VoteAnswer)
         assert (answer.group is not None) is electable
+
+
+@pytest.mark.rule("R-10")
+def test_a_leader_that_has_removed_itself_changes_no_members() -> None:
+    """The voters have committed its removal. Its record of a second one reaches none of them: by that it is
+    no candidate, and with a replaced disk they need its vote, which their older logs do not get."""
+    group = Group(3)
+    removed = group.elect("n2")
+    group.pass_time(500)
+    removed.change(ChangeKind.REMOVE, "n2")
+    group.deliver("n2")
+    group.deliver(target="n2")
+    assert removed.leads
+    assert removed.core.committed_index == removed.log.end_index
+    with suppress(ChangeInProgress):
+        removed.change(ChangeKind.REMOVE, "n3")
+    removed.restart()
+    group["n1"].restart()
+    wipe(group["n3"])
+    group.take()
+    group.pass_time(10_000)
+    assert any(member.leads for member in group.members.values())
+
+
+@pytest.mark.rule("R-10")
+def test_the_configuration_is_no_former_group() -> None:
+    """n2 has a replaced disk and the longest log; its configuration names nodes that do not run."""
+    group = Group(2)
+    group.elect("n1")
+    group.pass_time(500)
+    member, whole = group["n2"], group.config
+    member.log.add(2)
+    member.log.sync()
+    member.saved.append(HardState(2, "n2"))
+    group.config = GroupConfig(voters=("n1", "n2", "n3", "n4"))
+    member.restart(sound=False, knows_vote=False)
+    group.config = whole
+    group.take()
+    group.pass_time(10_000)
+    assert member.leads
+
+
+@pytest.mark.rule("R-02", "R-10")
+def test_a_removed_member_with_an_empty_log_does_not_elect_a_replaced_disk() -> None:
+    """Both configurations are of the time before n3 joined: n1 and n2 are all voters that they name."""
+    group = Group(2)
+    leader = group.elect("n2")
+    group.pass_time(500)
+    group.join("n3")
+    for kind, name in (
+        (ChangeKind.ADD, "n3"),
+        (ChangeKind.PROMOTE, "n3"),
+        (ChangeKind.REMOVE, "n1"),
+    ):
+        leader.change(kind, name)
+        group.pass_time(1_000)
+    leader.append()
+    wipe(group["n1"])
+    group.pass_time(2_000)
+    assert group["n1"].core.role is Role.REMOVED
+    wipe(leader)
+    group.take()
+    group.pass_time(5_000, "n1", "n2")
+    assert not leader.leads
+    group.pass_time(5_000)
+    assert group.leader.name == "n3"
+    assert leader.log.batches == group["n3"].log.batches
