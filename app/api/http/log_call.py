@@ -35,6 +35,7 @@ from app.errors import (
     InvalidRequest,
     NoLeader,
     NotLeader,
+    ReadIndexUnavailable,
     Repairing,
     TooLarge,
     UnsupportedMediaType,
@@ -84,6 +85,13 @@ class Served:
     def unchanged(self, etag: bytes) -> Response:
         """Return 304: the client holds the version with this tag."""
         return ExactResponse(Answer(304, [*log_headers(self.broker, self.hosted), (b"etag", etag)], b""))
+
+    async def confirm(self) -> None:
+        """Wait until a majority has confirmed the leader. Raises NoLeader, Repairing, LogDeleting."""
+        try:
+            await self.broker.waits.read_index(self.hosted)
+        except ReadIndexUnavailable as error:
+            raise NoLeader(error.detail) from error
 
     async def commit(self, command: Command) -> CommandResult:
         """Decide and commit a command here. Raises CommitlogError."""

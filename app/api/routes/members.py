@@ -254,14 +254,16 @@ async def _at_leader(
 
 
 async def _commit(here: Served, change: ChangeMembers) -> None:
-    """Commit one change. One of two voters is removed in two steps (app/raft/membership.py): the second one,
-    of a learner, waits for the first one, which another leader may have begun.
+    """Commit one change, once a majority has confirmed the leader: if only a leader that is cut off held the
+    record, the others might elect none. One of two voters is removed in two steps (app/raft/membership.py):
+    the second one, of a learner, waits for the first one, which another leader may have begun.
 
     Raises CommitlogError.
     """
     broker = here.broker
     deadline_ms = broker.clock.monotonic_ms() + broker.settings.http.leader_wait_ms
     while True:
+        await here.confirm()
         try:
             await here.commit(change)
         except ChangeInProgress:

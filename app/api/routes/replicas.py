@@ -163,8 +163,8 @@ async def change_members(here: Served, wanted: GroupConfig) -> None:
     """Change the members of a Raft log that is led here, one after another, until they are as wanted.
 
     May be repeated: it continues where it was. Raises NotCaughtUp or ChangeInProgress when that takes longer
-    than _CHANGES_MS, ChangeInProgress also while another call changes them; NotLeader, WouldLoseQuorum,
-    InvalidRequest, QuorumTimeout.
+    than _CHANGES_MS, ChangeInProgress also while another call changes them; NotLeader, NoLeader,
+    WouldLoseQuorum, InvalidRequest, QuorumTimeout.
     """
     with here.hosted.changing_members():
         await _change_one_by_one(here, wanted)
@@ -177,6 +177,7 @@ async def _change_one_by_one(here: Served, wanted: GroupConfig) -> None:
         change = next_change(here.hosted.group, wanted, broker.node.id)
         if change is None:
             return
+        await here.confirm()  # as for a single change (members.py)
         try:
             await here.commit(ChangeMembers(*change, *_address(broker, *change)))
         except (NotCaughtUp, ChangeInProgress):

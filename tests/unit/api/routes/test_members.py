@@ -168,10 +168,11 @@ def test_a_change_that_is_committed_succeeds_while_this_node_gives_its_replica_u
 
 class TwoVoters:
     """A log of two voters that is led here (api/http/log_call.Served). late: so many calls find the change
-    before them in progress."""
+    before them in progress. cut_off: no other node answers."""
 
-    def __init__(self, late: int = 0) -> None:
+    def __init__(self, late: int = 0, *, cut_off: bool = False) -> None:
         self.late = late
+        self.cut_off = cut_off
         self.calls = self.now_ms = 0
         self.hosted = SimpleNamespace(group=GroupConfig(voters=("n1", "n2")))
         self.broker = SimpleNamespace(
@@ -182,6 +183,10 @@ class TwoVoters:
 
     async def pause(self, seconds: float) -> None:
         self.now_ms += round(seconds * 1_000)
+
+    async def confirm(self) -> None:
+        if self.cut_off:
+            raise NoLeader
 
     async def commit(self, _change: ChangeMembers) -> None:
         self.calls += 1
@@ -201,6 +206,15 @@ def test_one_of_two_voters_is_removed_in_two_steps() -> None:
     with pytest.raises(ChangeInProgress):
         asyncio.run(_commit(cast(Any, log), ChangeMembers(ChangeKind.REMOVE, "n2")))
     assert log.now_ms == 1_000
+
+
+@pytest.mark.rule("R-10")
+def test_a_leader_that_is_cut_off_writes_no_change_of_the_members() -> None:
+    """It would hold the record alone. If it leaves, and the disk of the other one is replaced, none leads."""
+    log = TwoVoters(cut_off=True)
+    with pytest.raises(NoLeader):
+        asyncio.run(_commit(cast(Any, log), ChangeMembers(ChangeKind.REMOVE, "n1")))
+    assert log.calls == 0
 
 
 @pytest.mark.rule("R-10")

@@ -97,9 +97,12 @@ def test_the_second_of_two_changes_of_a_raft_logs_members_is_refused() -> None:
             left = tuple(node for node in hosted.voters if node != command.node_id)
             hosted._group = GroupConfig(voters=left)
 
+        async def confirm() -> None:
+            return
+
         clock = SimpleNamespace(monotonic_ms=lambda: 0)
         broker = SimpleNamespace(clock=clock, node=SimpleNamespace(id="n1"))
-        here = cast(Any, SimpleNamespace(broker=broker, hosted=hosted, commit=commit))
+        here = cast(Any, SimpleNamespace(broker=broker, hosted=hosted, commit=commit, confirm=confirm))
         first = asyncio.create_task(change_members(here, GroupConfig(voters=("n1", "n2"))))
         await asyncio.sleep(0)
         with pytest.raises(ChangeInProgress):
