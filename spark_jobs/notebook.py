@@ -42,6 +42,7 @@ with imports_of_extra("notebooks", __name__):
     from markdown_it import MarkdownIt
     from matplotlib.figure import Figure
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import NumericType
 
 from spark_jobs.session.jars import JarsUnavailable
 from spark_jobs.session.settings import given_options, settings_of, spark_options
@@ -116,14 +117,12 @@ class HtmlPage:
 
     def table(self, rows: DataFrame) -> None:
         found = rows.limit(MAX_ROWS + 1).collect()
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in rows.columns)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(_cell(value))}</td>" for value in row) + "</tr>"
-            for row in found[:MAX_ROWS]
-        )
+        kinds = [' class="number"' if isinstance(each.dataType, NumericType) else "" for each in rows.schema]
+        lines = [_table_row("th", rows.columns, kinds)]
+        lines += [_table_row("td", map(_cell, row), kinds) for row in found[:MAX_ROWS]]
         note = f"the first {MAX_ROWS} rows" if len(found) > MAX_ROWS else "" if found else "no rows"
         caption = f"<caption>{note}</caption>" if note else ""
-        self.parts.append(f"<table>{caption}<tr>{head}</tr>{body}</table>")
+        self.parts.append(f"<table>{caption}{''.join(lines)}</table>")
 
     def figure(self, figure: Figure) -> None:
         buffer = io.BytesIO()
@@ -147,12 +146,16 @@ class HtmlPage:
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1d2433; background: #fff; margin: 0 }
 main { max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-pre { font: 13px/1.45 ui-monospace, monospace; white-space: pre-wrap; padding: .6rem .8rem; border-radius:
-4px } pre.code { background: #f4f6fa } pre.out { border-left: 3px solid #c9d2e3 } pre.error { background:
-#fdecec; border-left: 3px solid #c0392b } table { border-collapse: collapse; font-size: 14px; margin: .8rem
-0; display: block; overflow-x: auto } th, td { border-bottom: 1px solid #dde3ee; padding: .25rem .7rem;
-text-align: left; vertical-align: top } caption { text-align: left; color: #5b6780 } img { max-width: 100%;
-margin: .6rem 0 }
+pre { font: 13px/1.45 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere }
+pre { padding: .6rem .8rem; border-radius: 4px }
+pre.code { background: #f4f6fa }
+pre.out { border-left: 3px solid #c9d2e3 }
+pre.error { background: #fdecec; border-left: 3px solid #c0392b }
+table { border-collapse: collapse; font-size: 14px; margin: .8rem 0; display: block; overflow-x: auto }
+th, td { border-bottom: 1px solid #dde3ee; padding: .25rem .7rem; text-align: left; vertical-align: top }
+th.number, td.number { text-align: right }
+caption { text-align: left; color: #5b6780 }
+img { max-width: 100%; margin: .6rem 0 }
 """
 
 
@@ -297,6 +300,12 @@ def _cell_of(text: str, line: int) -> Cell:
     if kind not in ("%md", "%sql"):
         raise ValueError(f"line {line}: the magic {kind} is not supported")
     return Cell(kind.removeprefix("%"), f"{first}\n{rest}".strip("\n"), line)
+
+
+def _table_row(tag: str, texts: Iterable[str], kinds: Iterable[str]) -> str:
+    """Return a row of a table. kinds: the attribute of each column, with a space before it, or nothing."""
+    cells = (f"<{tag}{kind}>{html.escape(text)}</{tag}>" for text, kind in zip(texts, kinds, strict=True))
+    return f"<tr>{''.join(cells)}</tr>"
 
 
 def _cell(value: object) -> str:

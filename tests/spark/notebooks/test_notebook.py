@@ -99,7 +99,7 @@ def test_a_page_holds_text_tables_and_pictures(spark: SparkSession, tmp_path: Pa
     page = (tmp_path / "out" / "page.html").read_text()
     assert "<h1>A title</h1>" in page
     assert "hello &lt;you&gt;" in page
-    assert "<td>&lt;you&gt;</td><td>1,234,567</td>" in page
+    assert '<td>&lt;you&gt;</td><td class="number">1,234,567</td>' in page
     assert 'alt="A figure &amp; more" src="data:image/png;base64,' in page
     assert '<pre class="out">2</pre>' in page
     assert [picture.name for picture in pictures] == ["page-1.png"]
@@ -120,7 +120,8 @@ def test_a_table_shows_values_as_people_read_them_and_that_it_has_no_rows(
     run_notebook(notebook, {}, tmp_path / "page.html", spark)
     page = (tmp_path / "page.html").read_text()
     values = ("True", "1,234.5", "1,234.5", "1970-01-01 00:00:01.500", "", "1,234, 5")
-    row = "".join(f"<td>{value}</td>" for value in values)
+    kinds = ("", ' class="number"', ' class="number"', "", "", "")
+    row = "".join(f"<td{kind}>{value}</td>" for kind, value in zip(kinds, values, strict=True))
     assert f"{row}</tr></table>" in page
     assert page.count("<caption>no rows</caption>") == page.count("<caption>") == 1
 
