@@ -12,7 +12,6 @@ from spark_jobs.analytics.plots import (
     LATE,
     LEAST_SPAN_S,
     MUTED,
-    PEER_COLORS,
     TERM_SHADES,
     THOUSANDS,
     bare,
@@ -182,29 +181,25 @@ def commits_figure(commits: Rows) -> Figure:
             f"One commit wrote {commits[0]['written']:,} rows; the table has each of them once"
         )
     begin = commits[0]["timestamp"]
-    thickness = 6 if len(commits) <= MAX_LABELLED_BARS else 2
+    times = [seconds_after(begin, row["timestamp"]) for row in commits]
+    firsts, untils = ([row[name] for row in commits] for name in ("first_index", "until_index"))
     figure = Figure(figsize=(9, 4.6), layout="constrained")
     axes = figure.subplots()
-    for number, row in enumerate(commits):
-        at = seconds_after(begin, row["timestamp"])
-        axes.vlines(
-            at,
-            row["first_index"],
-            row["until_index"],
-            color=PEER_COLORS[number % 2],
-            linewidth=thickness,
-            alpha=0.9,
-        )
+    axes.vlines(
+        times, firsts, untils, color="#c9d2e3", linewidth=6 if len(commits) <= MAX_LABELLED_BARS else 2
+    )
     axes.step(
-        [seconds_after(begin, row["timestamp"]) for row in commits],
-        [row["until_index"] for row in commits],
+        times,
+        untils,
         where="post",
-        color=MUTED,
+        color=INK,
         linewidth=0.8,
         linestyle=":",
+        marker="o",  # a commit of few rows is too short for a bar
+        markersize=4 if len(commits) <= MAX_LABELLED_BARS else 2,
     )
-    axes.set_xlabel("time of the commit (seconds after the first one)")
-    axes.set_ylabel("range of indexes that it added")
+    axes.set_xlabel("time of the commit (seconds after the first one); a dot: the end of a commit")
+    axes.set_ylabel("indexes that the commit added")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_formatter(THOUSANDS)
     written, held = (sum(row[name] for row in commits) for name in ("written", "held"))

@@ -83,7 +83,7 @@ EVENTS = Table(
         "data": "JSON object, by kind",
     },
 )
-"""Events of all nodes' journals. Key: `node`, `seq`. A node that was down is caught up when it is back.
+"""Events of all nodes' journals. Key: `node`, `seq`. The events of a node that was down follow later.
 
 Written by `spark_jobs/materialize/events.py`.
 """
