@@ -60,7 +60,7 @@ def story_figure(reigns: Rows, memberships: Rows, confirmed: Rows, pauses: Rows)
     }
     _draw_offsets(offsets, by_kind, begin)
     offsets.set_xlabel(f"{seconds_since(begin)}; red: no record for longer than {LONG_PAUSE_S} s")
-    for axes, what in ((masters, "master"), (members, "in the set")):
+    for axes, what in ((masters, "master"), (members, "in SyncStateSet")):
         axes.set_yticks(range(len(nodes)), nodes)
         axes.set_ylim(len(nodes) - 0.5, -0.75)
         axes.set_ylabel(what)
@@ -90,7 +90,7 @@ def _draw_offsets(axes: Axes, by_kind: Mapping[bool, Rows], begin: Any) -> None:
             linewidth=0 if of_set else 1.8,
             marker="o" if of_set else None,
             markersize=4,
-            label="with a change of the set" if of_set else "beginning of the last confirmed batch",
+            label="with a change of the SyncStateSet" if of_set else "beginning of the last confirmed batch",
         )
     axes.legend(loc="lower right", frameon=False)
     axes.set_ylabel("confirm offset (KiB)")
