@@ -7,9 +7,8 @@ import pytest
 from click.testing import CliRunner
 from pydantic import Field, TypeAdapter, ValidationError
 
-from app.api.http.json_decoding import decode_as
 from app.api.http.problems import _complaint
-from app.api.routes.logs import LogIn
+from app.api.routes.logs import check_name
 from app.cli.main import cli
 from app.client import CommitlogClient
 from app.client.operations import Operations
@@ -39,10 +38,11 @@ def test_the_words_of_a_rule_describe_its_pattern(rule: NameRule, longest: int, 
     assert not any(matches(each) for each in ("", "a/b", "a b", "ä", "a\n"))
 
 
-def test_the_body_of_a_call_gets_the_pointer_and_the_value() -> None:
+@pytest.mark.parametrize("name", ["a/b", "a\n", "__a", ""])
+def test_the_body_of_a_call_gets_the_pointer_and_the_value(name: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        decode_as(LogIn, b'{"name": "a/b"}')
-    assert refused.value.errors == [{"pointer": "/name", "detail": f"{OF_A_LOG}, got 'a/b'"}]
+        check_name(name)
+    assert refused.value.errors == [{"pointer": "/name", "detail": f"{OF_A_LOG}, got {name!r}"}]
 
 
 def test_a_name_in_a_path_and_in_a_file_is_explained() -> None:

@@ -10,7 +10,6 @@ from msgspec import Raw
 
 from app.errors import InvalidJson, InvalidRequest
 from app.log.contract import NUMBER_MAX
-from app.names import rule_of
 from app.schemas.json_text import shown
 from storage.units import KIB
 
@@ -24,7 +23,6 @@ _S = TypeVar("_S", bound=msgspec.Struct)
 _NO_CHOICE: Final = "Invalid enum value"
 _PLACE = re.compile(r"^(?P<detail>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
-_NAME = re.compile(r"Expected `str` matching regex '(?P<pattern>.*)'", re.DOTALL)
 _SHOWN_MAX_BYTES: Final = 64 * KIB  # of a body that is decoded again to show the value that was refused
 _UNSHOWN = frozenset(  # secrets, and data
     ("token", "match_token", "key", "key_base64", "value", "value_base64", "value_json", "headers")
@@ -75,8 +73,6 @@ def _placed(complaint: str, pointer: str, text: bytes, kind: Any) -> tuple[str, 
         detail = "unknown field" if "unknown" in field["kind"] else "required field is missing"
     elif detail.startswith(_NO_CHOICE) and (choices := _choices(kind, parts)):
         detail = f"must be one of {', '.join(choices)}{_received(text, parts, detail)}"
-    elif (named := _NAME.fullmatch(detail)) and (rule := rule_of(named["pattern"])) is not None:
-        detail = rule.refusal(_value_at(text, parts))
     elif (
         parts
         and len(text) <= _SHOWN_MAX_BYTES

@@ -46,9 +46,10 @@ class RetentionIn(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LogIn(msgspec.Struct, forbid_unknown_fields=True):
-    """replicas: number or nodes; absent: all nodes. Other fields: app/controller/metadata.py (LogSpec)."""
+    """name: checked by `check_name`, because `$` of a decoder's pattern also matches before a line break.
+    replicas: number or nodes; absent: all nodes. Other fields: app/controller/metadata.py (LogSpec)."""
 
-    name: Annotated[str, msgspec.Meta(pattern=LOG_NAME.anchored)]
+    name: Annotated[str, msgspec.Meta(extra_json_schema={"pattern": LOG_NAME.anchored})]
     replication: str = "raft"
     replicas: PositiveInt64 | NodeIds | None = None
     retention: RetentionIn | None = None
@@ -136,6 +137,7 @@ async def logs(call: Call, query: Annotated[LogsQuery, Query()]) -> Response:
 async def create_log(call: Call, query: Nothing) -> Response:
     call.wants_json()
     broker, asked = call.broker, await call.asked(LogIn)
+    check_name(asked.name)
     caller_of(call.request).require(frozenset((Scope.ADMIN,)), asked.name)
     spec = _spec_of(broker, asked)
     complaints = complaints_about(spec, [node.id for node in broker.nodes])
@@ -266,6 +268,12 @@ def _deletable(call: Call, log: str) -> HostedLog:
         )
     call.wants_json()
     return hosted
+
+
+def check_name(name: str) -> None:
+    """Raise InvalidRequest for a name that no new log can have."""
+    if LOG_NAME.pattern.fullmatch(name) is None:
+        raise InvalidRequest(("/name", LOG_NAME.refusal(name)))
 
 
 def _spec_of(broker: Broker, asked: LogIn) -> LogSpec:

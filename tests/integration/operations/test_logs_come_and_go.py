@@ -71,6 +71,7 @@ def test_a_new_log_is_known_everywhere_and_created_once(cluster: Cluster, replic
 def test_invalid_logs_are_refused(cluster: Cluster) -> None:
     refused(create(cluster, "n1", name="Upper"), 422, "invalid-request")
     refused(create(cluster, "n1", name="__mine"), 422, "invalid-request")
+    refused(create(cluster, "n1", name="a\n"), 422, "invalid-request")
     refused(create(cluster, "n1", name="a", replicas=9), 422, "invalid-request")
     for wrong in (
         {"replicas": ["n1", "n9"]},
