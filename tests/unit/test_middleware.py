@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
@@ -114,3 +115,29 @@ def test_a_forwarded_answer_whose_node_is_lost_ends_with_the_connection_and_one_
     (line,) = caplog.records
     assert (line.levelname, line.getMessage(), line.exc_info) == ("WARNING", "forwarded answer cut off", None)
     assert vars(line)["reason"] == "n2: connection reset"
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_an_unexpected_failure_of_a_route_is_a_problem_document(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Starlette itself would answer it with text."""
+    app = FastAPI(openapi_url=None)
+    problems.install(app)
+
+    @app.get(PATH)
+    async def read() -> None:
+        raise ZeroDivisionError
+
+    async def run() -> httpx.Response:
+        asgi = HttpMiddleware(app, Tokens(None, ""), Meter(), InFlightLimit(9, 1 << 20), {}, lambda _: None)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(asgi), base_url="http://n1") as client:
+            return await client.request(method, PATH)
+
+    answer = asyncio.run(run())
+    assert (answer.status_code, answer.headers["content-type"]) == (500, "application/problem+json")
+    if method == "GET":
+        problem = answer.json()
+        assert (problem["code"], problem["outcome"]) == ("internal", "unknown")
+        assert problem["request_id"] == answer.headers["x-request-id"]
+    assert [record.message for record in caplog.records] == ["request failed"]

@@ -28,6 +28,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(StorageError, _storage)
     app.add_exception_handler(DeltaLogError, _table)
     app.add_exception_handler(AnsweredElsewhere, _elsewhere)
+    app.add_exception_handler(Exception, _failed)
 
 
 def problem(request: Request, error: CommitlogError) -> Response:
@@ -96,6 +97,11 @@ async def _storage(request: Request, error: Exception) -> Response:
     if broker_of(request).repairs.report(error, "read"):
         return problem(request, Repairing())
     logger.error("storage: %s", error, extra={"request_id": request_id_of(request).decode("ascii")})
+    return problem(request, Internal())
+
+
+async def _failed(request: Request, _error: Exception) -> Response:
+    """Any other exception. Starlette raises it again after this answer, and HttpMiddleware logs it."""
     return problem(request, Internal())
 
 
