@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,6 +26,7 @@ PIPE_WIDTH = 10_000  # columns; tables in a pipe are not squeezed
 ADVICE = "start a local cluster with `commitlog up`, or check the address of --endpoint or of the context"
 UNKNOWN = "the outcome is unknown: the service may have carried it out, or may still do so"
 GIVE_UP_S = 10.0
+JOB_NODES_S = 5.0  # to ask for the nodes before a job starts: a host that is down costs two seconds
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -124,6 +125,22 @@ class Target:
     token: str | None
     as_json: bool
     give_up_s: float
+
+    def endpoints_of_job(self) -> Sequence[str]:
+        """Return the endpoints for a job, which takes all of them as given: those of the command, and the
+        nodes that the cluster has now. A node that an earlier command has learned may belong to another
+        cluster by now. None of the nodes answers: those of the command alone."""
+        from app.client import ClientError, known_nodes
+        from app.client.connection import ClusterConnection
+
+        given = [url for url in self.endpoints if url not in self.learned]
+        connection = ClusterConnection(
+            self.endpoints, token=self.token, give_up_s=JOB_NODES_S, waits_for_start=False
+        )
+        connection.expect(known_nodes.cluster_of(self.endpoints[0]), self.learned)
+        with closing(connection), suppress(ClientError):
+            connection.call("GET", "/v1/cluster")
+        return list(dict.fromkeys([*given, *connection.nodes]))
 
     @contextmanager
     def client(self, *, writes: bool = False) -> Iterator["CommitlogClient"]:

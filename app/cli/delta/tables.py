@@ -215,7 +215,7 @@ def materialize_command(
     """
     if spark_conf is None:
         tables, checkpoints = tables or str(DEFAULT_TABLES), checkpoints or str(DEFAULT_CHECKPOINTS)
-    arguments = job_arguments(target.endpoints, target.log, tables, checkpoints)
+    arguments = job_arguments(target.endpoints_of_job(), target.log, tables, checkpoints)
     if spark_conf is not None:
         arguments += ["--conf", str(spark_conf)]
     arguments += ["--give-up-s", str(target.give_up_s)]

@@ -415,7 +415,10 @@ def replay_dead_letters(
     """
     if tables is None and spark_conf is None:
         tables = str(DEFAULT_TABLES)
-    arguments = [*job_arguments(target.endpoints, target.log), *(["--json"] if target.as_json else [])]
+    arguments = [
+        *job_arguments(target.endpoints_of_job(), target.log),
+        *(["--json"] if target.as_json else []),
+    ]
     for name, given in (("--tables", tables), ("--version", version), ("--conf", spark_conf)):
         arguments += [] if given is None else [name, str(given)]
     become_job(REPLAY_JOB, arguments, target.token)

@@ -1,5 +1,6 @@
 """Commands find the cluster while the node that they name is down: nodes are learned and remembered."""
 
+import os
 import time
 from pathlib import Path
 
@@ -100,6 +101,30 @@ def test_a_node_that_an_earlier_command_has_learned_gets_no_append_in_another_cl
         assert refused.exit_code == 5
         assert f"{second.url} belongs to the cluster theirs, not ours" in refused.output
         assert len(second.appends()) == 1
+
+
+def test_a_job_gets_the_nodes_of_the_cluster_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job takes all of its endpoints as given."""
+    cluster, became = "ours", []
+
+    def become(_: str, arguments: list[str]) -> None:
+        became.append(arguments[arguments.index("--endpoint") + 1])
+        raise SystemExit(0)
+
+    def of_cluster(asked: Asked) -> Scripted:
+        nodes = [{"url": node.url} for node in (first, second)]
+        return Scripted(200, {"id": cluster, "nodes": nodes, "logs": []}, {"Connection": "close"})
+
+    monkeypatch.setattr(os, "execv", become)
+    with fake_service(of_cluster) as second:
+        with fake_service(of_cluster) as first:
+            assert run("materialize", "--log", "orders-*", url=first.url).exit_code == 0
+            assert run("logs", url=first.url).exit_code == 0
+        for command in ("materialize",), ("schema", "replay"), ("verify", "--tables"):
+            assert run(*command, url=first.url).exit_code == 0
+        cluster = "theirs"
+        assert run("materialize", url=first.url).exit_code == 0
+    assert became == [f"{first.url},{second.url}"] * 4 + [first.url]
 
 
 def test_a_refused_connection_is_reported_at_once_unless_the_caller_waits() -> None:

@@ -46,12 +46,12 @@ def test_tables_show_their_names_in_a_catalog(tmp_path: Path) -> None:
         assert '"catalog_name": "cat.stream.default_entries"' in run("tables", "--json", url=node.url).output
     DeltaFiles(tmp_path / "default" / "entries").create()
     (tmp_path / "default" / "_catalog_names.json").write_text('{"entries": "cat.default.entries"}')
-    assert "cat.default.entries" in run("tables", "--tables", str(tmp_path), url="http://h:1").output
+    assert "cat.default.entries" in run("tables", "--tables", str(tmp_path), url="http://127.0.0.1:1").output
 
 
 def test_a_folder_shows_the_tables_of_all_logs_or_of_one(tmp_path: Path) -> None:
     def shown(*arguments: str) -> tuple[int, str]:
-        result = run("tables", "--tables", str(tmp_path), *arguments, url="http://h:1")
+        result = run("tables", "--tables", str(tmp_path), *arguments, url="http://127.0.0.1:1")
         return result.exit_code, result.output
 
     assert shown() == (0, f"{tmp_path} contains no Delta tables; they are in its folders LOG/TABLE\n")
@@ -61,7 +61,9 @@ def test_a_folder_shows_the_tables_of_all_logs_or_of_one(tmp_path: Path) -> None
     assert ("default/entries" in of_all, "orders/entries" in of_all) == (True, True)
     assert ("default/entries" in of_one, "orders/entries" in of_one) == (False, True)
     assert shown("--log", "other") == (4, f"commitlog: {tmp_path} contains no Delta tables of log other\n")
-    of_its_folder = run("tables", "--tables", str(tmp_path / "orders"), "--log", "orders", url="http://h:1")
+    of_its_folder = run(
+        "tables", "--tables", str(tmp_path / "orders"), "--log", "orders", url="http://127.0.0.1:1"
+    )
     assert (of_its_folder.exit_code, "entries" in of_its_folder.output) == (0, True)
 
 
@@ -85,9 +87,18 @@ def test_log_and_table_are_compared_by_a_job_of_its_own(monkeypatch: pytest.Monk
         raise SystemExit(0)
 
     monkeypatch.setattr(os, "execv", become)
-    options = ["verify", "--tables", "--log", "a", "--json", "-e", "http://h:1,http://h:2"]
+    options = ["verify", "--tables", "--log", "a", "--json", "-e", "http://127.0.0.1:1,http://127.0.0.1:2"]
     assert CliRunner().invoke(cli, options).exit_code == 0
-    job = ["-P", "-m", "spark_jobs.verify", "--endpoint", "http://h:1,http://h:2", "--log", "a", "--json"]
+    job = [
+        "-P",
+        "-m",
+        "spark_jobs.verify",
+        "--endpoint",
+        "http://127.0.0.1:1,http://127.0.0.1:2",
+        "--log",
+        "a",
+        "--json",
+    ]
     assert became == [(sys.executable, [sys.executable, *job])]
     assert CliRunner().invoke(cli, [*options, "--deep"]).exit_code == 2
 
@@ -100,10 +111,10 @@ def test_dead_letters_are_replayed_by_a_job_of_its_own(monkeypatch: pytest.Monke
         raise SystemExit(0)
 
     monkeypatch.setattr(os, "execv", become)
-    options = ["schema", "replay", "--log", "a", "-e", "http://h:1"]
+    options = ["schema", "replay", "--log", "a", "-e", "http://127.0.0.1:1"]
     assert CliRunner().invoke(cli, options).exit_code == 0
     assert CliRunner().invoke(cli, [*options, "--tables", "T", "--version", "2", "--json"]).exit_code == 0
-    log = ["--endpoint", "http://h:1", "--log", "a"]
+    log = ["--endpoint", "http://127.0.0.1:1", "--log", "a"]
     assert became == [
         [*log, "--tables", "commitlog-data/tables"],
         [*log, "--json", "--tables", "T", "--version", "2"],
