@@ -1,7 +1,7 @@
 """Commits of other writers that take rows from a table while a job extends it."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Row, SparkSession
@@ -37,7 +37,7 @@ class Removals:
         self._elsewhere = elsewhere
         self._log = None if is_url(path) or is_remote(spark) else DeltaLog(path, keeps_files=False)
         self._next = 0  # the first version that was not read
-        self._last: Commit | None = None  # the one before it
+        self._last: Commit | tuple[Any, ...] | None = None  # the one before it, as this object reads it
 
     def start(self) -> None:
         """Report no commit before now."""
@@ -45,7 +45,7 @@ class Removals:
             self._next = self._log.versions().stop
             self._last = self._log.commit(self._next - 1)
         elif self._elsewhere:
-            self._next = max((row["version"] for row in self._history()), default=-1) + 1
+            self._note_newest(self._history())
 
     def found(self) -> Sequence[str]:
         """Return the operations of the commits since the last call that may have removed rows: "" for those
@@ -68,23 +68,33 @@ class Removals:
 
     def _found_by_spark(self) -> Sequence[str]:
         rows = self._history()
-        newest = max((row["version"] for row in rows), default=-1)
-        if newest < self._next - 1:
+        newest = rows[-1]["version"] if rows else -1
+        last = next((described(row) for row in rows if row["version"] == self._next - 1), self._last)
+        if newest < self._next - 1 or last != self._last:
             raise TableReplaced(self.path)
         new = [row for row in rows if row["version"] >= self._next]
         is_whole = len(new) == newest + 1 - self._next
-        self._next = newest + 1
+        self._note_newest(rows)
         found = [row["operation"] for row in new if not keeps_rows(row)]
         return found if is_whole else ["", *found]
 
+    def _note_newest(self, rows: Sequence[Row]) -> None:
+        self._next, self._last = (rows[-1]["version"] + 1, described(rows[-1])) if rows else (0, None)
+
     def _history(self) -> Sequence[Row]:
-        """Return the newest commits, none without a table."""
+        """Return the newest commits, the last one at the end, none without a table."""
         try:
             return newest_commits(self.spark, self.path, HISTORY)
         except AnalysisException as error:
             if error.getCondition() in NO_HISTORY:
                 return ()
             raise
+
+
+def described(commit: Row) -> tuple[Any, ...]:
+    """Return what distinguishes a commit from that of another table with its version. Spark changes
+    the times of commits that one store gives the same time, by the number of commits that it returns."""
+    return commit["operation"], commit["readVersion"], commit["userMetadata"]
 
 
 def keeps_rows(commit: Row) -> bool:

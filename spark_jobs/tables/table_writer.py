@@ -52,6 +52,11 @@ class TableWriter:
         self._follows = follows
         self._local = local_table(spark, path, keeps_files=is_small) if links_commits(spark, path) else None
 
+    @property
+    def is_local(self) -> bool:
+        """True if this process makes the commits, unless the table needs Spark."""
+        return self._local is not None
+
     def create(self, properties: Mapping[str, str] | None = None) -> bool:
         """Create the table unless it exists; return whether it was created now. As `create_table`."""
         if self._local is not None:

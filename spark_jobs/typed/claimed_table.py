@@ -79,7 +79,7 @@ class ClaimedTable:
         self.is_doubtful = True
         self.is_refilling = False
         self.restores = Restores(spark, path)
-        self._removals = Removals(spark, path)
+        self._removals = Removals(spark, path, elsewhere=True)
         self._commits = None if is_url(path) else DeltaLog(path)
 
     def exists(self) -> bool:
@@ -252,6 +252,8 @@ class ClaimedTable:
                 break
             claim = due[self.position][0].as_py()
             application = application_of(self.table.name)
+            if not self._writer.is_local:
+                self.check_same()
             last = self._writer.append(
                 due,
                 application=application,
@@ -275,8 +277,8 @@ class ClaimedTable:
         return False
 
     def check_same(self) -> None:
-        """Raise TableReplaced unless the table is the one that was opened, in a folder: another one may have
-        rows after `last_index` under a claim before them."""
+        """Raise TableReplaced unless the table is the one that was opened: another one may have rows after
+        `last_index` under a claim before them."""
         self._removals.found()
 
     def _is_next(self) -> bool:

@@ -11,15 +11,18 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import Row
 
 from app.tables.catalog import LogTables
 from app.tables.names import CURRENT
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
+from spark_jobs.tables import removals, table_writer
 from spark_jobs.tables.local_commits import LocalTable, NeedsSpark
 from spark_jobs.tables.removals import TableReplaced
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, RECORDS, settings_of_table
+from spark_jobs.tables.table_writer import TableWriter
 from spark_jobs.typed.claimed_table import ClaimedTable
 from spark_jobs.typed.layout import CompatibilityGroup, compatibility_groups
 from spark_jobs.typed.table_ends import CLAIM_EACH_S, TableEnds
@@ -136,6 +139,39 @@ def test_no_record_is_twice_in_a_table_that_another_driver_has_made_again(
     first.open()
     first.extend(log.next_index)
     check_law(log, tmp_path)
+
+
+@pytest.mark.parametrize("versions", [1, 3], ids=["shorter", "longer"])
+def test_no_record_is_added_to_a_table_at_a_url_that_another_driver_has_made_again(
+    monkeypatch: pytest.MonkeyPatch, versions: int
+) -> None:
+    """`append_once` would find its claim free, and leave a gap."""
+    history: list[Row] = []
+
+    def commit(*_: object, **options: Any) -> tuple[int, int]:
+        note = json.dumps(options.get("note"))
+        described = {"operation": "WRITE", "readVersion": None, "userMetadata": note, "isBlindAppend": True}
+        history.append(Row(version=len(history), **described))
+        return 1, 0
+
+    for module, name, function in (
+        (removals, "newest_commits", lambda *_: history[-removals.HISTORY :]),
+        (table_writer, "create_table", lambda *_: bool(commit())),
+        (table_writer, "append_once", commit),
+        (TableWriter, "_frame", lambda _, rows: rows),
+    ):
+        monkeypatch.setattr(module, name, function)
+    table = ClaimedTable(no_spark(), "file:///tables/records", RECORDS, "_index")
+    assert table.open("default", "id")
+    rows = [pa.Table.from_pylist([{"_index": index}], arrow_schema(RECORDS.schema)) for index in range(4)]
+    assert table.append(rows[0], {"until_index": 1})
+    assert table.append(rows[1], {"until_index": 2})
+    history.clear()
+    for number in range(versions):
+        commit(note={"until_index": 10 * number})
+    with pytest.raises(TableReplaced, match="records is not the table that this job has extended"):
+        table.append(rows[3], {"until_index": 4})
+    assert len(history) == versions
 
 
 def test_no_record_is_missing_in_a_current_that_another_driver_has_made_again(
