@@ -271,7 +271,7 @@ def carriers_figure(delays: Rows) -> Figure:
     axes.invert_yaxis()
     axes.set_facecolor(NOTHING)  # white is a delay of 0
     axes.set_xlabel("hour in which the flights left (New York time, 24 h); grey: none left")
-    axes.set_ylabel("carrier (flights without the late records)")
+    axes.set_ylabel("carrier (number of flights, without late records)")
     figure.colorbar(image, label="mean departure delay (minutes)", extend="both")
     shown = [row for row in delays if row["carrier"] in carriers and row["mean"] is not None]
     worst = max(shown, key=lambda row: row["mean"] * row["flights"], default=None)
@@ -302,7 +302,7 @@ def late_figure(late: Rows, on_time: int) -> Figure:
     hours = sorted({min(row["hours_behind"], HOURS_SHOWN) for row in late})
     for name, color, label in (
         ("flights", LATE, "late records"),
-        ("cancelled", CANCELLED, "of them of cancelled flights"),
+        ("cancelled", CANCELLED, "cancelled flights among them"),
     ):
         counts = [
             sum(row[name] for row in late if min(row["hours_behind"], HOURS_SHOWN) == hour) for hour in hours
