@@ -35,7 +35,8 @@ from tests.unit.node.repair.damaged_log import (
 
 
 @pytest.mark.rule("R-01")
-def test_a_lost_vote_is_made_safe_by_the_terms_of_all_others() -> None:
+def test_a_lost_vote_is_made_safe_by_the_terms_of_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_replicas, "ANSWER_TIMEOUT_S", 0.01)
     silent = ["n3"]
 
     def answers(peer: str, message: PeerCall) -> PeerCall | None:

@@ -7,7 +7,7 @@ import pytest
 
 from app.log.state import LogState
 from app.node.network.repair_messages import FetchAnswer, FetchRequest, PeerCall
-from app.node.repair import fetch
+from app.node.repair import fetch, peer_replicas
 from app.node.repair.interfaces import settled_voters
 from app.node.repair.log_repair import LogRepair
 from app.node.repair.marker import RepairMarker
@@ -128,8 +128,11 @@ def test_a_group_of_two_is_settled_only_by_its_newest_record() -> None:
 
 @pytest.mark.rule("R-07")
 @pytest.mark.parametrize("configured", [("n1", "n2"), ("n1", "n2", "n3")])
-def test_a_repair_of_one_of_two_copies_continues_after_a_restart(configured: tuple[str, ...]) -> None:
+def test_a_repair_of_one_of_two_copies_continues_after_a_restart(
+    configured: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only the note shows then that the group of two was committed: the log is not open."""
+    monkeypatch.setattr(peer_replicas, "ANSWER_TIMEOUT_S", 0.01)
     scene, peers = Scene(), Peers(lambda _peer, _message: None)
     committed_until(scene, 39)
     damage = scene.damage(39)
