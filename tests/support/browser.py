@@ -15,6 +15,7 @@ from app.api.routes import live_page
 
 SCRIPTS = Path(live_page.__file__).with_name("live")
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+POLL_S = 0.01  # of the server, which finds out then that it is to end
 PAGE = """<!doctype html><div id="holder"></div><pre id="result"></pre><script src="uplot.js"></script>
 <script type="module">
 import { byId, h, table, update } from "./dom.js";
@@ -37,7 +38,7 @@ def result_of(site: Path, script: str, *, width: int = 1280) -> dict[str, object
         pytest.skip("needs Chromium")
     (site / "test.html").write_text(PAGE % script, encoding="utf-8")
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(site))) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(POLL_S,), daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}/test.html"
         options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={site / 'profile'}"]
         options.append(f"--window-size={width},900")
