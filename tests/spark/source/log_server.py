@@ -5,6 +5,7 @@ wrong answers or ends at a chosen moment, or a log that was wiped.
 """
 
 import asyncio
+import socket
 import threading
 import time
 from dataclasses import dataclass, field
@@ -149,6 +150,35 @@ def stored_batch(
     return stamp(encode_body(rows), log_id=log_id, previous_chain=chain, control=type == "control", **place)
 
 
+class _Server(uvicorn.Server):
+    """A server that ends at once. Uvicorn's own finds out after 0.1 s, and waits as long for connections."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ended = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def end(self) -> None:
+        """End the server, which has started, from another thread."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._ended.set)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self._ended.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await asyncio.sleep(0)  # they close
+
+
 class FakeReplica:
     """One node over HTTP on a port of its own, from `start` to `stop`."""
 
@@ -170,7 +200,7 @@ class FakeReplica:
         self.requests: list[str] = []
         self.sent = 0  # records in all answers
         self.url = ""
-        self._server: uvicorn.Server | None = None
+        self._server: _Server | None = None
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -195,7 +225,7 @@ class FakeReplica:
             Route(f"{base}/epochs", lambda _: JSONResponse({"epochs": self.visible_epochs()})),
         ]
         app = Starlette(routes=routes)
-        self._server = uvicorn.Server(
+        self._server = _Server(
             uvicorn.Config(
                 app, host="127.0.0.1", port=port, log_config=None, access_log=False, lifespan="off"
             )
@@ -209,7 +239,7 @@ class FakeReplica:
 
     def stop(self) -> None:
         if self._server is not None and self._thread is not None:
-            self._server.should_exit = self._server.force_exit = True
+            self._server.end()
             self._thread.join()
             self._server = None
 
