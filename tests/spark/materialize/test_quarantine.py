@@ -3,19 +3,21 @@
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import Row, SparkSession
 
 from spark_jobs.errors import SourceError
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.supervisor import MaterializeFailed
 from spark_jobs.run import materialize
 from spark_jobs.tables.journal_table import JournalTable
-from spark_jobs.tables.table import EVENTS, TableClash, read_table
+from spark_jobs.tables.table import EVENTS, TableClash
 from tests.integration.modes.test_controller_mode import create, log_settings, wait_acknowledged, wait_in_sync
+from tests.spark.no_spark import no_spark
 from tests.spark.source.looks import await_materialized, await_true
+from tests.spark.typed.law import rows_of
 from tests.support.cluster import Cluster, eventually, running
 
 LOG = "moved"
@@ -39,7 +41,7 @@ def elect(cluster: Cluster, candidate: str) -> None:
 
 @pytest.mark.rule("C-05", "A-04")
 def test_records_lost_by_an_unclean_election_are_in_quarantine_once_and_entries_reports_the_change(
-    spark: SparkSession, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(cluster, LOG, replicas=["n1", "n2"])
     master = wait_in_sync(cluster, LOG, "n1", "n2")["master"]
@@ -51,7 +53,7 @@ def test_records_lost_by_an_unclean_election_are_in_quarantine_once_and_entries_
 
     def follow() -> None:
         try:
-            materialize(job_of(endpoint, old), spark=spark, stop=stop)
+            materialize(job_of(endpoint, old), spark=no_spark(), stop=stop)
         except (MaterializeFailed, SourceError) as error:  # the latter at a start after an outage
             failures.append(error)
 
@@ -84,9 +86,9 @@ def test_records_lost_by_an_unclean_election_are_in_quarantine_once_and_entries_
     with pytest.raises((MaterializeFailed, SourceError), match=CLASH):
         raise failures[0]
     with pytest.raises((MaterializeFailed, SourceError), match=CLASH):
-        materialize(job_of(endpoint, old, available_now=True), spark=spark)
+        materialize(job_of(endpoint, old, available_now=True), spark=no_spark())
     indexes = range(answer["first_index"], answer["last_index"] + 1)
-    materialized = values(rows(spark, old, "entries"))
+    materialized = values(rows(old, "entries"))
     assert [(index, materialized[index]) for index in indexes] == [
         (index, record["value"]) for index, record in zip(indexes, lost, strict=True)
     ]
@@ -95,26 +97,26 @@ def test_records_lost_by_an_unclean_election_are_in_quarantine_once_and_entries_
     with monkeypatch.context() as patch:
         patch.setattr(JournalTable, "append", refuse_events)
         with pytest.raises(MaterializeFailed, match="refuses the events"):
-            materialize(job_of(endpoint, new, available_now=True), spark=spark)
-    assert rows(spark, new, "events") == []
-    assert rows(spark, new, "quarantine_truncated") != []
+            materialize(job_of(endpoint, new, available_now=True), spark=no_spark())
+    assert rows(new, "events") == []
+    assert rows(new, "quarantine_truncated") != []
     for _ in range(2):
-        materialize(job_of(endpoint, new, available_now=True), spark=spark)
-    assert list(values(rows(spark, new, "entries")).values()) == cluster.values(slave, LOG)
-    kept = sorted(rows(spark, new, "quarantine_truncated"), key=lambda row: row["index"])
+        materialize(job_of(endpoint, new, available_now=True), spark=no_spark())
+    assert list(values(rows(new, "entries")).values()) == cluster.values(slave, LOG)
+    kept = sorted(rows(new, "quarantine_truncated"), key=lambda row: row["index"])
     data = [row for row in kept if row["type"] == "data"]
-    assert [(row["index"], bytes(row["key"]).decode(), bytes(row["value"]).decode()) for row in data] == [
+    assert [(row["index"], row["key"].decode(), row["value"].decode()) for row in data] == [
         (index, record["key"], record["value"]) for index, record in zip(indexes, lost, strict=True)
     ]
     epoch = log_settings(cluster, LOG)["epoch"]
     assert {(row["log"], row["node"], row["epoch"]) for row in kept} == {(LOG, master, epoch)}
     receipt = pa.ipc.open_file((cluster.folder / master / kept[0]["receipt"]).read_bytes()).read_all()
     assert [(row["index"], row["type"], row["value"]) for row in receipt.to_pylist()] == [
-        (row["index"], row["type"], bytes(row["value"])) for row in kept
+        (row["index"], row["type"], row["value"]) for row in kept
     ]
     # Nothing is silent: what the old table has and the log has not is what is in quarantine.
-    gone = materialized.items() - values(rows(spark, new, "entries")).items()
-    assert sorted(gone) == [(row["index"], bytes(row["value"]).decode()) for row in data]
+    gone = materialized.items() - values(rows(new, "entries")).items()
+    assert sorted(gone) == [(row["index"], row["value"].decode()) for row in data]
 
 
 append = JournalTable.append
@@ -138,12 +140,10 @@ def job_of(endpoint: str, tables: Path, *, available_now: bool = False) -> Mater
     )
 
 
-def rows(spark: SparkSession, tables: Path, table: str) -> list[Row]:
-    return read_table(spark, f"{tables}/{LOG}/{table}").collect()
+def rows(tables: Path, table: str) -> list[dict[str, Any]]:
+    return list(rows_of(tables / LOG / table))
 
 
-def values(entries: list[Row]) -> dict[int, str]:
+def values(entries: list[dict[str, Any]]) -> dict[int, str]:
     """By index, in its order."""
-    return {
-        row["index"]: bytes(row["value"]).decode() for row in sorted(entries, key=lambda row: row["index"])
-    }
+    return {row["index"]: row["value"].decode() for row in sorted(entries, key=lambda row: row["index"])}
