@@ -1,5 +1,6 @@
 """Trims, retention and the comparison of replicas, on real nodes."""
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -231,13 +232,14 @@ def test_a_replica_that_is_down_is_not_compared(kept: Cluster) -> None:
     fill(kept, "compared", 3)
     kept.kill("n3")
     try:
-        answer = verify(kept, "n1")
+        options = ["--endpoint", kept.url("n1"), "--log", "compared", "--json"]
+        found = CliRunner().invoke(cli, ["verify", *options])
+        assert found.exit_code == 5
+        answer = json.loads(found.stdout)
         assert (answer["equal"], answer["complete"]) == (True, False)
         assert answer["replicas"][-1] | {"until_index": 0} == {
             "node": "n3", "state": "unreachable", "until_index": 0, "first_difference": None,
         }  # fmt: skip
-        found = CliRunner().invoke(cli, ["verify", "--endpoint", kept.url("n1"), "--log", "compared"])
-        assert found.exit_code == 5
     finally:
         kept.start("n3")
         kept.wait_ready("n3")
