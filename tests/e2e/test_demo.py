@@ -1,6 +1,7 @@
 """`commitlog demo` on a part of the flights: the kill, the proofs, the notebook, and nothing left running."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 from app.demo.folder import MARKER
@@ -21,9 +22,9 @@ def test_the_demo_proves_what_it_claims(tmp_path: Path) -> None:
     assert all(proof["holds"] for proof in outcome["proofs"])
     assert FLIGHTS // 2 <= outcome["killed"]["after"] < FLIGHTS
     assert outcome["gap_ms"] > 0
-    leaders = [epoch["leader"] for epoch in outcome["epochs"]]
-    assert leaders[0] == outcome["killed"]["node"]
-    assert leaders[-1] != leaders[0]
+    leaders, killed = [epoch["leader"] for epoch in outcome["epochs"]], outcome["killed"]["node"]
+    # a busy machine may cause further elections
+    assert any(old == killed != new for old, new in pairwise(leaders)), leaders
     assert "<img" in Path(outcome["notebook"]).read_text()
     assert (folder / "proofs.progress").read_text().startswith("cell ")
     assert (folder / MARKER).is_file()
