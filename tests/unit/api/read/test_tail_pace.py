@@ -1,6 +1,7 @@
 """Readers at the end of a log get what it gained at the same moments."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +33,8 @@ class _Loop(asyncio.SelectorEventLoop):
     """A loop whose clock moves only when it waits: then to the next timer. A busy machine changes nothing."""
 
     now_s = 0.0
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[asyncio.TimerHandle]
 
     def time(self) -> float:
         return self.now_s
