@@ -226,8 +226,14 @@ class EntriesJob:
             raise RecordsTrimmed(self.client.log, self.path, self.offset.next_index, begin_index) from error
 
     def _let_dependents_repair(self) -> None:
-        """Let the dependents repair what RESTORE took from their tables: the log has nothing new for them."""
+        """Let the dependents repair what RESTORE took from their tables: the log has nothing new for them.
+        Raises TableClash if this table, from which they repair, has lost rows too."""
         if self.follows and self.rows > 0:
+            end = self.next_index
+            if self._removals.found():
+                self.refresh()
+            if self.rows == 0 or self.next_index < end:
+                raise TableClash(self.path, f"the records that end with index {end - 1}")
             for dependent in self.dependents:
                 dependent.extend(self.offset.next_index, self.offset.term)
 
@@ -375,13 +381,9 @@ class EntriesJob:
             session.conf.set(name, value)
         session.addTag(BACKLOG_TAG)
         try:
+            rows = entries(records)
             return append_once(
-                entries(records),
-                self.path,
-                application=APPLICATION,
-                claim=claim,
-                position="index",
-                note=note,
+                rows, self.path, application=APPLICATION, claim=claim, position="index", note=note
             )
         finally:
             session.removeTag(BACKLOG_TAG)
@@ -462,10 +464,8 @@ class EntriesJob:
         if snapshot is not None:
             self.rows, next_index = snapshot.rows, snapshot.next_index
         else:
-            found = read_table(self.spark, self.path).agg(
-                F.count("*"), F.coalesce(F.max("index") + 1, F.lit(0))
-            )
-            self.rows, next_index = map(int, found.collect()[0])
+            wanted = F.count("*"), F.coalesce(F.max("index") + 1, F.lit(0))
+            self.rows, next_index = map(int, read_table(self.spark, self.path).agg(*wanted).collect()[0])
         if self.rows > 0:
             self.next_index = next_index
             self.covered_index = max(self.covered_index, next_index - 1)

@@ -216,7 +216,10 @@ class TypedTables:
         self.decoder, self._versions = TypedDecoder(versions, layout), versions
 
     def _repair(self, decoder: TypedDecoder, until: int) -> None:
-        """Add the rows that RESTORE took from tables. Raises RowsLost."""
+        """Add the rows that RESTORE took from tables, unless these are ahead of `entries`: it may lack rows
+        itself, which its job reports. Raises RowsLost."""
+        if until < self.next_index:
+            return
         restored = RestoredTables(
             self.spark,
             self._entries,

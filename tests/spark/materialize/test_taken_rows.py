@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -47,6 +48,24 @@ def test_rows_that_were_taken_from_the_table_are_noticed_whatever_came_after(
     commit_of_user(job, "SET TBLPROPERTIES")
     with pytest.raises(TableClash, match="the records from index 40 on"):
         job.take(rows(50, 60), 0.0)
+
+
+def test_no_follower_repairs_its_tables_from_a_table_that_has_lost_rows_itself(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log is idle, so no batch notices a RESTORE of `entries`. What a follower repairs from the rows that
+    are left it notes as repaired."""
+    job, rows = job_with_two_commits(replicas, tmp_path)
+    assert job.take(rows(50, log.next_index), 0.0)
+    extended: list[int] = []
+    follower = SimpleNamespace(extend=lambda until, term: extended.append(until))
+    monkeypatch.setattr(job, "followers", (follower,))
+    assert not job.step()
+    assert extended == [log.next_index]
+    commit_of_user(job, "RESTORE", {"remove": {"path": newest_file(job), "dataChange": True}})
+    with pytest.raises(TableClash, match=f"the records that end with index {log.next_index - 1}"):
+        job.step()
+    assert extended == [log.next_index]
 
 
 def test_rows_that_are_taken_while_an_append_is_made_leave_no_gap(

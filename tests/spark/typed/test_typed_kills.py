@@ -17,19 +17,21 @@ from app.tables.catalog import LogTables
 from app.tables.names import CURRENT
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
-from spark_jobs.tables import removals, table_writer
+from spark_jobs.tables import removals, restores, table_writer
 from spark_jobs.tables.local_commits import LocalTable, NeedsSpark
 from spark_jobs.tables.removals import TableReplaced
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, RECORDS, settings_of_table
 from spark_jobs.tables.table_writer import TableWriter
 from spark_jobs.typed.claimed_table import ClaimedTable
+from spark_jobs.typed.current import CurrentTable
 from spark_jobs.typed.layout import CompatibilityGroup, compatibility_groups
 from spark_jobs.typed.table_ends import CLAIM_EACH_S, TableEnds
 from tests.spark.conftest import endpoints
 from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.typed.law import check_law, rows_of
+from tests.spark.user_restore import restore
 
 SECOND = 9  # records of the second compatibility group
 
@@ -172,6 +174,25 @@ def test_no_record_is_added_to_a_table_at_a_url_that_another_driver_has_made_aga
     with pytest.raises(TableReplaced, match="records is not the table that this job has extended"):
         table.append(rows[3], {"until_index": 4})
     assert len(history) == versions
+
+
+def test_current_is_not_brought_up_to_date_from_entries_that_have_lost_rows_too(
+    log: FakeLog, replicas: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would get keys back whose tombstones are missing, and they would stay once `entries` is complete."""
+    fill_entries(log, tmp_path)
+    client = LogReads([replica.url for replica in replicas], "default")
+    typed = TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name), follows=False)
+    typed.extend(log.next_index)
+    rebuilt: list[int] = []
+    monkeypatch.setattr(CurrentTable, "rebuild", lambda table, *until: rebuilt.append(until[1]))
+    monkeypatch.setattr(restores, "table_properties", lambda *_: {})
+    monkeypatch.setattr(restores, "set_properties", lambda *_: None)
+    restore(tmp_path / CURRENT, 1)
+    typed.open()
+    for until in (log.schemas[1]["index"], log.next_index):
+        typed.extend(until)
+    assert rebuilt == [log.next_index]
 
 
 def test_no_record_is_missing_in_a_current_that_another_driver_has_made_again(
