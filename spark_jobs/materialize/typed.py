@@ -106,12 +106,14 @@ class TypedTables:
         self._read_schemas(until)
         if self.decoder is None:
             return
-        self._repair(self.decoder, until)
+        restored = self._restored(until)
+        outdated = self._repair(restored, self.decoder)
         self.until_index = until
         pieces = self._entries.pieces(self.next_index, until, COLUMNS, COMMIT_RECORDS)
         with prefetch(pieces) as read, prefetch(_decoded(self.decoder, read)) as decoded:
             for end, rows, typed in decoded:
                 self._write_piece(self.decoder, end, rows, typed)
+        self._rebuild(restored, outdated)
         if not self.follows:
             self.apply()
         elif self._is_behind and self._timer is None:
@@ -215,12 +217,8 @@ class TypedTables:
         self._open_tables(layout)
         self.decoder, self._versions = TypedDecoder(versions, layout), versions
 
-    def _repair(self, decoder: TypedDecoder, until: int) -> None:
-        """Add the rows that RESTORE took from tables, unless these are ahead of `entries`: it may lack rows
-        itself, which its job reports. Raises RowsLost."""
-        if until < self.next_index:
-            return
-        restored = RestoredTables(
+    def _restored(self, until: int) -> RestoredTables:
+        return RestoredTables(
             self.spark,
             self._entries,
             self.dead_letters,
@@ -229,12 +227,27 @@ class TypedTables:
             until,
             lambda: self.client.tail(confirmed=True).next_index,
         )
+
+    def _repair(self, restored: RestoredTables, decoder: TypedDecoder) -> set[int] | None:
+        """Add the rows that RESTORE took from tables. Return the groups whose `current` is due as a whole;
+        None if the tables are ahead of `entries`, which may lack rows itself: its job reports that. Raises
+        RowsLost."""
+        if restored.until < self.next_index:
+            return None
         with self._applying:
-            for first in sorted(restored.repair(decoder)):
+            return restored.repair(decoder)
+
+    def _rebuild(self, restored: RestoredTables, groups: set[int] | None) -> None:
+        """Bring the `current` of these groups up to date as a whole, once `records` is complete: it may have
+        been removed too. None: nothing was repaired."""
+        if groups is None:
+            return
+        with self._applying:
+            for first in sorted(groups):
                 with self._noting:  # another driver may have written records to any group meanwhile
                     self._changed |= self.current.keys()
                 if first in self.current:
-                    self.current[first].rebuild(self.next_index, until)
+                    self.current[first].rebuild(self.next_index, restored.until)
             restored.finish()
 
     def _complete_before(self, layout: Sequence[CompatibilityGroup]) -> int:

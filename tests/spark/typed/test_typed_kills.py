@@ -195,6 +195,31 @@ def test_current_is_not_brought_up_to_date_from_entries_that_have_lost_rows_too(
     assert rebuilt == [log.next_index]
 
 
+def test_a_current_that_was_restored_is_brought_up_to_date_once_records_is_made_again(
+    log: FakeLog, replicas: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From an empty table `records` it would get no row, and never again."""
+    fill_entries(log, tmp_path)
+    client = LogReads([replica.url for replica in replicas], "default")
+    typed = TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name), follows=False)
+    typed.extend(log.schemas[1]["index"])
+    due = [row["_index"] for row in rows_of(tmp_path / RECORDS.name)]
+    found: list[list[int]] = []
+
+    def rebuild(table: CurrentTable, *_: int) -> None:
+        found.append([row["_index"] for row in rows_of(Path(table.records_path))])
+
+    monkeypatch.setattr(CurrentTable, "rebuild", rebuild)
+    monkeypatch.setattr(ClaimedTable, "set_properties", lambda *_: None)  # which only Spark can change
+    monkeypatch.setattr(restores, "table_properties", lambda *_: {})
+    monkeypatch.setattr(restores, "set_properties", lambda *_: None)
+    restore(tmp_path / CURRENT, 0)
+    shutil.rmtree(tmp_path / RECORDS.name)
+    typed.open()
+    typed.extend(log.schemas[1]["index"])
+    assert found == [due]
+
+
 def test_no_record_is_missing_in_a_current_that_another_driver_has_made_again(
     log: FakeLog, replicas: list[FakeReplica], tmp_path: Path
 ) -> None:
