@@ -100,7 +100,7 @@ class DeadLetterReplay:
             rows = read_table(self.spark, table.path).select("_index")
             found = {row[0] for row in rows.join(F.broadcast(indexes), "_index", "left_semi").collect()}
             if twice := sorted(found & held.keys()):
-                table.remove(self.spark.createDataFrame(pa.table({"index": twice})))
+                table.remove(twice)
             held |= dict.fromkeys(found - held.keys(), first)
         return held
 
@@ -112,8 +112,9 @@ class DeadLetterReplay:
             current, path = self.tables.current[first], self.tables.records[first].path
             own = [index for index, group in moved.items() if group == first]
             indexes = current.session.createDataFrame(pa.table({"_index": own}))
-            current.apply_again(partial(_of_same_keys, current, path, indexes), min(own), max(own) + 1)
-        self.tables.dead_letters.remove(self.spark.createDataFrame(pa.table({"index": list(moved)})))
+            rows = partial(_of_same_keys, current, path, indexes)
+            current.apply_again(rows, min(own), max(own) + 1, are_few=True)
+        self.tables.dead_letters.remove(list(moved))
 
     def _end(self) -> int:
         """Return the index after the last row of `entries`."""

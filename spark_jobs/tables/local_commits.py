@@ -231,27 +231,34 @@ class LocalTable:
         note: Mapping[str, Any],
     ) -> bool:
         """Replace files of a table, unless it has this claim of an application, or a higher one; return
-        whether it did. change: called with the newest version, and again when another writer was first.
-        Raises NeedsSpark, DeltaLogError."""
-        while True:
-            snapshot = self._plain_snapshot()
-            if snapshot.properties.get(APPEND_ONLY, "false") == "true":
-                raise NeedsSpark(f"{self.path} takes appends alone")
-            if claim is not None and snapshot.transactions.get(claim[0], -1) >= claim[1]:
-                return False
-            due = change(snapshot)
-            if not due.removed and not due.added and claim is None:
-                return False  # else the claim alone is due: no row that others add later was considered
-            with self._uncommitted() as added:
-                for rows in due.added:
-                    added.append(write_file(self.path, rows, statistics))
+        whether it did. change: called with the newest version, and again when another writer was first; if it
+        returns the same object then, the files that were written for it are used. Raises NeedsSpark,
+        DeltaLogError, FileMissing."""
+        due: Rewrite | None = None
+        with self._uncommitted() as added:
+            while True:
+                snapshot = self._plain_snapshot()
+                if snapshot.properties.get(APPEND_ONLY, "false") == "true":
+                    raise NeedsSpark(f"{self.path} takes appends alone")
+                if claim is not None and snapshot.transactions.get(claim[0], -1) >= claim[1]:
+                    break
+                before, due = due, change(snapshot)
+                if not due.removed and not due.added and claim is None:
+                    break  # else the claim alone is due: no row that others add later was considered
+                if due is not before:
+                    self._remove(added)
+                    added.clear()
+                    for rows in due.added:
+                        added.append(write_file(self.path, rows, statistics))
+                self._check(added)
                 actions = [_written(snapshot, added, note, due.mode, is_blind=False)]
                 actions += [file.action() for file in added]
                 actions += [_removed(path, snapshot.files[path].size_bytes) for path in due.removed]
                 actions += [] if claim is None else [_transaction(*claim)]
                 if self._extend(snapshot, actions):
                     return True
-                self._remove(added)
+            self._remove(added)
+        return False
 
     @contextlib.contextmanager
     def _uncommitted(self) -> Iterator[list[WrittenFile]]:

@@ -9,7 +9,7 @@ again (restored.py).
 
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 
 import pyarrow as pa
@@ -18,17 +18,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType, TimestampNTZType
 
-from app.tables.delta_log import DataFile, DeltaLog, DeltaLogError, DeltaSnapshot
+from app.tables.delta_log import DeltaLog, DeltaLogError, DeltaSnapshot
 from app.tables.names import CLUSTERING_PROPERTY, LOG_ID_PROPERTY, REFILL_PROPERTY, application_of
-from spark_jobs.errors import ColumnClash, LogClash, RowsLost, TableUnreadable
+from spark_jobs.errors import ColumnClash, LogClash, RowsLost
 from spark_jobs.session.locations import is_url
 from spark_jobs.tables.claims import MAX_REFUSALS
 from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, PROTOCOL_CHANGED, SPARK_ERRORS, repeated
-from spark_jobs.tables.local_commits import NeedsSpark, Rewrite
+from spark_jobs.tables.local_commits import NeedsSpark
 from spark_jobs.tables.merge import insert_clause
 from spark_jobs.tables.removals import Removals
 from spark_jobs.tables.restores import Restores
-from spark_jobs.tables.snapshot import read_rows
 from spark_jobs.tables.table import (
     STATISTICS_PROPERTY,
     Table,
@@ -46,6 +45,7 @@ from spark_jobs.tables.table import (
 )
 from spark_jobs.tables.table_writer import TableWriter, links_commits, local_table
 from spark_jobs.typed.layout import ColumnChange, changes, is_part, is_widened
+from spark_jobs.typed.local_rows import LocalRows
 from storage.units import NO_INDEX
 
 WIDENING = {"delta.enableTypeWidening": "true"}
@@ -323,7 +323,7 @@ class ClaimedTable:
 
     def insert_missing(self, rows: pa.Table) -> None:
         """Add those of `rows`, one or more, whose index the table does not have."""
-        if self._insert_here(rows):
+        if self._change_here(lambda local: local.insert_missing(rows)):
             return
         bounds = pc.min_max(rows[self.position]).as_py()
         span = f"BETWEEN {bounds['min']} AND {bounds['max']}"
@@ -333,33 +333,25 @@ class ClaimedTable:
             f"t.{at} = s.{at} AND t.{at} {span} WHEN NOT MATCHED THEN {insert_clause(rows.column_names)}",
         )
 
-    def _insert_here(self, rows: pa.Table) -> bool:
-        """As `insert_missing`, without Spark, whose MERGE conflicts with each append of a job. Return False
-        where that is not possible."""
+    def remove(self, indexes: Sequence[int]) -> None:
+        """Remove the rows with these indexes, one or more."""
+        if not self._change_here(lambda local: local.remove(indexes)):
+            self.remove_all(self.spark.createDataFrame(pa.table({"index": indexes})))
+
+    def remove_all(self, indexes: DataFrame) -> None:
+        """Remove the rows with the indexes of a column `index`, of any number."""
+        self._merge(indexes, f"t.{quoted_name(self.position)} = s.index WHEN MATCHED THEN DELETE")
+
+    def _change_here(self, change: Callable[[LocalRows], None]) -> bool:
+        """Change rows without Spark. Return False where that is not possible."""
         if not links_commits(self.spark, self.path):
             return False
-        left, known = rows, set[str]()
-
-        def missing(snapshot: DeltaSnapshot) -> Rewrite:
-            nonlocal left
-            if not known <= snapshot.files.keys():  # rows that were found may be gone, or in another file
-                left = rows
-                known.clear()
-            for path in snapshot.files.keys() - known:
-                left = not_in_file(left, snapshot.files[path], self.position)
-                known.add(path)
-            return Rewrite([], [left] if left.num_rows else [], "Append")
-
-        table = local_table(self.spark, self.path, keeps_files=True)
+        local = local_table(self.spark, self.path, keeps_files=True)
         try:
-            table.rewrite(missing, statistics=self.table.statistics, claim=None, note={})
+            change(LocalRows(local, self.table, self.position))
         except (NeedsSpark, DeltaLogError):
             return False
         return True
-
-    def remove(self, indexes: DataFrame) -> None:
-        """Remove the rows with the indexes of a column `index`."""
-        self._merge(indexes, f"t.{quoted_name(self.position)} = s.index WHEN MATCHED THEN DELETE")
 
     def _merge(self, source: DataFrame, clauses: str) -> None:
         """Merge `source`, named s, into the table, named t; after a conflict with another writer, again."""
@@ -376,22 +368,3 @@ class ClaimedTable:
             return None if self._commits is None else self._commits.snapshot()
         except DeltaLogError:
             return None
-
-
-def not_in_file(rows: pa.Table, file: DataFile, position: str) -> pa.Table:
-    """Return those of `rows` whose index a data file does not have. position: the column with the index.
-
-    Raises NeedsSpark for a file that cannot be read here: it has no statistics, or was removed meanwhile.
-    """
-    bounds = pc.min_max(rows[position]).as_py()
-    least, most = file.least.get(position), file.most.get(position)
-    if not rows.num_rows or (least is not None and least > bounds["max"]):
-        return rows
-    if most is not None and most < bounds["min"]:
-        return rows
-    try:
-        for held in read_rows(file, [position]):
-            rows = rows.filter(pc.invert(pc.is_in(rows[position], held[position])))
-    except (TableUnreadable, OSError, pa.ArrowException) as error:
-        raise NeedsSpark(f"{file.path}: {error}") from error
-    return rows

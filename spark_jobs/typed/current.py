@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -137,34 +138,63 @@ class CurrentTable:
         self.next_index = max(self.next_index, next_index)  # the last records may be tombstones
         self.apply_again(lambda: read_table(self.session, self.records_path), 0, until)
 
-    def apply_again(self, rows: Callable[[], DataFrame], first: int, until: int) -> None:
+    def apply_again(
+        self, rows: Callable[[], DataFrame], first: int, until: int, *, are_few: bool = False
+    ) -> None:
         """Apply rows of `records` that may be older than what is applied, and all tombstones from `first` on.
 
         Another driver may apply a newer tombstone before an older row is there, and never again: so the rows
         and tombstones are those of all records that any driver has applied. What was applied until the rows
         were there is applied to them in a second step, which adds no row: a later tombstone may have removed
-        it. What is applied later finds the rows. rows: returns them as they are now. until: after the last
-        row that this driver has added to `records`.
+        it. What is applied later finds the rows.
+
+        rows: returns them as they are now, with all other rows of their keys. until: after the last row that
+        this driver has added to `records`. are_few: the newest rows of all keys fit into memory.
         """
-        end = self._repeated(lambda: self._apply_rows(rows, first, until))
+        end = self._repeated(lambda: self._apply_rows(rows, first, until, are_few=are_few))
         applied = self._applied_at_most()
         if applied > end:
-            self._repeated(lambda: self._apply_between(rows, end, applied))
+            self._repeated(lambda: self._apply_before(rows, end, applied, adds=False, are_few=are_few))
 
     def _repeated(self, change: Callable[[], Result]) -> Result:
         return repeated(change, (CONCURRENT_CHANGE,), MERGE_ATTEMPTS)
 
-    def _apply_rows(self, rows: Callable[[], DataFrame], first: int, until: int) -> int:
+    def _apply_rows(self, rows: Callable[[], DataFrame], first: int, until: int, *, are_few: bool) -> int:
         """Apply rows and tombstones before an index from which on no driver has applied records yet, at least
         `until`; return that index."""
         end = max(self.next_index, self._applied_at_most(), until)
-        self.apply(rows().where(F.col("_index") < end), self.tombstones(first, end), None)
+        self._apply_before(rows, first, end, adds=True, are_few=are_few)
         return end
 
-    def _apply_between(self, rows: Callable[[], DataFrame], first: int, until: int) -> None:
-        """Apply rows and tombstones of a range that other drivers have applied, without adding rows."""
-        inside = (F.col("_index") >= first) & (F.col("_index") < until)
-        self.apply(rows().where(inside), self.tombstones(first, until), None, adds=False)
+    def _apply_before(
+        self, rows: Callable[[], DataFrame], first: int, until: int, *, adds: bool, are_few: bool
+    ) -> None:
+        """Apply rows before `until`, and tombstones of [first, until)."""
+        found, tombstones = rows().where(F.col("_index") < until), self.tombstones(first, until)
+        if are_few:
+            newest = self._newest(found)
+            here = newest.toArrow()
+            keys = self.session.createDataFrame(here.select(["_key"]), newest.select("_key").schema)
+            tombstones = tombstones.join(F.broadcast(keys), "_key", "left_semi")
+            removed = tombstones.toArrow()
+            if self._apply_here(here, removed, adds=adds):
+                return
+            # a MERGE conflicts with what others change while it runs: it reads no large table for these rows
+            found = self.session.createDataFrame(here, newest.schema)
+            tombstones = self.session.createDataFrame(removed, tombstones.schema)
+        self.apply(found, tombstones, None, adds=adds)
+
+    def _apply_here(self, rows: pa.Table, removed: pa.Table, *, adds: bool) -> bool:
+        """Apply rows, and tombstones of their record keys, without Spark: its MERGE of a large table takes
+        longer than the pause of a job between two changes. Return False where that is not possible."""
+        if self._local is None:
+            return False
+        try:
+            with ONE_AT_A_TIME:
+                self._local.apply(rows, removed.rename_columns(["key", "index"]), adds=adds)
+        except (NeedsSpark, DeltaLogError):
+            return False
+        return True
 
     def _applied_at_most(self) -> int:
         """Return an index from which on no driver has applied records."""
@@ -215,9 +245,7 @@ class CurrentTable:
         session, keys = self.session, list(self.group.keys)
         held = read_table(session, self.path)
         names = held.columns
-        known = rows.where(" AND ".join(f"{quoted_name(name)} IS NOT NULL" for name in keys))
-        row = F.max_by(F.struct(*(quoted_name(name) for name in known.columns)), "_index").alias("newest row")
-        newest = known.groupBy(*(quoted_name(name) for name in keys)).agg(row).select("`newest row`.*")
+        newest = self._newest(rows)
         is_gone = F.coalesce(F.col(REMOVED_AT) > F.col("_index"), F.lit(False)).alias(IS_GONE)
         changed = newest.join(F.broadcast(tombstones), "_key", "left")
         changed = changed.select(*map(quoted_name, newest.columns), REMOVED_AT, is_gone)
@@ -226,6 +254,13 @@ class CurrentTable:
         removed = removed.select(*map(quoted_name, names), REMOVED_AT, F.lit(True).alias(IS_GONE))
         source = changed.unionByName(removed, allowMissingColumns=True)
         self._merge(source, names, keys, until, adds=adds)
+
+    def _newest(self, rows: DataFrame) -> DataFrame:
+        """Return the newest row of each key."""
+        keys = [quoted_name(name) for name in self.keys]
+        known = rows.where(" AND ".join(f"{name} IS NOT NULL" for name in keys))
+        row = F.max_by(F.struct(*(quoted_name(name) for name in known.columns)), "_index").alias("newest row")
+        return known.groupBy(*keys).agg(row).select("`newest row`.*")
 
     def _merge(
         self, source: DataFrame, names: list[str], keys: list[str], until: int | None, *, adds: bool

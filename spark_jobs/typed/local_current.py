@@ -6,7 +6,7 @@ too large for this process, or that requires more of its writers than the plain 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -57,6 +57,17 @@ class LocalCurrent:
                     claim=(self._application, end),
                     note={},
                 )
+
+    def apply(self, rows: pa.Table, removed: pa.Table, *, adds: bool) -> None:
+        """Apply rows of `records` that may be older than what is applied, and tombstones; without a claim.
+        removed: `index` and `key`. adds: False: remove rows alone. Raises NeedsSpark, DeltaLogError."""
+        rows = pa.Table.from_batches([filled(part, self._schema) for part in rows.to_batches()], self._schema)
+        changes = Changes.of(rows, removed, self.keys)
+        if not adds:
+            changes = replace(changes, rows=changes.rows.filter(changes.rows[IS_GONE]))
+        self._local.rewrite(
+            partial(self._rewrite, changes), statistics=self.table.statistics, claim=None, note={}
+        )
 
     def _rewrite(self, changes: "Changes", snapshot: DeltaSnapshot) -> Rewrite:
         if snapshot.size_bytes > TABLE_BYTES_MAX:

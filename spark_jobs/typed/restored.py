@@ -101,7 +101,7 @@ class RestoredTables:
         for rows, _ in self._again(self.letters.path, self.letters.taken("schema_version")):
             self._insert(self.letters, decoder.decode(rows).dead_letters)
         for table in self.records.values():
-            self.letters.remove(read_table(self.spark, table.path).select(F.col("_index").alias("index")))
+            self.letters.remove_all(read_table(self.spark, table.path).select(F.col("_index").alias("index")))
         self.letters.refresh()
 
     def _again(self, path: str, taken: pa.Table) -> Iterator[tuple[pa.Table, pa.Array]]:

@@ -1,10 +1,12 @@
 """`current` that the driver brings up to date: the newest record of each key, whatever the ranges."""
 
 import random
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from app.schemas import LogSchema
@@ -31,6 +33,7 @@ class Tables:
         self.keys = self.group.keys
         self.next_index = 0
         self.log: list[tuple[bytes | None, dict[str, object] | None]] = []
+        self.letters: list[dict[str, object]] = []
         for table in (ENTRIES, self.group.records(), self.group.current()):
             assert self.local(table).create(
                 table.schema,
@@ -45,8 +48,11 @@ class Tables:
     def rows_at(self, table: Table, position: str) -> IndexedRows:
         return IndexedRows(None, str(self.folder / table.name), table, position)  # type: ignore[arg-type]
 
-    def add(self, *added: tuple[bytes | None, dict[str, object] | None]) -> None:
-        """Add records: key and row, no row for a tombstone."""
+    def add(
+        self, *added: tuple[bytes | None, dict[str, object] | None], letters: Collection[int] = ()
+    ) -> None:
+        """Add records: key and row, no row for a tombstone. letters: indexes of those that `records` gets by
+        `move`."""
         first = self.next_index
         self.log += added
         self.next_index += len(added)
@@ -59,15 +65,36 @@ class Tables:
             for index, (key, row) in enumerate(added, first)
             if row is not None
         ]
-        for table, rows in ((ENTRIES, entries), (self.group.records(), typed)):
-            if rows:
-                self.local(table).append(
-                    pa.Table.from_pylist(rows, arrow_schema(table.schema)),
-                    statistics=table.statistics,
-                    application="test",
-                    claim=first,
-                    note={},
-                )
+        self.letters += [row for row in typed if row["_index"] in letters]
+        self.append(ENTRIES, entries, first)
+        self.append(self.group.records(), [row for row in typed if row["_index"] not in letters], first)
+
+    def append(self, table: Table, rows: list[dict[str, object]], claim: int) -> None:
+        if rows:
+            self.local(table).append(
+                pa.Table.from_pylist(rows, arrow_schema(table.schema)),
+                statistics=table.statistics,
+                application="test",
+                claim=claim,
+                note={},
+            )
+
+    def move(self) -> None:
+        """Move the letters to `records` and `current`, as a replay does."""
+        self.append(self.group.records(), self.letters, self.next_index)
+        indexes = pa.array([row["_index"] for row in self.letters])
+        rows = self.rows()
+        moved = rows.filter(pc.is_in(rows["_index"], indexes)).group_by(self.keys).aggregate([])
+        entries = self.rows_at(ENTRIES, "index").local_pieces(0, self.next_index, ["index", "key", "value"])
+        removed = pa.concat_tables(part for _, part in entries)
+        removed = removed.filter(pc.is_null(removed["value"]))
+        self.driver().apply(rows.join(moved, self.keys, join_type="left semi"), removed, adds=True)
+
+    def rows(self) -> pa.Table:
+        """Return the rows of `records`."""
+        names = self.group.records().schema.fieldNames()
+        pieces = self.rows_at(self.group.records(), "_index").local_pieces(0, self.next_index, names)
+        return pa.concat_tables(part for _, part in pieces)
 
     def driver(self) -> LocalCurrent:
         table = self.group.current()
@@ -97,6 +124,11 @@ class Tables:
         return {name: index for name, (index, _) in found.items()}
 
 
+def tombstones(*removed: tuple[int, bytes]) -> pa.Table:
+    index, key = zip(*removed, strict=True) if removed else ((), ())
+    return pa.table({"index": pa.array(index, pa.int64()), "key": pa.array(key, pa.binary())})
+
+
 @pytest.mark.parametrize("keys", [(), ("id", "part")])
 @pytest.mark.parametrize("seed", range(3))
 def test_any_ranges_give_the_newest_record_of_each_key(
@@ -120,6 +152,33 @@ def test_any_ranges_give_the_newest_record_of_each_key(
     tables.extend(0, applied)  # a driver that slept
     tables.extend(0, applied // 2)
     assert tables.held() == tables.expected()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_letters_that_move_late_have_their_place_among_later_records_and_tombstones(
+    tmp_path: Path, seed: int
+) -> None:
+    chance = random.Random(seed)
+    tables = Tables(tmp_path, ("id",))
+    added: list[tuple[bytes | None, dict[str, object] | None]] = []
+    for number in range(40):
+        row = {"id": chance.randrange(9), "part": "a", "note": str(number)}
+        added.append((b"%d" % chance.randrange(5), None if chance.random() < 0.2 else row))
+    tables.add(*added, letters=chance.sample(range(40), 16))
+    tables.extend(0, 40)
+    assert tables.held() != tables.expected()
+    tables.move()
+    assert tables.held() == tables.expected()
+
+
+def test_a_tombstone_that_another_driver_has_applied_removes_a_letter_that_came_late(tmp_path: Path) -> None:
+    tables = Tables(tmp_path, ())
+    tables.add((b"1", {"id": 1, "part": "a"}), (b"2", {"id": 2, "part": "a"}))
+    tables.extend(0, 1)
+    tables.driver().apply(tables.rows(), tombstones((3, b"1"), (3, b"2")), adds=False)
+    assert tables.held() == {}
+    tables.driver().apply(tables.rows(), tombstones(), adds=False)
+    assert tables.held() == {}
 
 
 @pytest.mark.parametrize(

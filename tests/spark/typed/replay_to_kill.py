@@ -24,7 +24,7 @@ from spark_jobs.typed.current import CurrentTable
 
 COMMITS: dict[str, tuple[Any, str]] = {  # what makes each commit of a replay, in their order but for the last
     "records": (ClaimedTable, "insert_missing"),
-    "current": (CurrentTable, "apply"),
+    "current": (CurrentTable, "_apply_before"),
 }
 
 
@@ -32,8 +32,8 @@ def die_after(commit: str) -> None:
     owner, name = COMMITS[commit]
     whole = getattr(owner, name)
 
-    def made(*given: Any) -> None:
-        whole(*given)
+    def made(*given: Any, **options: Any) -> None:
+        whole(*given, **options)
         os.kill(os.getpid(), signal.SIGKILL)
 
     setattr(owner, name, made)

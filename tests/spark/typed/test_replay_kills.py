@@ -75,7 +75,7 @@ def test_a_repair_completes_what_a_killed_replay_has_begun(
     materialize(config, spark=no_spark())
     folder, client = tmp_path / "default", LogReads(config.endpoints, "default")
 
-    def killed(*_: object) -> None:
+    def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:

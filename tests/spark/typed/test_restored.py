@@ -23,8 +23,8 @@ from spark_jobs.tables.removals import TableReplaced
 from spark_jobs.tables.restores import Restores
 from spark_jobs.tables.table import identifier, read_table
 from spark_jobs.typed.claimed_table import ClaimedTable
-from spark_jobs.typed.current import CurrentTable
 from spark_jobs.typed.indexed_rows import IndexedRows
+from spark_jobs.typed.local_current import LocalCurrent
 from tests.spark.conftest import endpoints
 from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica
@@ -318,18 +318,18 @@ def test_a_replay_ends_while_the_log_grows(job: Job) -> None:
     job.log.append(to_json(id=1, city=2), key=b"1")
     job.write()
     job.log.set_schema("id INT NOT NULL, city INT", key_columns=["id"], compatibility="none")
-    merge, merges = CurrentTable._merge, []
+    apply, changes = LocalCurrent.apply, []
 
-    def merge_meanwhile(table: CurrentTable, *given: Any, **options: Any) -> None:
-        merges.append(given)
-        assert len(merges) < 3
-        job.log.append(to_json(id=len(merges) + 1, city=1), key=b"2")
+    def apply_meanwhile(*given: Any, **options: Any) -> None:
+        changes.append(given)
+        assert len(changes) < 3
+        job.log.append(to_json(id=len(changes) + 1, city=1), key=b"2")
         job.write_entries()
-        merge(table, *given, **options)
+        apply(*given, **options)
 
     job.write_entries()
     with job.patch.context() as patched:
-        patched.setattr(CurrentTable, "_merge", merge_meanwhile)
+        patched.setattr(LocalCurrent, "apply", apply_meanwhile)
         assert DeadLetterReplay(job.spark, job.client, path_in(job.folder)).run().moved == 1
     job.restart()
     job.write()

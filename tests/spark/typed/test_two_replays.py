@@ -18,6 +18,7 @@ from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.data_files import write_file
 from spark_jobs.tables.local_commits import LocalTable
+from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import DEAD_LETTERS, Table
 from spark_jobs.typed.claimed_table import MERGE_ATTEMPTS, ClaimedTable
 from spark_jobs.typed.decoding import COLUMNS
@@ -108,6 +109,47 @@ def test_letters_are_added_once_beside_a_job_that_appends_all_the_time(
     newest = Path(table.path) / LOG_FOLDER / f"{versions[-1]:020d}.json"
     info = json.loads(newest.read_text().splitlines()[0])["commitInfo"]
     assert info["isBlindAppend"] is False  # so a MERGE of Spark that begins before it finds a conflict
+
+
+def test_letters_leave_their_table_beside_a_job_that_appends_all_the_time(
+    log: FakeLog, replicas: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark's MERGE conflicts with each append. The rows that stay are written once."""
+    typed = written_tables(log, replicas, tmp_path)
+    table, commit, others = typed.dead_letters, LocalTable._commit, []
+    held = read_plain(table.path, DEAD_LETTERS.schema, DEAD_LETTERS.schema.names)
+    assert held is not None
+    last = held.slice(0, 1).set_column(0, held.schema.field(0), pa.array([99]))
+    by_job = write_file(Path(table.path), last, DEAD_LETTERS.statistics).action()
+    files = len(list(Path(table.path).glob("*.parquet")))
+
+    def commit_after_another(*given: Any) -> bool:
+        if len(others) < 2 * MERGE_ATTEMPTS:
+            others.append(commit_of_user(table, "WRITE", *([] if others else [by_job])))
+        return commit(*given)
+
+    monkeypatch.setattr(LocalTable, "_commit", commit_after_another)
+    table.remove([2, 7])
+    assert len(others) == 2 * MERGE_ATTEMPTS
+    assert sorted(row["index"] for row in rows_of(Path(table.path))) == [3, 99]
+    assert len(list(Path(table.path).glob("*.parquet"))) == files + 1
+
+
+def test_letters_in_a_table_with_a_column_of_another_program_leave_it_by_spark(
+    log: FakeLog, replicas: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver would lose the values of that column."""
+    table = written_tables(log, replicas, tmp_path).dead_letters
+    removed: list[object] = []
+    monkeypatch.setattr(ClaimedTable, "remove_all", lambda table, indexes: removed.append(indexes))
+    monkeypatch.setattr(table.spark, "createDataFrame", lambda rows: rows, raising=False)
+    fields = [*DEAD_LETTERS.schema.jsonValue()["fields"]]
+    fields.append({"name": "mine", "type": "string", "nullable": True, "metadata": {}})
+    schema = json.dumps({"type": "struct", "fields": fields})
+    metadata = {"id": "1", "schemaString": schema, "partitionColumns": [], "configuration": {}}
+    commit_of_user(table, "ADD COLUMNS", {"metaData": metadata})
+    table.remove([2])
+    assert removed == [pa.table({"index": [2]})]
 
 
 def test_letters_are_added_though_the_table_with_them_is_removed_and_made_again_meanwhile(
