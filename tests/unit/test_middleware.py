@@ -11,6 +11,7 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.responses import StreamingResponse
 
 from app.api.access.tokens import Tokens
@@ -129,15 +130,31 @@ def test_an_unexpected_failure_of_a_route_is_a_problem_document(
     async def read() -> None:
         raise ZeroDivisionError
 
-    async def run() -> httpx.Response:
-        asgi = HttpMiddleware(app, Tokens(None, ""), Meter(), InFlightLimit(9, 1 << 20), {}, lambda _: None)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(asgi), base_url="http://n1") as client:
-            return await client.request(method, PATH)
-
-    answer = asyncio.run(run())
+    answer = _answer(app, method, PATH)
     assert (answer.status_code, answer.headers["content-type"]) == (500, "application/problem+json")
     if method == "GET":
         problem = answer.json()
         assert (problem["code"], problem["outcome"]) == ("internal", "unknown")
         assert problem["request_id"] == answer.headers["x-request-id"]
     assert [record.message for record in caplog.records] == ["request failed"]
+
+
+@pytest.mark.parametrize("name", ["a%23b", "a%3Fb", "a%0A"])
+def test_a_problem_has_the_whole_path_and_the_methods_of_its_route(name: str) -> None:
+    app = FastAPI(openapi_url=None)
+    problems.install(app)
+    for path, method in (("/v1/logs/{log}", "PATCH"), ("/v1/logs/{log}/tail", "GET")):
+        app.add_api_route(path, lambda log: log, methods=[method])
+    app.state.routes = [each for each in app.routes if isinstance(each, APIRoute)]
+    answer = _answer(app, "POST", f"/v1/logs/{name}/tail")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+    assert answer.json()["instance"] == f"/v1/logs/{name}/tail"
+
+
+def _answer(app: FastAPI, method: str, target: str) -> httpx.Response:
+    async def run() -> httpx.Response:
+        asgi = HttpMiddleware(app, Tokens(None, ""), Meter(), InFlightLimit(9, 1 << 20), {}, lambda _: None)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(asgi), base_url="http://n1") as client:
+            return await client.request(method, target)
+
+    return asyncio.run(run())

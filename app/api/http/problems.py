@@ -32,7 +32,7 @@ def install(app: FastAPI) -> None:
 
 
 def problem(request: Request, error: CommitlogError) -> Response:
-    answer = problem_response(error, instance=request.url.path, request_id=request_id_of(request))
+    answer = problem_response(error, instance=_path(request), request_id=request_id_of(request))
     return ExactResponse(answer)
 
 
@@ -79,7 +79,7 @@ async def _http(request: Request, error: Exception) -> Response:
         return problem(request, MethodNotAllowed(_method(request), _allowed(request)))
     if error.status_code == 404:
         return problem(
-            request, NotFound(f"{request.url.path} is not a route of this API; GET /docs lists the routes")
+            request, NotFound(f"{_path(request)} is not a route of this API; GET /docs lists the routes")
         )
     logger.error("unexpected %s from the framework: %s", error.status_code, error.detail)
     return problem(request, Internal())
@@ -105,6 +105,12 @@ async def _failed(request: Request, _error: Exception) -> Response:
     return problem(request, Internal())
 
 
+def _path(request: Request) -> str:
+    """Return the decoded path. That of `request.url` ends at a decoded `?` or `#` and lacks line breaks."""
+    path: str = request.scope["path"]
+    return path
+
+
 def _method(request: Request) -> str:
     return "HEAD" if request.scope.get("commitlog.head") else request.method
 
@@ -113,9 +119,9 @@ def _allowed(request: Request) -> list[str]:
     """Return the methods of every route with this path."""
     allowed: dict[str, None] = {}
     for route in request.app.state.routes:
-        if route.path_regex.match(request.url.path):
+        if route.path_regex.match(_path(request)):
             allowed.update(dict.fromkeys(route.methods))
-    if request.url.path == request.app.openapi_url:  # the framework's own route
+    if _path(request) == request.app.openapi_url:  # the framework's own route
         allowed["GET"] = None
     if "GET" in allowed:
         allowed["HEAD"] = None
