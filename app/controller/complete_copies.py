@@ -10,6 +10,10 @@ that held everything, and two copies that end in one epoch are prefixes of one m
 reported counts only if it was written after the last lease had ended: from then on nothing was acknowledged,
 so the report covers every acknowledgement that the member was part of (A-11).
 
+A member whose folder is a copy may lack what it has acknowledged. So only the reports of the others count, if
+there are enough of them. Otherwise all members that still exist have to report, and the one that holds most
+is complete: after a restore of all folders there is nothing newer.
+
 A master that gives its epoch up reports the end of what it has acknowledged. A member whose log reaches that
 point in the master's epoch holds everything; no other report is needed.
 """
@@ -29,6 +33,7 @@ def complete_copies(log: Log, liveness: Liveness) -> tuple[int, ...]:
     """
     found = {*_complete(log, log.sync_state_set, log.set_acks, liveness, handed_over=not log.is_opening)}
     if log.is_opening:
+        found.difference_update(log.copied)
         found.update(_complete(log, log.former_set, log.former_acks, liveness, handed_over=False))
     return tuple(sorted(found))
 
@@ -60,14 +65,13 @@ def held_end(log: Log, liveness: Liveness, replica: Replica) -> int:
 
 def counts_all(log: Log) -> bool:
     """True if every member of the sets that count holds everything: no proof is needed."""
-    sets = [(log.sync_state_set, log.set_acks), (log.former_set, log.former_acks)]
-    return all(acks_needed(len(members), acks) == len(members) for members, acks in sets)
+    sets = [_proving(log, log.sync_state_set, log.set_acks), _proving(log, log.former_set, log.former_acks)]
+    return all(reports == 1 for _members, reports in sets)
 
 
 def reports_needed(log: Log) -> int:
     """Return how many members must be heard after the last lease for a clean election; 1 for any member."""
-    members, acks = _counted_set(log)
-    return len(members) - acks_needed(len(members), acks) + 1
+    return _proving(log, *_counted_set(log))[1]
 
 
 def may_become_complete(log: Log, liveness: Liveness, now_ms: int) -> bool:
@@ -76,7 +80,7 @@ def may_become_complete(log: Log, liveness: Liveness, now_ms: int) -> bool:
 
     Once all of them have reported, only those that are proven to hold everything may still win it.
     """
-    members, _acks = _counted_set(log)
+    members, reports = _proving(log, *_counted_set(log))
     heard = _reports(log, members, liveness)
     awaited = [
         member for member in members if member not in heard and _may_report(log, member, liveness, now_ms)
@@ -86,10 +90,10 @@ def may_become_complete(log: Log, liveness: Liveness, now_ms: int) -> bool:
         for member in log.holders
         if (replica := log.current(member)) is not None and liveness.may_come_to_lead(log, replica, now_ms)
     ]
-    if not (awaited or counts_all(log)):
+    if counts_all(log) or not awaited:
         complete = complete_copies(log, liveness)
         able = [member for member in able if member in complete]
-    is_likely = len(heard) + len(awaited) >= reports_needed(log)
+    is_likely = len(heard) + len(awaited) >= reports
     return bool(able) and (is_likely or _winner_may_lead(log, liveness, now_ms))
 
 
@@ -101,7 +105,7 @@ def _may_report(log: Log, member: int, liveness: Liveness, now_ms: int) -> bool:
 
 def _winner_may_lead(log: Log, liveness: Liveness, now_ms: int) -> bool:
     """True if the winner of the last election, whose epoch is not open yet, may win the next one too."""
-    winners = [log.current(member) for member in log.sync_state_set]
+    winners = [log.current(member) for member in log.sync_state_set if member not in log.copied]
     return log.is_opening and any(
         winner is not None and liveness.may_come_to_lead(log, winner, now_ms) for winner in winners
     )
@@ -117,12 +121,22 @@ def _counted_set(log: Log) -> tuple[tuple[int, ...], int]:
     return (log.former_set, log.former_acks) if log.is_opening else (log.sync_state_set, log.set_acks)
 
 
+def _proving(log: Log, members: Sequence[int], acks: int) -> tuple[Sequence[int], int]:
+    """Return the members that can prove what was acknowledged, and how many of them have to report."""
+    reports = len(members) - acks_needed(len(members), acks) + 1
+    existing = [member for member in members if log.is_current(member)]
+    sure = [member for member in existing if member not in log.copied]
+    if len(sure) == len(existing):
+        return members, reports
+    return (sure, reports) if len(sure) >= reports else (existing, max(reports, len(existing)))
+
+
 def _complete(
     log: Log, members: Sequence[int], acks: int, liveness: Liveness, *, handed_over: bool
 ) -> list[int]:
     """handed_over: whether the master's word about what it has acknowledged is about this set."""
-    needed = acks_needed(len(members), acks)
-    if needed == len(members):
+    members, reports = _proving(log, members, acks)
+    if reports == 1:
         return list(members)
     confirmed = liveness.handed_over(log.name, log.master_epoch) if handed_over else None
     heard = _reports(log, members, liveness)
@@ -135,7 +149,7 @@ def _complete(
             confirmed is not None and report.epoch == log.master_epoch and report.max_offset >= confirmed
         )
         not_ahead = sum(end <= heard[member] for end in heard.values()) if member in heard else 0
-        if reaches or not_ahead > len(members) - needed:
+        if reaches or not_ahead >= reports:
             found.append(member)
     return found
 

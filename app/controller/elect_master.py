@@ -296,6 +296,9 @@ def _why_none(log: Log, liveness: Liveness, copies: list[Replica]) -> str:
         newest = max(copies, key=lambda each: (_end_of(log, liveness, each), not log.is_learner(each.node)))
         if log.is_learner(newest.node):
             return f"{newest.node} is a learner and may hold acknowledged records: promote it; {detail}"
+    copied = ", ".join(log.nodes_of(tuple(each for each in log.holders if each in log.copied)))
+    if copied:
+        detail += f"; copied folders, which may be older: {copied}"
     if counts_all(log):
         return detail
     held = ", ".join(log.nodes_of(complete_copies(log, liveness))) or "none"

@@ -63,10 +63,12 @@ class ReplicaIdApplied(MetadataEvent, frozen=True, kw_only=True, tag="replica-id
 
 class ReplicaRegistered(MetadataEvent, frozen=True, kw_only=True, tag="replica-registered"):
     """The node keeps this copy at this address. Earlier copies of the node leave the SyncStateSet, unless
-    it has no other member: what they held is lost, and the set records that."""
+    it has no other member: what they held is lost, and the set records that. is_copy: its folder is a copy.
+    """
 
     replica_id: int
     address: str
+    is_copy: bool = False
 
 
 class MasterElected(MetadataEvent, frozen=True, kw_only=True, tag="master-elected"):

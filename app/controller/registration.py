@@ -47,9 +47,12 @@ def register(
     if confirmed is not None:
         _check_confirmed(log, command, confirmed)
     _check_epoch(log, command)
-    if found.address == command.address:
+    is_noted = not command.is_copy or found.id in log.copied
+    if found.address == command.address and is_noted:
         return None
-    return ReplicaRegistered(log=log.name, replica_id=found.id, address=command.address)
+    return ReplicaRegistered(
+        log=log.name, replica_id=found.id, address=command.address, is_copy=command.is_copy
+    )
 
 
 def _check_confirmed(log: Log, command: RegisterReplica, confirmed: Confirmed) -> None:

@@ -97,7 +97,8 @@ def check_gone(log: Log, node: str, liveness: Liveness, now_ms: int, *, force: b
     if liveness.may_live(node, now_ms):
         raise Refused(Reason.NODE_ALIVE, f"{node} is alive: remove it, or clean its metadata by force")
     _check_history(log, node)
-    others = [each for each in log.nodes_of(log.holders) if each != node]
+    sure = tuple(member for member in log.holders if member not in log.copied)
+    others = [each for each in log.nodes_of(sure) if each != node]
     if log.holders and not others:
         raise Refused(
             Reason.LAST_IN_SYNC,
@@ -156,6 +157,7 @@ def _why_not_without(log: Log, nodes: Sequence[str], liveness: Liveness, now_ms:
         for member in log.sync_state_set
         if (replica := log.current(member)) is not None
         and replica.node not in nodes
+        and member not in log.copied
         and liveness.may_lead(log, replica, now_ms)
     ]
     floor = max(1, log.spec.min_in_sync_replicas)

@@ -203,6 +203,7 @@ def _with_master(log: Log, event: MasterElected) -> Log:
         former_acks=event.former_acks,
         lost_history=False,
         never_open=log.never_open and bool(event.former_set),
+        copied=() if event.unclean else log.copied,
     )
 
 
@@ -228,7 +229,15 @@ def _with_set(log: Log, event: SyncStateSetChanged) -> Log:
         never_open=log.never_open and event.restored,
         opened_epoch=opened_epoch,
         confirmed=_with_confirmed(log, event.confirmed),
+        copied=log.copied if event.restored else _still_copied(log, event.sync_state_set),
     )
+
+
+def _still_copied(log: Log, members: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the copies that may be older still. A master holds everything, and lets only those join that do
+    so, too; a member may stay without a connection."""
+    joined = [each for each in members if each not in log.sync_state_set or each == log.master]
+    return tuple(each for each in log.copied if each not in joined)
 
 
 def _without_gone(log: Log) -> Log:
@@ -327,11 +336,14 @@ def _registered(log: Log, event: ReplicaRegistered) -> Log:
         for each in log.replicas
         if each.id not in gone or each.id in members or log.lost_history
     )
+    noted = (*log.copied, replica.id) if event.is_copy else log.copied
+    copied = tuple(each.id for each in replicas if each.id in noted)
     if not gone:
-        return msgspec.structs.replace(log, replicas=replicas)
+        return msgspec.structs.replace(log, replicas=replicas, copied=copied)
     return msgspec.structs.replace(
         log,
         replicas=replicas,
+        copied=copied,
         master=None if log.master in gone else log.master,
         sync_state_set=members,
         set_epoch=log.set_epoch + 1,

@@ -1,4 +1,4 @@
-"""Registration of a copied folder: beside a master that leads, the copy is a new replica (C-03). PURE."""
+"""Registration of a copied folder: beside a master, the copy is a new replica (C-03). PURE."""
 
 from app.controller.commands import Reason, Refused, RegisterReplica
 from app.controller.liveness import Liveness
@@ -10,15 +10,18 @@ def is_replaced(log: Log, command: RegisterReplica, liveness: Liveness, now_ms: 
 
     It may hold less than it has acknowledged, and more than any controller knows of that. A master of an open
     epoch holds everything, so it needs no other member. Without one the copy stays what it was: after a
-    restore of all folders one of them has to lead. Raises Refused while the log may have a master that this
-    controller has not heard of yet.
+    restore of all folders one of them has to lead (complete_copies.py). Raises Refused while the log may have
+    a master that has no lease yet, and while this controller hears the copy as a registered one: then the
+    request is late, or the incarnation before is not known to have ended.
     """
-    master = None if log.master is None else log.current(log.master)
+    copy, master = log.current(command.replica_id), None if log.master is None else log.current(log.master)
+    if copy is not None and liveness.has_copy(log, copy, now_ms):
+        raise Refused(Reason.NOT_ALIVE, f"replica {copy.id} of {copy.node} is registered and alive")
     if master is None or log.is_opening or master.id == command.replica_id:
         return False
     if liveness.is_leased(log.name, now_ms):
         return True
-    if liveness.may_be_leased(log.name, now_ms) and liveness.may_have_copy(log, master, now_ms):
+    if liveness.may_have_copy(log, master, now_ms) and not liveness.is_given_up(log.name):
         raise Refused(
             Reason.NOT_ALIVE,
             f"the folder of replica {command.replica_id} is a copy, and waits until {master.node} is heard",

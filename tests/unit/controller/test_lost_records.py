@@ -5,6 +5,7 @@ import pytest
 
 from app.controller.commands import (
     AnyCommand,
+    Done,
     Reason,
     Refusal,
     RegisterReplica,
@@ -189,9 +190,34 @@ def test_the_metadata_record_what_copies_have_confirmed_only_when_that_has_moved
         assert len(quorum.events) == count
 
 
-def copy_of(quorum: Quorum, node: str) -> RegisterReplica:
+def copy_of(quorum: Quorum, node: str, max_offset: int = 100) -> RegisterReplica:
     """The registration of a copied folder that holds all that the controllers have recorded."""
-    return msgspec.structs.replace(start_of(quorum, node, 100), log_epoch=1, is_copy=True)
+    return msgspec.structs.replace(start_of(quorum, node, max_offset), log_epoch=1, is_copy=True)
+
+
+def restored(*nodes: str, **settings: int) -> Quorum:
+    """All are stopped, and the folders of these nodes replaced by copies, which are registered now."""
+    quorum = Quorum()
+    quorum.with_master(**settings)
+    quorum.heartbeats()
+    assert isinstance(quorum.alter(*quorum.nodes, acks=settings.get("in_sync_replicas", 0)), Done)
+    quorum.fail_over()
+    quorum.pass_time(CONFIG.broker_timeout_ms)
+    quorum.scan()
+    assert quorum.log().master is None
+    for node in nodes:
+        quorum.done(copy_of(quorum, node))
+    quorum.confirms = True
+    return quorum
+
+
+def heard(quorum: Quorum, **ends: int) -> str | None:
+    """These nodes report ends of their logs in epoch 1; the node that is elected, None for none."""
+    for node, end in ends.items():
+        quorum.offsets[node, "a"] = (1, end, 0)
+    for _ in range(4):
+        quorum.let_pass(500, *ends)
+    return quorum.log().master_node
 
 
 @pytest.mark.rule("C-03", "C-05")
@@ -218,10 +244,61 @@ def test_copied_folders_stay_replicas_where_no_master_leads() -> None:
     quorum.join_all()
     quorum.fail_over()
     quorum.pass_time(CONFIG.lease_ms + 1)
+    assert quorum.refused(copy_of(quorum, "n2")) is Reason.NOT_ALIVE  # the master may live still
+    quorum.pass_time(CONFIG.broker_timeout_ms)
     members = quorum.log().sync_state_set
     for node in ("n2", "n1", "n3"):
         quorum.done(copy_of(quorum, node))
     assert quorum.log().sync_state_set == members
+
+
+@pytest.mark.rule("C-03", "C-05", "C-12")
+@pytest.mark.parametrize("in_sync", [0, 2])
+def test_a_copied_folder_is_elected_only_if_no_original_can_hold_more(in_sync: int) -> None:
+    """The node that was restored is the first one that starts."""
+    settings = {"in_sync_replicas": in_sync} if in_sync else {}
+    quorum = restored("n2", **settings)
+    assert heard(quorum, n2=100) is None
+    if in_sync:
+        assert heard(quorum, n2=100, n3=90) is None  # n1 may hold what neither has
+    assert heard(quorum, n2=100, n1=100, n3=90) == "n1"
+
+
+@pytest.mark.rule("C-03", "C-05", "C-12")
+@pytest.mark.parametrize("in_sync", [0, 2])
+def test_the_newest_of_copied_folders_is_elected_once_all_have_reported(in_sync: int) -> None:
+    settings = {"in_sync_replicas": in_sync} if in_sync else {}
+    quorum = restored("n1", "n2", "n3", **settings)
+    members = quorum.log().sync_state_set
+    assert heard(quorum, n1=100, n2=110) is None
+    assert heard(quorum, n1=100, n2=110, n3=120) == "n3"
+    assert quorum.log().former_set == members
+
+
+@pytest.mark.rule("C-03", "C-06")
+def test_a_copied_folder_counts_again_once_a_master_has_requested_a_set_with_it() -> None:
+    quorum = restored("n2", "n3")
+    assert heard(quorum, n1=100, n2=100, n3=100) == "n1"
+    quorum.offsets["n1", "a"] = (2, 200, 0)
+    quorum.let_pass(500)
+    quorum.join_all()
+    assert quorum.log().copied == ()
+    let_die(quorum, "n1")
+    assert quorum.log().master_node in ("n2", "n3")
+
+
+@pytest.mark.rule("C-03")
+def test_a_late_registration_of_a_copied_folder_takes_no_working_replica_out() -> None:
+    """Its node would follow no master until its next start: the replica that it keeps does not exist."""
+    quorum = restored("n2")
+    late = copy_of(quorum, "n2")
+    assert heard(quorum, n1=100, n2=100, n3=100) == "n1"
+    quorum.offsets["n1", "a"] = (2, 200, 0)
+    for _ in range(2):
+        quorum.let_pass(500)
+    assert quorum.active.liveness.is_leased("a", quorum.now_ms)
+    assert quorum.refused(late) is Reason.NOT_ALIVE
+    assert quorum.log().is_current(late.replica_id)
 
 
 @pytest.mark.rule("C-03")
@@ -236,5 +313,7 @@ def test_a_copied_folder_is_noted_until_it_is_registered() -> None:
     bench.start(msgspec.structs.replace(identity, is_copy=True))
     command = bench.ask(RegisterReplica)
     assert command.is_copy
-    bench.answer(command)
+    assert bench.quorum.refused(command) is Reason.NOT_ALIVE  # the incarnation before may live still
+    bench.quorum.active.liveness.disconnected("n1")
+    bench.manager.answered(command, bench.quorum.ask(command), bench.quorum.now_ms)
     assert bench.save() == identity

@@ -95,3 +95,33 @@ def test_a_group_whose_folders_are_all_restored_elects_a_master_with_all_records
     append_at(cluster, master, b"later")
     assert cluster.run_until(lambda: len(truth(cluster).set_nodes) == 3, 5)
     assert not truth(cluster).unclean_epoch
+
+
+@pytest.mark.rule("C-03", "C-05", "C-12")
+@pytest.mark.parametrize("restored", ["one", "all"])
+def test_an_older_copy_of_a_folder_that_starts_before_the_others_does_not_lead(restored: str) -> None:
+    """It was made before the last record, which was confirmed so late that the metadata do not know that."""
+    cluster = HaCluster(1, HaPlan(faults=False, clients=0, own_controllers=True))
+    cluster.run(2)
+    master = master_of(cluster)
+    older = next(node for node in cluster.brokers if node is not master)
+    copies = {older.name: older.files.copy_folder("data")}
+    last = append_at(cluster, master, b"acknowledged").last_index
+    cluster.run(0.05)
+    for node in cluster.nodes.values():
+        copies.setdefault(node.name, node.files.copy_folder("data"))
+        node.crash(power=False)
+    for node in cluster.nodes.values():
+        if node is older or restored == "all":
+            node.files.put_folder("data", copies[node.name])
+        if node is older or not node.is_broker:
+            node.start()
+    cluster.run(1.5)
+    assert truth(cluster).master_node != older.name
+    for node in cluster.brokers:
+        if node is not older:
+            node.start()
+    assert cluster.run_until(lambda: any(node.acknowledges for node in cluster.brokers), 10)
+    assert master_of(cluster).held_index >= last
+    assert cluster.run_until(lambda: len(truth(cluster).set_nodes) == 3, 5)
+    assert not truth(cluster).unclean_epoch
