@@ -114,7 +114,7 @@ class ControllerServer:
         elif round_.events:
             self._append(active, driver, round_)
         else:
-            self._answer(round_.answers)
+            self._answer_confirmed(active, driver, round_.answers)
 
     def disconnected(self, node: str) -> None:
         """A node's connection to this one has closed (C-05): no heartbeat of before counts any more."""
@@ -297,6 +297,23 @@ class ControllerServer:
                 self._give(token, answer)
         if answers:
             self._ask_turn()
+
+    def _answer_confirmed(
+        self, active: ActiveController, driver: LogDriver, answers: Sequence[tuple[Token, Answer]]
+    ) -> None:
+        """Give answers that need no event, once a quorum confirms that this controller leads (R-08): one
+        that was replaced unnoticed may not know the newest copies and masters."""
+
+        def confirmed(result: int | CommitlogError) -> None:
+            if self._active is not active:
+                return
+            if not isinstance(result, CommitlogError):
+                self._answer(answers)
+                return
+            for token, _answer in answers:  # the nodes repeat their requests
+                self._open.pop(token, None)
+
+        driver.read_index(confirmed)
 
     def _let_go(self, active: ActiveController) -> None:
         """Answer about new and changed logs once every living node knows them: the caller may use any of

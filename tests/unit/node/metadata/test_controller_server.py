@@ -19,7 +19,7 @@ from app.controller.log_state import MetadataLogState
 from app.controller.messages import BrokerHeartbeat, CommandAnswer, CommandRequest
 from app.controller.metadata import Log, LogSpec, Replica
 from app.controller.senders import only_sender_of
-from app.errors import ReadIndexUnavailable, StorageFull
+from app.errors import CommitlogError, ReadIndexUnavailable, StorageFull
 from app.log.contract import AppendRequest, GroupConfig, Role
 from app.node.metadata.controller_server import MAX_OPEN_REQUESTS, ControllerServer, ControllerSetup
 from app.node.replica.driver import LogDriver
@@ -76,13 +76,15 @@ class Bench:
     def ask(self, source: str, id: int, command: AnyCommand) -> None:
         self.server.take(source, CommandRequest(id, command, -1))
 
-    def turn(self) -> list[CommandAnswer]:
-        """Decide about what was asked; return the answers."""
+    def turn(self, *, confirm: int | CommitlogError = 7) -> list[CommandAnswer]:
+        """Decide about what was asked; return the answers. confirm: of the lead, as a read is answered."""
         self.sent.clear()
         for _ in range(100):
             if self.turns:
                 self.turns.pop(0)()
-        assert not self.turns
+            elif self.reads:
+                self.reads.pop(0)(confirm)
+        assert (self.turns, self.reads) == ([], [])
         return [message for message in self.sent if isinstance(message, CommandAnswer)]
 
 
@@ -124,6 +126,17 @@ def test_one_confirmation_answers_all_heartbeats_since_the_last_tick() -> None:
     bench.reads.pop()(ReadIndexUnavailable())
     bench.server.tick()
     assert (bench.reads, bench.sent) == ([], [])  # the node repeats it
+
+
+@pytest.mark.rule("R-08", "C-02")
+def test_an_answer_without_an_event_leaves_only_once_the_lead_is_confirmed() -> None:
+    """A controller that was replaced unnoticed does not know the newest copies: it would refuse them."""
+    bench = Bench()
+    bench.ask("n1", 1, DeleteLog("missing"))
+    assert bench.turn(confirm=ReadIndexUnavailable()) == []
+    assert bench.turn() == []
+    bench.ask("n1", 1, DeleteLog("missing"))  # the node repeats it
+    assert [answer.id for answer in bench.turn()] == [1]
 
 
 @pytest.mark.rule("C-05")
