@@ -258,3 +258,12 @@ plant(
     ),
     mode="controller",
 )
+
+
+plant(
+    "a_kept_copy_of_a_folder_proves_what_it_has_acknowledged",
+    "C-03",
+    (complete_copies, "_proving", "if len(sure) == len(existing):", "if True:"),
+    lambda _: test_lost_records.test_a_copied_folder_is_elected_only_if_no_original_can_hold_more(0),
+    mode="controller",
+)
