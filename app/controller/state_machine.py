@@ -203,7 +203,7 @@ def _with_master(log: Log, event: MasterElected) -> Log:
         former_acks=event.former_acks,
         lost_history=False,
         never_open=log.never_open and bool(event.former_set),
-        copied=() if event.unclean else log.copied,
+        copied=() if event.unclean or not event.former_set else log.copied,
     )
 
 
@@ -234,9 +234,10 @@ def _with_set(log: Log, event: SyncStateSetChanged) -> Log:
 
 
 def _still_copied(log: Log, members: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the copies that may be older still. A master holds everything, and lets only those join that do
-    so, too; a member may stay without a connection."""
-    joined = [each for each in members if each not in log.sync_state_set or each == log.master]
+    """Return the copies that may be older still. A master that opens its epoch holds everything, and lets
+    only those join that do so, too. One that was registered as a copy after that does not act any more: its
+    request is late."""
+    joined = [each for each in members if each not in log.sync_state_set or log.is_opening]
     return tuple(each for each in log.copied if each not in joined)
 
 

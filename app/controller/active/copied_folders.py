@@ -10,20 +10,24 @@ def is_replaced(log: Log, command: RegisterReplica, liveness: Liveness, now_ms: 
 
     It may hold less than it has acknowledged, and more than any controller knows of that. A master of an open
     epoch holds everything, so it needs no other member. Without one the copy stays what it was: after a
-    restore of all folders one of them has to lead (complete_copies.py). Raises Refused while the log may have
-    a master that has no lease yet, and while this controller hears the copy as a registered one: then the
-    request is late, or the incarnation before is not known to have ended.
+    restore of all folders one of them has to lead (complete_copies.py). A master that was registered as a
+    copy since its election does not act any more, and may lack records itself, although it is granted leases.
+
+    Raises Refused while this controller hears the copy as a registered one: then the request is late, or the
+    incarnation before is not known to have ended. Raises Refused also while the log has a master without a
+    lease, until it is heard or the log has none: a master that returns must not find the copy in its set.
     """
     copy, master = log.current(command.replica_id), None if log.master is None else log.current(log.master)
     if copy is not None and liveness.has_copy(log, copy, now_ms):
         raise Refused(Reason.NOT_ALIVE, f"replica {copy.id} of {copy.node} is registered and alive")
-    if master is None or log.is_opening or master.id == command.replica_id:
+    if master is None or master.id in (command.replica_id, *log.copied):
         return False
-    if liveness.is_leased(log.name, now_ms):
+    if log.is_opening or liveness.is_given_up(log.name):
+        return False
+    if liveness.has_copy(log, master, now_ms) and liveness.is_leased(log.name, now_ms):
         return True
-    if liveness.may_have_copy(log, master, now_ms) and not liveness.is_given_up(log.name):
-        raise Refused(
-            Reason.NOT_ALIVE,
-            f"the folder of replica {command.replica_id} is a copy, and waits until {master.node} is heard",
-        )
-    return False
+    raise Refused(
+        Reason.NOT_ALIVE,
+        f"the folder of replica {command.replica_id} is a copy, and waits until {master.node} is heard"
+        " or replaced",
+    )

@@ -5,10 +5,12 @@ import pytest
 
 from app.controller.commands import (
     AnyCommand,
+    ChangeReplica,
     Done,
     Reason,
     Refusal,
     RegisterReplica,
+    ReplicaChange,
     StepDown,
 )
 from app.controller.messages import BrokerHeartbeatAnswer
@@ -246,10 +248,62 @@ def test_copied_folders_stay_replicas_where_no_master_leads() -> None:
     quorum.pass_time(CONFIG.lease_ms + 1)
     assert quorum.refused(copy_of(quorum, "n2")) is Reason.NOT_ALIVE  # the master may live still
     quorum.pass_time(CONFIG.broker_timeout_ms)
+    quorum.scan()
     members = quorum.log().sync_state_set
     for node in ("n2", "n1", "n3"):
         quorum.done(copy_of(quorum, node))
     assert quorum.log().sync_state_set == members
+
+
+@pytest.mark.rule("C-03", "C-05")
+def test_a_copied_folder_waits_while_a_silent_master_may_return() -> None:
+    """It would be in the set of a master that counts the acknowledgements of the folder before."""
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.join_all()
+    quorum.fail_over()
+    quorum.active.liveness.disconnected("n1")
+    assert quorum.refused(copy_of(quorum, "n2")) is Reason.NOT_ALIVE
+    quorum.heartbeats("n1", "n3")
+    quorum.active.liveness.disconnected("n1")  # it has a lease, and may be lost
+    assert quorum.refused(copy_of(quorum, "n2")) is Reason.NOT_ALIVE
+    quorum.heartbeats("n1", "n3")
+    assert quorum.refused(copy_of(quorum, "n2")) is Reason.LOST_RECORDS
+    assert (quorum.log().set_nodes, quorum.log().copied) == (("n1", "n3"), ())
+
+
+@pytest.mark.rule("C-03", "C-05")
+def test_a_master_whose_folder_is_a_copy_makes_no_other_copy_a_new_replica() -> None:
+    """All nodes start with copies. The old master has the oldest, and is heard before it gives its epoch
+    up."""
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.join_all()
+    quorum.fail_over()
+    quorum.confirms = True
+    quorum.done(copy_of(quorum, "n1", 90))
+    assert heard(quorum, n1=90) == "n1"
+    for node in ("n2", "n3"):
+        quorum.done(copy_of(quorum, node))
+    quorum.done(StepDown("a", quorum.log().generation, 1, 1))
+    assert heard(quorum, n1=90, n2=100) != "n1"
+    assert heard(quorum, n1=90, n2=100, n3=95) == "n2"
+
+
+@pytest.mark.rule("C-03", "C-05")
+def test_the_only_member_is_elected_and_no_more_a_copy() -> None:
+    """The other replica is lost, and can be removed."""
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.fail_over()
+    quorum.pass_time(CONFIG.broker_timeout_ms)
+    quorum.scan()
+    quorum.done(copy_of(quorum, "n1"))
+    assert quorum.log().copied == (quorum.id_of("n1"),)
+    quorum.confirms = True
+    assert heard(quorum, n1=100) == "n1"
+    assert (quorum.log().copied, quorum.log().is_opening) == ((), False)
+    quorum.done(ChangeReplica("a", "n3", ReplicaChange.CLEAN, "clean n3"))
 
 
 @pytest.mark.rule("C-03", "C-05", "C-12")
