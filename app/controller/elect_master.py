@@ -112,8 +112,11 @@ def _candidates(
     candidates = clean
     unclean_asked = command is not None and command.unclean
     is_allowed = log.spec.unclean or unclean_asked or liveness.config.elect_unclean
-    # Members of a set that is not the last one give no hope of a clean election (_newest_of_all).
-    has_hope = clean or (not log.lost_history and may_become_complete(log, liveness, now_ms))
+    has_hope = bool(clean)
+    if not (clean or log.lost_history):  # a set that is not the last one gives no hope (_newest_of_all)
+        has_hope = may_become_complete(log, liveness, now_ms) or (
+            command is None and _is_any_registering(log, liveness, now_ms)
+        )
     if is_allowed and not has_hope:
         candidates = living
     wanted = None if command is None else command.candidate
@@ -122,6 +125,12 @@ def _candidates(
             candidates = living
         candidates = [each for each in candidates if each.node == wanted]
     return candidates
+
+
+def _is_any_registering(log: Log, liveness: Liveness, now_ms: int) -> bool:
+    """Return whether a member of the set starts at this moment, as after a restart of all nodes."""
+    members = [log.current(member) for member in log.holders]
+    return any(each is not None and liveness.is_registering(log, each, now_ms) for each in members)
 
 
 def _elected(

@@ -254,6 +254,13 @@ class Liveness:
         repair)."""
         return self.is_alive(replica.node, now_ms) and self._report_of(log, replica) is not None
 
+    def is_registering(self, log: Log, replica: Replica, now_ms: int) -> bool:
+        """Return whether the replica's node is alive, and has opened a copy of the log that it has yet to
+        register."""
+        return self.is_alive(replica.node, now_ms) and (
+            self.report(replica.node, log.name, log.generation, 0) is not None
+        )
+
     def may_lead(self, log: Log, replica: Replica, now_ms: int) -> bool:
         """Return whether the replica is alive and has all that a master needs."""
         report = self._report_of(log, replica)

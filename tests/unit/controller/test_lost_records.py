@@ -13,6 +13,7 @@ from app.controller.commands import (
     ReplicaChange,
     StepDown,
 )
+from app.controller.liveness import Report
 from app.controller.messages import BrokerHeartbeatAnswer
 from app.controller.replicas_manager import SendToCore
 from app.ha.roles import MasterRole
@@ -339,6 +340,28 @@ def test_a_copied_folder_counts_again_once_a_master_has_requested_a_set_with_it(
     assert quorum.log().copied == ()
     let_die(quorum, "n1")
     assert quorum.log().master_node in ("n2", "n3")
+
+
+@pytest.mark.rule("C-03", "C-05")
+def test_no_copied_folder_wins_an_unclean_election_while_members_are_being_registered() -> None:
+    """All nodes start at once, with copies of their folders."""
+    quorum = Quorum()
+    quorum.with_master(unclean=True)
+    quorum.join_all()
+    quorum.fail_over()
+    quorum.pass_time(CONFIG.broker_timeout_ms)
+    quorum.scan()
+    quorum.done(copy_of(quorum, "n1"))
+    quorum.offsets["n1", "a"] = (1, 90, 0)
+    for _ in range(4):
+        for node in ("n2", "n3"):
+            report = Report("a", quorum.log().generation, 0, 1, 100, 0)
+            quorum.active.heartbeat(quorum.now_ms, node, len(quorum.events) - 1, [report], quorum.now_ms)
+        quorum.let_pass(500, "n1")
+        assert quorum.log().master_node is None
+    quorum.done(start_of(quorum, "n2", 100))
+    assert heard(quorum, n1=90, n2=100) == "n2"
+    assert quorum.log().unclean_epoch == 0
 
 
 @pytest.mark.rule("C-03")
