@@ -66,6 +66,7 @@ class Ballot:
         """True if a majority of the present voters, all of them sound, has granted it, and so have the
         witnesses of the group (MemberState.needed_witnesses); or every voter has (MemberState.every_voter),
         and the candidate is a present one, or all but one of them are sound, and not one alone is present.
+        Never, while it lacks what it knows to be committed (MemberState.needed_index).
 
         An unsound member may have lost what it acknowledged or voted, so it proves nothing. When every voter
         grants, no remaining log holds more than the candidate's, and no other candidate of the term can have
@@ -75,6 +76,8 @@ class Ballot:
         hold the record of the change.
         """
         member, voters = self._member, self._member.group.voters
+        if self._log.last_position[1] < member.needed_index:
+            return False
         granted = {voter: vote.sound for voter, vote in self._votes.items() if vote.granted}
         every = member.every_voter
         is_known = member.node_id in voters or (
@@ -91,15 +94,15 @@ def grants(
     """Return whether the member's vote may go to the candidate; the term of a real request is adopted before.
 
     An unsound member grants nothing to a candidate that would count it as sound (R-01, R-02). No candidate
-    may lack what this member knows to be committed: a crash during a reset leaves an empty log, which
-    compares by its beginning. A removed member with an empty log knows it by a notice alone: otherwise it
-    would elect a voter whose disk was replaced, and whose configuration still names it.
+    may lack what this member knows to be committed (MemberState.needed_index): a crash during a reset leaves
+    an empty log, which compares by its beginning. A removed member with an empty log knows it by a notice
+    alone: otherwise it would elect a voter whose disk was replaced, and whose configuration still names it.
     """
     if not (member.sound or request.weighs):
         return False
     if (request.last_term, request.last_index) < log.last_position:  # R-02
         return False
-    if request.last_index < max(member.committed_index, member.noticed_index):
+    if request.last_index < member.needed_index:
         return False
     if request.pre_vote:
         return request.term > member.term and not hears_leader

@@ -108,9 +108,11 @@ class EntryHandler:
 
     def adopt_committed(self, index: int) -> None:
         """Follow the leader's committed index as far as this log is known to be the leader's (D-20, R-12)."""
+        member = self._member
+        member.stated_index, member.stated_by = max(member.stated_index, index), member.leader_id
         index = min(index, self.matched_index)
-        if index > self._member.committed_index and index >= self._log.begin_index != NO_INDEX:
-            self._member.committed_index = index
+        if index > member.committed_index and index >= self._log.begin_index != NO_INDEX:
+            member.committed_index = index
 
     @property
     def holds_all_committed(self) -> bool:

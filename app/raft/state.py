@@ -32,9 +32,11 @@ class MemberState:
     the record that names another group than the configured one, NO_INDEX for none. former_voters: of the
     group that the newest one replaced; () if the newest was known to be committed when it was adopted.
     witnesses: as in needed_witnesses, until the record is known to be committed. noticed_index: of a record
-    that a peer knows to be committed, and that removes this member; NO_INDEX for none. leader_syncs: the
-    leader that it follows promises `fsync`. unsynced_index: the last record that it may have acknowledged
-    before it was synced, by an earlier setting, in the modes with a master; NO_INDEX for none.
+    that a peer knows to be committed, and that removes this member; NO_INDEX for none. stated_index and
+    stated_by: the highest committed index that a leader has stated, and the last leader; NO_INDEX and None
+    before the first one. leader_syncs: the leader that it follows promises `fsync`. unsynced_index: the last
+    record that it may have acknowledged before it was synced, by an earlier setting, in the modes with a
+    master; NO_INDEX for none.
     """
 
     node_id: str
@@ -53,6 +55,8 @@ class MemberState:
     former_voters: tuple[str, ...] = ()
     witnesses: tuple[str, ...] = ()
     noticed_index: int = NO_INDEX
+    stated_index: int = NO_INDEX
+    stated_by: str | None = None
     leader_syncs: bool = False
     unsynced_index: int = NO_INDEX
 
@@ -81,6 +85,17 @@ class MemberState:
         """Voters without which no record is committed and no leader elected, beside a majority, until the
         record of the newest group is known to be committed (Standing.configure)."""
         return self.witnesses if self.committed_index < self.group_index else ()
+
+    @property
+    def needed_index(self) -> int:
+        """Index that every candidate must hold, because the log is known to be committed up to it.
+
+        What a leader has stated counts while that is no voter of the group here: the group is an old one, and
+        all its voters may have begun again, as a new disk and a removed node that was added again. A voter
+        shows by its own vote what it holds.
+        """
+        is_old = self.stated_by not in self.group.voters
+        return max(self.committed_index, self.noticed_index, self.stated_index if is_old else NO_INDEX)
 
     def held_index(self, log: ReplicaLog) -> int:
         """The last index that this member may acknowledge: on disk with `fsync`, otherwise written (R-11).

@@ -26,6 +26,7 @@ from tests.unit.raft import (
     test_elections,
     test_membership,
     test_planted_bugs,
+    test_removal,
     test_transfer,
 )
 from tests.unit.raft.support import MemoryLog
@@ -158,6 +159,24 @@ plant(
     lambda _: test_elections.test_a_log_that_a_reset_has_left_empty_refuses_who_lacks_what_was_before_it(
         2, 99, False, False
     ),
+)
+plant(
+    "all_voters_of_an_old_group_elect_a_beginning_of_the_log",
+    "R-02",
+    (Ballot, "is_won", "self._log.last_position[1] < member.needed_index", "False"),
+    lambda _: test_removal.test_all_voters_of_an_old_group_do_not_elect_the_beginning_of_a_log("n1"),
+)
+plant(
+    "a_voter_with_a_new_disk_elects_a_beginning_of_the_log",
+    "R-02",
+    (core_module, "grants", "member.needed_index", "member.committed_index"),
+    lambda _: test_removal.test_all_voters_of_an_old_group_do_not_elect_the_beginning_of_a_log("n1"),
+)
+plant(
+    "what_a_voter_has_stated_counts_without_its_disk",
+    "R-02",
+    (MemberState, "needed_index", "self.stated_index if is_old else NO_INDEX", "self.stated_index"),
+    lambda _: test_removal.test_the_committed_index_that_a_voter_stated_ends_with_its_disk(),
 )
 plant(
     "an_empty_log_claims_nothing_as_a_candidate",

@@ -6,7 +6,7 @@ import pytest
 
 from app.errors import ChangeInProgress
 from app.log.contract import NO_INDEX, ChangeKind, Durability, GroupConfig, Role
-from app.raft.messages import GroupNotice, Heartbeat, VoteAnswer, VoteRequest
+from app.raft.messages import GroupNotice, Heartbeat, PushRequest, PushType, VoteAnswer, VoteRequest
 from app.raft.standing import Standing
 from app.raft.state import MemberState, Outbox
 from storage.log.hard_state import HardState
@@ -362,3 +362,66 @@ def test_a_removed_member_with_an_empty_log_does_not_elect_a_replaced_disk() -> 
     group.pass_time(5_000)
     assert group.leader.name == "n3"
     assert leader.log.batches == group["n3"].log.batches
+
+
+@pytest.mark.rule("R-02", "R-10")
+@pytest.mark.parametrize("restarted", ["none", "n1", "n2"])
+def test_all_voters_of_an_old_group_do_not_elect_the_beginning_of_a_log(restarted: str) -> None:
+    """n1 was removed, and is added again with an empty folder. While it catches up, the disk of n2 is
+    replaced. Then n3 is cut off: the first record, which is all that they hold, names the two as all voters.
+    """
+    group = Group(2)
+    group.elect("n2")
+    group.pass_time(500)
+    group.join("n3")
+    for kind, name in (
+        (ChangeKind.ADD, "n3"),
+        (ChangeKind.PROMOTE, "n3"),
+        (ChangeKind.REMOVE, "n1"),
+    ):
+        group["n2"].change(kind, name)
+        group.pass_time(200)
+    group["n2"].core.transfer("n3", group.now_ms)
+    group.pass_time(500, "n2", "n3")
+    leader = group["n3"]
+    wipe(group["n1"])
+    leader.change(ChangeKind.ADD, "n1")
+    group.settle("n2", "n3")
+    committed = list(leader.log.batches)
+    wipe(group["n2"])
+    while group["n1"].log.end_index < 0 or group["n2"].log.end_index < 0:
+        group.now_ms += 20
+        for member in group.members.values():
+            member.tick()
+        for source, target, message in group.sent.copy():
+            if not (isinstance(message, PushRequest) and message.type is PushType.APPEND):
+                group[target].step(source, message)
+            group.sent.popleft()
+    assert group["n1"].core.group.voters == group["n2"].core.group.voters == ("n1", "n2")
+    if restarted != "none":
+        group[restarted].restart(sound=False, knows_vote=False)
+    group.take()
+    group.pass_time(3_000, "n1", "n2")
+    assert not group["n1"].leads
+    assert not group["n2"].leads
+    group.pass_time(5_000)
+    for member in group.members.values():
+        assert member.log.batches[: len(committed)] == committed
+
+
+@pytest.mark.rule("R-02")
+def test_the_committed_index_that_a_voter_stated_ends_with_its_disk() -> None:
+    """n2 has a new disk, and n3 lags. The disk of their leader is lost, too: the longest log that is left
+    wins, although n2 knows of a higher committed index."""
+    group = Group(3)
+    leader = group.elect("n1")
+    group.pass_time(200)
+    leader.append()
+    group.settle("n1", "n2")
+    assert leader.core.committed_index > group["n3"].log.end_index
+    wipe(group["n2"])
+    group["n2"].step("n1", Heartbeat(leader.core.term, "n1", leader.core.committed_index, 1))
+    wipe(leader)
+    group.take()
+    group.pass_time(5_000)
+    assert group["n3"].leads
