@@ -17,7 +17,7 @@ from app.api.http.log_call import Call, LogCall, Served
 from app.api.http.openapi import OF_A_COMMIT, answers
 from app.api.read.query import OneLogQuery
 from app.controller.commands import ChangeReplica, ReplicaChange
-from app.errors import ChangeInProgress, InvalidRequest, NotCaughtUp, NotFound
+from app.errors import ChangeInProgress, InvalidRequest, NoLeader, NotCaughtUp, NotFound, QuorumTimeout
 from app.log.commands import ChangeMembers
 from app.log.contract import ChangeKind, GroupConfig
 from app.log.state import Address
@@ -173,13 +173,20 @@ async def change_members(here: Served, wanted: GroupConfig) -> None:
 async def _change_one_by_one(here: Served, wanted: GroupConfig) -> None:
     broker = here.broker
     deadline_ms = broker.clock.monotonic_ms() + _CHANGES_MS
+    has_begun = False
     while True:
         change = next_change(here.hosted.group, wanted, broker.node.id)
         if change is None:
             return
-        await here.confirm()  # as for a single change (members.py)
+        try:
+            await here.confirm()  # as for a single change (members.py)
+        except NoLeader as error:
+            if has_begun:
+                raise QuorumTimeout(None, "a part of the members has changed: send the call again") from error
+            raise
         try:
             await here.commit(ChangeMembers(*change, *_address(broker, *change)))
+            has_begun = True
         except (NotCaughtUp, ChangeInProgress):
             if broker.clock.monotonic_ms() >= deadline_ms:
                 raise

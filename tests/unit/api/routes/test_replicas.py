@@ -8,7 +8,7 @@ import pytest
 
 from app.api.routes.replicas import brokers_now, change_members, wanted_nodes
 from app.controller.metadata import Log, LogSpec, Replica
-from app.errors import ChangeInProgress, InvalidRequest
+from app.errors import ChangeInProgress, InvalidRequest, NoLeader, QuorumTimeout
 from app.log.commands import ChangeMembers
 from app.log.contract import GroupConfig
 from app.node.hosted_log import HostedLog
@@ -113,3 +113,23 @@ def test_the_second_of_two_changes_of_a_raft_logs_members_is_refused() -> None:
         assert [command.node_id for command in commits] == ["n3", "n2"]
 
     asyncio.run(test())
+
+
+@pytest.mark.rule("R-10")
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_change_of_members_that_loses_its_leader_after_a_part_has_an_unknown_outcome(
+    has_begun: bool,
+) -> None:
+    hosted = HostedLog(LogSettings.of_spec("a", LogSpec(replication="raft", replicas=("n1", "n2", "n3"))), 1)
+
+    async def commit(command: ChangeMembers) -> None:
+        hosted._group = GroupConfig(voters=tuple(node for node in hosted.voters if node != command.node_id))
+
+    async def confirm() -> None:
+        if len(hosted.voters) == 2 or not has_begun:
+            raise NoLeader
+
+    broker = SimpleNamespace(clock=SimpleNamespace(monotonic_ms=lambda: 0), node=SimpleNamespace(id="n1"))
+    here = cast(Any, SimpleNamespace(broker=broker, hosted=hosted, commit=commit, confirm=confirm))
+    with pytest.raises(QuorumTimeout if has_begun else NoLeader):
+        asyncio.run(change_members(here, GroupConfig(voters=("n1",))))
