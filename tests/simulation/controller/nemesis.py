@@ -35,7 +35,7 @@ from tests.simulation.world.network import LinkFaults
 from tests.simulation.world.promises import Violation
 from tests.simulation.world.sick_files import SickFiles
 
-Backup = tuple[int, int, int, dict[str, dict[str, bytes]]]  # replica id, end and epoch of the log, folders
+Backup = tuple[int, dict[str, dict[str, bytes]]]  # replica id, folders
 
 if TYPE_CHECKING:
     from tests.simulation.controller.cluster import HaCluster
@@ -333,23 +333,18 @@ class Nemesis:
         """Keep a copy of the log's folder, unless there is one."""
         if node.is_broker and node.alive and not node.doubtful and node.name not in self._old_copies:
             copies = {folder: node.files.copy_folder(folder) for folder in FOLDERS}
-            log = node.log
-            self._old_copies[node.name] = (node.copy_id, log.end_offset, log.last_term, copies)
+            self._old_copies[node.name] = (node.copy_id, copies)
 
     def _restore_copy(self, node: HaSimNode, lasting_us: int) -> bool:
-        """Put a backup of the log's folder back, if the metadata record that the copy has held more since.
-        Until then only the active controller's memory would refuse it."""
+        """Put a backup of the log's folder back, of any age: the node notices that its folder is a copy."""
         if not node.is_broker or node.name not in self._old_copies:
             return False
-        copy_id, end_offset, epoch, copies = self._old_copies[node.name]
+        copy_id, copies = self._old_copies[node.name]
         truth = self._cluster.checker.truth.log(LOG_NAME)
         if truth is None or copy_id != node.copy_id or truth.unclean_epoch:
             del self._old_copies[node.name]
             return False
-        recorded = truth.confirmed_by(copy_id)
-        is_known = epoch < truth.opened_epoch and copy_id in truth.sync_state_set
-        is_known = is_known or (recorded is not None and recorded.offset > end_offset)
-        if not is_known or not node.alive or not self.may_lose_copy(node):
+        if not node.alive or not self.may_lose_copy(node):
             return False
         del self._old_copies[node.name]
         self._cluster.checker.copy_is_lost(node)
