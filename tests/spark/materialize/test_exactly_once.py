@@ -21,6 +21,8 @@ from spark_jobs.tables.table import ENTRIES, TableClash, create_table, identifie
 from spark_jobs.tables.transforms import entries, index_check
 from tests.spark.conftest import Batch
 from tests.spark.source.log_server import FakeLog, FakeReplica
+from tests.spark.typed.law import rows_of
+from tests.spark.user_restore import restore
 
 
 @pytest.fixture
@@ -156,23 +158,23 @@ def test_a_table_without_rows_begins_where_the_log_does(
 
 
 def test_a_table_that_lost_rows_is_reported_and_left_alone(
-    job: Callable[[], EntriesJob], batch: Batch, spark: SparkSession
+    job: Callable[[], EntriesJob], batch: Batch
 ) -> None:
     first = job()
     first.open()
     write(first, batch, 40)
     write(first, batch, 50)
-    spark.sql(f"RESTORE TABLE {identifier(first.path)} TO VERSION AS OF 1")
+    restore(Path(first.path), 1)
     for restarted in (False, True):
         if restarted:
             first.open()
             assert first.next_index == 40
         with pytest.raises(TableClash, match="RESTORE or DELETE"):
             write(first, batch, 60)
-    assert read_table(spark, first.path).count() == 39
-    spark.sql(f"RESTORE TABLE {identifier(first.path)} TO VERSION AS OF 2")  # as the error names it
+    assert len(list(rows_of(Path(first.path)))) == 39
+    restore(Path(first.path), 2)  # as the error names it
     write(first, batch, 60)
-    assert read_table(spark, first.path).count() == 58
+    assert len(list(rows_of(Path(first.path)))) == 58
 
 
 def test_rows_that_are_taken_while_spark_appends_are_reported(
