@@ -9,29 +9,26 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from app.client import CommitlogClient, NotFound, Record, Unavailable
 from app.client.tables import MaterializedTable, Tables
 from app.demo.flights import FLIGHTS_SCHEMA, read_flights
+from app.tables.delta_log import DeltaLog
 from app.tables.names import CURSOR, LOG_ID_PROPERTY
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.progress import Progress
 from spark_jobs.notebook import run_notebook
 from spark_jobs.run import materialize
-from spark_jobs.tables.table import (
-    CURRENT,
-    DEAD_LETTERS,
-    RECORDS,
-    TABLES,
-    identifier,
-    read_table,
-    table_properties,
-)
+from spark_jobs.tables.local_commits import LocalTable
+from spark_jobs.tables.snapshot import read_plain
+from spark_jobs.tables.table import CURRENT, DEAD_LETTERS, ENTRIES, RECORDS, TABLES, identifier
 from spark_jobs.tables.travel import at
-from spark_jobs.verify import verify_tables
+from spark_jobs.verify import Verified, verify_tables
 from tests.spark.typed.law import rows_of
+from tests.spark.user_restore import restore
 from tests.support.cluster import Cluster, eventually, running
 
 FLIGHTS = 3_000
@@ -221,24 +218,36 @@ def test_the_service_knows_the_tables_and_one_call_opens_them_at_a_point(
 
 
 def test_the_first_difference_of_log_and_table_is_named(spark: SparkSession, road: Road) -> None:
-    same = verify_tables(spark, road.endpoint, PLAIN)
-    assert same.equal, str(same)
-    path = f"{road.tables}/{PLAIN}/entries"
-    table = identifier(path)
-    first, second, third = (row["index"] for row in read_table(spark, path).orderBy("index").collect())
-    spark.sql(f"UPDATE {table} SET value = X'00' WHERE index IN ({second}, {third})")
-    changed = verify_tables(spark, road.endpoint, PLAIN)
+    path = road.tables / PLAIN / ENTRIES.name
+    version = DeltaLog(str(path)).versions()[-1]
+    held = read_plain(str(path), ENTRIES.schema, ENTRIES.schema.names)
+    assert held is not None
+    held = held.sort_by("index")
+    first, second, _ = held["index"].to_pylist()
+
+    def verified() -> Verified:
+        return verify_tables(spark, road.endpoint, PLAIN)
+
+    def verified_with(rows: pa.Table) -> Verified:
+        local = LocalTable(str(path), lambda path: None, keeps_files=True)
+        assert local.replace(lambda: rows, statistics=ENTRIES.statistics, claim=None, note={})
+        return verified()
+
+    spark.sql(f"ALTER TABLE {identifier(str(path))} SET TBLPROPERTIES ('{LOG_ID_PROPERTY}' = '{'0' * 16}')")
+    assert verified().difference == "the table holds the records of another log"
+    restore(path, version)
+    values, place = held["value"].to_pylist(), held.schema.get_field_index("value")
+    changed_values = pa.array([values[0], b"\0", b"\0"], held.schema.field(place).type)
+    rows = held.set_column(place, held.schema.field(place), changed_values)
+    changed = verified_with(rows)
     assert (changed.equal, changed.first_difference) == (False, second)
     assert f"first at index {second}: the record's content differs" in str(changed)
-    spark.sql(f"DELETE FROM {table} WHERE index = {first}")
-    lacking = verify_tables(spark, road.endpoint, PLAIN)
+    lacking = verified_with(rows.slice(1))
     assert lacking.first_difference == first
     assert lacking.difference == "the log has 1 such record, the table 0"
-    spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF {same.version}")
-    log_id = table_properties(spark, path)[LOG_ID_PROPERTY]
-    for owner, reported in (("0" * 16, "the table holds the records of another log"), (log_id, None)):
-        spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{LOG_ID_PROPERTY}' = '{owner}')")
-        assert verify_tables(spark, road.endpoint, PLAIN).difference == reported
+    restore(path, version)
+    same = verified()
+    assert same.equal, str(same)
 
 
 @pytest.mark.parametrize("number", CLAIMS)
