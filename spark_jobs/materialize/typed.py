@@ -226,6 +226,7 @@ class TypedTables:
             self.current,
             until,
             lambda: self.client.tail(confirmed=True).next_index,
+            self._note_moved_again,
         )
 
     def _repair(self, restored: RestoredTables, decoder: TypedDecoder) -> set[int] | None:
@@ -266,7 +267,7 @@ class TypedTables:
             if held is None:
                 held = self._claimed(table, "_index")
                 if held.open(log, log_id, is_removed=is_first and self._is_removed(group, layout)):
-                    begin = min(begin, self._moved_from(group))
+                    begin = min(begin, self._refill_from(group))
                 self.records[group.first] = held
             elif held.table != table:
                 held.evolve(table)
@@ -281,7 +282,7 @@ class TypedTables:
         `dead_letters`, lacks: it was removed."""
         if (self.dead_letters if group is None else self._claimed(group.records(), "_index")).exists():
             return False
-        if group is not None and self._moved_from(group) < group.from_index:
+        if group is not None and self._refill_from(group) < group.from_index:
             return True
         later = (each.records() for each in layout if group is None or each.first > group.first)
         return any(self._claimed(each, "_index").exists() for each in later)
@@ -295,10 +296,23 @@ class TypedTables:
         if index < self._moved_from(group):
             self.dead_letters.set_properties({f"{MOVED_PROPERTY}.{version}": str(index)})
 
+    def _note_moved_again(self) -> None:
+        """Note of each group from which index on its table has letters: RESTORE, or the removal of
+        `dead_letters`, took the notes of the replays."""
+        for group in self.decoder.layout if self.decoder is not None else ():
+            first = self.records[group.first].first_index()
+            if first is not None and first < self._moved_from(group):
+                self.dead_letters.set_properties({_name_of_rows(group): str(first)})
+
+    def _refill_from(self, group: CompatibilityGroup) -> int:
+        """Return an index before which no record was in the table of the group, which is made again."""
+        return 0 if self.dead_letters.restores.due() else self._moved_from(group)
+
     def _moved_from(self, group: CompatibilityGroup) -> int:
-        """Return an index before which no record is in the table of the group."""
+        """Return an index before which no record is in the table of the group, as noted."""
         known = self.dead_letters.properties()
-        names = (f"{MOVED_PROPERTY}.{version}" for version in range(group.first, group.last + 1))
+        versions = range(group.first, group.last + 1)
+        names = (_name_of_rows(group), *(f"{MOVED_PROPERTY}.{version}" for version in versions))
         earlier: dict[str, int] = json.loads(known.get(MOVED_PROPERTY, "{}"))
         notes = (earlier.get(str(group.first)), *(known.get(name) for name in names))
         return min([group.from_index, *(int(note) for note in notes if note is not None)])
@@ -344,6 +358,11 @@ class TypedTables:
                 is_held = pc.is_in(letters["index"], held[table.position].combine_chunks())
                 letters = letters.filter(pc.invert(is_held))
         return letters
+
+
+def _name_of_rows(group: CompatibilityGroup) -> str:
+    """Return the property for what was found in the table of a group: a replay may note more meanwhile."""
+    return f"{MOVED_PROPERTY}.rows.{group.first}"
 
 
 def pause_after_change(seconds: float) -> float:

@@ -219,6 +219,15 @@ class ClaimedTable:
         row = read_table(self.spark, self.path).agg(F.count("*"), largest).collect()[0]
         self.rows, self.last_index = int(row[0]), int(row[1])
 
+    def first_index(self) -> int | None:
+        """Return an index before which the table has no row; None for a table without rows."""
+        snapshot = self._snapshot()
+        files = None if snapshot is None else list(snapshot.files.values())
+        if files is not None and all(self.position in file.least for file in files):
+            return min((file.least[self.position] for file in files), default=None)
+        found = read_table(self.spark, self.path).agg(F.min(self.position)).collect()[0][0]
+        return None if found is None else int(found)
+
     def check_end(self) -> None:
         """Raise RowsLost if the table lacks the last rows that it had, after commits that the job could not
         read: a RESTORE among them is not known."""

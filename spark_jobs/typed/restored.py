@@ -28,6 +28,7 @@ class RestoredTables:
     """The typed tables of one log. records, current: by the first version of their group.
 
     until: `entries` holds all records before it. log_end: returns the index after the last record of the log.
+    note_moved: notes in `dead_letters` again which letters were moved, once `records` is complete.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class RestoredTables:
         current: Mapping[int, CurrentTable],
         until: int,
         log_end: Callable[[], int],
+        note_moved: Callable[[], None],
     ) -> None:
         self.spark = spark
         self.entries = entries
@@ -47,6 +49,7 @@ class RestoredTables:
         self.current = current
         self.until = until
         self.log_end = log_end
+        self.note_moved = note_moved
 
     def repair(self, decoder: TypedDecoder) -> set[int]:
         """Add the rows that the tables lack after a RESTORE, and note it in them. Return the groups whose
@@ -62,11 +65,13 @@ class RestoredTables:
                 self._add_records(decoder, first)
                 restored.add(first)
             table.check_end()
-        if self.letters.restores.due():
+        if is_restored := bool(self.letters.restores.due()):
             self._add_letters(decoder)
+        if is_restored or self.letters.is_refilling:
+            # without the letters that a killed replay has added to `records` alone
             restored |= self.current.keys()
-        if self.letters.is_refilling:  # without those that a killed replay has added to `records` alone
-            restored |= self.current.keys()
+        if is_restored or self.letters.is_refilling or self.letters.restores.has_gap:
+            self.note_moved()  # the notes were taken too
         self.letters.check_end()
         return restored
 

@@ -62,7 +62,7 @@ class Content:
         elif kind == "protocol":
             self.protocol = content
         elif kind == "commitInfo":
-            self.timestamp_ms = content["timestamp"]
+            self.timestamp_ms = content.get("timestamp", self.timestamp_ms)
 
 
 def actions_of(table: Path, version: int) -> list[Action]:

@@ -87,7 +87,7 @@ def restored_tables(
     letters: ClaimedTable, current: Mapping[int, CurrentTable] | None = None
 ) -> RestoredTables:
     entries = IndexedRows(no_spark(), "", ENTRIES, "index")
-    return RestoredTables(no_spark(), entries, letters, {}, current or {}, 20, lambda: 20)
+    return RestoredTables(no_spark(), entries, letters, {}, current or {}, 20, lambda: 20, lambda: None)
 
 
 def decoder() -> TypedDecoder:

@@ -9,10 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from app.tables.delta_log import DeltaSnapshot
+from app.tables.delta_log import DeltaLog, DeltaSnapshot
 from app.tables.names import REFILL_PROPERTY
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
+from spark_jobs.tables import restores
 from spark_jobs.tables.local_commits import LocalTable, Rewrite
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import DEAD_LETTERS, Table
@@ -20,21 +21,30 @@ from spark_jobs.typed.claimed_table import ClaimedTable
 from spark_jobs.typed.current import CurrentTable
 from spark_jobs.typed.decoding import COLUMNS
 from spark_jobs.typed.indexed_rows import IndexedRows
+from spark_jobs.typed.restored import RestoredTables
+from tests.spark.materialize.opened_job import commit_of_user
 from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.typed.test_typed_kills import fill_entries
+from tests.spark.user_restore import Content, restore
 
 OLDER, NEWER = b'{"id":1}', b'{"id":"x"}'
 
 
 @pytest.fixture
-def log() -> FakeLog:
-    """The schema breaks at index 3. Index 4 is the last record that matches, the letters after it match the
-    older version."""
+def begin() -> Sequence[bytes]:
+    """The first records."""
+    return [OLDER]
+
+
+@pytest.fixture
+def log(begin: Sequence[bytes]) -> FakeLog:
+    """The schema breaks after them, at index 3. Index 4 is the last record that matches, the letters after it
+    match the older version."""
     log = FakeLog()
     log.open_term(1, "n1")
     log.set_schema("id INT")
-    log.append(OLDER)
+    log.append(*begin)
     log.set_schema("id STRING", compatibility="none")
     log.append(NEWER, OLDER, OLDER, b"no JSON", OLDER)
     return log
@@ -110,3 +120,46 @@ def test_no_driver_writes_moved_letters_again(
     assert changed == ([{REFILL_PROPERTY: "false"}] if state == "without dead_letters" else [])
     # the replay may have been killed before it changed `current`
     assert rebuilt == ([*other.current.values()] if state == "without dead_letters" else [])
+
+
+@pytest.mark.parametrize("begin", [[NEWER, OLDER]], ids=[""])
+@pytest.mark.parametrize("lost", ["restored", "removed", "restored, both at once"])
+def test_a_letter_that_was_moved_to_a_later_group_is_in_a_table_whatever_the_user_takes(
+    log: FakeLog, typed: TypedTables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """RESTORE of `dead_letters` takes the note that the group has letters older than itself."""
+    letter, later = 2, 2  # its index, and the version that reads it
+    monkeypatch.setattr(ClaimedTable, "set_properties", set_properties)
+    monkeypatch.setattr(CurrentTable, "rebuild", lambda *_: None)
+    monkeypatch.setattr(RestoredTables, "_add_letters", lambda *_: None)  # RESTORE took none that is due
+    for name in ("table_properties", "set_properties"):
+        monkeypatch.setattr(restores, name, lambda *_: {})
+    typed.extend(log.next_index)
+    assert typed.decoder is not None
+    group = typed.decoder.layout[-1]
+    newer = indexes(tmp_path, group.records())
+    [(_, rows)] = typed._entries.pieces(letter, letter + 1, COLUMNS)
+    typed.note_moved(group, later, letter)
+    typed.records[later].insert_missing(typed.decoder.decode(rows, later).records[later])
+    typed.dead_letters.remove([letter])
+    if lost == "removed":
+        shutil.rmtree(tmp_path / DEAD_LETTERS.name)
+    else:
+        restore(tmp_path / DEAD_LETTERS.name, 0)
+    if lost != "restored, both at once":
+        typed.open()
+        typed.extend(log.next_index)
+        assert indexes(tmp_path, group.records()) == [letter, *newer]
+        assert letter not in indexes(tmp_path, DEAD_LETTERS)
+    shutil.rmtree(tmp_path / group.records().name)
+    typed.open()
+    typed.extend(log.next_index)
+    assert indexes(tmp_path, group.records()) == newer
+    assert letter in indexes(tmp_path, DEAD_LETTERS)
+
+
+def set_properties(table: ClaimedTable, changed: Mapping[str, str]) -> None:
+    """Do as Spark, which alone can change properties."""
+    metadata = Content(Path(table.path), DeltaLog(table.path).versions()[-1]).metadata
+    configuration = {**metadata["configuration"], **changed}
+    commit_of_user(table, "SET TBLPROPERTIES", {"metaData": {**metadata, "configuration": configuration}})
