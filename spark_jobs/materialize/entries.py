@@ -229,11 +229,7 @@ class EntriesJob:
         """Let the dependents repair what RESTORE took from their tables: the log has nothing new for them.
         Raises TableClash if this table, from which they repair, has lost rows too."""
         if self.follows and self.rows > 0:
-            end = self.next_index
-            if self._removals.found():
-                self.refresh()
-            if self.rows == 0 or self.next_index < end:
-                raise TableClash(self.path, f"the records that end with index {end - 1}")
+            self._extend(self.offset.next_index, lambda first: False, lambda *_: None)
             for dependent in self.dependents:
                 dependent.extend(self.offset.next_index, self.offset.term)
 
@@ -402,16 +398,19 @@ class EntriesJob:
         lacks: Callable[[int], bool],
         append: Callable[[int, int, Mapping[str, Any]], tuple[int, int] | None],
     ) -> None:
-        """Append the rows before `until` that the table lacks.
+        """Append the rows before `until` that the table lacks. Raises TableClash if it has lost rows.
 
         lacks: returns whether there are rows from an index on. append: makes the commit of those, by index
         and claim; returns the number of rows and the last index, None for a claim that was refused.
         """
         refusals = 0
+        end = self.next_index if self.rows > 0 else 0
         while True:
             if self._removals.found():
                 self.refresh()
             if not lacks(self.next_index):
+                if end > 0 and (self.rows == 0 or self.next_index < end):  # no claim is refused
+                    raise TableClash(self.path, f"the records that end with index {end - 1}")
                 break
             first, had_rows = self.next_index, self.rows > 0
             claim = first if had_rows else 0  # from the table's rows alone, wherever the log begins

@@ -50,22 +50,42 @@ def test_rows_that_were_taken_from_the_table_are_noticed_whatever_came_after(
         job.take(rows(50, 60), 0.0)
 
 
-def test_no_follower_repairs_its_tables_from_a_table_that_has_lost_rows_itself(
+def test_no_dependent_repairs_its_tables_from_a_table_that_has_lost_rows_itself(
     replicas: list[FakeReplica], log: FakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log is idle, so no batch notices a RESTORE of `entries`. What a follower repairs from the rows that
-    are left it notes as repaired."""
+    """The log is idle, so no batch notices a RESTORE of `entries`. What a dependent repairs from the rows
+    that are left it notes as repaired."""
     job, rows = job_with_two_commits(replicas, tmp_path)
     assert job.take(rows(50, log.next_index), 0.0)
     extended: list[int] = []
-    follower = SimpleNamespace(extend=lambda until, term: extended.append(until))
-    monkeypatch.setattr(job, "followers", (follower,))
+    dependent = SimpleNamespace(extend=lambda until, term: extended.append(until))
+    monkeypatch.setattr(job, "dependents", (dependent,))
     assert not job.step()
     assert extended == [log.next_index]
     commit_of_user(job, "RESTORE", {"remove": {"path": newest_file(job), "dataChange": True}})
     with pytest.raises(TableClash, match=f"the records that end with index {log.next_index - 1}"):
         job.step()
     assert extended == [log.next_index]
+
+
+def test_rows_that_were_taken_are_noticed_before_control_records_alone(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a batch appends nothing, so no claim is refused; but the dependents would repair."""
+    job, rows = job_with_two_commits(replicas, tmp_path)
+    assert job.take(rows(50, log.next_index), 0.0)
+    extended: list[int] = []
+    dependent = SimpleNamespace(extend=lambda until, term: extended.append(until))
+    monkeypatch.setattr(job, "dependents", (dependent,))
+    first = log.next_index
+    log.open_term(log.term + 1, "n1")
+    assert job.take(rows(first, first + 1), 0.0)
+    assert extended == [first + 1]
+    commit_of_user(job, "RESTORE", {"remove": {"path": newest_file(job), "dataChange": True}})
+    log.open_term(log.term + 1, "n1")
+    with pytest.raises(TableClash, match=f"the records that end with index {first - 1}"):
+        job.take(rows(first + 1, first + 2), 0.0)
+    assert extended == [first + 1]
 
 
 def test_rows_that_are_taken_while_an_append_is_made_leave_no_gap(
