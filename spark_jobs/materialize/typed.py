@@ -114,6 +114,9 @@ class TypedTables:
             for end, rows, typed in decoded:
                 self._write_piece(self.decoder, end, rows, typed)
         self._rebuild(restored, outdated)
+        if self.next_index >= self._refill_until:
+            for table in (self.dead_letters, *self.records.values()):
+                table.refilled()
         if not self.follows:
             self.apply()
         elif self._is_behind and self._timer is None:
@@ -122,9 +125,6 @@ class TypedTables:
     def _write_piece(self, decoder: TypedDecoder, end: int, rows: pa.Table, typed: TypedRows) -> None:
         """Write the typed rows of the next piece of `entries`, which ends before `end`."""
         self._write_rows(decoder, typed, end)
-        if end >= self._refill_until:
-            for table in (self.dead_letters, *self.records.values()):
-                table.refilled()
         has_keys = rows["key"].null_count < rows.num_rows
         with self._noting:
             self.next_index = end

@@ -122,6 +122,30 @@ def test_no_driver_writes_moved_letters_again(
     assert rebuilt == ([*other.current.values()] if state == "without dead_letters" else [])
 
 
+def test_current_is_rebuilt_after_a_kill_once_dead_letters_is_made_again(
+    log: FakeLog, typed: TypedTables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed replay has added letters to `records` alone, and only the removed table had them."""
+    rebuilt: list[CurrentTable] = []
+
+    def rebuild(table: CurrentTable, *_: int) -> None:
+        rebuilt.append(table)
+        if len(rebuilt) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ClaimedTable, "set_properties", set_properties)
+    monkeypatch.setattr(CurrentTable, "rebuild", rebuild)
+    typed.extend(log.next_index)
+    shutil.rmtree(tmp_path / DEAD_LETTERS.name)
+    typed.open()
+    with pytest.raises(KeyboardInterrupt):
+        typed.extend(log.next_index)
+    for _ in range(2):
+        typed.open()
+        typed.extend(log.next_index)
+        assert len(rebuilt[1:]) == len(typed.current)
+
+
 @pytest.mark.parametrize("begin", [[NEWER, OLDER]], ids=[""])
 @pytest.mark.parametrize("lost", ["restored", "removed", "restored, both at once"])
 def test_a_letter_that_was_moved_to_a_later_group_is_in_a_table_whatever_the_user_takes(
