@@ -13,6 +13,7 @@ from spark_jobs.session.spark_session import is_remote
 from spark_jobs.tables.table import NO_TABLE, newest_commits
 
 HISTORY: Final = 10  # newest commits that Spark returns at once
+LONG_HISTORY: Final = 1_000  # of a job that has paused meanwhile
 NO_HISTORY: Final = (*NO_TABLE, "DELTA_TABLE_ONLY_OPERATION")
 KEEPS_ROWS: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES")
 
@@ -69,6 +70,8 @@ class Removals:
     def _found_by_spark(self) -> Sequence[str]:
         rows = self._history()
         newest = rows[-1]["version"] if rows else -1
+        if rows and rows[0]["version"] >= self._next > 0:  # the last known one is not among them
+            rows = self._history(min(newest + 2 - self._next, LONG_HISTORY))
         last = next((described(row) for row in rows if row["version"] == self._next - 1), self._last)
         if newest < self._next - 1 or last != self._last:
             raise TableReplaced(self.path)
@@ -81,10 +84,10 @@ class Removals:
     def _note_newest(self, rows: Sequence[Row]) -> None:
         self._next, self._last = (rows[-1]["version"] + 1, described(rows[-1])) if rows else (0, None)
 
-    def _history(self) -> Sequence[Row]:
+    def _history(self, count: int = HISTORY) -> Sequence[Row]:
         """Return the newest commits, the last one at the end, none without a table."""
         try:
-            return newest_commits(self.spark, self.path, HISTORY)
+            return newest_commits(self.spark, self.path, count)
         except AnalysisException as error:
             if error.getCondition() in NO_HISTORY:
                 return ()
