@@ -66,11 +66,15 @@ class LocalRows:
             nonlocal due
             if {*StructType.fromJson(json.loads(snapshot.schema)).names} != {*self.table.schema.names}:
                 raise NeedsSpark(f"{snapshot.path} has columns of another program")
+            for path in others.keys() - snapshot.files.keys():
+                del others[path]
+            size = sum(snapshot.files[path].size_bytes for path, rows in others.items() if rows is not None)
             for path in snapshot.files.keys() - others.keys():
                 others[path] = self._without(snapshot.files[path], removed)
+                size += 0 if others[path] is None else snapshot.files[path].size_bytes
+                if size > CHANGED_BYTES_MAX:  # before more of them are in memory
+                    raise NeedsSpark(f"{snapshot.path} has large files with these rows")
             changed = {path: rows for path in snapshot.files if (rows := others[path]) is not None}
-            if sum(snapshot.files[path].size_bytes for path in changed) > CHANGED_BYTES_MAX:
-                raise NeedsSpark(f"{snapshot.path} has large files with these rows")
             if due is None or list(changed) != due.removed:
                 rows = [each for each in changed.values() if each.num_rows]
                 due = Rewrite(list(changed), [pa.concat_tables(rows)] if rows else [], "Overwrite")

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from app.tables.delta_log import LOG_FOLDER, DeltaLog
+from app.tables.delta_log import LOG_FOLDER, DataFile, DeltaLog
 from app.tables.names import MOVED_PROPERTY
 from spark_jobs.materialize.replay import DeadLetterReplay
 from spark_jobs.materialize.typed import TypedTables
@@ -20,6 +20,7 @@ from spark_jobs.tables.data_files import write_file
 from spark_jobs.tables.local_commits import LocalTable
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import DEAD_LETTERS, Table
+from spark_jobs.typed import local_rows
 from spark_jobs.typed.claimed_table import MERGE_ATTEMPTS, ClaimedTable
 from spark_jobs.typed.decoding import COLUMNS
 from tests.spark.materialize.opened_job import commit_of_user
@@ -150,6 +151,31 @@ def test_letters_in_a_table_with_a_column_of_another_program_leave_it_by_spark(
     commit_of_user(table, "ADD COLUMNS", {"metaData": metadata})
     table.remove([2])
     assert removed == [pa.table({"index": [2]})]
+
+
+def test_letters_in_large_files_leave_them_by_spark_before_all_of_these_are_in_memory(
+    log: FakeLog, replicas: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = written_tables(log, replicas, tmp_path).dead_letters
+    held = read_plain(table.path, DEAD_LETTERS.schema, DEAD_LETTERS.schema.names)
+    assert held is not None
+    last = held.slice(0, 1).set_column(0, held.schema.field(0), pa.array([99]))
+    commit_of_user(table, "WRITE", write_file(Path(table.path), last, DEAD_LETTERS.statistics).action())
+    whole: list[str] = []
+    read_rows = local_rows.read_rows
+
+    def noted(file: DataFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        whole.extend([file.path] if len(columns) > 1 else [])
+        return read_rows(file, columns)
+
+    removed: list[object] = []
+    monkeypatch.setattr(local_rows, "read_rows", noted)
+    monkeypatch.setattr(local_rows, "CHANGED_BYTES_MAX", 1)
+    monkeypatch.setattr(ClaimedTable, "remove_all", lambda table, indexes: removed.append(indexes))
+    monkeypatch.setattr(table.spark, "createDataFrame", lambda rows: rows, raising=False)
+    table.remove([2, 99])
+    assert removed == [pa.table({"index": [2, 99]})]
+    assert len(whole) == 1
 
 
 def test_letters_are_added_though_the_table_with_them_is_removed_and_made_again_meanwhile(
