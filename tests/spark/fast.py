@@ -1,7 +1,8 @@
 """A session for tables of a few rows, and for a Java that ends within minutes.
 
 It has the settings of the jobs, but for these: one partition for a shuffle, since few rows need no second,
-and options of Java that shorten its start. Neither changes the number of tasks that list files, nor a result.
+no place in the source code with each column, which errors alone show, and options of Java that shorten its
+start. None of them changes the number of tasks that list files, nor a result.
 """
 
 from pyspark.sql import SparkSession
@@ -15,6 +16,7 @@ JAVA_NAMES = (DRIVER_JAVA, EXECUTOR_JAVA)
 FAST_SETTINGS = {
     **SETTINGS,
     "spark.sql.shuffle.partitions": "1",
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     DRIVER_MEMORY: "2g",  # as in conf/spark.toml; 1 GiB is full after some hundred tests
     **dict.fromkeys(JAVA_NAMES, QUICKLY),
 }
