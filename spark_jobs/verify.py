@@ -227,14 +227,15 @@ def _compare(spark: SparkSession, client: CommitlogClient, known: Tables, log: s
     first = max(0, client.tail()["begin_index"])
     table = known.find(ENTRIES)
     assert table.materialized_index is not None  # of `entries` it is known
-    until = table.materialized_index + 1
     rows = spark.read.format("delta").option("versionAsOf", table.version).load(table.path)
+    log_end = int(client.tail()["committed_index"]) + 1  # of now
+    until = max(table.materialized_index + 1, min(_end_of(rows), log_end))
     log_id = next(each["id"] for each in client.logs() if each["name"] == log)
     is_of_another = table_properties(spark, table.path).get(LOG_ID_PROPERTY, log_id) != log_id
     in_log = _of_log(known, first, until, BLOCK)
     in_table = _of_table(rows, first, until, BLOCK)
     blocks = in_log.keys() | in_table.keys()
-    index, difference = stray_rows(rows, log, int(client.tail()["committed_index"]) + 1)  # the end of now
+    index, difference = stray_rows(rows, log, log_end)
     if is_of_another:
         index, difference = first, "the table holds the records of another log"
     elif (start := first_unequal(in_log, in_table)) is not None:
@@ -253,6 +254,13 @@ def _compare(spark: SparkSession, client: CommitlogClient, known: Tables, log: s
         difference=difference,
         epochs=(),
     )
+
+
+def _end_of(rows: DataFrame) -> int:
+    """Return the index after the last row. The service knows it from the statistics of the data files, which
+    other programs may leave out."""
+    last = rows.agg(F.max("index")).collect()[0][0]
+    return 0 if last is None else int(last) + 1
 
 
 def stray_rows(rows: DataFrame, log: str, log_end: int) -> tuple[int, str] | tuple[None, None]:
