@@ -47,8 +47,7 @@ def register(
     if confirmed is not None:
         _check_confirmed(log, command, confirmed)
     _check_epoch(log, command)
-    is_noted = not command.is_copy or found.id in log.copied
-    if found.address == command.address and is_noted:
+    if found.address == command.address and not command.is_copy:
         return None
     return ReplicaRegistered(
         log=log.name, replica_id=found.id, address=command.address, is_copy=command.is_copy

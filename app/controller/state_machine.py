@@ -235,8 +235,8 @@ def _with_set(log: Log, event: SyncStateSetChanged) -> Log:
 
 def _still_copied(log: Log, members: tuple[int, ...]) -> tuple[int, ...]:
     """Return the copies that may be older still. A master that opens its epoch holds everything, and lets
-    only those join that do so, too. One that was registered as a copy after that does not act any more: its
-    request is late."""
+    only those join that do so, too. A member that was registered as a copy after that has not joined
+    again."""
     joined = [each for each in members if each not in log.sync_state_set or log.is_opening]
     return tuple(each for each in log.copied if each not in joined)
 
@@ -325,7 +325,10 @@ def _may_change_set(log: Log, event: SyncStateSetChanged) -> bool:
 
 def _registered(log: Log, event: ReplicaRegistered) -> Log:
     """Record the replica's address; older copies of its node are removed (C-03). Without the last
-    SyncStateSet they stay known: an election must not take the new copy for them."""
+    SyncStateSet they stay known: an election must not take the new copy for them.
+
+    A copied folder may lack what it held when the master requested a set: the set epoch ends such requests.
+    """
     replica = log.replica(event.replica_id)
     if replica is None:
         return log
@@ -340,7 +343,8 @@ def _registered(log: Log, event: ReplicaRegistered) -> Log:
     noted = (*log.copied, replica.id) if event.is_copy else log.copied
     copied = tuple(each.id for each in replicas if each.id in noted)
     if not gone:
-        return msgspec.structs.replace(log, replicas=replicas, copied=copied)
+        set_epoch = log.set_epoch + event.is_copy
+        return msgspec.structs.replace(log, replicas=replicas, copied=copied, set_epoch=set_epoch)
     return msgspec.structs.replace(
         log,
         replicas=replicas,

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from app.controller.commands import (
+    AlterSyncStateSet,
     AnyCommand,
     ChangeReplica,
     Done,
@@ -362,6 +363,24 @@ def test_no_copied_folder_wins_an_unclean_election_while_members_are_being_regis
     quorum.done(start_of(quorum, "n2", 100))
     assert heard(quorum, n1=90, n2=100) == "n2"
     assert quorum.log().unclean_epoch == 0
+
+
+@pytest.mark.rule("C-03", "C-05", "C-06")
+def test_no_set_that_was_requested_before_a_copied_folder_was_registered_is_accepted_later() -> None:
+    """The master requested a smaller set. Its folder is older now, and the other members hold more."""
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.join_all()
+    log = quorum.log()
+    late = AlterSyncStateSet("a", log.generation, 1, log.master_epoch, log.set_epoch, (1,))
+    quorum.fail_over()
+    quorum.confirms = True
+    quorum.done(copy_of(quorum, "n1", 90))
+    quorum.heartbeat("n1")
+    assert quorum.refused(late) is Reason.STALE_SET_EPOCH
+    heard(quorum, n1=90, n2=100)
+    quorum.done(StepDown("a", log.generation, 1, 1))
+    assert quorum.log().master_node == "n2"
 
 
 @pytest.mark.rule("C-03")
