@@ -267,3 +267,14 @@ plant(
     lambda _: test_lost_records.test_a_copied_folder_is_elected_only_if_no_original_can_hold_more(0),
     mode="controller",
 )
+
+
+plant(
+    "a_set_counts_that_was_requested_before_a_copied_folder_was_registered",
+    "C-06",
+    (state_machine, "_registered", "log.set_epoch + event.is_copy", "log.set_epoch"),
+    lambda _: (
+        test_lost_records.test_no_set_that_was_requested_before_a_copied_folder_was_registered_is_accepted_later()
+    ),
+    mode="controller",
+)
