@@ -256,9 +256,10 @@ class Liveness:
 
     def is_registering(self, log: Log, replica: Replica, now_ms: int) -> bool:
         """Return whether the replica's node is alive, and has opened a copy of the log that it has yet to
-        register."""
+        register, or has followed no metadata since its start: then it may have yet to open the copy."""
         return self.is_alive(replica.node, now_ms) and (
-            self.report(replica.node, log.name, log.generation, 0) is not None
+            self._nodes[replica.node].metadata_index < 0
+            or self.report(replica.node, log.name, log.generation, 0) is not None
         )
 
     def may_lead(self, log: Log, replica: Replica, now_ms: int) -> bool:

@@ -18,6 +18,7 @@ from app.controller.liveness import Report
 from app.controller.messages import BrokerHeartbeatAnswer
 from app.controller.replicas_manager import SendToCore
 from app.ha.roles import MasterRole
+from app.log.contract import NO_INDEX
 from tests.unit.controller.elections.test_elections import let_die
 from tests.unit.controller.support import CONFIG, Quorum
 from tests.unit.controller.test_replicas_manager import Bench
@@ -344,8 +345,9 @@ def test_a_copied_folder_counts_again_once_a_master_has_requested_a_set_with_it(
 
 
 @pytest.mark.rule("C-03", "C-05")
-def test_no_copied_folder_wins_an_unclean_election_while_members_are_being_registered() -> None:
-    """All nodes start at once, with copies of their folders."""
+@pytest.mark.parametrize("is_open", [True, False])
+def test_no_copied_folder_wins_an_unclean_election_while_members_are_being_registered(is_open: bool) -> None:
+    """All nodes start at once, with copies of their folders. is_open: the other nodes have opened theirs."""
     quorum = Quorum()
     quorum.with_master(unclean=True)
     quorum.join_all()
@@ -356,8 +358,9 @@ def test_no_copied_folder_wins_an_unclean_election_while_members_are_being_regis
     quorum.offsets["n1", "a"] = (1, 90, 0)
     for _ in range(4):
         for node in ("n2", "n3"):
-            report = Report("a", quorum.log().generation, 0, 1, 100, 0)
-            quorum.active.heartbeat(quorum.now_ms, node, len(quorum.events) - 1, [report], quorum.now_ms)
+            reports = [Report("a", quorum.log().generation, 0, 1, 100, 0)] if is_open else []
+            index = len(quorum.events) - 1 if is_open else NO_INDEX
+            quorum.active.heartbeat(quorum.now_ms, node, index, reports, quorum.now_ms)
         quorum.let_pass(500, "n1")
         assert quorum.log().master_node is None
     quorum.done(start_of(quorum, "n2", 100))
