@@ -423,6 +423,7 @@ class RaftCore(RaftMember):
         member = self._member
         member.role, member.leader_id = Role.LEADER, member.node_id
         member.sound, self._doubt = True, None  # this leader's log is the log from now on
+        member.stated_index = NO_INDEX
         self._handler.reset()
         self._opening = self._standing.opening_record()
         self._peers.open_term(now_ms)

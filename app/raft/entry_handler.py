@@ -38,6 +38,7 @@ class EntryHandler:
         """incarnation: drawn at random; pushes to an earlier incarnation of this member have another one."""
         self._incarnation = incarnation
         self._term = NO_INDEX
+        self._stated_term = NO_INDEX  # the last one in which a leader had committed a record of it
         self._session = 0
         self._member = state
         self._log = log
@@ -107,12 +108,19 @@ class EntryHandler:
             self._member.leader_syncs = False
 
     def adopt_committed(self, index: int) -> None:
-        """Follow the leader's committed index as far as this log is known to be the leader's (D-20, R-12)."""
+        """Follow the leader's committed index as far as this log is known to be the leader's (D-20, R-12).
+
+        A leader that has committed a record of its term decides how long the log is: what earlier leaders
+        have stated beyond that is lost.
+        """
         member = self._member
-        member.stated_index, member.stated_by = max(member.stated_index, index), member.leader_id
+        self._leader_committed = stated = max(self._leader_committed, index)
+        member.stated_index, member.stated_by = max(member.stated_index, stated), member.leader_id
         index = min(index, self.matched_index)
         if index > member.committed_index and index >= self._log.begin_index != NO_INDEX:
             member.committed_index = index
+        if self._stated_term < member.term and is_of_term(self._log, member.committed_index, member.term):
+            self._stated_term, member.stated_index = member.term, stated
 
     @property
     def holds_all_committed(self) -> bool:

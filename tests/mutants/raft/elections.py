@@ -11,6 +11,7 @@ from app.raft import peers as peers_module
 from app.raft.core import RaftCore
 from app.raft.doubt import Doubt
 from app.raft.elections import Ballot
+from app.raft.entry_handler import EntryHandler
 from app.raft.messages import TimeoutNow, VoteAnswer, VoteRequest
 from app.raft.peers import Peers
 from app.raft.reads import LeaderReads
@@ -177,6 +178,18 @@ plant(
     "R-02",
     (MemberState, "needed_index", "self.stated_index if is_old else NO_INDEX", "self.stated_index"),
     lambda _: test_removal.test_the_committed_index_that_a_voter_stated_ends_with_its_disk(),
+)
+plant(
+    "what_a_lost_leader_stated_counts_at_the_next_leader",
+    "R-10",
+    (RaftCore, "_lead", "member.stated_index = NO_INDEX", "pass"),
+    lambda _: test_removal.test_the_committed_index_that_a_lost_leader_stated_ends_with_the_next_leader("n1"),
+)
+plant(
+    "what_a_lost_leader_stated_counts_at_the_followers_of_the_next",
+    "R-10",
+    (EntryHandler, "adopt_committed", "self._stated_term < member.term", "False"),
+    lambda _: test_removal.test_the_committed_index_that_a_lost_leader_stated_ends_with_the_next_leader("n3"),
 )
 plant(
     "an_empty_log_claims_nothing_as_a_candidate",

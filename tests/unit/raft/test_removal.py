@@ -425,3 +425,31 @@ def test_the_committed_index_that_a_voter_stated_ends_with_its_disk() -> None:
     group.take()
     group.pass_time(5_000)
     assert group["n3"].leads
+
+
+@pytest.mark.rule("R-10")
+@pytest.mark.parametrize("removed", ["n1", "n3"])
+def test_the_committed_index_that_a_lost_leader_stated_ends_with_the_next_leader(removed: str) -> None:
+    """The disks of n1, which leads, and of n2 are replaced, and n3, which lags, is elected by all. n2 and n3
+    know of a higher committed index. Then one of the two leaders is removed, and n3 leads no longer."""
+    group = Group(3)
+    leader = group.elect("n1")
+    group.pass_time(200)
+    for _ in range(20):
+        leader.append()
+        group.settle("n1", "n2")
+    group.take()
+    wipe(group["n2"])
+    for name in ("n2", "n3"):
+        group[name].step("n1", Heartbeat(leader.core.term, "n1", leader.core.committed_index, 1))
+    wipe(leader)
+    group.take()
+    group.pass_time(5_000)
+    assert group["n3"].leads
+    group["n3"].change(ChangeKind.REMOVE, removed)
+    group.pass_time(500)
+    if removed == "n1":
+        group.pass_time(3_000, "n3")
+    group.take()
+    group.pass_time(5_000)
+    assert any(member.leads for member in group.members.values())
