@@ -33,8 +33,9 @@ class MemberState:
     group that the newest one replaced; () if the newest was known to be committed when it was adopted.
     witnesses: as in needed_witnesses, until the record is known to be committed. noticed_index: of a record
     that a peer knows to be committed, and that removes this member; NO_INDEX for none. stated_index and
-    stated_by: the highest committed index that a leader has stated, and the last leader; NO_INDEX and None
-    before the first one. leader_syncs: the leader that it follows promises `fsync`. unsynced_index: the last
+    stated_by: the highest committed index that a leader has stated, as far as no later leader has shown that
+    it is lost (EntryHandler.adopt_committed), and the last leader; NO_INDEX and None before the first one. A
+    restart forgets both. leader_syncs: the leader that it follows promises `fsync`. unsynced_index: the last
     record that it may have acknowledged before it was synced, by an earlier setting, in the modes with a
     master; NO_INDEX for none.
     """
