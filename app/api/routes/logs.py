@@ -17,7 +17,13 @@ from app.api.http.log_call import Call, Served
 from app.api.http.openapi import ETAG, LOCATION, LOG_EXAMPLE, OF_A_BODY, OF_A_COMMIT, answers, json_request
 from app.api.http.preconditions import wanted_version
 from app.api.http.query import Query as QueryModel
-from app.api.routes.replicas import brokers_now, change_members, fewest_logs, wanted_nodes
+from app.api.routes.replicas import (
+    brokers_now,
+    change_members,
+    change_members_at_leader,
+    fewest_logs,
+    wanted_nodes,
+)
 from app.controller.commands import ChangeLog, CreateLog, DeleteLog
 from app.controller.metadata import AUDIT_LOG, LOG_CREATED, LOG_DELETING, PRIORITY_MAX, Log, LogSpec
 from app.controller.settings_of_logs import complaint_about_version, complaints_about, whole_changes
@@ -210,7 +216,7 @@ async def change_log(call: Call, log: LogName, query: Nothing) -> Response:
     version = _version(call, hosted)
     command = ChangeLog(log, changes, secrets.token_hex(16), version, hosted.generation, asked.force)
     if hosted.settings.replication is Replication.RAFT and ("replicas" in changes or "learners" in changes):
-        return await call.at_leader(hosted, lambda here: _change_members(here, command))
+        return await change_members_at_leader(call, hosted, lambda here: _change_members(here, command))
     await decided(call.request, broker, command)
     return _log_answer(broker, broker.lookup.find(log))
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from app.api.http.controller_calls import decided
 from app.api.http.dependencies import json_answer
-from app.api.http.log_call import Call, LogCall, Served
+from app.api.http.log_call import Act, Call, LogCall, Served
 from app.api.http.openapi import OF_A_COMMIT, answers
 from app.api.read.query import OneLogQuery
 from app.controller.commands import ChangeReplica, ReplicaChange
@@ -159,6 +159,18 @@ def wanted_nodes(broker: Broker, hosted: HostedLog, asked: int | tuple[str, ...]
     return (*kept, *others[: asked - len(kept)])
 
 
+async def change_members_at_leader(call: Call, hosted: HostedLog, act: Act) -> Response:
+    """As LogCall.at_leader, for `act` that changes several members: the next leader continues it. Raises
+    QuorumTimeout if no leader is found after a part of it was applied."""
+    before = hosted.group
+    try:
+        return await call.at_leader(hosted, act)
+    except NoLeader as error:
+        if hosted.group != before:
+            raise QuorumTimeout(None, "a part of the members has changed: send the call again") from error
+        raise
+
+
 async def change_members(here: Served, wanted: GroupConfig) -> None:
     """Change the members of a Raft log that is led here, one after another, until they are as wanted.
 
@@ -173,20 +185,13 @@ async def change_members(here: Served, wanted: GroupConfig) -> None:
 async def _change_one_by_one(here: Served, wanted: GroupConfig) -> None:
     broker = here.broker
     deadline_ms = broker.clock.monotonic_ms() + _CHANGES_MS
-    has_begun = False
     while True:
         change = next_change(here.hosted.group, wanted, broker.node.id)
         if change is None:
             return
-        try:
-            await here.confirm()  # as for a single change (members.py)
-        except NoLeader as error:
-            if has_begun:
-                raise QuorumTimeout(None, "a part of the members has changed: send the call again") from error
-            raise
+        await here.confirm()  # as for a single change (members.py)
         try:
             await here.commit(ChangeMembers(*change, *_address(broker, *change)))
-            has_begun = True
         except (NotCaughtUp, ChangeInProgress):
             if broker.clock.monotonic_ms() >= deadline_ms:
                 raise
