@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 from spark_jobs.errors import OptionError
 from spark_jobs.materialize.typed import TypedTables
+from spark_jobs.session.spark_session import kept_active
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.table import ENTRIES, Table, quoted_name, read_table
 from spark_jobs.typed.current import CurrentTable
@@ -108,12 +109,13 @@ class DeadLetterReplay:
         """Apply records that were dead letters to `current`, and remove the letters."""
         if not moved:
             return
-        for first in sorted(set(moved.values())):
-            current, path = self.tables.current[first], self.tables.records[first].path
-            own = [index for index, group in moved.items() if group == first]
-            indexes = current.session.createDataFrame(pa.table({"_index": own}))
-            rows = partial(_of_same_keys, current, path, indexes)
-            current.apply_again(rows, min(own), max(own) + 1, are_few=True)
+        with kept_active(self.spark):
+            for first in sorted(set(moved.values())):
+                current, path = self.tables.current[first], self.tables.records[first].path
+                own = [index for index, group in moved.items() if group == first]
+                indexes = current.session.createDataFrame(pa.table({"_index": own}))
+                rows = partial(_of_same_keys, current, path, indexes)
+                current.apply_again(rows, min(own), max(own) + 1, are_few=True)
         self.tables.dead_letters.remove(list(moved))
 
     def _end(self) -> int:

@@ -229,6 +229,16 @@ def is_remote(session: SparkSession) -> bool:
     return type(session).__module__.startswith("pyspark.sql.connect.")
 
 
+@contextmanager
+def kept_active(session: SparkSession) -> Iterator[None]:
+    """Let `session` be the active one of this thread afterwards: Spark finds a registered data source by it,
+    and `createDataFrame` makes its own session the active one."""
+    try:
+        yield
+    finally:
+        session.createDataFrame([], "nothing INT")
+
+
 def on_databricks() -> bool:
     """Return whether this process runs on a cluster of Databricks."""
     return "DATABRICKS_RUNTIME_VERSION" in os.environ

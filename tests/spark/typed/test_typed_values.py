@@ -150,6 +150,9 @@ def test_verify_finds_each_wrong_row_and_accepts_replayed_ones(
     found = problems(of=changed)
     assert set(found) >= values, found
     DeadLetterReplay(spark, client, path_in(folder)).run()
+    active = SparkSession.getActiveSession()  # by which Spark finds the data source of a later `df.write`
+    assert active is not None
+    assert active._jsparkSession.equals(spark._jsparkSession)
     spark.sql(f"ALTER TABLE {identifier(str(folder / 'records'))} ADD COLUMNS (mine STRING)")
     assert spark.read.format("delta").load(str(folder / "dead_letters")).count() == 1
     assert problems() == []
