@@ -115,7 +115,7 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     confirmed: the most that copies had reported as confirmed when the set was changed or noted last: a copy
         that has less at its next start has lost records, whichever controller is active then (C-03).
     copied: replicas whose folder was a copy when they registered last, without a master that led: they may
-        lack what they have acknowledged, and count as no holders of it until a set with them is requested.
+        lack what they have acknowledged, and prove nothing until a master lets them join again.
     lease_ms: of the leases that are granted in this epoch, the same whichever controller is active; 0: the
         election of an earlier version, which recorded none.
     leaving: nodes that `spec` no longer names as replicas, or names as learners, and that act as replicas

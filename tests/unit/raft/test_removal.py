@@ -337,20 +337,21 @@ def test_the_configuration_is_no_former_group() -> None:
     assert member.leads
 
 
+def let_n3_replace_n1(group: Group, leader: Member, pause_ms: int) -> None:
+    """n3 joins and becomes a voter, then n1 leaves. pause_ms: after each change."""
+    group.join("n3")
+    for kind, name in ((ChangeKind.ADD, "n3"), (ChangeKind.PROMOTE, "n3"), (ChangeKind.REMOVE, "n1")):
+        leader.change(kind, name)
+        group.pass_time(pause_ms)
+
+
 @pytest.mark.rule("R-02", "R-10")
 def test_a_removed_member_with_an_empty_log_does_not_elect_a_replaced_disk() -> None:
     """Both configurations are of the time before n3 joined: n1 and n2 are all voters that they name."""
     group = Group(2)
     leader = group.elect("n2")
     group.pass_time(500)
-    group.join("n3")
-    for kind, name in (
-        (ChangeKind.ADD, "n3"),
-        (ChangeKind.PROMOTE, "n3"),
-        (ChangeKind.REMOVE, "n1"),
-    ):
-        leader.change(kind, name)
-        group.pass_time(1_000)
+    let_n3_replace_n1(group, leader, 1_000)
     leader.append()
     wipe(group["n1"])
     group.pass_time(2_000)
@@ -373,14 +374,7 @@ def test_all_voters_of_an_old_group_do_not_elect_the_beginning_of_a_log(restarte
     group = Group(2)
     group.elect("n2")
     group.pass_time(500)
-    group.join("n3")
-    for kind, name in (
-        (ChangeKind.ADD, "n3"),
-        (ChangeKind.PROMOTE, "n3"),
-        (ChangeKind.REMOVE, "n1"),
-    ):
-        group["n2"].change(kind, name)
-        group.pass_time(200)
+    let_n3_replace_n1(group, group["n2"], 200)
     group["n2"].core.transfer("n3", group.now_ms)
     group.pass_time(500, "n2", "n3")
     leader = group["n3"]
