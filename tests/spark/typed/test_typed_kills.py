@@ -112,6 +112,12 @@ def test_the_law_holds_after_a_kill_at_any_commit_and_beside_other_drivers(
     check_tables(log, tmp_path, compatibility_groups(client.schemas(log.next_index - 1) or []))
 
 
+def without_spark(replicas: list[FakeReplica], folder: Path) -> TypedTables:
+    """Return the typed tables of a job that does not follow, in a folder that has `entries`."""
+    client = LogReads([replica.url for replica in replicas], "default")
+    return TypedTables(no_spark(), client, lambda table: str(folder / table.name), follows=False)
+
+
 @pytest.mark.parametrize("appends", ["here", "by Spark"])
 def test_no_record_is_twice_in_a_table_that_another_driver_has_made_again(
     log: FakeLog, replicas: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, appends: str
@@ -119,11 +125,7 @@ def test_no_record_is_twice_in_a_table_that_another_driver_has_made_again(
     """Its rows are in other commits, so the claim of the first driver does not name one of them."""
     monkeypatch.setattr(ClaimedTable, "set_properties", lambda *_: None)  # which only Spark can change
     fill_entries(log, tmp_path)
-    client = LogReads([replica.url for replica in replicas], "default")
-    first, other = (
-        TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name), follows=False)
-        for _ in range(2)
-    )
+    first, other = (without_spark(replicas, tmp_path) for _ in range(2))
     first.extend(5)
     shutil.rmtree(tmp_path / RECORDS.name)
     other.extend(log.next_index)
@@ -181,8 +183,7 @@ def test_current_is_not_brought_up_to_date_from_entries_that_have_lost_rows_too(
 ) -> None:
     """It would get keys back whose tombstones are missing, and they would stay once `entries` is complete."""
     fill_entries(log, tmp_path)
-    client = LogReads([replica.url for replica in replicas], "default")
-    typed = TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name), follows=False)
+    typed = without_spark(replicas, tmp_path)
     typed.extend(log.next_index)
     rebuilt: list[int] = []
     monkeypatch.setattr(CurrentTable, "rebuild", lambda table, *until: rebuilt.append(until[1]))
@@ -200,8 +201,7 @@ def test_a_current_that_was_restored_is_brought_up_to_date_once_records_is_made_
 ) -> None:
     """From an empty table `records` it would get no row, and never again."""
     fill_entries(log, tmp_path)
-    client = LogReads([replica.url for replica in replicas], "default")
-    typed = TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name), follows=False)
+    typed = without_spark(replicas, tmp_path)
     typed.extend(log.schemas[1]["index"])
     due = [row["_index"] for row in rows_of(tmp_path / RECORDS.name)]
     found: list[list[int]] = []
@@ -225,11 +225,7 @@ def test_no_record_is_missing_in_a_current_that_another_driver_has_made_again(
 ) -> None:
     """The other driver begins at 0; the first one would claim a range that begins later."""
     fill_entries(log, tmp_path)
-    client = LogReads([replica.url for replica in replicas], "default")
-    first, other = (
-        TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name), follows=False)
-        for _ in range(2)
-    )
+    first, other = (without_spark(replicas, tmp_path) for _ in range(2))
     first.extend(log.schemas[1]["index"])
     shutil.rmtree(tmp_path / CURRENT)
     other._read_schemas(log.next_index)
