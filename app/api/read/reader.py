@@ -291,6 +291,23 @@ class Reader:
             if left_s <= 0 or not await self.grown(page.next_index, left_s):
                 return page
 
+    async def reached(self, range_: Range, wait_ms: int) -> bool:
+        """Wait until the first record of the range may be seen, up to wait_ms; return whether it may.
+
+        Reads no record. Raises Repairing.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_ms / 1000
+        while True:
+            await self.bound(range_)
+            if range_.start_index <= range_.last_index(self.visible_end):
+                return True
+            if range_.is_over(range_.start_index):
+                return False
+            left_s = deadline - loop.time()
+            if left_s <= 0 or not await self.grown(range_.start_index, left_s):
+                return False
+
     def has_more(self, page: RecordPage, range_: Range) -> bool:
         return page.next_index <= range_.last_index(self.visible_end)
 
@@ -304,14 +321,24 @@ class Reader:
                 end = min(end, range_.counted_to)
             if page.next_index > end:
                 return
-            room = max(wanted.max_bytes - page.size_bytes, _CHUNK_MIN_BYTES)
-            batches = await self.raw(page.next_index, end, room)
+            room = wanted.max_bytes - page.size_bytes
+            if page.count and self._would_cut(page.next_index, room):
+                page.full = True
+                return
+            batches = await self.raw(page.next_index, end, max(room, _CHUNK_MIN_BYTES))
             size = sum(batch.size_bytes for batch in batches)
             scanned += size
             if size <= _IN_PLACE_BYTES:
                 select(batches, page, end, wanted)
             else:
                 await asyncio.to_thread(select, batches, page, end, wanted)
+
+    def _would_cut(self, index: int, room: int) -> bool:
+        """Return whether the page would end within the batch at `index`, and the batch is large: the next
+        page would read it again."""
+        if not self.log.begin_index <= index <= self.log.end_index:
+            return False
+        return self.log.entries(index, index)[0].size > max(room, _IN_PLACE_BYTES)
 
     async def raw(self, from_index: int, end: int, max_bytes: int) -> list[Batch]:
         """Return whole batches from the one that holds from_index; the last one may extend beyond `end`.

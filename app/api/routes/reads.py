@@ -124,12 +124,12 @@ def _first_index(query: ReadQuery, last_event_id: int | None) -> int | None:
 async def _batches(request: Request, reader: Reader, range_: Range, query: ReadQuery) -> Response:
     """Return whole stored batches, including control batches: the first holds the start, the last may
     extend beyond the requested end."""
-    counted_to = range_.counted_to
-    page = await reader.page(range_, Selection(limit=1, max_bytes=1, include_control=True), query.wait_ms)
+    page = RecordPage(range_.start_index)
     body = b""
-    if page.count:
-        await reader.bound(range_)  # by a record that has arrived meanwhile
-        end = range_.last_index(reader.visible_end) if counted_to is None else counted_to
+    if await reader.reached(range_, query.wait_ms):
+        end = range_.last_index(reader.visible_end)
+        if range_.counted_to is not None:
+            end = min(end, range_.counted_to)
         last = range_.start_index + query.limit - 1
         batches = [
             batch

@@ -54,3 +54,22 @@ def test_a_batch_that_is_visible_in_part_is_not_in_a_packed_page(
                 assert answer.headers["commitlog-has-more"] == str(has_more).lower()
 
     asyncio.run(run())
+
+
+def test_a_packed_page_reads_each_batch_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw, read = Reader.raw, list[int]()
+
+    async def counting(reader: Reader, from_index: int, end: int, max_bytes: int) -> list[Batch]:
+        batches = await raw(reader, from_index, end, max_bytes)
+        read.extend(batch.base_index for batch in batches)
+        return batches
+
+    async def run() -> None:
+        async with node_in_process(tmp_path) as node:
+            first = (await node.client.post(RECORDS, json={"value": "a"})).json()["last_index"]
+            last = (await node.client.post(RECORDS, json={"value": "b"})).json()["last_index"]
+            monkeypatch.setattr(Reader, "raw", counting)
+            answer = await node.client.get(RECORDS, params={"from_index": first}, headers={"Accept": BATCHES})
+            assert [batch.base_index for batch in batches_in(answer)] == read == [first, last]
+
+    asyncio.run(run())

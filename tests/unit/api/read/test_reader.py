@@ -23,6 +23,7 @@ from app.node.request_waits import Waits
 from storage.format.batch import Batch
 from storage.log.commitlog import Commitlog
 from storage.log.segment import StoredBatches
+from tests.support.in_process import node_in_process
 from tests.unit.node.replica.driver_support import Node, leading_node
 
 
@@ -362,3 +363,28 @@ def test_counting_back_reads_no_batch(tmp_path: Path, monkeypatch: pytest.Monkey
     for count, start in ((1, 4), (3, 2), (4, 1), (9, 0)):
         query = ReadQuery(last=count)  # type: ignore[call-arg]
         assert asyncio.run(reader.range_of(query)).start_index == start
+
+
+def test_a_page_ends_before_a_large_batch_that_does_not_fit(tmp_path: Path) -> None:
+    """The next page would read it again. A page that must cut a batch, or a small one, holds what fits."""
+
+    async def run() -> None:
+        async with node_in_process(tmp_path) as node:
+            large = {"records": [{"value": "v" * 4_000}] * 50}  # above the size of reads on the loop
+            small = {"records": [{"value": "v"}] * 50}
+            ends = [
+                (await node.client.post("/v1/logs/default/records", json=batch)).json()["last_index"]
+                for batch in (large, large, small, small)
+            ]
+
+            async def page(from_index: int, max_bytes: int) -> tuple[int, bool]:
+                query = {"from_index": from_index, "max_bytes": max_bytes}
+                answer = (await node.client.get("/v1/logs/default/records", params=query)).json()
+                return answer["records"][-1]["index"], answer["has_more"]
+
+            first = ends[0] - 49
+            assert await page(first, 250_000) == (ends[0], True)
+            assert await page(first, 100_000) == (first + 24, True)
+            assert await page(ends[0] + 1, 200_000 + 70) == (ends[2] + 20, True)
+
+    asyncio.run(run())
