@@ -105,7 +105,7 @@ def _may_report(log: Log, member: int, liveness: Liveness, now_ms: int) -> bool:
 
 def _winner_may_lead(log: Log, liveness: Liveness, now_ms: int) -> bool:
     """True if the winner of the last election, whose epoch is not open yet, may win the next one too."""
-    winners = [log.current(member) for member in log.sync_state_set if member not in log.copied]
+    winners = [log.current(member) for member in log.originals(log.sync_state_set)]
     return log.is_opening and any(
         winner is not None and liveness.may_come_to_lead(log, winner, now_ms) for winner in winners
     )
@@ -125,7 +125,7 @@ def _proving(log: Log, members: Sequence[int], acks: int) -> tuple[Sequence[int]
     """Return the members that can prove what was acknowledged, and how many of them have to report."""
     reports = len(members) - acks_needed(len(members), acks) + 1
     existing = [member for member in members if log.is_current(member)]
-    sure = [member for member in existing if member not in log.copied]
+    sure = log.originals(existing)
     if len(sure) == len(existing):
         return members, reports
     return (sure, reports) if len(sure) >= reports else (existing, max(reports, len(existing)))

@@ -5,7 +5,7 @@ that returns with an empty disk is another replica, with another id, permanently
 replica ids, ascending.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -234,6 +234,10 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_current(self, replica_id: int) -> bool:
         return self.current(replica_id) is not None
+
+    def originals(self, members: Iterable[int]) -> tuple[int, ...]:
+        """Return those of the members that still exist and hold all that they have acknowledged."""
+        return tuple(each for each in members if self.is_current(each) and each not in self.copied)
 
     def copies(self) -> tuple[Replica, ...]:
         """The registered copies of all nodes, learners included, in the order of the settings."""

@@ -97,13 +97,10 @@ def check_gone(log: Log, node: str, liveness: Liveness, now_ms: int, *, force: b
     if liveness.may_live(node, now_ms):
         raise Refused(Reason.NODE_ALIVE, f"{node} is alive: remove it, or clean its metadata by force")
     _check_history(log, node)
-    sure = tuple(member for member in log.holders if member not in log.copied)
-    others = [each for each in log.nodes_of(sure) if each != node]
-    if log.holders and not others:
-        raise Refused(
-            Reason.LAST_IN_SYNC,
-            f"{node} has the last copy in sync: by force the records that only it holds are lost",
-        )
+    originals = log.nodes_of(log.originals(log.holders))
+    if log.holders and all(each == node for each in originals):
+        what = "has the last copy in sync" if originals else "may have the last copy of acknowledged records"
+        raise Refused(Reason.LAST_IN_SYNC, f"{node} {what}: by force the records that only it holds are lost")
 
 
 def check_removal(log: Log, node: str, liveness: Liveness, now_ms: int) -> None:
@@ -154,10 +151,9 @@ def _why_not_without(log: Log, nodes: Sequence[str], liveness: Liveness, now_ms:
         return None
     staying = [
         replica.node
-        for member in log.sync_state_set
+        for member in log.originals(log.sync_state_set)
         if (replica := log.current(member)) is not None
         and replica.node not in nodes
-        and member not in log.copied
         and liveness.may_lead(log, replica, now_ms)
     ]
     floor = max(1, log.spec.min_in_sync_replicas)

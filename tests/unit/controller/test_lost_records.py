@@ -1,5 +1,7 @@
 """A copy that holds less than it had confirmed, such as a restored folder, is another replica (C-03)."""
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
@@ -20,7 +22,7 @@ from app.controller.replicas_manager import SendToCore
 from app.ha.roles import MasterRole
 from app.log.contract import NO_INDEX
 from tests.unit.controller.elections.test_elections import let_die
-from tests.unit.controller.support import CONFIG, Quorum
+from tests.unit.controller.support import CONFIG, NODES, Quorum
 from tests.unit.controller.test_replicas_manager import Bench
 
 
@@ -200,12 +202,13 @@ def copy_of(quorum: Quorum, node: str, max_offset: int = 100) -> RegisterReplica
     return msgspec.structs.replace(start_of(quorum, node, max_offset), log_epoch=1, is_copy=True)
 
 
-def restored(*nodes: str, **settings: int) -> Quorum:
-    """All are stopped, and the folders of these nodes replaced by copies, which are registered now."""
+def restored(*nodes: str, members: Sequence[str] = NODES, **settings: int) -> Quorum:
+    """All are stopped, and the folders of these nodes replaced by copies, which are registered now. members:
+    of the SyncStateSet."""
     quorum = Quorum()
     quorum.with_master(**settings)
     quorum.heartbeats()
-    assert isinstance(quorum.alter(*quorum.nodes, acks=settings.get("in_sync_replicas", 0)), Done)
+    assert isinstance(quorum.alter(*members, acks=settings.get("in_sync_replicas", 0)), Done)
     quorum.fail_over()
     quorum.pass_time(CONFIG.broker_timeout_ms)
     quorum.scan()
@@ -307,6 +310,17 @@ def test_the_only_member_is_elected_and_no_more_a_copy() -> None:
     assert heard(quorum, n1=100) == "n1"
     assert (quorum.log().copied, quorum.log().is_opening) == ((), False)
     quorum.done(ChangeReplica("a", "n3", ReplicaChange.CLEAN, "clean n3"))
+
+
+@pytest.mark.rule("C-03", "C-05")
+def test_a_lost_replica_outside_of_a_set_of_copies_may_have_the_last_records() -> None:
+    """Its removal by mistake would be final, so it is refused. It is not known to be in sync."""
+    quorum = restored("n1", "n2", members=("n1", "n2"))
+    answer = quorum.ask(ChangeReplica("a", "n3", ReplicaChange.CLEAN, "clean n3"))
+    assert isinstance(answer, Refusal)
+    assert answer.reason is Reason.LAST_IN_SYNC
+    assert answer.detail.startswith("n3 may have the last copy of acknowledged records")
+    quorum.done(ChangeReplica("a", "n3", ReplicaChange.CLEAN, "clean n3 by force", force=True))
 
 
 @pytest.mark.rule("C-03", "C-05", "C-12")
