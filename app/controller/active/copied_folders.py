@@ -15,19 +15,20 @@ def is_replaced(log: Log, command: RegisterReplica, liveness: Liveness, now_ms: 
 
     Raises Refused while this controller hears the copy as a registered one: then the request is late, or the
     incarnation before is not known to have ended. Raises Refused also while the log has a master without a
-    lease, until it is heard or the log has none: a master that returns must not find the copy in its set.
+    lease, until it is heard or the log has none: a master that opens its epoch, or returns, must not count
+    what the folder before has acknowledged. The same while the set keeps the id of another lost copy: its
+    master may need the members that are left to be elected again, until it has requested a set without that.
     """
     copy, master = log.current(command.replica_id), None if log.master is None else log.current(log.master)
     if copy is not None and liveness.has_copy(log, copy, now_ms):
         raise Refused(Reason.NOT_ALIVE, f"replica {copy.id} of {copy.node} is registered and alive")
-    if master is None or master.id in (command.replica_id, *log.copied):
+    if master is None or master.id in (command.replica_id, *log.copied) or liveness.is_given_up(log.name):
         return False
-    if log.is_opening or liveness.is_given_up(log.name):
-        return False
-    if liveness.has_copy(log, master, now_ms) and liveness.is_leased(log.name, now_ms):
+    can_do_without = all(log.is_current(member) for member in log.sync_state_set)
+    if can_do_without and liveness.has_copy(log, master, now_ms) and liveness.is_leased(log.name, now_ms):
         return True
     raise Refused(
         Reason.NOT_ALIVE,
-        f"the folder of replica {command.replica_id} is a copy, and waits until {master.node} is heard"
-        " or replaced",
+        f"the folder of replica {command.replica_id} is a copy, and waits until {master.node} leads"
+        " with a set of existing replicas, or is replaced",
     )

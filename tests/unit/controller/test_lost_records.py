@@ -278,6 +278,42 @@ def test_a_copied_folder_waits_while_a_silent_master_may_return() -> None:
     assert (quorum.log().set_nodes, quorum.log().copied) == (("n1", "n3"), ())
 
 
+@pytest.mark.rule("C-03", "C-06")
+def test_a_copied_folder_waits_while_a_new_master_opens_its_epoch() -> None:
+    """The new master may still have the connection of the folder before, and count what that held."""
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.offsets.update({(node, "a"): (1, 100, 0) for node in quorum.nodes})
+    quorum.join_all()
+    quorum.done(StepDown("a", quorum.log().generation, 1, 1))
+    assert (quorum.log().master_node, quorum.log().is_opening) == ("n1", True)
+    quorum.active.liveness.disconnected("n2")
+    assert quorum.refused(copy_of(quorum, "n2")) is Reason.NOT_ALIVE
+    quorum.open_epoch()
+    assert quorum.refused(copy_of(quorum, "n2")) is Reason.LOST_RECORDS
+
+
+@pytest.mark.rule("C-03", "C-12")
+def test_copied_folders_leave_a_set_that_counts_some_of_its_members_one_after_the_other() -> None:
+    """The set keeps the ids of lost copies until its master has requested another one. Two of them would be
+    more than the set can do without, and the master itself could not be elected again."""
+    quorum = Quorum()
+    quorum.confirms = True
+    quorum.with_master(in_sync_replicas=2)
+    quorum.heartbeats()
+    assert isinstance(quorum.alter(*quorum.nodes, acks=2), Done)
+    quorum.heartbeats()
+    for node in ("n2", "n3"):
+        quorum.active.liveness.disconnected(node)
+    quorum.heartbeat("n1")
+    assert quorum.refused(copy_of(quorum, "n2")) is Reason.LOST_RECORDS
+    assert quorum.refused(copy_of(quorum, "n3")) is Reason.NOT_ALIVE
+    quorum.heartbeat("n1")
+    assert isinstance(quorum.alter("n1"), Done)
+    assert quorum.refused(copy_of(quorum, "n3")) is Reason.LOST_RECORDS
+    assert quorum.log().set_nodes == ("n1",)
+
+
 @pytest.mark.rule("C-03", "C-05")
 def test_a_master_whose_folder_is_a_copy_makes_no_other_copy_a_new_replica() -> None:
     """All nodes start with copies. The old master has the oldest, and is heard before it gives its epoch
