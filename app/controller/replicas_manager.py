@@ -45,7 +45,7 @@ _DOUBLED_MAX: Final = 8  # times: the patience with a disk that does not take th
 
 class CopyIdentity(msgspec.Struct, frozen=True, array_like=True):
     """The identity beside a copy. replica_id: 0 until the controller has assigned one. is_copy: the folder is
-    a copy of the one that the last incarnation used, and was not registered since."""
+    a copy of the one that the last incarnation used, and was not registered since by the metadata here."""
 
     check_code: str
     replica_id: int = 0
@@ -173,20 +173,15 @@ class ReplicasManager:
         elif answer is None:
             self._pause_until_ms = now_ms + self._config.retry_interval_ms
         elif isinstance(command, ApplyForReplicaId) and answer.value is not None:
-            self._identity = CopyIdentity(command.check_code, answer.value)
-            self._saving = True  # `step` requests it
-        elif isinstance(command, RegisterReplica) and self._registered:  # at its address again
-            self._pause_until_ms = now_ms + self._config.retry_interval_ms
-        elif isinstance(command, RegisterReplica):
+            self._identity, self._saving = CopyIdentity(command.check_code, answer.value), True
+        elif isinstance(command, RegisterReplica) and not self._registered:
             self._registered = self._has_changes = True
-            if command.is_copy:
-                self._identity, self._saving = CopyIdentity(command.check_code, command.replica_id), True
             self._registered_index = answer.index
             self._registered_ms = now_ms
             # The incarnation before may have opened that epoch, and an older copy of its folder does not show
             # it: a second opening would give the epoch other records.
             self._given_up_epoch = answer.value or 0
-        elif isinstance(command, (StepDown, AlterSyncStateSet)):  # until its outcome is in the metadata here
+        else:  # until its outcome is in the metadata here
             if isinstance(command, StepDown):
                 self._has_left = command.leaving
             self._pause_until_ms = now_ms + self._config.retry_interval_ms
@@ -246,6 +241,7 @@ class ReplicasManager:
             self._has_changes = False
             actions.append(HeartbeatNow())
         if self._registered and metadata.applied_index >= self._registered_index:
+            self._note_registration(durable_index)
             self._watch_disk(log, durable_index, now_ms)
             self._send_role(log, actions, durable_index)
             self._send_lease(log, actions, durable_index)
@@ -286,7 +282,12 @@ class ReplicasManager:
         assert self._identity is not None
         code, replica_id, is_copy = msgspec.structs.astuple(self._identity)
         copy = (self.log, self.generation, self._node, replica_id, code)
-        return RegisterReplica(*copy, self._address, max_offset, log_epoch, is_copy)
+        return RegisterReplica(*copy, self._address, max_offset, log_epoch, is_copy and not self._registered)
+
+    def _note_registration(self, durable_index: int) -> None:
+        """A copied folder is registered as one, and rebuilt controllers know it from the metadata here."""
+        if self._identity and self._identity.is_copy and durable_index >= self._registered_index:
+            self._identity, self._saving = msgspec.structs.replace(self._identity, is_copy=False), True
 
     def _is_own(self, command: RegisterReplica) -> bool:
         return self._identity is not None and self._identity.check_code == command.check_code

@@ -18,7 +18,7 @@ from app.controller.commands import (
 )
 from app.controller.liveness import Report
 from app.controller.messages import BrokerHeartbeatAnswer
-from app.controller.replicas_manager import SendToCore
+from app.controller.replicas_manager import Save, SendToCore
 from app.ha.roles import MasterRole
 from app.log.contract import NO_INDEX
 from tests.unit.controller.elections.test_elections import let_die
@@ -450,8 +450,8 @@ def test_a_late_registration_of_a_copied_folder_takes_no_working_replica_out() -
     assert quorum.log().is_current(late.replica_id)
 
 
-@pytest.mark.rule("C-03")
-def test_a_copied_folder_is_noted_until_it_is_registered() -> None:
+@pytest.mark.rule("C-03", "C-09")
+def test_a_copied_folder_is_noted_until_its_registration_is_durable_here() -> None:
     bench = Bench()
     bench.register()
     bench.quorum.heartbeats()
@@ -465,4 +465,8 @@ def test_a_copied_folder_is_noted_until_it_is_registered() -> None:
     assert bench.quorum.refused(command) is Reason.NOT_ALIVE  # the incarnation before may live still
     bench.quorum.active.liveness.disconnected("n1")
     bench.manager.answered(command, bench.quorum.ask(command), bench.quorum.now_ms)
+    metadata = bench.quorum.metadata
+    not_durable = bench.manager.step(metadata, bench.view, bench.quorum.now_ms, metadata.applied_index - 1)
+    assert not any(isinstance(action, Save) for action in not_durable)  # a rebuild may lose the registration
+    bench.step()
     assert bench.save() == identity
