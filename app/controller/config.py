@@ -55,6 +55,12 @@ class ControllerConfig:
         """Time in which a living master must open its epoch before another member is elected."""
         return 2 * self.broker_timeout_ms
 
+    @property
+    def registering_timeout_ms(self) -> int:
+        """Time for which an unclean election that no operator requests waits for a member whose node has
+        started and has yet to register it."""
+        return 30 * self.broker_timeout_ms
+
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if isinstance(value, int) and not isinstance(value, bool) and value <= 0:

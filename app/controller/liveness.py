@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from app.controller.config import ControllerConfig
-from app.controller.metadata import Confirmed, Log, Replica
+from app.controller.metadata import CONTROLLER_LOG, Confirmed, Log, Replica
 from app.log.terms import TERM_MAX
 
 _REMEMBERED_ANSWERS: Final = 64
@@ -54,7 +54,8 @@ class _Node:
     when the newest answer left that the node has confirmed; before the first one, its first heartbeat.
     hears: whether it has confirmed any. confirmed: the newest answer that it has confirmed, (id, when it
     left). reports_after_ms: the present reports were written after that moment; None when that is not known.
-    since_ms: when this controller became active, or the node joined.
+    since_ms: when this controller became active, or the node joined. registering_ms: log -> since when the
+    node has reported a copy of it that is not registered; CONTROLLER_LOG -> ... that it follows no metadata.
     """
 
     __slots__ = (
@@ -65,6 +66,7 @@ class _Node:
         "heard_ms",
         "hears",
         "metadata_index",
+        "registering_ms",
         "reports",
         "reports_after_ms",
         "since_ms",
@@ -81,6 +83,7 @@ class _Node:
         self.reports_after_ms: int | None = None
         self.metadata_index = -1
         self.reports: dict[str, Report] = {}
+        self.registering_ms: dict[str, int] = {}
 
 
 class Liveness:
@@ -148,6 +151,9 @@ class Liveness:
         known.reports = {report.log: report for report in reports}
         for report in known.reports.values():
             self._note_confirmed(report)
+        registering = [report.log for report in known.reports.values() if not report.replica_id]
+        registering += [CONTROLLER_LOG] if metadata_index < 0 else []
+        known.registering_ms = {log: known.registering_ms.get(log, now_ms) for log in registering}
 
     def _note_confirmed(self, report: Report) -> None:
         """Remember how much of its log a copy had confirmed: a later incarnation must hold it still."""
@@ -256,11 +262,17 @@ class Liveness:
 
     def is_registering(self, log: Log, replica: Replica, now_ms: int) -> bool:
         """Return whether the replica's node is alive, and has opened a copy of the log that it has yet to
-        register, or has followed no metadata since its start: then it may have yet to open the copy."""
-        return self.is_alive(replica.node, now_ms) and (
-            self._nodes[replica.node].metadata_index < 0
-            or self.report(replica.node, log.name, log.generation, 0) is not None
+        register, or has followed no metadata since its start: then it may have yet to open the copy.
+
+        Neither counts after `registering_timeout_ms`: its disk may be full.
+        """
+        if not self.is_alive(replica.node, now_ms):
+            return False
+        since_ms = self._nodes[replica.node].registering_ms
+        newest_ms = max(
+            (since_ms[each] for each in (log.name, CONTROLLER_LOG) if each in since_ms), default=None
         )
+        return newest_ms is not None and now_ms - newest_ms < self.config.registering_timeout_ms
 
     def may_lead(self, log: Log, replica: Replica, now_ms: int) -> bool:
         """Return whether the replica is alive and has all that a master needs."""

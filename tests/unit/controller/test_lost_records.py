@@ -394,10 +394,19 @@ def test_a_copied_folder_counts_again_once_a_master_has_requested_a_set_with_it(
     assert quorum.log().master_node in ("n2", "n3")
 
 
-@pytest.mark.rule("C-03", "C-05")
-@pytest.mark.parametrize("is_open", [True, False])
-def test_no_copied_folder_wins_an_unclean_election_while_members_are_being_registered(is_open: bool) -> None:
-    """All nodes start at once, with copies of their folders. is_open: the other nodes have opened theirs."""
+def start_nodes(quorum: Quorum, *, is_open: bool, times: int) -> None:
+    """n1 has registered its copy after a start of all nodes. The others are heard, and register none.
+    is_open: they have opened theirs."""
+    for _ in range(times):
+        for node in ("n2", "n3"):
+            reports = [Report("a", quorum.log().generation, 0, 1, 100, 0)] if is_open else []
+            index = len(quorum.events) - 1 if is_open else NO_INDEX
+            quorum.active.heartbeat(quorum.now_ms, node, index, reports, quorum.now_ms)
+        quorum.let_pass(500, "n1")
+
+
+def restored_with_unclean() -> Quorum:
+    """All are stopped, and n1 has registered a copy of its folder that is older."""
     quorum = Quorum()
     quorum.with_master(unclean=True)
     quorum.join_all()
@@ -406,16 +415,29 @@ def test_no_copied_folder_wins_an_unclean_election_while_members_are_being_regis
     quorum.scan()
     quorum.done(copy_of(quorum, "n1"))
     quorum.offsets["n1", "a"] = (1, 90, 0)
-    for _ in range(4):
-        for node in ("n2", "n3"):
-            reports = [Report("a", quorum.log().generation, 0, 1, 100, 0)] if is_open else []
-            index = len(quorum.events) - 1 if is_open else NO_INDEX
-            quorum.active.heartbeat(quorum.now_ms, node, index, reports, quorum.now_ms)
-        quorum.let_pass(500, "n1")
-        assert quorum.log().master_node is None
+    return quorum
+
+
+@pytest.mark.rule("C-03", "C-05")
+@pytest.mark.parametrize("is_open", [True, False])
+def test_no_copied_folder_wins_an_unclean_election_while_members_are_being_registered(is_open: bool) -> None:
+    quorum = restored_with_unclean()
+    start_nodes(quorum, is_open=is_open, times=4)
+    assert quorum.log().master_node is None
     quorum.done(start_of(quorum, "n2", 100))
     assert heard(quorum, n1=90, n2=100) == "n2"
     assert quorum.log().unclean_epoch == 0
+
+
+@pytest.mark.rule("C-05")
+@pytest.mark.parametrize("is_open", [True, False])
+def test_an_unclean_election_does_not_wait_for_ever_for_members_that_register_none(is_open: bool) -> None:
+    """Their disks are full, for example."""
+    quorum = restored_with_unclean()
+    start_nodes(quorum, is_open=is_open, times=CONFIG.registering_timeout_ms // 500 - 1)
+    assert quorum.log().master_node is None
+    start_nodes(quorum, is_open=is_open, times=1)
+    assert (quorum.log().master_node, quorum.log().unclean_epoch) == ("n1", quorum.log().master_epoch)
 
 
 @pytest.mark.rule("C-03", "C-05", "C-06")
