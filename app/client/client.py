@@ -334,7 +334,7 @@ class CommitlogClient:
         """Return the id of the log that an answer is of. Raises OtherLog."""
         found = answer.headers.get("Commitlog-Log-Id")
         if log_id is not None and found not in (None, log_id):
-            raise OtherLog(f"log {self.log}: its id is {found}, not {log_id}")
+            raise OtherLog(f"log {self.log!r}: its id is {found}, not {log_id}")
         return found
 
     def _check_begin(self, endpoint: str | None, log_id: str) -> None:

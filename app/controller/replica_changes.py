@@ -62,13 +62,13 @@ def wanted_by(log: Log, command: ChangeReplica, liveness: Liveness, now_ms: int)
     spec, node = log.spec, command.node
     named, learns = node in spec.replicas, node in spec.learners
     if log.spec.replication != _CONTROLLER:
-        raise Refused(Reason.WRONG_MODE, f"log {log.name} is not in controller mode")
+        raise Refused(Reason.WRONG_MODE, f"log {log.name!r} is not in controller mode")
     if command.change is ReplicaChange.ADD:
         if named:
             return None
         return {"replicas": (*spec.replicas, node), "learners": (*spec.learners, node)}
     if node not in log.nodes:
-        raise Refused(Reason.NOT_A_REPLICA, f"{node} keeps no replica of log {log.name}")
+        raise Refused(Reason.NOT_A_REPLICA, f"{node} keeps no replica of log {log.name!r}")
     match command.change:
         case ReplicaChange.PROMOTE:
             if named and not learns:

@@ -197,4 +197,4 @@ def configured_spec(log: Log, configured: LogSpec, brokers: Collection[str]) -> 
 def check_usable(log: Log) -> None:
     """Raise Refused for a log that is being deleted."""
     if log.state == LOG_DELETING:
-        raise Refused(Reason.LOG_DELETING, f"log {log.name} is being deleted")
+        raise Refused(Reason.LOG_DELETING, f"log {log.name!r} is being deleted")

@@ -35,6 +35,8 @@ MESSAGES_IN: Final = (
     "spark_jobs",
     "storage",
 )
+REFUSALS_IN: Final = ("app/api", "app/client", "app/controller", "app/errors", "app/log")
+BARE_LOG: Final = re.compile(r"\blog \{[^}!]*\}")
 LONGEST_REPORT: Final = 20
 REFUSED: Final = re.compile(
     r"\b(tells?|told|says?|said|anew|whoever|nobody|somebody|stands? (?:at|in)|stood (?:at|in)"
@@ -220,6 +222,18 @@ def test_documents_are_plain_technical_english() -> None:
                     f"{file.relative_to(ROOT)}: {word.group()!r} in {' '.join(paragraph.split())[:200]!r}"
                 )
     assert not found, "\n".join(found)
+
+
+def test_refusals_quote_the_name_of_a_log() -> None:
+    """`log 'orders' is being deleted`: one form in all problem documents."""
+    bare = [
+        f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
+        for folder in REFUSALS_IN
+        for file in sorted((ROOT / folder).rglob("*.py"))
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        if BARE_LOG.search(line)
+    ]
+    assert bare == []
 
 
 def test_a_docstring_promises_a_result_only_where_there_is_one() -> None:

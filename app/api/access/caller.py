@@ -106,7 +106,7 @@ class Caller:
             return
         if log == AUDIT_LOG:
             scopes = frozenset((Scope.ADMIN,))
-        place = "for all logs" if log is None else f"for log {log}"
+        place = "for all logs" if log is None else f"for log {log!r}"
         raise Forbidden(
             f"the token {self.name} does not have the scope {_listed(scopes)} {place}; {self.grant}"
         )

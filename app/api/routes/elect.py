@@ -53,11 +53,9 @@ async def elect(call: Call, log: LogName, query: Nothing) -> Response:
     broker, hosted = call.broker, call.find(log)
     asked = await call.asked(ElectIn)
     if hosted.settings.replication is not Replication.CONTROLLER:
-        mode = hosted.settings.replication.value
-        hint = " Use /v1/cluster/leader:transfer to move its leader." if mode == Replication.RAFT else ""
-        raise InvalidRequest(
-            ("/path/log", f"{log!r} is in {mode} mode; only controller mode has elections.{hint}")
-        )
+        is_raft = hosted.settings.replication is Replication.RAFT
+        hint = ". Use /v1/cluster/leader:transfer to move its leader" if is_raft else ""
+        raise InvalidRequest(("/path/log", f"log {log!r} is not in controller mode: it has no elections{hint}"))
     await broker.waits.read_index(broker.metadata.hosted)  # read the newest epoch: this election ends it
     before = broker.metadata.log(log)
     if before is None:

@@ -154,7 +154,7 @@ async def create_log(call: Call, query: Nothing) -> Response:
     known = broker.logs.get(asked.name)
     if known is not None and known.generation == CONFIGURED:
         if known.settings.spec != spec:
-            raise LogExists(f"log {asked.name} is in the configuration file with other settings")
+            raise LogExists(f"log {asked.name!r} is in the configuration file with other settings")
         return _log_answer(broker, known)
     done = await decided(call.request, broker, CreateLog(asked.name, spec, secrets.token_hex(16)))
     hosted = await broker.lookup.known(asked.name, broker.settings.http.leader_wait_ms)
@@ -267,9 +267,9 @@ def _deletable(call: Call, log: str) -> HostedLog:
         raise InvalidRequest(
             (
                 "/path/log",
-                f"log {hosted.name} always exists"
+                f"log {hosted.name!r} always exists"
                 if hosted.name == DEFAULT_LOG
-                else f"log {hosted.name} is defined in the configuration file; remove it there",
+                else f"log {hosted.name!r} is in the configuration file: remove it there",
             )
         )
     call.wants_json()

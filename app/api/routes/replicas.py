@@ -60,7 +60,7 @@ async def change_replica(
     """Let the controllers change one replica of a log in controller mode, which the query names. Raises
     InvalidRequest for a log in another mode, and what `decided` raises."""
     if hosted.settings.replication is not Replication.CONTROLLER:
-        raise InvalidRequest(("/query/log", f"log {hosted.name} is not in controller mode"))
+        raise InvalidRequest(("/query/log", f"log {hosted.name!r} is not in controller mode"))
     command = ChangeReplica(hosted.name, node, change, secrets.token_hex(16), hosted.generation, force)
     await decided(call.request, call.broker, command)
 

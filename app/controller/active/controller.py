@@ -239,13 +239,13 @@ class ActiveController:
             return log_commands.change_controllers(state, command, self._file_config, happen)
         log = state.log(command.log)
         if log is None:
-            raise Refused(Reason.UNKNOWN_LOG, f"there is no log {command.log!r}")
+            raise Refused(Reason.UNKNOWN_LOG, f"log {command.log!r} does not exist")
         if command.generation is not None and command.generation != log.generation:
             raise Refused(Reason.OTHER_GENERATION, "meant for an earlier log of this name")
         of_a_copy = isinstance(command, ApplyForReplicaId | RegisterReplica | AlterSyncStateSet | StepDown)
         if of_a_copy and not log.elects:
             raise Refused(
-                Reason.WRONG_MODE, f"log {log.name} is not in controller mode: it has no SyncStateSet"
+                Reason.WRONG_MODE, f"log {log.name!r} is not in controller mode: it has no SyncStateSet"
             )
         match command:
             case ApplyForReplicaId():

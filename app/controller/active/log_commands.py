@@ -52,7 +52,7 @@ def create(
     if known is not None:
         settings_of_logs.check_usable(known)
         if known.spec != command.spec:
-            raise Refused(Reason.LOG_EXISTS, f"log {command.log} exists with other settings")
+            raise Refused(Reason.LOG_EXISTS, f"log {command.log!r} exists with other settings")
         return Done(state.applied_index)
     happen(
         LogCreated(
@@ -111,7 +111,7 @@ def change_controllers(
 def delete(state: Metadata, log: Log, command: DeleteLog, happen: Happen) -> Done:
     _check_not_configured(log)
     if log.state == LOG_DELETING:
-        raise Refused(Reason.LOG_DELETING, f"log {log.name} is being deleted")
+        raise Refused(Reason.LOG_DELETING, f"log {log.name!r} is being deleted")
     settings_of_logs.check_version(log.version, command.version)
     happen(LogDeletionBegun(log=log.name, change_id=command.change_id))
     return Done(state.applied_index)
@@ -119,4 +119,4 @@ def delete(state: Metadata, log: Log, command: DeleteLog, happen: Happen) -> Don
 
 def _check_not_configured(log: Log) -> None:
     if log.generation < 0:
-        raise Refused(Reason.CONFIGURED_LOG, f"log {log.name} is in the configuration file: remove it there")
+        raise Refused(Reason.CONFIGURED_LOG, f"log {log.name!r} is in the configuration file: remove it there")

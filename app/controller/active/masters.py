@@ -146,7 +146,7 @@ class Masters:
     def elect(self, state: Metadata, log: Log, command: ElectMaster, happen: Happen, now_ms: int) -> Done:
         settings_of_logs.check_usable(log)
         if not log.elects:
-            raise Refused(Reason.WRONG_MODE, f"log {log.name} is not in controller mode")
+            raise Refused(Reason.WRONG_MODE, f"log {log.name!r} is not in controller mode")
         if command.candidate is not None and command.candidate not in log.nodes:
             raise Refused(Reason.NO_ELIGIBLE_REPLICA, f"{command.candidate} does not keep the log")
         if log.master_epoch > command.seen_epoch or not self._moves_master(log, command, now_ms):
