@@ -251,6 +251,15 @@ class UnsupportedMediaType(CommitlogError):
 
     code, title, http_status = "unsupported-media-type", "Unsupported content type or encoding", 415
 
+    def __init__(self, detail: str, *, types: Iterable[str] = (), encodings: Iterable[str] = ()) -> None:
+        """types, encodings: those that the route accepts, of the one that was refused (RFC 9110, section
+        15.5.16)."""
+        super().__init__(detail)
+        self._accepted = {"accept": ", ".join(types), "accept-encoding": ", ".join(encodings)}
+
+    def headers(self) -> Iterator[tuple[str, str]]:
+        yield from ((name, value) for name, value in self._accepted.items() if value)
+
 
 class IndexOutOfRange(CommitlogError):
     """The index is beyond the visible end of the log."""

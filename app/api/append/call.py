@@ -91,7 +91,7 @@ def media_type_of(given: bytes, known: Sequence[str] = MEDIA_TYPES) -> str:
     if media_type is not None and media_type in known:
         return media_type
     received = f"got {name.decode('latin-1')!r}" if given else "but it is missing"
-    raise UnsupportedMediaType(f"Content-Type must be one of {', '.join(known)}, {received}")
+    raise UnsupportedMediaType(f"Content-Type must be one of {', '.join(known)}, {received}", types=known)
 
 
 @dataclass(slots=True)

@@ -86,7 +86,9 @@ async def append_stream(request: Request, broker: NodeBroker, log: LogName) -> R
             )
         )
     if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
-        raise UnsupportedMediaType("a stream of appends has no Content-Encoding; compress single appends")
+        raise UnsupportedMediaType(
+            "a stream of appends has no Content-Encoding; compress single appends", encodings=("identity",)
+        )
     media_type = media_type_of(headers.get(b"content-type", b""), STREAM_TYPES)
     parameters = parse_append_query(request.scope["query_string"])
     limit = broker.settings.limits.max_request_bytes

@@ -11,6 +11,7 @@ from storage.units import KIB, MIB
 _PIECE_BYTES: Final = 4 * KIB  # a decompressor copies what follows its member or frame
 _ZSTD_PIECE_BYTES: Final = 512  # small, so that a decompression bomb is detected early
 _PARTS_MAX: Final = 10_000  # members of gzip, frames of zstd: each takes 10 us, empty or not
+_KNOWN: Final = ("gzip", "zstd", "identity")
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _ZSTD_WINDOW_MAX_BYTES: Final = 8 * MIB  # the window that RFC 9659 requires every decoder to accept
 
@@ -29,7 +30,8 @@ def unpack(body: bytes, encoding: bytes | None, limit: int) -> bytes:
     if name == b"zstd":
         return _unpack_zstd(body, limit)
     raise UnsupportedMediaType(
-        f"Content-Encoding must be one of gzip, zstd, identity, got {name.decode('latin-1')!r}"
+        f"Content-Encoding must be one of {', '.join(_KNOWN)}, got {name.decode('latin-1')!r}",
+        encodings=_KNOWN,
     )
 
 

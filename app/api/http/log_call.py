@@ -59,7 +59,8 @@ Shape = TypeVar("Shape", bound=msgspec.Struct)
 
 def _not_json(given: str) -> UnsupportedMediaType:
     received = f"got {given!r}" if given else "but it is missing"
-    return UnsupportedMediaType(f"Content-Type must be {JSON_TYPE.decode()}, {received}")
+    known = JSON_TYPE.decode()
+    return UnsupportedMediaType(f"Content-Type must be {known}, {received}", types=(known,))
 
 
 class AnsweredElsewhere(Exception):

@@ -55,7 +55,8 @@ async def elect(call: Call, log: LogName, query: Nothing) -> Response:
     if hosted.settings.replication is not Replication.CONTROLLER:
         is_raft = hosted.settings.replication is Replication.RAFT
         hint = ". Use /v1/cluster/leader:transfer to move its leader" if is_raft else ""
-        raise InvalidRequest(("/path/log", f"log {log!r} is not in controller mode: it has no elections{hint}"))
+        detail = f"log {log!r} is not in controller mode: it has no elections{hint}"
+        raise InvalidRequest(("/path/log", detail))
     await broker.waits.read_index(broker.metadata.hosted)  # read the newest epoch: this election ends it
     before = broker.metadata.log(log)
     if before is None:

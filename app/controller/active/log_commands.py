@@ -119,4 +119,5 @@ def delete(state: Metadata, log: Log, command: DeleteLog, happen: Happen) -> Don
 
 def _check_not_configured(log: Log) -> None:
     if log.generation < 0:
-        raise Refused(Reason.CONFIGURED_LOG, f"log {log.name!r} is in the configuration file: remove it there")
+        detail = f"log {log.name!r} is in the configuration file: remove it there"
+        raise Refused(Reason.CONFIGURED_LOG, detail)

@@ -51,6 +51,32 @@ def test_the_detail_of_a_refused_append_names_what_differs(tmp_path: Path) -> No
     asyncio.run(run())
 
 
+def test_an_unsupported_type_or_encoding_is_answered_with_the_supported_ones(tmp_path: Path) -> None:
+    """RFC 9110, section 15.5.16."""
+
+    async def run() -> None:
+        async with node_in_process(tmp_path) as node:
+            post = node.client.post
+            packed = {"Content-Type": "application/json", "Content-Encoding": "br"}
+            for path, known in (("records", "gzip, zstd, identity"), ("records:stream", "identity")):
+                lines = {**packed, "Content-Type": "application/x-ndjson"}
+                answer = await post(f"{LOG}/{path}", content=b"{}", headers=lines)
+                await _problem(answer, "unsupported-media-type")
+                assert (answer.headers["accept-encoding"], "accept" in answer.headers) == (known, False)
+            answer = await post(f"{LOG}:fence", content=b"{}", headers=packed)
+            assert answer.headers["accept-encoding"] == "gzip, zstd, identity"
+
+            text = {"Content-Type": "text/plain"}
+            answer = await post(f"{LOG}/records", content=b"a", headers=text)
+            await _problem(answer, "unsupported-media-type")
+            assert answer.headers["accept"].startswith("application/json, application/x-ndjson, ")
+            assert "accept-encoding" not in answer.headers
+            answer = await post(f"{LOG}:fence", content=b"{}", headers=text)
+            assert answer.headers["accept"] == "application/json"
+
+    asyncio.run(run())
+
+
 def test_an_append_without_records_is_a_fault_of_the_body(tmp_path: Path) -> None:
     async def run() -> None:
         async with node_in_process(tmp_path) as node:
