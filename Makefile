@@ -7,7 +7,7 @@ ARGS ?=
 .PHONY: help s3 setup doctor demo test check format docs docs-site deploy-check rules sim mutants scenarios-rewrite chaos bench wheel package sbom lock clean
 
 help:  ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
 
 setup:  ## create .venv from requirements.lock, find Java, download the jars; skipped when complete
 	@$(PYTHON) app/setup

@@ -76,7 +76,7 @@ display(levels)
 
 # COMMAND ----------
 
-counted = f"{watermarks.select('term', 'node', 'seq').distinct().count():,} events of {epochs.count()} terms"
+counted = f"{watermarks.select('term', 'node', 'seq').distinct().count():,} events"
 backward = gold.backward_steps(watermarks)
 assert backward.isEmpty(), f"the committed index of a term decreased: {backward.first()}"
 if watermarks.isEmpty():

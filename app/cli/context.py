@@ -414,8 +414,15 @@ def url_of_node(cluster: Mapping[str, Any], node_id: str) -> str:
     """Return the URL of a node. Raises BadParameter."""
     urls = {str(node["id"]): str(node["url"]) for node in cluster["nodes"]}
     if node_id not in urls:
-        raise click.BadParameter(f"the node must be one of {', '.join(urls)}", param_hint="--node")
+        raise click.BadParameter(
+            f"the node must be one of {', '.join(urls)}, got {node_id!r}", param_hint="--node"
+        )
     return urls[node_id]
+
+
+def counted(count: int, noun: str = "record") -> str:
+    """Return the number and its noun: `1 record`, `12,345 records`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def print_table(table: "Table") -> None:

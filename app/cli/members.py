@@ -42,7 +42,10 @@ def members_command(ctx: click.Context, target: Target) -> None:
 @members_command.command("list")
 @cluster_options
 def list_members(target: Target) -> None:
-    """List the nodes: voters and learners.
+    """List the nodes of the cluster.
+
+    Neither learners nor removed nodes vote. A removed node is in the list while a configuration file names
+    it.
 
     \b
     Examples:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.cli.context import CommandFailed, ExitCode, Target, person_watches, print_json, target_options
+from app.cli.context import (
+    CommandFailed,
+    ExitCode,
+    Target,
+    counted,
+    person_watches,
+    print_json,
+    target_options,
+)
 from storage.units import MIB
 
 if TYPE_CHECKING:
@@ -62,7 +70,7 @@ def backup_command(target: Target, folder: Path, cursors: tuple[str, ...]) -> No
         print_json(summary(manifest) | {"added": added, "folder": str(folder)})
         return
     click.echo(
-        f"{folder}: {manifest.records:,} records of {manifest.log} ({added:,} new), all that was committed "
+        f"{folder}: {counted(manifest.records)} of {manifest.log} ({added:,} new), all that was committed "
         f"below index {manifest.next_index:,}, equal to the log"
     )
 

@@ -12,7 +12,15 @@ from click.core import ParameterSource
 
 from app.cli.backup.backup import summary
 from app.cli.backup.limits import check_limits, record_sizes
-from app.cli.context import CommandFailed, ExitCode, Target, person_watches, print_json, target_options
+from app.cli.context import (
+    CommandFailed,
+    ExitCode,
+    Target,
+    counted,
+    person_watches,
+    print_json,
+    target_options,
+)
 from storage.units import MIB
 
 if TYPE_CHECKING:
@@ -72,7 +80,7 @@ def restore_command(
         for part in manifest.parts:
             read_part(folder, part)
         _print_outcome(
-            target, summary(manifest), f"{folder}: {manifest.records:,} records of {manifest.log}, intact"
+            target, summary(manifest), f"{folder}: {counted(manifest.records)} of {manifest.log}, intact"
         )
         return
     if ctx.get_parameter_source("log") in (None, ParameterSource.DEFAULT):
@@ -87,7 +95,7 @@ def restore_command(
     document = {"log": target.log, "records": restored.records, "next_index": restored.last_index + 1}
     document |= {"cursors": cursors, "retention": retention, "schemas": len(manifest.schemas)}
     document |= {"verified": True, "backup": manifest.id}
-    words = f"{target.log}: {restored.records:,} records restored from {folder}, equal to the backup"
+    words = f"{target.log}: {counted(restored.records)} restored from {folder}, equal to the backup"
     _print_outcome(target, document, words)
 
 
@@ -264,7 +272,7 @@ def _verify(
                 moved[name] = new[bisect_left(old, index)]
     extra = sum(table.num_rows for table in waiting) + sum(table.num_rows for table in rest)
     if extra:
-        raise CommandFailed(f"the log {client.log} has {extra:,} records that are not of the backup")
+        raise CommandFailed(f"the log {client.log} has {counted(extra)} that the backup lacks")
     return {name: moved.get(name, restored.last_index + 1) for name in manifest.cursors}
 
 

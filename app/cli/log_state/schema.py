@@ -11,6 +11,7 @@ from app.cli.context import (
     CommandFailed,
     ExitCode,
     Target,
+    counted,
     failure_of,
     print_json,
     print_table,
@@ -361,9 +362,13 @@ def _show_check(document: Mapping[str, Any]) -> None:
     for each in document["differences"]:
         click.echo(f"not compatible with version {document['version']}: {_shown(each)}")
     mismatches: Sequence[Mapping[str, Any]] = document["mismatches"]
-    click.echo(f"{document['records']:,} records read, {len(mismatches):,} do not match")
+    click.echo(f"{counted(document['records'])} read, {_not_matching(len(mismatches))}")
     for each in mismatches[:10]:
         click.echo(f"  index {each['index']}, {each['pointer'] or '/'}: {each['reason']}")
+
+
+def _not_matching(count: int, of: str = "") -> str:
+    return f"{count:,}{of} {'does' if count == 1 else 'do'} not match"
 
 
 @schema_command.command("infer")
@@ -390,8 +395,8 @@ def infer_schema(target: Target, last: int) -> None:
     unused = _mismatches(LogSchema(0, NO_INDEX, "json", proposal), values)
     if unused:
         index = values[unused[0].position][0]
-        count = f"{len(unused):,} of {len(values):,} records do not match this schema"
-        click.echo(f"{count}; the first one is at index {index}: {unused[0].reason}", err=True)
+        count = _not_matching(len(unused), f" of {counted(len(values))}")
+        click.echo(f"{count} this schema; the first one is at index {index}: {unused[0].reason}", err=True)
 
 
 @schema_command.command("replay")

@@ -14,6 +14,7 @@ from app.cli.context import (
     ExitCode,
     Target,
     an_idempotency_key,
+    counted,
     failure_of,
     person_watches,
     print_json,
@@ -258,9 +259,8 @@ def _append_all(
     if first is None:
         raise CommandFailed("the input is empty; at least one record is required", ExitCode.USAGE)
     if not target.as_json:
-        noun = "record" if count == 1 else "records"
-        words = f"{count:,} {noun} from index {first.first_index:,} to {appended.last_index:,}"
-        click.echo(f"appended {words} of log {target.log}, term {appended.term}")
+        span = f"from index {first.first_index:,} to {appended.last_index:,}"
+        click.echo(f"appended {counted(count)} {span} of log {target.log}, term {appended.term}")
 
 
 def _place(error: "ClientError", before: int) -> str:
@@ -277,7 +277,7 @@ def _rest(count: int, skipped: int, separator: str = "") -> str:
     """Return what is stored of a file whose append has failed in the middle."""
     if count == 0:
         return ""
-    stored = f"the {count:,} records of earlier appends are stored"
+    stored = f"{counted(count)} of earlier appends {'is' if count == 1 else 'are'} stored"
     return f"{separator}{stored}; continue with --skip {skipped + count}"
 
 

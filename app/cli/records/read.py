@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from app.cli.context import Target, target_options
+from app.cli.context import Target, counted, target_options
 from app.cli.records.output import (
     BY_SUFFIX,
     RECORD_FORMATS,
@@ -138,9 +138,7 @@ def read_command(
                     found = islice(found, 1)  # one page, as the API limits it
                 written = _write(form, found, file, whole=everything)
     if output is not None and not target.as_json:
-        click.echo(
-            f"{output}: {written.records:,} {'record' if written.records == 1 else 'records'}", err=True
-        )
+        click.echo(f"{output}: {counted(written.records)}", err=True)
     if written.has_more and form != "json" and not everything:
         click.echo(
             f"more from index {written.next_index}: --from-index {written.next_index}, or --all", err=True

@@ -93,7 +93,7 @@ def test_a_log_is_backed_up_grown_restored_and_resumed(
         client.append(["of a writer"])
         more = run(cluster, "restore", folder, "--log", "orders-2")
         assert more.exit_code == 1
-        assert "has 1 records that are not of the backup" in json.loads(more.stderr)["detail"]
+        assert "has 1 record that the backup lacks" in json.loads(more.stderr)["detail"]
         Operations(client).trim(60, force=True)
     trimmed = json.loads(run(cluster, "restore", folder, "--log", "orders-2").stderr)["detail"]
     assert "records-00000000000000000001.parquet; the log begins at index" in trimmed

@@ -50,7 +50,7 @@ def test_infer_reports_records_that_are_not_objects(
         broken = client.append(["no JSON"]).first_index
     done = run(cluster, log, "schema", "infer")
     assert json.loads(done.stdout)["required"] == ["id"]
-    assert f"1 of 3 records do not match this schema; the first one is at index {broken}:" in done.stderr
+    assert f"1 of 3 records does not match this schema; the first one is at index {broken}:" in done.stderr
     empty = tmp_path / "empty.json"
     empty.write_text("\n")
     assert "empty.json is empty" in run(cluster, log, "schema", "check", str(empty), exit_code=2).stderr

@@ -457,6 +457,8 @@ def test_events_of_an_unknown_kind_are_refused() -> None:
         assert (refused.exit_code, node.asked) == (2, [])
         assert "'foo' is not one of" in refused.stderr
         assert all(repr(kind) in refused.stderr for kind in KINDS)
+        unknown = run("events", "--node", "n9", url=node.url)
+        assert (unknown.exit_code, "must be one of n1, got 'n9'" in unknown.stderr) == (2, True)
         shown = run("events", "--node", "n1", "--kind", "role", url=node.url)
         assert (shown.exit_code, len(shown.output.splitlines())) == (0, 1)
         assert len(run("events", "--node", "n1", url=node.url).output.splitlines()) == 2

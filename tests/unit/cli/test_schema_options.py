@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from app.cli.context import counted
+from app.cli.log_state.schema import _show_check
 from app.cli.main import cli
 from tests.unit.cli.fake_service import Asked, Scripted, fake_service, problem
 
@@ -141,3 +143,16 @@ def test_other_key_columns_are_refused_with_the_way_to_keep_them(tmp_path: Path)
     advice = "To keep them: without the option --key."
     assert advice in refused.stderr
     assert advice in checked.stdout
+
+
+def test_one_record_is_singular(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [counted(number) for number in (0, 1, 2, 12_345)] == [
+        "0 records",
+        "1 record",
+        "2 records",
+        "12,345 records",
+    ]
+    mismatch = {"index": 4, "pointer": "/id", "reason": "required"}
+    found = {"columns": [], "version": 1, "key_columns": [], "differences": [], "mismatches": [mismatch]}
+    _show_check({**found, "records": 1})
+    assert "1 record read, 1 does not match\n" in capsys.readouterr().out

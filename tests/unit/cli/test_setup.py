@@ -224,3 +224,9 @@ def test_doctor_checks_the_addresses_and_the_folder_of_a_node(tmp_path: Path) ->
     state, detail = found("192.0.2.1", port)["ports"]  # an address of documentation: of no machine
     assert state == "missing"
     assert detail.startswith("peer_listen 192.0.2.1:")
+
+
+def test_make_help_lists_every_target_that_has_a_description() -> None:
+    described = re.findall(r"^([^\s.:#]+):.*## ", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    printed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert [line.split()[1] for line in printed.splitlines()] == described

@@ -69,7 +69,7 @@ def test_ctrl_c_while_a_pipe_is_quiet_leaves_no_outcome_unknown(monkeypatch: pyt
     with fake_service(lambda asked: Scripted(200, committed(0, 1))) as node:
         result = CliRunner().invoke(cli, ["append", "-e", node.url], input=b"")
     assert result.exit_code == 130
-    assert "interrupted; the 1 records of earlier appends are stored" in result.stderr
+    assert "interrupted; 1 record of earlier appends is stored" in result.stderr
     assert len(node.appends()) == 1
 
 

@@ -90,7 +90,7 @@ def test_a_refused_record_is_named_by_its_place_in_the_input(fields: dict[str, A
         command = ["append", "--batch", "2", "--skip", "1", "-e", node.url]
         result = CliRunner().invoke(cli, command, input=b"s\na\nb\nc\nd\n")
     assert (
-        "it is record 5 of the input; the 2 records of earlier appends are stored; continue with --skip 3"
+        "it is record 5 of the input; 2 records of earlier appends are stored; continue with --skip 3"
         in result.stderr
     )
 
@@ -187,7 +187,7 @@ def test_a_failure_in_the_middle_reports_what_is_stored() -> None:
         arguments = ["append", "--batch", "2", "--skip", "1", "-e", node.url]
         result = CliRunner().invoke(cli, arguments, input=b"a\nb\nc\nd\n")
     assert result.exit_code == 1
-    assert "the 2 records of earlier appends are stored; continue with --skip 3" in result.stderr
+    assert "2 records of earlier appends are stored; continue with --skip 3" in result.stderr
     assert [json.loads(line)["value"] for line in node.appends()[0].body.splitlines()] == ["b", "c"]
 
 
@@ -216,7 +216,7 @@ def test_an_interrupted_append_reports_what_is_stored(monkeypatch: pytest.Monkey
         arguments = ["append", "--batch", "1", "-e", node.url]
         result = CliRunner().invoke(cli, arguments, input=b"a\nb\nc\n")
     assert result.exit_code == 6
-    assert "interrupted; the 2 records of earlier appends are stored; continue with --skip 2" in result.stderr
+    assert "interrupted; 2 records of earlier appends are stored; continue with --skip 2" in result.stderr
     assert result.stderr.endswith("; the append in progress may have stored the next 1 too\n")
 
 
