@@ -3,6 +3,7 @@
 A local table in the plain format is read without Spark: its files were written a moment ago.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import add
@@ -12,13 +13,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
-from app.tables.delta_log import DataFile, DeltaLog, DeltaLogError
+from app.tables.delta_log import DataFile, DeltaLog, DeltaLogError, DeltaSnapshot
+from spark_jobs.errors import TableUnreadable
 from spark_jobs.session.locations import is_url
 from spark_jobs.tables.local_commits import NeedsSpark
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.snapshot import read_rows
 from spark_jobs.tables.table import Table, read_table
+from spark_jobs.typed.layout import changes
 from storage.units import MIB
 
 PIECE_BYTES: Final = 32 * MIB  # of data files, compressed; of the columns SIZED, where Spark reads them
@@ -107,8 +111,8 @@ class IndexedRows:
             least, most = file.least[self._position], file.most[self._position]
             if most >= first and least < until:
                 is_whole = least >= first and most < until
-                for rows in read_rows(file, wanted.names):
-                    found.append(filled(rows if is_whole else rows.filter(inside), wanted))
+                for rows in rows_of_file(file, wanted):
+                    found.append(rows if is_whole else rows.filter(inside))
         return pa.Table.from_batches(found, wanted)
 
     def _in_order(self, rows: pa.Table) -> pa.Table:
@@ -158,6 +162,24 @@ def _end_of_piece(first: int, until: int, most: int, begins: Sequence[int]) -> i
     if until - first <= most + most // 4:
         return until
     return next((begin for begin in reversed(begins) if most < 2 * (begin - first) <= 2 * most), first + most)
+
+
+def check_columns(snapshot: DeltaSnapshot, schema: StructType) -> None:
+    """Raise NeedsSpark unless a table has these columns alone: files that are written again with them would
+    lose the values of others, of another program or of a newer version of the log's schema."""
+    held = StructType.fromJson(json.loads(snapshot.schema))
+    if other := next(changes(schema, held), None):
+        raise NeedsSpark(f"{snapshot.path} has another column {'.'.join(other.path)}")
+
+
+def rows_of_file(file: DataFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a data file as `filled`. Raises NeedsSpark for a file that cannot be read here, too:
+    it has no statistics, or was removed meanwhile."""
+    try:
+        for rows in read_rows(file, wanted.names):
+            yield filled(rows, wanted)
+    except (TableUnreadable, OSError, pa.ArrowException) as error:
+        raise NeedsSpark(f"{file.path}: {error}") from error
 
 
 def filled(rows: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:

@@ -16,9 +16,8 @@ import pyarrow.compute as pc
 from app.tables.delta_log import DataFile, DeltaSnapshot
 from spark_jobs.tables.local_commits import LocalTable, NeedsSpark, Rewrite
 from spark_jobs.tables.schemas import arrow_schema
-from spark_jobs.tables.snapshot import read_rows
 from spark_jobs.tables.table import Table
-from spark_jobs.typed.indexed_rows import IndexedRows, filled
+from spark_jobs.typed.indexed_rows import IndexedRows, check_columns, filled, rows_of_file
 from storage.units import MIB
 
 TABLE_BYTES_MAX: Final = 256 * MIB  # of data files, compressed
@@ -72,6 +71,7 @@ class LocalCurrent:
     def _rewrite(self, changes: "Changes", snapshot: DeltaSnapshot) -> Rewrite:
         if snapshot.size_bytes > TABLE_BYTES_MAX:
             raise NeedsSpark(f"{snapshot.path} has {snapshot.size_bytes} bytes")
+        check_columns(snapshot, self.table.schema)
         narrow = list(dict.fromkeys([*self.keys, "_index", "_key"]))
         found = {path: changes.in_file(self._read(file, narrow)) for path, file in snapshot.files.items()}
         added = changes.added(pa.concat_arrays([NONE, *(newer for _, newer in found.values())]))
@@ -91,7 +91,7 @@ class LocalCurrent:
 
     def _read(self, file: DataFile, columns: list[str]) -> pa.Table:
         wanted = pa.schema([self._schema.field(name) for name in columns])
-        return pa.Table.from_batches([filled(rows, wanted) for rows in read_rows(file, columns)], wanted)
+        return pa.Table.from_batches(list(rows_of_file(file, wanted)), wanted)
 
 
 @dataclass(frozen=True)

@@ -4,21 +4,17 @@ Spark's MERGE conflicts with each of these appends, and a busy job makes one eac
 made again after any other commit, and reads again only the data files that this one has added.
 """
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import StructType
 
 from app.tables.delta_log import DataFile, DeltaSnapshot
-from spark_jobs.errors import TableUnreadable
 from spark_jobs.tables.local_commits import LocalTable, NeedsSpark, Rewrite
 from spark_jobs.tables.schemas import arrow_schema
-from spark_jobs.tables.snapshot import read_rows
 from spark_jobs.tables.table import Table
-from spark_jobs.typed.indexed_rows import filled
+from spark_jobs.typed.indexed_rows import check_columns, rows_of_file
 from storage.units import MIB
 
 CHANGED_BYTES_MAX: Final = 256 * MIB  # of data files that lose rows, compressed
@@ -64,8 +60,7 @@ class LocalRows:
 
         def left(snapshot: DeltaSnapshot) -> Rewrite:
             nonlocal due
-            if {*StructType.fromJson(json.loads(snapshot.schema)).names} != {*self.table.schema.names}:
-                raise NeedsSpark(f"{snapshot.path} has columns of another program")
+            check_columns(snapshot, self.table.schema)
             for path in others.keys() - snapshot.files.keys():
                 del others[path]
             size = sum(snapshot.files[path].size_bytes for path, rows in others.items() if rows is not None)
@@ -88,14 +83,14 @@ class LocalRows:
         if not_in_file(indexes, file, self.position).num_rows == indexes.num_rows:
             return None
         wanted = arrow_schema(self.table.schema)
-        rows = pa.Table.from_batches([filled(rows, wanted) for rows in _rows_of(file, wanted.names)], wanted)
+        rows = pa.Table.from_batches(list(rows_of_file(file, wanted)), wanted)
         return rows.filter(pc.invert(pc.is_in(rows[self.position], removed)))
 
 
 def not_in_file(rows: pa.Table, file: DataFile, position: str) -> pa.Table:
     """Return those of `rows` whose index a data file does not have. position: the column with the index.
 
-    Raises NeedsSpark for a file that cannot be read here: it has no statistics, or was removed meanwhile.
+    Raises NeedsSpark as `rows_of_file`.
     """
     bounds = pc.min_max(rows[position]).as_py()
     least, most = file.least.get(position), file.most.get(position)
@@ -103,14 +98,6 @@ def not_in_file(rows: pa.Table, file: DataFile, position: str) -> pa.Table:
         return rows
     if most is not None and most < bounds["min"]:
         return rows
-    for held in _rows_of(file, [position]):
+    for held in rows_of_file(file, pa.schema([rows.schema.field(position)])):
         rows = rows.filter(pc.invert(pc.is_in(rows[position], held[position])))
     return rows
-
-
-def _rows_of(file: DataFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a data file. Raises NeedsSpark as `not_in_file`."""
-    try:
-        yield from read_rows(file, columns)
-    except (TableUnreadable, OSError, pa.ArrowException) as error:
-        raise NeedsSpark(f"{file.path}: {error}") from error

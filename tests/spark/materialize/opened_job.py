@@ -14,6 +14,7 @@ from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.logs_planning import LogRange
 from spark_jobs.source.many_logs import read_ranges
 from spark_jobs.source.options import parse_options
+from spark_jobs.tables.local_commits import LocalTable
 from spark_jobs.typed.claimed_table import ClaimedTable
 from tests.spark.conftest import endpoints
 from tests.spark.no_spark import no_spark
@@ -42,9 +43,11 @@ def newest_file(job: EntriesJob) -> str:
     return max(snapshot.files, key=lambda path: int(snapshot.files[path].most["index"]))
 
 
-def commit_of_user(table: EntriesJob | ClaimedTable, operation: str, *actions: Mapping[str, Any]) -> int:
+def commit_of_user(
+    table: EntriesJob | ClaimedTable | LocalTable, operation: str, *actions: Mapping[str, Any]
+) -> int:
     """Make a commit that is not the job's in its table, and return its version."""
-    version = DeltaLog(table.path).versions().stop
+    version = DeltaLog(str(table.path)).versions().stop
     name = Path(table.path) / LOG_FOLDER / f"{version:020d}.json"
     lines = ({"commitInfo": {"operation": operation}}, *actions)
     name.write_text("".join(f"{json.dumps(each)}\n" for each in lines))

@@ -1,5 +1,6 @@
 """`current` that the driver brings up to date: the newest record of each key, whatever the ranges."""
 
+import json
 import random
 from collections.abc import Collection
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ import pytest
 
 from app.schemas import LogSchema
 from app.tables.delta_log import DeltaLog
+from spark_jobs.tables.data_files import write_file
 from spark_jobs.tables.local_commits import LocalTable, NeedsSpark, Rewrite
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.snapshot import read_plain
@@ -19,6 +21,8 @@ from spark_jobs.typed import local_current
 from spark_jobs.typed.indexed_rows import IndexedRows
 from spark_jobs.typed.layout import compatibility_groups
 from spark_jobs.typed.local_current import Changes, LocalCurrent
+from tests.spark.materialize.opened_job import commit_of_user
+from tests.spark.user_restore import Content
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -219,6 +223,43 @@ def test_a_large_table_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(NeedsSpark, match="bytes"):
         tables.extend(1, 2)
     assert tables.held() == {(b"1",): 0}
+
+
+@pytest.mark.parametrize("name", ["mine", "part.mine"])
+def test_a_table_with_a_column_of_another_program_is_left_to_spark(tmp_path: Path, name: str) -> None:
+    """As of a newer version of the schema, which a replay that began before it does not know. The driver
+    would lose the values of that column in each file that it writes again."""
+    tables = Tables(tmp_path, ())
+    tables.add((b"1", {"id": 1, "part": "a"}))
+    tables.extend(0, 1)
+    table = tables.local(tables.group.current())
+    metadata = Content(table.path, 0).metadata
+    schema = json.loads(metadata["schemaString"])
+    column = {"name": "mine", "type": "string", "nullable": True, "metadata": {}}
+    if name == "mine":
+        schema["fields"].append(column)
+    else:
+        held = next(each for each in schema["fields"] if each["name"] == "part")
+        held["type"] = {"type": "struct", "fields": [column]}
+    changed = {"metaData": {**metadata, "schemaString": json.dumps(schema)}}
+    commit_of_user(table, "ADD COLUMNS", changed)
+    tables.add((b"2", {"id": 2, "part": "a"}))
+    with pytest.raises(NeedsSpark, match=f"another column {name.partition('.')[0]}"):
+        tables.extend(1, 2)
+
+
+def test_a_file_without_statistics_is_left_to_spark(tmp_path: Path) -> None:
+    """Of another program, or in a table whose checkpoints have no statistics as JSON."""
+    tables = Tables(tmp_path, ())
+    tables.add((b"1", {"id": 1, "part": "a"}))
+    table = tables.local(tables.group.current())
+    columns = arrow_schema(tables.group.current().schema)
+    file = write_file(table.path, pa.Table.from_pylist([{"_index": 0, "_key": b"0"}], columns), ())
+    action = dict(file.action()["add"])
+    del action["stats"]
+    commit_of_user(table, "WRITE", {"add": action})
+    with pytest.raises(NeedsSpark, match="specifies None"):
+        tables.extend(0, 1)
 
 
 def test_files_that_were_written_again_keep_their_place_in_the_order_of_indexes(tmp_path: Path) -> None:

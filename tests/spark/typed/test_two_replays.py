@@ -162,14 +162,14 @@ def test_letters_in_large_files_leave_them_by_spark_before_all_of_these_are_in_m
     last = held.slice(0, 1).set_column(0, held.schema.field(0), pa.array([99]))
     commit_of_user(table, "WRITE", write_file(Path(table.path), last, DEAD_LETTERS.statistics).action())
     whole: list[str] = []
-    read_rows = local_rows.read_rows
+    rows_of_file = local_rows.rows_of_file
 
-    def noted(file: DataFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        whole.extend([file.path] if len(columns) > 1 else [])
-        return read_rows(file, columns)
+    def noted(file: DataFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+        whole.extend([file.path] if len(wanted) > 1 else [])
+        return rows_of_file(file, wanted)
 
     removed: list[object] = []
-    monkeypatch.setattr(local_rows, "read_rows", noted)
+    monkeypatch.setattr(local_rows, "rows_of_file", noted)
     monkeypatch.setattr(local_rows, "CHANGED_BYTES_MAX", 1)
     monkeypatch.setattr(ClaimedTable, "remove_all", lambda table, indexes: removed.append(indexes))
     monkeypatch.setattr(table.spark, "createDataFrame", lambda rows: rows, raising=False)
