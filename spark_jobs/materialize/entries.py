@@ -25,6 +25,7 @@ from app.tables.names import BEGIN_PROPERTY, LOG_ID_PROPERTY
 from spark_jobs.errors import LogClash, LogTrimmed, RecordsTrimmed, TableUnreadable, own_error
 from spark_jobs.job_lines import warn
 from spark_jobs.materialize.backlog import BACKLOG_TAG, write_backlog
+from spark_jobs.materialize.progress import batch_after
 from spark_jobs.session.locations import is_url
 from spark_jobs.session.spark_session import COMPILED, INTERPRETED, is_remote
 from spark_jobs.source.answers import Place
@@ -229,7 +230,9 @@ class EntriesJob:
         """Let the dependents repair what RESTORE took from their tables: the log has nothing new for them.
         Raises TableClash if this table, from which they repair, has lost rows too."""
         if self.follows and self.rows > 0:
-            self._extend(self.offset.next_index, lambda first: False, lambda *_: None)
+            end = self.next_index
+            self._refresh_if_changed()
+            self._check_end(end)
             for dependent in self.dependents:
                 dependent.extend(self.offset.next_index, self.offset.term)
 
@@ -287,13 +290,13 @@ class EntriesJob:
 
     def _note_end(self, end: RecordsOffset, count: int, times_s: Sequence[float]) -> None:
         """Note that the table ends at `end`, and let the dependents continue. count: of rows before. times_s:
-        as `_note_batch`, all but the last."""
+        as of `batch_after`, all but the last."""
         self.offset = end
         if self.target is not None:
             self.waiting = max(0, self.target - end.next_index)
         for dependent in self.dependents:
             dependent.extend(end.next_index, end.term)
-        self._note_batch(self.rows - count, (*times_s, time.monotonic()))
+        self.last_batch = batch_after(self.last_batch, self.rows - count, (*times_s, time.monotonic()))
 
     def _read(
         self, reader: RecordsStreamReader, start: RecordsOffset, end: RecordsOffset
@@ -406,11 +409,9 @@ class EntriesJob:
         refusals = 0
         end = self.next_index if self.rows > 0 else 0
         while True:
-            if self._removals.found():
-                self.refresh()
+            self._refresh_if_changed()
             if not lacks(self.next_index):
-                if end > 0 and (self.rows == 0 or self.next_index < end):  # no claim is refused
-                    raise TableClash(self.path, f"the records that end with index {end - 1}")
+                self._check_end(end)  # no claim is refused
                 break
             first, had_rows = self.next_index, self.rows > 0
             claim = first if had_rows else 0  # from the table's rows alone, wherever the log begins
@@ -431,29 +432,26 @@ class EntriesJob:
                 raise TableClash(self.path, f"the records from index {first} on")
         self.covered_index = max(self.covered_index, until - 1)
 
+    def _refresh_if_changed(self) -> None:
+        """Read the progress of the table again if other writers may have removed rows."""
+        if self._removals.found():
+            self.refresh()
+
+    def _check_end(self, end: int) -> None:
+        """Raise TableClash if the table has lost its last rows. end: after these, 0 if there were none."""
+        if end > 0 and (self.rows == 0 or self.next_index < end):
+            raise TableClash(self.path, f"the records that end with index {end - 1}")
+
     def _is_end(self, first: int) -> Callable[[], bool]:
         """Return a function that returns whether the table still ends before `first`, and is as empty as
         now."""
         had_rows = self.rows > 0
 
         def is_end() -> bool:
-            if self._removals.found():
-                self.refresh()
+            self._refresh_if_changed()
             return self.next_index == first and (self.rows > 0) == had_rows
 
         return is_end
-
-    def _note_batch(self, records: int, times_s: Sequence[float]) -> None:
-        began_s, planned_s, read_s, ended_s = times_s
-        parts = {
-            "latestOffset": planned_s - began_s,
-            "getBatch": read_s - planned_s,
-            "addBatch": ended_s - read_s,
-            "triggerExecution": ended_s - began_s,
-        }
-        number = 0 if self.last_batch is None else self.last_batch["id"] + 1
-        duration_ms = {name: max(1, round(1_000 * seconds)) for name, seconds in parts.items()}
-        self.last_batch = {"id": number, "records": records, "duration_ms": duration_ms}
 
     def refresh(self) -> None:
         """Read the progress of the table from its statistics."""

@@ -3,7 +3,7 @@
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,20 @@ class LogProgress:
         if self.committed_index is None:
             return None
         return max(0, self.committed_index - self.materialized_index)
+
+
+def batch_after(last: Mapping[str, Any] | None, records: int, times_s: Sequence[float]) -> dict[str, Any]:
+    """Return the document of a micro-batch after `last`. times_s: when it began, was planned, was read and
+    has ended, monotonic."""
+    began_s, planned_s, read_s, ended_s = times_s
+    parts = {
+        "latestOffset": planned_s - began_s,
+        "getBatch": read_s - planned_s,
+        "addBatch": ended_s - read_s,
+        "triggerExecution": ended_s - began_s,
+    }
+    duration_ms = {name: max(1, round(1_000 * seconds)) for name, seconds in parts.items()}
+    return {"id": 0 if last is None else last["id"] + 1, "records": records, "duration_ms": duration_ms}
 
 
 @dataclass(frozen=True)

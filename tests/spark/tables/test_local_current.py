@@ -249,7 +249,7 @@ def test_a_table_with_a_column_of_another_program_is_left_to_spark(tmp_path: Pat
 
 
 def test_a_file_without_statistics_is_left_to_spark(tmp_path: Path) -> None:
-    """Of another program, or in a table whose checkpoints have no statistics as JSON."""
+    """Another program wrote it, or the checkpoints of the table have no statistics as JSON."""
     tables = Tables(tmp_path, ())
     tables.add((b"1", {"id": 1, "part": "a"}))
     table = tables.local(tables.group.current())
