@@ -229,13 +229,13 @@ def _compare(spark: SparkSession, client: CommitlogClient, known: Tables, log: s
     assert table.materialized_index is not None  # of `entries` it is known
     rows = spark.read.format("delta").option("versionAsOf", table.version).load(table.path)
     log_end = int(client.tail()["committed_index"]) + 1  # of now
-    until = max(table.materialized_index + 1, min(_end_of(rows), log_end))
+    end, index, difference = end_and_strays(rows, log, log_end)
+    until = max(table.materialized_index + 1, end)
     log_id = next(each["id"] for each in client.logs() if each["name"] == log)
     is_of_another = table_properties(spark, table.path).get(LOG_ID_PROPERTY, log_id) != log_id
     in_log = _of_log(known, first, until, BLOCK)
     in_table = _of_table(rows, first, until, BLOCK)
     blocks = in_log.keys() | in_table.keys()
-    index, difference = stray_rows(rows, log, log_end)
     if is_of_another:
         index, difference = first, "the table holds the records of another log"
     elif (start := first_unequal(in_log, in_table)) is not None:
@@ -256,27 +256,25 @@ def _compare(spark: SparkSession, client: CommitlogClient, known: Tables, log: s
     )
 
 
-def _end_of(rows: DataFrame) -> int:
-    """Return the index after the last row. The service knows it from the statistics of the data files, which
-    other programs may leave out."""
-    last = rows.agg(F.max("index")).collect()[0][0]
-    return 0 if last is None else int(last) + 1
+def end_and_strays(rows: DataFrame, log: str, log_end: int) -> tuple[int, int | None, str | None]:
+    """Return the index after the last row that may be of a record, 0 for none, and the first index, NO_INDEX
+    for null, of rows that no record can have, and how they differ; None for both without such rows.
 
-
-def stray_rows(rows: DataFrame, log: str, log_end: int) -> tuple[int, str] | tuple[None, None]:
-    """Return the first index, NO_INDEX for null, of rows that no record can have, and how they differ;
-    (None, None) without such rows. They are also at indexes that are not compared.
-
-    log_end: index after the last committed record.
+    log_end: index after the last committed record. The service knows the end of the table from the statistics
+    of the data files, which other programs may leave out; and it compares no row after that end.
     """
     index = F.coalesce(F.col("index"), F.lit(NO_INDEX))
-    has_place = index.between(0, log_end - 1)
-    strays = rows.where(~has_place | ~F.col("log").eqNullSafe(log))
-    found = strays.agg(F.count("*").alias("count"), F.min(index).alias("first")).collect()[0]
+    has_place = index.between(0, log_end - 1) & F.col("log").eqNullSafe(log)
+    found = rows.agg(
+        F.coalesce(F.max(F.when(has_place, index)) + 1, F.lit(0)).alias("end"),
+        F.count(F.when(~has_place, index)).alias("count"),
+        F.min(F.when(~has_place, index)).alias("first"),
+    ).collect()[0]
     if not found["count"]:
-        return None, None
+        return int(found["end"]), None, None
     count = "1 row" if found["count"] == 1 else f"{found['count']:,} rows"
-    return int(found["first"]), f"the table has {count} at an index that the log lacks, or of another log"
+    difference = f"the table has {count} at an index that the log lacks, or of another log"
+    return int(found["end"]), int(found["first"]), difference
 
 
 def _first_difference(known: Tables, rows: DataFrame, first: int, until: int) -> tuple[int, str]:

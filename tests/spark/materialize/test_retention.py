@@ -15,7 +15,7 @@ from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.supervisor import MaterializeFailed
 from spark_jobs.run import materialize
 from spark_jobs.tables.table import read_table
-from spark_jobs.verify import stray_rows, verify_tables
+from spark_jobs.verify import end_and_strays, verify_tables
 from tests.support.cluster import Cluster, eventually, running
 
 FENCED, BARE = "fenced", "bare"
@@ -126,9 +126,11 @@ def test_retention_and_trims_leave_what_the_table_lacks(
 def test_rows_that_no_record_of_the_log_can_have_are_found(spark: SparkSession) -> None:
     """Digests do not cover them: the name of the log, and indexes that are not compared."""
     rows = spark.createDataFrame([("a", 0), ("a", 9)], "log string, index bigint")
-    assert stray_rows(rows, "a", 10) == (None, None)
+    assert end_and_strays(rows, "a", 10) == (10, None, None)
+    assert end_and_strays(rows.where("false"), "a", 10) == (0, None, None)
     for log, index, first in (("a", 10, 10), ("a", -2, -2), ("a", None, -1), ("b", 5, 5), (None, 5, 5)):
         stray = spark.createDataFrame([(log, index)], rows.schema)
-        assert stray_rows(rows.union(stray), "a", 10)[0] == first
-    _, difference = stray_rows(rows, "a", 9)
+        assert end_and_strays(rows.union(stray), "a", 10)[:2] == (10, first)
+    end, first, difference = end_and_strays(rows, "a", 9)
+    assert (end, first) == (1, 9)
     assert difference == "the table has 1 row at an index that the log lacks, or of another log"
