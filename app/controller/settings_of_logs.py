@@ -22,7 +22,7 @@ CHANGEABLE: Final = (
     "learners",
 )
 _NODES: Final = ("replicas", "learners")  # settings that determine which nodes keep the log
-_FIXED_ROLES: Final = "the replicas of a log in classic mode cannot be changed: create another log"
+FIXED_ROLES: Final = "the replicas of a log in classic mode cannot be changed: create another log"
 
 
 def complaints_about(spec: LogSpec, brokers: Collection[str]) -> list[tuple[str, str]]:
@@ -161,7 +161,7 @@ def whole_changes(spec: LogSpec, changes: Mapping[str, Any]) -> dict[str, Any]:
     if not any(name in found for name in _NODES):
         return found
     if spec.replication == "classic":
-        raise Refused(Reason.INVALID, _FIXED_ROLES)
+        raise Refused(Reason.INVALID, FIXED_ROLES)
     replicas = found.get("replicas", spec.replicas)
     learners = found.setdefault("learners", tuple(node for node in spec.learners if node in replicas))
     voters = [node for node in replicas if node not in learners]

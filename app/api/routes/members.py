@@ -26,6 +26,7 @@ from app.api.routes.replicas import (
     role_of,
 )
 from app.controller.commands import ReplicaChange
+from app.controller.settings_of_logs import FIXED_ROLES
 from app.controller.metadata import CONTROLLER_LOG
 from app.errors import (
     ChangeInProgress,
@@ -211,6 +212,8 @@ async def _change(
     one = None if log is None else broker.lookup.find(log, "/query/log", deleting=True)
     if one is not None and one.settings.replication is Replication.CONTROLLER:
         return await _change_replica(call, one, change.node_id, of_replica, force=force)
+    if one is not None and one.settings.replication is Replication.CLASSIC:  # its master may wait for long
+        raise InvalidRequest(("/query/log", FIXED_ROLES))
     if force:
         raise InvalidRequest(("/query/force", "is of logs in controller mode; name one with `log`"))
 

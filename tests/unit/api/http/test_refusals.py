@@ -148,3 +148,17 @@ def test_a_log_in_classic_mode_is_not_created_with_learners(tmp_path: Path) -> N
             assert answer.json()["errors"][-1] == {"pointer": "/learners", "detail": detail}
 
     asyncio.run(run())
+
+
+def test_a_change_of_the_members_of_a_classic_log_is_refused_by_any_node(tmp_path: Path) -> None:
+    """The call was passed to the master. While that waited, the answer was 503, to be repeated."""
+
+    async def run() -> None:
+        async with node_in_process(tmp_path) as node:
+            await node.client.post("/v1/logs", json={"name": "x", "replication": "classic"})
+            for method, path in (("POST", "n1:promote"), ("DELETE", "n1")):
+                answer = await node.client.request(method, f"/v1/cluster/members/{path}?log=x")
+                detail = "the replicas of a log in classic mode cannot be changed: create another log"
+                assert answer.json()["errors"] == [{"pointer": "/query/log", "detail": detail}]
+
+    asyncio.run(run())
