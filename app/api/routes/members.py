@@ -26,8 +26,8 @@ from app.api.routes.replicas import (
     role_of,
 )
 from app.controller.commands import ReplicaChange
-from app.controller.settings_of_logs import FIXED_ROLES
 from app.controller.metadata import CONTROLLER_LOG
+from app.controller.settings_of_logs import FIXED_ROLES
 from app.errors import (
     ChangeInProgress,
     InvalidRequest,
