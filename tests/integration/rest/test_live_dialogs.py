@@ -28,6 +28,24 @@ def test_a_name_that_no_log_can_have_is_explained(site: Path) -> None:
     assert shown["title"] == LOG_NAME.words.removeprefix("must have ").replace("`", "")
 
 
+def test_a_cancelled_dialog_returns_the_focus_to_its_button(site: Path) -> None:
+    script = """
+      document.body.append(h("dialog", { id: "dialog" }), h("main", { id: "view", tabindex: "-1" }));
+      const { logsView } = await import("./logs.js");
+      holder.append(logsView().element);
+      const button = [...holder.querySelectorAll("button")].find((each) => each.textContent === "Create log");
+      button.focus();
+      button.click();
+      const dialog = byId("dialog");
+      result.inside = dialog.contains(document.activeElement);
+      [...dialog.querySelectorAll("button")].find((each) => each.textContent === "Cancel").click();
+      await new Promise((resolve) => setTimeout(resolve, 20));
+      result.open = dialog.open;
+      result.back = document.activeElement === button;
+    """
+    assert result_of(site, script) == {"inside": True, "open": False, "back": True}
+
+
 @pytest.mark.parametrize("how", ["click", "enter"])
 def test_a_refused_trim_keeps_the_dialog_with_what_was_typed(site: Path, how: str) -> None:
     script = """

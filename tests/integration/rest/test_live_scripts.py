@@ -199,6 +199,32 @@ def test_a_log_that_does_not_exist_is_reported_in_its_place(site: Path) -> None:
     assert (shown["failed"], shown["left"], shown["nodes"]) == ("failed", True, True)
 
 
+def test_the_settings_of_a_log_that_does_not_exist_are_replaced_by_a_report(site: Path) -> None:
+    script = """
+      document.body.append(h("div", { id: "toasts" }));
+      const { logView } = await import("./log.js");
+      let answer = () => new Response('{"code": "log-not-found", "detail": "no such log"}', { status: 404 });
+      window.fetch = async () => answer();
+      const view = logView("nope", "settings");
+      holder.append(view.element);
+      await view.refresh({});
+      result.text = holder.querySelector("[role=alert]").textContent;
+      result.buttons = holder.querySelectorAll("button").length;
+      answer = () => new Response('{"replication": "raft", "replicas": ["n1"]}');
+      await view.refresh({});
+      result.created = holder.querySelector("[role=alert]") === null;
+      result.settings = holder.textContent.includes("n1");
+      result.toasts = byId("toasts").textContent;
+    """
+    assert result_of(site, script) == {
+        "text": "The log nope does not exist. All logs",
+        "buttons": 0,
+        "created": True,
+        "settings": True,
+        "toasts": "",
+    }
+
+
 def test_a_leader_without_a_connection_is_not_shown_as_leader(site: Path) -> None:
     script = """
       const { logsView } = await import("./logs.js");

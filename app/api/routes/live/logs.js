@@ -122,7 +122,7 @@ async function create() {
   const mode = h("select", {}, ["raft", "controller", "classic"].map((each) => h("option", {}, each)));
   const durability = h("select", {}, ["fsync", "replicated"].map((each) => h("option", {}, each)));
   const replicas = h("input", { type: "number", min: "1", placeholder: "all nodes" });
-  await ask({
+  const created = await ask({
     title: "Create a log",
     fields: [["name", "Name", name], ["replication", "Replication", mode], ["durability", "Durability", durability], ["replicas", "Replicas", replicas]],
     confirm: "Create",
@@ -132,7 +132,8 @@ async function create() {
       const { status } = await fetchRaw("/v1/logs", { method: "POST", body });
       toast(status === 201 ? `Log ${given.name} was created` : `Log ${given.name} existed with these settings`);
       location.hash = `#/logs/${encodeURIComponent(given.name)}`;
+      return true;
     },
   });
-  byId("view").focus();
+  if (created) byId("view").focus(); // of the new log; otherwise the button has the focus again
 }

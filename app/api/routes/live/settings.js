@@ -127,7 +127,7 @@ export function settingsTab(log) {
   const guarded = (work) => () => { if (config) work().catch((error) => toast(error.message, true)); };
   const transferButton = h("button", { type: "button", onclick: guarded(transfer) }, "Transfer leadership");
   const electButton = h("button", { type: "button", class: "danger", hidden: true, onclick: guarded(elect) }, "Elect");
-  load().catch((error) => toast(error.message, true));
+  load().catch(() => {}); // refresh repeats it, and reports the error
   return {
     element: h(
       "section",
@@ -139,6 +139,6 @@ export function settingsTab(log) {
         h("button", { type: "button", class: "danger", onclick: guarded(remove) }, "Delete")),
       list,
     ),
-    refresh: async () => {},
+    refresh: async () => { if (!config) await load(); },
   };
 }
