@@ -102,6 +102,8 @@ class DeadLetterReplay:
             found = {row[0] for row in rows.join(F.broadcast(indexes), "_index", "left_semi").collect()}
             if twice := sorted(found & held.keys()):
                 table.remove(twice)
+                with kept_active(self.spark):  # the other replay may have put them into `current`
+                    self.tables.current[first].rebuild(self.tables.next_index, twice[-1] + 1)
             held |= dict.fromkeys(found - held.keys(), first)
         return held
 

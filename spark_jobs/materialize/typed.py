@@ -278,13 +278,14 @@ class TypedTables:
             self._ends.until = self._ends.noted = self.next_index
 
     def _is_removed(self, group: CompatibilityGroup | None, layout: Sequence[CompatibilityGroup]) -> bool:
-        """Return whether the end of other tables hides which rows the table of a group, None for
-        `dead_letters`, lacks: it was removed."""
+        """Return whether the table of a group, None for `dead_letters`, was removed: tables that are made
+        after it are there."""
         if (self.dead_letters if group is None else self._claimed(group.records(), "_index")).exists():
             return False
         if group is not None and self._refill_from(group) < group.from_index:
             return True
-        later = (each.records() for each in layout if group is None or each.first > group.first)
+        later = [each.records() for each in layout if group is None or each.first > group.first]
+        later += [] if group is None else [group.current()]  # which may have rows that the table lacks now
         return any(self._claimed(each, "_index").exists() for each in later)
 
     def note_moved(self, group: CompatibilityGroup, version: int, index: int) -> None:

@@ -10,6 +10,7 @@ from app.tables.delta_log import DeltaLog
 from app.tables.names import RESTORED_PROPERTY
 from spark_jobs.session.locations import is_url
 from spark_jobs.session.spark_session import is_remote
+from spark_jobs.tables.removals import TableReplaced
 from spark_jobs.tables.table import newest_commits, set_properties, table_properties
 
 HISTORY: Final = 100  # newest commits that the first call reads
@@ -32,7 +33,7 @@ class Restores:
         self.has_gap = False
 
     def due(self) -> Sequence[int]:
-        """Return their versions, oldest first, until `done` is called. Raises DeltaLogError."""
+        """Return their versions, oldest first, until `done` is called. Raises TableReplaced, DeltaLogError."""
         found = self._by_spark() if self._log is None else self._in_log(self._log)
         if found:
             known = int(table_properties(self.spark, self.path).get(RESTORED_PROPERTY, -1))
@@ -52,6 +53,8 @@ class Restores:
             self._next = max(known.start, known.stop - HISTORY)
         found = []
         first = log.first_left(self._next)
+        if first < self._next:
+            raise TableReplaced(self.path)
         self.has_gap |= first > self._next
         self._next = first
         while (commit := log.commit(self._next)) is not None:

@@ -128,7 +128,8 @@ class CurrentTable:
 
     def rebuild(self, next_index: int, until: int) -> None:
         """Apply all records before `next_index`, and what was applied after it, again: rows were taken from
-        the table or from `records`. RESTORE may have taken columns and properties too.
+        the table or from `records`. RESTORE may have taken columns and properties too. Rows that `records`
+        lacks are removed first: one that is added to both meanwhile is applied again.
 
         until: rows before it may have been added to `records` again.
         """
@@ -136,6 +137,9 @@ class CurrentTable:
         self._claimed.lay_out()
         self._set_feed()
         self.next_index = max(self.next_index, next_index)  # the last records may be tombstones
+        strays = f"MERGE INTO {identifier(self.path)} t USING {identifier(self.records_path)} s "
+        strays += "ON t._index = s._index WHEN NOT MATCHED BY SOURCE THEN DELETE"
+        self._repeated(lambda: self.session.sql(strays).collect())
         self.apply_again(lambda: read_table(self.session, self.records_path), 0, until)
 
     def apply_again(

@@ -64,6 +64,8 @@ class RestoredTables:
             if table.restores.due():
                 self._add_records(decoder, first)
                 restored.add(first)
+            if table.is_refilling:
+                restored.add(first)  # `current` has letters that a replay had moved to the removed table
             table.check_end()
         if is_restored := bool(self.letters.restores.due()):
             self._add_letters(decoder)

@@ -1,5 +1,6 @@
 """RESTORE commits of a table, found in its log without Spark."""
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from spark_jobs.errors import RowsLost
 from spark_jobs.tables import restores as module
+from spark_jobs.tables.removals import TableReplaced
 from spark_jobs.tables.restores import Restores
 from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES
 from spark_jobs.typed.claimed_table import ClaimedTable
@@ -49,6 +51,18 @@ def test_rows_that_a_removed_restore_took_are_reported(tmp_path: Path) -> None:
     for _ in range(2):  # a driver that starts its job again in this process repeats it
         with pytest.raises(RowsLost, match="the rows from index 10 to 19"):
             tables.repair(decoder())
+
+
+def test_a_table_that_is_removed_is_noticed_without_a_new_record(tmp_path: Path) -> None:
+    """An idle job looks for RESTORE commits, and starts again with this error."""
+    files = DeltaFiles(tmp_path / "records")
+    files.create()
+    files.bring(0, 10)
+    restores = Restores(no_spark(), str(files.folder))
+    assert not restores.due()
+    shutil.rmtree(files.folder)
+    with pytest.raises(TableReplaced, match="its folder was removed"):
+        restores.due()
 
 
 def test_removed_commits_that_took_no_row_are_no_error(tmp_path: Path) -> None:

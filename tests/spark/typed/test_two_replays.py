@@ -26,7 +26,7 @@ from spark_jobs.typed.decoding import COLUMNS
 from tests.spark.materialize.opened_job import commit_of_user
 from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica
-from tests.spark.typed.law import rows_of
+from tests.spark.typed.law import check_law, rows_of
 from tests.spark.typed.test_typed import to_json
 from tests.spark.typed.test_typed_kills import fill_entries
 
@@ -78,6 +78,32 @@ def test_each_letter_moves_once(
     assert rows("dead_letters", "index") == []
     notes = ClaimedTable(spark, path_of(DEAD_LETTERS), DEAD_LETTERS, "index").properties()
     assert all(notes[f"{MOVED_PROPERTY}.{version}"] == "2" for version in versions)
+
+
+def test_a_letter_that_leaves_a_table_leaves_its_current_too(
+    spark: SparkSession,
+    log: FakeLog,
+    replicas: list[FakeReplica],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The replay with the newer version ends before the other one adds the same letters."""
+    client = LogReads([replica.url for replica in replicas], "default")
+    written_tables(log, replicas, tmp_path)
+    insert_missing, others = ClaimedTable.insert_missing, []
+
+    def replay(version: int) -> None:
+        DeadLetterReplay(spark, client, lambda table: str(tmp_path / table.name)).run(version)
+
+    def insert_late(*given: Any) -> None:
+        if not others:
+            others.append(3)
+            replay(3)
+        insert_missing(*given)
+
+    monkeypatch.setattr(ClaimedTable, "insert_missing", insert_late)
+    replay(2)
+    check_law(log, tmp_path)
 
 
 def written_tables(log: FakeLog, replicas: list[FakeReplica], folder: Path) -> TypedTables:

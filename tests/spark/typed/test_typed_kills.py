@@ -124,6 +124,7 @@ def test_no_record_is_twice_in_a_table_that_another_driver_has_made_again(
 ) -> None:
     """Its rows are in other commits, so the claim of the first driver does not name one of them."""
     monkeypatch.setattr(ClaimedTable, "set_properties", lambda *_: None)  # which only Spark can change
+    monkeypatch.setattr(CurrentTable, "rebuild", lambda *_: None)  # by Spark
     fill_entries(log, tmp_path)
     first, other = (without_spark(replicas, tmp_path) for _ in range(2))
     first.extend(5)
