@@ -33,7 +33,8 @@ class Restores:
         self.has_gap = False
 
     def due(self) -> Sequence[int]:
-        """Return their versions, oldest first, until `done` is called. Raises TableReplaced, DeltaLogError."""
+        """Return their versions, oldest first, until `done` is called. Raises TableReplaced,
+        DeltaLogError."""
         found = self._by_spark() if self._log is None else self._in_log(self._log)
         if found:
             known = int(table_properties(self.spark, self.path).get(RESTORED_PROPERTY, -1))
