@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from app.controller.active.masters import Masters
 from app.controller.commands import ElectMaster
 from app.ha.auto_switch.slave_side import SlaveSide
 from app.log.contract import NO_INDEX
@@ -111,6 +112,20 @@ def test_a_copy_that_never_joins_the_set_again_is_noticed(monkeypatch: pytest.Mo
     monkeypatch.setattr(SlaveSide, "_is_learner", True)
     with pytest.raises(Violation, match=f"not in the SyncStateSet: .'{slave.name}'"):
         cluster.settle(5)
+
+
+@pytest.mark.rule("C-05")
+def test_a_healthy_group_that_elects_no_master_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = HaCluster(1, HaPlan(brokers=3, clients=1))
+    cluster.nemesis.active = False
+    cluster.run(2)
+    (master,) = [node for node in cluster.brokers if node.is_master]
+    monkeypatch.setattr(Masters, "_replace_dead", lambda *_given: None)
+    master.crash(power=False)
+    cluster.hang_up(master.name)
+    cluster.run(2)
+    with pytest.raises(Violation, match="no master under one active controller for"):
+        cluster.run(8)
 
 
 @pytest.mark.rule("C-02", "A-11")
