@@ -100,6 +100,24 @@ def test_a_key_is_kept_a_day_and_then_free() -> None:
     assert state.check_producer("p", 0, 7) is None
 
 
+def test_one_call_removes_a_part_of_what_has_expired() -> None:
+    """A day ends for a million keys at once, and the loop has other work."""
+    log, state = Log(), LogState()
+    count = 2 * PARTITIONS
+    for start in range(0, count, 1_000):
+        marks = [AppendMark(k, 1, f"k{start + k}", digest=DIGEST) for k in range(min(1_000, count - start))]
+        state.apply(log.add(*marks, count=len(marks)))
+    state.committed(count)
+    state.pass_time(5)
+    state.pass_time(5 + DAY_MS // NOTES + 1)
+    state.pass_time(5 + 2 * DAY_MS)
+    state.expire()
+    removed = count - state.key_count
+    assert 0 < removed < 2 * count * EXPIRED_PARTITIONS // PARTITIONS
+    expire(state)
+    assert state.key_count == 0
+
+
 def test_no_timestamp_makes_a_key_expire() -> None:
     """Neither a leader's clock that is a day ahead, nor one that is a day late."""
     log, state = Log(), LogState()

@@ -215,18 +215,24 @@ def test_a_log_that_cannot_be_opened_keeps_no_other_one_from_being_deleted() -> 
     assert (host.folders.done[-1], service.followed_index) == ("remove b", 10)
 
 
-def test_changed_settings_of_a_configured_log_are_applied_and_unknown_values_are_not() -> None:
-    configured = LogSpec(replication="raft", replicas=("n1",))
-    changed = LogSpec(replication="raft", replicas=("n1",), durability="replicated", preferred="n1")
-    metadata = Metadata([Log(name="default", log_id=1, generation=-1, spec=changed, version=3)])
+@pytest.mark.parametrize("generation", [-1, 1])
+def test_changed_settings_of_a_log_are_applied_and_unknown_values_are_not(generation: int) -> None:
+    """Settings of a log of the configuration file (-1), and of one that a client has created."""
+    before = LogSpec(replication="controller", replicas=("n1", "n2"))
+    changed = msgspec.structs.replace(
+        before, durability="replicated", preferred="n1", min_in_sync_replicas=2, in_sync_replicas=2
+    )
+    metadata = Metadata([Log(name="a", log_id=1, generation=generation, spec=changed, version=3)])
     logs, host, _ = follower(metadata)
-    host.open["default"] = HostedLog(LogSettings.of_spec("default", configured), 1)
+    hosted = host.open["a"] = HostedLog(LogSettings.of_spec("a", before), 1)
+    hosted.generation, hosted.journal = generation, "open"
     assert asyncio.run(logs.follow())
-    settings = host.open["default"].settings
-    assert (settings.durability, settings.preferred) == (Durability.REPLICATED, "n1")
+    settings, options = hosted.settings, hosted.settings.options
+    assert (options.durability, settings.preferred) == (Durability.REPLICATED, "n1")
+    assert (options.min_in_sync_replicas, options.in_sync_replicas) == (2, 2)
     metadata[0] = msgspec.structs.replace(metadata[0], spec=msgspec.structs.replace(changed, durability="?"))
     asyncio.run(logs.follow())
-    assert host.open["default"].settings is settings
+    assert hosted.settings is settings
 
 
 @pytest.mark.rule("H-07")
