@@ -8,6 +8,7 @@ import pytest
 from app.controller import complete_copies, elect_master, registration, replica_changes, state_machine
 from app.controller import sync_state_set as alter_module
 from app.controller.active import controller as active_module
+from app.controller.active import copied_folders
 from app.controller.active import masters as masters_module
 from app.controller.active.controller import ActiveController
 from app.controller.commands import AlterSyncStateSet, Reason
@@ -275,6 +276,37 @@ plant(
     (state_machine, "_registered", "log.set_epoch + event.is_copy", "log.set_epoch"),
     lambda _: (
         test_lost_records.test_no_set_that_was_requested_before_a_copied_folder_was_registered_is_accepted_later()
+    ),
+    mode="controller",
+)
+
+
+plant(
+    "a_copied_folder_leaves_a_set_that_keeps_another_lost_copy",
+    "C-12",
+    (copied_folders, "is_replaced", "all(log.is_current(member) for member in log.sync_state_set)", "True"),
+    lambda _: (
+        test_lost_records.test_copied_folders_leave_a_set_that_counts_some_of_its_members_one_after_the_other()
+    ),
+    mode="controller",
+)
+
+
+plant(
+    "a_copied_folder_stays_a_member_while_a_new_master_opens",
+    "C-03",
+    (copied_folders, "is_replaced", "or liveness.is", "or log.is_opening or liveness.is"),
+    lambda _: test_lost_records.test_a_copied_folder_waits_while_a_new_master_opens_its_epoch(),
+    mode="controller",
+)
+
+
+plant(
+    "an_unclean_election_waits_for_ever_for_members_that_start",
+    "C-05",
+    (Liveness, "is_registering", "and now_ms - newest_ms < self.config.registering_timeout_ms", ""),
+    lambda _: (
+        test_lost_records.test_an_unclean_election_does_not_wait_for_ever_for_members_that_register_none(True)
     ),
     mode="controller",
 )

@@ -14,6 +14,7 @@ from tests.mutants.planting import group_mutant, plant, planted
 from tests.simulation.controller.cases import test_power_failure
 from tests.unit.controller import (
     test_copies_of_a_node,
+    test_lost_records,
     test_replicas_manager,
 )
 from tests.unit.controller.elections import test_elections_under_faults
@@ -202,3 +203,12 @@ def a_restarted_master_says_what_it_acknowledged(patch: pytest.MonkeyPatch) -> N
     ) -> None:
         self._acted_epoch = master_epoch
         original(self, master_epoch, view, actions)
+
+
+plant(
+    "a_copied_folder_is_noted_no_more_before_the_metadata_here_have_it",
+    "C-09",
+    (ReplicasManager, "_note_registration", " and durable_index >= self._registered_index", ""),
+    lambda _: test_lost_records.test_a_copied_folder_is_noted_until_its_registration_is_durable_here(),
+    mode="controller",
+)

@@ -487,8 +487,9 @@ def test_a_copied_folder_is_noted_until_its_registration_is_durable_here() -> No
     assert bench.quorum.refused(command) is Reason.NOT_ALIVE  # the incarnation before may live still
     bench.quorum.active.liveness.disconnected("n1")
     bench.manager.answered(command, bench.quorum.ask(command), bench.quorum.now_ms)
-    metadata = bench.quorum.metadata
-    not_durable = bench.manager.step(metadata, bench.view, bench.quorum.now_ms, metadata.applied_index - 1)
-    assert not any(isinstance(action, Save) for action in not_durable)  # a rebuild may lose the registration
+    metadata, now_ms = bench.quorum.metadata, bench.quorum.now_ms
+    for _ in range(2):  # not durable here: a rebuild may lose the registration
+        actions = bench.manager.step(metadata, bench.view, now_ms, metadata.applied_index - 1)
+        assert not any(isinstance(action, Save) for action in actions)
     bench.step()
     assert bench.save() == identity
