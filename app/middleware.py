@@ -183,19 +183,11 @@ class HttpMiddleware:
         try:
             await self._inner(scope, receive, send_on)
         except Exception as error:
-            extra = {"method": method, "path": scope["path"], "request_id": request_id.decode("ascii")}
-            is_revoked = not caller.holds(granted)
-            if is_revoked:
-                logger.info(
-                    "call ended: its token was removed or lost rights",
-                    extra={**extra, "caller": caller.name},
-                )
-            elif isinstance(error, Lost) and status:
-                logger.warning("forwarded answer cut off", extra={**extra, "reason": str(error)})
-            else:
-                logger.exception("request failed", extra=extra)
+            revoked_from = None if caller.holds(granted) else caller.name
+            call = {"method": method, "path": scope["path"], "request_id": request_id.decode("ascii")}
+            _log_failure(error, call, revoked_from, has_begun=status != 0)
             if status == 0:
-                refusal = caller.revocation() if is_revoked else Internal()
+                refusal = Internal() if revoked_from is None else caller.revocation()
                 status = refusal.http_status
                 answer = problem_response(refusal, instance=scope["path"], request_id=request_id)
                 await _send_whole(answer, send, head=head)
@@ -206,6 +198,21 @@ class HttpMiddleware:
         if log_of_records(scope["path"]) is None or method != "POST":  # streams count themselves
             route = getattr(scope.get("route"), "path", "unknown")
             self._meter.answered(method, route, status)
+
+
+def _log_failure(
+    error: Exception, call: Mapping[str, str], revoked_from: str | None, *, has_begun: bool
+) -> None:
+    """Log why a call failed, in its `except`. call: fields of the log line. revoked_from: caller whose token
+    lost its rights meanwhile. has_begun: the answer had begun."""
+    if revoked_from is not None:
+        logger.info(
+            "call ended: its token was removed or lost rights", extra={**call, "caller": revoked_from}
+        )
+    elif isinstance(error, Lost) and has_begun:
+        logger.warning("forwarded answer cut off", extra={**call, "reason": str(error)})
+    else:
+        logger.exception("request failed", extra=call)
 
 
 def _check_origin(method: str, headers: Mapping[bytes, bytes]) -> None:

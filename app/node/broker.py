@@ -90,25 +90,10 @@ class Broker:
         self.carrier = AppendCarrier(self.transport, self._chance)
         services = self._services()
         journals = LogJournals(services, settings.journal.segment_max_bytes)
-        self.metadata = MetadataService(
-            settings,
-            services,
-            connected=self.transport.connected,
-            find=self._hosted.get,
-            record=journals.record,
-        )
+        self.metadata = self._new_metadata(services, journals)
         self.audit = AuditLog(services, self.metadata, self._hosted.get, settings.brokers, settings.security)
         self.ha = HaConnections(settings, self.transport, self.metadata.managers, self.tasks, links.ha)
-        self._node_logs = NodeLogs(
-            LogOpener(settings, services, self.ha.link, self.ha_address),
-            services,
-            self.disk,
-            self._hosted,
-            journals,
-            self.ha,
-            self.tasks,
-            self.waits,
-        )
+        self._node_logs = self._new_node_logs(services, journals)
         self.repairs = self._node_logs.repairs
         self._upkeep = NodeUpkeep(settings, services, self.reserve, self.disk, self._hosted, self.repairs)
         self.scrubber = self._upkeep.scrubber
@@ -121,16 +106,7 @@ class Broker:
         )
         self.lookup = LogLookup(self._hosted, self.metadata, self.metadata_logs, self.waits)
         rollbacks = Rollbacks(self._node_logs, services, journals.record, self.tasks)
-        self._timer = NodeTimer(
-            TickInterval(settings.raft.tick_interval_ms / 1000, settings.raft.heartbeat_interval_ms / 1000),
-            self.clock,
-            self._hosted,
-            self.metadata,
-            rollbacks,
-            self.nodes,
-            self.transport,
-            self._fail,
-        )
+        self._timer = self._new_timer(rollbacks)
 
     def _peer_transport(self, links: Links) -> PeerTransport:
         settings = self.settings
@@ -161,6 +137,40 @@ class Broker:
             fail=self._fail,
             reserve=self.reserve,
             workers=self._workers,
+        )
+
+    def _new_metadata(self, services: NodeServices, journals: LogJournals) -> MetadataService:
+        return MetadataService(
+            self.settings,
+            services,
+            connected=self.transport.connected,
+            find=self._hosted.get,
+            record=journals.record,
+        )
+
+    def _new_node_logs(self, services: NodeServices, journals: LogJournals) -> NodeLogs:
+        return NodeLogs(
+            LogOpener(self.settings, services, self.ha.link, self.ha_address),
+            services,
+            self.disk,
+            self._hosted,
+            journals,
+            self.ha,
+            self.tasks,
+            self.waits,
+        )
+
+    def _new_timer(self, rollbacks: Rollbacks) -> NodeTimer:
+        raft = self.settings.raft
+        return NodeTimer(
+            TickInterval(raft.tick_interval_ms / 1000, raft.heartbeat_interval_ms / 1000),
+            self.clock,
+            self._hosted,
+            self.metadata,
+            rollbacks,
+            self.nodes,
+            self.transport,
+            self._fail,
         )
 
     # --- start and stop ---------------------------------------------------------------------------------
