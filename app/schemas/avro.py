@@ -137,13 +137,13 @@ def _read(definition: str) -> _Definition:
     except ImportError:
         raise SchemaLibraryMissing("fastavro", "avro") from None
     try:
-        read_json(definition.encode("utf-8", "surrogatepass"))
+        read_json(definition.encode("utf-8", "surrogatepass"), "definition")
         document = json.loads(definition)
         if not isinstance(document, dict) or document.get("type") != "record":
             raise SchemaInvalid("", "The definition must be an Avro schema of the type record.")
         parsed: Any = fastavro.parse_schema(document)
     except ValueInvalid as error:
-        raise SchemaInvalid("", f"The definition is not a JSON document: {error.reason}") from None
+        raise SchemaInvalid("", error.reason) from None
     except SchemaInvalid:
         raise
     except Exception as error:  # fastavro raises SchemaParseException, UnknownType, TypeError and others

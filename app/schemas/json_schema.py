@@ -73,9 +73,9 @@ def read_json_schema(definition: str) -> tuple[StructType, dict[str, Any]]:
     Raises SchemaInvalid with the pointer of the fault, SchemaLibraryMissing without jsonschema-rs.
     """
     try:
-        document = read_json(definition.encode("utf-8", "surrogatepass"))
+        document = read_json(definition.encode("utf-8", "surrogatepass"), "definition")
     except ValueInvalid as error:
-        raise SchemaInvalid("", f"The definition is not a JSON document: {error.reason}") from None
+        raise SchemaInvalid("", error.reason) from None
     if not isinstance(document, dict):
         raise SchemaInvalid("", "The definition must be a JSON object or a Spark DDL string.")
     if str(document.get("$schema", DRAFT)).rstrip("#") != DRAFT:

@@ -35,9 +35,9 @@ _DOUBLE_MAX: Final = int(sys.float_info.max)
 _WHOLE_DIGITS_MAX: Final = 310  # with a sign: more are beyond a double
 
 
-def read_json(value: bytes) -> Any:
+def read_json(value: bytes, subject: str = "record") -> Any:
     """Return the document: dict, list, str, bool, None, int, Decimal for numbers with fraction or exponent,
-    float for those that have more than DIGITS_MAX digits.
+    float for those that have more than DIGITS_MAX digits. subject: word for the text in refusals.
 
     Raises ValueInvalid for bytes that are not UTF-8, malformed JSON, a name that occurs twice in an object,
     NaN and infinities, a number beyond a double, a surrogate without its pair, and more than NESTING_MAX
@@ -46,13 +46,15 @@ def read_json(value: bytes) -> Any:
     try:
         text = str(value, "utf-8")
     except UnicodeDecodeError as error:
-        raise ValueInvalid(f"The record is not valid UTF-8 at byte {error.start}.") from None
+        raise ValueInvalid(f"The {subject} is not valid UTF-8 at byte {error.start}.") from None
     if text.count("[") + text.count("{") > NESTING_MAX and _is_deep(text):
-        raise ValueInvalid(f"The record is nested deeper than {NESTING_MAX} levels.")
+        raise ValueInvalid(f"The {subject} is nested deeper than {NESTING_MAX} levels.")
     try:
         document = _DECODER.decode(text)
     except json.JSONDecodeError as error:
-        raise ValueInvalid(f"The record is not valid JSON at character {error.pos}: {error.msg}.") from None
+        raise ValueInvalid(
+            f"The {subject} is not valid JSON at character {error.pos}: {error.msg}."
+        ) from None
     if _SURROGATE.search(text):
         _check_surrogates(document)
     return document

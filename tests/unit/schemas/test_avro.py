@@ -297,6 +297,11 @@ def test_types_without_a_column_are_refused(document: Any, reason: str) -> None:
         columns_of(avro_of(document))
 
 
+def test_a_definition_that_is_not_json_is_not_called_a_record() -> None:
+    with pytest.raises(SchemaInvalid, match="The definition is not valid JSON at character 0"):
+        columns_of(avro_of(None, definition="x"))
+
+
 def test_the_version_of_a_record() -> None:
     assert version_of(None, b"\x00\x00\x00\x00\x07abc", "avro") == 7
     assert version_of({b"schema-version": b"2"}, b"\x00\x00\x00\x00\x07abc", "avro") == 2

@@ -84,6 +84,7 @@ def with_field(**field: Any) -> dict[str, Any]:
         ({"type": "object"}, "", "needs `properties`"),
         ({"$schema": "http://json-schema.org/draft-07/schema#"}, "/$schema", "Only"),
         ('{"type": "object", "type": "array"}', "", "occurs twice"),
+        ('{"type": }', "", "The definition is not valid JSON at character 9"),
         ({"$schema": 5}, "/$schema", "Only"),
         ({"type": 5}, "/type", "Unknown type 5"),
         ({"type": "object", "properties": 5}, "/properties", "Not valid as JSON Schema"),
