@@ -331,8 +331,9 @@ class ProgressLines:
         self._last: Mapping[str, LogProgress] = {}
 
     def __call__(self, progress: Progress) -> None:
-        if progress.state == "failed":
-            return  # the reason follows on standard error
+        errors = [log.error for log in progress.logs.values()]
+        if progress.state == "failed" and (all(errors) or not any(errors)):
+            return  # the reason follows on standard error; the logs that did not fail have a last line
         sys.stdout.write(line_of(str(progress.since(self._last)), sys.stdout))
         sys.stdout.flush()
         self._last = progress.logs

@@ -115,6 +115,21 @@ def test_a_line_of_the_progress_names_the_logs_that_have_changed(capsys: pytest.
     assert str(Progress("running", 0, {}, 0.0)) == "running: no logs yet; 0 records/s"
 
 
+def test_a_job_of_which_one_log_failed_prints_how_far_the_others_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The reason is on standard error. Without this line the last one on standard output is an old one."""
+    done, failed = LogProgress(3, 2, 2, 0, 0, 1, 0), LogProgress(0, -1, None, 0, 0, 0, 0, error="no such log")
+    show = ProgressLines()
+    show(Progress("running", 0, {"a": LogProgress(0, -1, 2, 0, 0, 0, 0), "b": failed}, 0.0))
+    show(Progress("failed", 0, {"a": done, "b": failed}, 0.0))
+    _, last = capsys.readouterr().out.splitlines()
+    assert "failed: a: 3 entries through index 2, lag 0" in last
+    for alone in (done, failed):
+        ProgressLines()(Progress("failed", 0, {"a": alone}, 0.0))
+    assert capsys.readouterr().out == ""
+
+
 def test_the_progress_is_reported_less_often_after_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
