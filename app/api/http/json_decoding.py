@@ -21,6 +21,7 @@ _SYNTAX = msgspec.json.Decoder(Raw)
 _T = TypeVar("_T")
 _S = TypeVar("_S", bound=msgspec.Struct)
 _NO_CHOICE: Final = "Invalid enum value"
+_TRUNCATED: Final = "Input data was truncated"
 _PLACE = re.compile(r"^(?P<detail>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _SHOWN_MAX_BYTES: Final = 64 * KIB  # of a body that is decoded again to show the value that was refused
@@ -57,7 +58,9 @@ def _check_syntax(text: bytes, pointer: str) -> None:
 
 
 def _invalid_json(error: Exception, pointer: str) -> InvalidJson:
-    detail = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+    detail = "JSON is nested too deeply" if isinstance(error, RecursionError) else str(error)
+    if detail == _TRUNCATED:
+        detail = "JSON is malformed: it ends too early"
     return InvalidJson(f"{pointer}: {detail}" if pointer else detail)
 
 

@@ -18,6 +18,19 @@ def test_an_empty_body_is_called_empty() -> None:
         decode_as(LogIn, b"")
 
 
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        (b'{"name": "a"', "JSON is malformed: it ends too early"),
+        (b'{"name": "a",}', r"JSON is malformed: trailing comma in object \(byte 13\)"),
+        (b'{"name": ' + b"[" * 100_000, "JSON is nested too deeply"),
+    ],
+)
+def test_malformed_json_is_called_json(body: bytes, detail: str) -> None:
+    with pytest.raises(InvalidJson, match=f"^{detail}$"):
+        decode_as(LogIn, body)
+
+
 def test_the_pointer_to_a_value_of_a_map_is_that_of_the_map() -> None:
     with pytest.raises(InvalidRequest) as refused:
         decode_as(LogIn, b'{"name": "a", "priorities": {"n1": -1}}')
