@@ -199,6 +199,28 @@ def test_a_log_that_does_not_exist_is_reported_in_its_place(site: Path) -> None:
     assert (shown["failed"], shown["left"], shown["nodes"]) == ("failed", True, True)
 
 
+def test_commands_in_empty_tabs_are_code(site: Path) -> None:
+    script = """
+      const { logView } = await import("./log.js");
+      const answers = { schema: '{"schemas": []}', tables: '{"tables": []}' };
+      for (const [tab, answer] of Object.entries(answers)) {
+        window.fetch = async () => new Response(answer);
+        const view = logView("orders", tab);
+        holder.append(view.element);
+        await view.refresh({});
+        result[tab] = [...holder.querySelectorAll("code")].map((each) => each.textContent);
+        result[`${tab} text`] = holder.querySelector(".empty").textContent.includes("`");
+        holder.replaceChildren();
+      }
+    """
+    assert result_of(site, script) == {
+        "schema": ["commitlog schema set FILE --log orders"],
+        "schema text": False,
+        "tables": ["[tables] path", "commitlog materialize"],
+        "tables text": False,
+    }
+
+
 def test_the_settings_of_a_log_that_does_not_exist_are_replaced_by_a_report(site: Path) -> None:
     script = """
       document.body.append(h("div", { id: "toasts" }));

@@ -226,7 +226,7 @@ function tablesTab(log) {
           ...(tables.some((each) => each.catalog_name) ? [["In the catalog", (each) => each.catalog_name ?? "–", "value"]] : []),
         ],
         tables,
-        { empty: "This node knows no Delta tables of the log. Set [tables] path, and run commitlog materialize.", stacks: true },
+        { empty: ["This node knows no Delta tables of the log. Set ", h("code", {}, "[tables] path"), ", and run ", h("code", {}, "commitlog materialize"), "."], stacks: true },
       ));
     },
   };
@@ -255,7 +255,7 @@ function schemaTab(log) {
             ["Other records", (each) => badge(each.on_invalid === "reject" ? "rejected" : "stored", each.on_invalid === "reject" ? "warn" : "")],
           ],
           schemas.slice().reverse(),
-          { caption: "Versions, newest first", empty: `No schema yet. Set one by \`commitlog schema set FILE --log ${log}\`.` },
+          { caption: "Versions, newest first", empty: ["No schema yet. Set one by ", h("code", {}, `commitlog schema set FILE --log ${log}`), "."] },
         ),
         ...(newest
           ? [
