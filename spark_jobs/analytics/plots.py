@@ -60,7 +60,7 @@ def delays_by_hour_figure(rows: Rows) -> Figure:
     delays.set_ylabel("departure delay (minutes)")
     delays.legend(loc="upper left", frameon=False)
     delays.set_title(
-        f"Latest at {worst['hour']} h: one flight in ten leaves {worst['late']:.0f} min late or more",
+        f"Delays peak at {worst['hour']} h: one flight in ten leaves {worst['late']:.0f} min late or more",
         loc="left",
         fontweight="bold",
         color=INK,

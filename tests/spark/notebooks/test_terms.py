@@ -327,7 +327,7 @@ def test_the_title_of_the_delays_claims_no_trend() -> None:
     row = {"median": 0.0, "flights": 5, "cancelled": 0}
     figure = delays_by_hour_figure([{"hour": 6, "late": 90.0, **row}, {"hour": 20, "late": 10.0, **row}])
     assert figure.axes[0].get_title(loc="left") == (
-        "Latest at 6 h: one flight in ten leaves 90 min late or more"
+        "Delays peak at 6 h: one flight in ten leaves 90 min late or more"
     )
 
 
