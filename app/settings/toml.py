@@ -66,4 +66,8 @@ def message_of(item: Any) -> str:
     if item["type"] == "too_short":
         least, found = item["ctx"]["min_length"], item["ctx"]["actual_length"]
         return f"the number of entries must be at least {least}, got {found}"
+    if item["type"] == "greater_than_equal":
+        return f"must be at least {item['ctx']['ge']}"
+    if item["type"] == "less_than_equal":
+        return f"must be at most {item['ctx']['le']}"
     return re.sub(r"^\w+ should", "must", str(item["msg"]))
