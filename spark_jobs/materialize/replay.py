@@ -103,6 +103,7 @@ class DeadLetterReplay:
             if twice := sorted(found & held.keys()):
                 table.remove(twice)
                 with kept_active(self.spark):  # the other replay may have put them into `current`
+                    self.tables.current[first].remove(twice)
                     self.tables.current[first].rebuild(self.tables.next_index, twice[-1] + 1)
             held |= dict.fromkeys(found - held.keys(), first)
         return held

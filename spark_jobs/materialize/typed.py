@@ -248,6 +248,8 @@ class TypedTables:
                 with self._noting:  # another driver may have written records to any group meanwhile
                     self._changed |= self.current.keys()
                 if first in self.current:
+                    if self.records[first].is_refilling:
+                        self.current[first].remove_strays()
                     self.current[first].rebuild(self.next_index, restored.until)
             restored.finish()
 

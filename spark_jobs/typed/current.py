@@ -8,7 +8,7 @@ and the tombstones of the range are applied again.
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -128,8 +128,7 @@ class CurrentTable:
 
     def rebuild(self, next_index: int, until: int) -> None:
         """Apply all records before `next_index`, and what was applied after it, again: rows were taken from
-        the table or from `records`. RESTORE may have taken columns and properties too. Rows that `records`
-        lacks are removed first: one that is added to both meanwhile is applied again.
+        the table or from `records`. RESTORE may have taken columns and properties too.
 
         until: rows before it may have been added to `records` again.
         """
@@ -137,10 +136,19 @@ class CurrentTable:
         self._claimed.lay_out()
         self._set_feed()
         self.next_index = max(self.next_index, next_index)  # the last records may be tombstones
-        strays = f"MERGE INTO {identifier(self.path)} t USING {identifier(self.records_path)} s "
-        strays += "ON t._index = s._index WHEN NOT MATCHED BY SOURCE THEN DELETE"
-        self._repeated(lambda: self.session.sql(strays).collect())
         self.apply_again(lambda: read_table(self.session, self.records_path), 0, until)
+
+    def remove_strays(self) -> None:
+        """Remove the rows that `records` lacks, which was made again. `rebuild` follows: it adds rows again
+        that both tables got meanwhile."""
+        statement = f"MERGE INTO {identifier(self.path)} t USING {identifier(self.records_path)} s "
+        statement += "ON t._index = s._index WHEN NOT MATCHED BY SOURCE THEN DELETE"
+        self._repeated(lambda: self.session.sql(statement).collect())
+
+    def remove(self, indexes: Sequence[int]) -> None:
+        """Remove the rows with these indexes, one or more, which `records` has lost. `rebuild` follows."""
+        assert self._claimed is not None
+        self._claimed.remove(indexes)
 
     def apply_again(
         self, rows: Callable[[], DataFrame], first: int, until: int, *, are_few: bool = False
