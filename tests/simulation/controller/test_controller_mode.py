@@ -53,6 +53,10 @@ def test_an_event_that_hardly_ever_happens_is_reported() -> None:
     assert rare_events(counts) == []
     counts["suspend"] -= 1
     assert rare_events(counts) == ["suspend happened only 499 times"]
+    assert rare_events(counts, ["suspend", "role change"]) == [
+        "suspend happened only 499 times",
+        "role change happened only 0 times",
+    ]
 
 
 def test_frames_that_a_cut_has_kept_are_late_for_some_time_after_it() -> None:
