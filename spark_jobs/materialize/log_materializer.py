@@ -36,7 +36,7 @@ EPOCHS_SHARE_S = 0.05  # that time grows by this for each log of the job
 EPOCHS_RETRY_S = 15.0  # longest pause while a node does not answer
 EPOCHS_IDLE_S = 60.0  # without a change, for each 50 logs
 PROBE_EACH_S = 5.0  # a log of which no node reports an end
-RESTORED_EACH_S = 30.0  # a check of an idle log's typed tables for RESTORE commits, for each 50 logs
+RESTORED_EACH_S = 30.0  # a check of an idle log's typed tables for RESTORE and removal, for each 50 logs
 BEHIND_AFTER_S = 10.0  # beyond the longest delay: the query does not bring what a log has
 FORGET_S = 3.0  # an answer of a node older than this does not count as knowledge of the log's end
 
