@@ -90,7 +90,7 @@ def may_become_complete(log: Log, liveness: Liveness, now_ms: int) -> bool:
         for member in log.holders
         if (replica := log.current(member)) is not None and liveness.may_come_to_lead(log, replica, now_ms)
     ]
-    if counts_all(log) or not awaited:
+    if not awaited:
         complete = complete_copies(log, liveness)
         able = [member for member in able if member in complete]
     is_likely = len(heard) + len(awaited) >= reports
@@ -105,7 +105,7 @@ def _may_report(log: Log, member: int, liveness: Liveness, now_ms: int) -> bool:
 
 def _winner_may_lead(log: Log, liveness: Liveness, now_ms: int) -> bool:
     """True if the winner of the last election, whose epoch is not open yet, may win the next one too."""
-    winners = [log.current(member) for member in log.originals(log.sync_state_set)]
+    winners = [log.current(member) for member in log.sync_state_set]
     return log.is_opening and any(
         winner is not None and liveness.may_come_to_lead(log, winner, now_ms) for winner in winners
     )

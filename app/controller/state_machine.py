@@ -203,7 +203,7 @@ def _with_master(log: Log, event: MasterElected) -> Log:
         former_acks=event.former_acks,
         lost_history=False,
         never_open=log.never_open and bool(event.former_set),
-        copied=() if event.unclean or not event.former_set else log.copied,
+        copied=log.copied if event.former_set else (),
     )
 
 

@@ -380,6 +380,8 @@ def test_the_newest_of_copied_folders_is_elected_once_all_have_reported(in_sync:
     assert heard(quorum, n1=100, n2=110) is None
     assert heard(quorum, n1=100, n2=110, n3=120) == "n3"
     assert quorum.log().former_set == members
+    quorum.open_epoch()
+    assert quorum.log().copied == (quorum.id_of("n1"), quorum.id_of("n2"))
 
 
 @pytest.mark.rule("C-03", "C-06")

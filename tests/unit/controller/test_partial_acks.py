@@ -7,6 +7,7 @@ from app.controller.config import ControllerConfig
 from app.controller.events import MasterElected, MasterLost, decode_event, encode_event
 from app.controller.liveness import Liveness, Report
 from tests.unit.controller.support import CONFIG, Quorum
+from tests.unit.controller.test_lost_records import heard, restored
 
 STEP_MS = CONFIG.broker_timeout_ms // 10
 
@@ -409,3 +410,19 @@ def test_a_master_leaves_the_log_once_all_of_its_set_count() -> None:
     quorum.done(StepDown("a", generation, 1, 1, confirmed=20))
     quorum.scan()
     assert elected(quorum) in ("n2", "n3")
+
+
+@pytest.mark.rule("C-03", "C-12")
+def test_too_few_originals_wait_for_the_copies_of_all_other_members() -> None:
+    quorum = restored("n2", "n3", in_sync_replicas=2)
+    assert heard(quorum, n1=100, n2=110) is None
+    assert heard(quorum, n1=100, n2=110, n3=90) == "n2"
+
+
+@pytest.mark.rule("C-03", "C-12")
+def test_the_last_member_is_a_copied_folder_and_may_lack_what_the_lost_ones_held() -> None:
+    """With two of three members that hold each record, one copy that is left proves nothing."""
+    quorum = restored("n1", in_sync_replicas=2)
+    for node in ("n2", "n3"):
+        quorum.register(node, code=f"{node} with an empty disk")
+    assert heard(quorum, n1=100, n2=0, n3=0) is None

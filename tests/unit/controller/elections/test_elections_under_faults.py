@@ -23,6 +23,7 @@ from app.ha.roles import Lease, SlaveRole
 from app.log.contract import Role
 from tests.unit.controller.elections.test_elections import TIMEOUT_MS, elections, let_die, opened_by_n2
 from tests.unit.controller.support import CONFIG, Quorum
+from tests.unit.controller.test_lost_records import copy_of, heard
 from tests.unit.controller.test_replicas_manager import Bench
 
 
@@ -391,3 +392,21 @@ def test_a_master_gives_up_the_epoch_in_which_its_disk_lets_it_use_no_lease(
     bench.manager.leave()
     asked = [each.command for each in step() if isinstance(each, ControllerRequest)]
     assert [(type(each), each.unused) for each in asked] == [(StepDown, not durable)]  # type: ignore[union-attr]
+
+
+@pytest.mark.rule("C-03", "C-05")
+def test_a_winner_whose_folder_becomes_a_copy_is_no_holder_because_of_its_election() -> None:
+    """It was elected as an original. Its epoch is not open, and the former members hold everything."""
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.offsets.update({(node, "a"): (1, 100, 0) for node in quorum.nodes})
+    quorum.join_all()
+    quorum.done(StepDown("a", quorum.log().generation, 1, 1))
+    assert (quorum.log().master_node, quorum.log().former_set) == ("n1", (1, 2, 3))
+    quorum.fail_over()
+    quorum.confirms = True
+    quorum.done(copy_of(quorum, "n1", 90))
+    heard(quorum, n1=90)
+    quorum.done(StepDown("a", quorum.log().generation, 1, 2))
+    assert quorum.log().master_epoch == 2
+    assert heard(quorum, n1=90, n2=100) == "n2"
