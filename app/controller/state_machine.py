@@ -210,7 +210,8 @@ def _with_master(log: Log, event: MasterElected) -> Log:
 def _with_set(log: Log, event: SyncStateSetChanged) -> Log:
     """Return the log with the new SyncStateSet. The previous set ends unless the event restores it, and is
     remembered until the first set that the master asks for. At the first opening of all every copy held all
-    that was ever acknowledged: nothing."""
+    that was ever acknowledged: nothing. A master that opens its epoch holds everything, and lets only those
+    join that do so, too: they are no older copies any more."""
     opened_epoch, before = event.master_epoch, None
     if event.restored:
         opened_epoch = log.set_before.opened_epoch if log.set_before else log.opened_epoch
@@ -229,16 +230,8 @@ def _with_set(log: Log, event: SyncStateSetChanged) -> Log:
         never_open=log.never_open and event.restored,
         opened_epoch=opened_epoch,
         confirmed=_with_confirmed(log, event.confirmed),
-        copied=log.copied if event.restored else _still_copied(log, event.sync_state_set),
+        copied=tuple(each for each in log.copied if event.restored or each not in event.sync_state_set),
     )
-
-
-def _still_copied(log: Log, members: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the copies that may be older still. A master that opens its epoch holds everything, and lets
-    only those join that do so, too. A member that was registered as a copy after that has not joined
-    again."""
-    joined = [each for each in members if each not in log.sync_state_set or log.is_opening]
-    return tuple(each for each in log.copied if each not in joined)
 
 
 def _without_gone(log: Log) -> Log:
