@@ -272,6 +272,25 @@ def test_metadata_of_a_node_that_joined_just_now_are_not_cleaned() -> None:
     quorum.done(one(quorum, ReplicaChange.CLEAN, "n9"))
 
 
+@pytest.mark.rule("C-03", "C-12")
+@pytest.mark.parametrize("leaving", ["n1", "n2"])
+def test_no_node_leaves_while_the_copies_of_all_members_are_lost(leaving: str) -> None:
+    """The copies that are left are all that an unclean election can choose from. n1 was the only member."""
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.done(one(quorum, ReplicaChange.DEMOTE, "n1"))
+    if leaving == "n2":
+        quorum.done(one(quorum, ReplicaChange.PROMOTE, "n1"))
+    quorum.active.liveness.disconnected("n1")
+    quorum.register("n1", code="an older folder")
+    assert (quorum.log().sync_state_set, quorum.log().set_nodes) == ((1,), ())
+    assert quorum.refused(one(quorum, ReplicaChange.REMOVE, "n3")) is Reason.LAST_IN_SYNC
+    if leaving == "n2":
+        quorum.done(one(quorum, ReplicaChange.DEMOTE, "n2"))
+    quorum.let_pass(500)
+    assert quorum.log().leaving == (leaving,)
+
+
 @pytest.mark.rule("C-05", "C-09")
 def test_no_copy_leaves_a_log_whose_last_set_is_not_known() -> None:
     """After a rebuild of the controllers, n3 alone has the records of a later master."""
