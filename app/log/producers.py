@@ -112,16 +112,17 @@ class ProducerTable:
                 break
             del self._histories[id]
 
-    def items(self) -> list[tuple[str, bytes]]:
-        """Return every producer with its history, for `load`."""
-        return list(self._histories.items())
+    def capture(self) -> tuple[list[str], list[bytes]]:
+        """Return every producer, and its history at the same place. Pairs of very many would be made for
+        longer than a turn of the loop may last."""
+        return list(self._histories), list(self._histories.values())
 
     def undo(self) -> list[Undo]:
         """Return the changes that `truncate_after` would undo, in the order of the log."""
         return list(self._undo)
 
     def load(self, items: Iterable[tuple[str, bytes]], undo: Iterable[Undo] = ()) -> None:
-        """Add what `items` and `undo` returned. Raises ValueError for anything else."""
+        """Add the pairs of `capture`, and what `undo` returned. Raises ValueError for anything else."""
         for id, history in items:
             if not is_history(history):
                 raise ValueError("not a snapshot: a producer's history has the wrong size")

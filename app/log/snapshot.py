@@ -99,9 +99,11 @@ class Capture:
         return taken
 
 
-def pieces_of(head: SnapshotHead, keys: KeyTable, producers: list[tuple[str, bytes]]) -> Iterator[bytes]:
-    """Return the pieces of a snapshot one by one. `head` is encoded at once, because its values change
-    later."""
+def pieces_of(
+    head: SnapshotHead, keys: KeyTable, producers: tuple[list[str], list[bytes]]
+) -> Iterator[bytes]:
+    """Return the pieces of a snapshot one by one. producers: of ProducerTable.capture. `head` is encoded at
+    once, because its values change later."""
     first_piece = MAGIC + _frame(HEAD, msgspec.msgpack.encode(head))
     until_index = head.committed_index
     if head.keys:  # a partly committed batch is among the uncommitted ones
@@ -110,11 +112,14 @@ def pieces_of(head: SnapshotHead, keys: KeyTable, producers: list[tuple[str, byt
 
 
 def _pieces(
-    first_piece: bytes, until_index: int, keys: KeyTable, producers: list[tuple[str, bytes]]
+    first_piece: bytes, until_index: int, keys: KeyTable, producers: tuple[list[str], list[bytes]]
 ) -> Iterator[bytes]:
     yield first_piece
-    for first in range(0, len(producers), _PRODUCERS_A_FRAME):
-        yield _frame(PRODUCERS, msgspec.msgpack.encode(producers[first : first + _PRODUCERS_A_FRAME]))
+    ids, histories = producers
+    for first in range(0, len(ids), _PRODUCERS_A_FRAME):
+        part = slice(first, first + _PRODUCERS_A_FRAME)
+        pairs = tuple(zip(ids[part], histories[part], strict=True))
+        yield _frame(PRODUCERS, msgspec.msgpack.encode(pairs))
     for number in keys.numbers():  # a partition that begins later holds no key of this snapshot
         dumped = keys.dump(number, until_index)
         if dumped:

@@ -415,7 +415,7 @@ class LogState:
             sync_floor=self._sync_floor,
         )
         return Capture(
-            self._applied_index, committed_index, pieces_of(head, self._keys, self._producers.items())
+            self._applied_index, committed_index, pieces_of(head, self._keys, self._producers.capture())
         )
 
     def snapshot(self) -> bytes:

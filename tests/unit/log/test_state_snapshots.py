@@ -1,5 +1,6 @@
 """Snapshots of the state of a log: of one moment, whole, and readable by later versions."""
 
+import gc
 import struct
 from random import Random
 
@@ -104,6 +105,27 @@ def test_a_snapshot_is_of_one_moment_though_its_pieces_are_taken_later() -> None
     for start in range(0, len(data), 77):
         restoring.feed(data[start : start + 77])
     assert answers(restoring.finish()) == answers(replay(log.batches[:300]))
+
+
+def test_a_capture_makes_no_object_for_each_producer() -> None:
+    """One turn of the loop makes it, of very many producers too."""
+    log, state = Log(), LogState()
+    for number in range(20):
+        marks = [producer_mark(f"p{number}-{k}", 0, 0, k, 1) for k in range(100)]
+        state.apply(log.add(*marks, count=100))
+    state.committed(log.batches[-1].last_index)
+    gc.collect()
+    gc.disable()
+    before = len(gc.get_objects())
+    capture = state.capture()
+    made = len(gc.get_objects()) - before
+    gc.enable()
+    assert made < 100
+    restoring = LogState.restoring()
+    while pieces := capture.take(1_000):
+        for piece in pieces:
+            restoring.feed(piece)
+    assert answers(restoring.finish()) == answers(state)
 
 
 def test_a_snapshot_of_a_batch_that_is_committed_in_part_holds_each_key_once() -> None:
