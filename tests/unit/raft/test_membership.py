@@ -3,11 +3,14 @@
 import pytest
 
 from app.errors import ChangeInProgress, NotCaughtUp, NotFound, WouldLoseQuorum
-from app.log.contract import ChangeKind, Durability, GroupConfig, Role
+from app.log.contract import NO_INDEX, ChangeKind, Durability, GroupConfig, Role
 from app.raft.membership import GroupView, changed, next_change
 from app.raft.messages import PushRequest, PushType, VoteAnswer, VoteRequest
+from app.raft.standing import Standing
+from app.raft.state import MemberState, Outbox
 from storage.log.hard_state import HardState
-from tests.unit.raft.support import Group, Member, MemoryLog
+from tests.unit.raft.support import Group, Member, log_of
+from tests.unit.raft.test_doubt import wipe
 
 
 def led_group(size: int = 3) -> tuple[Group, Member]:
@@ -239,8 +242,8 @@ def test_a_learner_may_vote_when_it_was_promoted_without_knowing() -> None:
     assert learner.saved[-1] == HardState(9, "n2")
 
 
-@pytest.mark.rule("R-04", "R-10")
-def test_a_promoted_learner_with_the_newest_log_leads_until_the_voters_have_it() -> None:
+@pytest.mark.rule("R-02", "R-10")
+def test_a_learner_votes_for_a_voter_that_lacks_what_the_learner_does_not_commit() -> None:
     """n1 alone has the promotion of n4, n4 alone a record of the term of n3, and the disk of n3 is replaced:
     n1 needs the vote of n4, whose log is newer, and n2 that of n1."""
     group, leader = led_group()
@@ -255,46 +258,108 @@ def test_a_promoted_learner_with_the_newest_log_leads_until_the_voters_have_it()
         group.deliver(target="n2", kind=VoteRequest)
         group.deliver(target="n3", kind=VoteAnswer)
     group.pass_time(100, "n3", "n4")
-    newest = learner.log.batches[-1]
-    assert newest.term == lost.core.term > leader.core.term
+    assert learner.log.last_term == lost.core.term > leader.core.term
     assert group["n1"].log.last_term == group["n2"].log.last_term == leader.core.term
-    lost.log = MemoryLog()
-    lost.saved = [HardState()]
-    lost.restart(sound=False, knows_vote=False)
+    wipe(lost)
     group.take()
     group.pass_time(10_000, "n1", "n2", "n4")
-    assert group.leader.name in ("n1", "n2")
-    assert learner.core.role is Role.LEARNER
-    assert group.leader.log.holds(newest)
-    assert group.leader.core.group == GroupConfig(voters=("n1", "n2", "n3"), learners=("n4",))
-    group.leader.append(token="after")
+    assert leader.leads
+    assert leader.core.group == GroupConfig(voters=("n1", "n2", "n3", "n4"))
+    leader.append(token="after")
     group.pass_time(200, "n1", "n2", "n4")
-    assert "after" in [token for token, _ in group.leader.answers]
+    assert "after" in [token for token, _ in leader.answers]
 
 
-@pytest.mark.rule("R-10")
-def test_a_learner_forgets_that_it_has_the_newest_log_when_a_leader_is_known() -> None:
-    group, leader = led_group()
-    learner = added(group, leader, "n4")
-    group.pass_time(4_000, "n4")
-    learner.step("n2", VoteRequest(9, 0, 1, pre_vote=True))
-    group.pass_time(4_000, "n4")
-    assert learner.core.role is Role.CANDIDATE
+@pytest.mark.rule("R-02", "R-10")
+def test_a_removed_leader_votes_for_a_voter_that_lacks_its_last_record() -> None:
+    """The voters have committed its removal, which n2 does not know, and n3 has a replaced disk: n2 needs the
+    vote of n1, whose record after that has reached no voter."""
+    group, removed = led_group(3)
+    removed.change(ChangeKind.REMOVE, "n1")
+    removal = removed.log.end_index
+    group.deliver("n1")
+    group.deliver(target="n1")
+    assert removed.core.committed_index == removal
+    removed.append()
+    removed.restart(committed=removal)
+    group["n2"].restart(committed=removal - 1)
+    wipe(group["n3"])
     group.take()
-    group.pass_time(200)
-    assert learner.core.role is Role.LEARNER
-    group.pass_time(4_000, "n4")
-    assert learner.core.role is Role.LEARNER
+    group.pass_time(10_000)
+    assert any(member.leads for member in group.members.values())
 
 
-@pytest.mark.rule("R-03", "R-10")
-def test_a_learner_that_follows_a_leader_does_not_take_a_candidate_for_one_that_needs_it() -> None:
-    """A voter that was cut off asks for pre-votes, although the group has a leader."""
-    group, leader = led_group()
-    learner = added(group, leader, "n4")
-    learner.step("n2", VoteRequest(9, 0, 1, pre_vote=True))
-    group.pass_time(4_000, "n4")
-    assert (learner.core.leader_id, learner.core.role) == (None, Role.LEARNER)
+@pytest.mark.rule("R-02", "R-10")
+def test_a_leader_that_removed_itself_alone_votes_for_a_voter_without_its_removal() -> None:
+    """Two of five voters are in doubt. By its removal, which n1 alone holds, too few others are sound."""
+    group, removed = led_group(5)
+    removed.change(ChangeKind.REMOVE, "n1")
+    removed.restart()
+    wipe(group["n2"])
+    wipe(group["n3"])
+    group.take()
+    group.pass_time(10_000)
+    assert group["n4"].leads or group["n5"].leads
+    assert all(member.core.sound for member in group.members.values())
+    assert "n1" in group["n4"].core.group.voters
+
+
+@pytest.mark.rule("R-02", "R-10")
+def test_a_leader_that_removed_itself_leads_again_with_records_that_no_other_voter_holds() -> None:
+    """The record before its removal may be committed: n3, whose disk is replaced, may have held it."""
+    group, removed = led_group(3)
+    removed.append()
+    removed.change(ChangeKind.REMOVE, "n1")
+    removed.restart()
+    wipe(group["n3"])
+    group.take()
+    group.pass_time(10_000)
+    assert group["n2"].leads or group["n3"].leads
+    assert group["n2"].log.batches == group["n3"].log.batches
+    assert group["n2"].log.batches[: len(removed.log.batches)] == removed.log.batches
+
+
+@pytest.mark.rule("R-02", "R-10")
+@pytest.mark.parametrize(
+    ("voters", "learners", "own"),
+    [("n1 n2", "", 2), ("n1 n2", "n3", 2), ("n1 n2 n3", "", 5), ("n3", "n1", 5)],
+)
+@pytest.mark.parametrize("begin", [0, 3])
+def test_records_after_the_loss_of_its_vote_are_committed_without_a_member(
+    voters: str, learners: str, own: int, begin: int
+) -> None:
+    """Record 3 names the group. A trim keeps the first record that is left."""
+    log = log_of(1, 1, 1, 1, 2, 2)
+    log.trim(begin)
+    former = GroupConfig(voters=("n1", "n2", "n3", "n4"))
+    member = MemberState("n3", former, Durability.FSYNC, Role.FOLLOWER, 2, None, NO_INDEX)
+    assert member.counted_position(log) == (2, 5)
+    standing = Standing(member, Outbox())
+    standing.configure(former, 0, {})
+    standing.configure(GroupConfig(voters=tuple(voters.split()), learners=tuple(learners.split())), 3, {})
+    index = max(own, begin)
+    assert member.counted_position(log) == (log.term_at(index), index)
+
+
+@pytest.mark.rule("R-02", "R-10")
+def test_the_second_of_two_voters_commits_the_record_by_which_it_becomes_a_learner() -> None:
+    """Else it would elect the first one again, after that went on with others, lost its disk, and has
+    received the records before this one."""
+    group = Group(2)
+    leader = group.elect("n1")
+    group.pass_time(500)
+    leader.change(ChangeKind.REMOVE, "n2")
+    removal = leader.log.end_index
+    group.settle()
+    leader.append()
+    group.settle()
+    learner = group["n2"]
+    learner.restart(committed=removal - 1)
+    for last, granted in ((removal - 1, False), (removal, True)):
+        learner.step("n1", VoteRequest(9 + last, last, 1, weighs=True))
+        [answer] = group.take(source="n2", target="n1")
+        assert isinstance(answer, VoteAnswer)
+        assert answer.granted is granted
 
 
 def damaged_group() -> tuple[Group, Member, Member]:
