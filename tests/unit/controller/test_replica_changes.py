@@ -19,6 +19,7 @@ from app.controller.commands import (
 from app.controller.metadata import Log
 from app.controller.state_machine import Metadata
 from tests.unit.controller.support import CONFIG, Quorum, spec
+from tests.unit.controller.test_lost_records import heard, restored
 
 FOUR = ("n1", "n2", "n3", "n4")
 KEEPING = ("n1", "n2", "n3")
@@ -376,3 +377,10 @@ def test_a_snapshot_of_the_version_before_opens() -> None:
     for log in document[1]:
         del log["leaving"], log["arriving"]
     assert Metadata.restore(msgspec.msgpack.encode(document)).log("a") == quorum.log()
+
+
+@pytest.mark.rule("C-03", "C-12")
+def test_the_last_original_of_a_set_is_not_removed_beside_copied_folders() -> None:
+    quorum = restored("n2", "n3")
+    assert heard(quorum, n2=100, n3=100) is None
+    assert quorum.refused(one(quorum, ReplicaChange.REMOVE, "n1")) is Reason.LAST_IN_SYNC

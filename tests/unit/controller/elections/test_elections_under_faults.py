@@ -23,7 +23,7 @@ from app.ha.roles import Lease, SlaveRole
 from app.log.contract import Role
 from tests.unit.controller.elections.test_elections import TIMEOUT_MS, elections, let_die, opened_by_n2
 from tests.unit.controller.support import CONFIG, Quorum
-from tests.unit.controller.test_lost_records import copy_of, heard
+from tests.unit.controller.test_lost_records import copy_of, heard, restored
 from tests.unit.controller.test_replicas_manager import Bench
 
 
@@ -410,3 +410,12 @@ def test_a_winner_whose_folder_becomes_a_copy_is_no_holder_because_of_its_electi
     quorum.done(StepDown("a", quorum.log().generation, 1, 2))
     assert quorum.log().master_epoch == 2
     assert heard(quorum, n1=90, n2=100) == "n2"
+
+
+@pytest.mark.rule("C-03", "C-05")
+def test_a_copied_folder_stays_doubtful_when_the_set_before_an_election_is_restored() -> None:
+    quorum = restored("n3")
+    assert heard(quorum, n1=100, n2=100, n3=100) == "n1"
+    let_die(quorum, "n1")
+    assert (quorum.log().master_node, quorum.log().former_set) == ("n2", (1, 2, 3))
+    assert quorum.log().copied == (quorum.id_of("n3"),)
