@@ -302,9 +302,11 @@ plant(
 
 
 plant(
-    "an_unclean_election_waits_without_end_for_members_that_start",
+    "an_unclean_election_waits_without_limit_for_members_that_start",
     "C-05",
     (Liveness, "is_registering", "and now_ms - newest_ms < self.config.registering_timeout_ms", ""),
-    lambda _: test_lost_records.test_an_unclean_election_waits_a_minute_for_members_that_register_none(True),
+    lambda _: test_lost_records.test_an_unclean_election_waits_a_limited_time_for_members_that_register_none(
+        True
+    ),
     mode="controller",
 )

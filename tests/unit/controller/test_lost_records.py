@@ -433,7 +433,7 @@ def test_no_copied_folder_wins_an_unclean_election_while_members_are_being_regis
 
 @pytest.mark.rule("C-05")
 @pytest.mark.parametrize("is_open", [True, False])
-def test_an_unclean_election_waits_a_minute_for_members_that_register_none(is_open: bool) -> None:
+def test_an_unclean_election_waits_a_limited_time_for_members_that_register_none(is_open: bool) -> None:
     """Their disks are full, for example."""
     quorum = restored_with_unclean()
     start_nodes(quorum, is_open=is_open, times=CONFIG.registering_timeout_ms // 500 - 1)
