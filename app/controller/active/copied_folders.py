@@ -22,7 +22,7 @@ def is_replaced(log: Log, command: RegisterReplica, liveness: Liveness, now_ms: 
     copy, master = log.current(command.replica_id), None if log.master is None else log.current(log.master)
     if copy is not None and liveness.has_copy(log, copy, now_ms):
         raise Refused(Reason.NOT_ALIVE, f"replica {copy.id} of {copy.node} is registered and alive")
-    if master is None or master.id in (command.replica_id, *log.copied) or liveness.is_given_up(log.name):
+    if master is None or master.id in (command.replica_id, *log.copied):
         return False
     can_do_without = all(log.is_current(member) for member in log.sync_state_set)
     if can_do_without and liveness.has_copy(log, master, now_ms) and liveness.is_leased(log.name, now_ms):

@@ -426,3 +426,13 @@ def test_the_last_member_is_a_copied_folder_and_may_lack_what_the_lost_ones_held
     for node in ("n2", "n3"):
         quorum.register(node, code=f"{node} with an empty disk")
     assert heard(quorum, n1=100, n2=0, n3=0) is None
+
+
+@pytest.mark.rule("C-03", "C-12")
+def test_no_copied_folder_is_elected_by_itself_beside_a_lost_member() -> None:
+    """The lost one may have been a copy too, which was newer and was found to lack records."""
+    quorum = restored("n2", "n3", in_sync_replicas=2)
+    quorum.register("n1", code="n1 with an older folder")
+    assert heard(quorum, n1=120, n2=100, n3=110) is None
+    quorum.done(ElectMaster("a", None, True, quorum.log().master_epoch))
+    assert quorum.log().master_node == "n1"
