@@ -295,7 +295,7 @@ plant(
 plant(
     "a_copied_folder_stays_a_member_while_a_new_master_opens",
     "C-03",
-    (copied_folders, "is_replaced", "or liveness.is", "or log.is_opening or liveness.is"),
+    (copied_folders, "is_replaced", "*log.copied):", "*log.copied) or log.is_opening:"),
     lambda _: test_lost_records.test_a_copied_folder_waits_while_a_new_master_opens_its_epoch(),
     mode="controller",
 )
