@@ -102,12 +102,15 @@ class MemberState:
         """Return term and index of the last record that may be committed because this member holds it (R-02).
 
         The record that names a group without its vote, and later ones, are committed by others alone. Two
-        voters that become one are both witnesses of that record.
+        voters that become one are both witnesses of that record: if the former group is not known here, as
+        after a restart that knows the record to be committed, the record counts. Without the log's state a
+        later record may name another group.
         """
-        if self.node_id in self.group.voters or self.named_index == NO_INDEX:
+        is_outside = self.electable and self.node_id not in self.group.voters
+        if not is_outside or self.named_index == NO_INDEX:
             return log.last_position
-        own = self.named_index - (self.node_id not in self.witnesses)
-        index = max(own, log.begin_index)
+        is_counted = not self.former_voters or self.node_id in self.witnesses
+        index = max(self.named_index - (not is_counted), log.begin_index)
         return (log.term_at(index), index) if index < log.end_index else log.last_position
 
     def held_index(self, log: ReplicaLog) -> int:

@@ -197,19 +197,37 @@ plant(
 plant(
     "a_learner_refuses_its_vote_for_what_others_commit",
     "R-02",
-    (MemberState, "counted_position", "self.node_id in self.group.voters", "True"),
+    (MemberState, "counted_position", "if not is_outside or", "if True or"),
     lambda _: test_membership.test_a_learner_votes_for_a_voter_that_lacks_what_the_learner_does_not_commit(),
 )
 plant(
     "a_removed_leader_refuses_its_vote_for_its_own_removal",
     "R-02",
-    (MemberState, "counted_position", "(self.node_id not in self.witnesses)", "0"),
+    (MemberState, "counted_position", "(not is_counted)", "0"),
     lambda _: test_membership.test_a_leader_that_removed_itself_alone_votes_for_a_voter_without_its_removal(),
+)
+plant(
+    "a_voter_without_the_state_votes_as_the_learner_that_it_was",
+    "R-02",
+    (MemberState, "counted_position", "self.electable and ", ""),
+    lambda _: (
+        test_membership.test_a_voter_whose_state_is_from_when_it_was_a_learner_compares_all_of_its_log()
+    ),
+)
+plant(
+    "a_restart_forgets_that_the_record_of_its_removal_counts",
+    "R-02",
+    (MemberState, "counted_position", "not self.former_voters or ", ""),
+    lambda _: (
+        test_membership.test_the_record_by_which_a_member_lost_its_vote_counts_if_the_former_group_is_not_known(
+            True, False
+        )
+    ),
 )
 plant(
     "the_second_of_two_voters_elects_the_first_one_without_its_removal",
     "R-02",
-    (MemberState, "counted_position", "(self.node_id not in self.witnesses)", "1"),
+    (MemberState, "counted_position", "self.node_id in self.witnesses", "False"),
     lambda _: (
         test_membership.test_the_second_of_two_voters_commits_the_record_by_which_it_becomes_a_learner()
     ),

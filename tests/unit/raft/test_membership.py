@@ -339,6 +339,51 @@ def test_records_after_the_loss_of_its_vote_are_committed_without_a_member(
     standing.configure(GroupConfig(voters=tuple(voters.split()), learners=tuple(learners.split())), 3, {})
     index = max(own, begin)
     assert member.counted_position(log) == (log.term_at(index), index)
+    member.electable = False  # the state may be older than the log
+    assert member.counted_position(log) == (2, 5)
+
+
+@pytest.mark.rule("R-02", "R-10")
+@pytest.mark.parametrize(("settled", "later"), [(True, False), (False, True)])
+def test_the_record_by_which_a_member_lost_its_vote_counts_if_the_former_group_is_not_known(
+    settled: bool, later: bool
+) -> None:
+    """After a restart that knows it to be committed, or when a later change is truncated, n2 may have been
+    the second of two voters. It would elect the first one, with a replaced disk and the records before."""
+    log = log_of(1, 1, 1, 1, 2, 2)
+    pair, single = GroupConfig(voters=("n1", "n2")), GroupConfig(voters=("n1",), learners=("n2",))
+    member = MemberState("n2", pair, Durability.FSYNC, Role.FOLLOWER, 2, None, NO_INDEX)
+    standing = Standing(member, Outbox())
+    if not settled:
+        standing.configure(pair, 0, {})
+    standing.configure(single, 3, {}, settled=settled)
+    if later:
+        standing.configure(GroupConfig(voters=("n1",), learners=("n2", "n3")), 5, {})
+        standing.configure(single, 3, {})
+    assert member.counted_position(log) == (1, 3)
+
+
+@pytest.mark.rule("R-02", "R-10")
+def test_a_voter_whose_state_is_from_when_it_was_a_learner_compares_all_of_its_log() -> None:
+    """A crash has come before the state that it had received was saved. n1 and n3 have committed a record
+    that n2 lacks."""
+    group, leader = led_group(2)
+    voter = added(group, leader, "n3")
+    added_index, old = leader.log.end_index, voter.core.group
+    leader.append()
+    begin = leader.log.end_index
+    leader.change(ChangeKind.PROMOTE, "n3")
+    group.pass_time(300)
+    missing = leader.append().base_index
+    group.pass_time(100, "n1", "n3")
+    assert voter.core.committed_index == missing
+    voter.log.trim(begin)
+    voter.restart(committed=missing - 1)
+    voter.core.electable = False
+    voter.core.configure(old, added_index, group.now_ms)
+    group.take()
+    group.pass_time(10_000, "n2", "n3")
+    assert not group["n2"].leads
 
 
 @pytest.mark.rule("R-02", "R-10")
