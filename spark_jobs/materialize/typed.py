@@ -275,8 +275,11 @@ class TypedTables:
                 held.evolve(table)
             self._open_current(group, log_id)
         if is_first:
-            self._refill_until = self._complete_before(layout)
-            self.next_index = int(min(begin, self._refill_until))
+            complete = self._complete_before(layout)
+            self.next_index = int(min(begin, complete))
+            # `current` loses rows that `records` lacks: those that no later call would apply are due too
+            applied = (min(each.last_index + 1, each.next_index) for each in self.current.values())
+            self._refill_until = max(complete, *applied)
             self._ends.until = self._ends.noted = self.next_index
 
     def _is_removed(self, group: CompatibilityGroup | None, layout: Sequence[CompatibilityGroup]) -> bool:

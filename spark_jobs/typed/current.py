@@ -36,6 +36,7 @@ from spark_jobs.typed.claimed_table import MERGE_ATTEMPTS, ClaimedTable
 from spark_jobs.typed.indexed_rows import IndexedRows
 from spark_jobs.typed.layout import CompatibilityGroup
 from spark_jobs.typed.local_current import IS_GONE, REMOVED_AT, LocalCurrent
+from storage.units import NO_INDEX
 
 TXN_SETTINGS: Final = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 CHANGE_DATA_FEED: Final = {"delta.enableChangeDataFeed": "true"}
@@ -43,8 +44,8 @@ ONE_AT_A_TIME = threading.Lock()  # of all logs of the process: each takes all c
 
 
 class CurrentTable:
-    """`current` of one compatibility group. next_index: the records before it are applied. Not safe for use
-    by two threads."""
+    """`current` of one compatibility group. next_index: the records before it are applied. last_index: of the
+    rows that it had when it was opened, NO_INDEX for none. Not safe for use by two threads."""
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class CurrentTable:
         self.entries_path = entries_path
         self._has_feed = change_data_feed
         self.next_index = 0
+        self.last_index = NO_INDEX
         self.restores = Restores(spark, path)
         self.group: CompatibilityGroup | None = None
         self._claimed: ClaimedTable | None = None  # its layout
@@ -86,8 +88,8 @@ class CurrentTable:
             self._records = IndexedRows(self.spark, self.records_path, group.records(), "_index")
             self._entries = IndexedRows(self.spark, self.entries_path, ENTRIES, "index")
         # its last row may be one that a replay has moved, beyond records that are not applied
-        applied = self._applied()
-        self.next_index = self._claimed.last_index + 1 if applied is None else applied
+        applied, self.last_index = self._applied(), self._claimed.last_index
+        self.next_index = self.last_index + 1 if applied is None else applied
 
     def _set_feed(self) -> None:
         if self._has_feed and CHANGE_DATA_FEED.items() - table_properties(self.spark, self.path).items():
@@ -146,7 +148,8 @@ class CurrentTable:
         self._repeated(lambda: self.session.sql(statement).collect())
 
     def remove(self, indexes: Sequence[int]) -> None:
-        """Remove the rows with these indexes, one or more, which `records` has lost. `rebuild` follows."""
+        """Remove the rows with these indexes, one or more, which `records` has lost. `apply_again` of the
+        other rows of their keys follows."""
         assert self._claimed is not None
         self._claimed.remove(indexes)
 

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import Row
 
 from app.tables.catalog import LogTables
-from app.tables.names import CURRENT
+from app.tables.names import CURRENT, REFILL_PROPERTY
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables import removals, restores, table_writer
@@ -221,6 +221,26 @@ def test_a_current_that_was_restored_is_brought_up_to_date_once_records_is_made_
     typed.open()
     typed.extend(log.schemas[1]["index"])
     assert found == [due]
+
+
+def test_a_records_that_was_removed_is_made_again_once_entries_is_complete(
+    log: FakeLog, replicas: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`current` has lost the rows that the new table lacks until then, and has the claims of all of them."""
+    fill_entries(log, tmp_path)
+    typed = without_spark(replicas, tmp_path)
+    typed.extend(log.next_index)
+    noted: list[object] = []
+    monkeypatch.setattr(ClaimedTable, "set_properties", lambda table, changed: noted.append(changed))
+    monkeypatch.setattr(CurrentTable, "remove_strays", lambda *_: None)
+    monkeypatch.setattr(CurrentTable, "rebuild", lambda table, *until: noted.append(until[1]))
+    shutil.rmtree(tmp_path / "records_v2")
+    lost_from, refilled = log.schemas[1]["index"] + 3, {REFILL_PROPERTY: "false"}
+    for until in (lost_from, log.next_index):
+        typed.open()
+        typed.extend(until)
+    assert noted == [lost_from, log.next_index, refilled]
+    check_law(log, tmp_path)
 
 
 def test_no_record_is_missing_in_a_current_that_another_driver_has_made_again(
