@@ -4,9 +4,10 @@ A letter is moved by three commits: to `records`, to `current`, out of `dead_let
 killed between them is repeated: a letter that is in `records` already is not added again. Two replays at once
 with versions of one compatibility group add a letter once, for the table refuses the second. With versions of
 two groups both may add it: the one that adds it later finds both rows, and the row of the older group stays.
+If it is killed before, the next replay finds them.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -23,6 +24,7 @@ from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.table import ENTRIES, Table, quoted_name, read_table
 from spark_jobs.typed.current import CurrentTable
 from spark_jobs.typed.indexed_rows import first_rows
+from spark_jobs.typed.layout import CompatibilityGroup
 
 PIECE_LETTERS: Final = 20_000
 
@@ -59,6 +61,7 @@ class DeadLetterReplay:
         wanted = decoder.versions[-1].version if version is None else version
         if wanted not in {each.version for each in decoder.versions}:
             raise OptionError(f"version: log {self.client.log!r} has no schema version {wanted}")
+        self._separate(decoder.layout)
         moved = left = 0
         for piece in self._pieces(until):
             held = self._held(piece)
@@ -100,18 +103,52 @@ class DeadLetterReplay:
         for first, table in sorted(self.tables.records.items()):
             rows = read_table(self.spark, table.path).select("_index")
             found = {row[0] for row in rows.join(F.broadcast(indexes), "_index", "left_semi").collect()}
-            if twice := sorted(found & held.keys()):
-                table.remove(twice)
-                with kept_active(self.spark):  # the other replay may have put them into `current`
-                    self.tables.current[first].remove(twice)
-                    self.tables.current[first].rebuild(self.tables.next_index, twice[-1] + 1)
+            self._take_out(first, {index: held[index] for index in found & held.keys()})
             held |= dict.fromkeys(found - held.keys(), first)
         return held
+
+    def _separate(self, layout: Sequence[CompatibilityGroup]) -> None:
+        """Remove each letter from the tables of a group if an older group has it too."""
+        older: DataFrame | None = None
+        for group in layout:
+            rows = read_table(self.spark, self.tables.records[group.first].path).select("_index")
+            if older is not None:
+                is_before = F.col("_index") < group.from_index  # of letters alone in `rows`, else in `older`
+                both = rows.where(is_before).join(older, "_index")
+                both = both.union(older.where(~is_before).join(rows, "_index"))
+                owners = sorted(((row[0], row[1]) for row in both.collect()), reverse=True)
+                self._take_out(group.first, dict(owners))  # the oldest group of each
+            named = rows.withColumn("group", F.lit(group.first))
+            older = named if older is None else older.union(named)
+
+    def _take_out(self, first: int, owners: Mapping[int, int]) -> None:
+        """Remove letters from the tables of a group. owners: the older group that has each of them."""
+        if not owners:
+            return
+        self._apply(owners)  # before it is known from the tables no more that this is due
+        indexes, path = sorted(owners), self.tables.records[first].path
+        table, current = self.tables.records[first], self.tables.current[first]
+        table.refill()  # after a kill, the next start brings `current` up to date
+        with kept_active(self.spark):
+            due = current.session.createDataFrame(pa.table({"_index": indexes}))
+            keys = _keys_of(current, path, due)
+            known = current.session.createDataFrame(keys.toArrow(), keys.schema)
+            table.remove(indexes)
+            current.remove(indexes)
+            current.apply_again(partial(_of_keys, current, path, known), 0, indexes[-1] + 1, are_few=True)
+        table.refilled()
 
     def _settle(self, moved: Mapping[int, int]) -> None:
         """Apply records that were dead letters to `current`, and remove the letters."""
         if not moved:
             return
+        self._apply(moved)
+        for first in set(moved.values()):
+            self.tables.records[first].check_same()  # else the letter may be in no table
+        self.tables.dead_letters.remove(list(moved))
+
+    def _apply(self, moved: Mapping[int, int]) -> None:
+        """Apply records that were dead letters to `current`. moved: the group of each."""
         with kept_active(self.spark):
             for first in sorted(set(moved.values())):
                 current, path = self.tables.current[first], self.tables.records[first].path
@@ -119,7 +156,6 @@ class DeadLetterReplay:
                 indexes = current.session.createDataFrame(pa.table({"_index": own}))
                 rows = partial(_of_same_keys, current, path, indexes)
                 current.apply_again(rows, min(own), max(own) + 1, are_few=True)
-        self.tables.dead_letters.remove(list(moved))
 
     def _end(self) -> int:
         """Return the index after the last row of `entries`."""
@@ -130,6 +166,14 @@ class DeadLetterReplay:
 def _of_same_keys(current: CurrentTable, path: str, indexes: DataFrame) -> DataFrame:
     """Return all rows of `records` with the keys of the rows at these indexes. A newer row of a key counts
     although a tombstone of another record key has removed it from `current`."""
-    records, keys = read_table(current.session, path), current.keys
-    moved = records.join(F.broadcast(indexes), "_index", "left_semi")
-    return records.join(moved.select(*map(quoted_name, keys)), list(keys), "left_semi")
+    return _of_keys(current, path, _keys_of(current, path, indexes))
+
+
+def _of_keys(current: CurrentTable, path: str, keys: DataFrame) -> DataFrame:
+    return read_table(current.session, path).join(keys, list(current.keys), "left_semi")
+
+
+def _keys_of(current: CurrentTable, path: str, indexes: DataFrame) -> DataFrame:
+    """Return the keys of the rows of `records` at these indexes."""
+    rows = read_table(current.session, path).join(F.broadcast(indexes), "_index", "left_semi")
+    return rows.select(*map(quoted_name, current.keys))

@@ -61,7 +61,8 @@ class ClaimedTable:
 
     position: column with the index. last_index: of the table's rows, NO_INDEX for none. rows: their number.
     is_doubtful: other writers may have added rows since the last own append, and removed some.
-    is_refilling: it was removed, and may lack rows before the end of the other tables.
+    is_refilling: it was removed, and may lack rows before the end of the other tables; or `current` may have
+    rows that it lacks.
     """
 
     def __init__(
@@ -116,6 +117,11 @@ class ClaimedTable:
         self.refresh()
         self.is_refilling = known.get(REFILL_PROPERTY) == "true"
         return self.is_refilling
+
+    def refill(self) -> None:
+        """Note in the table that a start before `refilled` is to make it from `entries` again."""
+        self.set_properties({REFILL_PROPERTY: "true"})
+        self.is_refilling = True
 
     def refilled(self) -> None:
         """Note in the table that its refill is complete."""

@@ -1,6 +1,7 @@
 """Two replays of dead letters at once: each letter moves once."""
 
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +19,12 @@ from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.data_files import write_file
 from spark_jobs.tables.local_commits import LocalTable
+from spark_jobs.tables.removals import TableReplaced
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import DEAD_LETTERS, Table
 from spark_jobs.typed import local_rows
 from spark_jobs.typed.claimed_table import MERGE_ATTEMPTS, ClaimedTable
+from spark_jobs.typed.current import CurrentTable
 from spark_jobs.typed.decoding import COLUMNS
 from tests.spark.materialize.opened_job import commit_of_user
 from tests.spark.no_spark import no_spark
@@ -61,8 +64,8 @@ def test_each_letter_moves_once(
 
     TypedTables(no_spark(), client, path_of, follows=False).extend(log.next_index)
     both = threading.Barrier(2, timeout=60)
-    for name in ("set_properties", "insert_missing"):
-        monkeypatch.setattr(ClaimedTable, name, after(both, getattr(ClaimedTable, name)))
+    for owner, name in ((TypedTables, "note_moved"), (ClaimedTable, "insert_missing")):
+        monkeypatch.setattr(owner, name, after(both, getattr(owner, name)))
 
     def replay(version: int) -> None:
         DeadLetterReplay(spark, client, path_of).run(version)
@@ -103,6 +106,82 @@ def test_a_letter_that_leaves_a_table_leaves_its_current_too(
 
     monkeypatch.setattr(ClaimedTable, "insert_missing", insert_late)
     replay(2)
+    check_law(log, tmp_path)
+
+
+@pytest.mark.parametrize("step", ["first", "records", "current"])
+def test_two_replays_leave_each_letter_once_if_the_slower_one_is_killed(
+    spark: SparkSession,
+    log: FakeLog,
+    replicas: list[FakeReplica],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+) -> None:
+    """It is killed once it has added the letters, once it has taken them out of the other table, and of its
+    `current`. Then an older letter of that key is the newest record there."""
+    log.append(to_json(b=1), to_json(a=1, b=2), key=b"moved")
+    for column in "ab":
+        log.set_schema(f"{column} INT NOT NULL", compatibility="none")
+    client = LogReads([replica.url for replica in replicas], "default")
+    written_tables(log, replicas, tmp_path)
+    insert_missing, remove, stages = ClaimedTable.insert_missing, ClaimedTable.remove, []
+
+    def replay(version: int) -> None:
+        DeadLetterReplay(spark, client, lambda table: str(tmp_path / table.name)).run(version)
+
+    def insert_late(*given: Any) -> None:
+        if not stages:
+            stages.append("other")
+            replay(5)
+            stages.append("first")
+        insert_missing(*given)
+        if stages[-1] == step:
+            raise KeyboardInterrupt
+
+    def remove_and_die(table: ClaimedTable, indexes: list[int]) -> None:
+        remove(table, indexes)
+        if "first" in stages:
+            stages.append(table.path.rpartition("/")[2].partition("_")[0])
+            if stages[-1] == step:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ClaimedTable, "insert_missing", insert_late)
+        patched.setattr(ClaimedTable, "remove", remove_and_die)
+        with pytest.raises(KeyboardInterrupt):
+            replay(4)
+    assert stages[-1] == step
+    replay(4)
+    check_law(log, tmp_path)
+
+
+def test_a_letter_stays_if_the_table_that_it_was_moved_to_is_removed_and_made_again(
+    spark: SparkSession,
+    log: FakeLog,
+    replicas: list[FakeReplica],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A job makes it again while the letters are in `dead_letters`: the replay leaves them there."""
+    client = LogReads([replica.url for replica in replicas], "default")
+    written_tables(log, replicas, tmp_path)
+    apply_again = CurrentTable.apply_again
+
+    def path_of(table: Table) -> str:
+        return str(tmp_path / table.name)
+
+    def apply_late(*given: Any, **options: Any) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(CurrentTable, "apply_again", apply_again)
+            shutil.rmtree(tmp_path / "records_v3")
+            TypedTables(spark, client, path_of, follows=False).extend(log.next_index)
+        apply_again(*given, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CurrentTable, "apply_again", apply_late)
+        with pytest.raises(TableReplaced):
+            DeadLetterReplay(spark, client, path_of).run(3)
     check_law(log, tmp_path)
 
 
