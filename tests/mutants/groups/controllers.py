@@ -22,6 +22,7 @@ from tests.unit.controller import (
     test_log_state,
     test_logs,
     test_lost_records,
+    test_partial_acks,
     test_rebuilt_metadata,
     test_registration,
     test_replica_changes,
@@ -295,8 +296,17 @@ plant(
 plant(
     "a_copied_folder_stays_a_member_while_a_new_master_opens",
     "C-03",
-    (copied_folders, "is_replaced", "*log.copied):", "*log.copied) or log.is_opening:"),
+    (copied_folders, "is_replaced", "if master.id in log.copied and not log", "if log"),
     lambda _: test_lost_records.test_a_copied_folder_waits_while_a_new_master_opens_its_epoch(),
+    mode="controller",
+)
+
+
+plant(
+    "a_copied_folder_stays_a_member_while_another_one_opens",
+    "C-03",
+    (copied_folders, "is_replaced", " and not log.is_opening", ""),
+    lambda _: test_partial_acks.test_a_copied_folder_waits_also_while_another_one_opens_its_epoch(),
     mode="controller",
 )
 

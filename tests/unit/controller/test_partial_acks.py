@@ -7,7 +7,7 @@ from app.controller.config import ControllerConfig
 from app.controller.events import MasterElected, MasterLost, decode_event, encode_event
 from app.controller.liveness import Liveness, Report
 from tests.unit.controller.support import CONFIG, Quorum
-from tests.unit.controller.test_lost_records import heard, restored
+from tests.unit.controller.test_lost_records import copy_of, heard, restored
 
 STEP_MS = CONFIG.broker_timeout_ms // 10
 
@@ -436,3 +436,19 @@ def test_no_copied_folder_is_elected_by_itself_beside_a_lost_member() -> None:
     assert heard(quorum, n1=120, n2=100, n3=110) is None
     quorum.done(ElectMaster("a", None, True, quorum.log().master_epoch))
     assert quorum.log().master_node == "n1"
+
+
+@pytest.mark.rule("C-03", "C-06")
+def test_a_copied_folder_waits_also_while_another_one_opens_its_epoch() -> None:
+    """The new master may count what the folder before has acknowledged. If it gives the epoch up, it is not
+    elected again without the copy that waits: the log has no master, and the copy is a member again."""
+    quorum = restored("n2", "n3", in_sync_replicas=2)
+    assert heard(quorum, n1=100, n2=100, n3=120) == "n3"
+    log = quorum.log()
+    unregistered = [Report("a", log.generation, 0, 1, 100, 0)]
+    quorum.active.heartbeat(quorum.now_ms, "n1", len(quorum.events) - 1, unregistered, quorum.now_ms)
+    assert quorum.refused(copy_of(quorum, "n1")) is Reason.NOT_ALIVE
+    quorum.done(StepDown("a", log.generation, quorum.id_of("n3"), log.master_epoch))
+    assert quorum.log().master is None
+    quorum.done(copy_of(quorum, "n1"))
+    assert heard(quorum, n1=100, n2=100, n3=120) == "n3"
