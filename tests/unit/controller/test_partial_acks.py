@@ -452,3 +452,21 @@ def test_a_copied_folder_waits_also_while_another_one_opens_its_epoch() -> None:
     assert quorum.log().master is None
     quorum.done(copy_of(quorum, "n1"))
     assert heard(quorum, n1=100, n2=100, n3=120) == "n3"
+
+
+@pytest.mark.rule("C-03", "C-05")
+def test_a_copied_folder_is_elected_beside_a_lost_winner_if_all_members_counted() -> None:
+    """A lost copy leaves such a set when its node registers another one, and does not count here either."""
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.offsets.update({(node, "a"): (1, 100, 0) for node in quorum.nodes})
+    quorum.heartbeats()
+    quorum.alter("n1", "n2")
+    quorum.done(StepDown("a", quorum.log().generation, 1, 1))
+    assert (quorum.log().master_node, quorum.log().former_set) == ("n1", (1, 2))
+    quorum.fail_over()
+    quorum.confirms = True
+    quorum.register("n1", code="n1 with an empty disk")
+    quorum.done(copy_of(quorum, "n2"))
+    assert (quorum.log().former_set, quorum.log().copied) == ((1, 2), (2,))
+    assert heard(quorum, n1=0, n2=100, n3=100) == "n2"
