@@ -232,9 +232,9 @@ class RaftCore(RaftMember):
     def change(self, kind: ChangeKind, node_id: str, now_ms: int) -> GroupConfig | None:
         """Return the group after the change of one member; None if it is already so (R-10).
 
-        The driver writes it into the log. A leader that has removed itself changes nothing more: its vote
-        compares everything before the last change (MemberState.counted_position), and what it has appended
-        since its removal may have reached no other member. Raises what membership.changed raises.
+        The driver writes it into the log. A leader that has removed itself changes nothing more: its record
+        could keep the others from being elected, while it is no candidate itself. Raises what
+        membership.changed raises.
         """
         standing = self._standing
         settled = standing.is_voter and standing.is_settled and self._leader_reads.term_is_open
@@ -393,10 +393,12 @@ class RaftCore(RaftMember):
                 self._save(now_ms)
             self._restart_election_timer(now_ms)
         if granted:
-            voters = member.group.voters if member.named_index == NO_INDEX else ()
+            voters = () if member.is_named else member.group.voters
             answer = VoteAnswer(request.term, True, request.pre_vote, sound=member.sound, voters=voters)
             self._outbox.send(source, answer)
             return
+        if member.leader_id is None and (request.last_term, request.last_index) < self._log.last_position:
+            self._standing.has_newest_log = True
         notice = None
         if request.pre_vote:
             committed_term = self._term_of(member.committed_index)
@@ -456,6 +458,7 @@ class RaftCore(RaftMember):
             self._handler.reset()
             member.leader_id = leader_id
             self._standing.notice = None
+            self._standing.has_newest_log = False
             self._transfer.found_leader(leader_id, now_ms)
             member.role = self._standing.idle_role
         self._leader_heard_ms = now_ms

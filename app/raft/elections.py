@@ -5,7 +5,7 @@ import math
 from random import Random
 from typing import Final
 
-from app.log.contract import NO_INDEX, ReplicaLog
+from app.log.contract import ReplicaLog
 from app.raft.config import RaftConfig
 from app.raft.messages import VoteAnswer, VoteRequest
 from app.raft.state import MemberState, Outbox
@@ -57,7 +57,7 @@ class Ballot:
         member.
         """
         member = self._member
-        if member.named_index != NO_INDEX or not answer.voters or (member.sound and not answer.sound):
+        if member.is_named or not answer.voters or (member.sound and not answer.sound):
             return False
         return set(answer.voters) != set(member.group.voters)
 
@@ -94,14 +94,13 @@ def grants(
     """Return whether the member's vote may go to the candidate; the term of a real request is adopted before.
 
     An unsound member grants nothing to a candidate that would count it as sound (R-01, R-02). No candidate
-    may lack what may be committed because this member holds it (MemberState.counted_position), or what this
-    member knows to be committed (MemberState.needed_index): a crash during a reset leaves an empty log, which
-    compares by its beginning. A removed member with an empty log knows it by a notice alone: otherwise it
-    would elect a voter whose disk was replaced, and whose configuration still names it.
+    may lack what this member knows to be committed (MemberState.needed_index): a crash during a reset leaves
+    an empty log, which compares by its beginning. A removed member with an empty log knows it by a notice
+    alone: otherwise it would elect a voter whose disk was replaced, and whose configuration still names it.
     """
     if not (member.sound or request.weighs):
         return False
-    if (request.last_term, request.last_index) < member.counted_position(log):  # R-02
+    if (request.last_term, request.last_index) < log.last_position:  # R-02
         return False
     if request.last_index < member.needed_index:
         return False

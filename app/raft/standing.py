@@ -24,12 +24,9 @@ class Standing:
         self._member = member
         self._outbox = outbox
         self._nodes = NO_NODES
+        self.index = NO_INDEX
         self.notice: GroupNotice | None = None  # from a peer, until a leader or the own log knows better
-
-    @property
-    def index(self) -> int:
-        """Index of the record that names the group, NO_INDEX for none."""
-        return self._member.named_index
+        self.has_newest_log = False  # a candidate, of which this is a voter, was refused for an older log
 
     def configure(
         self,
@@ -52,11 +49,12 @@ class Standing:
         member = self._member
         if (group, index) == (member.group, self.index):
             return False
+        member.is_named = index != NO_INDEX
         former = member.group.voters if NO_INDEX < self.index < index and not settled else ()
-        member.named_index, member.former_voters = index, former
+        member.former_voters = former
         is_pair = len(former) == 2 and set(former) != set(group.voters)
         member.witnesses = former if is_pair and set(former) <= set(group.members) else ()
-        changed, member.group, self._nodes = group != member.group, group, nodes
+        changed, member.group, self.index, self._nodes = group != member.group, group, index, nodes
         if self.notice is not None and index > self.notice.index:
             self.notice = None
         self.record()
@@ -90,8 +88,10 @@ class Standing:
         """True if the group may need this member as its leader.
 
         An unsound member may campaign: it is elected by all, or by sound voters (elections.py). One that
-        knows no other voter may have lost the record that named them. A member that has lost the group, and
-        holds no record that names it, does not know which votes it needs.
+        knows no other voter may have lost the record that named them. A learner may campaign when a candidate
+        that has promoted it needs its vote and lacks records of it: if another voter is lost, no voter can
+        win. It leads until the voters have its records. A member that has lost the group, and holds no record
+        that names it, does not know which votes it needs.
         """
         member = self._member
         if self.notice is not None or not member.electable:
@@ -101,7 +101,8 @@ class Standing:
         if not member.sound:
             return self.is_voter and len(member.group.voters) > 1
         in_doubt = member.node_id in member.former_voters and not self.is_settled
-        return self.is_voter or in_doubt
+        is_needed = self.has_newest_log and member.node_id in member.group.learners
+        return self.is_voter or in_doubt or is_needed
 
     @property
     def idle_role(self) -> Role:

@@ -28,7 +28,7 @@ class MemberState:
     sound: it holds all that it ever acknowledged or voted. An unsound member's acknowledgements and confirmed
     reads do not count, and its vote counts only when every voter grants (elections.py). electable: it holds
     the log's state; without that it does not campaign. knows_group: `group` is that of the log's first
-    opening, if no record names another one. named_index: of the record that names the group. group_index: of
+    opening, if no record names another one. is_named: a record of the log names the group. group_index: of
     the record that names another group than the configured one, NO_INDEX for none. former_voters: of the
     group that the newest one replaced; () if the newest was known to be committed when it was adopted.
     witnesses: as in needed_witnesses, until the record is known to be committed. noticed_index: of a record
@@ -51,7 +51,7 @@ class MemberState:
     sound: bool = True
     electable: bool = True
     knows_group: bool = True
-    named_index: int = NO_INDEX
+    is_named: bool = False
     group_index: int = NO_INDEX
     former_voters: tuple[str, ...] = ()
     witnesses: tuple[str, ...] = ()
@@ -97,21 +97,6 @@ class MemberState:
         """
         is_old = self.stated_by not in self.group.voters
         return max(self.committed_index, self.noticed_index, self.stated_index if is_old else NO_INDEX)
-
-    def counted_position(self, log: ReplicaLog) -> tuple[int, int]:
-        """Return term and index of the last record that may be committed because this member holds it (R-02).
-
-        The record that names a group without its vote, and later ones, are committed by others alone. Two
-        voters that become one are both witnesses of that record: if the former group is not known here, as
-        after a restart that knows the record to be committed, the record counts. Without the log's state a
-        later record may name another group.
-        """
-        is_outside = self.electable and self.node_id not in self.group.voters
-        if not is_outside or self.named_index == NO_INDEX:
-            return log.last_position
-        is_counted = not self.former_voters or self.node_id in self.witnesses
-        index = max(self.named_index - (not is_counted), log.begin_index)
-        return (log.term_at(index), index) if index < log.end_index else log.last_position
 
     def held_index(self, log: ReplicaLog) -> int:
         """The last index that this member may acknowledge: on disk with `fsync`, otherwise written (R-11).

@@ -156,7 +156,7 @@ plant(
 plant(
     "an_empty_log_votes_for_whoever_lacks_what_was_before_it",
     "R-02",
-    (core_module, "grants", "member.counted_position(log)", "(log.last_term, log.end_index)"),
+    (core_module, "grants", "log.last_position", "(log.last_term, log.end_index)"),
     lambda _: test_elections.test_a_log_that_a_reset_has_left_empty_refuses_who_lacks_what_was_before_it(
         2, 99, False, False
     ),

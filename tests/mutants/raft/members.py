@@ -11,7 +11,6 @@ from app.raft.elections import Ballot
 from app.raft.peers import Peers
 from app.raft.quorum import QuorumChecker, quorum_index
 from app.raft.standing import Standing
-from app.raft.state import MemberState
 from app.raft.transfer import Transfer
 from tests.mutants.planting import mutant, plant, planted
 from tests.unit.log import test_state as test_log_state
@@ -83,7 +82,7 @@ def a_candidate_outside_its_group_votes_for_itself(patch: pytest.MonkeyPatch) ->
 @mutant(
     "R-10",
     lambda _: (
-        test_membership.test_a_leader_that_removed_itself_leads_again_with_records_that_no_other_voter_holds()
+        test_removal.test_a_leader_that_removed_itself_alone_is_enough_for_a_majority_with_a_member_down()
     ),
 )
 def a_member_outside_its_newest_group_never_campaigns(patch: pytest.MonkeyPatch) -> None:
@@ -195,41 +194,11 @@ plant(
     lambda _: test_removal.test_a_removed_member_with_an_empty_log_does_not_elect_a_replaced_disk(),
 )
 plant(
-    "a_learner_refuses_its_vote_for_what_others_commit",
-    "R-02",
-    (MemberState, "counted_position", "if not is_outside or", "if True or"),
-    lambda _: test_membership.test_a_learner_votes_for_a_voter_that_lacks_what_the_learner_does_not_commit(),
-)
-plant(
-    "a_removed_leader_refuses_its_vote_for_its_own_removal",
-    "R-02",
-    (MemberState, "counted_position", "(not is_counted)", "0"),
-    lambda _: test_membership.test_a_leader_that_removed_itself_alone_votes_for_a_voter_without_its_removal(),
-)
-plant(
-    "a_voter_without_the_state_votes_as_the_learner_that_it_was",
-    "R-02",
-    (MemberState, "counted_position", "self.electable and ", ""),
+    "a_learner_with_a_leader_takes_itself_for_needed",
+    "R-10",
+    (RaftCore, "_vote", "member.leader_id is None and ", ""),
     lambda _: (
-        test_membership.test_a_voter_whose_state_is_from_when_it_was_a_learner_compares_all_of_its_log()
-    ),
-)
-plant(
-    "a_restart_forgets_that_the_record_of_its_removal_counts",
-    "R-02",
-    (MemberState, "counted_position", "not self.former_voters or ", ""),
-    lambda _: (
-        test_membership.test_the_record_by_which_a_member_lost_its_vote_counts_if_the_former_group_is_not_known(
-            True, False
-        )
-    ),
-)
-plant(
-    "the_second_of_two_voters_elects_the_first_one_without_its_removal",
-    "R-02",
-    (MemberState, "counted_position", "self.node_id in self.witnesses", "False"),
-    lambda _: (
-        test_membership.test_the_second_of_two_voters_commits_the_record_by_which_it_becomes_a_learner()
+        test_membership.test_a_learner_that_follows_a_leader_does_not_take_a_candidate_for_one_that_needs_it()
     ),
 )
 plant(

@@ -3,14 +3,11 @@
 import pytest
 
 from app.errors import ChangeInProgress, NotCaughtUp, NotFound, WouldLoseQuorum
-from app.log.contract import NO_INDEX, ChangeKind, Durability, GroupConfig, Role
+from app.log.contract import ChangeKind, Durability, GroupConfig, Role
 from app.raft.membership import GroupView, changed, next_change
 from app.raft.messages import PushRequest, PushType, VoteAnswer, VoteRequest
-from app.raft.standing import Standing
-from app.raft.state import MemberState, Outbox
 from storage.log.hard_state import HardState
-from tests.unit.raft.support import Group, Member, log_of
-from tests.unit.raft.test_doubt import wipe
+from tests.unit.raft.support import Group, Member, MemoryLog
 
 
 def led_group(size: int = 3) -> tuple[Group, Member]:
@@ -242,8 +239,8 @@ def test_a_learner_may_vote_when_it_was_promoted_without_knowing() -> None:
     assert learner.saved[-1] == HardState(9, "n2")
 
 
-@pytest.mark.rule("R-02", "R-10")
-def test_a_learner_votes_for_a_voter_that_lacks_what_the_learner_does_not_commit() -> None:
+@pytest.mark.rule("R-04", "R-10")
+def test_a_promoted_learner_with_the_newest_log_leads_until_the_voters_have_it() -> None:
     """n1 alone has the promotion of n4, n4 alone a record of the term of n3, and the disk of n3 is replaced:
     n1 needs the vote of n4, whose log is newer, and n2 that of n1."""
     group, leader = led_group()
@@ -258,153 +255,46 @@ def test_a_learner_votes_for_a_voter_that_lacks_what_the_learner_does_not_commit
         group.deliver(target="n2", kind=VoteRequest)
         group.deliver(target="n3", kind=VoteAnswer)
     group.pass_time(100, "n3", "n4")
-    assert learner.log.last_term == lost.core.term > leader.core.term
+    newest = learner.log.batches[-1]
+    assert newest.term == lost.core.term > leader.core.term
     assert group["n1"].log.last_term == group["n2"].log.last_term == leader.core.term
-    wipe(lost)
+    lost.log = MemoryLog()
+    lost.saved = [HardState()]
+    lost.restart(sound=False, knows_vote=False)
     group.take()
     group.pass_time(10_000, "n1", "n2", "n4")
-    assert leader.leads
-    assert leader.core.group == GroupConfig(voters=("n1", "n2", "n3", "n4"))
-    leader.append(token="after")
+    assert group.leader.name in ("n1", "n2")
+    assert learner.core.role is Role.LEARNER
+    assert group.leader.log.holds(newest)
+    assert group.leader.core.group == GroupConfig(voters=("n1", "n2", "n3"), learners=("n4",))
+    group.leader.append(token="after")
     group.pass_time(200, "n1", "n2", "n4")
-    assert "after" in [token for token, _ in leader.answers]
+    assert "after" in [token for token, _ in group.leader.answers]
 
 
-@pytest.mark.rule("R-02", "R-10")
-def test_a_removed_leader_votes_for_a_voter_that_lacks_its_last_record() -> None:
-    """The voters have committed its removal, which n2 does not know, and n3 has a replaced disk: n2 needs the
-    vote of n1, whose record after that has reached no voter."""
-    group, removed = led_group(3)
-    removed.change(ChangeKind.REMOVE, "n1")
-    removal = removed.log.end_index
-    group.deliver("n1")
-    group.deliver(target="n1")
-    assert removed.core.committed_index == removal
-    removed.append()
-    removed.restart(committed=removal)
-    group["n2"].restart(committed=removal - 1)
-    wipe(group["n3"])
+@pytest.mark.rule("R-10")
+def test_a_learner_forgets_that_it_has_the_newest_log_when_a_leader_is_known() -> None:
+    group, leader = led_group()
+    learner = added(group, leader, "n4")
+    group.pass_time(4_000, "n4")
+    learner.step("n2", VoteRequest(9, 0, 1, pre_vote=True))
+    group.pass_time(4_000, "n4")
+    assert learner.core.role is Role.CANDIDATE
     group.take()
-    group.pass_time(10_000)
-    assert any(member.leads for member in group.members.values())
+    group.pass_time(200)
+    assert learner.core.role is Role.LEARNER
+    group.pass_time(4_000, "n4")
+    assert learner.core.role is Role.LEARNER
 
 
-@pytest.mark.rule("R-02", "R-10")
-def test_a_leader_that_removed_itself_alone_votes_for_a_voter_without_its_removal() -> None:
-    """Two of five voters are in doubt. By its removal, which n1 alone holds, too few others are sound."""
-    group, removed = led_group(5)
-    removed.change(ChangeKind.REMOVE, "n1")
-    removed.restart()
-    wipe(group["n2"])
-    wipe(group["n3"])
-    group.take()
-    group.pass_time(10_000)
-    assert group["n4"].leads or group["n5"].leads
-    assert all(member.core.sound for member in group.members.values())
-    assert "n1" in group["n4"].core.group.voters
-
-
-@pytest.mark.rule("R-02", "R-10")
-def test_a_leader_that_removed_itself_leads_again_with_records_that_no_other_voter_holds() -> None:
-    """The record before its removal may be committed: n3, whose disk is replaced, may have held it."""
-    group, removed = led_group(3)
-    removed.append()
-    removed.change(ChangeKind.REMOVE, "n1")
-    removed.restart()
-    wipe(group["n3"])
-    group.take()
-    group.pass_time(10_000)
-    assert group["n2"].leads or group["n3"].leads
-    assert group["n2"].log.batches == group["n3"].log.batches
-    assert group["n2"].log.batches[: len(removed.log.batches)] == removed.log.batches
-
-
-@pytest.mark.rule("R-02", "R-10")
-@pytest.mark.parametrize(
-    ("voters", "learners", "own"),
-    [("n1 n2", "", 2), ("n1 n2", "n3", 2), ("n1 n2 n3", "", 5), ("n3", "n1", 5)],
-)
-@pytest.mark.parametrize("begin", [0, 3])
-def test_records_after_the_loss_of_its_vote_are_committed_without_a_member(
-    voters: str, learners: str, own: int, begin: int
-) -> None:
-    """Record 3 names the group. A trim keeps the first record that is left."""
-    log = log_of(1, 1, 1, 1, 2, 2)
-    log.trim(begin)
-    former = GroupConfig(voters=("n1", "n2", "n3", "n4"))
-    member = MemberState("n3", former, Durability.FSYNC, Role.FOLLOWER, 2, None, NO_INDEX)
-    assert member.counted_position(log) == (2, 5)
-    standing = Standing(member, Outbox())
-    standing.configure(former, 0, {})
-    standing.configure(GroupConfig(voters=tuple(voters.split()), learners=tuple(learners.split())), 3, {})
-    index = max(own, begin)
-    assert member.counted_position(log) == (log.term_at(index), index)
-    member.electable = False  # the state may be older than the log
-    assert member.counted_position(log) == (2, 5)
-
-
-@pytest.mark.rule("R-02", "R-10")
-@pytest.mark.parametrize(("settled", "later"), [(True, False), (False, True)])
-def test_the_record_by_which_a_member_lost_its_vote_counts_if_the_former_group_is_not_known(
-    settled: bool, later: bool
-) -> None:
-    """After a restart that knows it to be committed, or when a later change is truncated, n2 may have been
-    the second of two voters. It would elect the first one, with a replaced disk and the records before."""
-    log = log_of(1, 1, 1, 1, 2, 2)
-    pair, single = GroupConfig(voters=("n1", "n2")), GroupConfig(voters=("n1",), learners=("n2",))
-    member = MemberState("n2", pair, Durability.FSYNC, Role.FOLLOWER, 2, None, NO_INDEX)
-    standing = Standing(member, Outbox())
-    if not settled:
-        standing.configure(pair, 0, {})
-    standing.configure(single, 3, {}, settled=settled)
-    if later:
-        standing.configure(GroupConfig(voters=("n1",), learners=("n2", "n3")), 5, {})
-        standing.configure(single, 3, {})
-    assert member.counted_position(log) == (1, 3)
-
-
-@pytest.mark.rule("R-02", "R-10")
-def test_a_voter_whose_state_is_from_when_it_was_a_learner_compares_all_of_its_log() -> None:
-    """A crash has come before the state that it had received was saved. n1 and n3 have committed a record
-    that n2 lacks."""
-    group, leader = led_group(2)
-    voter = added(group, leader, "n3")
-    added_index, old = leader.log.end_index, voter.core.group
-    leader.append()
-    begin = leader.log.end_index
-    leader.change(ChangeKind.PROMOTE, "n3")
-    group.pass_time(300)
-    missing = leader.append().base_index
-    group.pass_time(100, "n1", "n3")
-    assert voter.core.committed_index == missing
-    voter.log.trim(begin)
-    voter.restart(committed=missing - 1)
-    voter.core.electable = False
-    voter.core.configure(old, added_index, group.now_ms)
-    group.take()
-    group.pass_time(10_000, "n2", "n3")
-    assert not group["n2"].leads
-
-
-@pytest.mark.rule("R-02", "R-10")
-def test_the_second_of_two_voters_commits_the_record_by_which_it_becomes_a_learner() -> None:
-    """Else it would elect the first one again, after that went on with others, lost its disk, and has
-    received the records before this one."""
-    group = Group(2)
-    leader = group.elect("n1")
-    group.pass_time(500)
-    leader.change(ChangeKind.REMOVE, "n2")
-    removal = leader.log.end_index
-    group.settle()
-    leader.append()
-    group.settle()
-    learner = group["n2"]
-    learner.restart(committed=removal - 1)
-    for last, granted in ((removal - 1, False), (removal, True)):
-        learner.step("n1", VoteRequest(9 + last, last, 1, weighs=True))
-        [answer] = group.take(source="n2", target="n1")
-        assert isinstance(answer, VoteAnswer)
-        assert answer.granted is granted
+@pytest.mark.rule("R-03", "R-10")
+def test_a_learner_that_follows_a_leader_does_not_take_a_candidate_for_one_that_needs_it() -> None:
+    """A voter that was cut off asks for pre-votes, although the group has a leader."""
+    group, leader = led_group()
+    learner = added(group, leader, "n4")
+    learner.step("n2", VoteRequest(9, 0, 1, pre_vote=True))
+    group.pass_time(4_000, "n4")
+    assert (learner.core.leader_id, learner.core.role) == (None, Role.LEARNER)
 
 
 def damaged_group() -> tuple[Group, Member, Member]:
