@@ -279,7 +279,7 @@ class TypedTables:
             self.next_index = int(min(begin, complete))
             # `current` loses rows that `records` lacks: those that no later call would apply are due too
             applied = (min(each.last_index + 1, each.next_index) for each in self.current.values())
-            self._refill_until = max(complete, *applied)
+            self._refill_until = max((complete, *applied))
             self._ends.until = self._ends.noted = self.next_index
 
     def _is_removed(self, group: CompatibilityGroup | None, layout: Sequence[CompatibilityGroup]) -> bool:

@@ -228,5 +228,7 @@ def test_doctor_checks_the_addresses_and_the_folder_of_a_node(tmp_path: Path) ->
 
 def test_make_help_lists_every_target_that_has_a_description() -> None:
     described = re.findall(r"^([^\s.:#]+):.*## ", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
-    printed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert [line.split()[1] for line in printed.splitlines()] == described

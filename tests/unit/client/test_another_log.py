@@ -34,7 +34,7 @@ def test_follow_reports_it() -> None:
     with created_again() as service, CommitlogClient(service.url) as client:
         found = client.follow(0)
         assert next(found)["index"] == 0
-        with pytest.raises(OtherLog, match="log default: its id is b, not a") as other:
+        with pytest.raises(OtherLog, match="log 'default': its id is b, not a") as other:
             next(found)
         assert not other.value.retryable  # a program that repeats the call would repeat it without end
 
