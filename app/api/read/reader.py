@@ -322,7 +322,7 @@ class Reader:
             if page.next_index > end:
                 return
             room = wanted.max_bytes - page.size_bytes
-            if page.count and self._would_cut(page.next_index, room):
+            if page.count and wanted.key is None and self._would_cut(page.next_index, room):
                 page.full = True
                 return
             batches = await self.raw(page.next_index, end, max(room, _CHUNK_MIN_BYTES))
