@@ -19,7 +19,8 @@ COMMIT_FACTOR = 4  # a follower far behind may have to be brought up first, thro
 
 # Why a log may be without a leader. Nothing else excuses it.
 REASONS: dict[str, str] = {
-    "down": "too few voters of the group run, or serve the log: stopped, stalled, or in repair",
+    "down": "too few voters of the group run, or serve the log: stopped, stalled, or in repair; or one of two"
+    " voters that become one or three, which both must hold the record of that (R-10)",
     "network": "no majority of the voters that run is connected both ways at full speed",
     "disk": "no majority of the connected voters has a disk that works at its usual speed",
     "not-whole": "no majority of the voters may vote: a log lacks what was promised, or its state",
@@ -126,6 +127,8 @@ class LivenessChecker:
         """Return why no leader can be expected; None and the healthy voters when one can."""
         running = [each for each in self._members.values() if each.alive and not each.is_stalled]
         groups = {each.driver.group.voters for each in running}
+        # both of these two are needed, as of any group of two
+        groups |= {pair for each in running if (pair := _witnesses(each.driver))}
         checks: tuple[tuple[str, Callable[[Sequence[LiveMember]], list[LiveMember]]], ...] = (
             ("network", self._connected),
             ("disk", lambda members: [each for each in members if each.has_healthy_disk]),
@@ -155,6 +158,10 @@ class LivenessChecker:
                 return kept
             worst = max(bad, key=lambda name: (bad[name], name))
             kept = [each for each in kept if each.name != worst]
+
+
+def _witnesses(driver: LogDriver) -> tuple[str, ...]:
+    return driver._core._member.needed_witnesses  # type: ignore[attr-defined]
 
 
 def _has_committed(driver: LogDriver) -> bool:
