@@ -51,6 +51,11 @@ class Range:
     def last_index(self, visible_end: int) -> int:
         return visible_end if self.until_index is None else min(visible_end, self.until_index - 1)
 
+    def page_end(self, visible_end: int) -> int:
+        """Return the last index of the next page."""
+        end = self.last_index(visible_end)
+        return end if self.counted_to is None else min(end, self.counted_to)
+
 
 @dataclass(frozen=True, slots=True)
 class LogHead:
@@ -277,18 +282,14 @@ class Reader:
 
     async def page(self, range_: Range, wanted: Selection, wait_ms: int) -> RecordPage:
         """Return the selected records of the range; without any, wait for the first one, up to wait_ms."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + wait_ms / 1000
+        deadline = asyncio.get_running_loop().time() + wait_ms / 1000
         page = RecordPage(range_.start_index)
         while True:
             await self.fill(page, range_, wanted)
             range_.counted_to = None
             if page.count or self.has_more(page, range_):
                 return page
-            if range_.is_over(page.next_index):
-                return page
-            left_s = deadline - loop.time()
-            if left_s <= 0 or not await self.grown(page.next_index, left_s):
+            if not await self._grows(range_, page.next_index, deadline):
                 return page
 
     async def reached(self, range_: Range, wait_ms: int) -> bool:
@@ -296,17 +297,18 @@ class Reader:
 
         Reads no record. Raises Repairing.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + wait_ms / 1000
+        deadline = asyncio.get_running_loop().time() + wait_ms / 1000
         while True:
             await self.bound(range_)
             if range_.start_index <= range_.last_index(self.visible_end):
                 return True
-            if range_.is_over(range_.start_index):
+            if not await self._grows(range_, range_.start_index, deadline):
                 return False
-            left_s = deadline - loop.time()
-            if left_s <= 0 or not await self.grown(range_.start_index, left_s):
-                return False
+
+    async def _grows(self, range_: Range, index: int, deadline: float) -> bool:
+        """Wait until `index` of the range may be seen; return whether it may, before the range is over."""
+        left_s = deadline - asyncio.get_running_loop().time()
+        return not range_.is_over(index) and left_s > 0 and await self.grown(index, left_s)
 
     def has_more(self, page: RecordPage, range_: Range) -> bool:
         return page.next_index <= range_.last_index(self.visible_end)
@@ -316,9 +318,7 @@ class Reader:
         scanned = 0
         while not page.full and scanned < SCAN_MAX_BYTES:
             await self.bound(range_)  # by a record that has arrived since the last batches
-            end = range_.last_index(self.visible_end)  # uncommitted records may be truncated meanwhile
-            if range_.counted_to is not None:
-                end = min(end, range_.counted_to)
+            end = range_.page_end(self.visible_end)  # uncommitted records may be truncated meanwhile
             if page.next_index > end:
                 return
             room = wanted.max_bytes - page.size_bytes

@@ -127,9 +127,7 @@ async def _batches(request: Request, reader: Reader, range_: Range, query: ReadQ
     page = RecordPage(range_.start_index)
     body = b""
     if await reader.reached(range_, query.wait_ms):
-        end = range_.last_index(reader.visible_end)
-        if range_.counted_to is not None:
-            end = min(end, range_.counted_to)
+        end = range_.page_end(reader.visible_end)
         last = range_.start_index + query.limit - 1
         batches = [
             batch
