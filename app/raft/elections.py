@@ -63,7 +63,7 @@ class Ballot:
 
     @property
     def is_won(self) -> bool:
-        """True if a majority of the present voters, all of them sound, has granted it, and so have the
+        """True if a majority of the present voters, all of them sound, has granted it, and so has one of the
         witnesses of the group (MemberState.needed_witnesses); or every voter has (MemberState.every_voter),
         and the candidate is a present one, or all but one of them are sound, and not one alone is present.
         Never, while it lacks what it knows to be committed (MemberState.needed_index).
@@ -85,7 +85,9 @@ class Ballot:
         )
         by_all = set(every) <= granted.keys() and is_known
         by_majority = sum(granted.get(voter, False) for voter in voters) >= member.majority
-        return by_all or (by_majority and set(member.needed_witnesses) <= granted.keys())
+        witnesses = member.needed_witnesses or voters
+        by_witnesses = sum(voter in granted for voter in witnesses) > len(witnesses) // 2
+        return by_all or (by_majority and by_witnesses)
 
 
 def grants(

@@ -1,6 +1,7 @@
 """Members of a group as the log defines them (R-10): learner first, then voter, one change at a time.
 
-Majorities of two groups that differ in one voter overlap, so no joint phase is needed (Raft thesis 4.1).
+Majorities of two groups that differ in one voter overlap, so no joint phase is needed (Raft thesis 4.1). That
+replaced disks do not undo this is the part of the former voters (Standing.configure).
 """
 
 from dataclasses import dataclass

@@ -112,8 +112,8 @@ class Peers:
             dispatcher.step(now_ms, batches)
 
     def majority_heard_ms(self, now_ms: int) -> int:
-        """Return when a majority of the voters, including this leader, was last heard (R-04), and each
-        witness (MemberState.needed_witnesses), without which nothing is committed either.
+        """Return when a majority of the voters, including this leader, was last heard (R-04), and one of the
+        witnesses (MemberState.needed_witnesses), without which nothing is committed either.
 
         A peer in doubt does not count: with such peers and a minority nothing could be committed, and the
         doubt could never end.
@@ -121,7 +121,9 @@ class Peers:
         member = self._member
         heard = {**self.heard_ms, **self._doubting_ms, member.node_id: now_ms}
         majority_ms = quorum_index(heard[voter] for voter in member.group.voters)
-        return min((majority_ms, *(heard[witness] for witness in member.needed_witnesses)))
+        if witnesses := member.needed_witnesses:
+            majority_ms = min(majority_ms, quorum_index(heard[voter] for voter in witnesses))
+        return majority_ms
 
     def status(self) -> tuple[PeerStatus, ...]:
         return tuple(dispatcher.status(self.heard_ms[peer]) for peer, dispatcher in self.dispatchers.items())

@@ -120,7 +120,7 @@ class QuorumChecker:
         self._watermarks[state.node_id] = state.held_index(self._log)
         index = quorum_index(self._counted(voter) for voter in state.group.voters)
         if witnesses := state.needed_witnesses:
-            held = min(self._counted(voter) for voter in witnesses)
+            held = quorum_index(self._counted(voter) for voter in witnesses)
             index = index if held >= state.group_index else min(index, held)
         if index > state.committed_index and is_of_term(self._log, index, state.term):
             state.committed_index = index

@@ -41,10 +41,11 @@ class Standing:
         settled: as in ReplicationCore.configure. The first record that names a group replaces none: the
         configuration here may name other nodes than that of the first opening.
 
-        When two voters become three or one, both are witnesses of the record. Otherwise one of them, with
-        the third one or alone, commits it or elects a leader, and its disk is replaced: then it and the other
-        one, which lacks the record, elect each other as every voter of their group, perhaps in the same term.
-        Of more voters, two hold each record, and two have voted.
+        The former voters are witnesses of the record, as in joint consensus (Raft, section 6). When two
+        voters become three or one, or four become five, a majority of the new group may hold half of the
+        former one. If that half commits the record or elects a leader, and its disks are replaced, the former
+        voters may all elect one that lacks the record, perhaps in the same term. When one of three or more
+        leaves, no record reaches it any more, and it is not needed: a majority of the rest are former voters.
         """
         member = self._member
         if (group, index) == (member.group, self.index):
@@ -52,8 +53,7 @@ class Standing:
         member.is_named = index != NO_INDEX
         former = member.group.voters if NO_INDEX < self.index < index and not settled else ()
         member.former_voters = former
-        is_pair = len(former) == 2 and set(former) != set(group.voters)
-        member.witnesses = former if is_pair and set(former) <= set(group.members) else ()
+        member.witnesses = former if set(former) <= set(group.members) else ()
         changed, member.group, self.index, self._nodes = group != member.group, group, index, nodes
         if self.notice is not None and index > self.notice.index:
             self.notice = None

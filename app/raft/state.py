@@ -83,8 +83,8 @@ class MemberState:
 
     @property
     def needed_witnesses(self) -> tuple[str, ...]:
-        """Voters without which no record is committed and no leader elected, beside a majority, until the
-        record of the newest group is known to be committed (Standing.configure)."""
+        """Voters of which a majority, too, must hold a record to commit it, and vote for a leader, until the
+        record of the newest group is known to be committed (Standing.configure); () for none."""
         return self.witnesses if self.committed_index < self.group_index else ()
 
     @property

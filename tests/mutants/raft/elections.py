@@ -29,6 +29,7 @@ from tests.unit.raft import (
     test_planted_bugs,
     test_removal,
     test_transfer,
+    test_witnesses,
 )
 from tests.unit.raft.support import MemoryLog
 from tests.unit.storage import test_recovery
@@ -264,8 +265,14 @@ plant(
 plant(
     "one_of_two_voters_and_a_third_elect_a_leader",
     "R-01",
-    (Ballot, "is_won", "set(member.needed_witnesses) <= granted.keys()", "True"),
-    lambda _: test_doubt_members.test_both_of_two_voters_elect_the_leader_whose_log_alone_names_the_third(),
+    (Ballot, "is_won", " and by_witnesses", ""),
+    lambda _: test_witnesses.test_both_of_two_voters_elect_the_leader_whose_log_alone_names_the_third(),
+)
+plant(
+    "half_of_four_voters_and_a_fifth_elect_a_leader",
+    "R-01",
+    (Ballot, "is_won", "> len(witnesses) // 2", ">= len(witnesses) // 2"),
+    lambda _: test_witnesses.test_three_of_four_voters_elect_the_leader_whose_log_names_the_fifth(),
 )
 plant(
     "a_vote_for_another_group_counts",

@@ -22,6 +22,7 @@ from tests.unit.raft import (
     test_quorum,
     test_removal,
     test_transfer,
+    test_witnesses,
 )
 
 
@@ -147,19 +148,31 @@ plant(
     "one_of_two_voters_and_a_third_commit_that_it_joins",
     "R-10",
     (QuorumChecker, "check", "if witnesses := state.needed_witnesses", "if witnesses := ()"),
-    lambda _: test_doubt_members.test_two_voters_both_know_the_third_before_it_helps_to_commit(),
+    lambda _: test_witnesses.test_two_voters_both_know_the_third_before_it_helps_to_commit(),
+)
+plant(
+    "half_of_four_voters_and_a_fifth_commit_that_it_joins",
+    "R-10",
+    (QuorumChecker, "check", "held = quorum_index(self", "held = max(self"),
+    lambda _: test_witnesses.test_three_of_four_voters_hold_the_fifth_before_it_helps_to_commit(),
+)
+plant(
+    "all_of_four_voters_must_hold_that_a_fifth_joins",
+    "R-10",
+    (QuorumChecker, "check", "held = quorum_index(self", "held = min(self"),
+    lambda _: test_witnesses.test_three_of_four_voters_hold_the_fifth_before_it_helps_to_commit(),
 )
 plant(
     "one_of_two_voters_commits_alone_that_the_other_one_leaves",
     "R-10",
-    (Standing, "configure", "is_pair and", "is_pair and set(former) < set(group.voters) and"),
-    lambda _: test_doubt_members.test_the_removal_of_one_of_two_voters_is_committed_once_both_hold_it(),
+    (Standing, "configure", "<= set(group.members)", "<= set(group.voters)"),
+    lambda _: test_witnesses.test_the_removal_of_one_of_two_voters_is_committed_once_both_hold_it(),
 )
 plant(
     "a_leader_stays_without_the_voter_that_must_hold_its_change",
     "R-04",
-    (Peers, "majority_heard_ms", "in member.needed_witnesses", "in ()"),
-    lambda _: test_doubt_members.test_a_leader_stands_down_without_the_voter_that_must_hold_its_change(
+    (Peers, "majority_heard_ms", "if witnesses := member.needed_witnesses", "if witnesses := ()"),
+    lambda _: test_witnesses.test_a_leader_stands_down_without_the_voter_that_must_hold_its_change(
         removes=True
     ),
 )

@@ -127,8 +127,8 @@ class LivenessChecker:
         """Return why no leader can be expected; None and the healthy voters when one can."""
         running = [each for each in self._members.values() if each.alive and not each.is_stalled]
         groups = {each.driver.group.voters for each in running}
-        # both of these two are needed, as of any group of two
-        groups |= {pair for each in running if (pair := _witnesses(each.driver))}
+        # a majority of these is needed, as of any group
+        groups |= {former for each in running if (former := _witnesses(each.driver))}
         checks: tuple[tuple[str, Callable[[Sequence[LiveMember]], list[LiveMember]]], ...] = (
             ("network", self._connected),
             ("disk", lambda members: [each for each in members if each.has_healthy_disk]),
