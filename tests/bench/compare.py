@@ -32,6 +32,7 @@ from storage.format.batch import FIRST_CHAIN, stamp
 from storage.format.records import RecordColumns, encode_body
 from tests.bench.rest_append import BATCH_RECORDS, RECORD_BYTES, arrow_body, build_loadgen
 from tests.bench.systems.local_cluster import print_figure
+from tests.bench.systems.memory import filled_page_cache
 from tests.bench.systems.peers import (
     Peers,
     build_natspub,
@@ -149,13 +150,9 @@ def run(
 
 
 def clusters(rows: Sequence[Row]) -> list[list[Row]]:
-    """Return the rows that share a cluster: single records of one setup. Each other row has its own.
-
-    A cluster that has written some hundred MiB gets pages of memory that a virtual machine must fetch from
-    its host, and a write then costs three times as much: the last of several rows of batches looked slow.
-    """
-    shared = [[row for row in rows if row.setup is setup and row.kind == "single"] for setup in Setup]
-    return [group for group in shared if group] + [[row] for row in rows if row.kind != "single"]
+    """Return the rows that share a cluster: those of one setup."""
+    shared = [[row for row in rows if row.setup is setup] for setup in Setup]
+    return [group for group in shared if group]
 
 
 @contextlib.contextmanager
@@ -257,10 +254,11 @@ def turns(
 ) -> dict[str, dict[str, Any]]:
     """Measure the rows by turns, print each figure, and return the summaries. port: of the peers."""
     figures: dict[tuple[str, str], list[Figure]] = defaultdict(list)
-    with tempfile.TemporaryDirectory(prefix="commitlog-bench-") as folder:
-        scratch = Path(folder)
+    with contextlib.ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="commitlog-bench-")))
         loadgen, files = build_loadgen(scratch), bodies(scratch)
         natspub = build_natspub(scratch) if peers.nats is not None else None
+        cache = stack.enter_context(filled_page_cache())
         for turn in range(count):
             systems: list[tuple[str, Any]] = [
                 ("commitlog", this_project(group, loadgen, files, seconds)) for group in clusters(rows)
@@ -275,6 +273,7 @@ def turns(
             for system, running in systems:
                 with running as measure:
                     for row in rows:
+                        cache.fill()
                         try:
                             found = measure(row)
                         except RuntimeError as error:  # the other rows go on

@@ -24,6 +24,7 @@ from app.futures import settle
 from tests.bench.compare import CONTENT_TYPES, bodies, cpu_s
 from tests.bench.rest_append import BATCH_RECORDS, RECORD_BYTES, build_loadgen
 from tests.bench.systems.local_cluster import print_figure
+from tests.bench.systems.memory import filled_page_cache
 from tests.bench.systems.setups import Nodes, Setup, running_nodes
 from tests.support.programs import run_program
 
@@ -216,6 +217,7 @@ def measure(records: int, fill_mib: int, seconds: int, wanted: Sequence[str] = R
     found: dict[str, Figure] = {}
     with (
         tempfile.TemporaryDirectory(prefix="commitlog-bench-") as folder,
+        filled_page_cache() as cache,
         running_nodes(Setup.FSYNC) as nodes,
     ):
         loadgen, batch = build_loadgen(Path(folder)), bodies(Path(folder))["arrow"]
@@ -233,6 +235,7 @@ def measure(records: int, fill_mib: int, seconds: int, wanted: Sequence[str] = R
             if name == "producer":
                 with CommitlogClient(nodes.leader) as client:
                     begin = client.tail()["next_index"]
+            cache.fill()
             found[name] = rows[name]()
             print_figure(row=name, **found[name])
     return found

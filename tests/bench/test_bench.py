@@ -16,6 +16,7 @@ from tests.bench.kafka.__main__ import KAFKA_WAYS, compare
 from tests.bench.kafka.brokers import Brokers
 from tests.bench.spark.backlog import MIB, Memory, MicroBatch, micro_batches, verdict
 from tests.bench.spark.log_to_delta import letters
+from tests.bench.systems import memory
 from tests.support.programs import READER_GONE
 
 
@@ -144,12 +145,23 @@ def test_a_program_whose_reader_has_gone_cleans_up_and_ends_without_a_traceback(
     assert (running.returncode, reported) == (READER_GONE, b"cleaned up")
 
 
-def test_no_row_of_batches_is_measured_by_a_cluster_that_has_written_others() -> None:
+def test_the_rows_of_one_setup_share_a_cluster() -> None:
     groups = clusters(ROWS)
     assert sorted(row.name for group in groups for row in group) == sorted(row.name for row in ROWS)
-    for group in groups:
-        assert len({row.setup for row in group}) == 1
-        assert len(group) == 1 or all(row.kind == "single" for row in group)
+    assert len({group[0].setup for group in groups}) == len(groups)
+    assert all(row.setup is group[0].setup for group in groups for row in group)
+
+
+def test_the_page_cache_takes_the_memory_that_has_become_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = iter([memory.KEPT_FREE_MIB + 2, memory.KEPT_FREE_MIB - 1, memory.KEPT_FREE_MIB + 1])
+    monkeypatch.setattr(memory, "free_mib", lambda: next(free))
+    sizes = []
+    with memory.filled_page_cache() as cache:
+        for _ in range(3):
+            sizes.append(cache.size_mib)
+            if len(sizes) < 3:
+                cache.fill()
+    assert sizes == [2, 2, 3]
 
 
 @pytest.mark.parametrize(("of", "ratio"), [("records_per_s", 2.0), ("p50_ms", 0.5)])

@@ -22,6 +22,7 @@ from tests.bench.kafka.brokers import running_brokers
 from tests.bench.kafka.maven import MavenFailed, jars_of
 from tests.bench.spark.log_to_delta import RECORD_BYTES, fill
 from tests.bench.systems.local_cluster import print_figure
+from tests.bench.systems.memory import filled_page_cache
 from tests.support.cluster import running
 from tests.support.programs import run_program
 
@@ -140,12 +141,14 @@ def main() -> int:
         "--java", default=OUR_JAVA, help="of our drivers: JVM options that win over the session's"
     )
     given = parser.parse_args()
-    try:
-        kafka = of_kafka(given)
-    except (JavaNotFound, MavenFailed) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    compare(kafka, of_commitlog(given))
+    with filled_page_cache() as cache:
+        try:
+            kafka = of_kafka(given)
+        except (JavaNotFound, MavenFailed) as error:
+            sys.stderr.write(f"{error}\n")
+            return 1
+        cache.fill()
+        compare(kafka, of_commitlog(given))
     return 0
 
 

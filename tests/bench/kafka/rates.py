@@ -31,6 +31,7 @@ from tests.bench.kafka.brokers import Brokers, running_brokers
 from tests.bench.kafka.maven import MavenFailed, jars_of
 from tests.bench.rest_append import BATCH_RECORDS, RECORD_BYTES, build_loadgen
 from tests.bench.systems.local_cluster import print_figure
+from tests.bench.systems.memory import filled_page_cache
 from tests.support.cluster import Cluster, running
 from tests.support.programs import run_program
 
@@ -118,6 +119,7 @@ def measure(turns: int, records: int, seconds: float) -> None:
         tempfile.TemporaryDirectory(prefix="commitlog-bench-") as ours,
         running(Path(ours), logs=logs) as cluster,
         running_brokers(Path(theirs), java, jars) as brokers,
+        filled_page_cache() as cache,
     ):
         kafka = Kafka(brokers, records, seconds)
         project = ThisProject(cluster, Path(ours), records, seconds)
@@ -132,6 +134,7 @@ def measure(turns: int, records: int, seconds: float) -> None:
         }
         for turn in range(turns):
             for name, load in loads.items():
+                cache.fill()
                 figures[name].append(load())
                 print_figure(load=name, turn=turn, **figures[name][-1])
     rows = (
