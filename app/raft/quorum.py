@@ -114,14 +114,19 @@ class QuorumChecker:
         self._outbox.answers += self._pending.drop(first_index)
 
     def check(self) -> None:
-        """Commit what a majority holds (D-24, R-05) and answer the appends that waited for it (D-25)."""
+        """Commit what a majority holds (D-24, R-05) and answer the appends that waited for it (D-25).
+
+        A majority of the witnesses must hold it, too, or at least the group's record and one of this term:
+        the first alone does not keep them from electing a leader of a term in between, which lacks it.
+        """
         self.needs_check = False
         state = self._state
         self._watermarks[state.node_id] = state.held_index(self._log)
         index = quorum_index(self._counted(voter) for voter in state.group.voters)
         if witnesses := state.needed_witnesses:
             held = quorum_index(self._counted(voter) for voter in witnesses)
-            index = index if held >= state.group_index else min(index, held)
+            knows_group = held >= state.group_index and is_of_term(self._log, held, state.term)
+            index = index if knows_group else min(index, held)
         if index > state.committed_index and is_of_term(self._log, index, state.term):
             state.committed_index = index
         self._release()

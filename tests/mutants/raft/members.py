@@ -163,6 +163,12 @@ plant(
     lambda _: test_witnesses.test_three_of_four_voters_hold_the_fifth_before_it_helps_to_commit(),
 )
 plant(
+    "former_voters_need_no_record_of_the_term_that_commits_a_change",
+    "R-05",
+    (QuorumChecker, "check", " and is_of_term(self._log, held, state.term)", ""),
+    lambda _: test_witnesses.test_three_of_four_voters_hold_a_record_of_the_term_that_commits_the_fifth(),
+)
+plant(
     "one_of_two_voters_commits_alone_that_the_other_one_leaves",
     "R-10",
     (Standing, "configure", "<= set(group.members)", "<= set(group.voters)"),

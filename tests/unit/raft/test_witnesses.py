@@ -3,6 +3,7 @@
 import pytest
 
 from app.log.contract import ChangeKind, GroupConfig
+from app.raft.config import RaftConfig
 from app.raft.messages import TimeoutNow
 from tests.unit.raft.support import Group, Member
 from tests.unit.raft.test_doubt import wipe
@@ -190,8 +191,9 @@ def test_the_removal_of_one_of_two_voters_is_committed_once_both_hold_it() -> No
 
 
 def promoted_fifth() -> tuple[Group, Member, int]:
-    """n2 leads four voters and has made n5 the fifth, which n5 alone has heard. The index of the record."""
-    group = Group(4)
+    """n2 leads four voters and has made n5 the fifth, which n5 alone has heard. The index of the record.
+    A push carries one batch."""
+    group = Group(4, raft=RaftConfig(push_max_bytes=1))
     leader = group.elect("n2")
     group.settle()
     group.join("n5")
@@ -224,6 +226,44 @@ def test_three_of_four_voters_hold_the_fifth_before_it_helps_to_commit() -> None
     group.pass_time(10_000)
     assert group.leader.log.end_index > promotion
     assert all(member.log.batches == group.leader.log.batches for member in group.members.values())
+
+
+def stand(group: Group, name: str, *voters: str) -> None:
+    """The member is elected by these voters, in a newer term than any; what it sends after that is lost."""
+    newest, member = max(each.core.term for each in group.members.values()), group[name]
+    group.take()
+    while not (member.leads and member.core.term > newest):
+        group.wait(2_000)
+        member.tick()
+        for _ in range(4):  # pre-votes and votes, asked and given
+            for voter in voters:
+                group.deliver(name, voter)
+            group.deliver(target=name)
+    group.take()
+
+
+@pytest.mark.rule("R-02", "R-05", "R-10")
+def test_three_of_four_voters_hold_a_record_of_the_term_that_commits_the_fifth() -> None:
+    """n4 receives the promotion from the leader of term 3, but no record of that term. Meanwhile n1 has led
+    term 2 without the promotion. When the disks of n2 and n3 are replaced, n4 elects n1 for its newer log."""
+    group, _, promotion = promoted_fifth()
+    stand(group, "n1", "n3", "n4")
+    stand(group, "n2", "n3", "n4", "n5")
+    leader = group["n2"]
+    assert [each.terms[promotion:] for each in (group["n1"].log, leader.log)] == [[2], [1, 3]]
+    for _ in range(300):
+        group.wait(20)
+        leader.tick()
+        group.take(target="n1")
+        for push in group.pushes("n4"):
+            if all(batch.term < 3 for batch in push.batches):
+                group["n4"].step("n2", push)
+        group.deliver()
+    assert group["n4"].log.end_index == promotion < group["n3"].log.end_index == leader.log.end_index
+    assert leader.leads
+    assert leader.core.committed_index < promotion
+    group.pass_time(1_000)
+    assert group.leader.core.committed_index == group.leader.log.end_index > promotion
 
 
 @pytest.mark.rule("R-01", "R-10")
