@@ -63,8 +63,8 @@ class Ballot:
 
     @property
     def is_won(self) -> bool:
-        """True if a majority of the present voters, all of them sound, has granted it, and so has one of the
-        witnesses of the group (MemberState.needed_witnesses); or every voter has (MemberState.every_voter),
+        """True if a majority of the present voters, all of them sound, has granted it, and a majority of the
+        witnesses, sound or not (MemberState.needed_witnesses); or every voter has (MemberState.every_voter),
         and the candidate is a present one, or all but one of them are sound, and not one alone is present.
         Never, while it lacks what it knows to be committed (MemberState.needed_index).
 

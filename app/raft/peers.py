@@ -112,8 +112,8 @@ class Peers:
             dispatcher.step(now_ms, batches)
 
     def majority_heard_ms(self, now_ms: int) -> int:
-        """Return when a majority of the voters, including this leader, was last heard (R-04), and one of the
-        witnesses (MemberState.needed_witnesses), without which nothing is committed either.
+        """Return when a majority of the voters, including this leader, was last heard (R-04), and a majority
+        of the witnesses (MemberState.needed_witnesses), without which nothing is committed either.
 
         A peer in doubt does not count: with such peers and a minority nothing could be committed, and the
         doubt could never end.

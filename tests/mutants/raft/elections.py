@@ -275,6 +275,18 @@ plant(
     lambda _: test_witnesses.test_three_of_four_voters_elect_the_leader_whose_log_names_the_fifth(),
 )
 plant(
+    "a_former_voter_in_doubt_does_not_help_to_elect",
+    "R-01",
+    (Ballot, "is_won", "sum(voter in granted for", "sum(granted.get(voter, False) for"),
+    lambda _: test_witnesses.test_a_former_voter_in_doubt_helps_to_elect_and_holds_nothing(),
+)
+plant(
+    "a_former_voter_that_refuses_helps_to_elect",
+    "R-01",
+    (Ballot, "is_won", "sum(voter in granted for", "sum(voter in self._votes for"),
+    lambda _: test_witnesses.test_a_former_voter_that_refuses_does_not_help_to_elect(),
+)
+plant(
     "a_vote_for_another_group_counts",
     "R-02",
     (Ballot, "_is_of_another_group", "set(answer.voters) != set(member.group.voters)", "False"),

@@ -169,10 +169,40 @@ plant(
     lambda _: test_witnesses.test_three_of_four_voters_hold_a_record_of_the_term_that_commits_the_fifth(),
 )
 plant(
+    "a_former_voter_in_doubt_holds_a_change",
+    "R-10",
+    (
+        QuorumChecker,
+        "check",
+        "held = quorum_index(self._counted(voter)",
+        "held = quorum_index(self._watermarks[voter]",
+    ),
+    lambda _: test_witnesses.test_a_former_voter_in_doubt_helps_to_elect_and_holds_nothing(),
+)
+plant(
+    "what_five_voters_hold_waits_for_three_of_the_former_four",
+    "R-10",
+    (QuorumChecker, "check", "index if knows_group else ", ""),
+    lambda _: (
+        test_witnesses.test_what_a_majority_of_five_holds_is_committed_once_three_of_four_hold_the_promotion()
+    ),
+)
+plant(
     "one_of_two_voters_commits_alone_that_the_other_one_leaves",
     "R-10",
     (Standing, "configure", "<= set(group.members)", "<= set(group.voters)"),
     lambda _: test_witnesses.test_the_removal_of_one_of_two_voters_is_committed_once_both_hold_it(),
+)
+plant(
+    "a_leader_stands_down_without_one_of_the_former_voters",
+    "R-04",
+    (
+        Peers,
+        "majority_heard_ms",
+        "quorum_index(heard[voter] for voter in witnesses)",
+        "min(heard[voter] for voter in witnesses)",
+    ),
+    lambda _: test_witnesses.test_a_leader_of_five_stays_with_three_of_the_former_four(),
 )
 plant(
     "a_leader_stays_without_the_voter_that_must_hold_its_change",

@@ -305,3 +305,56 @@ def test_the_fifth_voter_counts_although_two_disks_are_replaced_meanwhile(lost: 
     group.pass_time(1_000)
     assert group.leader.core.committed_index == group.leader.log.end_index > promotion
     assert all(member.core.sound for member in group.members.values())
+
+
+@pytest.mark.rule("R-02", "R-10")
+def test_a_former_voter_in_doubt_helps_to_elect_and_holds_nothing() -> None:
+    """Of the four, n4 is away and n1 has a new disk. n1 is needed to elect the leader, and before it counts
+    again nothing is committed."""
+    group, _, promotion = promoted_fifth()
+    names = ("n1", "n2", "n3", "n5")
+    group.settle("n2", "n3", "n5")
+    wipe(group["n1"])
+    group["n2"].restart(committed=promotion - 1)
+    group.take()
+    group.wait(3_000)
+    leader = group.elect("n2", *names)
+    assert group["n1"].log.end_index == leader.log.end_index > promotion
+    assert (group["n1"].core.sound, leader.core.committed_index) == (False, promotion - 1)
+    group.pass_time(1_000, *names)
+    assert (group["n1"].core.sound, leader.core.committed_index) == (True, leader.log.end_index)
+
+
+@pytest.mark.rule("R-01", "R-10")
+def test_a_former_voter_that_refuses_does_not_help_to_elect() -> None:
+    group, _, _ = promoted_fifth()
+    group.settle("n2", "n3", "n5")
+    group["n1"].step("n2", TimeoutNow(1))
+    group.take()
+    group["n5"].step("n2", TimeoutNow(1))
+    group.settle("n1", "n2", "n3", "n5")
+    assert (group["n5"].leads, group["n5"].core.term, group["n1"].core.term) == (False, 2, 2)
+
+
+@pytest.mark.rule("R-10")
+def test_what_a_majority_of_five_holds_is_committed_once_three_of_four_hold_the_promotion() -> None:
+    group, leader, promotion = promoted_fifth()
+    leader.append()
+    group.settle("n2", "n3", "n5")
+    assert leader.core.committed_index == promotion - 1
+    for push in group.pushes("n4"):
+        if push.batches and push.batches[-1].last_index <= promotion:
+            group["n4"].step("n2", push)
+    assert group["n4"].log.end_index == promotion
+    group.settle("n2", "n4")
+    assert leader.core.committed_index == leader.log.end_index > promotion
+
+
+@pytest.mark.rule("R-04", "R-10")
+def test_a_leader_of_five_stays_with_three_of_the_former_four() -> None:
+    """n4 is away. The disk of n1 is full, so nothing is committed."""
+    group, leader, promotion = promoted_fifth()
+    group["n1"].full = True
+    group.take()
+    group.pass_time(5_000, "n1", "n2", "n3", "n5")
+    assert (leader.leads, leader.core.term, leader.core.committed_index) == (True, 1, promotion - 1)
