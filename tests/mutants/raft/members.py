@@ -184,7 +184,7 @@ plant(
     "R-10",
     (QuorumChecker, "check", "index if knows_group else ", ""),
     lambda _: (
-        test_witnesses.test_what_a_majority_of_five_holds_is_committed_once_three_of_four_hold_the_promotion()
+        test_witnesses.test_a_majority_of_five_commits_once_three_of_the_former_four_hold_the_promotion()
     ),
 )
 plant(

@@ -309,8 +309,8 @@ def test_the_fifth_voter_counts_although_two_disks_are_replaced_meanwhile(lost: 
 
 @pytest.mark.rule("R-02", "R-10")
 def test_a_former_voter_in_doubt_helps_to_elect_and_holds_nothing() -> None:
-    """Of the four, n4 is away and n1 has a new disk. n1 is needed to elect the leader, and before it counts
-    again nothing is committed."""
+    """n4 is away, and the disk of n1 was replaced. The leader needs the vote of n1, but commits nothing before
+    n1 is sound."""
     group, _, promotion = promoted_fifth()
     names = ("n1", "n2", "n3", "n5")
     group.settle("n2", "n3", "n5")
@@ -337,7 +337,7 @@ def test_a_former_voter_that_refuses_does_not_help_to_elect() -> None:
 
 
 @pytest.mark.rule("R-10")
-def test_what_a_majority_of_five_holds_is_committed_once_three_of_four_hold_the_promotion() -> None:
+def test_a_majority_of_five_commits_once_three_of_the_former_four_hold_the_promotion() -> None:
     group, leader, promotion = promoted_fifth()
     leader.append()
     group.settle("n2", "n3", "n5")
