@@ -309,8 +309,8 @@ def test_the_fifth_voter_counts_although_two_disks_are_replaced_meanwhile(lost: 
 
 @pytest.mark.rule("R-02", "R-10")
 def test_a_former_voter_in_doubt_helps_to_elect_and_holds_nothing() -> None:
-    """n4 is away, and the disk of n1 was replaced. The leader needs the vote of n1, but commits nothing before
-    n1 is sound."""
+    """n4 is away, and the disk of n1 was replaced. The leader needs the vote of n1, but commits nothing
+    before n1 is sound."""
     group, _, promotion = promoted_fifth()
     names = ("n1", "n2", "n3", "n5")
     group.settle("n2", "n3", "n5")
