@@ -12,8 +12,8 @@ so the report covers every acknowledgement that the member was part of (A-11).
 
 A member whose folder is a copy may lack what it has acknowledged. So only the reports of the others count, if
 there are enough of them. Otherwise all members have to report, and the one that holds most is complete: after
-a restore of all folders there is nothing newer. If one of them is lost, none is proven to be complete; a set
-that counts all is the one without its lost members, as in Log.set_without.
+a restore of all folders there is nothing newer. If one of them is lost, none is proven to be complete: its
+folder may have been a newer copy that was found to lack records.
 
 A master that gives its epoch up reports the end of what it has acknowledged. A member whose log reaches that
 point in the master's epoch holds everything; no other report is needed.
@@ -129,9 +129,7 @@ def _proving(log: Log, members: Sequence[int], acks: int) -> tuple[Sequence[int]
     sure = log.originals(existing)
     if len(sure) == len(existing):
         return members, reports
-    if len(sure) >= reports:
-        return sure, reports
-    return existing, len(existing) if reports == 1 else len(members)
+    return (sure, reports) if len(sure) >= reports else (existing, len(members))
 
 
 def _complete(

@@ -208,14 +208,6 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
         before = self.set_before
         return before.opened_epoch if before is not None and replica_id in before.members else 0
 
-    def set_without(self, gone: Collection[int]) -> tuple[int, ...]:
-        """Return the SyncStateSet without these lost copies. They stay in it while it has no other member,
-        or while a record may be on fewer than all members: an election then has to count them as not
-        heard."""
-        left = tuple(member for member in self.sync_state_set if member not in gone)
-        size = len(self.sync_state_set)
-        return left if left and acks_needed(size, self.set_acks) == size else self.sync_state_set
-
     def replica(self, replica_id: int) -> Replica | None:
         return next((replica for replica in self.replicas if replica.id == replica_id), None)
 

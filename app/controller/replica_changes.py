@@ -147,7 +147,8 @@ def left(log: Log) -> LogChanged:
 
 def _why_not_without(log: Log, nodes: Sequence[str], liveness: Liveness, now_ms: int) -> str | None:
     """Return why the set must keep some of the nodes; None when it can do without them."""
-    is_lost = bool(log.sync_state_set) and not log.set_nodes  # then any copy may be elected, unclean
+    # Without a member that surely holds everything any copy may be elected, unclean.
+    is_lost = bool(log.sync_state_set) and not log.originals(log.sync_state_set)
     if not (is_lost or any(node in nodes for node in log.set_nodes)):
         return None
     staying = [

@@ -317,8 +317,9 @@ def _may_change_set(log: Log, event: SyncStateSetChanged) -> bool:
 
 
 def _registered(log: Log, event: ReplicaRegistered) -> Log:
-    """Record the replica's address; older copies of its node are removed (C-03). Without the last
-    SyncStateSet they stay known: an election must not take the new copy for them.
+    """Record the replica's address; older copies of its node are removed (C-03). In the SyncStateSet they
+    stay until its master has requested one without them: an election has to count them as not heard. Without
+    the last SyncStateSet they stay known: an election must not take the new copy for them.
 
     A copied folder may lack what it held when the master requested a set: the set epoch ends such requests.
     """
@@ -327,22 +328,17 @@ def _registered(log: Log, event: ReplicaRegistered) -> Log:
         return log
     registered = msgspec.structs.replace(replica, address=event.address)
     gone = [each.id for each in log.replicas if each.node == replica.node and each.id < replica.id]
-    members = log.set_without(gone)
     replicas = tuple(
         registered if each is replica else each
         for each in log.replicas
-        if each.id not in gone or each.id in members or log.lost_history
+        if each.id not in gone or each.id in log.sync_state_set or log.lost_history
     )
     noted = (*log.copied, replica.id) if event.is_copy else log.copied
     copied = tuple(each.id for each in replicas if each.id in noted)
-    if not gone:
-        set_epoch = log.set_epoch + event.is_copy
-        return msgspec.structs.replace(log, replicas=replicas, copied=copied, set_epoch=set_epoch)
     return msgspec.structs.replace(
         log,
         replicas=replicas,
         copied=copied,
         master=None if log.master in gone else log.master,
-        sync_state_set=members,
-        set_epoch=log.set_epoch + 1,
+        set_epoch=log.set_epoch + (event.is_copy or bool(gone)),
     )

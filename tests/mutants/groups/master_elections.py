@@ -1,6 +1,5 @@
 """Planted bugs in elections of masters by the controllers, and in their leases."""
 
-from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -202,17 +201,18 @@ def any_heartbeat_is_as_new_as_the_last_confirmed_answer(patch: pytest.MonkeyPat
     patch.setattr(Liveness, "was_written_after_lease", was_written_after_lease)
 
 
-@group_mutant(
-    "C-03",
-    lambda _: test_elections_by_part.test_a_member_whose_disk_was_replaced_counts_as_not_heard(),
+plant(
+    "a_replaced_copy_leaves_the_set_without_its_master",
+    "C-12",
+    (
+        state_machine,
+        "_registered",
+        "copied=copied,",
+        "copied=copied, sync_state_set=tuple({*log.sync_state_set}.difference(gone)) or log.sync_state_set,",
+    ),
+    lambda _: test_elections_by_part.test_no_copied_folder_is_elected_by_itself_beside_a_lost_member((), {}),
     mode="controller",
 )
-def a_replaced_copy_leaves_a_set_that_counts_a_part(patch: pytest.MonkeyPatch) -> None:
-    def set_without(self: Log, gone: Collection[int]) -> tuple[int, ...]:
-        left = tuple(member for member in self.sync_state_set if member not in gone)
-        return left or self.sync_state_set
-
-    patch.setattr(Log, "set_without", set_without)
 
 
 @group_mutant(

@@ -429,10 +429,17 @@ def test_the_last_member_is_a_copied_folder_and_may_lack_what_the_lost_ones_held
 
 
 @pytest.mark.rule("C-03", "C-12")
-def test_no_copied_folder_is_elected_by_itself_beside_a_lost_member() -> None:
-    """The lost one may have been a copy too, which was newer and was found to lack records."""
-    quorum = restored("n2", "n3", in_sync_replicas=2)
+@pytest.mark.parametrize("settings", [{}, {"in_sync_replicas": 2}])
+@pytest.mark.parametrize("later", [(), ("n2", "n3")])
+def test_no_copied_folder_is_elected_by_itself_beside_a_lost_member(
+    later: tuple[str, ...], settings: dict[str, int]
+) -> None:
+    """The lost one may have been a copy too, which was newer and was found to lack records. later: copies
+    that are registered after that."""
+    quorum = restored(*(node for node in ("n2", "n3") if node not in later), **settings)
     quorum.register("n1", code="n1 with an older folder")
+    for node in later:
+        quorum.done(copy_of(quorum, node))
     assert heard(quorum, n1=120, n2=100, n3=110) is None
     quorum.done(ElectMaster("a", None, True, quorum.log().master_epoch))
     assert quorum.log().master_node == "n1"
@@ -455,8 +462,8 @@ def test_a_copied_folder_waits_also_while_another_one_opens_its_epoch() -> None:
 
 
 @pytest.mark.rule("C-03", "C-05")
-def test_a_copied_folder_is_elected_beside_a_lost_winner_if_all_members_counted() -> None:
-    """A lost copy leaves such a set when its node registers another one, and does not count here either."""
+def test_no_copied_folder_is_elected_beside_a_lost_winner_that_had_yet_to_open_its_epoch() -> None:
+    """The set before counts, and the winner was one of its members."""
     quorum = Quorum()
     quorum.with_master()
     quorum.offsets.update({(node, "a"): (1, 100, 0) for node in quorum.nodes})
@@ -466,7 +473,7 @@ def test_a_copied_folder_is_elected_beside_a_lost_winner_if_all_members_counted(
     assert (quorum.log().master_node, quorum.log().former_set) == ("n1", (1, 2))
     quorum.fail_over()
     quorum.confirms = True
-    quorum.register("n1", code="n1 with an empty disk")
+    quorum.register("n1", code="n1 with an older folder")
     quorum.done(copy_of(quorum, "n2"))
     assert (quorum.log().former_set, quorum.log().copied) == ((1, 2), (2,))
-    assert heard(quorum, n1=0, n2=100, n3=100) == "n2"
+    assert heard(quorum, n1=120, n2=100, n3=100) is None

@@ -380,6 +380,17 @@ def test_a_snapshot_of_the_version_before_opens() -> None:
 
 
 @pytest.mark.rule("C-03", "C-12")
+def test_a_lost_copy_beside_copied_folders_leaves_by_force_alone() -> None:
+    """Its folder was found to lack records, and may still hold more than theirs."""
+    quorum = restored("n2", "n3")
+    quorum.register("n1", code="n1 with an older folder")
+    assert heard(quorum, n1=120, n2=100, n3=110) is None
+    assert quorum.refused(one(quorum, ReplicaChange.REMOVE, "n1")) is Reason.LAST_IN_SYNC
+    quorum.done(one(quorum, ReplicaChange.REMOVE, "n1", force=True))
+    assert heard(quorum, n2=100, n3=110) == "n3"
+
+
+@pytest.mark.rule("C-03", "C-12")
 def test_the_last_original_of_a_set_is_not_removed_beside_copied_folders() -> None:
     quorum = restored("n2", "n3")
     assert heard(quorum, n2=100, n3=100) is None
