@@ -33,7 +33,9 @@ def test_the_controllers_know_that_a_node_opens_its_logs(
     async def run() -> None:
         broker = Broker(settings)
         await broker.start()
-        await broker.metadata.ask(CreateLog("large", LogSpec(replication="controller", replicas=("n1",)), "1"))
+        await broker.metadata.ask(
+            CreateLog("large", LogSpec(replication="controller", replicas=("n1",)), "1")
+        )
         await until(lambda: (log := broker.metadata.log("large")) is not None and bool(log.set_nodes))
         await broker.stop()
         opened = asyncio.Event()
