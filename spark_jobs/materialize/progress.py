@@ -1,6 +1,7 @@
 """Progress of a materializer: a JSON file for programs, a line for people."""
 
 import json
+import math
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from spark_jobs.job_lines import warn
 WRITE_EACH_S = 0.5
 REPORT_EACH_S = 2.0  # in the first minute
 REPORT_LATER_EACH_S = 30.0
+NAMED_MAX = 8  # logs that a line names
 _FIRST_S = 60.0
 
 
@@ -44,6 +46,24 @@ class LogProgress:
         if self.committed_index is None:
             return None
         return max(0, self.committed_index - self.materialized_index)
+
+    @property
+    def urgency(self) -> tuple[bool, float]:
+        """Place in the order in which a line names logs: failed ones, then those with the largest lag."""
+        return self.error is None, -math.inf if self.lag_records is None else -self.lag_records
+
+    def __str__(self) -> str:
+        if self.error is not None:
+            return (
+                f"failed with {self.entries_rows:,} entries through index {self.materialized_index:,}: "
+                f"{self.error}"
+            )
+        lag = "unknown" if self.lag_records is None else f"{self.lag_records:,}"
+        parts = [f"{self.entries_rows:,} entries through index {self.materialized_index:,}", f"lag {lag}"]
+        parts += [f"{self.events_rows:,} events", f"{self.epochs_rows} epochs"]
+        if self.typed is not None:
+            parts.append(f"typed through {self.typed['typed_index']:,} of {self.typed['target_index']:,}")
+        return ", ".join(parts)
 
 
 def batch_after(last: Mapping[str, Any] | None, records: int, times_s: Sequence[float]) -> dict[str, Any]:
@@ -85,25 +105,10 @@ class Progress:
         }
 
     def __str__(self) -> str:
-        parts = []
-        for name, log in self.logs.items():
-            if log.error is not None:
-                parts.append(
-                    f"{name}: failed with {log.entries_rows:,} entries through index "
-                    f"{log.materialized_index:,}: {log.error}"
-                )
-                continue
-            lag = "unknown" if log.lag_records is None else f"{log.lag_records:,}"
-            typed = log.typed
-            typed_part = (
-                ""
-                if typed is None
-                else f", typed through {typed['typed_index']:,} of {typed['target_index']:,}"
-            )
-            parts.append(
-                f"{name}: {log.entries_rows:,} entries through index {log.materialized_index:,}, lag {lag}, "
-                f"{log.events_rows:,} events, {log.epochs_rows} epochs{typed_part}"
-            )
+        named = sorted(self.logs, key=lambda name: self.logs[name].urgency)[:NAMED_MAX]
+        parts = [f"{name}: {log}" for name, log in self.logs.items() if name in named]
+        if others := [log for name, log in self.logs.items() if name not in named]:
+            parts.append(f"{len(others):,} more logs: {sum(log.entries_rows for log in others):,} entries")
         if self.unchanged:
             parts.append(f"{self.unchanged:,} other logs as before")
         return f"{self.state}: {'; '.join(parts) or 'no logs yet'}; {self.records_per_s:,.0f} records/s"

@@ -115,6 +115,21 @@ def test_a_line_of_the_progress_names_the_logs_that_have_changed(capsys: pytest.
     assert str(Progress("running", 0, {}, 0.0)) == "running: no logs yet; 0 records/s"
 
 
+def test_a_line_of_the_progress_names_a_few_of_many_logs(capsys: pytest.CaptureFixture[str]) -> None:
+    """The failed logs and those with the largest lag, in the order of the job; numbers for the others."""
+    logs = {f"orders-{number:03d}": LogProgress(20, 19, 19, 0, 0, 1, 0) for number in range(200)}
+    logs["orders-070"] = LogProgress(20, 19, 19, 0, 0, 1, 0, error="no such log")
+    logs["orders-150"] = LogProgress(15, 14, 19, 0, 0, 1, 0)
+    logs["orders-151"] = LogProgress(10, 9, None, 0, 0, 1, 0)
+    ProgressLines()(Progress("running", 0, logs, 7.0))
+    [line] = capsys.readouterr().out.splitlines()
+    assert re.findall(r"(orders-\d+): ", line) == [
+        *("orders-000", "orders-001", "orders-002", "orders-003", "orders-004"),
+        *("orders-070", "orders-150", "orders-151"),
+    ]
+    assert line.endswith("; 192 more logs: 3,840 entries; 7 records/s")
+
+
 def test_a_job_of_which_one_log_failed_prints_how_far_the_others_are(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
