@@ -113,8 +113,8 @@ class TypedTables:
         with prefetch(pieces) as read, prefetch(_decoded(self.decoder, read)) as decoded:
             for end, rows, typed in decoded:
                 self._write_piece(self.decoder, end, rows, typed)
-        self._rebuild(restored, outdated)
         if self.next_index >= self._refill_until:
+            self._rebuild(restored, outdated)
             for table in (self.dead_letters, *self.records.values()):
                 table.refilled()
         if not self.follows:
@@ -143,9 +143,8 @@ class TypedTables:
         with self._applying:
             with self._noting:
                 changed, self._changed = self._changed, set()
-                until, tables = self.next_index, dict(self.current)
+                until, tables = self._ends.until, dict(self.current)
                 claims = not self.follows or self._ends.is_due(time.monotonic())
-                data_end = self._ends.until
             try:
                 for first in sorted(changed & tables.keys()):
                     tables[first].extend(until)
@@ -154,7 +153,7 @@ class TypedTables:
                     self._changed |= changed  # what was applied already is found by its transaction
                 raise
             if claims:
-                self._claim(data_end, tables.values())
+                self._claim(until, tables.values())
 
     def _claim(self, until: int, current: Iterable[CurrentTable]) -> None:
         """Claim the end of the tables that have no commit with it. All changes before it are applied."""
@@ -248,9 +247,9 @@ class TypedTables:
                 with self._noting:  # another driver may have written records to any group meanwhile
                     self._changed |= self.current.keys()
                 if first in self.current:
-                    if self.records[first].is_refilling:
-                        self.current[first].remove_strays()
-                    self.current[first].rebuild(self.next_index, restored.until)
+                    others = [table for group, table in self.records.items() if group != first]
+                    others.append(self.dead_letters)
+                    self.current[first].rebuild(self.next_index, restored.until, others)
             restored.finish()
 
     def _complete_before(self, layout: Sequence[CompatibilityGroup]) -> int:
@@ -277,9 +276,8 @@ class TypedTables:
         if is_first:
             complete = self._complete_before(layout)
             self.next_index = int(min(begin, complete))
-            # `current` loses rows that `records` lacks: those that no later call would apply are due too
-            applied = (min(each.last_index + 1, each.next_index) for each in self.current.values())
-            self._refill_until = max((complete, *applied))
+            # no later call applies to `current` what it has applied, such as tombstones after its last row
+            self._refill_until = max((complete, *(each.next_index for each in self.current.values())))
             self._ends.until = self._ends.noted = self.next_index
 
     def _is_removed(self, group: CompatibilityGroup | None, layout: Sequence[CompatibilityGroup]) -> bool:

@@ -8,7 +8,7 @@ and the tombstones of the range are applied again.
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -36,7 +36,6 @@ from spark_jobs.typed.claimed_table import MERGE_ATTEMPTS, ClaimedTable
 from spark_jobs.typed.indexed_rows import IndexedRows
 from spark_jobs.typed.layout import CompatibilityGroup
 from spark_jobs.typed.local_current import IS_GONE, REMOVED_AT, LocalCurrent
-from storage.units import NO_INDEX
 
 TXN_SETTINGS: Final = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 CHANGE_DATA_FEED: Final = {"delta.enableChangeDataFeed": "true"}
@@ -44,8 +43,8 @@ ONE_AT_A_TIME = threading.Lock()  # of all logs of the process: each takes all c
 
 
 class CurrentTable:
-    """`current` of one compatibility group. next_index: the records before it are applied. last_index: of the
-    rows that it had when it was opened, NO_INDEX for none. Not safe for use by two threads."""
+    """`current` of one compatibility group. next_index: the records before it are applied. Not safe for use
+    by two threads."""
 
     def __init__(
         self,
@@ -63,7 +62,6 @@ class CurrentTable:
         self.entries_path = entries_path
         self._has_feed = change_data_feed
         self.next_index = 0
-        self.last_index = NO_INDEX
         self.restores = Restores(spark, path)
         self.group: CompatibilityGroup | None = None
         self._claimed: ClaimedTable | None = None  # its layout
@@ -88,8 +86,8 @@ class CurrentTable:
             self._records = IndexedRows(self.spark, self.records_path, group.records(), "_index")
             self._entries = IndexedRows(self.spark, self.entries_path, ENTRIES, "index")
         # its last row may be one that a replay has moved, beyond records that are not applied
-        applied, self.last_index = self._applied(), self._claimed.last_index
-        self.next_index = self.last_index + 1 if applied is None else applied
+        applied = self._applied()
+        self.next_index = self._claimed.last_index + 1 if applied is None else applied
 
     def _set_feed(self) -> None:
         if self._has_feed and CHANGE_DATA_FEED.items() - table_properties(self.spark, self.path).items():
@@ -128,23 +126,28 @@ class CurrentTable:
             self.apply(rows, self.tombstones(first, until), until)
         self.next_index = until
 
-    def rebuild(self, next_index: int, until: int) -> None:
+    def rebuild(self, next_index: int, until: int, others: Iterable[ClaimedTable]) -> None:
         """Apply all records before `next_index`, and what was applied after it, again: rows were taken from
         the table or from `records`. RESTORE may have taken columns and properties too.
 
-        until: rows before it may have been added to `records` again.
+        until: rows before it may have been added to `records` again. others: the other tables that a record
+        may be in.
         """
         assert self._claimed is not None
         self._claimed.lay_out()
         self._set_feed()
         self.next_index = max(self.next_index, next_index)  # the last records may be tombstones
+        self._remove_strays(others)
         self.apply_again(lambda: read_table(self.session, self.records_path), 0, until)
 
-    def remove_strays(self) -> None:
-        """Remove the rows that `records` lacks, which was made again. `rebuild` follows: it adds rows again
-        that both tables got meanwhile."""
-        statement = f"MERGE INTO {identifier(self.path)} t USING {identifier(self.records_path)} s "
-        statement += "ON t._index = s._index WHEN NOT MATCHED BY SOURCE THEN DELETE"
+    def _remove_strays(self, others: Iterable[ClaimedTable]) -> None:
+        """Remove the rows of records that other tables have: a replay took them out of `records` after the
+        version that was restored, or had moved letters to a table that was made again. Rows that a user has
+        deleted from `records` alone stay. `apply_again` follows: it adds rows that `records` got meanwhile.
+        """
+        found = (f"SELECT {quoted_name(each.position)} i FROM {identifier(each.path)}" for each in others)
+        statement = f"MERGE INTO {identifier(self.path)} t USING ({' UNION '.join(found)}) s "
+        statement += "ON t._index = s.i WHEN MATCHED THEN DELETE"
         self._repeated(lambda: self.session.sql(statement).collect())
 
     def remove(self, indexes: Sequence[int]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from app.tables.delta_log import LOG_FOLDER, DataFile, DeltaLog
-from app.tables.names import MOVED_PROPERTY
+from app.tables.names import MOVED_PROPERTY, REFILL_PROPERTY
 from spark_jobs.materialize.replay import DeadLetterReplay
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
@@ -32,6 +32,7 @@ from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.typed.law import check_law, rows_of
 from tests.spark.typed.test_typed import to_json
 from tests.spark.typed.test_typed_kills import fill_entries
+from tests.spark.user_restore import restore
 
 
 @pytest.fixture
@@ -162,6 +163,41 @@ def test_a_letter_stays_if_the_table_that_it_was_moved_to_is_removed_and_made_ag
         with pytest.raises(TableReplaced):
             DeadLetterReplay(spark, client, path_of).run(3)
     check_law(log, tmp_path)
+
+
+def test_a_restored_current_has_only_the_rows_that_a_replay_left_in_records(
+    spark: SparkSession, log: FakeLog, replicas: list[FakeReplica], tmp_path: Path
+) -> None:
+    client = LogReads([replica.url for replica in replicas], "default")
+    written = written_tables(log, replicas, tmp_path)
+
+    def path_of(table: Table) -> str:
+        return str(tmp_path / table.name)
+
+    DeadLetterReplay(spark, client, path_of).run(3)
+    written.records[2].insert_missing(letters_of(written, 2))  # by a replay that was killed
+    both = DeltaLog(str(tmp_path / "current_v3")).versions()[-1]
+    DeadLetterReplay(spark, client, path_of).run(3)
+    restore(tmp_path / "current_v3", both)
+    TypedTables(spark, client, path_of, follows=False).extend(log.next_index)
+    check_law(log, tmp_path)
+
+
+def test_a_replay_keeps_the_note_of_a_refill_that_is_not_complete(
+    spark: SparkSession, log: FakeLog, replicas: list[FakeReplica], tmp_path: Path
+) -> None:
+    """`entries` lacks rows, so a later start of the job is to bring `current` up to date as a whole."""
+    client = LogReads([replica.url for replica in replicas], "default")
+    written = written_tables(log, replicas, tmp_path)
+    replay = DeadLetterReplay(spark, client, lambda table: str(tmp_path / table.name))
+    replay.tables.extend(log.next_index)
+    for version in (2, 3):
+        written.records[version].insert_missing(letters_of(written, version))
+    replay.tables.records[3].refill()
+    assert replay.tables.decoder is not None
+    replay._separate(replay.tables.decoder.layout)
+    assert [row["_index"] for row in rows_of(tmp_path / "records_v3")] == []
+    assert replay.tables.records[3].properties()[REFILL_PROPERTY] == "true"
 
 
 def written_tables(log: FakeLog, replicas: list[FakeReplica], folder: Path) -> TypedTables:
@@ -301,11 +337,11 @@ def test_a_file_that_only_spark_can_check_is_left_to_spark(
     assert len(merges) == 2
 
 
-def letters_of(typed: TypedTables) -> pa.Table:
-    """Return the two letters as the third version reads them."""
+def letters_of(typed: TypedTables, version: int = 3) -> pa.Table:
+    """Return the two letters as this version reads them."""
     assert typed.decoder is not None
     held = typed._entries.pieces(2, 4, COLUMNS)
-    return typed.decoder.decode(next(held)[1], 3).records[3]
+    return typed.decoder.decode(next(held)[1], version).records[version]
 
 
 def after(barrier: threading.Barrier, change: Callable[..., None]) -> Callable[..., None]:

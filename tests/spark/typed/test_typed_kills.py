@@ -124,8 +124,7 @@ def test_no_record_is_twice_in_a_table_that_another_driver_has_made_again(
 ) -> None:
     """Its rows are in other commits, so the claim of the first driver does not name one of them."""
     monkeypatch.setattr(ClaimedTable, "set_properties", lambda *_: None)  # which only Spark can change
-    for name in ("remove_strays", "rebuild"):  # by Spark
-        monkeypatch.setattr(CurrentTable, name, lambda *_: None)
+    monkeypatch.setattr(CurrentTable, "rebuild", lambda *_: None)  # by Spark
     fill_entries(log, tmp_path)
     first, other = (without_spark(replicas, tmp_path) for _ in range(2))
     first.extend(5)
@@ -212,7 +211,6 @@ def test_a_current_that_was_restored_is_brought_up_to_date_once_records_is_made_
         found.append([row["_index"] for row in rows_of(Path(table.records_path))])
 
     monkeypatch.setattr(CurrentTable, "rebuild", rebuild)
-    monkeypatch.setattr(CurrentTable, "remove_strays", lambda *_: None)
     monkeypatch.setattr(ClaimedTable, "set_properties", lambda *_: None)  # which only Spark can change
     monkeypatch.setattr(restores, "table_properties", lambda *_: {})
     monkeypatch.setattr(restores, "set_properties", lambda *_: None)
@@ -223,23 +221,31 @@ def test_a_current_that_was_restored_is_brought_up_to_date_once_records_is_made_
     assert found == [due]
 
 
-def test_a_records_that_was_removed_is_made_again_once_entries_is_complete(
-    log: FakeLog, replicas: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "lost"), [("records_v2", 15), (DEAD_LETTERS.name, 2)])
+def test_current_is_brought_up_to_date_after_a_removal_once_entries_is_complete(
+    log: FakeLog,
+    replicas: list[FakeReplica],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    lost: int,
 ) -> None:
-    """`current` has lost the rows that the new table lacks until then, and has the claims of all of them."""
+    """It has the claims of all records: what it lost, or got back without its tombstone, would stay so.
+
+    lost: number of the last records that `entries` lacks; of two a tombstone and a dead letter."""
     fill_entries(log, tmp_path)
     typed = without_spark(replicas, tmp_path)
     typed.extend(log.next_index)
     noted: list[object] = []
     monkeypatch.setattr(ClaimedTable, "set_properties", lambda table, changed: noted.append(changed))
-    monkeypatch.setattr(CurrentTable, "remove_strays", lambda *_: None)
-    monkeypatch.setattr(CurrentTable, "rebuild", lambda table, *until: noted.append(until[1]))
-    shutil.rmtree(tmp_path / "records_v2")
-    lost_from, refilled = log.schemas[1]["index"] + 3, {REFILL_PROPERTY: "false"}
-    for until in (lost_from, log.next_index):
+    monkeypatch.setattr(CurrentTable, "rebuild", lambda table, *given: noted.append(given[1]))
+    shutil.rmtree(tmp_path / name)
+    lost_from = log.next_index - lost
+    for until in (lost_from, lost_from, log.next_index):
         typed.open()
         typed.extend(until)
-    assert noted == [lost_from, log.next_index, refilled]
+    rebuilt = 1 if name == "records_v2" else len(typed.current)
+    assert noted == [*[log.next_index] * rebuilt, {REFILL_PROPERTY: "false"}]
     check_law(log, tmp_path)
 
 
