@@ -2,6 +2,9 @@
 
     python -m venv   pip install --require-hashes   pip install --no-deps -e .   Java, jars, class archive
 
+The lock file names every package, so pip looks for no dependency. Spark, which takes as long as all others
+together, is installed beside them.
+
 A stamp with the hash of the lock file records that all of this was done: the next set-up then ends at once
 and needs no network. The stamp is removed before anything is changed and written last, so a broken set-up is
 never taken for a complete one.
@@ -18,7 +21,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +33,7 @@ BUILD_PACKAGES = (
     "wheel",
     "packaging",
 )  # installed first: the lock's source packages build with them
+LARGEST_PACKAGE = "pyspark"  # 450 MB of source, from which pip builds a wheel
 LOG_TAIL_LINES = 15
 PROGRESS_EACH_S = 1.0
 
@@ -149,13 +154,23 @@ class Environment:
     def _install_packages(self) -> None:
         packages = lock_packages(self.lock.read_text())
         _print_step(f"2/6 packages: {len(packages)} from {self.lock.name}, each checked by its hash")
-        with tempfile.NamedTemporaryFile("w", suffix=".txt") as first:
-            first.write("".join(packages[name] for name in BUILD_PACKAGES))
-            first.flush()
-            self._pip("install the build tools", "--require-hashes", "-r", first.name)
+        self._install("install the build tools", (packages[name] for name in BUILD_PACKAGES))
         counter = PackageCounter(len(packages), self.folder)
-        hashes = ("--require-hashes", "--no-build-isolation", "-r", str(self.lock))
-        self._pip("install the packages", *hashes, watch=counter)
+        try:
+            with ThreadPoolExecutor(1) as beside:
+                spark = beside.submit(self._install, "install Spark", [packages.pop(LARGEST_PACKAGE)])
+                self._install("install the packages", packages.values(), counter)
+                spark.result()
+        finally:
+            counter.end()
+
+    def _install(self, what: str, requirements: Iterable[str], watch: "PackageCounter | None" = None) -> None:
+        """Install packages of the lock file, and none that they depend on."""
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            file.write("".join(requirements))
+            file.flush()
+            options = ("--require-hashes", "--no-deps", "--no-build-isolation", "-r", file.name)
+            self._pip(what, *options, watch=watch)
 
     def _install_project(self) -> None:
         _print_step("3/6 commitlog itself")
@@ -190,7 +205,7 @@ class Environment:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         lines: list[str] = []
         with (
-            self.log.open("a") as log,
+            self.log.open("a", buffering=1) as log,
             subprocess.Popen(
                 command,
                 cwd=self.root,
@@ -208,8 +223,6 @@ class Environment:
                 log.write(line)
                 if watch is not None:
                     watch.see(line)
-        if watch is not None:
-            watch.end()
         if process.returncode != 0:
             tail = "".join(lines[-LOG_TAIL_LINES:])
             raise SetupFailed(f"could not {what}.\n{tail}\nThe complete output is in {self.log}")

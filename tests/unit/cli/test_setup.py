@@ -7,10 +7,15 @@ import re
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from app.cli.main import cli
 from app.setup import checks
@@ -41,6 +46,50 @@ def test_the_lock_has_all_that_requirements_in_wants() -> None:
     lines = [line.split("#")[0].strip() for line in (ROOT / "requirements.in").read_text().splitlines()]
     wanted = {re.split(r"[=<>]", line)[0] for line in lines if line}
     assert wanted <= set(lock_packages(LOCK))
+
+
+def test_the_lock_has_all_that_its_packages_need() -> None:
+    """The set-up lets pip install these packages and no others."""
+    packages = lock_packages(LOCK)
+    for distribution in metadata.distributions():
+        if canonicalize_name(distribution.name) in packages:
+            needed = map(Requirement, distribution.requires or ())
+            for each in needed:
+                if each.marker is None or each.marker.evaluate({"extra": ""}):
+                    block = packages[canonicalize_name(each.name)]
+                    version = block.removeprefix(f"{canonicalize_name(each.name)}==").split()[0]
+                    assert each.specifier.contains(version), (distribution.name, each)
+
+
+def test_spark_is_installed_beside_all_others_each_once_and_by_its_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, installed = threading.Barrier(2, timeout=30), []
+
+    def run(environment: Environment, command: Sequence[str], what: str, *_: object) -> str:
+        assert {"--require-hashes", "--no-deps"} <= set(command)
+        names = list(lock_packages(Path(command[-1]).read_text()))
+        if what != "install the build tools":
+            installed.extend(names)
+            both.wait()
+        return ""
+
+    monkeypatch.setattr(Environment, "_run", run)
+    checkout(tmp_path, LOCK)._install_packages()
+    assert sorted(installed) == sorted(lock_packages(LOCK))
+
+
+def test_spark_that_cannot_be_installed_ends_the_set_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(environment: Environment, command: Sequence[str], what: str, *_: object) -> str:
+        if what == "install Spark":
+            raise SetupFailed("no space left")
+        return ""
+
+    monkeypatch.setattr(Environment, "_run", run)
+    with pytest.raises(SetupFailed, match="no space left"):
+        checkout(tmp_path, LOCK)._install_packages()
 
 
 def test_an_old_python_can_read_the_entry_far_enough_to_report_its_version() -> None:
