@@ -20,7 +20,7 @@ demo: setup  ## run three nodes, Spark, 336,776 flights, a killed leader, and th
 
 # Bytecode is kept: with PYTHONDONTWRITEBYTECODE, as in many containers, each process would compile all modules.
 test: setup  ## run the test suite; ARGS="-k NAME" selects tests
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p no:cacheprovider -n 2 --durations=10 -rR $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p no:cacheprovider -n 3 --durations=10 -rR $(ARGS)
 
 check: setup  ## run ruff and mypy
 	@$(BIN)/ruff check .

@@ -1,13 +1,16 @@
 """Shared by all tests: rule markers must name rules of app/RULES.md; tests are distributed to processes.
 
-`make test` runs the suite in two processes. A file's tests stay in one, for they share its nodes; so do those
-that start Sparks of their own, which need the memory. One process begins with the files that use its Spark
-session, the other with the rest, both with the longest. Whichever is ready first takes what the other has
-left, from the end, so that both end at the same time.
+`make test` runs the suite in three processes, since tests of real processes wait half of their time. A file's
+tests stay in one, for they share its nodes. No more than two have a Spark session, which needs memory: one
+begins with the longest files that use it; the other with the tests that start Sparks of their own, which stay
+together for the same reason, and then takes files of the session from the end. The third one takes the rest,
+the longest first. Whichever is ready first takes what another one has left, from the end, so that all end at
+the same time.
 """
 
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -27,7 +30,13 @@ os.environ["COMMITLOG_STATE"] = str(Path(_STATE.name) / "nodes.json")
 
 SPARK = "tests/spark/"
 SPARKS = "own Sparks"
-OWN_SPARKS = ("session/test_connect.py", "drivers/test_kills.py", "session/test_standalone_cluster.py")
+OWN_SPARKS = (
+    f"{SPARK}drivers/test_kills.py",
+    f"{SPARK}session/test_connect.py",
+    f"{SPARK}session/test_standalone_cluster.py",
+    "tests/e2e/test_demo.py",
+    "tests/e2e/test_up.py",
+)
 REAL_PROCESSES = ("tests/chaos/", "tests/e2e/", "tests/fault/", "tests/integration/", SPARK)
 LONGEST = (
     f"{SPARK}notebooks/test_notebooks.py",
@@ -36,8 +45,6 @@ LONGEST = (
     f"{SPARK}typed/test_typed_values.py",
     f"{SPARK}sink/test_sink.py",
     f"{SPARK}tables/test_upkeep.py",
-    SPARKS,
-    "tests/e2e/test_demo.py",
     "tests/simulation/raft/test_simulation.py",
     "tests/e2e/test_documented_commands.py",
     "tests/unit/test_types.py",
@@ -48,7 +55,19 @@ LONGEST = (
 def scope_of(nodeid: str) -> str:
     """Return the name of the group of tests that runs in one process, one after the other."""
     file = nodeid.partition("::")[0]
-    return SPARKS if file.removeprefix(SPARK) in OWN_SPARKS else file
+    return SPARKS if file in OWN_SPARKS else file
+
+
+def next_scope(process: str, left: Mapping[str, object]) -> str:
+    """Return the group of tests that a process takes of those that are left."""
+    of_session = [scope for scope in left if scope.startswith(SPARK)]
+    if process == "gw0":
+        own = of_session
+    elif process == "gw1":
+        own = [SPARKS] if SPARKS in left else of_session[::-1]
+    else:
+        own = [scope for scope in left if scope not in (SPARKS, *of_session)]
+    return next(iter(own), next(reversed(left)))
 
 
 class Scheduling(LoadFileScheduling):
@@ -56,9 +75,7 @@ class Scheduling(LoadFileScheduling):
         return scope_of(nodeid)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        is_first = node.gateway.id == "gw0"
-        own = (scope for scope in self.workqueue if scope.startswith(SPARK) is is_first)
-        self.workqueue.move_to_end(next(own, next(reversed(self.workqueue))), last=False)
+        self.workqueue.move_to_end(next_scope(node.gateway.id, self.workqueue), last=False)
         super()._assign_work_unit(node)
 
 
