@@ -388,7 +388,7 @@ def test_a_rebuild_beside_a_driver_that_is_ahead_brings_no_removed_key_back(job:
     second = SecondDriver(job)
     if when == "before":
         second.go_ahead()
-        late.rebuild(late.next_index, late.next_index)
+        late.rebuild(late.next_index, late.next_index, [job.typed.dead_letters])
     else:
         merge = late._merge
 
@@ -399,7 +399,7 @@ def test_a_rebuild_beside_a_driver_that_is_ahead_brings_no_removed_key_back(job:
 
         with job.patch.context() as patched:
             patched.setattr(late, "_merge", merge_late)
-            late.rebuild(late.next_index, late.next_index)
+            late.rebuild(late.next_index, late.next_index, [job.typed.dead_letters])
     left = range(second.tombstones + 1, 4)
     assert sorted(row["id"] for row in job.table("current").collect()) == list(left)
     job.check()
