@@ -143,7 +143,9 @@ class RaftCore(RaftMember):
             self._leader_reads.answered(source, answer.round, sound=answer.sound)
 
     def _take_vote(self, source: str, answer: VoteAnswer, now_ms: int) -> None:
-        if self._member.role is Role.CANDIDATE:
+        """A late answer does not count: its voter may have lost its disk, and so have forgotten its vote,
+        and may follow another leader again."""
+        if self._member.role is Role.CANDIDATE and now_ms < self._timer.due_ms:
             self._ballot.count(source, answer)
             self._count_votes(now_ms)
         if answer.group is not None and self._member.leader_id is None:

@@ -269,6 +269,12 @@ plant(
     lambda _: test_witnesses.test_both_of_two_voters_elect_the_leader_whose_log_alone_names_the_third(),
 )
 plant(
+    "a_late_vote_counts",
+    "R-01",
+    (RaftCore, "_take_vote", " and now_ms < self._timer.due_ms", ""),
+    lambda _: test_doubt.test_a_vote_that_comes_late_does_not_count(),
+)
+plant(
     "half_of_four_voters_and_a_fifth_elect_a_leader",
     "R-01",
     (Ballot, "is_won", "> len(witnesses) // 2", ">= len(witnesses) // 2"),

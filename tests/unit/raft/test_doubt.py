@@ -329,6 +329,7 @@ def test_a_vote_for_a_candidate_of_an_older_term_does_not_end_the_doubt() -> Non
     assert newer.core.committed_index == batch.last_index
     wipe(group["n3"])
     group.take()
+    stalled.core._timer.due_ms = group.now_ms + 1  # its disk took long to save the vote
     group["n3"].step("n1", requests["n3"])
     stalled.step("n2", vote)
     group.settle("n1", "n3")
@@ -363,3 +364,29 @@ def test_a_doubt_of_an_earlier_term_does_not_end_the_next_one_at_once() -> None:
     assert leader.leads
     leader.tick()  # before any answer of the new term
     assert leader.leads
+
+
+@pytest.mark.rule("R-01", "R-02")
+def test_a_vote_that_comes_late_does_not_count() -> None:
+    """n1 votes for n3 in term 2, and its disk is replaced. Once it is sound again, a member of term 1, the
+    vote reaches n3, and n4 votes for n3. Then n1 and n2 vote for n5 in the same term."""
+    group = Group(5)
+    group.elect("n2")
+    group.pass_time(500)
+    late = group["n3"]
+    late.step("n2", TimeoutNow(1))
+    requests = {voter: group.take("n3", voter)[0] for voter in ("n1", "n2", "n4", "n5")}
+    group["n1"].step("n3", requests["n1"])
+    [vote] = group.take("n1", "n3")
+    wipe(group["n1"])
+    group.take()
+    group.pass_time(1_000, "n1", "n2", "n4", "n5")
+    group.take()
+    assert (group["n1"].core.sound, group["n2"].leads, group["n2"].core.term) == (True, True, 1)
+    group["n4"].step("n3", requests["n4"])
+    late.step("n1", vote)
+    group.deliver("n4", "n3")
+    group["n5"].step("n2", TimeoutNow(1))
+    group.settle("n1", "n2", "n5")
+    assert (group["n5"].leads, group["n5"].core.term) == (True, 2)
+    assert not late.leads
