@@ -86,7 +86,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Schedulin
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect no garbage meanwhile, and none of what is kept later: that is a third of the time of this step."""
+    """Collect no garbage meanwhile, and none of what is kept later: that is a third of this step."""
     gc.disable()
     try:
         return (yield)
