@@ -115,7 +115,7 @@ def _candidates(
     has_hope = bool(clean)
     if not (clean or log.lost_history):  # a set that is not the last one gives no hope (_newest_of_all)
         has_hope = may_become_complete(log, liveness, now_ms) or (
-            command is None and _is_any_registering(log, liveness, now_ms)
+            command is None and _is_any_starting(log, liveness, now_ms)
         )
     if is_allowed and not has_hope:
         candidates = living
@@ -127,10 +127,17 @@ def _candidates(
     return candidates
 
 
-def _is_any_registering(log: Log, liveness: Liveness, now_ms: int) -> bool:
-    """Return whether a member of the set starts at this moment, as after a restart of all nodes."""
-    members = [log.current(member) for member in log.holders]
-    return any(each is not None and liveness.is_registering(log, each, now_ms) for each in members)
+def _is_any_starting(log: Log, liveness: Liveness, now_ms: int) -> bool:
+    """Return whether a member of the set starts at this moment, as after a restart of all nodes: it is not
+    registered, or had no time yet to be heard and to hear."""
+    for replica in map(log.current, log.holders):
+        if replica is None:
+            continue
+        is_known = liveness.has_copy(log, replica, now_ms) and liveness.can_hear(replica.node)
+        is_new = liveness.may_have_copy(log, replica, now_ms) and not is_known
+        if is_new or liveness.is_registering(log, replica, now_ms):
+            return True
+    return False
 
 
 def _elected(

@@ -281,6 +281,17 @@ plant(
 
 
 plant(
+    "an_unclean_election_beside_a_lost_member_waits_for_no_other",
+    "C-05",
+    (elect_master, "_is_any_starting", "if is_new or liveness", "if liveness"),
+    lambda _: (
+        test_partial_acks.test_an_unclean_election_beside_a_lost_member_waits_for_those_that_had_no_time_to_be_heard()
+    ),
+    mode="controller",
+)
+
+
+plant(
     "a_set_counts_that_was_requested_before_a_copied_folder_was_registered",
     "C-06",
     (state_machine, "_registered", "event.is_copy or bool(gone)", "bool(gone)"),

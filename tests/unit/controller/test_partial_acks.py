@@ -445,6 +445,23 @@ def test_no_copied_folder_is_elected_by_itself_beside_a_lost_member(
     assert quorum.log().master_node == "n1"
 
 
+@pytest.mark.rule("C-05", "C-12")
+def test_an_unclean_election_beside_a_lost_member_waits_for_those_that_had_no_time_to_be_heard() -> None:
+    """No clean election is possible. The copy of n3 holds most, and its node starts later than n2."""
+    quorum = restored("n2", "n3", unclean=True)
+    quorum.register("n1", code="n1 with an older folder")
+    quorum.pass_time(60_000)
+    quorum.fail_over()
+    began_ms = quorum.now_ms
+    quorum.offsets["n2", "a"], quorum.offsets["n3", "a"] = (1, 100, 0), (1, 110, 0)
+    while quorum.now_ms - began_ms < CONFIG.broker_timeout_ms - STEP_MS:
+        quorum.let_pass(STEP_MS, "n2")
+    assert quorum.log().master is None
+    for _ in range(2):
+        quorum.let_pass(STEP_MS // 2, "n2", "n3")
+    assert quorum.log().master_node == "n3"
+
+
 @pytest.mark.rule("C-03", "C-06")
 def test_a_copied_folder_waits_also_while_another_one_opens_its_epoch() -> None:
     """The new master may count what the folder before has acknowledged. If it gives the epoch up, it is not
