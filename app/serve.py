@@ -159,7 +159,7 @@ async def _run(settings: Settings, ready: Callable[[Settings], None], refused: C
         loop.add_signal_handler(number, stop.set)
     try:
         sockets = bind(settings.node.listen)
-        await broker.start()
+        await _start(broker)
     except ConfigError as error:
         refused(f"configuration refused: {error}")
         return EXIT_CONFIG
@@ -200,6 +200,16 @@ async def _run(settings: Settings, ready: Callable[[Settings], None], refused: C
         logger.error("no clean stop: %s", error or "it took too long")
         return EXIT_FAILED
     return EXIT_CLEAN
+
+
+async def _start(broker: Broker) -> None:
+    """Start the node. It takes part in its first logs while it opens the others: a failure of one ends the
+    process at once (R-11). Raises as Broker.start."""
+    starting = asyncio.get_running_loop().create_task(broker.start(), name="start")
+    await asyncio.wait((starting, broker.failed), return_when=asyncio.FIRST_COMPLETED)
+    if broker.failed.done():
+        _end_at_once(broker.failed.result())
+    await starting
 
 
 def _raise_descriptor_limit() -> None:

@@ -6,12 +6,14 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 import uvicorn
 import uvloop
 
 from app import serve
+from app.node.broker import Broker
 from app.serve import ACCEPTED_IN_A_TURN, Front, bind
 from tests.support.cluster import free_ports
 
@@ -105,6 +107,34 @@ def test_a_listener_ends_without_waiting_for_the_next_date(monkeypatch: pytest.M
 
     monkeypatch.setattr(serve, "DATE_S", 3_600)
     asyncio.run(run())
+
+
+class OpeningBroker:
+    """The opening of its logs does not end."""
+
+    def __init__(self) -> None:
+        self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def start(self) -> None:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.rule("R-11")
+def test_a_node_whose_disk_fails_ends_at_once_although_it_has_logs_to_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def end(reason: str) -> None:
+        raise SystemExit(reason)
+
+    async def run() -> None:
+        broker = OpeningBroker()
+        broker.failed.set_result("log default: the disk failed")
+        async with asyncio.timeout(20):
+            await serve._start(cast(Broker, broker))
+
+    monkeypatch.setattr(serve, "_end_at_once", end)
+    with pytest.raises(SystemExit, match="the disk failed"):
+        asyncio.run(run())
 
 
 def test_a_node_does_not_import_pandas_or_parquet() -> None:
