@@ -35,7 +35,7 @@ class CommandAnswer(ControllerMessage, frozen=True, array_like=True, tag=31):
 
 
 class BrokerHeartbeat(ControllerMessage, frozen=True, array_like=True, tag=32):
-    """C-03, for all replicas of a node. metadata_index: up to where its logs follow the metadata.
+    """C-03, for all replicas of a node. metadata_index: up to where it knows the metadata.
 
     answered: id of the last heartbeat that an active controller has answered, 0 for none: it shows the
     controller whether the node hears it. None: a node of an earlier version, which does not report it.

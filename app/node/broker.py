@@ -194,8 +194,8 @@ class Broker:
         await self.transport.start()
         self._node_logs.serve_all(opened)
         self._upkeep.start(self.tasks)
-        self._timer.start()  # so the controllers hear this node while it opens the logs of the metadata
         await self.metadata_logs.follow()
+        self._timer.start()
         self.tasks.keep("metadata", self.metadata_logs.run)
         self.tasks.keep("audit", self.audit.run)
         self.tasks.keep("certificates", lambda: warn_before_the_end(self.certificates, self.clock.now_ms))

@@ -49,21 +49,17 @@ class ControllerClient:
         controllers: Sequence[str],
         leader: Callable[[], str | None],
         send: Callable[[str, AnyControllerMessage], None],
-        known_index: Callable[[], int],
         reports: Callable[[], tuple[int, tuple[Report, ...]]],
         heartbeat_answered: HeartbeatAnswered,
         clock: Clock,
         random: Random,
     ) -> None:
-        """leader: of `__controller` as far as is known here. known_index: of the metadata here, -1 for none.
-        Each command states it, also while the logs here do not follow these metadata yet: controllers that
-        know less must not decide about it. reports: index of the metadata that the logs follow, and reports,
-        for a heartbeat. heartbeat_answered(answer, sent_ms): by the active controller. random: draws ids."""
+        """leader: of `__controller` as far as is known here. reports: metadata index and reports for a
+        heartbeat. heartbeat_answered(answer, sent_ms): by the active controller. random: draws ids."""
         self._config = config
         self._controllers = tuple(controllers)
         self._leader = leader
         self._send = send
-        self._known_index = known_index
         self._reports = reports
         self._heartbeat_answered = heartbeat_answered
         self._clock = clock
@@ -164,7 +160,7 @@ class ControllerClient:
 
     def _ask(self, id: int, asked: _Asked, now_ms: int) -> None:
         asked.due_ms = now_ms + self._config.retry_interval_ms
-        self._send(self._target(), CommandRequest(id, asked.command, self._known_index()))
+        self._send(self._target(), CommandRequest(id, asked.command, self._reports()[0]))
 
     def _heartbeat(self, now_ms: int) -> None:
         """Until it is answered the next one is due soon: a lease must not expire because of a lost

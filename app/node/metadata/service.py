@@ -127,7 +127,6 @@ class MetadataService:
             controllers=settings.controllers,
             leader=lambda: self.hosted.leader_id,
             send=self._send,
-            known_index=lambda: self._metadata_index,
             reports=lambda: (self.followed_index, self.managers.reports()),
             heartbeat_answered=self._heartbeat_answered,
             clock=services.clock,

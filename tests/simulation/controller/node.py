@@ -193,7 +193,6 @@ class HaSimNode(SimulatedProcess):
             controllers=plan.controller_names,
             leader=lambda: self.controller.leader_id,
             send=self._send,
-            known_index=lambda: self.state.metadata.applied_index,
             reports=lambda: (self._followed_index, self.managers.reports()),
             heartbeat_answered=lambda answer, sent_ms: self.managers.heartbeat_answered(answer, sent_ms),
             clock=self._clock,

@@ -37,7 +37,6 @@ class Bench:
             controllers=("c1", "c2", "c3"),
             leader=lambda: self.leader,
             send=lambda target, message: self.sent.append((target, message)),
-            known_index=lambda: 9,
             reports=lambda: (7, ()),
             heartbeat_answered=lambda answer, sent_ms: self.leases.append((answer, sent_ms)),
             clock=self,
@@ -102,15 +101,6 @@ def test_two_that_name_each_other_do_not_keep_a_node_running() -> None:
         other = {"c1": "c2", "c2": "c1"}[target]
         bench.client.take(target, CommandAnswer(request.id, None, NOT_ACTIVE, other))
     assert len(bench.commands()) < 10
-
-
-@pytest.mark.rule("C-09", "C-10")
-def test_a_command_states_which_metadata_the_node_has_and_a_heartbeat_which_ones_its_logs_follow() -> None:
-    """While a node opens its logs, controllers that have lost their metadata must not register its copies."""
-    bench = Bench()
-    assert bench.ask().metadata_index == 9
-    bench.client.tick()
-    assert bench.last(BrokerHeartbeat).metadata_index == 7
 
 
 @pytest.mark.rule("C-03", "A-11")
