@@ -66,7 +66,7 @@ class TypedTables:
         self.change_data_feed = change_data_feed
         self.next_index = 0
         self.until_index = 0  # of the last call of `extend`
-        self._refill_until = 0  # tables that were removed lack no row from this index on
+        self._refill_until = 0  # the tables have rows and claims before it alone, as they were opened
         self.current: dict[int, CurrentTable] = {}
         self.decoder: TypedDecoder | None = None
         self.records: dict[int, ClaimedTable] = {}  # by the first version of their group
@@ -87,7 +87,7 @@ class TypedTables:
     def open(self) -> None:
         """Forget what is known of the tables: the next write reads their progress. Other drivers may have
         written."""
-        self.decoder, self.records, self.current = None, {}, {}
+        self.decoder, self.records, self.current, self.until_index = None, {}, {}, 0
         self._versions, self._failed, self._failures = (), None, 0
         self._ends = TableEnds()
 
@@ -113,10 +113,11 @@ class TypedTables:
         with prefetch(pieces) as read, prefetch(_decoded(self.decoder, read)) as decoded:
             for end, rows, typed in decoded:
                 self._write_piece(self.decoder, end, rows, typed)
-        if self.next_index >= self._refill_until:
-            self._rebuild(restored, outdated)
-            for table in (self.dead_letters, *self.records.values()):
-                table.refilled()
+        if not self._is_whole:
+            return
+        self._rebuild(restored, outdated)
+        for table in (self.dead_letters, *self.records.values()):
+            table.refilled()
         if not self.follows:
             self.apply()
         elif self._is_behind and self._timer is None:
@@ -135,12 +136,21 @@ class TypedTables:
             }
 
     @property
+    def _is_whole(self) -> bool:
+        """Whether `entries` holds all records that the tables had when they were opened. Else it has lost
+        rows, tombstones among them: a row without its tombstone would stay in `current`."""
+        return self.until_index >= self._refill_until
+
+    @property
     def _is_behind(self) -> bool:
         return bool(self._changed) or self._ends.is_unclaimed
 
     def apply(self) -> None:
-        """Bring `current` to the state of `records`, and claim the ends of tables if that is due."""
+        """Bring `current` to the state of `records`, and claim the ends of tables if that is due; leave it as
+        it is while `entries` lacks rows."""
         with self._applying:
+            if not self._is_whole:
+                return
             with self._noting:
                 changed, self._changed = self._changed, set()
                 until, tables = self._ends.until, dict(self.current)

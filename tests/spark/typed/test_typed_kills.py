@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import Row
 
 from app.tables.catalog import LogTables
+from app.tables.delta_log import DeltaLog
 from app.tables.names import CURRENT, REFILL_PROPERTY
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
@@ -246,6 +247,26 @@ def test_current_is_brought_up_to_date_after_a_removal_once_entries_is_complete(
         typed.extend(until)
     rebuilt = 1 if name == "records_v2" else len(typed.current)
     assert noted == [*[log.next_index] * rebuilt, {REFILL_PROPERTY: "false"}]
+    check_law(log, tmp_path)
+
+
+def test_a_current_that_was_removed_gets_no_row_without_its_tombstone(
+    log: FakeLog, replicas: list[FakeReplica], tmp_path: Path
+) -> None:
+    """`entries` has lost the tombstone by RESTORE, and `records` no row."""
+    for value in (b'{"id":"removed"}', None, b'{"id":"last"}'):
+        log.append(value, key=b"last" if value and b"last" in value else b"removed")
+    fill_entries(log, tmp_path)
+    typed, entries = without_spark(replicas, tmp_path), tmp_path / ENTRIES.name
+    typed.extend(log.next_index)
+    whole = DeltaLog(str(entries)).versions()[-1]
+    restore(entries, whole - 1)
+    shutil.rmtree(tmp_path / "current_v2")
+    typed.open()
+    typed.extend(max(row["index"] for row in rows_of(entries)) + 1)
+    restore(entries, whole)
+    typed.open()
+    typed.extend(log.next_index)
     check_law(log, tmp_path)
 
 
