@@ -21,7 +21,7 @@ from spark_jobs.errors import OptionError
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.session.spark_session import kept_active
 from spark_jobs.source.log_reads import LogReads
-from spark_jobs.tables.table import ENTRIES, Table, quoted_name, read_table
+from spark_jobs.tables.table import ENTRIES, Table, TableClash, quoted_name, read_table
 from spark_jobs.typed.current import CurrentTable
 from spark_jobs.typed.indexed_rows import first_rows
 from spark_jobs.typed.layout import CompatibilityGroup
@@ -50,11 +50,13 @@ class DeadLetterReplay:
     def run(self, version: int | None = None) -> Replayed:
         """version: to read with; None: the newest one.
 
-        Raises OptionError for a version that the log does not have, and the errors of `TypedTables.extend`.
+        Raises OptionError for a version that the log does not have, TableClash if `entries` has lost records,
+        and the errors of `TypedTables.extend`.
         """
         until = self._end()
         self.tables.open()
         self.tables.extend(until)  # every dead letter before it is handled, whatever other drivers do
+        self._check_entries()
         decoder = self.tables.decoder
         if decoder is None:
             raise OptionError(f"log {self.client.log!r} has no schema")
@@ -79,6 +81,14 @@ class DeadLetterReplay:
             moved += len(held)
             left += typed.dead_letters.num_rows
         return Replayed(wanted, moved, left)
+
+    def _check_entries(self) -> None:
+        """Raise TableClash if `entries` has lost records that the tables had. One may be a tombstone that
+        `current` has applied, and would not apply to the letter."""
+        end = self._end()  # other drivers may have added records to all tables
+        lost = self.client.first_data_index(end, self.tables.held_until)
+        if lost is not None:
+            raise TableClash(self.path_of(ENTRIES), f"the records from index {lost} on")
 
     def _pieces(self, until: int) -> Iterator[pa.Table]:
         """Yield the letters before `until`, in order, in pieces of a bounded size."""

@@ -66,7 +66,7 @@ class TypedTables:
         self.change_data_feed = change_data_feed
         self.next_index = 0
         self.until_index = 0  # of the last call of `extend`
-        self._refill_until = 0  # the tables have rows and claims before it alone, as they were opened
+        self.held_until = 0  # the tables had rows and claims before it alone when they were opened
         self.current: dict[int, CurrentTable] = {}
         self.decoder: TypedDecoder | None = None
         self.records: dict[int, ClaimedTable] = {}  # by the first version of their group
@@ -139,7 +139,7 @@ class TypedTables:
     def _is_whole(self) -> bool:
         """Whether `entries` holds all records that the tables had when they were opened. Else it has lost
         rows, tombstones among them: a row without its tombstone would stay in `current`."""
-        return self.until_index >= self._refill_until
+        return self.until_index >= self.held_until
 
     @property
     def _is_behind(self) -> bool:
@@ -287,7 +287,7 @@ class TypedTables:
             complete = self._complete_before(layout)
             self.next_index = int(min(begin, complete))
             # no later call applies to `current` what it has applied, such as tombstones after its last row
-            self._refill_until = max((complete, *(each.next_index for each in self.current.values())))
+            self.held_until = max((complete, *(each.next_index for each in self.current.values())))
             self._ends.until = self._ends.noted = self.next_index
 
     def _is_removed(self, group: CompatibilityGroup | None, layout: Sequence[CompatibilityGroup]) -> bool:

@@ -21,7 +21,7 @@ from spark_jobs.tables.data_files import write_file
 from spark_jobs.tables.local_commits import LocalTable
 from spark_jobs.tables.removals import TableReplaced
 from spark_jobs.tables.snapshot import read_plain
-from spark_jobs.tables.table import DEAD_LETTERS, Table
+from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, Table, TableClash
 from spark_jobs.typed import local_rows
 from spark_jobs.typed.claimed_table import MERGE_ATTEMPTS, ClaimedTable
 from spark_jobs.typed.current import CurrentTable
@@ -198,6 +198,24 @@ def test_a_replay_keeps_the_note_of_a_refill_that_is_not_complete(
     replay._separate(replay.tables.decoder.layout)
     assert [row["_index"] for row in rows_of(tmp_path / "records_v3")] == []
     assert replay.tables.records[3].properties()[REFILL_PROPERTY] == "true"
+
+
+def test_no_letter_moves_while_entries_lacks_the_tombstone_of_its_key(
+    spark: SparkSession, log: FakeLog, replicas: list[FakeReplica], tmp_path: Path
+) -> None:
+    """RESTORE took it, and `current` has applied it."""
+    log.append(*[b"no JSON"] * 7, key=b"other")
+    log.append(None, key=b"k")
+    client, entries = LogReads([replica.url for replica in replicas], "default"), tmp_path / ENTRIES.name
+    written_tables(log, replicas, tmp_path)
+    replay = DeadLetterReplay(spark, client, lambda table: str(tmp_path / table.name))
+    whole = DeltaLog(str(entries)).versions()[-1]
+    restore(entries, whole - 1)
+    with pytest.raises(TableClash, match=r"entries refuses the records from index 14 on"):
+        replay.run(3)
+    restore(entries, whole)
+    assert replay.run(3).moved == 2
+    check_law(log, tmp_path)
 
 
 def written_tables(log: FakeLog, replicas: list[FakeReplica], folder: Path) -> TypedTables:
