@@ -137,8 +137,8 @@ class TypedTables:
 
     @property
     def _is_whole(self) -> bool:
-        """Whether `entries` holds all records that the tables had when they were opened. Else it has lost
-        rows, tombstones among them: a row without its tombstone would stay in `current`."""
+        """`entries` holds all records that the tables had when they were opened. Otherwise it has lost rows,
+        also tombstones, without which `current` would get rows that stay."""
         return self.until_index >= self.held_until
 
     @property
