@@ -25,6 +25,7 @@ from spark_jobs.tables.merge import insert_clause, update_clause
 from spark_jobs.tables.restores import Restores
 from spark_jobs.tables.table import (
     ENTRIES,
+    TableClash,
     identifier,
     quoted_name,
     read_table,
@@ -61,6 +62,7 @@ class CurrentTable:
         self.records_path = records_path
         self.entries_path = entries_path
         self._has_feed = change_data_feed
+        self._entries = IndexedRows(spark, entries_path, ENTRIES, "index")
         self.next_index = 0
         self.restores = Restores(spark, path)
         self.group: CompatibilityGroup | None = None
@@ -84,7 +86,6 @@ class CurrentTable:
                 self._application,
             )
             self._records = IndexedRows(self.spark, self.records_path, group.records(), "_index")
-            self._entries = IndexedRows(self.spark, self.entries_path, ENTRIES, "index")
         # its last row may be one that a replay has moved, beyond records that are not applied
         applied = self._applied()
         self.next_index = self._claimed.last_index + 1 if applied is None else applied
@@ -115,11 +116,14 @@ class CurrentTable:
         return application_of(self.group.current().name)
 
     def extend(self, until: int) -> None:
-        """Apply the records before `until`, which are in `records` and `entries`. Raises TableReplaced."""
+        """Apply the records before `until`, which are in `records` and `entries`. Raises TableReplaced, and
+        TableClash if `entries` has lost rows meanwhile: one may be a tombstone."""
         first = self.next_index
         if until <= first:
             return
         self._check_same()
+        if self._entries.end() < until:
+            raise TableClash(self.entries_path, f"the records before index {until}")
         if not self._extend_here(first, until):
             inside = (F.col("_index") >= first) & (F.col("_index") < until)
             rows = read_table(self.session, self.records_path).where(inside)
@@ -217,12 +221,7 @@ class CurrentTable:
     def _applied_at_most(self) -> int:
         """Return an index from which on no driver has applied records."""
         applied = self._applied()
-        return self._end_of_entries() if applied is None else applied
-
-    def _end_of_entries(self) -> int:
-        """Return the index after the last row of `entries`."""
-        entries = read_table(self.session, self.entries_path)
-        return int(entries.agg(F.coalesce(F.max("index") + 1, F.lit(0))).collect()[0][0])
+        return self._entries.end() if applied is None else applied
 
     def claim(self, until: int) -> None:
         """Note in the table that the records before `until` are applied: none of them is after the last

@@ -45,6 +45,14 @@ class IndexedRows:
         self._log = None if is_url(path) else DeltaLog(path)
         self._spark_records = FIRST_SPARK_RECORDS  # of the next query: not many more than fit into a piece
 
+    def end(self) -> int:
+        """Return the index after the last row, 0 without rows."""
+        try:
+            return max((int(file.most[self._position]) + 1 for file in self._files()), default=0)
+        except (NeedsSpark, DeltaLogError):
+            last = F.coalesce(F.max(self._position) + 1, F.lit(0))
+            return int(read_table(self._spark, self._path).agg(last).collect()[0][0])
+
     def pieces(
         self, first: int, until: int, columns: Sequence[str], max_records: int = PIECE_RECORDS
     ) -> Iterator[tuple[int, pa.Table]]:

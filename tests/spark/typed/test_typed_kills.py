@@ -22,7 +22,7 @@ from spark_jobs.tables import removals, restores, table_writer
 from spark_jobs.tables.local_commits import LocalTable, NeedsSpark
 from spark_jobs.tables.removals import TableReplaced
 from spark_jobs.tables.schemas import arrow_schema
-from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, RECORDS, settings_of_table
+from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, RECORDS, TableClash, settings_of_table
 from spark_jobs.tables.table_writer import TableWriter
 from spark_jobs.typed.claimed_table import ClaimedTable
 from spark_jobs.typed.current import CurrentTable
@@ -267,6 +267,27 @@ def test_a_current_that_was_removed_gets_no_row_without_its_tombstone(
     restore(entries, whole)
     typed.open()
     typed.extend(log.next_index)
+    check_law(log, tmp_path)
+
+
+def test_the_last_records_are_not_applied_without_a_tombstone_that_entries_has_lost(
+    log: FakeLog, replicas: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RESTORE of `entries` before the timer of a job that follows has applied them."""
+    monkeypatch.setattr(TypedTables, "_start_timer", lambda *_: None)
+    log.append(None, key=b"3")
+    fill_entries(log, tmp_path)
+    client, entries = LogReads([replica.url for replica in replicas], "default"), tmp_path / ENTRIES.name
+    typed = TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name))
+    typed.extend(log.next_index - 1)
+    typed.apply()
+    typed.extend(log.next_index)
+    whole = DeltaLog(str(entries)).versions()[-1]
+    restore(entries, whole - 1)
+    with pytest.raises(TableClash, match=rf"entries refuses the records before index {log.next_index}"):
+        typed.apply()
+    restore(entries, whole)
+    typed.apply()
     check_law(log, tmp_path)
 
 
