@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -35,8 +36,10 @@ def commitlog(
 
 
 def free_port(nodes: int = 3) -> int:
-    """A port from which a cluster of `nodes` finds all that it needs free."""
-    for port in range(20_101, 29_000, 50):
+    """A port from which a cluster of `nodes` finds all that it needs free. Other processes of tests ask for
+    one at the same time."""
+    ports = range(20_101, 29_000, 50)
+    for port in random.SystemRandom().sample(ports, len(ports)):
         if all(port_is_free(base + node) for base in (port, port + 1_000) for node in range(nodes)):
             return port
     raise AssertionError("no free ports")
