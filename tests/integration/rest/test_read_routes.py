@@ -68,7 +68,8 @@ def test_a_start_and_an_end_by_time(cluster: Cluster) -> None:
         answer = cluster.get(cluster.ids[0], "/v1/logs/other/records", params=params)
         return indexes(answer.json())
 
-    future = 200_000_000_000_000  # later than any clock of a test, so that all other records are earlier
+    # later than any clock of a test and than another attempt, so that all other records are earlier
+    future = 200_000_000_000_000 + time.time_ns() // 1_000_000
     first = send(future + 10, future + 20)
     second = send(future + 30, future + 25)
     assert found(from_timestamp=future + 11) == [first + 1, second, second + 1]
