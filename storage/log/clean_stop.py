@@ -71,8 +71,9 @@ class CleanStop:
         """Record that the log is in use from now on; durable on return.
 
         Call it only after a doubt about the last use is durable elsewhere, and everything that the last use
-        wrote is synced: this note replaces the last one. If there is no space for the note, the old one is
-        marked as a doubt; if there is no old one, StorageFull is raised.
+        wrote is synced: this note replaces the last one. If there is no space for the note, the old one
+        stays for a log that syncs first: at most it doubts too much. For another log it is marked as a doubt;
+        if there is none, StorageFull is raised.
         """
         last = self.load()
         if last is None and not acks_unsynced:
@@ -82,7 +83,8 @@ class CleanStop:
         except StorageFull:
             if last is None:
                 raise
-            self._spoil()
+            if acks_unsynced:
+                self._spoil()
 
     def _spoil(self) -> None:
         """Mark the note as a doubt: overwriting in place needs no space."""

@@ -67,6 +67,21 @@ def test_a_note_that_cannot_be_read_is_a_doubt() -> None:
     assert not stop.may_have_lost()
 
 
+@pytest.mark.rule("R-11")
+@pytest.mark.parametrize("acks_unsynced", [True, False])
+def test_a_note_that_has_no_space_is_a_doubt_of_a_log_that_acknowledges_before_it_syncs(
+    acks_unsynced: bool,
+) -> None:
+    files = MemoryFiles()
+    stop = CleanStop(files, FOLDER)
+    stop.opened(acks_unsynced=True)
+    stop.stopped()
+    files.space_bytes = 0
+    stop.opened(acks_unsynced=acks_unsynced)
+    files.crash()
+    assert stop.may_have_lost() is acks_unsynced
+
+
 def test_the_note_is_whole_after_a_power_failure_at_any_moment() -> None:
     for operation in range(12):
         files = MemoryFiles()
