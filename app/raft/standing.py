@@ -53,7 +53,6 @@ class Standing:
         member.is_named = index != NO_INDEX
         former = member.group.voters if NO_INDEX < self.index < index and not settled else ()
         member.former_voters = former
-        member.witnesses = former if set(former) <= set(group.members) else ()
         changed, member.group, self.index, self._nodes = group != member.group, group, index, nodes
         if self.notice is not None and index > self.notice.index:
             self.notice = None

@@ -31,13 +31,12 @@ class MemberState:
     opening, if no record names another one. is_named: a record of the log names the group. group_index: of
     the record that names another group than the configured one, NO_INDEX for none. former_voters: of the
     group that the newest one replaced; () if the newest was known to be committed when it was adopted.
-    witnesses: as in needed_witnesses, until the record is known to be committed. noticed_index: of a record
-    that a peer knows to be committed, and that removes this member; NO_INDEX for none. stated_index and
-    stated_by: the highest committed index that a leader has stated, as far as no later leader has shown that
-    it is lost (EntryHandler.adopt_committed), and the last leader; NO_INDEX and None before the first one. A
-    restart forgets both. leader_syncs: the leader that it follows promises `fsync`. unsynced_index: the last
-    record that it may have acknowledged before it was synced, by an earlier setting, in the modes with a
-    master; NO_INDEX for none.
+    noticed_index: of a record that a peer knows to be committed, and that removes this member; NO_INDEX for
+    none. stated_index and stated_by: the highest committed index that a leader has stated, as far as no later
+    leader has shown that it is lost (EntryHandler.adopt_committed), and the last leader; NO_INDEX and None
+    before the first one. A restart forgets both. leader_syncs: the leader that it follows promises `fsync`.
+    unsynced_index: the last record that it may have acknowledged before it was synced, by an earlier setting,
+    in the modes with a master; NO_INDEX for none.
     """
 
     node_id: str
@@ -54,7 +53,6 @@ class MemberState:
     is_named: bool = False
     group_index: int = NO_INDEX
     former_voters: tuple[str, ...] = ()
-    witnesses: tuple[str, ...] = ()
     noticed_index: int = NO_INDEX
     stated_index: int = NO_INDEX
     stated_by: str | None = None
@@ -85,7 +83,9 @@ class MemberState:
     def needed_witnesses(self) -> tuple[str, ...]:
         """Voters of which a majority, too, must hold a record to commit it, and vote for a leader, until the
         record of the newest group is known to be committed (Standing.configure); () for none."""
-        return self.witnesses if self.committed_index < self.group_index else ()
+        if self.group_index <= self.committed_index:
+            return ()
+        return self.former_voters if set(self.former_voters) <= set(self.group.members) else ()
 
     @property
     def needed_index(self) -> int:

@@ -11,6 +11,7 @@ from app.raft.elections import Ballot
 from app.raft.peers import Peers
 from app.raft.quorum import QuorumChecker, quorum_index
 from app.raft.standing import Standing
+from app.raft.state import MemberState
 from app.raft.transfer import Transfer
 from tests.mutants.planting import mutant, plant, planted
 from tests.unit.log import test_state as test_log_state
@@ -190,7 +191,7 @@ plant(
 plant(
     "one_of_two_voters_commits_alone_that_the_other_one_leaves",
     "R-10",
-    (Standing, "configure", "<= set(group.members)", "<= set(group.voters)"),
+    (MemberState, "needed_witnesses", "<= set(self.group.members)", "<= set(self.group.voters)"),
     lambda _: test_witnesses.test_the_removal_of_one_of_two_voters_is_committed_once_both_hold_it(),
 )
 plant(

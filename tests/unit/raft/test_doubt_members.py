@@ -222,7 +222,7 @@ def test_a_replaced_disk_of_two_voters_that_lacks_the_record_of_the_third_asks_f
     promotion = stale.log.end_index
     group.deliver("n2")
     group.take()
-    group["n3"].core._member.witnesses = ()  # of an earlier version
+    group["n3"].core._member.former_voters = ()  # of an earlier version
     group["n3"].step("n2", TimeoutNow(1))
     group.settle("n1", "n3")
     assert (group["n3"].leads, group["n3"].core.term) == (True, 2)

@@ -69,7 +69,7 @@ def test_a_group_that_the_state_knows_to_be_committed_waits_for_no_former_voter(
         assert standing.index == 0
     state.become(newer)
     group.refresh()
-    assert (member.group.voters, standing.is_settled, member.witnesses) == (NODES, False, ())
+    assert (member.group.voters, standing.is_settled, member.former_voters) == (NODES, False, ())
 
 
 @pytest.mark.rule("R-01", "R-10")
@@ -96,4 +96,4 @@ def test_a_received_state_names_the_voters_that_must_hold_the_change_in_progress
     group.refresh()
     state.become(newer)
     group.refresh()
-    assert (member.group.voters, member.witnesses) == (NODES[:3], NODES[:2])
+    assert (member.group.voters, member.former_voters) == (NODES[:3], NODES[:2])
