@@ -85,7 +85,8 @@ def _invalid(error: BaseException) -> InvalidRecords:
 
 def _stream_batches(data: Bytes, max_records: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
     """Yield the record batches in BODY_SCHEMA, each verified; the schema is verified first."""
-    reader = pa.ipc.MessageReader.open_stream(pa.py_buffer(data))
+    source = pa.BufferReader(data)
+    reader = pa.ipc.MessageReader.open_stream(source)
     first = next(reader, None)
     if first is None or first.type != "schema":
         raise InvalidRecords("not a valid Arrow stream: it does not begin with a schema")
@@ -103,6 +104,10 @@ def _stream_batches(data: Bytes, max_records: int, max_bytes: int) -> Iterator[p
         rows.validate(full=True)
         if rows.num_rows:
             yield _cast(rows)
+    if source.tell() < source.size():
+        raise InvalidRecords(
+            f"the Arrow stream ends at byte {source.tell()} of {source.size()}; send one stream per request"
+        )
 
 
 def _check_schema(schema: pa.Schema) -> None:

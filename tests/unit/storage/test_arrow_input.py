@@ -271,6 +271,15 @@ def packed(values: list[bytes], *, control: bool = False) -> bytes:
     return bytes(batch.data)
 
 
+@pytest.mark.parametrize("rest", [b"\0", b"garbage", stream({"value": ["b"]})], ids=["zero", "text", "stream"])
+def test_bytes_after_the_end_of_a_stream_are_refused(rest: bytes) -> None:
+    """A second stream would otherwise be lost, although the append is acknowledged."""
+    first = stream({"value": ["a"]})
+    size = len(first) + len(rest)
+    with pytest.raises(InvalidRecords, match=f"ends at byte {len(first)} of {size}; send one stream"):
+        read(first + rest)
+
+
 def test_packed_batches_become_one_table() -> None:
     table = table_from_batches(packed([b"a"]) + packed([b"b", b"c"]), **LIMITS)
     assert table.records.column(2).to_pylist() == [b"a", b"b", b"c"]
