@@ -271,7 +271,7 @@ def packed(values: list[bytes], *, control: bool = False) -> bytes:
     return bytes(batch.data)
 
 
-@pytest.mark.parametrize("rest", [b"\0", b"garbage", stream({"value": ["b"]})], ids=["zero", "text", "stream"])
+@pytest.mark.parametrize("rest", [b"\0", b"garbage", stream({"value": ["b"]})], ids=["zero", "text", "arrow"])
 def test_bytes_after_the_end_of_a_stream_are_refused(rest: bytes) -> None:
     """A second stream would otherwise be lost, although the append is acknowledged."""
     first = stream({"value": ["a"]})
