@@ -26,6 +26,14 @@ def sim_command(arguments: tuple[str, ...]) -> None:
             "checkout of the repository"
         )
     given = [argument for argument in arguments if argument != "--json"]  # the output is JSON in any case
+    as_json = given != list(arguments)
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     simulator = [sys.executable, "-m", "tests.simulation", *given]
-    sys.exit(subprocess.run(simulator, env={**os.environ, "PYTHONPATH": path}, check=False).returncode)
+    errors = subprocess.PIPE if as_json else None
+    environment = {**os.environ, "PYTHONPATH": path}
+    result = subprocess.run(simulator, env=environment, check=False, stderr=errors, text=True)
+    if as_json and result.returncode == click.UsageError.exit_code:
+        raise click.UsageError(result.stderr.rpartition("Error: ")[2].strip())
+    if as_json:
+        sys.stderr.write(result.stderr)
+    sys.exit(result.returncode)

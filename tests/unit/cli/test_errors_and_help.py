@@ -57,6 +57,7 @@ def test_https_at_a_node_without_tls_is_named_alone() -> None:
         (["append", "v", "--idempotency-key", "a\nb"], "usage", 2),
         (["read", "--token", "tok\u2014en"], "usage", 2),
         (["read", "-o", "/no/such/folder/a.csv", "-e", "http://127.0.0.1:1"], "failed", 1),
+        (["sim", "--colour"], "usage", 2),
     ],
 )
 def test_every_failure_is_json_with_its_exit_code(arguments: list[str], code: str, exit_code: int) -> None:
