@@ -45,6 +45,9 @@ print(", ".join(views))
 
 # MAGIC %md
 # MAGIC ## Progress of the peers
+# MAGIC
+# MAGIC The title states for how long there was no record between two leaders. If clients appended all the
+# MAGIC time, that is the length of the fail-over; in a log with few appends the fail-over was much shorter.
 
 # COMMAND ----------
 
