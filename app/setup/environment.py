@@ -2,8 +2,9 @@
 
     python -m venv   pip install --require-hashes   pip install --no-deps -e .   Java, jars, class archive
 
-The lock file names every package, so pip looks for no dependency. Spark, which takes as long as all others
-together, is installed beside them.
+The lock file names every package, so pip looks for no dependency, and three processes of it install a part
+each: Spark takes as long as half of the others. Their modules are compiled beside the work on the class
+archive, which keeps one core busy.
 
 A stamp with the hash of the lock file records that all of this was done: the next set-up then ends at once
 and needs no network. The stamp is removed before anything is changed and written last, so a broken set-up is
@@ -23,7 +24,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -156,11 +157,17 @@ class Environment:
         _print_step(f"2/6 packages: {len(packages)} from {self.lock.name}, each checked by its hash")
         self._install("install the build tools", (packages[name] for name in BUILD_PACKAGES))
         counter = PackageCounter(len(packages), self.folder)
+        spark = [packages.pop(LARGEST_PACKAGE)]
+        others = [*packages.values()]
         try:
-            with ThreadPoolExecutor(1) as beside:
-                spark = beside.submit(self._install, "install Spark", [packages.pop(LARGEST_PACKAGE)])
-                self._install("install the packages", packages.values(), counter)
-                spark.result()
+            with ThreadPoolExecutor() as beside:
+                parts = [
+                    beside.submit(self._install, "install Spark", spark),
+                    beside.submit(self._install, "install the packages", others[::2], counter),
+                    beside.submit(self._install, "install the packages", others[1::2], counter),
+                ]
+                for part in parts:
+                    part.result()
         finally:
             counter.end()
 
@@ -169,8 +176,8 @@ class Environment:
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
             file.write("".join(requirements))
             file.flush()
-            options = ("--require-hashes", "--no-deps", "--no-build-isolation", "-r", file.name)
-            self._pip(what, *options, watch=watch)
+            options = ("--require-hashes", "--no-deps", "--no-build-isolation", "--no-compile")
+            self._pip(what, *options, "-r", file.name, watch=watch)
 
     def _install_project(self) -> None:
         _print_step("3/6 commitlog itself")
@@ -186,11 +193,19 @@ class Environment:
         _print_step(f"4/6 Java: {self._run([str(self.python), '-c', find_java], 'find Java').strip()}")
         _print_step("5/6 jars: download Delta's and check their SHA-1; compile ours")
         self._run([str(self.python), "-m", "spark_jobs.session.jars"], "have the jars")
-        _print_step("6/6 Spark's classes: write them for a faster start of each session, 200 MB")
-        try:
-            self._run([str(self.python), "-m", "spark_jobs.session.make_class_archive"], "write the classes")
-        except SetupFailed as failed:
-            _print_step(f"    sessions start without this archive: {failed}")
+        _print_step("6/6 modules and Spark's classes: write them for a faster start of each session, 200 MB")
+        archive = [str(self.python), "-m", "spark_jobs.session.make_class_archive"]
+        with ThreadPoolExecutor() as beside:
+            beside.submit(self._compile)
+            try:
+                self._run(archive, "write the classes")
+            except SetupFailed as failed:
+                _print_step(f"    sessions start without this archive: {failed}")
+
+    def _compile(self) -> None:
+        """Compile the modules of the packages; those with errors are left as they are, as pip does."""
+        with suppress(SetupFailed):
+            self._run([str(self.python), "-m", "compileall", "-q", str(self.folder / "lib")], "compile")
 
     def _write_stamp(self) -> None:
         self.stamp.write_text(json.dumps(self.fingerprint(), indent=2) + "\n")
@@ -243,8 +258,14 @@ class PackageCounter:
         self._moving = sys.stdout.isatty()
         self._ended = threading.Event()
         self._installing = threading.Thread(target=self._count_installed)
+        self._lock = threading.Lock()
 
     def see(self, line: str) -> None:
+        """Take a line of one of the processes; each has a thread."""
+        with self._lock:
+            self._see(line)
+
+    def _see(self, line: str) -> None:
         if line.startswith(("Collecting ", "Requirement already satisfied: ")):
             self._seen = min(self._seen + 1, self._total)
             name = line.split(": " if "satisfied" in line else " ", 1)[1].split("==")[0].split()[0]
@@ -252,7 +273,7 @@ class PackageCounter:
                 self._show_progress(f"{self._seen}/{self._total} {name}")
         elif line.startswith("Building wheels"):
             self._show_progress("building wheels")
-        elif line.startswith("Installing collected"):
+        elif line.startswith("Installing collected") and not self._installing.is_alive():
             self._installing.start()
 
     def _count_installed(self) -> None:

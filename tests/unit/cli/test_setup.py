@@ -61,17 +61,17 @@ def test_the_lock_has_all_that_its_packages_need() -> None:
                     assert each.specifier.contains(version), (distribution.name, each)
 
 
-def test_spark_is_installed_beside_all_others_each_once_and_by_its_hash(
+def test_three_processes_install_each_package_once_and_by_its_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both, installed = threading.Barrier(2, timeout=30), []
+    all_of_them, installed = threading.Barrier(3, timeout=30), []
 
     def run(environment: Environment, command: Sequence[str], what: str, *_: object) -> str:
         assert {"--require-hashes", "--no-deps"} <= set(command)
         names = list(lock_packages(Path(command[-1]).read_text()))
         if what != "install the build tools":
             installed.extend(names)
-            both.wait()
+            all_of_them.wait()
         return ""
 
     monkeypatch.setattr(Environment, "_run", run)
@@ -152,7 +152,8 @@ def test_the_packages_are_counted_while_pip_installs_them(
     for number in range(12):
         counter.see(f"Collecting package{number}==1\n")
         (tmp_path / f"lib/python3/site-packages/package{number}-1.dist-info").mkdir(parents=True)
-    counter.see("Installing collected packages: package0, package1\n")
+    for names in ("package0, package1", "package2"):  # of two processes
+        counter.see(f"Installing collected packages: {names}\n")
     counter.end()
     assert capsys.readouterr().out.split("\n") == ["    10/20 package9", "    12/20 installed", ""]
 
