@@ -1,11 +1,12 @@
 """Problems, headers and examples of the OpenAPI document."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
 import msgspec
 
-from app.errors import PROBLEMS, CommitlogError
+from app.errors import PROBLEMS
 from app.media_types import PROBLEM
 
 _EVERYWHERE: Final = (
@@ -205,8 +206,9 @@ _OF_SOME: Final = {
 }
 
 
-def headers_of(more: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the headers of a response: the common ones, and `more`."""
+@cache
+def headers_of(more: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the headers of a response: the common ones, and `more`. Responses share the result."""
     return {name: {"$ref": f"#/components/headers/{name}"} for name in (*_HEADERS, *more)}
 
 
@@ -306,8 +308,11 @@ def _is_map(example: dict[str, Any]) -> bool:
     return any(name.isdigit() or name in ("default", "n1") for name in example)
 
 
-def problem_example(problem: type[CommitlogError]) -> dict[str, Any]:
-    return {
+@cache
+def _problem_example(code: str) -> dict[str, Any]:
+    """Return the example of a problem, which all routes share."""
+    problem = PROBLEMS[code]
+    value = {
         "type": f"/problems/{problem.code}",
         "title": problem.title,
         "status": problem.http_status,
@@ -318,6 +323,7 @@ def problem_example(problem: type[CommitlogError]) -> dict[str, Any]:
         "outcome": problem.outcome.value,
         "request_id": "5b1f0c9de2a4-1",
     }
+    return {"summary": problem.title, "value": value}
 
 
 def answers(
@@ -327,7 +333,7 @@ def answers(
     of_a_log: bool = True,
     content: dict[str, Any] | None = None,
     status: int = 200,
-    headers: Sequence[str] = (),
+    headers: tuple[str, ...] = (),
 ) -> dict[int | str, dict[str, Any]]:
     """Return the `responses` of a route: its success response, and its problems by status with examples.
 
@@ -354,7 +360,7 @@ def add_problems(responses: dict[Any, dict[str, Any]], *codes: str) -> None:
         content = entry.setdefault("content", {}).setdefault(
             PROBLEM, {"schema": {"$ref": "#/components/schemas/Problem"}, "examples": {}}
         )
-        content["examples"][code] = {"summary": problem.title, "value": problem_example(problem)}
+        content["examples"][code] = _problem_example(code)
 
 
 def complete(document: dict[str, Any], is_open: Callable[[str], bool]) -> None:
