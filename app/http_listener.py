@@ -12,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from app.api.access.hosts import KnownHosts
 from app.api.append.lane import AppendLane
 from app.api.read.lane import PollLane
+from app.pauses import rest
 from app.settings.model import HttpSettings
 from app.telemetry import Meter
 
@@ -79,7 +80,7 @@ class Listener:
         """Close, until cancelled, connections that have exceeded a time limit."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(SWEEP_S)
+            await rest(SWEEP_S)
             now_s = loop.time()
             for connection in list(self._connections):
                 connection.enforce(now_s)

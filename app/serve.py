@@ -36,6 +36,7 @@ from app.main import Application, build_app
 from app.node.broker import Broker
 from app.node.descriptors import DESCRIPTORS_MAX, descriptors_allowed, tls_room_size
 from app.node.links.credentials import load_link_security, readable
+from app.pauses import rest_s
 from app.settings.addresses import split_address
 from app.settings.file import load
 from app.settings.model import LogFormat, SecuritySettings, Settings
@@ -138,7 +139,7 @@ class Front(uvicorn.Server):
         second whether it should end, which wakes an idle node."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(DATE_S):
+                async with asyncio.timeout(rest_s(DATE_S)):
                     await self._leaving.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from app.pauses import rest
 from storage.errors import DiskError, StorageFull
 from storage.file_system import Bytes, File, FileSystem, Lock
 from storage.format.segment_format import segment_offset
@@ -60,7 +61,7 @@ class Reserve:
     async def keep(self) -> None:
         """Restore the used part, once a second, as long as the node runs."""
         while True:
-            await asyncio.sleep(RESTORE_INTERVAL_S)
+            await rest(RESTORE_INTERVAL_S)
             if self.in_use:
                 try:
                     await asyncio.to_thread(self.restore)

@@ -13,6 +13,7 @@ from typing import Final
 from app.api.access.caller import ANONYMOUS, UNRESTRICTED, Caller
 from app.api.access.token_lines import TokenLine, digest_of, parse_lines
 from app.errors import ConfigError, Unauthenticated
+from app.pauses import rest
 from app.telemetry import Meter
 from storage.units import MIB
 
@@ -96,7 +97,7 @@ class Tokens:
     async def watch(self, meter: Meter) -> None:
         """Read the file again, until cancelled, whenever it has changed."""
         while self._path is not None:
-            await asyncio.sleep(RELOAD_S)
+            await rest(RELOAD_S)
             await self.refresh()
             meter.tokens_failing = self.failing
 

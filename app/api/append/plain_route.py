@@ -21,6 +21,7 @@ from app.api.http.lane_call import RECORDS_ROUTE, log_of_records
 from app.api.http.messages import REQUEST_ID, Response, given_or_new_id, problem_response
 from app.errors import CommitlogError, InvalidBody, InvalidRequest, TooLarge
 from app.futures import settle
+from app.pauses import rest
 from app.settings.model import Limits
 
 
@@ -114,7 +115,7 @@ class PlainRoute:
         """End, until cancelled, the wait for bodies that do not arrive: one timer for all of them."""
         timeout_s = self._body_timeout_ms / 1000
         while True:
-            await asyncio.sleep(min(1.0, timeout_s / 2))
+            await rest(min(1.0, timeout_s / 2))
             oldest = time.monotonic() - timeout_s
             for task, since in list(self._reading.items()):
                 if since < oldest:
