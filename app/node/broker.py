@@ -43,7 +43,7 @@ from app.node.tasks import TaskSupervisor
 from app.node.timer import NodeTimer, TickInterval
 from app.node.upkeep import NodeUpkeep
 from app.node.workers import WorkerThreads
-from app.raft.messages import PushRequest, RaftMessage, StateMessage
+from app.raft.messages import Heartbeat, PushRequest, RaftMessage, StateMessage
 from app.settings.model import LogSettings, NodeSettings, Settings
 from app.telemetry import Meter
 from app.version import VERSION
@@ -275,6 +275,8 @@ class Broker:
         hosted = self._hosted.by_id.get(log_id)
         if hosted is None:
             return
+        if type(message) is Heartbeat:
+            self._timer.heard()
         if hosted.driver is not None:
             hosted.driver.deliver(source, message)
         elif hosted.journal is None and isinstance(message, PushRequest):

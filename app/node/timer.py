@@ -19,8 +19,10 @@ QUIET_AFTER_S: Final = 1.0  # without a change, after which the timer ticks less
 
 
 class TickInterval:
-    """Time of the next tick: after `active_s` while the logs of a node change, otherwise after `quiet_s`, and
-    earlier if a log is due. `due` is checked again after `active_s` at the earliest.
+    """Time of the next tick: after `active_s` while the logs of a node change. A quiet node ticks with the
+    heartbeats, which arrive each `quiet_s`: one that has woken it from `early_s` on brings the tick forward,
+    and without any the tick comes after one and a half `quiet_s`. Earlier if a log is due; `due` is checked
+    again after `active_s` at the earliest.
 
     A wake-up costs a node that does nothing more than the work of its tick.
     """
@@ -30,6 +32,7 @@ class TickInterval:
         self._quiet_s = max(active_s, quiet_s)
         self._seen: Hashable = None
         self._changed_s = 0.0
+        self.early_s = math.inf  # never
 
     def next_s(self, seen: Hashable, planned_s: float, now_s: float, due_s: float) -> float:
         """Return the time of the tick after one planned for planned_s that ran at now_s and left the logs
@@ -37,9 +40,11 @@ class TickInterval:
         if seen != self._seen:
             self._seen, self._changed_s = seen, now_s
         if now_s - self._changed_s < QUIET_AFTER_S:
-            next_s = planned_s + self._active_s
+            next_s, self.early_s = planned_s + self._active_s, math.inf
         else:
-            next_s = min(planned_s + self._quiet_s, max(due_s, now_s + self._active_s))
+            late_s, due_s = planned_s + 1.5 * self._quiet_s, max(due_s, now_s + self._active_s)
+            next_s = min(late_s, due_s)
+            self.early_s = math.inf if due_s < late_s else planned_s + max(self._active_s, self._quiet_s / 2)
         return max(next_s, now_s)
 
 
@@ -71,7 +76,7 @@ class NodeTimer:
         self._fail = fail
         self._loop = asyncio.get_running_loop()
         self._planned_s = 0.0
-        self._handle: asyncio.TimerHandle | None = None
+        self._handle: asyncio.Handle | None = None
         # By log: the addresses that were taken from it, and whether this node had left it.
         self._learned: dict[int, tuple[Mapping[str, Address], bool]] = {}
 
@@ -82,8 +87,19 @@ class NodeTimer:
 
     def stop(self) -> None:
         """Tick no more."""
+        self._interval.early_s = math.inf
         if self._handle is not None:
             self._handle.cancel()
+
+    def heard(self) -> None:
+        """A heartbeat has woken this node: tick now, with it, rather than wake up again for the next tick."""
+        now_s = self._loop.time()
+        if self._handle is None or now_s < self._interval.early_s:
+            return
+        self._interval.early_s = math.inf
+        self._handle.cancel()
+        self._planned_s = now_s
+        self._handle = self._loop.call_soon(self._tick)
 
     def _tick(self) -> None:
         try:

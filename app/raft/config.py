@@ -12,8 +12,8 @@ class RaftConfig:
 
     tick_interval_ms: int = 20
     """Interval of the node's timer; the resolution of every other time of this section. While no log of the
-    node has changed for a second, the timer ticks once in each interval of the heartbeats, and when a
-    heartbeat or an election is due."""
+    node has changed for a second, the timer ticks with the heartbeats that arrive, once in each interval of
+    them, and when a heartbeat or an election is due; without any after one and a half intervals."""
     election_timeout_ms: tuple[int, int] = (500, 1_000)
     """Range from which a follower draws its election timeout; its upper end bounds the leader's own check
     (R-04)."""

@@ -72,7 +72,7 @@ class StateKeeper:
     def tick(self, now_ms: int) -> None:
         """Do what is due. now_ms: monotonic."""
         core = self._core
-        self.transfer.tick(core.leader_id, now_ms, self._peers)
+        self.transfer.tick(core.leader_id, now_ms, self._peers if core.leader_id is None else ())
         if self.transfer.is_whole:  # a leader of an earlier version would answer with the state
             self._begin_epoch.tick(core.leader_id, core.term, now_ms)
         self.trimmer.trim()

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,22 +23,34 @@ def test_a_node_whose_logs_are_quiet_ticks_less_often_until_one_changes() -> Non
 
     assert after((4, 3), 100.0) == 0.02
     assert after((4, 3), 100.0 + QUIET_AFTER_S / 2) == 0.02
-    assert after((4, 3), 100.0 + QUIET_AFTER_S) == 0.05
+    assert after((4, 3), 100.0 + QUIET_AFTER_S) == 0.075  # without heartbeats
     assert after((4, 4), 100.1 + QUIET_AFTER_S) == 0.02
-    assert after((4, 4), 100.0 + 3 * QUIET_AFTER_S) == 0.05
+    assert after((4, 4), 100.0 + 3 * QUIET_AFTER_S) == 0.075
 
 
 def test_quiet_ticks_are_never_more_frequent() -> None:
     interval = TickInterval(active_s=0.1, quiet_s=0.05)
-    assert [interval.next_s("same", now_s, now_s, math.inf) for now_s in (0.0, 60.0)] == [0.1, 60.1]
+    assert interval.next_s("same", 0.0, 0.0, math.inf) == 0.1
+    assert interval.next_s("same", 60.0, 60.0, math.inf) >= 60.1
+    assert interval.early_s == 60.1
 
 
 def test_a_quiet_node_ticks_when_a_log_is_due() -> None:
     interval = TickInterval(active_s=0.02, quiet_s=0.1)
     interval.next_s("same", 0.0, 0.0, math.inf)
     assert interval.next_s("same", 100.0, 100.0, due_s=100.07) == 100.07
-    assert interval.next_s("same", 100.0, 100.0, due_s=100.3) == 100.1
+    assert interval.early_s == math.inf  # its own heartbeat: no other one brings it forward
+    assert interval.next_s("same", 100.0, 100.0, due_s=100.3) == 100.15
     assert interval.next_s("same", 100.0, 100.0, due_s=99.0) == 100.02  # its disk is busy: not at once
+
+
+def test_a_quiet_node_ticks_with_the_heartbeats_that_arrive() -> None:
+    """The last tick was at 100 s: a heartbeat at once after it does not repeat it."""
+    interval = TickInterval(active_s=0.02, quiet_s=0.1)
+    interval.next_s("same", 0.0, 0.0, math.inf)
+    assert interval.early_s == math.inf  # the logs may still change
+    assert interval.next_s("same", 100.0, 100.0, math.inf) == 100.15
+    assert interval.early_s == 100.05
 
 
 def test_late_ticks_are_not_repeated() -> None:
@@ -81,14 +94,44 @@ def log_of(log_id: int, role: Role, **addresses: Address) -> Any:
     return SimpleNamespace(log_id=log_id, driver=driver, wake_on_change=lambda: None)
 
 
-def timer_of(hosted: Any, placed: list[tuple[str, str]]) -> NodeTimer:
-    metadata: Any = SimpleNamespace(tick=lambda: None)
+def timer_of(
+    hosted: Any,
+    placed: list[tuple[str, str]],
+    interval: TickInterval | None = None,
+    ticked: Callable[[], None] = lambda: None,
+) -> NodeTimer:
+    metadata: Any = SimpleNamespace(tick=ticked)
     rollbacks: Any = SimpleNamespace(begin_wanted=lambda _hosted: None)
     transport: Any = SimpleNamespace(place_peer=lambda node, address: placed.append((node, address)))
     return NodeTimer(
-        TickInterval(active_s=60.0, quiet_s=60.0), SystemClock(), hosted, metadata, rollbacks,
+        interval or TickInterval(active_s=60.0, quiet_s=60.0), SystemClock(), hosted, metadata, rollbacks,
         Directory(()), transport, lambda what, error: placed.append((what, repr(error))),
     )  # fmt: skip
+
+
+def test_a_heartbeat_brings_the_tick_of_a_quiet_node_forward_once() -> None:
+    ticks: list[str] = []
+    failures: list[tuple[str, str]] = []
+
+    async def run() -> None:
+        interval = TickInterval(active_s=60.0, quiet_s=60.0)
+        timer = timer_of([log_of(1, Role.FOLLOWER)], failures, interval, lambda: ticks.append("tick"))
+        interval.early_s = -math.inf
+        timer.heard()  # it has not started
+        timer.start()
+        for early_s, ticked in ((math.inf, 1), (-math.inf, 2)):
+            interval.early_s = early_s
+            timer.heard()
+            timer.heard()
+            await asyncio.sleep(0)
+            assert len(ticks) == ticked
+        interval.early_s = -math.inf
+        timer.stop()
+        timer.heard()
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert (len(ticks), failures) == (2, [])
 
 
 @pytest.mark.rule("R-10")
