@@ -109,7 +109,10 @@ class LogDriver:
             waiters=self._waiters,
         )
         self._executor = ReadyExecutor(
-            parts, disk_done=self._disk_done, healed=None if core.sound else events.healed
+            parts,
+            disk_done=self._disk_done,
+            ask_turn=self._ask_turn,
+            healed=None if core.sound else events.healed,
         )
         self._queue = AppendQueue(parts, self._executor, self._ask_turn)
         self._options = ReplicaOptions(parts, durability, self._ask_turn, self._fail)
@@ -383,6 +386,7 @@ class LogDriver:
 
     def _turn(self) -> None:
         core, now_ms = self._core, self._clock.monotonic_ms()
+        self._executor.rebuild()
         if self._options.is_due and not self._executor.is_busy:
             self._options.apply(now_ms)
             self._executor.carry_out()

@@ -1,7 +1,8 @@
 """Carries out what the core of a log decides: to the log, the disk, the peers, the journal and the clients.
 
 Work that only a disk thread may do (a hard state or a truncation) is done first and alone: until it is
-durable the executor is busy, and nothing else happens in the log.
+durable the executor is busy, and nothing else happens in the log. So it is while the log's state is rebuilt
+from the log, a piece in each turn of the loop: other logs, and what the node promises in time, do not wait.
 """
 
 from collections.abc import Callable
@@ -27,7 +28,8 @@ MAX_INDEX: Final = 2**63 - 1
 class ReadyExecutor:
     """Owned by one driver. Invariant: a Ready is carried out completely before the core gets other input.
 
-    is_busy: a hard state or a truncation is being written; the executor must not be called.
+    is_busy: a hard state or a truncation is being written, or the state is being rebuilt; the executor must
+    not be called, except for `rebuild`.
     """
 
     def __init__(
@@ -35,10 +37,12 @@ class ReadyExecutor:
         parts: ReplicaParts,
         *,
         disk_done: Callable[[BaseException | None], None],
+        ask_turn: Callable[[], None],
         healed: Callable[[], None] | None,
     ) -> None:
         """disk_done(error): the disk has written a hard state or a truncation, or has failed; on success the
-        driver calls `resume`. healed(): called once, when the core has become sound; None: not called."""
+        driver calls `resume`. ask_turn(): schedule a turn of the driver, which calls `rebuild`. healed():
+        called once, when the core has become sound; None: not called."""
         self.is_busy = False
         self._core = parts.core
         self._log = parts.files.log
@@ -56,8 +60,10 @@ class ReadyExecutor:
         self._reads = parts.reads
         self._waiters = parts.waiters
         self._disk_done = disk_done
+        self._ask_turn = ask_turn
         self._healed = healed
         self._unanswered: Ready | None = None  # being carried out, until its answers are given
+        self._waits = False  # the unanswered Ready, for the state
         self._seen_committed = NO_INDEX
 
     def carry_out(self) -> None:
@@ -70,8 +76,11 @@ class ReadyExecutor:
                 if control is None:
                     break
                 self._state.begin_to_lead(self._journal)
-                self._proposer.open_term(control)
+                self._proposer.open_term(control)  # its Ready waits for the state
             elif ready.hard_state is None and ready.truncate is None:
+                self._begin_epoch(ready)
+                if self._waits_for_state():
+                    return
                 self._finish(ready)
             else:
                 self._wait_for_disk(ready)
@@ -92,8 +101,39 @@ class ReadyExecutor:
         if ready is not None:
             if ready.truncate is not None:
                 self._state.truncated(ready.truncate)
+            self._begin_epoch(ready)
+            if self._waits_for_state():
+                return
             self._finish(ready)
         self.carry_out()
+
+    def rebuild(self) -> None:
+        """Apply a piece of the log to the state, if that is being rebuilt; once it is complete, continue with
+        the Ready that waits for it."""
+        ready = self._unanswered
+        if not self._waits or ready is None:
+            return
+        self._state.rebuild()
+        if not self._waits_for_state():
+            self._finish(ready)
+            self.carry_out()
+
+    def _waits_for_state(self) -> bool:
+        """Return whether nothing may happen before the state is rebuilt: then a turn is due."""
+        self._waits = self.is_busy = self._state.is_rebuilding
+        if self._waits:
+            self._ask_turn()
+        return self._waits
+
+    def _begin_epoch(self, ready: Ready) -> None:
+        """Forget what the records of a new epoch may contradict, before they are stored."""
+        self._unanswered = ready
+        if ready.hard_state is not None:
+            self._state.epoch_began(self._log.next_index)
+        term = self._core.term  # in classic mode a slave learns of an epoch by its records
+        if ready.batches and ready.batches[-1].term > term and not self._state.is_rebuilding:
+            first = next(batch for batch in ready.batches if batch.term > term)
+            self._state.epoch_began(first.base_index)
 
     def abandon(self) -> None:
         """Give the answers that the core has decided and that were not given yet: the driver has ended."""
@@ -139,9 +179,6 @@ class ReadyExecutor:
     def _finish(self, ready: Ready) -> None:
         """Do everything except the work of the disk thread."""
         now_ms = self._clock.monotonic_ms()
-        self._unanswered = ready
-        if ready.hard_state is not None:
-            self._state.epoch_began(self._log.next_index)
         stored = not ready.batches or self._store(ready.batches, now_ms)
         if ready.truncate is not None:
             self._state.judge_electable()
@@ -168,8 +205,6 @@ class ReadyExecutor:
         if not self._space.write(self._log.append, batches, leads=leads, now_ms=now_ms):
             return False
         for batch in batches:
-            if batch.term > self._core.term:  # in classic mode a slave learns of an epoch by its records
-                self._state.epoch_began(batch.base_index)
             self._state.state.apply(batch)
             if batch.is_control:
                 self._journal.control(batch)

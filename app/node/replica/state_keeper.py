@@ -152,20 +152,29 @@ class StateKeeper:
 
         An unclean election may have lost it: the records that take their indexes are others, and would be
         passed over. first_index: where the records of the new epoch begin, as far as this replica knows.
+        While the state is_rebuilding, the caller waits (`rebuild`).
         """
         if not self._core.needs_all_records:
             return
-        if self.transfer.epoch_began(first_index):
+        if self.transfer.epoch_began(first_index, self._core.committed_index):
             self.checkpointer.log_truncated()
-            self.state.committed(self._core.committed_index)
-            self.judge_electable()
-            self.group.refresh()
+            self.rebuild()
+
+    @property
+    def is_rebuilding(self) -> bool:
+        """As StateTransfer.is_rebuilding."""
+        return self.transfer.is_rebuilding
+
+    def rebuild(self) -> None:
+        """Apply a slice of the log to the state that is being rebuilt."""
+        if self.transfer.rebuild():
+            self._adopted()
 
     def begin_to_lead(self, journal: JournalWriter) -> None:
         """Leave nothing in the state that the log lacks: a received one may know records that never arrived.
 
         Those that were not committed are undone. Committed ones are lost by an unclean election, and a retry
-        must not be answered with their places.
+        must not be answered with their places. While the state is_rebuilding, the caller waits (`rebuild`).
         """
         last_index = self._log.next_index - 1
         if last_index < self.state.committed_index or not self._has_all:
@@ -180,14 +189,19 @@ class StateKeeper:
         reason = "an unclean election: the state before the log is lost"
         journal.record(CoreEvent(self._core.term, Corruption(reason=reason, first_index=first_index)))
         self.checkpointer.log_truncated()
-        self.transfer.accept_loss()
-        self._become_whole()
+        self.checkpointer.demand()  # a restart could not rebuild the state from the log
+        self.transfer.accept_loss(self._core.committed_index)
+        self.rebuild()
 
     def _become_whole(self) -> None:
-        """The state of another replica is adopted. It knows less as committed than this replica, if the log
-        has grown since its first piece was requested."""
+        """The state of another replica is adopted."""
+        self.checkpointer.demand()  # as after a loss
+        self._adopted()
+
+    def _adopted(self) -> None:
+        """Another state is adopted. One that was received knows less as committed than this replica, if the
+        log has grown since its first piece was requested."""
         self.state.committed(self._core.committed_index)
-        self.checkpointer.demand()  # a restart could not rebuild the state from the log
         self.judge_electable()
         self.group.refresh()
 

@@ -22,7 +22,7 @@ from app.raft.messages import StateChunk, StateRequest
 from storage.errors import StorageFull
 from storage.format.checksum import extend_crc32c
 from storage.log.commitlog import Commitlog
-from storage.units import MIB
+from storage.units import KIB, MIB
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,8 @@ ASK_AGAIN_MAX_MS: Final = 16_000  # where the pieces arrive later than that
 SERVED_MAX: Final = 4  # snapshots that are sent at one time
 SERVED_MS: Final = 60_000  # a snapshot without requests for this long is dropped
 COPY_BYTES: Final = 4 * MIB  # of a snapshot, copied in one turn of the loop
-REPLAY_BYTES: Final = MIB  # of the log, applied in one turn of the loop
+REPLAY_BYTES: Final = MIB  # of the log, applied to a received state in one tick
+REBUILD_BYTES: Final = 256 * KIB  # of the log, applied in one turn of the loop to a state that is rebuilt
 
 
 @dataclass(slots=True)
@@ -90,6 +91,7 @@ class StateTransfer:
         self._size = 0  # of that, in bytes
         self._crc = 0
         self._taken: LogState | None = None  # the leader's state, to which this log is being applied
+        self._rebuilt: LogState | None = None  # as _taken: of this log alone, while its driver waits
         self._asked_ms: int | None = None
         self._pause_ms = ASK_AGAIN_MS  # before it is requested again
         self._leader_id: str | None = None  # the last one that was known
@@ -111,36 +113,53 @@ class StateTransfer:
         """
         return self._log.first_index <= self._state.logged_trim_index
 
-    def accept_loss(self) -> None:
-        """Continue without the records before the log: an operator has accepted their loss (C-05).
+    def accept_loss(self, committed_index: int) -> None:
+        """Continue without the records before the log: an operator has accepted their loss (C-05). The
+        state is to be rebuilt (`rebuild`).
 
-        A state that knows records after the log is of no use: it is forgotten.
+        committed_index: as in `LogState.committed`; the fewer records may be undone, the less there is to
+        keep for that. A state that knows records after the log is of no use: it is forgotten.
         """
-        if self._state.applied_index >= self._log.next_index:
-            self._forget()
-        self._state.pass_over(self._log.first_index)
+        is_ahead = self._state.applied_index >= self._log.next_index
+        rebuilt = self._empty_state() if is_ahead else self._state
+        rebuilt.pass_over(self._log.first_index)
+        rebuilt.committed(committed_index)
         self._asked_ms = self._restoring = self._taken = None
-        while not self._apply_next(self._state):
-            continue
+        self._rebuilt = rebuilt
 
-    def epoch_began(self, first_index: int) -> bool:
+    def epoch_began(self, first_index: int, committed_index: int) -> bool:
         """The next master may lack what the last one had committed: keep no state that knows committed
-        records from `first_index` on, where the records of the epoch begin. Return whether it was forgotten.
+        records from `first_index` on, where the records of the epoch begin. Return whether it is rebuilt.
 
         The next master sends what the log cannot restore, also what the last one was asked for. No
-        snapshot is sent on that was taken before.
+        snapshot is sent on that was taken before. committed_index: as in `accept_loss`.
         """
         self._asked_ms = self._restoring = self._taken = None
         self._served.clear()
         if self._state.committed_index < first_index:
             return False
-        self._forget()
-        while self.is_whole and not self._apply_next(self._state):
-            continue
+        self._rebuilt = self._empty_state()
+        self._rebuilt.committed(committed_index)
         return True
 
-    def _forget(self) -> None:
-        self._state.become(type(self._state)(idempotency_ms=self._state.idempotency_ms))
+    def _empty_state(self) -> LogState:
+        return type(self._state)(idempotency_ms=self._state.idempotency_ms)
+
+    @property
+    def is_rebuilding(self) -> bool:
+        """True from `accept_loss` or `epoch_began` until `rebuild` has returned True: until then the log must
+        not change, and nothing may be decided by the state."""
+        return self._rebuilt is not None
+
+    def rebuild(self) -> bool:
+        """Apply the next slice of the log to the state that is being rebuilt; return whether it was the
+        last, and the state is adopted. Nothing is applied after a gap: the state must be received first."""
+        rebuilt = self._rebuilt
+        if rebuilt is None or (is_whole(rebuilt, self._log) and not self._apply_next(rebuilt, REBUILD_BYTES)):
+            return False
+        self._rebuilt = None
+        self._state.become(rebuilt)
+        return True
 
     def tick(self, leader_id: str | None, now_ms: int, peers: Sequence[str] = ()) -> None:
         """Request the state if it is missing; after a lost request or answer, again from the beginning.
@@ -256,17 +275,17 @@ class StateTransfer:
 
     def _replay(self, taken: LogState) -> None:
         """Apply a slice of this log's records after the state; adopt it when all are applied."""
-        if self._apply_next(taken):
+        if self._apply_next(taken, REPLAY_BYTES):
             self._taken = None
             self._state.become(taken)
             self._done()
 
-    def _apply_next(self, state: LogState) -> bool:
-        """Apply about REPLAY_BYTES of the log to a state; return whether that was the rest."""
+    def _apply_next(self, state: LogState, max_bytes: int) -> bool:
+        """Apply about max_bytes of the log to a state; return whether that was the rest."""
         log = self._log
         index = max(state.applied_index + 1, log.begin_index)
         if index <= log.end_index:
-            for batch in log.read_batches(index, REPLAY_BYTES):
+            for batch in log.read_batches(index, max_bytes):
                 state.apply(batch)
                 index = batch.next_index
         return index > log.end_index

@@ -156,7 +156,7 @@ def test_no_snapshot_of_an_earlier_epoch_is_sent_on(tmp_path: Path) -> None:
     transfer.serve("n2", StateRequest(7, 0))
     _, first = source.seams.sent[-1]
     assert isinstance(first, StateChunk)
-    transfer.epoch_began(source.driver.log.next_index)
+    transfer.epoch_began(source.driver.log.next_index, source.driver.committed_index)
     transfer.serve("n2", StateRequest(7, len(first.data)))
     assert source.seams.sent[-1][1] is first
     transfer.serve("n2", StateRequest(8, 0))
