@@ -21,9 +21,9 @@ from spark_jobs.errors import OptionError
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.session.spark_session import kept_active
 from spark_jobs.source.log_reads import LogReads
-from spark_jobs.tables.table import ENTRIES, Table, TableClash, quoted_name, read_table
+from spark_jobs.tables.table import ENTRIES, Table, quoted_name, read_table
 from spark_jobs.typed.current import CurrentTable
-from spark_jobs.typed.indexed_rows import first_rows
+from spark_jobs.typed.indexed_rows import IndexedRows, first_rows
 from spark_jobs.typed.layout import CompatibilityGroup
 
 PIECE_LETTERS: Final = 20_000
@@ -53,10 +53,10 @@ class DeadLetterReplay:
         Raises OptionError for a version that the log does not have, TableClash if `entries` has lost records,
         and the errors of `TypedTables.extend`.
         """
-        until = self._end()
+        until = IndexedRows(self.spark, self.path_of(ENTRIES), ENTRIES, "index").end()
         self.tables.open()
         self.tables.extend(until)  # every dead letter before it is handled, whatever other drivers do
-        self._check_entries()
+        self.tables.check_entries()  # a lost tombstone would not be applied to its letter
         decoder = self.tables.decoder
         if decoder is None:
             raise OptionError(f"log {self.client.log!r} has no schema")
@@ -81,14 +81,6 @@ class DeadLetterReplay:
             moved += len(held)
             left += typed.dead_letters.num_rows
         return Replayed(wanted, moved, left)
-
-    def _check_entries(self) -> None:
-        """Raise TableClash if `entries` has lost records that the tables had. One may be a tombstone that
-        `current` has applied, and would not apply to the letter."""
-        end = self._end()  # other drivers may have added records to all tables
-        lost = self.client.first_data_index(end, self.tables.held_until)
-        if lost is not None:
-            raise TableClash(self.path_of(ENTRIES), f"the records from index {lost} on")
 
     def _pieces(self, until: int) -> Iterator[pa.Table]:
         """Yield the letters before `until`, in order, in pieces of a bounded size."""
@@ -147,6 +139,7 @@ class DeadLetterReplay:
             table.remove(indexes)
             current.remove(indexes)
             current.apply_again(partial(_of_keys, current, path, known), 0, indexes[-1] + 1, are_few=True)
+        self.tables.check_entries()
         if not is_refilling:
             table.refilled()
 
@@ -155,6 +148,7 @@ class DeadLetterReplay:
         if not moved:
             return
         self._apply(moved)
+        self.tables.check_entries()
         for first in set(moved.values()):
             self.tables.records[first].check_same()  # else the letter may be in no table
         self.tables.dead_letters.remove(list(moved))
@@ -168,11 +162,6 @@ class DeadLetterReplay:
                 indexes = current.session.createDataFrame(pa.table({"_index": own}))
                 rows = partial(_of_same_keys, current, path, indexes)
                 current.apply_again(rows, min(own), max(own) + 1, are_few=True)
-
-    def _end(self) -> int:
-        """Return the index after the last row of `entries`."""
-        entries = read_table(self.spark, self.path_of(ENTRIES))
-        return int(entries.agg(F.coalesce(F.max("index") + 1, F.lit(0))).collect()[0][0])
 
 
 def _of_same_keys(current: CurrentTable, path: str, indexes: DataFrame) -> DataFrame:

@@ -21,10 +21,11 @@ from pyspark.sql import SparkSession
 
 from app.schemas import LogSchema
 from app.tables.names import MOVED_PROPERTY, end_application_of
+from spark_jobs.errors import LogTrimmed
 from spark_jobs.job_lines import warn
 from spark_jobs.materialize.supervisor import MAX_FAILURES, reason_of
 from spark_jobs.source.log_reads import LogReads
-from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, Table
+from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, Table, TableClash
 from spark_jobs.tables.table_writer import TableWriter
 from spark_jobs.typed.claimed_table import ClaimedTable
 from spark_jobs.typed.current import CurrentTable
@@ -141,6 +142,20 @@ class TypedTables:
         also tombstones, without which `current` would get rows that stay."""
         return self.until_index >= self.held_until
 
+    def check_entries(self) -> None:
+        """Raise TableClash if `entries` has lost records that the tables had, or that `extend` was to read.
+
+        What is made from `entries` is complete only if this holds afterwards: otherwise it may lack rows, and
+        have rows whose tombstones are missing.
+        """
+        first, until = self._entries.end(), max(self.until_index, self.held_until)
+        try:
+            lost = self.client.first_data_index(first, until)
+        except LogTrimmed:
+            lost = first
+        if lost is not None:
+            raise TableClash(self.path_of(ENTRIES), f"the records from index {lost} on")
+
     @property
     def _is_behind(self) -> bool:
         return bool(self._changed) or self._ends.is_unclaimed
@@ -238,20 +253,17 @@ class TypedTables:
             self._note_moved_again,
         )
 
-    def _repair(self, restored: RestoredTables, decoder: TypedDecoder) -> set[int] | None:
+    def _repair(self, restored: RestoredTables, decoder: TypedDecoder) -> set[int]:
         """Add the rows that RESTORE took from tables. Return the groups whose `current` is due as a whole;
-        None if the tables are ahead of `entries`, which may lack rows itself: its job reports that. Raises
-        RowsLost."""
+        none if the tables are ahead of `entries`, which may lack rows itself. Raises RowsLost."""
         if restored.until < self.next_index:
-            return None
+            return set()
         with self._applying:
             return restored.repair(decoder)
 
-    def _rebuild(self, restored: RestoredTables, groups: set[int] | None) -> None:
+    def _rebuild(self, restored: RestoredTables, groups: set[int]) -> None:
         """Bring the `current` of these groups up to date as a whole, once `records` is complete: it may have
-        been removed too. None: nothing was repaired."""
-        if groups is None:
-            return
+        been removed too. Raises TableClash."""
         with self._applying:
             for first in sorted(groups):
                 with self._noting:  # another driver may have written records to any group meanwhile
@@ -260,6 +272,8 @@ class TypedTables:
                     others = [table for group, table in self.records.items() if group != first]
                     others.append(self.dead_letters)
                     self.current[first].rebuild(self.next_index, restored.until, others)
+            if groups:
+                self.check_entries()
             restored.finish()
 
     def _complete_before(self, layout: Sequence[CompatibilityGroup]) -> int:

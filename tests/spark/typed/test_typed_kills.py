@@ -250,6 +250,33 @@ def test_current_is_brought_up_to_date_after_a_removal_once_entries_is_complete(
     check_law(log, tmp_path)
 
 
+def test_a_repair_is_due_until_entries_has_the_records_that_it_lost_meanwhile(
+    log: FakeLog, replicas: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without their rows the tables would lack some, and without their tombstones keep others."""
+    fill_entries(log, tmp_path)
+    typed, entries, steps = without_spark(replicas, tmp_path), tmp_path / ENTRIES.name, list[object]()
+    typed.extend(log.next_index)
+    whole = DeltaLog(str(entries)).versions()[-1]
+
+    def rebuild(*_: object) -> None:
+        if not steps:
+            restore(entries, whole - 1)
+            log.begin_index = log.next_index  # retention, once `entries` had them
+        steps.append("rebuilt")
+
+    monkeypatch.setattr(CurrentTable, "rebuild", rebuild)
+    monkeypatch.setattr(restores, "table_properties", lambda *_: {})
+    monkeypatch.setattr(restores, "set_properties", lambda *given: steps.append("noted"))
+    restore(tmp_path / CURRENT, 1)
+    with pytest.raises(TableClash, match="entries refuses the records from index"):
+        typed.extend(log.next_index)
+    restore(entries, whole)
+    typed.open()
+    typed.extend(log.next_index)
+    assert steps == ["rebuilt", "rebuilt", "noted"]
+
+
 def test_a_current_that_was_removed_gets_no_row_without_its_tombstone(
     log: FakeLog, replicas: list[FakeReplica], tmp_path: Path
 ) -> None:
