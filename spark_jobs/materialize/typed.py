@@ -35,6 +35,7 @@ from spark_jobs.typed.layout import CompatibilityGroup, compatibility_groups
 from spark_jobs.typed.prefetch import prefetch
 from spark_jobs.typed.restored import RestoredTables
 from spark_jobs.typed.table_ends import TableEnds
+from storage.units import NO_INDEX
 
 COMMIT_RECORDS = 100_000  # of one piece of `entries`: as many as a file of a backlog there
 CURRENT_EACH_S = 5.0
@@ -66,7 +67,7 @@ class TypedTables:
         self.follows = follows
         self.change_data_feed = change_data_feed
         self.next_index = 0
-        self.until_index = 0  # of the last call of `extend`
+        self.until_index = NO_INDEX  # of the last call of `extend` since the tables were opened
         self.held_until = 0  # the tables had rows and claims before it alone when they were opened
         self.current: dict[int, CurrentTable] = {}
         self.decoder: TypedDecoder | None = None
@@ -88,7 +89,7 @@ class TypedTables:
     def open(self) -> None:
         """Forget what is known of the tables: the next write reads their progress. Other drivers may have
         written."""
-        self.decoder, self.records, self.current, self.until_index = None, {}, {}, 0
+        self.decoder, self.records, self.current, self.until_index = None, {}, {}, NO_INDEX
         self._versions, self._failed, self._failures = (), None, 0
         self._ends = TableEnds()
 
@@ -138,8 +139,8 @@ class TypedTables:
 
     @property
     def _is_whole(self) -> bool:
-        """`entries` holds all records that the tables had when they were opened. Otherwise it has lost rows,
-        also tombstones, without which `current` would get rows that stay."""
+        """The tables are open, and `entries` holds all records that they had then. Otherwise it has lost
+        rows, also tombstones, without which `current` would get rows that stay."""
         return self.until_index >= self.held_until
 
     def check_entries(self) -> None:

@@ -318,6 +318,30 @@ def test_the_last_records_are_not_applied_without_a_tombstone_that_entries_has_l
     check_law(log, tmp_path)
 
 
+def test_nothing_counts_as_applied_while_the_tables_are_opened_again(
+    log: FakeLog, replicas: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failure, by a job that has made the tables. `records` has all rows, `current` has none."""
+    open_current = TypedTables._open_current
+
+    def open_and_apply(typed: TypedTables, *given: Any) -> None:
+        open_current(typed, *given)
+        typed.apply()  # by the thread of the timer
+
+    monkeypatch.setattr(TypedTables, "_start_timer", lambda *_: None)
+    log.append(b'{"id":"last"}', key=b"last")
+    fill_entries(log, tmp_path)
+    client = LogReads([replica.url for replica in replicas], "default")
+    typed = TypedTables(no_spark(), client, lambda table: str(tmp_path / table.name))
+    typed.extend(log.next_index)
+    monkeypatch.setattr(TypedTables, "_open_current", open_and_apply)
+    typed.open()
+    typed.extend(log.next_index)
+    for _ in range(2):
+        typed.apply()
+    check_law(log, tmp_path)
+
+
 def test_no_record_is_missing_in_a_current_that_another_driver_has_made_again(
     log: FakeLog, replicas: list[FakeReplica], tmp_path: Path
 ) -> None:
