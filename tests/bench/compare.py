@@ -1,13 +1,14 @@
 """Appends of this project and of other systems, in alternating turns of one run.
 
     python -m tests.bench.compare [--rows single-64,ndjson-100] [--turns 5] [--seconds 3]
-                                  [--etcd BINARY] [--nats BINARY] | [--peers]
+                                  [--etcd BINARY] [--nats BINARY] | [--peers] [--bare]
 
 Prints one JSON line a figure, and at the end one line a row: medians, ranges, and the ratio to each peer.
 Three nodes, records of 1 KiB; the client uses the same processors. Needs Go for tests/bench/loadgen.
---peers fetches etcd and NATS (tests/bench/systems/peers.py). `cpu_us`: processor time of all servers for
-one record, less dependent than the rate on what else runs; `leader_us` and `follower_us` are parts of it.
-`client_us`: of the load generator.
+--peers fetches etcd and NATS (tests/bench/systems/peers.py); --bare measures the barest quorum beside
+(tests/bench/systems/bare_node.py), which is what this machine permits in Python. `cpu_us`: processor time of
+all servers for one record, less dependent than the rate on what else runs; `leader_us` and `follower_us` are
+parts of it. `client_us`: of the load generator.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from app.media_types import ARROW_STREAM, BATCHES, JSON, NDJSON
 from storage.format.batch import FIRST_CHAIN, stamp
 from storage.format.records import RecordColumns, encode_body
 from tests.bench.rest_append import BATCH_RECORDS, RECORD_BYTES, arrow_body, build_loadgen
+from tests.bench.systems.bare_node import running_bare_quorum
 from tests.bench.systems.local_cluster import print_figure
 from tests.bench.systems.memory import filled_page_cache
 from tests.bench.systems.peers import (
@@ -249,10 +251,30 @@ def nats_jetstream(
         yield measure
 
 
+@contextlib.contextmanager
+def bare_quorum(
+    loadgen: Path, files: dict[str, Path], port: int, seconds: int
+) -> Iterator[Callable[[Row], Figure | None]]:
+    """Bodies of any kind, which it does not read."""
+    with running_bare_quorum(port) as (url, pids):
+
+        def measure(row: Row) -> Figure | None:
+            if row.setup is not Setup.FSYNC or row.follower or row.kind == "stream":
+                return None
+            body = ["-size", str(RECORD_BYTES)]
+            if row.kind != "single":
+                body = ["-body-file", str(files[row.kind]), "-records", str(row.records)]
+            command = [str(loadgen), "-warmup", "0s", "-url", url, "-c", str(row.in_flight), *body]
+            return run([*command, "-d", f"{seconds}s"], pids, row.records, {})
+
+        yield measure
+
+
 def turns(
-    rows: Sequence[Row], count: int, seconds: int, port: int, peers: Peers
+    rows: Sequence[Row], count: int, seconds: int, port: int, peers: Peers, *, bare: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """Measure the rows by turns, print each figure, and return the summaries. port: of the peers."""
+    """Measure the rows by turns, print each figure, and return the summaries. port: of the peers. bare: the
+    barest quorum too."""
     figures: dict[tuple[str, str], list[Figure]] = defaultdict(list)
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="commitlog-bench-")))
@@ -270,6 +292,8 @@ def turns(
             if peers.nats is not None and natspub is not None and compared:
                 name = f"nats {version_of(peers.nats)}"
                 systems.insert(1, (name, nats_jetstream(peers.nats, natspub, port + 100, seconds)))
+            if bare:
+                systems.insert(1, ("bare quorum", bare_quorum(loadgen, files, port + 200, seconds)))
             for system, running in systems:
                 with running as measure:
                     for row in rows:
@@ -292,12 +316,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=3)
     parser.add_argument("--port", type=int, default=28101, help="first port of the peers")
     parser.add_argument("--peers", action="store_true", help="fetch etcd and NATS, and compare with them")
+    parser.add_argument("--bare", action="store_true", help="compare with the barest quorum")
     parser.add_argument("--etcd", type=Path)
     parser.add_argument("--nats", type=Path)
     options = parser.parse_args()
     rows = [row for row in ROWS if row.name in options.rows.split(",")]
     peers = fetch_peers() if options.peers else Peers(options.etcd, options.nats)
-    for name, summary in turns(rows, options.turns, options.seconds, options.port, peers).items():
+    measured = turns(rows, options.turns, options.seconds, options.port, peers, bare=options.bare)
+    for name, summary in measured.items():
         print_figure(row=name, **summary)
 
 
