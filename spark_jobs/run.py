@@ -24,9 +24,9 @@ if __name__ == "__main__":
 
 import click
 
+from app.durations import Seconds
 from app.errors import ConfigError
 from app.extras import imports_of_extra
-from app.seconds import Seconds
 
 with imports_of_extra("spark", __name__):
     from pyspark.sql import SparkSession

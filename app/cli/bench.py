@@ -23,8 +23,8 @@ from app.cli.context import (
     print_table,
     target_options,
 )
+from app.durations import Seconds
 from app.media_types import JSON
-from app.seconds import Seconds
 
 _JSON = {"Content-Type": JSON}
 _TIMEOUT = aiohttp.ClientTimeout(total=30)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from app.durations import Seconds
 from app.local_problem import local_problem
 from app.names import check_cursor_name, check_idempotency_key, check_log_name, check_token
-from app.seconds import Seconds
 
 if TYPE_CHECKING:  # `--help` imports neither
     from rich.table import Table

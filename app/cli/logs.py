@@ -21,7 +21,7 @@ from app.cli.context import (
 from app.client import CommitlogClient
 from app.client.errors import Problem
 from app.client.operations import Operations
-from app.seconds import Seconds
+from app.durations import Seconds
 
 _RETRY_S = 0.5
 NO_BOUND = "none"

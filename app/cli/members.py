@@ -12,7 +12,7 @@ from rich.table import Table
 from app.cli.context import Target, cluster_options, complete_nodes, print_json, print_table, target_options
 from app.client.errors import Problem
 from app.client.operations import Operations
-from app.seconds import Seconds
+from app.durations import Seconds
 
 _RETRY_S = 0.5
 _one_log = click.option("--of", metavar="LOG", help="Only of this log. Default: every Raft log.")
