@@ -168,7 +168,7 @@ class RecordsBatchReader(DataSourceReader):
         """Return the first index, the exclusive end, and the first requested index that was lost, None for
         none.
 
-        Raises OptionError, LogTrimmed, LogClash.
+        Raises OptionError, LogTrimmed.
         """
         tail = client.tail(confirmed=True)
         first, until = asked_range(self.options, tail)
@@ -352,8 +352,12 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def asked_range(options: SourceOptions, tail: LogTail) -> tuple[int, int]:
-    """Return [first, until) of a batch query in a log with this tail. Raises OptionError, LogTrimmed,
-    LogClash."""
+    """Return [first, until) of a batch query in a log with this tail. Raises OptionError, LogTrimmed."""
+    asked = options.starting_index
+    if isinstance(asked, int) and asked > tail.next_index:
+        raise OptionError(
+            f"startingIndex must be at most {tail.next_index}, the next index of the log, got {asked}"
+        )
     first, until = first_index(options, tail), options.until(tail.next_index)
     if first > until:
         if options.starting_index in (first, LATEST):

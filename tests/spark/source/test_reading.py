@@ -14,7 +14,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from spark_jobs.errors import JournalTrimmed, LogClash, LogTrimmed, OptionError, Unreachable
 from spark_jobs.source import log_reads
 from spark_jobs.source.answers import LogTail, Node
-from spark_jobs.source.data_source import RecordsBatchReader, RecordsStreamReader, asked_range
+from spark_jobs.source.data_source import (
+    RecordsBatchReader,
+    RecordsStreamReader,
+    asked_range,
+    first_index,
+)
 from spark_jobs.source.events import EventsBatchReader, EventsPartition, EventsStreamReader, read_events, scan
 from spark_jobs.source.options import SourceOptions, parse_options
 from spark_jobs.source.planning import EventsOffset, JournalPosition
@@ -300,6 +305,17 @@ def test_a_range_that_was_trimmed_whole_is_empty_or_an_error() -> None:
             asked_range(lost, tail)
     with pytest.raises(OptionError, match=r"startingIndex must be at most the end of the read, .* got 15"):
         asked_range(replace(asked, starting_index=15, ending_index=12), tail)
+
+
+def test_a_batch_that_begins_after_the_end_of_the_log_has_a_wrong_option() -> None:
+    """A batch has no position of its own that the log could contradict, as that of a stream does."""
+    tail = LogTail(begin_index=10, next_index=20, term=1, confirmed=True)
+    asked = parse_options({"endpoint": "http://127.0.0.1:1", "startingIndex": "21"})
+    with pytest.raises(OptionError, match=r"startingIndex must be at most 20, the next index .*, got 21"):
+        asked_range(asked, tail)
+    assert asked_range(replace(asked, starting_index=20), tail) == (20, 20)
+    with pytest.raises(LogClash):
+        first_index(asked, tail)
 
 
 def test_long_batches_are_cut_short_ones_joined_and_control_records_left_out() -> None:

@@ -42,7 +42,7 @@ def test_a_batch_reads_the_range_of_its_options_ends_included(batch: Batch) -> N
     ("options", "complaint"),
     [
         ({"endingIndex": 102}, "endingIndex must be at most the last index, 101, got 102"),
-        ({"startingIndex": 500}, "it ends before index 102, startingIndex is 500"),
+        ({"startingIndex": 500}, "startingIndex must be at most 102, the next index of the log, got 500"),
         (
             {"startingIndex": 60, "endingIndex": 50},
             "startingIndex must be at most the end of the read, 50, got 60",
