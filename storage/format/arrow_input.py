@@ -25,6 +25,7 @@ from storage.format.records import (
 )
 
 _BINARY: Final = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
+_VIEWS: Final = (pa.binary_view(), pa.string_view())  # many of one buffer may grow without bound in a cast
 _ERRORS: Final = (pa.ArrowException, OSError, EOFError, ValueError, TypeError, OverflowError)
 
 
@@ -131,7 +132,10 @@ def _check_schema(schema: pa.Schema) -> None:
         elif field.name == "headers":
             _check_headers_type(field.type)
         elif field.type not in _BINARY:
-            raise InvalidRecords(f"column {field.name!r} is {field.type}, not binary or string")
+            reason = f"column {field.name!r} is {field.type}, not binary or string"
+            if field.type in _VIEWS:
+                reason += "; write it without views, in polars with CompatLevel.oldest()"
+            raise InvalidRecords(reason)
 
 
 def _check_headers_type(kind: pa.DataType) -> None:
