@@ -14,7 +14,7 @@ from spark_jobs.materialize.replay import DeadLetterReplay
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.run import materialize
 from spark_jobs.source.log_reads import LogReads
-from spark_jobs.tables.table import DEAD_LETTERS, identifier
+from spark_jobs.tables.table import DEAD_LETTERS
 from spark_jobs.typed.current import CurrentTable
 from tests.spark.conftest import endpoints
 from tests.spark.no_spark import no_spark
@@ -22,6 +22,7 @@ from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.typed.law import check_law, rows_of
 from tests.spark.typed.replay_to_kill import COMMITS
 from tests.spark.typed.test_typed import path_in, to_json
+from tests.spark.user_restore import restore
 
 
 @pytest.fixture
@@ -82,6 +83,6 @@ def test_a_repair_completes_what_a_killed_replay_has_begun(
         patched.setattr(CurrentTable, "apply_again", killed)
         with pytest.raises(KeyboardInterrupt):
             DeadLetterReplay(spark, client, path_in(folder)).run()
-    spark.sql(f"RESTORE TABLE {identifier(str(folder / DEAD_LETTERS.name))} TO VERSION AS OF 0").collect()
+    restore(folder / DEAD_LETTERS.name, 0)
     TypedTables(spark, client, path_in(folder), follows=False).extend(log.next_index)
     check_law(log, folder)

@@ -183,7 +183,7 @@ def test_a_restore_to_before_a_replay_leaves_each_letter_once(job: Job) -> None:
     before = {name: job.version(name) for names in restored for name in names}
     DeadLetterReplay(job.spark, job.client, path_in(job.folder)).run()
     job.append(20)
-    assert job.table("dead_letters").count() == 4
+    assert len(list(rows_of(job.folder / "dead_letters"))) == 4
     for names in restored:
         copy = job.copy(names[0])
         for name in names:
@@ -195,9 +195,12 @@ def test_a_restore_to_before_a_replay_leaves_each_letter_once(job: Job) -> None:
 def test_rows_that_cannot_be_made_again_are_an_error_with_a_remedy(job: Job) -> None:
     for number in (0, 10):
         job.append(number)
-    job.spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
     job.restore(1, "records")
-    job.change("VACUUM {} RETAIN 0 HOURS", "records")
+    kept = DeltaLog(str(job.folder / "records")).snapshot()
+    assert kept is not None
+    for path in (job.folder / "records").glob("*.parquet"):  # as VACUUM does
+        if path.name not in kept.files:
+            path.unlink()
     with pytest.raises(RowsLost, match=r"files of version 2 were removed.*delete the folder of the table"):
         job.append(20)
     shutil.rmtree(job.folder / "records")
@@ -241,7 +244,7 @@ def test_a_removed_table_whose_refill_fails_is_refilled_at_the_next_start(job: J
         job.restart()
         with pytest.raises(OSError, match="no space left"):
             job.write()
-    assert job.table(name).count() > 0
+    assert any(rows_of(job.folder / name))
     job.restart()
     job.append(20)
     job.log.append(to_json(id="b", size=1), key=b"b")
@@ -381,30 +384,25 @@ class SecondDriver:
         self.typed.extend(self.job.log.next_index)
 
 
-@pytest.mark.parametrize("when", ["before", "at each merge"])
-def test_a_rebuild_beside_a_driver_that_is_ahead_brings_no_removed_key_back(job: Job, when: str) -> None:
+def test_a_rebuild_beside_a_driver_that_is_ahead_brings_no_removed_key_back(job: Job) -> None:
+    """It is further ahead at each merge of the rebuild, which has read the rows before."""
     for number in range(1, 4):
         job.log.append(to_json(id=number), key=b"%d" % number)
     job.write()
     [late] = job.typed.current.values()
     job.restore(0, "current")
-    second = SecondDriver(job)
-    if when == "before":
+    second, merge = SecondDriver(job), late._merge
+
+    def merge_late(*given: Any, **options: Any) -> None:
         second.go_ahead()
+        assert second.tombstones < 3  # it ends while the other driver continues
+        merge(*given, **options)
+
+    with job.patch.context() as patched:
+        patched.setattr(late, "_merge", merge_late)
         late.rebuild(late.next_index, late.next_index, [job.typed.dead_letters])
-    else:
-        merge = late._merge
-
-        def merge_late(*given: Any, **options: Any) -> None:
-            second.go_ahead()  # the rows of this merge were read
-            assert second.tombstones < 3  # it ends while the other driver continues
-            merge(*given, **options)
-
-        with job.patch.context() as patched:
-            patched.setattr(late, "_merge", merge_late)
-            late.rebuild(late.next_index, late.next_index, [job.typed.dead_letters])
     left = range(second.tombstones + 1, 4)
-    assert sorted(row["id"] for row in job.table("current").collect()) == list(left)
+    assert sorted(row["id"] for row in rows_of(job.folder / "current")) == list(left)
     job.check()
 
 
@@ -428,5 +426,5 @@ def test_a_repair_does_not_skip_what_another_driver_has_not_applied(job: Job) ->
     job.typed.extend(job.log.next_index)
     job.log.append(to_json(id="without a key", size=3))
     job.write()
-    assert {row["id"] for row in job.table("current_v2").collect()} == {"a", "z"}
-    assert {row["id"] for row in job.table("current_v3").collect()} == {"b", "y"}
+    assert {row["id"] for row in rows_of(job.folder / "current_v2")} == {"a", "z"}
+    assert {row["id"] for row in rows_of(job.folder / "current_v3")} == {"b", "y"}
