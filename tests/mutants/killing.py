@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from storage.errors import CorruptLog
 from tests.mutants.planting import GroupMutant, Mutant
 from tests.simulation.classic import group as classic
 from tests.simulation.controller import run as controller
@@ -109,7 +110,7 @@ def killed_by_test(mutant: Mutant, folder: Path) -> str | None:
     with _planted(mutant):
         try:
             mutant.killer(folder)
-        except (AssertionError, Violation, pytest.fail.Exception) as failure:
+        except (AssertionError, CorruptLog, Violation, pytest.fail.Exception) as failure:
             check_fits(mutant, failure)
             return f"test: {str(failure).splitlines()[0] if str(failure) else 'assertion'}"
     return None

@@ -74,7 +74,10 @@ def a_producers_sequences_are_not_looked_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LogState, "check_producer", lambda self, id, epoch, sequence, allow_gap=False: None)
 
 
-@mutant("D-28")
+@mutant(
+    "D-28",
+    lambda folder: test_driver.test_a_fence_comes_before_the_other_conditions(test_driver.Node(folder)),
+)
 def the_fence_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
     @planted(patch, append_queue, "check_conditions")
     def check(original: Any, state: LogState, request: Any, **options: int) -> None:
@@ -89,7 +92,10 @@ def a_failed_sync_passes_for_a_good_one(patch: pytest.MonkeyPatch) -> None:
             original(self)
 
 
-@mutant("R-11")
+@mutant(
+    "R-11",
+    lambda _: test_recovery.test_records_of_a_failed_sync_are_written_again_before_they_count_as_durable(),
+)
 def what_recovery_scanned_is_not_written_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Recovery, "_rewrite", lambda self, segment: None)
 
