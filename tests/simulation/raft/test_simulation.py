@@ -119,7 +119,7 @@ def test_sixty_logs_have_leaders_soon_after_the_start() -> None:
 
 @pytest.mark.parametrize("seed", [3, 4])
 def test_a_seed_gives_the_same_trace_whatever_the_hash_seed(seed: int) -> None:
-    command = [sys.executable, "-m", "tests.simulation.raft.run", "--seed", str(seed), "--seconds", "60"]
+    command = [sys.executable, "-m", "tests.simulation.raft.run", "--seed", str(seed), "--seconds", "30"]
     traces = []
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}

@@ -1,4 +1,4 @@
-"""`current` by keys and tombstones, the replay of dead letters, and the checks that find each broken row."""
+"""`current` by keys and tombstones, and the checks that find each broken row."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -8,9 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.materialize.config import MaterializeConfig
-from spark_jobs.materialize.replay import DeadLetterReplay
 from spark_jobs.run import materialize
-from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.table import identifier
 from spark_jobs.tables.views import create_views
 from spark_jobs.typed.invariants import misplaced, outdated
@@ -18,7 +16,7 @@ from tests.spark.conftest import endpoints
 from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.typed.law import check_law, rows_of
-from tests.spark.typed.test_typed import path_in, to_json
+from tests.spark.typed.test_typed import to_json
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 ENTRIES = "index LONG, term LONG, timestamp TIMESTAMP, key BINARY, value BINARY"
@@ -78,7 +76,7 @@ def test_the_law_finds_rows_of_current_that_are_not_the_newest(spark: SparkSessi
     ]
 
 
-def test_current_follows_keys_and_tombstones_and_a_replay_moves_each_letter_once(
+def test_current_follows_keys_and_tombstones(
     spark: SparkSession, replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
 ) -> None:
     config = MaterializeConfig(endpoint=endpoints(replicas), tables=tmp_path, available_now=True)
@@ -103,18 +101,6 @@ def test_current_follows_keys_and_tombstones_and_a_replay_moves_each_letter_once
     assert current() == [(1, first + 2), (2, first + 7), (5, first + 9)]
     check_law(log, folder, ("id",))
 
-    def replay() -> tuple[int, int]:
-        client = LogReads([replica.url for replica in replicas], "default")
-        done = DeadLetterReplay(spark, client, path_in(folder)).run()
-        return done.moved, done.left
-
-    assert replay() == (2, 0)
-    assert replay() == (0, 0)
-    assert list(rows_of(folder / "dead_letters")) == []
-    typed = sorted((row["_index"], row["id"]) for row in rows_of(folder / "records_v2"))
-    assert typed == [(first + 5, 4), (first + 6, 5)]
-    check_law(log, folder, ("id",))
-
     with_feed = replace(config, change_data_feed=True)
     log.append(to_json(id=2, city=2002), key=b"2")
     named = (("schema-version", b"1"),)
@@ -126,7 +112,7 @@ def test_current_follows_keys_and_tombstones_and_a_replay_moves_each_letter_once
     assert len(everywhere) == sum(len(list(rows_of(folder / name))) for name in ("records", "records_v2"))
     assert [tuple(row) for row in everywhere[-3:]] == [(5, "Bern"), (2, "2002"), (1, "Bern")]
     seen = spark.table("current").orderBy("id").select("id", "city").collect()
-    assert [tuple(row) for row in seen] == [(1, "Bern"), (2, "2002"), (4, "7"), (5, "Bern")]
+    assert [tuple(row) for row in seen] == [(1, "Bern"), (2, "2002"), (5, "Bern")]
     last = spark.sql(f"DESCRIBE HISTORY {identifier(f'{folder}/current_v2')}").first()["version"]
     feed = spark.read.option("readChangeFeed", "true").option("startingVersion", last)
     changed = feed.format("delta").load(f"{folder}/current_v2").select("id", "_change_type").collect()
