@@ -150,11 +150,10 @@ class Checkpointer:
         self._demanded = True
 
     def save_all(self, state: LogState, committed_index: int) -> None:
-        """Save everything: the last step of a clean stop. The log must be durable by then."""
+        """Save everything: the last step of a clean stop. The log must be durable by then, and the state does
+        not change any more: the disk thread copies it."""
         self._take(state)
-        if self._taken is not None:
-            self._taken.copy(_EVERYTHING)
-        self.save(committed_index)
+        self.save(committed_index, is_last=True)
 
     def log_truncated(self) -> None:
         """The log was truncated: an unsaved snapshot may contain removed batches."""
@@ -165,10 +164,10 @@ class Checkpointer:
         if index != NO_INDEX and (index, committed_index) != self._kept:
             self._taken = _Taken(state.capture(), self._log.last_chain)
 
-    def save(self, committed_index: int) -> None:
+    def save(self, committed_index: int, *, is_last: bool = False) -> None:
         durable_index = self._log.durable_index
         taken = self._taken
-        if taken is not None and (not taken.is_whole or taken.index > durable_index):
+        if taken is not None and (not (taken.is_whole or is_last) or taken.index > durable_index):
             taken = None
         state_index = self._saved.state_index if taken is None else taken.index
         checkpoint = Checkpoint(min(committed_index, durable_index), state_index)
@@ -180,6 +179,8 @@ class Checkpointer:
 
         def work() -> None:
             if taken is not None:
+                if not taken.is_whole:
+                    taken.copy(_EVERYTHING)
                 self._snapshot_file.save(*taken.payload())
             self._checkpoint_file.save(checkpoint)
 

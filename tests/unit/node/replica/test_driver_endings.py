@@ -1,14 +1,21 @@
 """Every waiting caller is answered once, however a driver ends: damaged log, stopping node, or both."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.errors import CommitlogError
 from app.log.contract import Durability, LogOptions
 from app.log.driver_interfaces import DriverConfig
+from app.log.snapshot import Capture
+from app.log.state import DAY_MS
+from app.node.state.checkpoints import load_snapshot
 from app.raft.messages import Heartbeat, PushAnswer, PushCode, PushRequest
 from storage.errors import CorruptLog
+from storage.files import OsFileSystem
+from storage.log.checkpoint import SnapshotFile
 from storage.log.commitlog import Commitlog
 from tests.unit.node.replica.driver_support import Limits, Node, code, result
 from tests.unit.node.replica.test_driver import keep_lead, leading_node
@@ -52,6 +59,40 @@ def test_each_stop_of_a_log_is_answered_once(tmp_path: Path) -> None:
     node.driver.stop(lambda: stopped.append("second"))
     node.seams.run()
     assert stopped == ["second", "first"]  # the first one when all is saved
+
+
+def test_the_disk_thread_copies_the_state_that_a_stop_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the loop, a large state would delay the hand-over of all other logs."""
+    node = Node(tmp_path)
+    result(node.append(idempotency_key="k"))
+    at_disk: list[None] = []  # not empty while a disk thread would run
+    copied: list[bool] = []
+    take, submit = Capture.take, node.seams.submit
+
+    def noted(capture: Capture, max_bytes: int) -> list[bytes]:
+        copied.append(bool(at_disk))
+        return take(capture, max_bytes)
+
+    def submit_noted(work: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None:
+        def do() -> None:
+            at_disk.append(None)
+            work()
+            at_disk.clear()
+
+        submit(do, then)
+
+    monkeypatch.setattr(Capture, "take", noted)
+    monkeypatch.setattr(node.seams, "submit", submit_noted)
+    node.driver.stop()
+    node.seams.run()
+    assert copied
+    assert all(copied)
+    file = SnapshotFile(OsFileSystem(), f"{tmp_path}/logs/default/state")
+    found = load_snapshot(file, idempotency_ms=DAY_MS)
+    assert found is not None
+    assert found[0].find_key("k") is not None
 
 
 def test_an_append_in_hand_is_answered_when_the_one_before_it_meets_damage(
