@@ -129,23 +129,33 @@ class NodeLogs:
         self.repairs.begin(hosted, cause, "rollback")
 
     def join(self, hosted: HostedLog) -> None:
-        """Keep a replica of a log that the configuration does not give this node: its leader counts this node
-        as a member (R-10). Blocks. If that is impossible now, a later push of the leader tries again."""
+        """Begin to keep a replica of a log that the configuration does not give this node: its leader counts
+        this node as a member (R-10). If that is impossible now, a later push of the leader tries again."""
         now_s = asyncio.get_running_loop().time()
         if hosted.deleting or hosted.is_opening or now_s < self._join_after_s.get(hosted.log_id, 0.0):
             return
+        hosted.is_opening = True
+        self._tasks.once(f"join {hosted.name}", self._join(hosted))
+
+    async def _join(self, hosted: HostedLog) -> None:
         try:
-            if hosted.generation >= 0:
-                self.folders.prepare(hosted.name, hosted.generation, hosted.log_id)
-            self._journals.open(hosted)
-            opened = self._recover(hosted)
+            opened = await asyncio.to_thread(self._open_joined, hosted)
         except StorageError as error:
-            self._join_after_s[hosted.log_id] = now_s + _JOIN_RETRY_S
+            self._join_after_s[hosted.log_id] = asyncio.get_running_loop().time() + _JOIN_RETRY_S
             logger.error("log %s cannot be opened: %s", hosted.name, error)
             self._close_journal(hosted)
             return
+        finally:
+            hosted.is_opening = False
         self._join_after_s.pop(hosted.log_id, None)
         self.serve_all([(hosted, opened)])
+
+    def _open_joined(self, hosted: HostedLog) -> OpeningResult:
+        """Open the journal and the log in the folder of its generation. Blocks. Raises StorageError."""
+        if hosted.generation >= 0:
+            self.folders.prepare(hosted.name, hosted.generation, hosted.log_id)
+        self._journals.open(hosted)
+        return self._recover(hosted)
 
     async def _open_aside(self, hosted: HostedLog) -> OpeningResult:
         """Open the journal of a log, then the log, in a thread. Without the log the journal is closed again:

@@ -1,6 +1,7 @@
 """A replica that cannot be opened now is opened later, and keeps no files open meanwhile."""
 
 import asyncio
+import threading
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -44,6 +45,7 @@ class Scene:
         self.refusal: Exception | None = StorageFull("data/logs/a/vote", "write", "no space left")
         self.files = MemoryFiles()
         self.attempts = self.open_journals = 0
+        self.opened_by: int | None = None  # thread of the last opening
         self.begins: bool | None = None  # whether the last opening took an empty folder for a new one
         self.predates_folder: bool | None = None  # the same for the log and the data folder
         disk: Any = SimpleNamespace(lane=lambda _name: Lane())
@@ -92,6 +94,7 @@ class Scene:
     ) -> None:
         """Open nothing while the disk refuses it to the log `a`."""
         self.attempts += 1
+        self.opened_by = threading.get_ident()
         self.begins, self.predates_folder = begins, predates_folder
         if self.refusal is not None and hosted is self.hosted:
             raise self.refusal
@@ -156,13 +159,34 @@ def test_a_member_that_its_leader_pushes_to_joins_once_the_disk_has_room(
     async def pushes() -> None:
         for _ in range(3):
             scene.node_logs.join(scene.hosted)
+        await until(lambda: not scene.hosted.is_opening)
+        scene.node_logs.join(scene.hosted)
         assert (scene.attempts, scene.hosted.journal, scene.open_journals) == (1, None, 0)
         scene.refusal = None
         await asyncio.sleep(0.11)
         scene.node_logs.join(scene.hosted)
+        await until(lambda: not scene.hosted.is_opening)
+        await scene.tasks.stop()
 
     asyncio.run(pushes())
     assert scene.hosted.journal is not None
+
+
+@pytest.mark.rule("R-10")
+def test_a_log_is_joined_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its opening waits for about 20 syncs: on a slow disk all other logs of the node would wait too."""
+    scene = Scene(monkeypatch)
+    scene.refusal = None
+
+    async def push() -> None:
+        scene.node_logs.join(scene.hosted)
+        assert not scene.hosted.release_files()  # a removal waits for the opening
+        await until(lambda: not scene.hosted.is_opening)
+        await scene.tasks.stop()
+
+    asyncio.run(push())
+    assert (scene.attempts, scene.open_journals) == (1, 1)
+    assert scene.opened_by not in (None, threading.get_ident())
 
 
 def test_a_log_without_space_for_its_opening_keeps_no_other_log_from_being_served(
