@@ -89,6 +89,8 @@ async def _arrow(body: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[li
             with pa.ipc.new_stream(sink, batch.schema) as writer:
                 writer.write_batch(batch)
             yield [sink.getvalue().to_pybytes()]
+        if await loop.run_in_executor(thread, source.read, 1):
+            raise InvalidBody("bytes follow the end of the Arrow stream; send one stream per request")
     except (pa.ArrowException, OSError, EOFError, ValueError) as error:
         if source.exceeded:
             raise _too_large(max_bytes) from error

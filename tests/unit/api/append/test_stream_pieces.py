@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 
 import pyarrow as pa
+import pytest
 
 from app.api.append.stream_pieces import pieces_of
 from app.errors import InvalidBody
@@ -41,6 +42,29 @@ def test_an_arrow_stream_may_end_anywhere() -> None:
             await outcome_of(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("shares_a_part", [True, False])
+def test_bytes_after_the_end_of_an_arrow_stream_are_refused(shares_a_part: bool) -> None:
+    """A second stream would otherwise be lost, and the answers end as if all was stored."""
+    batch = pa.record_batch({"value": ["a"]})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    stream = sink.getvalue().to_pybytes()
+
+    async def run(rest: bytes) -> None:
+        async def body() -> AsyncIterator[bytes]:
+            for part in [stream + rest] if shares_a_part else [stream, rest]:
+                yield part
+
+        _, pieces = pieces_of(body(), ARROW_STREAM, 1 << 20)
+        assert len(await anext(pieces)) == 1
+        with pytest.raises(InvalidBody, match="bytes follow the end of the Arrow stream"):
+            await anext(pieces)
+
+    for rest in (stream, b"\0"):
+        asyncio.run(run(rest))
 
 
 def test_an_arrow_stream_that_is_given_up_stops_neither_the_loop_nor_its_thread() -> None:
