@@ -8,9 +8,7 @@ import pytest
 
 
 @pytest.mark.parametrize(("asked", "used"), [(None, "system"), ("mimalloc", "mimalloc")])
-def test_arrow_allocates_by_the_c_library_unless_asked_otherwise(
-    asked: str | None, used: str
-) -> None:
+def test_arrow_allocates_by_the_c_library_unless_asked_otherwise(asked: str | None, used: str) -> None:
     """In a process of its own: the allocator of this one stays."""
     environment = {name: text for name, text in os.environ.items() if name != "ARROW_DEFAULT_MEMORY_POOL"}
     if asked is not None:
