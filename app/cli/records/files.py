@@ -103,23 +103,30 @@ def _csv(file: IO[bytes], key_column: str | None) -> Found:
             yield line
 
     csv.field_size_limit(1 << 30)
-    rows = csv.DictReader(counted(), strict=True)
+    rows = csv.reader(counted(), strict=True)
+    whole = 0  # lines of the rows so far
     try:
-        row_of = _row_reader(rows.fieldnames or (), key_column)
-        for row in rows:
-            if None in row or None in row.values():
-                columns = len(rows.fieldnames or ())
-                raise invalid(f"line {rows.line_num} does not have {columns} columns, as line 1 has")
+        names = next(rows, [])
+        row_of, whole = _row_reader(names, key_column), rows.line_num
+        for fields in rows:
+            whole = rows.line_num
+            if not fields:
+                if len(names) == 1:
+                    raise invalid(f'line {whole} is blank; an empty value is written as ""')
+                continue
+            if len(fields) != len(names):
+                raise invalid(f"line {whole} does not have {len(names)} columns, as line 1 has")
+            row: dict[str, str | None] = dict(zip(names, fields, strict=True))
             if not row.keys().isdisjoint(_VALUES):  # CSV has no null: an empty value is the empty text
                 row = {name: None if text == "" and name != "value" else text for name, text in row.items()}
             try:
                 yield row_of(row), read
             except ValueError as error:
-                raise invalid(f"line {rows.line_num}: {error}") from error
+                raise invalid(f"line {whole}: {error}") from error
     except UnicodeDecodeError as error:
         raise invalid(f"the input is not CSV in UTF-8: {error}") from error
     except csv.Error as error:
-        raise invalid(f"line {rows.line_num + 1} is not CSV: {error}") from error
+        raise invalid(f"line {whole + 1} is not CSV: {error}") from error
     finally:
         text.detach()
 
@@ -160,7 +167,15 @@ def _arrow(source: IO[bytes]) -> tuple[list[str], Iterator[Any], int]:
         found = pa.ipc.open_file(source)
         return found.schema.names, (found.get_batch(n) for n in range(found.num_record_batches)), 0
     stream = pa.ipc.open_stream(source)
-    return stream.schema.names, iter(stream), 0
+    return stream.schema.names, _stream_batches(stream, source), 0
+
+
+def _stream_batches(stream: Any, source: IO[bytes]) -> Iterator[Any]:
+    """Yield the batches of an Arrow stream. Raises CommandFailed when bytes follow its end."""
+    yield from stream
+    end = source.tell()
+    if end < (size := source.seek(0, io.SEEK_END)):
+        raise invalid(f"the Arrow stream ends at byte {end} of {size}; append each stream by its own command")
 
 
 def _row_reader(names: Any, key_column: str | None) -> Callable[[Mapping[str, Any]], RecordLike]:
@@ -171,6 +186,8 @@ def _row_reader(names: Any, key_column: str | None) -> Callable[[Mapping[str, An
     given = set(names)
     if not given:
         raise invalid("the input has no columns; the first line of CSV names them")
+    if repeated := sorted(name for name in given if list(names).count(name) > 1):
+        raise invalid(f"the column {repeated[0]!r} occurs twice")
     if key_column is not None and key_column not in given:
         raise invalid(f"the column {key_column!r} does not exist; columns: {', '.join(names)}")
     if given.isdisjoint(_VALUES):
@@ -185,14 +202,15 @@ def _row_reader(names: Any, key_column: str | None) -> Callable[[Mapping[str, An
 
 def _as_object(row: Mapping[str, Any], key_column: str | None) -> Record:
     try:
-        value = json.dumps(
-            dict(row), ensure_ascii=False, separators=(",", ":"), default=_plain, allow_nan=False
-        )
+        value = _json(dict(row))
     except ValueError as error:
         found = ", ".join(f"{name} = {content}" for name, content in row.items())
         raise ValueError(f"a row has a number that JSON does not have ({found[:200]}); use null") from error
-    key = None if key_column is None else row[key_column]
-    return Record(value, key if isinstance(key, str | bytes | None) else str(key))
+    return Record(value, None if key_column is None else _content(row[key_column]))
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"), default=_plain, allow_nan=False)
 
 
 def _plain(content: Any) -> Any:
@@ -209,8 +227,10 @@ def _as_record(row: Mapping[str, Any], key_column: str | None) -> RecordLike:
     """Return the record of a row with the columns of a record. Raises ValueError."""
     value = _either(row, "value")
     if row.get("value_json") is not None:
+        if value:
+            raise ValueError("a row may have one of value, value_json and value_base64")
         value = _compact(row["value_json"])
-    key = row[key_column] if key_column is not None else _either(row, "key")
+    key = _content(row[key_column]) if key_column is not None else _either(row, "key")
     return Record(value, key, _headers(row.get("headers")), _timestamp(row.get("timestamp")))
 
 
@@ -223,25 +243,44 @@ def _compact(text: str) -> str:
 
 
 def _either(row: Mapping[str, Any], name: str) -> str | bytes | None:
-    if (encoded := row.get(f"{name}_base64")) is not None:
-        return base64.b64decode(encoded, validate=True)
-    content = row.get(name)
+    """Return the content of one of two columns. An empty text beside bytes is what CSV has for null."""
+    content = _content(row.get(name))
+    if (encoded := row.get(f"{name}_base64")) is None:
+        return content
+    if content:
+        raise ValueError(f"a row may have one of {name} and {name}_base64")
+    return base64.b64decode(encoded, validate=True)
+
+
+def _content(content: Any) -> str | bytes | None:
+    """Return a value or a key: lists and structs as JSON, numbers and times as text."""
+    if isinstance(content, list | dict):
+        return _json(content)
     return content if isinstance(content, str | bytes | None) else str(content)
 
 
 def _timestamp(content: Any) -> int | None:
     if content is None or isinstance(content, int):
         return content
+    if isinstance(content, float):
+        raise ValueError(f"a timestamp is a time or whole milliseconds, got {content}")
     return parse_time(content if isinstance(content, str) else content.isoformat())
 
 
 def _headers(content: Any) -> list[tuple[str, str | bytes]]:
-    """Return headers from JSON text ([[name, value], …]) or from Arrow structs and pairs."""
+    """Return headers from JSON text ([[name, value], …]) or Arrow structs and pairs. Raises ValueError."""
     pairs = json.loads(content) if isinstance(content, str) else content
-    found: list[tuple[str, str | bytes]] = []
-    for pair in pairs or ():
-        name, value = (pair["name"], pair["value"]) if isinstance(pair, Mapping) else pair
-        if isinstance(value, Mapping):
-            value = base64.b64decode(value["base64"], validate=True)
-        found.append((str(name), value))
-    return found
+    if not isinstance(pairs, list | None):
+        raise ValueError(f"headers must be a list of pairs [name, value], got {pairs!r:.200}")
+    return [_header(pair) for pair in pairs or ()]
+
+
+def _header(pair: Any) -> tuple[str, str | bytes]:
+    match pair:
+        case [str(name), {"base64": str(encoded), **rest}] if not rest:
+            return name, base64.b64decode(encoded, validate=True)
+        case [str(name), str() | bytes() as value]:
+            return name, value
+        case {"name": str(name), "value": str() | bytes() as value, **rest} if not rest:
+            return name, value
+    raise ValueError(f"a header must be a pair [name, value], got {pair!r:.200}")

@@ -15,6 +15,7 @@ from pyarrow import parquet
 from app.cli.main import cli
 from app.cli.records.output import CSV_COLUMNS, csv_row, record_line
 from app.client import CommitlogClient
+from app.client.batches import arrow_stream
 from tests.unit.cli.fake_service import Asked, Scripted, committed, fake_service, problem
 
 RECORD = {"index": 4, "term": 1, "offset": 0, "timestamp": 1_730_000_000_000, "type": "data", "headers": []}
@@ -126,6 +127,14 @@ def test_rows_without_a_value_column_become_objects(tmp_path: Path) -> None:
     assert append("--file", str(tmp_path / "b.parquet"))[1] == [{"value": '{"id":1,"at":null}'}]
 
 
+def test_a_struct_or_a_list_as_value_or_key_is_json(tmp_path: Path) -> None:
+    table = pa.table({"value": [{"a": 1, "b": None}, None], "key": [["é"], [None]]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    result, records = append("--file", str(tmp_path / "a.parquet"))
+    assert result.exit_code == 0, result.output
+    assert records == [{"value": '{"a":1,"b":null}', "key": '["é"]'}, {"value": None, "key": "[null]"}]
+
+
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 def test_append_reads_the_files_that_read_writes(tmp_path: Path, suffix: str) -> None:
     header = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
@@ -164,6 +173,18 @@ def test_append_reads_the_files_that_read_writes(tmp_path: Path, suffix: str) ->
         ("a.csv", b"value,key\nv\n", "line 2"),
         ("a.csv", b"value,colour\nv,red\n", "colour"),
         ("a.csv", b"value,timestamp\nv,soon\n", "line 2"),
+        ("a.csv", b"a,b,a\n1,2,3\n", "'a' occurs twice"),
+        ("a.csv", b"value\nv\n\n", "line 3 is blank"),
+        ("a.csv", b"value,value_base64\nv,QQ==\n", "line 2: a row may have one of value and value_base64"),
+        ("a.csv", b"value,value_json\nv,1\n", "line 2: a row may have one of value, value_json"),
+        ("a.csv", b"value,key,key_base64\nv,k,QQ==\n", "line 2: a row may have one of key and key_base64"),
+        ("a.csv", b'value,headers\nv,"{""ab"": ""x""}"\n', "line 2: headers must be a list"),
+        ("a.csv", b'value,headers\nv,"[""ab""]"\n', "line 2: a header must be a pair"),
+        ("a.csv", b'value,headers\nv,"[[""a"",null]]"\n', "line 2: a header must be a pair"),
+        ("a.arrow", 2 * arrow_stream(pa.table({"value": ["v"]})), "the Arrow stream ends at byte"),
+        ("a.arrow", arrow_stream(pa.table([["v"], ["w"]], ["value", "value"])), "'value' occurs twice"),
+        ("a.arrow", arrow_stream(pa.table({"value": ["v"], "headers": [[b"ab"]]})), "pair"),
+        ("a.arrow", arrow_stream(pa.table({"value": ["v"], "timestamp": [1.5]})), "whole milliseconds"),
         ("a.ndjson", b"\xff\n", "line 1"),
         ("a.txt", b"PAR1\n", "--format parquet"),
         ("a.csv", b"", "columns"),
