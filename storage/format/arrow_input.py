@@ -26,6 +26,7 @@ from storage.format.records import (
 
 _BINARY: Final = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
 _VIEWS: Final = (pa.binary_view(), pa.string_view())  # many of one buffer may grow without bound in a cast
+_PADDING_BYTES: Final = 8  # a body has fewer after its message
 _ERRORS: Final = (pa.ArrowException, OSError, EOFError, ValueError, TypeError, OverflowError)
 
 
@@ -64,7 +65,10 @@ def table_from_batches(
             count += batch.count
             if count > max_records:
                 raise _too_many(max_records)
-            check_unpacked_size(pa.ipc.read_message(pa.py_buffer(batch.body)), max_records, max_bytes)
+            body = pa.BufferReader(batch.body)
+            check_unpacked_size(pa.ipc.read_message(body), max_records, max_bytes)
+            if body.size() - body.tell() >= _PADDING_BYTES:
+                raise InvalidRecords("a packed batch holds one Arrow message; bytes follow it")
             batches.append(decode_body(batch.header, batch.body, untrusted=True))
         except CorruptBatch as error:
             raise InvalidRecords(f"packed batch: {error}") from error

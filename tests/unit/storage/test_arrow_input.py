@@ -10,7 +10,8 @@ import pytest
 
 from storage.errors import BodyTooLarge, InvalidRecords
 from storage.format.arrow_input import table_from_batches, table_from_stream
-from storage.format.batch import FIRST_CHAIN, stamp
+from storage.format.batch import FIRST_CHAIN, EncodedBody, stamp
+from storage.format.checksum import crc32c
 from storage.format.records import (
     BODY_SCHEMA,
     HEADERS_TYPE,
@@ -253,11 +254,18 @@ def test_bytes_of_another_kind_are_refused(data: bytes) -> None:
         read(data)
 
 
-def packed(values: list[bytes], *, control: bool = False) -> bytes:
+def encoded(values: list[bytes]) -> EncodedBody:
     records = RecordColumns()
     for value in values:
         records.add(value)
-    body = encode_control({"kind": "fence"}) if control else encode_body(records)
+    return encode_body(records)
+
+
+def packed(values: list[bytes], *, control: bool = False) -> bytes:
+    return stamped(encode_control({"kind": "fence"}) if control else encoded(values), control=control)
+
+
+def stamped(body: EncodedBody, *, control: bool = False) -> bytes:
     batch = stamp(
         body,
         log_id=0,
@@ -278,6 +286,14 @@ def test_bytes_after_the_end_of_a_stream_are_refused(rest: bytes) -> None:
     size = len(first) + len(rest)
     with pytest.raises(InvalidRecords, match=f"ends at byte {len(first)} of {size}; send one stream"):
         read(first + rest)
+
+
+def test_a_second_message_in_a_packed_batch_is_refused() -> None:
+    """Its records would be lost: the header counts those of the first."""
+    data = bytes(encoded([b"a"]).data) + bytes(encoded([b"b"]).data)
+    body = EncodedBody(data, 1, crc32c(data), None, False)
+    with pytest.raises(InvalidRecords, match="one Arrow message; bytes follow it"):
+        table_from_batches(stamped(body), **LIMITS)
 
 
 def test_packed_batches_become_one_table() -> None:
