@@ -10,7 +10,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from app.arguments import check_instance, check_whole
-from app.client.batches import arrow_body
+from app.client.batches import COLUMNS, arrow_body
 from app.client.client import Appended, CommitlogClient
 from app.client.errors import InvalidAnswer
 from app.extras import naming_the_extra
@@ -27,7 +27,8 @@ _OF_ONE_APPEND = ("idempotency_key", "match_index", "producer_sequence")
 
 def to_arrow(frame: Any) -> "pa.Table":
     """Return a pandas or polars data frame, or anything with the Arrow stream interface, as an Arrow table
-    that the service accepts. Raises TypeError."""
+    that the service accepts. An index of pandas is a column if its name is that of a column of records.
+    Raises TypeError."""
     with naming_the_extra():
         import pyarrow as pa
 
@@ -38,7 +39,8 @@ def to_arrow(frame: Any) -> "pa.Table":
     elif hasattr(frame, "to_arrow"):  # polars
         table = frame.to_arrow()
     elif type(frame).__module__.partition(".")[0] == "pandas":
-        table = pa.Table.from_pandas(frame, preserve_index=False)
+        names_columns = not COLUMNS.isdisjoint(frame.index.names)
+        table = pa.Table.from_pandas(frame, preserve_index=names_columns)
     elif hasattr(frame, "__arrow_c_stream__"):
         table = pa.table(frame)
     else:
