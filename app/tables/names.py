@@ -17,7 +17,9 @@ MOVED_PROPERTY: Final = "commitlog.moved"
 older letters that replays with it have moved. Alone, by earlier releases, a JSON object: the first version of
 a compatibility group, and that index."""
 REFILL_PROPERTY: Final = "commitlog.refill"
-"""Property of typed tables that were removed and made again: "true" until they hold all their rows."""
+"""Property of typed tables that were removed and made again: an id of that, then REFILLED once they hold all
+their rows."""
+REFILLED: Final = "false"
 RESTORED_PROPERTY: Final = "commitlog.restored"  # of typed tables: the newest RESTORE that the job repaired
 JOURNALS: Final = "events"  # the table of the nodes' journals
 JOURNAL_TABLES: Final = (JOURNALS, "watermarks", "sync_state_sets", "quarantine_truncated")

@@ -130,8 +130,7 @@ class DeadLetterReplay:
         self._apply(owners)  # before it is known from the tables no more that this is due
         indexes, path = sorted(owners), self.tables.records[first].path
         table, current = self.tables.records[first], self.tables.current[first]
-        is_refilling = table.is_refilling  # `entries` lacks rows now, and a later start completes it
-        table.refill()  # after a kill, the next start brings `current` up to date
+        table.refill()  # the next start removes what a kill leaves, or what others apply that have read them
         with kept_active(self.spark):
             due = current.session.createDataFrame(pa.table({"_index": indexes}))
             keys = _keys_of(current, path, due)
@@ -139,9 +138,6 @@ class DeadLetterReplay:
             table.remove(indexes)
             current.remove(indexes)
             current.apply_again(partial(_of_keys, current, path, known), 0, indexes[-1] + 1, are_few=True)
-        self.tables.check_entries()
-        if not is_refilling:
-            table.refilled()
 
     def _settle(self, moved: Mapping[int, int]) -> None:
         """Apply records that were dead letters to `current`, and remove the letters."""

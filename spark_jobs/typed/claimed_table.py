@@ -19,7 +19,13 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType, TimestampNTZType
 
 from app.tables.delta_log import DeltaLog, DeltaLogError, DeltaSnapshot
-from app.tables.names import CLUSTERING_PROPERTY, LOG_ID_PROPERTY, REFILL_PROPERTY, application_of
+from app.tables.names import (
+    CLUSTERING_PROPERTY,
+    LOG_ID_PROPERTY,
+    REFILL_PROPERTY,
+    REFILLED,
+    application_of,
+)
 from spark_jobs.errors import ColumnClash, LogClash, RowsLost
 from spark_jobs.session.locations import is_url
 from spark_jobs.tables.claims import MAX_REFUSALS
@@ -61,8 +67,6 @@ class ClaimedTable:
 
     position: column with the index. last_index: of the table's rows, NO_INDEX for none. rows: their number.
     is_doubtful: other writers may have added rows since the last own append, and removed some.
-    is_refilling: it was removed, and may lack rows before the end of the other tables; or `current` may have
-    rows that it lacks.
     """
 
     def __init__(
@@ -78,7 +82,7 @@ class ClaimedTable:
         self.last_index = NO_INDEX
         self.rows = 0
         self.is_doubtful = True
-        self.is_refilling = False
+        self._refill = REFILLED  # value of REFILL_PROPERTY when the table was opened
         self.restores = Restores(spark, path)
         self._removals = Removals(spark, path, elsewhere=True)
         self._commits = None if is_url(path) else DeltaLog(path)
@@ -105,29 +109,34 @@ class ClaimedTable:
         self._removals.start()
         self._own = dict(properties or {})
         self.is_doubtful = True
-        refill = {REFILL_PROPERTY: "true"} if is_removed else {}
+        self._refill = uuid.uuid4().hex if is_removed else REFILLED
+        refill = {REFILL_PROPERTY: self._refill} if is_removed else {}
         if self._create({LOG_ID_PROPERTY: log_id, **self._due_properties, **refill}):
             self.last_index, self.rows = NO_INDEX, 0
-            self.is_refilling = is_removed
             return True
         known = self.properties()
         if known.get(LOG_ID_PROPERTY, log_id) != log_id:
             raise LogClash(log, f"{self.path} holds the records of the log with id {known[LOG_ID_PROPERTY]}")
         self.lay_out()
         self.refresh()
-        self.is_refilling = known.get(REFILL_PROPERTY) == "true"
+        self._refill = known.get(REFILL_PROPERTY, REFILLED)
         return self.is_refilling
 
+    @property
+    def is_refilling(self) -> bool:
+        """It was removed, and may lack rows before the end of the other tables; or `current` may have rows
+        that it lacks."""
+        return self._refill != REFILLED
+
     def refill(self) -> None:
-        """Note in the table that a start before `refilled` is to make it from `entries` again."""
-        self.set_properties({REFILL_PROPERTY: "true"})
-        self.is_refilling = True
+        """Note in the table that the next start is to make it from `entries` again."""
+        self.set_properties({REFILL_PROPERTY: uuid.uuid4().hex})
 
     def refilled(self) -> None:
-        """Note in the table that its refill is complete."""
-        if self.is_refilling:
-            self.set_properties({REFILL_PROPERTY: "false"})
-            self.is_refilling = False
+        """Note in the table that the refill is complete that was due when it was opened."""
+        if self.is_refilling and self.properties().get(REFILL_PROPERTY) == self._refill:
+            self.set_properties({REFILL_PROPERTY: REFILLED})
+        self._refill = REFILLED
 
     def lay_out(self) -> None:
         """Change the columns, the clustering and the properties where they are not those that are due: the

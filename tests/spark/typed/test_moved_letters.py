@@ -16,7 +16,7 @@ from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables import restores
 from spark_jobs.tables.local_commits import LocalTable, Rewrite
 from spark_jobs.tables.snapshot import read_plain
-from spark_jobs.tables.table import DEAD_LETTERS, Table
+from spark_jobs.tables.table import DEAD_LETTERS, RECORDS, Table
 from spark_jobs.typed.claimed_table import ClaimedTable
 from spark_jobs.typed.current import CurrentTable
 from spark_jobs.typed.decoding import COLUMNS
@@ -180,6 +180,22 @@ def test_a_letter_that_was_moved_to_a_later_group_is_in_a_table_whatever_the_use
     typed.extend(log.next_index)
     assert indexes(tmp_path, group.records()) == newer
     assert letter in indexes(tmp_path, DEAD_LETTERS)
+
+
+def test_a_refill_that_is_complete_leaves_the_note_of_another_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may be killed before it has changed `current`."""
+    monkeypatch.setattr(ClaimedTable, "set_properties", set_properties)
+    own, other, later = (
+        ClaimedTable(no_spark(), str(tmp_path / "records"), RECORDS, "_index") for _ in "123"
+    )
+    assert own.open("default", "id", is_removed=True)
+    other.refill()
+    own.refilled()
+    assert later.open("default", "id")
+    later.refilled()
+    assert not own.open("default", "id")
 
 
 def set_properties(table: ClaimedTable, changed: Mapping[str, str]) -> None:

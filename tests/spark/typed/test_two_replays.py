@@ -5,6 +5,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from app.tables.delta_log import LOG_FOLDER, DataFile, DeltaLog
-from app.tables.names import MOVED_PROPERTY, REFILL_PROPERTY
+from app.tables.names import MOVED_PROPERTY
 from spark_jobs.materialize.replay import DeadLetterReplay
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
@@ -22,6 +23,7 @@ from spark_jobs.tables.local_commits import LocalTable
 from spark_jobs.tables.removals import TableReplaced
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, Table, TableClash
+from spark_jobs.typed import current as current_module
 from spark_jobs.typed import local_rows
 from spark_jobs.typed.claimed_table import MERGE_ATTEMPTS, ClaimedTable
 from spark_jobs.typed.current import CurrentTable
@@ -179,21 +181,42 @@ def test_a_restored_current_has_only_the_rows_that_a_replay_left_in_records(
     check_law(log, tmp_path)
 
 
-def test_a_replay_keeps_the_note_of_a_refill_that_is_not_complete(
-    spark: SparkSession, log: FakeLog, replicas: list[FakeReplica], tmp_path: Path
+def test_a_job_that_has_read_letters_before_they_are_taken_out_has_none_of_them_after_its_next_start(
+    spark: SparkSession,
+    log: FakeLog,
+    replicas: list[FakeReplica],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`entries` lacks rows, so a later start of the job is to bring `current` up to date as a whole."""
+    """It applies them to `current` once the replay has ended."""
     client = LogReads([replica.url for replica in replicas], "default")
     written = written_tables(log, replicas, tmp_path)
-    replay = DeadLetterReplay(spark, client, lambda table: str(tmp_path / table.name))
-    replay.tables.extend(log.next_index)
     for version in (2, 3):
         written.records[version].insert_missing(letters_of(written, version))
-    replay.tables.records[3].refill()
-    assert replay.tables.decoder is not None
-    replay._separate(replay.tables.decoder.layout)
-    assert [row["_index"] for row in rows_of(tmp_path / "records_v3")] == []
-    assert replay.tables.records[3].properties()[REFILL_PROPERTY] == "true"
+    shutil.rmtree(tmp_path / "current_v3")
+    rewrite = LocalTable.rewrite
+
+    def path_of(table: Table) -> str:
+        return str(tmp_path / table.name)
+
+    replay = DeadLetterReplay(spark, client, path_of)
+    replay.tables._read_schemas(log.next_index)
+
+    def rewrite_late(table: LocalTable, *given: Any, **options: Any) -> bool:
+        if table.path.name == "current_v3":
+            with monkeypatch.context() as patched:
+                patched.setattr(LocalTable, "rewrite", rewrite)
+                assert replay.tables.decoder is not None
+                replay._separate(replay.tables.decoder.layout)
+        return rewrite(table, *given, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalTable, "rewrite", rewrite_late)
+        patched.setattr(current_module, "ONE_AT_A_TIME", nullcontext())  # as in two processes
+        TypedTables(spark, client, path_of, follows=False).extend(log.next_index)
+    assert [row["_index"] for row in rows_of(tmp_path / "current_v3")] == [3]
+    DeadLetterReplay(spark, client, path_of).run(3)
+    check_law(log, tmp_path)
 
 
 def test_no_letter_moves_while_entries_lacks_the_tombstone_of_its_key(
