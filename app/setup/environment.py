@@ -203,9 +203,11 @@ class Environment:
                 _print_step(f"    sessions start without this archive: {failed}")
 
     def _compile(self) -> None:
-        """Compile the modules of the packages; those with errors are left as they are, as pip does."""
+        """Compile the modules of the packages and of commitlog; those with errors are left as they are, as
+        pip does."""
+        folders = [self.folder / "lib", *(self.root / name for name in ("app", "storage", "spark_jobs"))]
         with suppress(SetupFailed):
-            self._run([str(self.python), "-m", "compileall", "-q", str(self.folder / "lib")], "compile")
+            self._run([str(self.python), "-m", "compileall", "-q", *map(str, folders)], "compile")
 
     def _write_stamp(self) -> None:
         self.stamp.write_text(json.dumps(self.fingerprint(), indent=2) + "\n")
