@@ -234,7 +234,7 @@ def _append_all(
         try:
             for batch, position in batches:
                 is_open = True
-                appended = client.append(batch, **conditions)
+                appended = _append(client, batch, conditions)
                 first = first or appended
                 count, is_open = count + appended.count, False
                 if target.as_json:
@@ -261,6 +261,15 @@ def _append_all(
     if not target.as_json:
         span = f"from index {first.first_index:,} to {appended.last_index:,}"
         click.echo(f"appended {counted(count)} {span} of log {target.log}, term {appended.term}")
+
+
+def _append(client: "CommitlogClient", batch: list["RecordLike"], conditions: dict[str, Any]) -> "Appended":
+    """Append a batch. Raises ClientError, and CommandFailed for a record that cannot be encoded."""
+    try:
+        return client.append(batch, **conditions)
+    except (TypeError, ValueError) as error:
+        of_these = "the record" if len(batch) == 1 else f"one of {len(batch):,} records"
+        raise CommandFailed(f"{of_these} cannot be sent: {error}", ExitCode.USAGE) from error
 
 
 def _place(error: "ClientError", before: int) -> str:

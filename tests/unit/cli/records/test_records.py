@@ -212,6 +212,17 @@ def test_a_failure_in_the_middle_reports_what_is_stored() -> None:
     assert [json.loads(line)["value"] for line in node.appends()[0].body.splitlines()] == ["b", "c"]
 
 
+def test_a_record_that_cannot_be_encoded_is_part_of_the_report() -> None:
+    """JSON may name half of a surrogate pair, which has no form in UTF-8."""
+    lines = b'{"value":"a"}\n{"value":"b"}\n{"value":"c"}\n{"value":"\\ud800"}\n'
+    result, records = append("--ndjson", "--batch", "2", stdin=lines)
+    assert (result.exit_code, len(records)) == (2, 2)
+    assert "one of 2 records cannot be sent" in result.stderr
+    assert "surrogates not allowed; 2 records of earlier appends are stored; continue with --skip 2" in (
+        result.stderr
+    )
+
+
 def test_an_append_whose_outcome_is_unknown_is_part_of_the_report() -> None:
     """Its records may be stored; --skip alone would lead the user to store them again."""
     reported = [Scripted(200, committed(0, 2)), problem("internal", 500, "unknown", retryable=False)]
