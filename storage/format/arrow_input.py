@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from storage.errors import BodyTooLarge, CorruptBatch, EmptyBody, InvalidRecords
 from storage.file_system import Bytes
-from storage.format.arrow_messages import check_unpacked_size
+from storage.format.arrow_messages import check_unpacked_size, is_little_endian
 from storage.format.batch import decode_batch
 from storage.format.records import (
     BODY_SCHEMA,
@@ -96,6 +96,8 @@ def _stream_batches(data: Bytes, max_records: int, max_bytes: int) -> Iterator[p
     if first is None or first.type != "schema":
         raise InvalidRecords("not a valid Arrow stream: it does not begin with a schema")
     schema = pa.ipc.read_schema(first)
+    if not is_little_endian(first):
+        raise InvalidRecords("the Arrow stream is not little-endian")
     _check_schema(schema)
     count = 0
     for message in reader:

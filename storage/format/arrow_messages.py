@@ -9,6 +9,7 @@ from storage.file_system import Bytes
 from storage.format.batch import HEADER_SIZE_BYTES, stored_size
 
 _MESSAGE_TYPE, _MESSAGE_HEADER, _MESSAGE_BODY_BYTES = 1, 2, 3  # field numbers
+_SCHEMA_ENDIANNESS = 0
 _BATCH_BUFFERS, _BATCH_COMPRESSION = 2, 3
 _SCHEMA, _RECORD_BATCH = 1, 3  # types of a message
 _U16, _U32, _I32, _I64 = (struct.Struct(f"<{kind}") for kind in "HIiq")
@@ -29,6 +30,14 @@ def _field(data: memoryview, table: int, number: int) -> int | None:
 
 def _follow(data: memoryview, position: int) -> int:
     return int(position + _U32.unpack_from(data, position)[0])
+
+
+def is_little_endian(schema: pa.Message) -> bool:
+    """Return whether the batches after a schema, which Arrow has read, are little-endian, as a log is."""
+    data = memoryview(schema.metadata)
+    header = _field(data, _follow(data, 0), _MESSAGE_HEADER)
+    order = None if header is None else _field(data, _follow(data, header), _SCHEMA_ENDIANNESS)
+    return order is None or _U16.unpack_from(data, order)[0] == 0
 
 
 def check_unpacked_size(message: pa.Message, max_records: int, max_bytes: int) -> None:

@@ -254,6 +254,28 @@ def test_bytes_of_another_kind_are_refused(data: bytes) -> None:
         read(data)
 
 
+def test_a_damaged_schema_never_changes_what_is_read() -> None:
+    """Among others the order of the bytes: the batches of a big-endian stream are not converted."""
+    whole = stream({"value": [b"", None], "timestamp": pa.array([1 << 40, 1 << 48], pa.timestamp("us"))})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, pa.schema([("value", pa.binary()), ("timestamp", pa.timestamp("us"))])):
+        pass
+    accepted = 0
+    for bit in range(8 * (sink.tell() - 8)):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        try:
+            table = read(bytes(data))
+        except InvalidRecords:
+            continue
+        found = pa.Table.from_batches([table.records])["timestamp"].cast(pa.timestamp("us"))
+        times = pa.ipc.open_stream(bytes(data)).read_all()
+        expected = times["timestamp"] if "timestamp" in times.schema.names else pa.nulls(2)
+        assert found.to_pylist() == expected.cast(pa.timestamp("us")).to_pylist(), f"bit {bit}"
+        accepted += 1
+    assert accepted
+
+
 def encoded(values: list[bytes]) -> EncodedBody:
     records = RecordColumns()
     for value in values:
