@@ -152,15 +152,16 @@ class AppendQueue:
         self._queued_count = self._queued_bytes = 0
 
     def tick(self, now_ms: int) -> None:
-        """Refuse what has waited until its deadline: for the next leader, for the disk that writes a term,
-        or for a confirmation. Nothing of it was applied."""
+        """Refuse what has waited until its deadline: for the next leader, for a term that is written, for the
+        log's state that is rebuilt, or for a confirmation. Nothing of it was applied."""
         self._confirming = [each for each in self._confirming if each.waits_until(now_ms)]
         self._decided = [each for each in self._decided if each.waits_until(now_ms)]
         refusal: Callable[[], CommitlogError]
         if self._core.pauses_appends:
             refusal = LeaderTransferring
         elif self._executor.is_busy:
-            refusal = partial(NoLeader, "the disk is writing a term or a truncation: nothing was applied")
+            reason = "a term or a truncation is being written, or the log's state is being rebuilt"
+            refusal = partial(NoLeader, f"{reason}: nothing was applied")
         elif self._waits_for_check:
             refusal = partial(LeaderPendingFull, "earlier records are checked against the schema of the log")
         else:

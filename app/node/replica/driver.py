@@ -385,8 +385,8 @@ class LogDriver:
             self._damaged(error)
 
     def _turn(self) -> None:
-        core, now_ms = self._core, self._clock.monotonic_ms()
         self._executor.rebuild()
+        core, now_ms = self._core, self._clock.monotonic_ms()
         if self._options.is_due and not self._executor.is_busy:
             self._options.apply(now_ms)
             self._executor.carry_out()

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from app.errors import NoLeader
 from app.ha.auto_switch.core import AutoSwitchCore
 from app.ha.config import HaConfig
 from app.ha.frames import ClassicFrame
 from app.ha.messages import OUTGOING, Opened
 from app.ha.roles import MANAGER, KnownReplica, Lease, MasterRole
-from app.log.contract import Role
+from app.log.contract import Ready, Role
 from app.log.state import LogState
 from app.node.opening.replica_modes import AutoSwitchMode, ClassicMode
 from storage.errors import CorruptLog
@@ -97,6 +98,52 @@ def test_a_master_that_lacks_the_state_rebuilds_it_in_pieces_before_it_opens_its
     assert master.driver._core.accepts_appends
     found = [master.driver.state.find_key(f"k{number}") is not None for number in (1, 2, 20)]
     assert found == [False, True, True]
+
+
+@pytest.mark.rule("C-05")
+def test_the_core_gets_no_earlier_time_after_the_last_piece_than_with_it(
+    master: Node, applied: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece takes long: what follows it in the same turn happens after it."""
+    elected_uncleanly(master)
+    seams, driver, times = master.seams, master.driver, list[int]()
+    read_batches = driver.log.read_batches
+
+    def slow(index: int, max_bytes: int) -> list[Batch]:
+        seams.now += 100
+        return read_batches(index, max_bytes)
+
+    monkeypatch.setattr(driver.log, "read_batches", slow)
+    core = driver._core
+    advance, tick = core.advance, core.tick
+
+    def advanced(ready: Ready, now_ms: int) -> None:
+        times.append(now_ms)
+        advance(ready, now_ms)
+
+    def ticked(now_ms: int) -> None:
+        times.append(now_ms)
+        tick(now_ms)
+
+    monkeypatch.setattr(core, "advance", advanced)
+    monkeypatch.setattr(core, "tick", ticked)
+    for _ in range(COUNT):
+        driver.tick()
+    assert len(times) > 1
+    assert times == sorted(times)
+
+
+@pytest.mark.rule("D-26")
+def test_an_append_that_waits_for_the_state_until_its_deadline_is_refused_with_the_reason(
+    master: Node, applied: list[int]
+) -> None:
+    elected_uncleanly(master)
+    answers = master.ask(b"new", timeout_ms=500)
+    master.seams.now += 500
+    master.driver.tick()
+    [refusal] = answers
+    assert isinstance(refusal, NoLeader)
+    assert "the log's state is being rebuilt: nothing was applied" in refusal.detail
 
 
 @pytest.mark.rule("C-05", "R-01")
