@@ -115,6 +115,7 @@ class NodeTimer:
             self._planned_s = self._interval.next_s(self._seen(), self._planned_s, now_s, due_s)
             self._handle = self._loop.call_at(self._planned_s, self._tick)
         except Exception as error:
+            self.stop()  # no heartbeat brings another tick about
             self._fail("timer", error)
 
     def _seen(self) -> Hashable:

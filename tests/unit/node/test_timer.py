@@ -134,6 +134,30 @@ def test_a_heartbeat_brings_the_tick_of_a_quiet_node_forward_once() -> None:
     assert (len(ticks), failures) == (2, [])
 
 
+def test_a_heartbeat_brings_no_tick_about_after_one_that_has_failed() -> None:
+    failures: list[tuple[str, str]] = []
+
+    async def run() -> None:
+        interval = TickInterval(active_s=0.001, quiet_s=0.001)
+        failed = asyncio.Event()
+
+        def tick() -> None:
+            if interval.early_s == -math.inf:
+                failed.set()
+                raise ValueError("metadata")
+            asyncio.get_running_loop().call_soon(setattr, interval, "early_s", -math.inf)
+
+        timer = timer_of([log_of(1, Role.FOLLOWER)], failures, interval, tick)
+        timer.start()
+        async with asyncio.timeout(60):
+            await failed.wait()
+        timer.heard()
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert failures == [("timer", "ValueError('metadata')")]
+
+
 @pytest.mark.rule("R-10")
 def test_a_member_that_a_log_places_elsewhere_is_called_there() -> None:
     """A replica that has left its log has the addresses of before: they place only unknown nodes."""
