@@ -25,7 +25,6 @@ from spark_jobs.tables.merge import insert_clause, update_clause
 from spark_jobs.tables.restores import Restores
 from spark_jobs.tables.table import (
     ENTRIES,
-    TableClash,
     identifier,
     quoted_name,
     read_table,
@@ -122,9 +121,8 @@ class CurrentTable:
         if until <= first:
             return
         self._check_same()
-        if self._entries.end() < until:
-            raise TableClash(self.entries_path, f"the records before index {until}")
         if not self._extend_here(first, until):
+            self._entries.check_end(until)
             inside = (F.col("_index") >= first) & (F.col("_index") < until)
             rows = read_table(self.session, self.records_path).where(inside)
             self.apply(rows, self.tombstones(first, until), until)

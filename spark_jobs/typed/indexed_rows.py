@@ -21,7 +21,7 @@ from spark_jobs.session.locations import is_url
 from spark_jobs.tables.local_commits import NeedsSpark
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.snapshot import read_rows
-from spark_jobs.tables.table import Table, read_table
+from spark_jobs.tables.table import Table, TableClash, read_table
 from spark_jobs.typed.layout import changes
 from storage.units import MIB
 
@@ -52,6 +52,11 @@ class IndexedRows:
         except (NeedsSpark, DeltaLogError):
             last = F.coalesce(F.max(self._position) + 1, F.lit(0))
             return int(read_table(self._spark, self._path).agg(last).collect()[0][0])
+
+    def check_end(self, until: int) -> None:
+        """Raise TableClash if the table has lost the rows before `until`."""
+        if self.end() < until:
+            raise TableClash(self._path, f"the records before index {until}")
 
     def pieces(
         self, first: int, until: int, columns: Sequence[str], max_records: int = PIECE_RECORDS

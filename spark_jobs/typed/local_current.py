@@ -43,8 +43,10 @@ class LocalCurrent:
         self._local = local
 
     def extend(self, records: IndexedRows, entries: IndexedRows, first: int, until: int) -> None:
-        """Apply the records of [first, until), piece by piece. Raises NeedsSpark, DeltaLogError."""
+        """Apply the records of [first, until), piece by piece. Raises NeedsSpark, DeltaLogError and
+        TableClash."""
         for end, rows in entries.local_pieces(first, until, ENTRIES_COLUMNS):
+            entries.check_end(until)  # else `rows` may lack a tombstone
             removed = rows.filter(pc.and_(pc.is_null(rows["value"]), pc.is_valid(rows["key"])))
             found = [part for _, part in records.local_pieces(first, end, self._schema.names)]
             changes = Changes.of(pa.concat_tables(found), removed, self.keys)

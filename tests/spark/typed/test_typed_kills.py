@@ -24,6 +24,7 @@ from spark_jobs.tables.removals import TableReplaced
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, RECORDS, TableClash, settings_of_table
 from spark_jobs.tables.table_writer import TableWriter
+from spark_jobs.typed import indexed_rows
 from spark_jobs.typed.claimed_table import ClaimedTable
 from spark_jobs.typed.current import CurrentTable
 from spark_jobs.typed.layout import CompatibilityGroup, compatibility_groups
@@ -297,10 +298,20 @@ def test_a_current_that_was_removed_gets_no_row_without_its_tombstone(
     check_law(log, tmp_path)
 
 
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_the_last_records_are_not_applied_without_a_tombstone_that_entries_has_lost(
-    log: FakeLog, replicas: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    log: FakeLog, replicas: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """RESTORE of `entries` before the timer of a job that follows has applied them."""
+    """RESTORE of `entries` before the timer of a job that follows has applied them, or all of them."""
+    rewrite, restores_left = LocalTable.rewrite, ["current_v2"]
+
+    def rewrite_and_restore(table: LocalTable, *given: Any, **options: Any) -> bool:
+        done = rewrite(table, *given, **options)
+        if table.path.name in restores_left:
+            restore(entries, whole - 1)
+            restores_left.clear()
+        return done
+
     monkeypatch.setattr(TypedTables, "_start_timer", lambda *_: None)
     log.append(None, key=b"3")
     fill_entries(log, tmp_path)
@@ -310,7 +321,14 @@ def test_the_last_records_are_not_applied_without_a_tombstone_that_entries_has_l
     typed.apply()
     typed.extend(log.next_index)
     whole = DeltaLog(str(entries)).versions()[-1]
-    restore(entries, whole - 1)
+    if when == "before":
+        restore(entries, whole - 1)
+    else:
+        monkeypatch.setattr(indexed_rows, "PIECE_RECORDS", 1)
+        monkeypatch.setattr(LocalTable, "rewrite", rewrite_and_restore)
+        shutil.rmtree(tmp_path / "current_v2")
+        typed.open()
+        typed.extend(log.next_index)
     with pytest.raises(TableClash, match=rf"entries refuses the records before index {log.next_index}"):
         typed.apply()
     restore(entries, whole)
