@@ -43,7 +43,6 @@ from app.settings.model import LogFormat, SecuritySettings, Settings
 from app.settings.private_files import check_private
 from app.telemetry import Meter, configure_logging
 from app.tls_handshakes import TlsHandshakes
-from storage.arrow_memory import allocate_by_libc
 from storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
@@ -73,7 +72,6 @@ def serve(
     except ConfigError as error:
         refused(f"configuration refused: {error}")
         return EXIT_CONFIG
-    allocate_by_libc()
     keep_pandas_out()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(settings, ready, refused))

@@ -19,6 +19,7 @@ from socketserver import BaseServer
 from typing import Any
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException
 from pyspark.logger import PySparkLogger
@@ -37,7 +38,6 @@ from spark_jobs.session.jars import (
 from spark_jobs.session.java import JavaNotFound, find_java
 from spark_jobs.session.settings import SparkSettings
 from spark_jobs.session.spark_home import spark_home
-from storage.arrow_memory import allocate_by_libc
 from storage.units import MIB
 
 __all__ = ["JavaNotFound", "build_session", "find_java", "is_remote", "open_session"]
@@ -89,7 +89,7 @@ SETTINGS = {
     # a row group stays in memory until it is complete: a quarter of Parquet's default leaves little to clean
     # up
     "spark.hadoop.parquet.block.size": str(32 * MIB),
-    # of the Python workers, for the reason of `allocate_by_libc`
+    # of the Python workers, for the reason of `_allocate_by_libc`
     "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL": "system",
 }
 ON_THIS_MACHINE = {
@@ -174,7 +174,7 @@ def build_session(
     launch[DRIVER_JAVA] += class_archive.java_options()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     _let_workers_import_us()
-    allocate_by_libc()
+    _allocate_by_libc()
     if is_local:
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     builder = SparkSession.builder.appName(app_name).master(master)
@@ -317,6 +317,13 @@ def _expect_closed_connections(counters: BaseServer) -> None:
             report(request, client_address)
 
     counters.handle_error = handle_error  # type: ignore[method-assign]
+
+
+def _allocate_by_libc() -> None:
+    """Let Arrow reuse freed memory, instead of giving it back to the kernel after each block: that is half of
+    the system time of a job (docs/performance.md). The user's environment wins."""
+    if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
+        pa.set_memory_pool(pa.system_memory_pool())
 
 
 def _let_workers_import_us() -> None:
