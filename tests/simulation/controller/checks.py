@@ -209,9 +209,20 @@ class HaChecker:
 
     def _check_members(self, node: HaSimNode, index: int) -> None:
         log = self.truth.log(LOG_NAME)
-        holders = [] if log is None else self._holders(log, index, node)
-        if log is not None and len(holders) < acks_needed(len(log.sync_state_set), log.set_acks):
+        if log is None:
+            return
+        holders = self._holders(log, index, node)
+        if len(holders) < acks_needed(len(log.sync_state_set), log.set_acks):
             raise Violation(f"{node.name} confirmed {index}; of {log.sync_state_set} only {holders} hold it")
+        for member in holders:
+            if self._copy_of(log, member) != member:
+                # A retry is acknowledged later, when that master may know of the later copy.
+                self._held_once[member] = max(self._held_once.get(member, NO_INDEX), index)
+
+    def _copy_of(self, log: Log, member: int) -> int:
+        """Return the replica id of the copy that the member's node has now."""
+        replica = log.replica(member)
+        return 0 if replica is None else self._cluster.nodes[replica.node].copy_id
 
     def _holders(self, log: Log, index: int, master: HaSimNode) -> list[int]:
         """The members of the set that hold the index, or held it when they were lost, or whose node holds it

@@ -7,6 +7,7 @@ from tests.simulation.controller.cases.operations import append_at, master_of, r
 from tests.simulation.controller.cluster import HaCluster
 from tests.simulation.controller.node import HaSimNode
 from tests.simulation.controller.plan import LOG_NAME, HaPlan
+from tests.simulation.controller.run import run_seed
 from tests.simulation.world.network import LinkFaults
 
 
@@ -125,3 +126,11 @@ def test_an_older_copy_of_a_folder_that_starts_before_the_others_does_not_lead(r
     assert master_of(cluster).held_index >= last
     assert cluster.run_until(lambda: len(truth(cluster).set_nodes) == 3, 5)
     assert not truth(cluster).unclean_epoch
+
+
+@pytest.mark.rule("C-12")
+def test_a_retry_counts_what_a_later_copy_held_before_the_master_knew_of_it() -> None:
+    """The acks of the later copy, on the same node, have confirmed the append. Its retry is acknowledged once
+    the master knows that the copy is another replica."""
+    _cluster, violation = run_seed(93_000_049, 20)
+    assert violation is None
