@@ -48,14 +48,16 @@ class DeadLetterReplay:
         self.tables = TypedTables(spark, client, path_of, follows=False)
 
     def run(self, version: int | None = None) -> Replayed:
-        """version: to read with; None: the newest one.
+        """version: to read with; None: the newest one that the leader has, which a replica may not know yet.
 
         Raises OptionError for a version that the log does not have, TableClash if `entries` has lost records,
         and the errors of `TypedTables.extend`.
         """
         until = IndexedRows(self.spark, self.path_of(ENTRIES), ENTRIES, "index").end()
+        log_end = self.client.tail(confirmed=True).next_index
         self.tables.open()
-        self.tables.extend(until)  # every dead letter before it is handled, whatever other drivers do
+        # every dead letter before `until` is handled, whatever other drivers do
+        self.tables.extend(until, schemas_until=log_end)
         self.tables.check_entries()  # a lost tombstone would not be applied to its letter
         decoder = self.tables.decoder
         if decoder is None:

@@ -96,8 +96,9 @@ class TypedTables:
     def _claimed(self, table: Table, position: str) -> ClaimedTable:
         return ClaimedTable(self.spark, self.path_of(table), table, position, follows=self.follows)
 
-    def extend(self, until: int, term: int | None = None) -> None:
+    def extend(self, until: int, term: int | None = None, *, schemas_until: int = 0) -> None:
         """Write the rows of all records before `until`, which `entries` holds. term: of the record before it.
+        schemas_until: the versions of the schema before this index are known too.
 
         Raises TableClash, LogClash, SchemaInvalid, SchemaLibraryMissing, and the errors of `LogReads`.
         """
@@ -105,7 +106,7 @@ class TypedTables:
             raise self._failed
         if term != self._term:  # an unclean election may have replaced a version by another of that number
             self._term, self._versions = term, ()
-        self._read_schemas(until)
+        self._read_schemas(max(until, schemas_until))
         if self.decoder is None:
             return
         restored = self._restored(until)

@@ -282,13 +282,14 @@ class FakeReplica:
         return JSONResponse({"name": self.log.name, "id": self.log.id})
 
     async def tail(self, request: Request) -> Response:
-        if request.query_params.get("consistency", "linearizable") == "linearizable" and not self.has_leader:
+        is_confirmed = request.query_params.get("consistency", "linearizable") == "linearizable"
+        if is_confirmed and not self.has_leader:
             return problem(503, "read-index-unavailable")
         return JSONResponse(
             {
                 "begin_index": self.log.begin_index if self.log.records else -1,
                 "end_index": self.log.next_index - 1,
-                "committed_index": self.visible,
+                "committed_index": self.log.next_index - 1 if is_confirmed else self.visible,
                 "next_index": self.log.next_index,
                 "term": self.log.term,
                 "leader": self.node,
@@ -336,10 +337,13 @@ class FakeReplica:
         return body[: len(body) // 2]
 
     async def schemas(self, request: Request) -> Response:
-        etag = f'"{len(self.log.schemas)}"'
+        if int(request.headers.get("commitlog-min-index", -1)) > self.visible:
+            return problem(504, "not-yet-replicated", retryable=True)
+        known = [schema for schema in self.log.schemas if schema["index"] <= self.visible]
+        etag = f'"{len(known)}"'
         if request.headers.get("if-none-match") == etag:
             return Response(status_code=304, headers={"ETag": etag})
-        return JSONResponse({"schemas": self.log.schemas}, headers={"ETag": etag})
+        return JSONResponse({"schemas": known}, headers={"ETag": etag})
 
     async def cursor(self, request: Request) -> Response:
         name = request.path_params["name"]

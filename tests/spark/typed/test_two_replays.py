@@ -237,6 +237,18 @@ def test_no_letter_moves_while_entries_lacks_the_tombstone_of_its_key(
     check_law(log, tmp_path)
 
 
+def test_a_replay_reads_with_a_version_that_a_replica_does_not_know_yet(
+    spark: SparkSession, log: FakeLog, replicas: list[FakeReplica], tmp_path: Path
+) -> None:
+    """It was set after the last record, a moment ago: no follower knows yet that it is committed."""
+    written_tables(log, replicas, tmp_path)
+    replicas[0].committed_index = log.next_index - 1
+    log.set_schema("text STRING")
+    client = LogReads([replica.url for replica in replicas], "default")
+    replayed = DeadLetterReplay(spark, client, lambda table: str(tmp_path / table.name)).run()
+    assert replayed.version == len(log.schemas)
+
+
 def written_tables(log: FakeLog, replicas: list[FakeReplica], folder: Path) -> TypedTables:
     client = LogReads([replica.url for replica in replicas], "default")
     fill_entries(log, folder)

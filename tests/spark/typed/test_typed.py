@@ -180,7 +180,7 @@ def test_a_failed_merge_of_current_is_repeated_and_stops_no_other_table(
     client = LogReads([replica.url for replica in replicas], "default")
     tables = TypedTables(spark, client, path_in(tmp_path))
     tables.current = {1: Current()}  # type: ignore[dict-item]
-    tables._changed, tables._ends.until = {1}, 7
+    tables._changed, tables._ends.until, tables.until_index = {1}, 7, 7
     tables._ends.claimed(7, 0.0)
     for _ in range(3):
         tables._apply_late()
