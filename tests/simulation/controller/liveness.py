@@ -146,8 +146,10 @@ class HaLiveness:
         if log.lost_history:
             return len(reached) == len(log.nodes)
         counted = log.former_set if log.is_opening else log.sync_state_set
-        members = sum(node.copy_id in counted for node in reached)
-        return bool(reached) and (counts_all(log) or members >= reports_needed(log))
+        if counts_all(log):  # any member may win, but no copied folder beside a member that is none
+            any_member = log.is_opening or not log.originals(counted)
+            return any(any_member or node.copy_id not in log.copied for node in reached)
+        return sum(node.copy_id in counted for node in reached) >= reports_needed(log)
 
     @staticmethod
     def _may_win(log: Log, node: HaSimNode) -> bool:
