@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
@@ -105,7 +105,7 @@ class NodeLogs:
         """Register a log, and keep a replica of it if this node is one of its nodes. Raises StorageError."""
         hosted = HostedLog(settings, log_id)
         hosted.generation = generation
-        result = await self._open_aside(hosted)
+        result = await self._open_aside(hosted, self._open_new)
         self._hosted.add(hosted)
         self.serve_all([(hosted, result)])
 
@@ -114,7 +114,7 @@ class NodeLogs:
         StorageError."""
         if hosted.is_opening:
             return
-        self.serve_all([(hosted, await self._open_aside(hosted))])
+        self.serve_all([(hosted, await self._open_aside(hosted, self._open_new))])
 
     async def reopen(self, hosted: HostedLog) -> None:
         """Open a log again after its rollback and take part. Raises StorageError; damage too, because no
@@ -139,14 +139,11 @@ class NodeLogs:
 
     async def _join(self, hosted: HostedLog) -> None:
         try:
-            opened = await asyncio.to_thread(self._open_joined, hosted)
+            opened = await self._open_aside(hosted, self._open_joined)
         except StorageError as error:
             self._join_after_s[hosted.log_id] = asyncio.get_running_loop().time() + _JOIN_RETRY_S
             logger.error("log %s cannot be opened: %s", hosted.name, error)
-            self._close_journal(hosted)
             return
-        finally:
-            hosted.is_opening = False
         self._join_after_s.pop(hosted.log_id, None)
         self.serve_all([(hosted, opened)])
 
@@ -157,12 +154,14 @@ class NodeLogs:
         self._journals.open(hosted)
         return self._recover(hosted)
 
-    async def _open_aside(self, hosted: HostedLog) -> OpeningResult:
+    async def _open_aside(
+        self, hosted: HostedLog, open_log: Callable[[HostedLog], OpeningResult]
+    ) -> OpeningResult:
         """Open the journal of a log, then the log, in a thread. Without the log the journal is closed again:
         a log with a journal counts as open, and would not be opened later. Raises StorageError."""
         hosted.is_opening = True
         try:
-            return await asyncio.to_thread(self._open_new, hosted)
+            return await asyncio.to_thread(open_log, hosted)
         except StorageError:
             with contextlib.suppress(StorageError):
                 await self.close_log(hosted)
