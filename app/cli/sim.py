@@ -26,7 +26,7 @@ def sim_command(arguments: tuple[str, ...]) -> None:
             "checkout of the repository"
         )
     given = [argument for argument in arguments if argument != "--json"]  # the output is JSON in any case
-    as_json = given != list(arguments)
+    as_json = "--json" in arguments
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     simulator = [sys.executable, "-m", "tests.simulation", *given]
     errors = subprocess.PIPE if as_json else None
