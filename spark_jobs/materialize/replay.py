@@ -21,9 +21,9 @@ from spark_jobs.errors import OptionError
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.session.spark_session import kept_active
 from spark_jobs.source.log_reads import LogReads
-from spark_jobs.tables.table import ENTRIES, Table, quoted_name, read_table
+from spark_jobs.tables.table import Table, quoted_name, read_table
 from spark_jobs.typed.current import CurrentTable
-from spark_jobs.typed.indexed_rows import IndexedRows, first_rows
+from spark_jobs.typed.indexed_rows import first_rows
 from spark_jobs.typed.layout import CompatibilityGroup
 
 PIECE_LETTERS: Final = 20_000
@@ -44,7 +44,6 @@ class DeadLetterReplay:
     def __init__(self, spark: SparkSession, client: LogReads, path_of: Callable[[Table], str]) -> None:
         self.spark = spark
         self.client = client
-        self.path_of = path_of
         self.tables = TypedTables(spark, client, path_of, follows=False)
 
     def run(self, version: int | None = None) -> Replayed:
@@ -53,7 +52,7 @@ class DeadLetterReplay:
         Raises OptionError for a version that the log does not have, TableClash if `entries` has lost records,
         and the errors of `TypedTables.extend`.
         """
-        until = IndexedRows(self.spark, self.path_of(ENTRIES), ENTRIES, "index").end()
+        until = self.tables.entries.end()
         log_end = self.client.tail(confirmed=True).next_index
         self.tables.open()
         # every dead letter before `until` is handled, whatever other drivers do

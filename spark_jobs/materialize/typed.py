@@ -73,7 +73,7 @@ class TypedTables:
         self.decoder: TypedDecoder | None = None
         self.records: dict[int, ClaimedTable] = {}  # by the first version of their group
         self.dead_letters = self._claimed(DEAD_LETTERS, "index")
-        self._entries = IndexedRows(spark, path_of(ENTRIES), ENTRIES, "index")
+        self.entries = IndexedRows(spark, path_of(ENTRIES), ENTRIES, "index")
         self._versions: Sequence[LogSchema] = ()
         self._term: int | None = None  # of the last record that was handed to `extend`
         self._changed: set[int] = set()  # groups with records that may have a row in `current`
@@ -112,7 +112,7 @@ class TypedTables:
         restored = self._restored(until)
         outdated = self._repair(restored, self.decoder)
         self.until_index = until
-        pieces = self._entries.pieces(self.next_index, until, COLUMNS, COMMIT_RECORDS)
+        pieces = self.entries.pieces(self.next_index, until, COLUMNS, COMMIT_RECORDS)
         with prefetch(pieces) as read, prefetch(_decoded(self.decoder, read)) as decoded:
             for end, rows, typed in decoded:
                 self._write_piece(self.decoder, end, rows, typed)
@@ -150,7 +150,7 @@ class TypedTables:
         What is made from `entries` is complete only if this holds afterwards: otherwise it may lack rows, and
         have rows whose tombstones are missing.
         """
-        first, until = self._entries.end(), max(self.until_index, self.held_until)
+        first, until = self.entries.end(), max(self.until_index, self.held_until)
         try:
             lost = self.client.first_data_index(first, until)
         except LogTrimmed:
@@ -246,7 +246,7 @@ class TypedTables:
     def _restored(self, until: int) -> RestoredTables:
         return RestoredTables(
             self.spark,
-            self._entries,
+            self.entries,
             self.dead_letters,
             self.records,
             self.current,

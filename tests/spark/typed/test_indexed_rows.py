@@ -117,7 +117,7 @@ def test_a_replay_reads_letters_in_pieces_of_a_bounded_size(
     fill_entries(log, tmp_path)
     client = LogReads([replica.url for replica in replicas], "default")
     replay = DeadLetterReplay(spark, client, lambda table: str(tmp_path / table.name))
-    TypedTables(no_spark(), client, replay.path_of, follows=False).extend(log.next_index)
+    TypedTables(no_spark(), client, replay.tables.path_of, follows=False).extend(log.next_index)
     monkeypatch.setattr(indexed_rows, "PIECE_BYTES", 53)
     found = [piece["index"].to_pylist() for piece in replay._pieces(log.next_index)]
     assert found == [[2, 3], [4], [5, 7]]

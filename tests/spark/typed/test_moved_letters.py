@@ -67,7 +67,7 @@ def indexes(folder: Path, table: Table) -> list[int]:
 def move(typed: TypedTables, folder: Path, moved: Sequence[int]) -> None:
     """Move letters to the table of the first generation, as a replay with version 1 does."""
     assert typed.decoder is not None
-    rows = typed._entries.pieces(min(moved), max(moved) + 1, COLUMNS)
+    rows = typed.entries.pieces(min(moved), max(moved) + 1, COLUMNS)
     letters = pa.concat_tables(piece for _, piece in rows)
     letters = letters.filter(pc.is_in(letters["index"], pa.array(moved)))
     records = typed.decoder.layout[0].records()
@@ -162,7 +162,7 @@ def test_a_letter_that_was_moved_to_a_later_group_is_in_a_table_whatever_the_use
     assert typed.decoder is not None
     group = typed.decoder.layout[-1]
     newer = indexes(tmp_path, group.records())
-    [(_, rows)] = typed._entries.pieces(letter, letter + 1, COLUMNS)
+    [(_, rows)] = typed.entries.pieces(letter, letter + 1, COLUMNS)
     typed.note_moved(group, later, letter)
     typed.records[later].insert_missing(typed.decoder.decode(rows, later).records[later])
     typed.dead_letters.remove([letter])

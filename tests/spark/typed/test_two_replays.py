@@ -389,7 +389,7 @@ def test_a_file_that_only_spark_can_check_is_left_to_spark(
 def letters_of(typed: TypedTables, version: int = 3) -> pa.Table:
     """Return the two letters as this version reads them."""
     assert typed.decoder is not None
-    held = typed._entries.pieces(2, 4, COLUMNS)
+    held = typed.entries.pieces(2, 4, COLUMNS)
     return typed.decoder.decode(next(held)[1], version).records[version]
 
 
