@@ -10,25 +10,22 @@ of a request is found by the length of the first one of its connection: all requ
 import asyncio
 import contextlib
 import os
-import socket
 import struct
-import subprocess
 import sys
 import tempfile
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import cast
 
 import uvloop
+
+from tests.bench.systems.peers import running_servers
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 FRAME = struct.Struct("<QQ")  # number of the group, bytes that follow
 ACKNOWLEDGEMENT = struct.Struct("<Q")  # number of the last group that is synced
 MAX_BUFFERS = 1024  # of one system call
-START_TIMEOUT_S = 20
 
 
 class File:
@@ -192,31 +189,18 @@ async def serve(port: int, path: str, peers: list[int]) -> None:
 @contextlib.contextmanager
 def running_bare_quorum(port: int) -> Iterator[tuple[str, list[int]]]:
     """Run three members on `port` and the next two; give the leader's URL, and the pids, its own first."""
-    with tempfile.TemporaryDirectory(prefix="commitlog-bench-") as folder, contextlib.ExitStack() as stack:
-        members = []
-        for member, peers in ((1, []), (2, []), (0, [port + 1, port + 2])):
-            command = [sys.executable, "-m", "tests.bench.systems.bare_node", str(port + member)]
-            command += [str(Path(folder) / str(member)), *map(str, peers)]
-            members.insert(0, stack.enter_context(_running(command, port + member)))
-        yield f"http://127.0.0.1:{port}/", members
-
-
-@contextlib.contextmanager
-def _running(command: list[str], port: int) -> Iterator[int]:
-    """Run a member until it listens; end it by its pid."""
-    process = subprocess.Popen(command)
-    try:
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        while True:
-            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
-                break
-            if time.monotonic() > deadline_s or process.poll() is not None:
-                raise RuntimeError(f"no member listens on port {port}")
-            time.sleep(0.02)
-        yield process.pid
-    finally:
-        process.terminate()
-        process.wait()
+    ports = [port, port + 1, port + 2]
+    with tempfile.TemporaryDirectory(prefix="commitlog-bench-") as folder:
+        commands = [
+            [sys.executable, "-m", "tests.bench.systems.bare_node", str(each), f"{folder}/{each}"]
+            for each in ports
+        ]
+        commands[0] += map(str, ports[1:])
+        with (
+            running_servers(commands[1:], ports[1:]) as followers,
+            running_servers(commands[:1], [port]) as leader,
+        ):
+            yield f"http://127.0.0.1:{port}/", leader + followers
 
 
 if __name__ == "__main__":

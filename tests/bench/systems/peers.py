@@ -71,7 +71,7 @@ def running_etcd(binary: Path, port: int) -> Iterator[tuple[list[str], list[int]
             ]
             for k in range(3)
         ]  # fmt: skip
-        with _running(commands, [port, port + 1, port + 2]) as pids:
+        with running_servers(commands, [port, port + 1, port + 2]) as pids:
             yield urls, pids
 
 
@@ -89,12 +89,13 @@ def running_nats(binary: Path, port: int) -> Iterator[tuple[list[str], list[int]
                 f"cluster {{ name: c, listen: 127.0.0.1:{port + 10 + k}, routes: [{routes}] }}\n"
             )
             commands.append([str(binary), "-c", str(config)])
-        with _running(commands, [port, port + 1, port + 2]) as pids:
+        with running_servers(commands, [port, port + 1, port + 2]) as pids:
             yield [f"nats://127.0.0.1:{port + k}" for k in range(3)], pids
 
 
 @contextlib.contextmanager
-def _running(commands: list[list[str]], ports: list[int]) -> Iterator[list[int]]:
+def running_servers(commands: list[list[str]], ports: list[int]) -> Iterator[list[int]]:
+    """Start servers, wait until all ports are open, and give the process ids; end them by SIGTERM."""
     servers = [
         subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for command in commands

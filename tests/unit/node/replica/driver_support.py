@@ -8,6 +8,8 @@ from random import Random
 from typing import Any
 
 from app.errors import CommitlogError
+from app.ha.config import HaConfig
+from app.ha.messages import OUTGOING, Opened
 from app.log.commands import Command, CommandResult
 from app.log.contract import (
     AppendRequest,
@@ -18,7 +20,7 @@ from app.log.contract import (
 )
 from app.log.driver_interfaces import DriverConfig, SyncSource
 from app.node.opening.open_replica import LogIdentity, open_replica
-from app.node.opening.replica_modes import RaftMode
+from app.node.opening.replica_modes import ClassicMode, RaftMode
 from app.node.replica.driver import LogDriver
 from app.node.services import NodeServices
 from app.node.workers import InPlace
@@ -239,3 +241,15 @@ def leading_node(folder: Path, **options: Any) -> Node:
 def keep_lead(node: Node) -> None:
     node.driver.deliver("n2", HeartbeatAnswer(node.driver.term, 0))
     node.seams.run()
+
+
+def classic_slave(folder: Path) -> Node:
+    """n1 in classic mode, connected to its master n2."""
+    mode = ClassicMode(
+        replicas=("n1", "n2"), config=HaConfig(), master_id="n2", master_address="n2:1", sync_slaves=1
+    )
+    node = Node(folder, mode=mode)
+    node.tick(1)
+    node.driver.deliver(f"{OUTGOING}1", Opened())
+    node.seams.run()
+    return node

@@ -8,16 +8,16 @@ from app.errors import NoLeader
 from app.ha.auto_switch.core import AutoSwitchCore
 from app.ha.config import HaConfig
 from app.ha.frames import ClassicFrame
-from app.ha.messages import OUTGOING, Opened
+from app.ha.messages import OUTGOING
 from app.ha.roles import MANAGER, KnownReplica, Lease, MasterRole
 from app.log.contract import Ready, Role
 from app.log.state import LogState
-from app.node.opening.replica_modes import AutoSwitchMode, ClassicMode
+from app.node.opening.replica_modes import AutoSwitchMode
 from storage.errors import CorruptLog
 from storage.format.batch import AppendMark, Batch
 from storage.format.records import encode_control
 from tests.unit.log.test_state import DIGEST
-from tests.unit.node.replica.driver_support import Node
+from tests.unit.node.replica.driver_support import Node, classic_slave
 from tests.unit.raft.support import MemoryLog, body_of
 
 COUNT = 20  # batches of the log, after its first one
@@ -183,13 +183,7 @@ def test_a_slave_that_forgets_its_state_rebuilds_it_in_pieces_before_it_stores_t
     tmp_path: Path, applied: list[int]
 ) -> None:
     """Until then its readers get what they got before, and an end of the driver leaves the log as it is."""
-    mode = ClassicMode(
-        replicas=("n1", "n2"), config=HaConfig(), master_id="n2", master_address="n2:1", sync_slaves=1
-    )
-    node = Node(tmp_path, mode=mode)
-    node.tick(1)
-    node.driver.deliver(f"{OUTGOING}1", Opened())
-    node.seams.run()
+    node = classic_slave(tmp_path)
     log = log_of_n2()
     node.driver.deliver(f"{OUTGOING}1", ClassicFrame(0, b"".join(bytes(batch.data) for batch in log.batches)))
     node.seams.run()

@@ -4,15 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from app.ha.config import HaConfig
 from app.ha.frames import ClassicFrame
-from app.ha.messages import OUTGOING, Opened
+from app.ha.messages import OUTGOING
 from app.log.state import LogState
-from app.node.opening.replica_modes import ClassicMode
 from app.raft.messages import StateChunk, StateRequest
 from storage.format.batch import AppendMark
 from storage.format.records import encode_control
-from tests.unit.node.replica.driver_support import Node
+from tests.unit.node.replica.driver_support import Node, classic_slave
 from tests.unit.raft.support import MemoryLog, body_of
 
 
@@ -34,13 +32,7 @@ def transfer(node: Node, log: MemoryLog, first: int) -> None:
 @pytest.fixture
 def slave(tmp_path: Path) -> Node:
     """n1 holds the opening of epoch 1; its state, received from n2, knows the committed key `lost` too."""
-    mode = ClassicMode(
-        replicas=("n1", "n2"), config=HaConfig(), master_id="n2", master_address="n2:1", sync_slaves=1
-    )
-    node = Node(tmp_path, mode=mode)
-    node.tick(1)
-    node.driver.deliver(f"{OUTGOING}1", Opened())
-    node.seams.run()
+    node = classic_slave(tmp_path)
     log = MemoryLog()
     opening(log, 1)
     transfer(node, log, 0)
