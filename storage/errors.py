@@ -13,6 +13,7 @@ StorageError
 │   └── EmptyBody         ... or holds no record
 └── DiskError             the operating system refused an operation
     ├── StorageFull       no space left; nothing was stored
+    ├── DiskRefused       not because of the file: no descriptor, memory or permission, or a read-only disk
     ├── SyncFailed        written data may be lost: the node stops (R-11)
     ├── FileClosed        the log was closed, while a reader still used it
     └── FolderLocked      another process owns the folder
@@ -94,6 +95,11 @@ class DiskError(StorageError):
 
 class StorageFull(DiskError):
     """No space is left, or a quota is exhausted."""
+
+
+class DiskRefused(DiskError):
+    """The refusal shows nothing about the file: the process has no descriptor, memory or permission for the
+    operation, or the file system is read-only."""
 
 
 class SyncFailed(DiskError):

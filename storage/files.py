@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from storage.birth_time import birth_time
-from storage.errors import DiskError, FileClosed, FolderLocked, StorageFull, SyncFailed
+from storage.errors import DiskError, DiskRefused, FileClosed, FolderLocked, StorageFull, SyncFailed
 from storage.file_system import Bytes, File, FileSystem, Lock, write_durably
 
 __all__ = ["File", "FileSystem", "Lock", "OsFileSystem", "write_durably"]
 
-_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no space on the disk, or quota exceeded
 _BUFFERS_A_CALL = 512  # well below IOV_MAX
 _POPULATE_READ = 22  # madvise(2): since Linux 5.14, not in the mmap module yet
@@ -25,11 +26,14 @@ _UNREADABLE = (errno.EFAULT, 133)  # 133: EHWPOISON, not in the errno module
 def _error(path: str, operation: str, error: OSError) -> DiskError:
     """Return an error of this package with path and operation and, for missing permissions, the remedy."""
     reason = error.strerror or str(error)
-    if error.errno in _REFUSED:
+    if error.errno in _FORBIDDEN:
         reason += ": the user that runs the node must own the data folder and be able to write to it"
     if error.errno == errno.EBADF:
         return FileClosed(path, operation, reason)
-    return (StorageFull if error.errno in _FULL else DiskError)(path, operation, reason)
+    if error.errno in _FULL:
+        return StorageFull(path, operation, reason)
+    refused = error.errno in _FORBIDDEN or error.errno in _EXHAUSTED
+    return (DiskRefused if refused else DiskError)(path, operation, reason)
 
 
 @contextlib.contextmanager
@@ -104,8 +108,9 @@ class OsFile:
         except OSError as error:
             if error.errno == errno.EINVAL:
                 return False
-            reason = "cannot be read from the disk" if error.errno in _UNREADABLE else str(error)
-            raise DiskError(self._path, "read", reason) from error
+            if error.errno in _UNREADABLE:
+                raise DiskError(self._path, "read", "cannot be read from the disk") from error
+            raise _error(self._path, "read", error) from error
         return True
 
     def _remap(self, needed: int) -> None:
@@ -179,7 +184,14 @@ class OsFileSystem:
             file.close()
 
     def exists(self, path: str) -> bool:
-        return os.path.lexists(path)
+        try:
+            with _named(path, "stat"):
+                os.lstat(path)
+        except DiskError as error:
+            if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+                return False
+            raise
+        return True
 
     def list(self, folder: str) -> list[str]:
         with _named(folder, "list"):
@@ -192,9 +204,10 @@ class OsFileSystem:
     def make_folders(self, path: str) -> None:
         missing = []
         folder = Path(path)
-        while not folder.is_dir():
-            missing.append(folder)
-            folder = folder.parent
+        with _named(path, "stat"):
+            while not folder.is_dir():
+                missing.append(folder)
+                folder = folder.parent
         for folder in reversed(missing):
             with _named(str(folder), "make folder"):
                 folder.mkdir(exist_ok=True)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
-from storage.errors import DiskError, StorageFull, SyncFailed
+from storage.errors import DiskError, DiskRefused, StorageFull, SyncFailed
 from storage.file_system import FileSystem, write_durably, write_pieces_durably
 from storage.format.epoch_file import Epoch, encode_epochs, epochs_from
 from storage.format.segment_format import index_name, index_offset, segment_name, segment_offset
@@ -164,6 +164,8 @@ class LogFolder:
                 return  # a sync will write it
             try:
                 found = self.files.read(path) if self.files.exists(path) else b""
+            except DiskRefused:
+                raise
             except DiskError:
                 found = b""
         if found != encode_epochs(epochs):

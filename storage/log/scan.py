@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from storage.errors import CorruptBatch, DiskError, PartialBatch
+from storage.errors import CorruptBatch, DiskError, DiskRefused, PartialBatch
 from storage.file_system import File
 from storage.format.batch import MAGIC, Batch, decode_batch
 from storage.units import MIB
@@ -73,8 +73,8 @@ class Scan:
     def _read(self, offset: int, size: int) -> None:
         try:
             block = self._file.read(offset - self._base_offset, size)
-        except DiskError:
-            if not self._patient:
+        except DiskError as error:
+            if not self._patient or isinstance(error, DiskRefused):
                 raise
             block = self._read_what_can_be_read(offset - self._base_offset, size)
         self._block = memoryview(block)
@@ -87,6 +87,8 @@ class Scan:
             size = min(_UNREADABLE_BYTES, end - at)
             try:
                 parts.append(self._file.read(at, size))
+            except DiskRefused:
+                raise
             except DiskError:
                 parts.append(bytes(size))
         return b"".join(parts)

@@ -54,8 +54,10 @@ class CopyFiles:
         snapshot_file = SnapshotFile(self._files, f"{self._folder}/state")
         try:
             found = load_snapshot(snapshot_file, idempotency_ms=DAY_MS, state_type=self._state_type)
-        except StorageError:
-            return None
+        except StorageError as error:
+            if isinstance(as_damage(error), Damaged):
+                return None
+            raise
         return None if found is None else found[0].membership
 
     def last_known(self) -> tuple[int, tuple[str, ...], tuple[str, ...]] | None:

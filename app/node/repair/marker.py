@@ -1,7 +1,7 @@
 """Durable note that a log of this node is damaged: from before the first repair step until it is sound.
 
 DATA/repairing/NAME is JSON. It is outside the log's folder, so it does not depend on the state of that. An
-unreadable note still counts, and promises nothing.
+unreadable note still counts, and promises nothing; nor does the one that replaces it.
 """
 
 from typing import Final
@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from app.log.contract import NO_INDEX
-from storage.errors import DiskError
+from storage.errors import DiskError, DiskRefused
 from storage.file_system import FileSystem, write_named_durably
 
 FOLDER: Final = "repairing"
@@ -87,17 +87,7 @@ class RepairMarker:
         it lacks and the pair. Raises DiskError."""
         if self.exists:
             first = self._load()
-            if first is None:
-                return
-            note = replace(
-                first,
-                keeps_promises=first.keeps_promises and note.keeps_promises,
-                lacks_records=first.lacks_records or note.lacks_records,
-                intact=first.intact and note.intact,
-                lost_vote=first.lost_vote or note.lost_vote,
-                held_index=max(first.held_index, note.held_index),
-                pair=note.pair,
-            )
+            note = _unknown_before(note) if first is None else _both(first, note)
             if note == first:
                 return
         self._files.make_folders(self._folder)
@@ -123,6 +113,8 @@ class RepairMarker:
     def _load(self) -> Note | None:
         try:
             return msgspec.json.decode(self._files.read(self._path), type=Note)
+        except DiskRefused:
+            raise
         except (msgspec.DecodeError, UnicodeDecodeError, DiskError):
             return None
 
@@ -131,3 +123,21 @@ class RepairMarker:
         if self.exists:
             self._files.remove(self._path)
             self._files.sync_folder(self._folder)
+
+
+def _both(first: Note, note: Note) -> Note:
+    """Return the first note with what a later one adds to it."""
+    return replace(
+        first,
+        keeps_promises=first.keeps_promises and note.keeps_promises,
+        lacks_records=first.lacks_records or note.lacks_records,
+        intact=first.intact and note.intact,
+        lost_vote=first.lost_vote or note.lost_vote,
+        held_index=max(first.held_index, note.held_index),
+        pair=note.pair,
+    )
+
+
+def _unknown_before(note: Note) -> Note:
+    """Return the note that replaces one that cannot be read: the disk may read that again later."""
+    return replace(note, keeps_promises=False, lacks_records=True, intact=False, lost_vote=True)

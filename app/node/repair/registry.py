@@ -113,6 +113,7 @@ class Repairs:
             return
         is_configured = not hosted.knows_group
         group, marker = hosted.group, self.marker_of(hosted)
+        sound = not hosted.in_doubt or marker.keeps_promises  # may raise: nothing has changed yet
         driver, hosted.driver, hosted.caught_up = hosted.driver, None, False
         hosted.repair = LogRepair(
             _Host(self, hosted),
@@ -135,7 +136,7 @@ class Repairs:
             FoundDamage(
                 cause=cause,
                 found_by=found_by,
-                sound=not hosted.in_doubt or marker.keeps_promises,
+                sound=sound,
                 held_index=NO_INDEX if driver is None else driver.held_index,
             ),
             calls=self.calls,

@@ -379,10 +379,9 @@ class LogDriver:
             return
         try:
             self.abandon()
+            self._damaged(error)
         except Exception as another:
             self._fail_node(what, another)
-        else:
-            self._damaged(error)
 
     def _turn(self) -> None:
         self._executor.rebuild()

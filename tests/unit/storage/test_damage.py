@@ -6,7 +6,7 @@ import pytest
 
 from storage.care.patch import patch
 from storage.care.survey import NO_OFFSET, survey
-from storage.errors import CorruptFile, CorruptLog, DiskError, PatchRefused, StorageError
+from storage.errors import CorruptFile, CorruptLog, DiskError, DiskRefused, PatchRefused, StorageError
 from storage.format.batch import FIRST_CHAIN, Batch, stamp
 from storage.format.records import RecordColumns, decode_body, encode_body
 from storage.log.aside import ASIDE_FOLDER, set_aside
@@ -472,3 +472,19 @@ def test_the_log_of_another_is_refused_by_name() -> None:
     sync_log(open_log(files))
     with pytest.raises(CorruptLog, match="another log"):
         Commitlog.open(files, FOLDER, log_id=LOG_ID + 1, config=SMALL)
+
+
+@pytest.mark.rule("R-07")
+def test_a_survey_without_memory_or_descriptors_finds_no_damage() -> None:
+    files = MemoryFiles()
+    closed_log(files)
+
+    def refuse(operation: str, path: str) -> None:
+        if operation == "read" and path.endswith(".log"):
+            raise DiskRefused(path, operation, "out of memory")
+
+    files.refuse = refuse
+    with pytest.raises(DiskRefused):
+        survey(files, FOLDER, LOG_ID)
+    files.refuse = None
+    assert survey(files, FOLDER, LOG_ID).damages == ()

@@ -1,11 +1,25 @@
 """The real file system keeps the guarantees of the interface, and reports errors with their cause."""
 
+import errno
+import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 
-from storage.errors import CorruptLog, DiskError, FileClosed, FolderLocked, StorageFull, SyncFailed, as_damage
+from storage.errors import (
+    CorruptLog,
+    DiskError,
+    DiskRefused,
+    FileClosed,
+    FolderLocked,
+    StorageFull,
+    SyncFailed,
+    as_damage,
+)
 from storage.files import OsFileSystem, write_durably
 
 FILES = OsFileSystem()
@@ -137,3 +151,56 @@ def test_a_read_that_fails_is_damage_and_one_of_a_closed_file_is_not(tmp_path: P
             read(0, 7)
         assert as_damage(refused.value) is refused.value
     assert isinstance(as_damage(DiskError(path, "read", "input/output error")), CorruptLog)
+
+
+def refuse_with(number: int) -> Callable[..., NoReturn]:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+@pytest.mark.parametrize(
+    "number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EROFS]
+)
+@pytest.mark.parametrize("call", ["open", "pread", "mmap"])
+def test_a_refusal_that_is_not_about_the_file_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    path = f"{tmp_path}/a"
+    file = FILES.open(path, create=True)
+    file.pwrite(b"content", 0)
+    monkeypatch.setattr(mmap if call == "mmap" else os, call, refuse_with(number))
+    with pytest.raises(DiskRefused) as caught:
+        file.view(0, 7) if call == "mmap" else FILES.read(path)
+    assert as_damage(caught.value) is caught.value
+
+
+def test_missing_memory_for_mapped_pages_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = FILES.open(f"{tmp_path}/a", create=True)
+    file.pwrite(b"content", 0)
+    assert bytes(file.view(0, 7)) == b"content"
+    monkeypatch.setattr(file, "_map", SimpleNamespace(madvise=refuse_with(errno.ENOMEM)))
+    with pytest.raises(DiskRefused):
+        file.view(0, 7)
+
+
+@pytest.mark.rule("R-01")
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ENOMEM, errno.ESTALE, errno.ELOOP])
+def test_a_file_that_the_system_cannot_find_for_now_is_not_a_missing_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    FILES.open(f"{tmp_path}/vote", create=True).close()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "lstat", refuse_with(number))
+        with pytest.raises(DiskError, match="vote"):
+            FILES.exists(f"{tmp_path}/vote")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "is_dir", refuse_with(number))
+        with pytest.raises(DiskError, match="logs"):
+            FILES.make_folders(f"{tmp_path}/logs")
+    assert FILES.exists(f"{tmp_path}/vote")
+    assert not FILES.exists(f"{tmp_path}/missing")
+    assert not FILES.exists(f"{tmp_path}/vote/below")

@@ -1,6 +1,7 @@
 """Repairs of the small files of a log: checkpoint, state, manifest."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,10 +12,11 @@ from app.node.repair.interfaces import RepairState
 from app.node.repair.log_repair import LogRepair
 from app.node.repair.marker import Note, RepairMarker
 from app.node.state.group_file import LOST
-from storage.errors import CorruptFile, CorruptLog
+from storage.errors import CorruptFile, CorruptLog, DiskError, DiskRefused
 from storage.format.segment_format import segment_name
 from storage.log.commitlog import Commitlog
 from storage.log.manifest import ManifestFile
+from tests.support.memory_files import MemoryFiles
 from tests.unit.node.repair.damaged_log import BATCHES, FOLDER, SIZES, Peers, Scene, gives_all, saved_state
 
 
@@ -175,3 +177,34 @@ def test_a_torn_tail_without_group_and_checkpoint_may_have_been_committed() -> N
     file.pwrite(b"torn", file.size())
     scene.run(Peers(gives_all), CorruptFile(f"{FOLDER}/group", "not readable"), voters=("n1",))
     assert RepairMarker(scene.files, "data", "log").lacks_records
+
+
+def unreadable_once(files: MemoryFiles, error: DiskError) -> Callable[[str, str], None]:
+    """Refuse the first read of the note."""
+
+    def refuse(operation: str, path: str) -> None:
+        if operation == "read" and path == error.path:
+            files.refuse = None
+            raise error
+
+    return refuse
+
+
+@pytest.mark.rule("R-01")
+def test_a_doubt_is_noted_although_the_disk_refuses_to_read_the_note_before_it() -> None:
+    files, path = MemoryFiles(), "data/repairing/log"
+    marker = RepairMarker(files, "data", "log")
+    marker.save(Note("damage", "read", 1, keeps_promises=True, lacks_records=False, intact=True))
+    files.refuse = unreadable_once(files, DiskError(path, "read", "input/output error"))
+    marker.save(Note("the folder is a copy", "start", 2, keeps_promises=False, lost_vote=True))
+    assert (marker.keeps_promises, marker.lost_vote, marker.intact) == (False, True, False)
+
+
+def test_a_note_that_cannot_be_read_for_want_of_a_descriptor_counts_as_it_was_written() -> None:
+    files, path = MemoryFiles(), "data/repairing/log"
+    marker = RepairMarker(files, "data", "log")
+    marker.save(Note("power", "start", 1, keeps_promises=True, lacks_records=False, intact=True))
+    files.refuse = unreadable_once(files, DiskRefused(path, "read", "too many open files"))
+    with pytest.raises(DiskRefused):
+        _ = marker.intact
+    assert marker.intact

@@ -9,7 +9,10 @@ import pytest
 
 from app.node.repair.scrub import Scrubber
 from app.settings.model import ScrubConfig
+from storage.errors import DiskRefused
+from storage.log.checkpoint import SnapshotFile
 from storage.log.commitlog import Commitlog
+from storage.log.hard_state import HardState, HardStateFile
 from tests.support.memory_files import MemoryFiles
 from tests.unit.node.repair.test_fetch import history
 
@@ -72,3 +75,28 @@ def test_a_damaged_batch_begins_a_repair() -> None:
     scene.files.open(f"{FOLDER}/{0:020d}.log").pwrite(b"noise" * 40, history(10)[3].offset)
     assert scene.scrub() == 0
     assert len(scene.repairs) == 1
+
+
+@pytest.mark.rule("R-01")
+@pytest.mark.parametrize("name", ["vote", "manifest", "epochs", "state", f"{0:020d}.log"])
+@pytest.mark.parametrize("operation", ["open", "read"])
+def test_a_file_without_a_descriptor_is_read_in_the_next_round_and_the_log_stays_online(
+    name: str, operation: str
+) -> None:
+    scene = Scene()
+    HardStateFile(scene.files, f"{FOLDER}/vote").save(HardState(3, "n1"))
+    SnapshotFile(scene.files, f"{FOLDER}/state").save(b"state")
+
+    def refuse(met: str, path: str) -> None:
+        if (met, path) == (operation, f"{FOLDER}/{name}"):
+            raise DiskRefused(path, met, "too many open files")
+
+    scene.files.refuse = refuse
+    rounds = scene.scrub()
+    scene.files.refuse = None
+    assert scene.repairs == []
+    scene.log.append(history(11)[10:])
+    ticket = scene.log.start_sync()
+    assert ticket is not None
+    ticket.run()  # the refused read has not ended the syncs of the log
+    assert scene.scrub() == rounds + 1

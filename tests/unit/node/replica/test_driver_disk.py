@@ -332,6 +332,23 @@ def test_records_that_cannot_be_read_for_a_peer_are_damage_not_the_end_of_the_no
     ]
 
 
+def test_a_repair_that_cannot_begin_ends_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the log would stay offline without a repair."""
+
+    def begin(_damage: storage_errors.CorruptLog) -> None:
+        raise storage_errors.DiskRefused("repairing/default", "open", "Too many open files")
+
+    def damaged(*_args: object) -> None:
+        raise storage_errors.CorruptLog("logs/default", 0, "checksum")
+
+    node = Node(tmp_path, "n1", "n2", "n3", damaged=begin)
+    monkeypatch.setattr(node.driver._core, "step", damaged)
+    node.driver.deliver("n2", Heartbeat(1, "n2", -1, 1))
+    node.seams.run()
+    assert len(node.seams.failures) == 1
+    assert "Too many open files" in str(node.seams.failures[0])
+
+
 @pytest.mark.rule("D-22")
 def test_unchanged_watermarks_are_written_once_a_minute(node: Node) -> None:
     result(node.append())
