@@ -89,7 +89,7 @@ class Broker:
         self.transport = self._peer_transport(links.peer)
         self.carrier = AppendCarrier(self.transport, self._chance)
         services = self._services()
-        journals = LogJournals(services, settings.journal.segment_max_bytes)
+        journals = LogJournals(services, settings.journal.segment_max_bytes, self._hosted)
         self.metadata = self._new_metadata(services, journals)
         self.audit = AuditLog(services, self.metadata, self._hosted.get, settings.brokers, settings.security)
         self.ha = HaConnections(settings, self.transport, self.metadata.managers, self.tasks, links.ha)

@@ -28,3 +28,9 @@ def ha_room_size() -> int:
 def tls_room_size() -> int:
     """Return how many connections of clients may be in a TLS handshake at once."""
     return min(_TLS_ROOM_MAX, descriptors_allowed() // 8)
+
+
+def logs_allowed() -> int:
+    """Return how many logs may be open: each has two files open, two more while it is read, and its syncs
+    must find a descriptor."""
+    return descriptors_allowed() // 8

@@ -22,6 +22,11 @@ class HostedLogs:
         """The log of the metadata first; logs that are added or forgotten meanwhile change nothing."""
         return iter([self.controller, *self.by_name.values()])
 
+    @property
+    def open_count(self) -> int:
+        """Number of logs whose files are open. May be read in any thread."""
+        return sum(hosted.journal is not None for hosted in list(self.by_id.values()))
+
     def get(self, name: str) -> HostedLog | None:
         """Return the log of that name, the one of the metadata included; None: it is not known."""
         return self.controller if name == CONTROLLER_LOG else self.by_name.get(name)

@@ -6,7 +6,9 @@ from functools import partial
 from typing import Final
 
 from app.log.events import JournalEvent
+from app.node.descriptors import descriptors_allowed, logs_allowed
 from app.node.hosted_log import HostedLog
+from app.node.hosted_logs import HostedLogs
 from app.node.metadata.folders import holds_file
 from app.node.opening.open_replica import open_journal
 from app.node.services import NodeServices
@@ -20,11 +22,13 @@ JOURNAL_TAIL_BYTES: Final = 256 * KIB  # newest events of one log kept in memory
 
 
 class LogJournals:
-    """Opens journals, and writes events of the node to them."""
+    """Opens journals, and writes events of the node to them. The first file of a log that is opened is its
+    journal."""
 
-    def __init__(self, services: NodeServices, segment_max_bytes: int) -> None:
-        """segment_max_bytes: of a journal; segments of logs may be smaller."""
+    def __init__(self, services: NodeServices, segment_max_bytes: int, hosted: HostedLogs) -> None:
+        """segment_max_bytes: of a journal; segments of logs may be smaller. hosted: all logs."""
         self._services = services
+        self._hosted = hosted
         self._syncing: dict[Journal, bool] = {}  # sync in progress -> events were written since its request
         self._storage = replace(
             services.storage,
@@ -36,7 +40,7 @@ class LogJournals:
         """Open the journal of a log if this node keeps a replica of it, also one that joined later (R-10).
 
         The empty folder of a deleted log is not a replica of a later log of the same name. Blocks. Raises
-        DiskError.
+        as `open`.
         """
         services, folder = self._services, self._services.log_folder(hosted.name)
         if services.node_id in hosted.settings.replicas or (
@@ -45,8 +49,15 @@ class LogJournals:
             self.open(hosted)
 
     def open(self, hosted: HostedLog) -> None:
-        """Open the journal of a log. Blocks. Raises DiskError."""
-        services = self._services
+        """Open the journal of a log. Blocks. Raises DiskError; StorageFull if as many logs are open as the
+        file descriptors of the process allow: without one for its sync a log would end the node."""
+        services, count = self._services, self._hosted.open_count
+        if count >= logs_allowed():
+            reason = (
+                f"{count} logs are open, as many as {descriptors_allowed()} file descriptors allow: raise "
+                "the limit of open files (ulimit -n, LimitNOFILE), or delete logs"
+            )
+            raise StorageFull(services.log_folder(hosted.name), "open", reason)
         hosted.journal = open_journal(
             services.files, services.data_folder, services.node_id, hosted.name, self._storage
         )

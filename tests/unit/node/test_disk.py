@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from app.node.disk import LANE_MAX, DiskLane, DiskThreads
+from app.node.hosted_logs import HostedLogs
 from app.node.hosting.log_journals import LogJournals
 from app.node.hosting.node_logs import NodeLogs
 from app.node.repair.registry import Repairs
@@ -369,7 +370,7 @@ def test_requests_to_sync_the_journal_do_not_pile_up_while_the_disk_hangs() -> N
     notified: list[str] = []
     journal = RecordingJournal(notified)
     hosted: Any = SimpleNamespace(name="a", journal=journal, driver=None)
-    journals = LogJournals(cast(Any, services), 1_000_000)
+    journals = LogJournals(cast(Any, services), 1_000_000, HostedLogs())
     for _ in range(1_000):
         journals.record(hosted, cast(Any, SimpleNamespace(kind="repair", data={})))
     assert (len(notified), len(requested)) == (1_000, 1)

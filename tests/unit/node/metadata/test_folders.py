@@ -11,6 +11,7 @@ import pytest
 from app.controller.metadata import LogSpec
 from app.controller.replicas_manager import CopyIdentity
 from app.node.hosted_log import HostedLog
+from app.node.hosted_logs import HostedLogs
 from app.node.hosting.log_journals import LogJournals
 from app.node.metadata.folders import LogFolders
 from app.node.metadata.replica_identity import IdentityFile
@@ -86,7 +87,7 @@ def test_the_folder_of_a_deleted_log_is_not_a_replica_of_the_next_one_of_its_nam
         storage=CommitlogConfig(),
         log_folder=lambda name: f"{data}/logs/{name}",
     )
-    folders, journals = LogFolders(files, data), LogJournals(services, 1 << 20)
+    folders, journals = LogFolders(files, data), LogJournals(services, 1 << 20, HostedLogs())
     folders.finish_removals()
     folders.prepare("a", 1, 1)
     write_durably(files, f"{data}/logs/a/vote", b"of the first log")

@@ -69,7 +69,7 @@ class Scene:
             services,
             disk,
             self.hosted_logs,
-            LogJournals(services, 1 << 20),
+            LogJournals(services, 1 << 20, self.hosted_logs),
             cast(Any, nothing),
             self.tasks,
             cast(Any, None),
@@ -145,6 +145,25 @@ def test_a_replica_that_was_added_while_the_disk_was_full_counts_as_closed(
             asyncio.run(scene.node_logs.open_replica(scene.hosted))
         assert (scene.hosted.journal, scene.open_journals) == (None, 0)
     scene.refusal = None
+    asyncio.run(scene.node_logs.open_replica(scene.hosted))
+    assert scene.hosted.journal is not None
+
+
+def test_a_log_beyond_what_the_descriptors_allow_is_opened_once_another_one_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a descriptor for its sync each log would end the node, which could not start again."""
+    monkeypatch.setattr("app.node.hosting.log_journals.logs_allowed", lambda: 2)
+    scene = Scene(monkeypatch)
+    scene.refusal = None
+    others = [HostedLog(LogSettings.of_spec(name, SPEC), number) for number, name in enumerate("bc")]
+    for other in others:
+        scene.hosted_logs.add(other)
+        asyncio.run(scene.node_logs.open_replica(other))
+    with pytest.raises(StorageFull, match="2 logs are open, as many as"):
+        asyncio.run(scene.node_logs.open_replica(scene.hosted))
+    assert (scene.hosted.journal, scene.open_journals) == (None, 2)
+    asyncio.run(scene.node_logs.close_log(others[0]))
     asyncio.run(scene.node_logs.open_replica(scene.hosted))
     assert scene.hosted.journal is not None
 
