@@ -1,8 +1,8 @@
 """Queue of appends and commands at the leader of a log: they wait for the next turn, and become batches.
 
-Everything that has arrived since the last turn shares batches, as far as it fits (group commit). During a
-transfer of leadership all wait until the next leader is known: then they enter here, or are sent to it
-(R-09).
+Everything that has arrived since the last turn shares batches, as far as it fits (group commit). A turn
+writes about TURN_BYTES, so that other logs and heartbeats do not wait for more. During a transfer of
+leadership all wait until the next leader is known: then they enter here, or are sent to it (R-09).
 """
 
 from collections import deque
@@ -41,12 +41,13 @@ from app.node.replica.open_appends import AppendDone, CommandDone, OpenAppend, O
 from app.node.replica.ready_executor import ReadyExecutor
 from app.node.replica.replica_parts import ReplicaParts
 from storage.format.records import encode_control
-from storage.units import KIB
+from storage.units import KIB, MIB
 
 COMMAND_TIMEOUT_MS = 5_000
 COMMANDS_MAX = 1_000
 GATHER_MAX_MS = 20
 GATHER_MAX_BYTES = 512 * KIB  # beyond it a batch is worth its own frames and sync
+TURN_BYTES = 16 * MIB  # of packed records that one turn writes: some 40 ms
 
 
 class AppendQueue:
@@ -73,6 +74,7 @@ class AppendQueue:
         self._batch = Coalescing(services.driver.coalesce_max_bytes)
         self._gate = SchemaGate(services.clock.monotonic_ms, services.workers, ask_turn)
         self._is_checking = False
+        self._has_rest = False  # the last turn has written enough
         self._decided: list[ConfirmedAnswer] = []  # in this turn
         self._confirming: list[ConfirmedAnswer] = []  # their basis is not confirmed yet
 
@@ -123,9 +125,10 @@ class AppendQueue:
         return bool(self._appends or self._commands or self._decided)
 
     @property
-    def is_checking(self) -> bool:
-        """True if the next append is not completely checked yet, and not by the workers: a turn is due."""
-        return self._waits_for_check and not self._is_checked_aside
+    def needs_turn(self) -> bool:
+        """True if a turn is due: the last one has written enough, or the next append is not completely
+        checked yet, and not by the workers."""
+        return self._has_rest or (self._waits_for_check and not self._is_checked_aside)
 
     @property
     def _waits_for_check(self) -> bool:
@@ -182,14 +185,20 @@ class AppendQueue:
     # --- a turn -----------------------------------------------------------------------------------------
 
     def enter(self, now_ms: int) -> None:
-        """Write the queue to the log, until a hard state or a truncation must be written first."""
+        """Write the queue to the log, about TURN_BYTES of it, until a hard state or a truncation must be
+        written first."""
+        self._has_rest = False
         if self._core.pauses_appends or self._gathers(now_ms):
             return
         while self._commands and not self._executor.is_busy:
             self._admit_command(self._commands.popleft())
         rejects = self._gate.refresh(self._state.schemas)
         self._is_checking = False
+        entered_bytes = 0
         while self._appends and not self._executor.is_busy:
+            if entered_bytes >= TURN_BYTES:
+                self._has_rest = True
+                break
             if rejects and not self._check_next():
                 self._is_checking = True
                 break
@@ -200,6 +209,7 @@ class AppendQueue:
             append = self._appends.popleft()
             append.is_queued = False
             self._uncount(append)
+            entered_bytes += request.records.packed_bytes
             try:
                 self._admit(append, now_ms)
             except CommitlogError as refusal:

@@ -411,7 +411,7 @@ class LogDriver:
             self._queue.tick(now_ms)
         if self._queue.has_waiting and not self._executor.is_busy:
             self._queue.enter(now_ms)
-            if self._queue.is_checking:
+            if self._queue.needs_turn:
                 self._ask_turn()
         self._stop_if_due()
 

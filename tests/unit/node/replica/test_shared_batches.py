@@ -104,6 +104,25 @@ def test_clients_that_share_a_turn_are_answered_as_one_after_another(tmp_path: P
     assert together.node.driver._queue._open.size_bytes == 0  # nothing waits
 
 
+@pytest.mark.rule("D-28")
+def test_many_large_appends_take_several_turns_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one turn all other logs of the node, and its heartbeats, would wait for them."""
+    node = Node(tmp_path)
+    monkeypatch.setattr("app.node.replica.append_queue.TURN_BYTES", 1_500)
+    monkeypatch.setattr("app.node.replica.append_queue.GATHER_MAX_BYTES", 0)  # none waits for the sync
+    asked = [node.ask(bytes(1_000)) for _ in range(7)]
+    ends = []
+    for _ in range(4):
+        node.seams.turn()
+        ends.append(node.driver.log.end_index)
+    assert ends == [2, 4, 6, 7]
+    assert not node.seams.soon
+    node.seams.run()
+    assert [outcome(each[0])[0] for each in asked] == [1, 2, 3, 4, 5, 6, 7]
+
+
 def test_appends_that_arrive_during_a_sync_wait_for_as_many_as_are_in_flight(tmp_path: Path) -> None:
     node = Node(tmp_path)
     in_flight = [node.ask(), node.ask()]
