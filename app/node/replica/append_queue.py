@@ -47,7 +47,7 @@ COMMAND_TIMEOUT_MS = 5_000
 COMMANDS_MAX = 1_000
 GATHER_MAX_MS = 20
 GATHER_MAX_BYTES = 512 * KIB  # beyond it a batch is worth its own frames and sync
-TURN_BYTES = 16 * MIB  # of packed records that one turn writes: some 40 ms
+TURN_BYTES = 4 * MIB  # of packed records that one turn writes, and at least one batch: some 10 ms
 
 
 class AppendQueue:
