@@ -67,11 +67,11 @@ class Scrub:
         self.chain: bytes | None = None
 
     def __iter__(self) -> Iterator[ScrubStep]:
-        """Yield the steps. Raises CorruptLog, DiskError, because the index may have to be read or rebuilt."""
+        """Yield the steps. Raises CorruptLog, DiskError, because an index may have to be read."""
         while True:
             wrong, self._wrong_index = self._wrong_index, None
             if wrong is not None and self._is_held(wrong):
-                wrong.segment.rebuild_index()
+                yield from self._rebuilt_index(wrong)
             stretch = self._log.stretch(self._next_index, self._step_bytes, self._until_index)
             if stretch is None:
                 break
@@ -85,6 +85,23 @@ class Scrub:
             self._verify(stretch)
         except (CorruptLog, DiskError):
             if self._is_held(stretch):
+                raise
+
+    def _rebuilt_index(self, wrong: Stretch) -> Iterator[ScrubStep]:
+        """Yield the steps that write the index file of a segment again, then use that."""
+        segment, found = wrong.segment, list[SegmentIndex]()
+        size_bytes = segment.end_offset - segment.start_offset
+        yield ScrubStep(size_bytes, partial(self._scan, wrong, found))
+        if found and self._is_held(wrong):
+            yield ScrubStep(0, partial(segment.write_index, found[0]))
+            if self._is_held(wrong):
+                segment.seal(segment.end_offset)
+
+    def _scan(self, wrong: Stretch, found: list[SegmentIndex]) -> None:
+        try:
+            found.append(wrong.segment.scanned_index())
+        except (CorruptLog, DiskError):
+            if self._is_held(wrong):
                 raise
 
     def _is_held(self, stretch: Stretch) -> bool:

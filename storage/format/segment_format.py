@@ -72,6 +72,11 @@ def _offset(name: str, suffix: str) -> int | None:
     return int(digits)
 
 
+def is_index_size(size_bytes: int) -> bool:
+    """Return whether the index file of a segment with batches may have this size."""
+    return size_bytes > 0 and size_bytes % ENTRY_SIZE_BYTES == 0
+
+
 class IndexEntry(NamedTuple):
     """Place and content of one batch; units as in the table above."""
 

@@ -17,7 +17,7 @@ from storage.errors import CorruptBatch, CorruptLog, DiskError, ForeignLog, Stor
 from storage.file_system import FileSystem, write_durably
 from storage.format.batch import FIRST_CHAIN, Batch, follows_chain
 from storage.format.epoch_file import Epoch, decode_epochs, encode_epochs, epoch_of, epochs_from
-from storage.format.segment_format import segment_name, segment_offset
+from storage.format.segment_format import index_name, is_index_size, segment_name, segment_offset
 from storage.log.log_folder import (
     EPOCHS_NAME,
     MANIFEST_NAME,
@@ -147,8 +147,9 @@ class Recovery:
     def _take_durable_segments(self) -> None:
         """Accept every segment that begins before the durable point; verify the batch that ends there.
 
-        Sealed segments are accepted by name and size; none is opened. The first one may begin with trimmed
-        batches.
+        Sealed segments are accepted by name and size; none is opened, except to rebuild an index file that is
+        missing or has a part of an entry: its first reader would wait for that on the event loop. The first
+        segment may begin with trimmed batches.
         """
         manifest = self._manifest
         base_offset, durable_offset = manifest.base_offset, manifest.durable_offset
@@ -166,6 +167,9 @@ class Recovery:
                 raise CorruptLog(segment.path, offset, f"has {size} bytes, not {end - offset}")
             if sealed:
                 segment.seal(end)
+                if not is_index_size(sizes.get(index_name(offset), 0)):
+                    with suppress(CorruptLog, DiskError):  # its first reader tries again
+                        segment.write_index(segment.scanned_index())
             else:
                 segment.load_index(end)
             self._segments.append(segment)

@@ -13,6 +13,7 @@ from storage.format.segment_format import (
     IndexEntry,
     SegmentIndex,
     index_name,
+    is_index_size,
     segment_name,
 )
 from storage.log.scan import Scan
@@ -272,30 +273,46 @@ class Segment:
         file = self._files.open(self.index_path)
         try:
             size = file.size()
-            if size == 0 or size % ENTRY_SIZE_BYTES:
+            if not is_index_size(size):
                 raise DamagedIndex("size")
             return file.view(0, size)
         finally:
             file.close()
 
     def rebuild_index(self) -> None:
-        """Rebuild the index from the durable batches up to `end_offset`. Raises CorruptLog."""
-        index, end_offset = SegmentIndex(), self.end_offset
-        scan = Scan(self.file, self.base_offset, self._log_id, self.start_offset)
-        while scan.offset < end_offset:
-            batch = scan.next_batch()
-            if batch is None:
-                raise CorruptLog(self.path, scan.offset, scan.stopped_by)
-            index.append(batch)
+        """Rebuild the index from the durable batches up to `end_offset`, in the owner's thread. Raises
+        CorruptLog, DiskError."""
+        index = self.scanned_index()
         self._index = index
         self.ordered = True
         self.mapped = False
         self.flushed = self.skipped = 0
         try:
-            write_durably(self._files, self.index_path, index.encoded(0, index.count))
+            self.write_index(index)
             self.flushed = index.count
         except StorageFull:
             pass  # written when the durable point moves; until then it is rebuilt at each start
+
+    def scanned_index(self) -> SegmentIndex:
+        """Return the entries of the batches in the file, in any thread: many take seconds. Raises CorruptLog,
+        DiskError."""
+        index, end_offset = SegmentIndex(), self.end_offset
+        file = self._files.open(self.path)
+        try:
+            scan = Scan(file, self.base_offset, self._log_id, self.start_offset)
+            while scan.offset < end_offset:
+                batch = scan.next_batch()
+                if batch is None:
+                    raise CorruptLog(self.path, scan.offset, scan.stopped_by)
+                index.append(batch)
+        finally:
+            file.close()
+        return index
+
+    def write_index(self, index: SegmentIndex) -> None:
+        """Replace the index file of a sealed segment, where nothing else writes the log's files; `seal` makes
+        the owner use it. Raises DiskError."""
+        write_durably(self._files, self.index_path, index.encoded(0, index.count))
 
     def accept(self, batch: Batch) -> None:
         """Count a batch at the end of what was recovered so far."""

@@ -12,6 +12,7 @@ from storage.log.checkpoint import Checkpoint, CheckpointFile, SnapshotFile
 from storage.log.commitlog import NO_INDEX, Commitlog
 from storage.log.hard_state import HardState, HardStateFile
 from storage.log.log_folder import segment_offsets
+from storage.log.segment import Segment
 from tests.support.memory_files import MemoryFiles, PowerCut
 from tests.unit.storage.support import (
     FOLDER,
@@ -162,6 +163,25 @@ def test_an_index_is_rebuilt_when_it_cannot_be_believed(damage: str) -> None:
         )
     check_whole(open_log(files), batches)
     assert {name: files.read(f"{FOLDER}/{name}") for name in names} == whole
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut"])
+def test_an_opening_leaves_no_index_to_rebuild_to_a_reader(
+    monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    """A reader would rebuild it on the event loop, which takes seconds for a large segment."""
+    files = MemoryFiles()
+    batches = durable_log(files)
+    sealed = [f"{FOLDER}/{name}" for name in files.list(FOLDER) if name.endswith(".index")][:-1]
+    whole = {path: files.read(path) for path in sealed}
+    for path in sealed:
+        files.remove(path)
+        if damage != "missing":
+            put(files, path, b"" if damage == "empty" else whole[path][:-1])
+    log = open_log(files)
+    assert {path: files.read(path) for path in sealed} == whole
+    monkeypatch.delattr(Segment, "scanned_index")
+    check_whole(log, batches)
 
 
 def test_a_folder_of_another_log_is_refused() -> None:

@@ -8,10 +8,11 @@ from storage.care.scrub import Scrub
 from storage.errors import CorruptFile, CorruptLog
 from storage.files import OsFileSystem
 from storage.format.batch import FIRST_CHAIN, Batch, next_chain
-from storage.format.segment_format import index_name
+from storage.format.segment_format import SegmentIndex, index_name
 from storage.log.checkpoint import Checkpoint, CheckpointFile, SnapshotFile
 from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState, HardStateFile
+from storage.log.segment import Segment
 from tests.support.memory_files import MemoryFiles
 from tests.unit.storage.support import (
     FOLDER,
@@ -159,6 +160,40 @@ def test_damage_of_an_index_or_of_the_epochs_is_put_right() -> None:
         scrub(files, log)
         assert snapshot(files) == before
         check_whole(log, whole)
+
+
+@pytest.mark.parametrize("act", ["", "trim", "reset"])
+def test_an_index_is_rebuilt_by_the_steps_that_a_thread_runs(
+    monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    """The owner's thread is the event loop, and a large segment takes seconds."""
+    files = MemoryFiles()
+    log = settled_log(files)
+    path = f"{FOLDER}/{index_name(0)}"
+    whole, _ = files.read(path), content(log)  # which maps the index
+    files.remove(path)
+    scanned_index, runs = Segment.scanned_index, False
+
+    def scanned_by_step(segment: Segment) -> SegmentIndex:
+        assert runs
+        return scanned_index(segment)
+
+    monkeypatch.setattr(Segment, "scanned_index", scanned_by_step)
+    for step in Scrub(files, log, 3_000):
+        runs = True
+        step.run()
+        runs = False
+        if act and step.size_bytes > 3_000:  # the index is about to be written
+            if act == "reset":
+                log.reset(5_000, 400_000)
+            elif (ticket := log.start_trim(log.begin_index + 2)) is not None:
+                ticket.run()
+            act = ""
+    assert not act
+    if log.begin_index == 0:
+        assert files.read(path) == whole
+    for index in range(max(log.begin_index, 0), log.end_index + 1):
+        assert log.batch_at(index).base_index <= index
 
 
 def test_one_bad_slot_is_written_again_and_two_are_damage() -> None:
