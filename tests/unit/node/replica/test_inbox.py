@@ -36,15 +36,19 @@ def test_messages_beyond_the_bounds_are_dropped_and_votes_pass_when_pushes_have_
 
 
 def test_nothing_of_a_connection_between_master_and_slave_is_dropped() -> None:
-    inbox = Inbox(messages_max=2, bytes_max=1_000)
+    inbox = Inbox(messages_max=9, bytes_max=9_000, read_bytes_max=1_000)
     frames = [
         Opened(1),
         TransferFrame(0, 1, 0, 0, bytes(800)),
         TransferFrame(800, 1, 0, 0, bytes(800)),
         Closed("end"),
     ]
-    assert all(inbox.put("in-1", frame) for frame in frames)
-    assert inbox.is_full  # its transport stops to read
+    assert [(inbox.put("in-1", frame), inbox.is_full) for frame in frames] == [
+        (True, False),
+        (True, False),
+        (True, True),  # its transport stops to read
+        (True, True),
+    ]
     assert [inbox.take()[1] for _ in frames] == frames
     assert (inbox.dropped, inbox.is_full) == (0, False)
 
