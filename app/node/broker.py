@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, get_args
@@ -192,7 +193,7 @@ class Broker:
         self._workers.start()
         await self.forwarder.start()
         await self.transport.start()
-        self._node_logs.serve_all(opened)
+        await self._node_logs.serve_all(opened)
         self._upkeep.start(self.tasks)
         await self.metadata_logs.follow()
         self._timer.start()
@@ -226,11 +227,10 @@ class Broker:
         await self.forwarder.stop()
         self.disk.stop(_STOP_TIMEOUT_S)
         self._workers.stop()
-        for driver in drivers:
-            driver.log.close()
-        for hosted in logs:
-            if hosted.journal is not None:
-                hosted.journal.close()
+        closings = [driver.log.close for driver in drivers]
+        closings += [hosted.journal.close for hosted in logs if hosted.journal is not None]
+        with ThreadPoolExecutor(self.settings.disk.threads, thread_name_prefix="close") as pool:
+            await asyncio.gather(*(self._loop.run_in_executor(pool, close) for close in closings))
         self._data.release()
         logger.info("node stopped", extra={"node": self.node.id})
 

@@ -1,8 +1,9 @@
 """Metrics of a node: the process, its disk, its tasks, the other nodes; and the collector of all metrics."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from app import telemetry
 from app.api.metrics.controller_mode import controller_mode_metrics
@@ -10,6 +11,16 @@ from app.api.metrics.logs import journal_metrics, peer_metrics, repair_metrics, 
 from app.api.metrics.slaves import connection_metrics, slave_metrics
 from app.node.broker import Broker
 from app.version import VERSION
+
+
+class Collected(Collector):
+    """Metrics as they were at one moment: any thread may write them as text."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = list(metrics)
+
+    def collect(self) -> list[Metric]:
+        return self._metrics
 
 
 class NodeCollector:

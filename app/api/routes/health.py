@@ -1,5 +1,6 @@
 """Routes for operators, probes and people: health, metrics, the API page, the page of each problem."""
 
+import asyncio
 import html
 import re
 from functools import lru_cache
@@ -8,7 +9,6 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Request
 from fastapi import Path as PathParameter
-from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.responses import RedirectResponse, Response
 
@@ -17,7 +17,7 @@ from app.api.access.html_headers import html_headers
 from app.api.access.tokens import Tokens
 from app.api.http.dependencies import NodeBroker, Nothing, body_answer, json_answer
 from app.api.http.openapi import answers
-from app.api.metrics.node import NodeCollector
+from app.api.metrics.node import Collected, NodeCollector
 from app.api.routes import documentation
 from app.errors import PROBLEMS, CommitlogError, NotFound
 
@@ -116,9 +116,9 @@ async def readyz(request: Request, broker: NodeBroker, query: Nothing) -> Respon
     response_class=Response,
 )
 async def metrics(broker: NodeBroker, query: Nothing) -> Response:
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(NodeCollector(broker))
-    return body_answer(generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4)
+    collected = Collected(NodeCollector(broker).collect())
+    text = await asyncio.to_thread(generate_latest, collected)  # 0.1 s for a thousand logs
+    return body_answer(text, CONTENT_TYPE_PLAIN_0_0_4)
 
 
 # --- pages ----------------------------------------------------------------------------------------------

@@ -90,16 +90,22 @@ class NodeLogs:
             await asyncio.wait(opening)
         return [(hosted, opened.result()) for hosted, opened in zip(logs, opening, strict=True)]
 
-    def serve_all(self, opened: Iterable[tuple[HostedLog, OpeningResult]]) -> None:
-        """Take part in the logs that are open, begin the repair of damaged ones, and open the others once
-        the disk has space: until then these tasks count as failing."""
+    async def serve_all(self, opened: Iterable[tuple[HostedLog, OpeningResult]]) -> None:
+        """Begin with each log in a turn of its own: one takes some milliseconds, and the peers of a node with
+        a thousand logs wait for its votes."""
         for hosted, result in opened:
-            if isinstance(result, LogDriver):
-                self.serve(hosted, result)
-            elif isinstance(result, StorageFull):
-                self._tasks.keep(f"open {hosted.name}", partial(self._open_later, hosted))
-            elif result is not None:
-                self.repairs.begin(hosted, result, "start")
+            self._begin(hosted, result)
+            await asyncio.sleep(0)
+
+    def _begin(self, hosted: HostedLog, result: OpeningResult) -> None:
+        """Take part in a log that is open, begin the repair of a damaged one, or open it once the disk has
+        space: until then this task counts as failing."""
+        if isinstance(result, LogDriver):
+            self.serve(hosted, result)
+        elif isinstance(result, StorageFull):
+            self._tasks.keep(f"open {hosted.name}", partial(self._open_later, hosted))
+        elif result is not None:
+            self.repairs.begin(hosted, result, "start")
 
     async def add_log(self, settings: LogSettings, log_id: int, generation: int) -> None:
         """Register a log, and keep a replica of it if this node is one of its nodes. Raises StorageError."""
@@ -107,14 +113,14 @@ class NodeLogs:
         hosted.generation = generation
         result = await self._open_aside(hosted, self._open_new)
         self._hosted.add(hosted)
-        self.serve_all([(hosted, result)])
+        self._begin(hosted, result)
 
     async def open_replica(self, hosted: HostedLog) -> None:
         """Keep a replica of a registered log from now on, unless it is being opened already. Raises
         StorageError."""
         if hosted.is_opening:
             return
-        self.serve_all([(hosted, await self._open_aside(hosted, self._open_new))])
+        self._begin(hosted, await self._open_aside(hosted, self._open_new))
 
     async def reopen(self, hosted: HostedLog) -> None:
         """Open a log again after its rollback and take part. Raises StorageError; damage too, because no
@@ -122,7 +128,7 @@ class NodeLogs:
         result = await asyncio.to_thread(self._recover, hosted)
         if isinstance(result, Damaged):
             raise result
-        self.serve_all([(hosted, result)])
+        self._begin(hosted, result)
 
     def damaged(self, hosted: HostedLog, cause: Damaged) -> None:
         """Begin the repair of a log whose files a rollback has found damaged."""
@@ -145,7 +151,7 @@ class NodeLogs:
             logger.error("log %s cannot be opened: %s", hosted.name, error)
             return
         self._join_after_s.pop(hosted.log_id, None)
-        self.serve_all([(hosted, opened)])
+        self._begin(hosted, opened)
 
     def _open_joined(self, hosted: HostedLog) -> OpeningResult:
         """Open the journal and the log in the folder of its generation. Blocks. Raises StorageError."""

@@ -219,7 +219,7 @@ def test_a_log_without_space_for_its_opening_keeps_no_other_log_from_being_serve
     async def start() -> None:
         opened = await scene.node_logs.open_all([scene.hosted, other], 2)
         assert (scene.hosted.journal is None, other.journal is None, scene.open_journals) == (True, False, 1)
-        scene.node_logs.serve_all(opened)
+        await scene.node_logs.serve_all(opened)
         await until(lambda: "open a" in scene.tasks.failing)  # /readyz and a metric report it
         assert (scene.hosted.journal, scene.open_journals) == (None, 1)
         scene.refusal = None
