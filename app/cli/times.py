@@ -46,6 +46,7 @@ def format_time(timestamp_ms: int) -> str:
     """Return the time as ISO 8601 in UTC; years that datetime does not have as milliseconds."""
     try:
         seconds, milliseconds = divmod(timestamp_ms, 1_000)
-        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{milliseconds:03d}Z"
+        text = datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None).isoformat()  # %Y: 1 for year 1
+        return f"{text}.{milliseconds:03d}Z"
     except (ValueError, OverflowError, OSError):
         return f"{timestamp_ms} ms"

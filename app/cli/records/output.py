@@ -42,6 +42,7 @@ CSV_COLUMNS = (
     "value_base64",
     "headers",
 )
+_CSV_END = "\r\n"  # quoted within a field, as readers require of both characters
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 _CONTROL |= {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"}
 Emit = Callable[[Mapping[str, Any]], None]
@@ -82,19 +83,16 @@ def emitter(form: str, file: IO[bytes]) -> Emit:
     """Return the function that writes one record in `text`, `ndjson` or `csv`."""
     if form == "csv":
         rows = io.StringIO()
-        writer = csv.DictWriter(rows, CSV_COLUMNS, lineterminator="\n")
-        writer.writeheader()
+        writer = csv.DictWriter(rows, CSV_COLUMNS, lineterminator=_CSV_END)
 
-        def emit_row(record: Mapping[str, Any]) -> None:
-            writer.writerow(csv_row(record))
-            file.write(rows.getvalue().encode())
+        def emit_row(row: Mapping[str, Any]) -> None:
+            writer.writerow(row)
+            file.write(rows.getvalue().removesuffix(_CSV_END).encode() + b"\n")
             rows.seek(0)
             rows.truncate()
 
-        file.write(rows.getvalue().encode())
-        rows.seek(0)
-        rows.truncate()
-        return emit_row
+        emit_row({name: name for name in CSV_COLUMNS})
+        return lambda record: emit_row(csv_row(record))
     width = shutil.get_terminal_size().columns if os.isatty(_descriptor(file)) else None
     line_of = json_line if form == "ndjson" else lambda record: record_line(record, width)
 

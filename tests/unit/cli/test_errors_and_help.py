@@ -285,6 +285,7 @@ def test_times_are_iso_milliseconds_or_ages() -> None:
     assert abs(parse_time("1.5h") - parse_time("90m")) < 1_000
     assert format_time(1_730_000_000_500) == "2024-10-27T03:33:20.500Z"
     assert parse_time(format_time(-1)) == -1
+    assert format_time(-62_135_596_800_000) == "0001-01-01T00:00:00.000Z"
     assert format_time(10**17) == "100000000000000000 ms"
     for wrong in ("yesterday", "", "5 minutes"):
         with pytest.raises(ValueError, match=r"[Ii]nvalid isoformat"):

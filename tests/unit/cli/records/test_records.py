@@ -1,6 +1,5 @@
 """Formats of `append --file` and `read`: what one writes, the other reads, to the byte."""
 
-import csv
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from click.testing import CliRunner, Result
 from pyarrow import parquet
 
 from app.cli.main import cli
-from app.cli.records.output import CSV_COLUMNS, csv_row, record_line
+from app.cli.records.output import CSV_COLUMNS, emitter, record_line
 from app.client import CommitlogClient
 from app.client.batches import arrow_stream
 from tests.unit.cli.fake_service import Asked, Scripted, committed, fake_service, problem
@@ -42,20 +41,23 @@ def test_raw_input_is_one_record() -> None:
 
 def test_a_csv_file_with_a_value_column_has_records(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
-    row = {**RECORD, "key": "k", "value": "v,1\nw", "headers": [["h", "x"], ["b", {"base64": "AP8="}]]}
+    row = {**RECORD, "key": "a\rb", "value": "v,1\nw", "headers": [["h", "x"], ["b", {"base64": "AP8="}]]}
     binary = {**RECORD, "key": None, "value_base64": "AP8="}
-    with file.open("w", newline="") as out:
-        writer = csv.DictWriter(out, CSV_COLUMNS)
-        writer.writeheader()
-        writer.writerows([csv_row(row), csv_row(binary), csv_row({**RECORD, "value": ""})])
+    early = {**RECORD, "key": "\r", "value": "\r\n", "timestamp": -62_135_596_800_000}
+    with file.open("wb") as out:
+        emit = emitter("csv", out)
+        for record in (row, binary, {**RECORD, "value": ""}, early):
+            emit(record)
+    assert file.read_bytes().startswith(",".join(CSV_COLUMNS).encode() + b"\n4,")
     result, records = append("--file", str(file))
     assert result.exit_code == 0, result.output
     time = {"timestamp": RECORD["timestamp"]}
     headers = [["h", "x"], ["b", {"base64": "AP8="}]]
     assert records == [
-        {"value": "v,1\nw", "key": "k", "headers": headers, **time},
+        {"value": "v,1\nw", "key": "a\rb", "headers": headers, **time},
         {"value_base64": "AP8=", **time},
         {"value": "", **time},
+        {"value": "\r\n", "key": "\r", "timestamp": early["timestamp"]},
     ]
 
 
