@@ -94,7 +94,9 @@ def kept(record: Record) -> Record:
 
 def _float(text: str) -> float | Decimal:
     number = float(text)
-    return Decimal(text) if math.isinf(number) else number
+    if math.isinf(number) or (number == 0 and Decimal(text) != 0):
+        return Decimal(text)
+    return number
 
 
 def _int(text: str) -> int | Decimal:

@@ -16,7 +16,7 @@ from app.cli.main import cli
 from app.client import CommitlogClient
 from tests.support.cluster import Cluster
 
-TEXT = '{"a":1e999,"b":[-1E+400,1.50,' + "1" * 5_000 + '],"c":12345678901234567890123}'
+TEXT = '{"a":1e999,"b":[-1E+400,1.50,' + "1" * 5_000 + '],"c":12345678901234567890123,"d":1e-999,"e":-0.0e-9}'
 
 
 @pytest.fixture
@@ -52,6 +52,8 @@ def test_a_number_beyond_a_float_is_appended_and_read_as_it_is(
     assert found["b"] == [Decimal("-1e400"), 1.5, Decimal("1" * 5_000)]
     assert [type(number) for number in found["b"]] == [Decimal, float, Decimal]
     assert found["c"] == 12345678901234567890123
+    assert found["d"] == Decimal("1e-999")
+    assert isinstance(found["e"], float)
 
     read = ["read", "--from-index", str(next_index), "--encoding", "json", "--format"]
     shown = {form: run(cluster, *read, form) for form in ("text", "json", "ndjson", "csv")}
