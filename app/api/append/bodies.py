@@ -55,6 +55,8 @@ def read_append(call: AppendCall, limits: Limits) -> AppendRequest:
     heads, media_type = call.head.fields, call.head.media_type
     parameters = call.parameters or call.head.parameters
     key = parse_idempotency_key(heads.get(b"idempotency-key"))
+    if media_type != OCTETS:
+        refuse_record_headers(heads)
     body = call.body
     encoding = heads.get(b"content-encoding")
     if encoding is not None:
@@ -115,6 +117,16 @@ def _one_record(body: bytes, heads: Heads, limits: Limits) -> RecordColumns:
     records.add(body, key, timestamp_ms)
     check_record_size(records.size_bytes, "", limits)
     return records
+
+
+def refuse_record_headers(heads: Heads) -> None:
+    """Raise InvalidRequest for the headers of a raw record: the records of other bodies have these fields."""
+    for field in ("Key", "Timestamp"):
+        name = f"Commitlog-{field}"
+        if name.lower().encode() in heads:
+            raise InvalidRequest(
+                (f"/headers/{name}", f"requires the Content-Type {OCTETS}; set `{field.lower()}` in each record")
+            )
 
 
 def parse_key(heads: Heads) -> bytes | None:

@@ -19,7 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from app.api.access.rules import caller_of
-from app.api.append.bodies import decodes_in_place
+from app.api.append.bodies import decodes_in_place, refuse_record_headers
 from app.api.append.call import AppendCall, AppendHead, media_type_of
 from app.api.append.groups import judges_records
 from app.api.append.handler import AppendHandler
@@ -90,6 +90,7 @@ async def append_stream(request: Request, broker: NodeBroker, log: LogName) -> R
             "a stream of appends has no Content-Encoding; compress single appends", encodings=("identity",)
         )
     media_type = media_type_of(headers.get(b"content-type", b""), STREAM_TYPES)
+    refuse_record_headers(headers)
     parameters = parse_append_query(request.scope["query_string"])
     limit = broker.settings.limits.max_request_bytes
 

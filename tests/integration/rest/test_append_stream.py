@@ -133,6 +133,7 @@ def test_invalid_streams_are_refused(cluster: Cluster) -> None:
 
     assert code(**{"Content-Type": "application/octet-stream"}) == "unsupported-media-type"
     assert code(**LINES, **{"Idempotency-Key": "k"}) == "invalid-request"
+    assert code(**LINES, **{"Commitlog-Key": "k"}) == "invalid-request"
     assert code(**LINES, Accept="application/json") == "not-acceptable"
     for encoding in ("gzip", "zstd", "br"):
         assert code(**LINES, **{"Content-Encoding": encoding}) == "unsupported-media-type"

@@ -426,6 +426,16 @@ def test_the_refusal_of_a_header_shows_its_value(name: str, value: bytes, detail
     assert refused.value.errors == [{"pointer": f"/headers/{name}", "detail": detail}]
 
 
+@pytest.mark.parametrize("name", ["Commitlog-Key", "Commitlog-Timestamp"])
+@pytest.mark.parametrize("media_type", [b"application/json", b"application/x-ndjson"])
+def test_headers_of_a_raw_record_are_refused_beside_other_bodies(media_type: bytes, name: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read(b'{"value":"v"}', media_type, headers={name.lower().encode(): b"1"})
+    (error,) = refused.value.errors
+    assert error["pointer"] == f"/headers/{name}"
+    assert error["detail"].startswith("requires the Content-Type application/octet-stream; set `")
+
+
 FEW = Limits(max_request_records=20, max_record_headers=30)
 MANY = 60_000  # records or headers: more than are decoded in one call
 
