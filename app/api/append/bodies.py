@@ -125,7 +125,10 @@ def refuse_record_headers(heads: Heads) -> None:
         name = f"Commitlog-{field}"
         if name.lower().encode() in heads:
             raise InvalidRequest(
-                (f"/headers/{name}", f"requires the Content-Type {OCTETS}; set `{field.lower()}` in each record")
+                (
+                    f"/headers/{name}",
+                    f"requires the Content-Type {OCTETS}; set `{field.lower()}` in each record",
+                )
             )
 
 

@@ -18,6 +18,7 @@ from app.tables.names import ENTRIES
 from storage.units import MIB
 
 DEFAULT_CHECKPOINTS = Path("commitlog-data/checkpoints")
+WAIT_MS = 30_000
 DEPTH = 2  # TABLES/LOG/TABLE
 _GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 folder = click.Path(file_okay=False, path_type=Path)
@@ -27,10 +28,8 @@ folder = click.Path(file_okay=False, path_type=Path)
 @click.option(
     "--wait", type=click.IntRange(0), metavar="INDEX", help="Wait until this record is in the table."
 )
-@click.option("--table", default=ENTRIES, show_default=True, help="Name of the table of --wait.")
-@click.option(
-    "--timeout-ms", type=click.IntRange(0), default=30_000, show_default=True, help="Time limit of --wait."
-)
+@click.option("--table", help=f"Name of the table of --wait. Default: {ENTRIES}.")
+@click.option("--timeout-ms", type=click.IntRange(0), help=f"Time limit of --wait, ms. Default: {WAIT_MS}.")
 @click.option("--at-index", type=click.IntRange(0), help="Show the table versions at this index.")
 @click.option(
     "--at-timestamp", type=Time(), help="Show the table versions at this time: ISO 8601, ms, or an age (15m)."
@@ -45,8 +44,8 @@ folder = click.Path(file_okay=False, path_type=Path)
 def tables_command(
     target: Target,
     wait: int | None,
-    table: str,
-    timeout_ms: int,
+    table: str | None,
+    timeout_ms: int | None,
     at_index: int | None,
     at_timestamp: int | None,
     at_epoch: int | None,
@@ -64,6 +63,8 @@ def tables_command(
     point = {name: value for name, value in points.items() if value is not None}
     if len(point) + (wait is not None) + (tables is not None) > 1:
         raise click.UsageError("--wait, --at-… and --tables cannot be used together")
+    if wait is None and (table is not None or timeout_ms is not None):
+        raise click.UsageError("--table and --timeout-ms require --wait")
     if tables is not None:
         source = click.get_current_context().get_parameter_source("log")
         _show_folder(tables, target.log if source in _GIVEN else None, target.as_json)
@@ -73,7 +74,8 @@ def tables_command(
         if point:
             _show_cut(known.at(**point), target.as_json)
         elif wait is not None:
-            _show_tables([known.wait(wait, table=table, timeout_ms=timeout_ms)], target)
+            limit_ms = WAIT_MS if timeout_ms is None else timeout_ms
+            _show_tables([known.wait(wait, table=table or ENTRIES, timeout_ms=limit_ms)], target)
         else:
             _show_tables(known.all(), target)
 

@@ -54,6 +54,7 @@ def events_command(
                     _show_all(target, found)
                 if not page["has_more"]:
                     break
+            found = deque()  # without the limit of --last, which is for those that there were
             while follow:
                 page = client.events(url, from_seq=from_seq, limit=PAGE, wait_ms=FOLLOW_WAIT_MS)
                 found.extend(event for event in page["events"] if not kinds or event["kind"] in kinds)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from app.client.records import RecordLike
 
 _RECORD = re.compile(r"/(\d+)\b")  # in an append, as a pointer begins
+RECORDS_OF_APPEND = 500
 FORMATS = ("lines", "ndjson", "csv", "arrow", "parquet", "raw")
 
 
@@ -63,9 +64,7 @@ FORMATS = ("lines", "ndjson", "csv", "arrow", "parquet", "raw")
 @click.option(
     "--batch",
     type=click.IntRange(1, 10_000),
-    default=500,
-    show_default=True,
-    help="Maximum number of records of the file in one atomic append.",
+    help=f"Maximum number of records of the file in one atomic append. Default: {RECORDS_OF_APPEND}.",
 )
 @click.option("--skip", type=click.IntRange(0), default=0, help="Leave out the first N records of the file.")
 @click.option(
@@ -101,7 +100,7 @@ def append_command(
     form: str | None,
     ndjson: bool,
     key_column: str | None,
-    batch: int,
+    batch: int | None,
     skip: int,
     **conditions: Any,
 ) -> None:
@@ -125,8 +124,12 @@ def append_command(
     """
     from app.client import Record
 
-    if values and (file is not None or form is not None or ndjson):
-        raise click.UsageError("VALUES and --file or --format cannot be used together")
+    if values and (
+        form is not None or ndjson or any(one is not None for one in (file, key_column, batch)) or skip
+    ):
+        raise click.UsageError(
+            "VALUES and --file, --format, --ndjson, --key-column, --batch or --skip cannot be used together"
+        )
     pairs = [_header(header) for header in headers]
     if values:
         with target.client(writes=True) as client:
@@ -134,12 +137,17 @@ def append_command(
             _print_outcome(target, client.append(records, **conditions))
         return
     form = _format(form, file, ndjson=ndjson)
-    has_fields = bool(key or headers or timestamp is not None)
+    has_fields = bool(key is not None or headers or timestamp is not None)
     _check_file_options(form, conditions, has_fields=has_fields, names_key=key_column is not None)
     with _opened(file) as (source, size), target.client(writes=True) as client:
         common = Record(None, key, pairs, timestamp)
         _append_all(
-            target, client, _batches(source, form, key_column, batch, skip, common), size, skip, conditions
+            target,
+            client,
+            _batches(source, form, key_column, batch or RECORDS_OF_APPEND, skip, common),
+            size,
+            skip,
+            conditions,
         )
 
 

@@ -51,8 +51,15 @@ def tables(
     yield from client.arrow_pages(at, most=limit, **{"until_index": end, "log_id": first.log_id, **query})
 
 
+def end_of(client: "CommitlogClient", consistency: str | None) -> int:
+    """Return the index after the last record that a read with this consistency sees."""
+    tail = client.tail(consistency=consistency or "linearizable")
+    return int(tail["end_index" if consistency == "local" else "committed_index"]) + 1
+
+
 def last_matching(client: "CommitlogClient", count: int, **query: Any) -> int:
-    """Return the index of the first of the last `count` records that match the filters of `query`.
+    """Return the index of the first of the last `count` records that match the filters of `query`, before its
+    end.
 
     The log is searched from its end in growing windows. Without enough records: the beginning of the log.
     """
@@ -61,6 +68,9 @@ def last_matching(client: "CommitlogClient", count: int, **query: Any) -> int:
     query.pop("wait_ms", None)
     if query.get("until_index") is not None:
         end = min(end, query["until_index"])
+    if (until_ms := query.pop("until_timestamp", None)) is not None:
+        later = client.read(from_timestamp=until_ms, limit=1, consistency=query.get("consistency")).records
+        end = min(end, later[0]["index"]) if later else end
     begin = max(0, tail["begin_index"])
     found: list[int] = []
     window, until = FIRST_WINDOW, end

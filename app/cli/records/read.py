@@ -20,7 +20,7 @@ from app.cli.records.output import (
     json_line,
     output_file,
 )
-from app.cli.records.pages import STARTS, last_matching, pages, tables
+from app.cli.records.pages import STARTS, end_of, last_matching, pages, tables
 from app.cli.times import Time
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from app.client import CommitlogClient, Page
 
 ONE_PAGE = 1_000
+NARROWING = ("key", "term", "include", "until_index", "until_timestamp")  # what --last counts, or before what
 
 
 def _common_filters(command: Any) -> Any:
@@ -121,12 +122,14 @@ def read_command(
         raise click.UsageError("--all and --limit cannot be used together")
     output = None if output == Path("-") else output
     form = _format(target, form, output)
+    if form in TABLE_FORMATS and query["encoding"] is not None:
+        raise click.UsageError(f"--encoding cannot be used with {form}, whose values are bytes")
     query |= {"from": from_, "include": "control" if include_control else None}
     most = None if everything else (limit or ONE_PAGE)
     with target.client() as client:
         if query["last"] is not None:
             most = query["last"] if limit is None else min(limit, query["last"])
-            if query["key"] is not None or query["term"] is not None or query["last"] > ONE_PAGE:
+            if query["last"] > ONE_PAGE or any(query[name] is not None for name in NARROWING):
                 query["from_index"] = last_matching(client, query.pop("last"), **query)
         with output_file(output) as file:
             if form in TABLE_FORMATS:
@@ -253,7 +256,7 @@ def _start_of_tail(
     if from_index is not None:
         return {"from_index": from_index}
     if last == 0:
-        return {"from_index": client.tail()["committed_index"] + 1}
+        return {"from_index": end_of(client, filters["consistency"])}
     if filters["key"] is None:
         return {"last": last}
     return {"from_index": last_matching(client, last, **filters)}

@@ -271,6 +271,7 @@ def pages_of(asked: Asked) -> Scripted:
     if asked.path.endswith("/tail"):
         return Scripted(200, {"begin_index": 0, "end_index": 4_999, "committed_index": 4_999})
     first = 5_000 - int(query["last"]) if "last" in query else int(query.get("from_index", 0))
+    first = 4_000 if "from_timestamp" in query else first
     until = min(int(query.get("until_index", 5_000)), 5_000)
     records: list[dict[str, Any]] = []
     index = first
@@ -288,6 +289,9 @@ def pages_of(asked: Asked) -> Scripted:
         (["--last", "2", "--key", "k5"], [4_985, 4_995]),
         (["--last", "300", "--key", "k5"], list(range(2_005, 5_000, 10))),
         (["--last", "2"], [4_998, 4_999]),
+        (["--last", "2", "--until-index", "20"], [18, 19]),
+        (["--last", "2", "--until", "2026-01-31", "--key", "k5"], [3_985, 3_995]),
+        (["--last", "2", "--until", "2026-01-31"], [3_998, 3_999]),
         (["--limit", "200", "--key", "k0"], list(range(0, 2_000, 10))),
         (["--all"], list(range(5_000))),
         (["--from-index", "4990", "--key", "k0"], [4_990]),
