@@ -1,7 +1,7 @@
 """Options of `format("commitlog")`, validated before any read (docs/api.md §6)."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +10,7 @@ from app.client.connection import is_base_url
 from app.durations import parse_duration
 from app.names import check_token
 from spark_jobs.errors import OptionError
-from spark_jobs.source.log_names import check_name, split_names
+from spark_jobs.source.log_names import check_name, selected, split_names
 from spark_jobs.source.planning import EARLIEST, LATEST
 
 RECORDS, EVENTS = "records", "events"
@@ -159,6 +159,8 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         raise OptionError("logs: give names or patterns, separated by commas, and leave out the option log")
     if "backlogRecords" in values and not logs:
         raise OptionError("backlogRecords requires the option logs")
+    if "maxTriggerDelay" in values and "minRecordsPerTrigger" not in values:
+        raise OptionError("maxTriggerDelay requires minRecordsPerTrigger: only smaller micro-batches wait")
     log = values.get("log", "default")
     check_name(log)
     options = SourceOptions(
@@ -184,6 +186,8 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         backlog_records=_positive(values, "backlogRecords"),
         joins_again=_flag(values, JOINS_AGAIN, default=False),
     )
+    if logs and isinstance(options.starting_index, dict):
+        _check_selected(options.starting_index, logs)
     if stream == EVENTS:
         defaults = SourceOptions(endpoints=options.endpoints)
         for name, field in NOT_FOR_EVENTS.items():
@@ -192,6 +196,13 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
                     f"{name} does not apply to stream=events: each node's journal is one partition"
                 )
     return options
+
+
+def _check_selected(positions: Mapping[str, int], logs: Sequence[str]) -> None:
+    """Raise OptionError for a position of a log that the stream does not read: the log that was meant would
+    begin elsewhere."""
+    if strays := sorted(positions.keys() - set(selected(logs, positions))):
+        raise OptionError(f"startingIndex: the option logs does not select {', '.join(strays)}")
 
 
 def parse_token(text: str) -> str | None:

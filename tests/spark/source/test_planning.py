@@ -175,7 +175,16 @@ def test_the_pace_is_an_option_of_streams() -> None:
     with pytest.raises(OptionError, match="minRecordsPerTrigger is for streams"):
         options.for_batch()
     with pytest.raises(OptionError, match=r"maxTriggerDelay must be a time such as 10s.*got '10'"):
-        parse_options({**ENDPOINT, "maxTriggerDelay": "10"})
+        parse_options({**ENDPOINT, "minRecordsPerTrigger": "5", "maxTriggerDelay": "10"})
+    with pytest.raises(OptionError, match="maxTriggerDelay requires minRecordsPerTrigger"):
+        parse_options({**ENDPOINT, "maxTriggerDelay": "10s"})
+
+
+def test_a_position_of_a_log_that_is_not_read_is_refused() -> None:
+    given = {**ENDPOINT, "logs": "orders-*,payments", "startingIndex": '{"orders-eu": 5, "payments": 7}'}
+    assert parse_options(given).starting_index == {"orders-eu": 5, "payments": 7}
+    with pytest.raises(OptionError, match="startingIndex: the option logs does not select orders, payment$"):
+        parse_options({**given, "startingIndex": '{"orders": 5, "payment": 7, "payments": 7}'})
 
 
 @pytest.mark.parametrize("rate", [1, 20, 60, 99])
