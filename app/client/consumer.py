@@ -26,7 +26,8 @@ class Consumer:
         self, client: CommitlogClient, name: str, *, start: int | str = "earliest", fence: bool = False
     ) -> None:
         """start: where a new cursor begins: an index, "earliest" or "latest". fence: retention and trims keep
-        the records from the cursor on. Raises ClientError."""
+        the records from the cursor on, also of a cursor that had no fence; False removes a fence at the next
+        commit. Raises ClientError."""
         check_instance("client", client, CommitlogClient, remedy="; an AsyncCommitlogClient has consumer()")
         self._client = client
         self._operations = Operations(client)
@@ -38,6 +39,7 @@ class Consumer:
             if error.code != "cursor-not-found":
                 raise
             self._cursor = self._create(self._index_of(start))
+        self._cursor = self._fenced(self._cursor)
         self.position = self._wanted = self._cursor.index  # _wanted: by the newest commit
         self._log_id: str | None = None  # of the log that was polled
 
@@ -99,6 +101,15 @@ class Consumer:
             return self._put(index, "")
         except ConditionFailed:
             return self._newer("")  # created since it was not found
+
+    def _fenced(self, found: Cursor) -> Cursor:
+        """Return the cursor with the fence of this consumer, which an earlier one may not have had."""
+        while self._fence and not found.fence:
+            try:
+                return self._put(found.index, found.version)
+            except ConditionFailed:
+                found = self._newer(found.version)
+        return found
 
     def _move(self, index: int, version: str) -> Cursor:
         try:

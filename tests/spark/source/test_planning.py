@@ -183,7 +183,7 @@ def test_the_pace_is_an_option_of_streams() -> None:
 def test_a_position_of_a_log_that_is_not_read_is_refused() -> None:
     given = {**ENDPOINT, "logs": "orders-*,payments", "startingIndex": '{"orders-eu": 5, "payments": 7}'}
     assert parse_options(given).starting_index == {"orders-eu": 5, "payments": 7}
-    with pytest.raises(OptionError, match="startingIndex: the option logs does not select orders, payment$"):
+    with pytest.raises(OptionError, match=r"startingIndex: the option logs does not select orders, payment$"):
         parse_options({**given, "startingIndex": '{"orders": 5, "payment": 7, "payments": 7}'})
 
 

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from app.client import CommitlogClient, ConditionFailed, Consumer, NoAnswer, Unavailable
+from app.client.operations import Operations
 from tests.unit.cli.fake_service import Asked, FakeService, Scripted, fake_service, problem
 
 _MOVED = problem("cursor-moved", 412, "not_applied", retryable=False)
@@ -49,6 +50,21 @@ def test_a_second_consumer_that_reads_the_same_records_is_noticed() -> None:
         first.commit(10)
         with pytest.raises(ConditionFailed):
             second.commit(10)
+
+
+def test_a_consumer_sets_its_fence_on_a_cursor_that_has_none() -> None:
+    cursor = OneCursor()
+    with fake_service(cursor) as service:
+        consuming(service).commit(7)
+        client = CommitlogClient(service.url, give_up_s=0.0)
+        fenced = Consumer(client, "etl", fence=True)
+        assert (fenced.position, fenced.committed) == (7, 7)
+        assert Operations(client).cursor("etl").fence
+        version = Operations(client).cursor("etl").version
+        Consumer(client, "etl", fence=True).commit(7)
+        assert Operations(client).cursor("etl").version == version
+        fenced.commit(8)
+        assert Operations(client).cursor("etl").fence
 
 
 def test_a_consumer_knows_its_own_move_whose_answer_was_lost() -> None:
