@@ -32,6 +32,7 @@ from spark_jobs.materialize.followed_logs import named
 from spark_jobs.session.jars import JarsUnavailable
 from spark_jobs.session.locations import location
 from spark_jobs.session.settings import (
+    give_up_option,
     given_options,
     logs_option,
     settings_of,
@@ -41,7 +42,7 @@ from spark_jobs.session.settings import (
     token_option,
 )
 from spark_jobs.session.spark_session import JavaNotFound, open_session
-from spark_jobs.source.log_reads import LogReads
+from spark_jobs.source.log_reads import GIVE_UP_S, LogReads
 from spark_jobs.source.options import parse_endpoints
 from spark_jobs.tables.conflicts import SPARK_ERRORS
 from spark_jobs.tables.table import table_path
@@ -69,6 +70,7 @@ FAILURES = (
 @click.option(
     "--version", type=click.IntRange(1), help="Version of the schema to read with.  [default: newest]"
 )
+@give_up_option(GIVE_UP_S)
 @click.option("--json", is_flag=True, help="Print JSON.")
 @spark_options
 def options(**given: Any) -> SimpleNamespace:
@@ -83,11 +85,12 @@ def main(arguments: list[str] | None = None) -> int:
         settings = settings_of(given)
         tables = tables_of(given, settings)
         endpoints = parse_endpoints(given.endpoint)
-        logs = named(given.log or ("default",), LogReads(endpoints, "", given.token).log_names)
+        of_cluster = LogReads(endpoints, "", given.token, given.give_up_s)
+        logs = named(given.log or ("default",), of_cluster.log_names)
         with open_session("commitlog-replay", settings) as spark:
             for log in logs:
                 require_tables(spark, tables, log)
-                client = LogReads(endpoints, log, given.token)
+                client = LogReads(endpoints, log, given.token, given.give_up_s)
                 path_of = partial(table_path, location(tables), log)
                 done = DeadLetterReplay(spark, client, path_of).run(given.version)
                 line = f"{log}: {done.moved:,} dead letters moved to records with version {done.version}"

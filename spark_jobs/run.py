@@ -47,6 +47,7 @@ from spark_jobs.materialize.workers import Kind, Workers
 from spark_jobs.session.exclusive import check_exclusive
 from spark_jobs.session.jars import JarsUnavailable
 from spark_jobs.session.settings import (
+    give_up_option,
     given_options,
     logs_option,
     settings_of,
@@ -261,13 +262,7 @@ def _query(
     multiple=True,
     help="Data folder of a node on this machine; its files are read directly; may be repeated.",
 )
-@click.option(
-    "--give-up-s",
-    type=Seconds(),
-    default=GIVE_UP_S,
-    show_default=True,
-    help="Time limit for retries while no node answers, seconds.",
-)
+@give_up_option(GIVE_UP_S)
 @click.option(
     "--cursor-each-s",
     type=Seconds(),

@@ -40,7 +40,13 @@ from app.tables.names import DEAD_LETTERS, ENTRIES, LOG_ID_PROPERTY, RECORDS
 from spark_jobs.errors import OptionError, SourceError, Unreachable, write_failure
 from spark_jobs.materialize.followed_logs import named
 from spark_jobs.session.jars import JarsUnavailable
-from spark_jobs.session.settings import given_options, settings_of, spark_options, token_option
+from spark_jobs.session.settings import (
+    give_up_option,
+    given_options,
+    settings_of,
+    spark_options,
+    token_option,
+)
 from spark_jobs.session.spark_session import JavaNotFound, open_session
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.options import parse_endpoints
@@ -58,7 +64,7 @@ OF_A_GROUP = re.compile(r"(records|current)(_v\d+)?")
 REPORTED_MAX = 10  # differences of one table that are reported
 _ATTEMPTS = 5  # to compare before retention removes a part of it
 _PAUSE_S = 1.0
-_NAMES_GIVE_UP_S = 30.0
+_GIVE_UP_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -109,11 +115,15 @@ FAILURES = (ClientError, SourceError, PySparkException, TableChanged, JarsUnavai
 
 
 def verify_tables(
-    spark: SparkSession, endpoint: str, log: str = "default", token: str | None = None
+    spark: SparkSession,
+    endpoint: str,
+    log: str = "default",
+    token: str | None = None,
+    give_up_s: float = _GIVE_UP_S,
 ) -> Verified:
     """Compare a log with its tables as they are now. Raises ClientError, SourceError, PySparkException."""
     endpoints = parse_endpoints(endpoint)
-    with CommitlogClient(endpoints, log=log, token=token) as client:
+    with CommitlogClient(endpoints, log=log, token=token, give_up_s=give_up_s) as client:
         known = Tables(client)
         paths = [known.find(each.name).path for each in (EPOCHS, EPOCH_FILES)]
         for attempt in range(1, _ATTEMPTS + 1):
@@ -337,6 +347,7 @@ def _as_rows(sums: Mapping[int, BlockSum]) -> pa.RecordBatch:
     help="Names and patterns such as 'orders-*', comma-separated.",
 )
 @token_option
+@give_up_option(_GIVE_UP_S)
 @click.option("--json", is_flag=True, help="Print JSON.")
 @spark_options
 def options(**given: Any) -> SimpleNamespace:
@@ -349,10 +360,11 @@ def main(arguments: list[str] | None = None) -> int:
     given = given_options(options, "spark_jobs.verify", arguments)
     try:
         settings = settings_of(given)
-        of_cluster = LogReads(parse_endpoints(given.endpoint), "", given.token, _NAMES_GIVE_UP_S)
+        of_cluster = LogReads(parse_endpoints(given.endpoint), "", given.token, given.give_up_s)
         logs = named([given.log], of_cluster.log_names)
         with open_session("commitlog-verify", settings) as spark:
-            verified = [verify_tables(spark, given.endpoint, log, given.token) for log in logs]
+            service = given.token, given.give_up_s
+            verified = [verify_tables(spark, given.endpoint, log, *service) for log in logs]
     except (ConfigError, OptionError) as error:
         write_failure(error, 2, as_json=given.json)
         return 2

@@ -77,6 +77,7 @@ def verify_command(
 def _become_verify_job(target: Target) -> NoReturn:
     """Compare the log with its table `entries`: the Spark job replaces this process."""
     arguments = job_arguments(target.endpoints_of_job(), target.log)
+    arguments += ["--give-up-s", str(target.give_up_s)]
     if target.as_json:
         arguments.append("--json")
     become_job(VERIFY_JOB, arguments, target.token)

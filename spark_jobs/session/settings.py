@@ -20,6 +20,7 @@ from typing import Any, ClassVar, TypeVar
 import click
 from pydantic import ConfigDict
 
+from app.durations import Seconds
 from app.errors import ConfigError, check
 from app.settings.toml import load_toml, validated
 from spark_jobs.session.jars import DEFAULT_JARS_FOLDER
@@ -166,6 +167,17 @@ logs_option = click.option(
 token_option = click.option(
     "--token", envvar="COMMITLOG_TOKEN", show_envvar=True, help="Bearer token of the service."
 )
+
+
+def give_up_option(default_s: float) -> Callable[[CommandFunction], CommandFunction]:
+    """Return the option --give-up-s of a job about the service."""
+    return click.option(
+        "--give-up-s",
+        type=Seconds(),
+        default=default_s,
+        show_default=True,
+        help="Time limit for retries while no node answers, seconds.",
+    )
 
 
 def spark_options(command: CommandFunction) -> CommandFunction:

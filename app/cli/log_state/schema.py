@@ -424,7 +424,8 @@ def replay_dead_letters(
         *job_arguments(target.endpoints_of_job(), target.log),
         *(["--json"] if target.as_json else []),
     ]
-    for name, given in (("--tables", tables), ("--version", version), ("--conf", spark_conf)):
+    options = (("--tables", tables), ("--version", version), ("--conf", spark_conf))
+    for name, given in (*options, ("--give-up-s", target.give_up_s)):
         arguments += [] if given is None else [name, str(given)]
     become_job(REPLAY_JOB, arguments, target.token)
 

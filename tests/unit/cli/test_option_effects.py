@@ -1,6 +1,7 @@
 """Options that would have no effect are refused, and those of two have one each."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from click.testing import CliRunner
 
 from app.cli.main import cli
 from tests.unit.cli.fake_service import Asked, Scripted, fake_service, problem
+
+SCHEMA = "app.cli.log_state.schema"
 
 
 @pytest.mark.parametrize(
@@ -31,6 +34,20 @@ def test_an_option_without_an_effect_is_refused(
         refused = CliRunner().invoke(cli, [*arguments, "-e", node.url], input="{}")
     assert (refused.exit_code, node.asked) == (2, [])
     assert reason in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "module"), [(["verify", "--tables"], "app.cli.verify"), (["schema", "replay"], SCHEMA)]
+)
+def test_a_job_gets_the_time_limit_of_its_command(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], module: str
+) -> None:
+    begun: list[Sequence[str]] = []
+    monkeypatch.setattr(f"{module}.become_job", lambda _, arguments, __: begun.append(arguments))
+    with fake_service(lambda _: Scripted(200, {"nodes": []})) as node:
+        CliRunner().invoke(cli, [*command, "--give-up-s", "7", "-e", node.url])
+    (arguments,) = begun
+    assert arguments[arguments.index("--give-up-s") + 1] == "7.0"
 
 
 def test_last_does_not_limit_the_events_that_follow() -> None:
