@@ -76,6 +76,8 @@ def restore_command(
     manifest = load(folder)
     if manifest is None:
         raise CommandFailed(f"{folder} has no manifest.json: it is not a backup", ExitCode.NOT_FOUND)
+    if check and replicas is not None:
+        raise click.UsageError("--replicas cannot be used with --check, which restores nothing")
     if check:
         for part in manifest.parts:
             read_part(folder, part)
@@ -113,7 +115,13 @@ def _prepare(client: "CommitlogClient", manifest: "BackupManifest", replicas: in
 
     operations = Operations(client)
     try:
-        operations.log(client.log)
+        there = operations.log(client.log).get("replicas") or []
+        if replicas not in (None, len(there)):
+            raise CommandFailed(
+                f"the log {client.log} exists, on {', '.join(there)}: --replicas is for a new log; "
+                f"`commitlog logs change {client.log} --replicas {replicas}` moves it",
+                ExitCode.USAGE,
+            )
         return
     except NotFound as error:
         if error.code != "log-not-found":

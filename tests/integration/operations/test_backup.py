@@ -64,6 +64,9 @@ def test_a_log_is_backed_up_grown_restored_and_resumed(
         second = json.loads(run(cluster, "backup", folder, "-l", "orders-1").stdout)
         assert (second["records"], second["added"], second["id"]) == (113, 1, first["id"])
     assert json.loads(run(cluster, "restore", "--check", folder).stdout)["records"] == 113
+    assert run(cluster, "restore", "--check", folder, "--replicas", "1").exit_code == 2
+    exists = run(cluster, "restore", folder, "--replicas", "1")
+    assert (exists.exit_code, "the log orders-1 exists, on n1, n2, n3" in exists.stderr) == (2, True)
 
     append, count = restoring._append, 0
 
