@@ -41,6 +41,7 @@ NodeIds = tuple[str, ...]
 Priorities = dict[str, Annotated[int, msgspec.Meta(ge=0, le=PRIORITY_MAX)]]
 _NEW_LOG: Final = {**LOG_EXAMPLE, "name": "orders"}
 UNSUPPORTED: Final = "unsupported"  # as a log's state
+FIXED_MASTER: Final = ("/preferred", "a log in classic mode has a fixed master, the first of its replicas")
 _NO_VERSION: Final = 0  # the ETag of a log of the configuration file that the controllers do not know yet
 
 
@@ -149,6 +150,8 @@ async def create_log(call: Call, query: Nothing) -> Response:
     complaints = complaints_about(spec, [node.id for node in broker.nodes])
     if spec.learners and spec.replication == Replication.CLASSIC:  # a file may have them
         complaints.append(("/learners", "a log in classic mode has no learners: each slave counts"))
+    if spec.preferred is not None and spec.replication == Replication.CLASSIC:
+        complaints.append(FIXED_MASTER)
     if complaints:
         raise InvalidRequest(*complaints)
     known = broker.logs.get(asked.name)
@@ -206,6 +209,10 @@ async def change_log(call: Call, log: LogName, query: Nothing) -> Response:
     broker, hosted = call.broker, call.broker.lookup.find(log)
     call.wants_json()
     asked = await call.asked(LogChangeIn)
+    if asked.force and hosted.settings.replication is not Replication.CONTROLLER:
+        raise InvalidRequest(("/force", "is of logs in controller mode"))
+    if isinstance(asked.preferred, str) and hosted.settings.replication is Replication.CLASSIC:
+        raise InvalidRequest(FIXED_MASTER)
     changes = {
         name: msgspec.to_builtins(value)
         for name in asked.__struct_fields__

@@ -134,7 +134,7 @@ def _prepare(client: "CommitlogClient", manifest: "BackupManifest", replicas: in
     elif isinstance(wanted, list) and wanted and nodes.issuperset(wanted):
         asked["replicas"] = wanted
         for name in ("learners", "preferred", "priorities"):
-            if manifest.settings.get(name):
+            if manifest.settings.get(name) and asked.get("replication") != "classic":  # it has none of them
                 asked[name] = manifest.settings[name]
     operations.create_log({"name": client.log, **asked})
 

@@ -38,3 +38,28 @@ def test_a_change_to_what_is_set_keeps_the_etag(
     changed = cluster.call("PATCH", "n2", path, json={"durability": "replicated"}, headers={"If-Match": etag})
     assert changed.status_code == 200
     assert changed.headers["etag"] != etag
+
+
+@pytest.mark.parametrize(("replication", "status"), [("raft", 422), ("controller", 200), ("classic", 422)])
+def test_force_is_of_controller_mode(
+    cluster: Cluster, own_logs: list[str], replication: str, status: int
+) -> None:
+    name = f"forced-{replication}"
+    own_logs.append(name)
+    made = cluster.call("POST", "n1", "/v1/logs", json={"name": name, "replication": replication})
+    assert made.status_code == 201, made.text
+    answer = cluster.call("PATCH", "n1", f"/v1/logs/{name}", json={"force": True, "durability": "fsync"})
+    assert answer.status_code == status, answer.text
+    if status == 422:
+        assert answer.json()["errors"] == [{"pointer": "/force", "detail": "is of logs in controller mode"}]
+
+
+def test_the_master_of_a_classic_log_is_not_a_preference(cluster: Cluster, own_logs: list[str]) -> None:
+    own_logs.append("fixed")
+    body = {"name": "fixed", "replication": "classic"}
+    refused = cluster.call("POST", "n1", "/v1/logs", json={**body, "preferred": "n2"})
+    assert cluster.call("POST", "n1", "/v1/logs", json=body).status_code == 201
+    changed = cluster.call("PATCH", "n1", "/v1/logs/fixed", json={"preferred": "n2"})
+    for answer in (refused, changed):
+        assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/preferred")
+    assert cluster.call("PATCH", "n1", "/v1/logs/fixed", json={"preferred": None}).status_code == 200
