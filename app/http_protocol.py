@@ -25,7 +25,7 @@ from app.api.http.single_headers import repeated_header
 from app.api.read.lane import KnownPoll, LanePoll, PollLane
 from app.api.read.outlet import OUTLET, write_chunks
 from app.errors import BadRequest, CommitlogError, CrossOrigin, HeadTooLarge, RateLimited, RequestTimeout
-from app.http_listener import Listener, header_lines
+from app.http_listener import PIPELINED_MAX, Listener, header_lines
 
 logger = logging.getLogger(__name__)
 
@@ -222,6 +222,8 @@ class Connection(HttpToolsProtocol):
             raise BadRequest("HTTP/1.0 has no transfer codings")
         if self._hosts != 1 and (self._hosts or version != "1.0"):
             raise BadRequest(f"a request needs exactly one Host header, got {self._hosts}")
+        if len(self.pipeline) >= PIPELINED_MAX:
+            raise BadRequest(f"at most {PIPELINED_MAX} requests may wait for an earlier answer")
         self._in_head = False
         if self.transport.is_closing():  # after an answer with `connection: close`
             return

@@ -13,6 +13,7 @@ from app.api.append.lane import AppendLane
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.lane_call import KNOWN_HEADS_MAX
 from app.errors import RateLimited
+from app.http_listener import PIPELINED_MAX
 from tests.unit.api.append.lane_node import HTTP, LIMITS, Node
 
 WRITER = b"Bearer writer"
@@ -263,6 +264,20 @@ def test_pipelined_requests_are_answered_in_their_order() -> None:
         answer = await node.exchange([b"".join(requests) + append(b"never", OCTETS)])
         assert node.driver.stored == [[b"a"], [b"b"], [b"c"], [b"d"]]
         assert re.findall(rb'"first_index":(\d+)', answer) == [b"10", b"11", b"12", b"13"]
+        assert answer.count(b"connection: close") == 1
+
+    asyncio.run(run())
+
+
+def test_a_client_cannot_fill_the_memory_with_requests_before_their_answers() -> None:
+    """Each parsed request takes 50 times its bytes, and each answer let the node read 256 KiB more."""
+
+    async def run() -> None:
+        node = Node(lane=True)
+        answer = await node.exchange([append(b"a", OCTETS) * 5_000])
+        statuses = re.findall(rb"HTTP/1.1 (\d+)", answer)
+        assert len(statuses) == 1 + PIPELINED_MAX
+        assert len(node.driver.stored) == statuses.count(b"200")  # nothing is stored without an answer
         assert answer.count(b"connection: close") == 1
 
     asyncio.run(run())
