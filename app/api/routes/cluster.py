@@ -1,7 +1,8 @@
 """Views of the cluster and its logs: status, epochs, watermarks, journals."""
 
+import asyncio
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
@@ -24,10 +25,11 @@ from app.controller.metadata import AUDIT_LOG
 from app.errors import EpochNotFound, EventsTrimmed
 from app.log.contract import PeerStatus
 from app.node.broker import Broker
-from storage.log.journal import Event
+from storage.log.journal import Event, Journal
 
 router = APIRouter()
 _JOURNAL_POLL_S = 0.05
+_EVENTS_AT_ONCE: Final = 500  # read or rendered on the event loop: some 20 ms
 
 
 @router.get(
@@ -186,17 +188,30 @@ async def events(call: Call, log: LogName, query: Annotated[EventsQuery, Query()
         raise EventsTrimmed(journal.begin_seq)
     deadline_ms = broker.clock.monotonic_ms() + query.wait_ms
     while True:
-        found, next_seq, has_more = journal.read(query.from_seq, query.limit)
+        found, next_seq, has_more = await _read_events(journal, query.from_seq, query.limit)
         left_ms = deadline_ms - broker.clock.monotonic_ms()
         if found or left_ms <= 0 or broker.waits.stopping:
             break
         await broker.waits.pause(min(_JOURNAL_POLL_S, left_ms / 1000))
-    content = {
-        "events": [event_object(event) for event in found],
-        "next_seq": next_seq,
-        "has_more": has_more,
-    }
-    return json_answer(content, headers=log_headers(broker, hosted))
+    headers = log_headers(broker, hosted)
+
+    def rendered() -> Response:
+        events = [event_object(event) for event in found]
+        return json_answer({"events": events, "next_seq": next_seq, "has_more": has_more}, headers=headers)
+
+    return rendered() if len(found) <= _EVENTS_AT_ONCE else await asyncio.to_thread(rendered)
+
+
+async def _read_events(journal: Journal, from_seq: int, limit: int) -> tuple[list[Event], int, bool]:
+    """Return what Journal.read returns, a part in each turn of the event loop."""
+    found, next_seq, has_more = journal.read(from_seq, min(limit, _EVENTS_AT_ONCE))
+    while has_more and len(found) < limit:
+        await asyncio.sleep(0)
+        if journal.begin_seq > next_seq:
+            break  # trimmed meanwhile: the next page is refused
+        part, next_seq, has_more = journal.read(next_seq, min(limit - len(found), _EVENTS_AT_ONCE))
+        found += part
+    return found, next_seq, has_more
 
 
 def event_object(event: Event) -> dict[str, Any]:
