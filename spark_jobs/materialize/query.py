@@ -125,7 +125,7 @@ class RecordsQuery:
         self._folder = Path(tempfile.mkdtemp(prefix="commitlog-stream-", dir=self._checkpoints)).absolute()
         reader = self.spark.readStream.format("commitlog").options(**self._options)
         writer = reader.option("startingIndex", json.dumps(dict(positions))).load().writeStream
-        writer = writer.foreachBatch(self._write).option("checkpointLocation", self._folder.as_uri())
+        writer = writer.foreachBatch(self._write).option("checkpointLocation", f"file:{self._folder}")
         writer = writer.trigger(processingTime=f"{round(1_000 * self._trigger_s)} milliseconds")
         query = writer.queryName(f"{NAME}-{self._folder.name}").start()
         self.begins, self._query = positions, query
@@ -195,5 +195,5 @@ def read_offset(checkpoint: Path, batch_id: int) -> LogsOffset:
 
     Raises FileNotFoundError.
     """
-    lines = (checkpoint / "offsets" / str(batch_id)).read_text().splitlines()
+    lines = (checkpoint / "offsets" / str(batch_id)).read_text("utf-8").splitlines()
     return LogsOffset.from_json(json.loads(lines[-1]))

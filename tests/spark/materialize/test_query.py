@@ -71,13 +71,14 @@ def test_the_query_writes_what_is_new_once_and_a_checkpoint_decides_nothing(
     check = EntriesJob.check_log
     monkeypatch.setattr(EntriesJob, "check_log", check_log)
     monkeypatch.setattr(EntriesJob, "take", take)
-    checkpoints = tmp_path / "checkpoints"
+    data = tmp_path / "a b'\N{LATIN SMALL LETTER U WITH DIAERESIS}#%41$"
+    checkpoints = data / "checkpoints"
     foreign = checkpoints / "stream-other" / "offsets"
     foreign.mkdir(parents=True)
     (foreign / "0").write_text("v1\n{}\n" + json.dumps({"logs": {}, "batch": {"default": [0, 9_999]}}))
     config = MaterializeConfig(
         endpoint=endpoints(replicas),
-        tables=tmp_path / "tables",
+        tables=data / "tables",
         trigger="100 ms",
         checkpoints=checkpoints,
     )
@@ -100,6 +101,7 @@ def test_the_query_writes_what_is_new_once_and_a_checkpoint_decides_nothing(
     assert checked == {log.id}
     assert indexes(spark, config.tables) == [*DATA, *range(102, log.next_index)]
     assert [folder.name for folder in checkpoints.iterdir()] == ["stream-other"]
+    assert list(tmp_path.iterdir()) == [data]
 
 
 def test_only_rows_that_continue_where_the_table_ends_are_taken(
