@@ -47,7 +47,7 @@ def on_files(files: Any, config: Any) -> Any:
 
     root = Path(config.config_file_path).parent
     for path, page in INTERNALS.items():
-        files.append(File.generated(config, page, content=(root / path).read_text()))
+        files.append(File.generated(config, page, content=(root / path).read_text("utf-8")))
     return files
 
 

@@ -58,5 +58,5 @@ def _children() -> list[int]:
     found: list[int] = []
     for thread in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # the thread has ended
-            found += map(int, (thread / "children").read_text().split())
+            found += map(int, (thread / "children").read_text("utf-8").split())
     return found

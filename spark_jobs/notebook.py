@@ -139,7 +139,8 @@ class HtmlPage:
         self.path.write_text(
             f'<!DOCTYPE html><html lang="en"><meta charset="utf-8">'
             f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>'
-            f"<style>{STYLE}</style><main>{''.join(self.parts)}</main></html>\n"
+            f"<style>{STYLE}</style><main>{''.join(self.parts)}</main></html>\n",
+            "utf-8",
         )
 
 
@@ -190,7 +191,7 @@ def run_notebook(
     import from the notebook's folder and from the root of its repository, as on Databricks. Raises
     NotebookFailed at the first cell that fails.
     """
-    cells = read_cells(path.read_text())
+    cells = read_cells(path.read_text("utf-8"))
     output_html.parent.mkdir(parents=True, exist_ok=True)
     page = HtmlPage(output_html, path.stem)
     widgets = Widgets(parameters)
@@ -356,7 +357,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one notebook. Exit code 1 when a cell or Spark fails, 2 for what cannot be run."""
     given = given_options(options, "spark_jobs.notebook", arguments)
     try:
-        read_cells(given.notebook.read_text())  # checked before Spark is started
+        read_cells(given.notebook.read_text("utf-8"))  # checked before Spark is started
         parameters = dict(parse_parameters(given.parameters))
         settings = settings_of(given)
     except (ConfigError, OSError, ValueError) as error:

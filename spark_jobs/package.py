@@ -66,7 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         make_zip(Path(folder)).replace(archive)
     written = given.folder.resolve() / PROPERTIES_NAME
-    written.write_text(properties(with_extra({**launch, **own, **session.spark_settings()}, settings.conf)))
+    written.write_text(
+        properties(with_extra({**launch, **own, **session.spark_settings()}, settings.conf)), "utf-8"
+    )
     sys.stdout.write(
         f"JAVA_HOME={java_home} spark-submit --properties-file {written} --py-files {archive} "
         f"{Path(__file__).resolve().with_name('run.py')} --endpoint URLS --tables LOCATION\n"

@@ -233,7 +233,7 @@ class OsFileSystem:
 
     def boot_id(self) -> str:
         try:
-            return Path(_BOOT_ID_PATH).read_text().strip()
+            return Path(_BOOT_ID_PATH).read_text("utf-8").strip()
         except OSError:
             return ""
 

@@ -43,7 +43,7 @@ class RootGroup(click.Group):
             sys.exit(ExitCode.INTERRUPTED)
         except BrokenPipeError:
             # the reader of the output has closed it (`commitlog read | head`): nothing more can be written
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _discard_output()
             sys.exit(1)
         except click.ClickException as error:
             _report(_with_advice(error, as_json=as_json), as_json=as_json)
@@ -56,9 +56,24 @@ class RootGroup(click.Group):
             sys.exit(failure.exit_code)
         except OSError as error:
             place = "" if error.filename is None else f": {error.filename}"
-            _report(click.ClickException(f"{error.strerror or error}{place}"), as_json=as_json)
+            failure = click.ClickException(f"{error.strerror or error}{place}")
+            if error.filename is not None:
+                _report(failure, as_json=as_json)
+            else:  # of the output, perhaps after an append
+                _discard_output()
+                _report(failure, as_json=as_json, outcome="unknown")
             sys.exit(1)
+        except UnicodeEncodeError as error:
+            excerpt = error.object[max(0, error.start - 40) : error.end + 40]
+            _report(click.UsageError(f"{excerpt!r} is not text: {error.reason}"), as_json=as_json)
+            sys.exit(ExitCode.USAGE)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _discard_output() -> None:
+    """Let what is left of the output be written nowhere, since Python would report at its end that it cannot
+    be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def not_installed(error: ModuleNotFoundError) -> click.ClickException | None:
@@ -97,8 +112,9 @@ def _with_advice(error: click.ClickException, *, as_json: bool) -> click.ClickEx
     return error
 
 
-def _report(error: click.ClickException, *, as_json: bool) -> None:
-    """Print the error. A refusal of a node is printed as the node's problem document."""
+def _report(error: click.ClickException, *, as_json: bool, outcome: str = "not_applied") -> None:
+    """Print the error. A refusal of a node is printed as the node's problem document. outcome: of an error of
+    another kind."""
     if not as_json:
         if isinstance(error, click.UsageError) or hasattr(error, "problem"):
             error.show()
@@ -108,5 +124,5 @@ def _report(error: click.ClickException, *, as_json: bool) -> None:
     problem = getattr(error, "problem", None)
     if problem is None:
         usage = isinstance(error, click.UsageError)
-        problem = local_problem("usage" if usage else "failed", error.format_message())
+        problem = local_problem("usage" if usage else "failed", error.format_message(), outcome=outcome)
     click.echo(json.dumps(problem, ensure_ascii=False), err=True)

@@ -171,5 +171,5 @@ def _any_node(config: Path) -> str:
     """Return the id of the first node: settings are read for one node, and any node will do."""
     import tomllib
 
-    nodes = tomllib.loads(config.read_text()).get("nodes") or [{}]
+    nodes = tomllib.loads(config.read_text("utf-8")).get("nodes") or [{}]
     return str(nodes[0].get("id", ""))

@@ -31,7 +31,7 @@ def sim_command(arguments: tuple[str, ...]) -> None:
     simulator = [sys.executable, "-m", "tests.simulation", *given]
     errors = subprocess.PIPE if as_json else None
     environment = {**os.environ, "PYTHONPATH": path}
-    result = subprocess.run(simulator, env=environment, check=False, stderr=errors, text=True)
+    result = subprocess.run(simulator, env=environment, check=False, stderr=errors, encoding="utf-8")
     if as_json and result.returncode == click.UsageError.exit_code:
         raise click.UsageError(result.stderr.rpartition("Error: ")[2].strip())
     if as_json:

@@ -37,7 +37,8 @@ def prepare(folder: Path) -> bool:
                 path.unlink()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARKER).write_text(
-        "`commitlog demo` created this folder. Its next run deletes what it created here.\n"
+        "`commitlog demo` created this folder. Its next run deletes what it created here.\n",
+        "utf-8",
     )
     return earlier
 

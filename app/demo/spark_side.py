@@ -77,7 +77,7 @@ def content_hash(entries: DataFrame) -> str:
 def replace_text(file: Path, text: str) -> None:
     """Write a file that a reader finds complete or not at all."""
     unfinished = file.with_name(f"{file.name}.new")
-    unfinished.write_text(text)
+    unfinished.write_text(text, "utf-8")
     unfinished.replace(file)
 
 

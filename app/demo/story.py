@@ -220,7 +220,7 @@ class Demo:
     def await_findings(self) -> None:
         """Wait for the results of Spark's queries, and keep them in the story."""
         self._await_spark(self._answer.exists, "Spark's queries of the tables")
-        self.story.found = json.loads(self._answer.read_text())
+        self.story.found = json.loads(self._answer.read_text("utf-8"))
 
     def prove(self, sent: Sent) -> list[Proof]:
         """Check every claim; `story.proofs` has them all, whether they hold or not."""
@@ -290,7 +290,7 @@ class Demo:
 def read_note(file: Path) -> str:
     """Return what the Spark process does at present."""
     try:
-        return file.read_text()
+        return file.read_text("utf-8")
     except FileNotFoundError:
         return "Spark starts"
 

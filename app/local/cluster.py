@@ -148,7 +148,7 @@ class LocalCluster:
 
     def _take_folder(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.folder / LOCK).open("w")
+        self._lock = (self.folder / LOCK).open("w", encoding="utf-8")
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def fallen(self) -> list[tuple[str, str]]:
@@ -187,7 +187,7 @@ class LocalCluster:
     def _write_config(self) -> None:
         cluster_id = f"local-{uuid.uuid4().hex[:12]}"
         if self.config.exists():
-            cluster_id = self._checked_id(tomllib.loads(self.config.read_text()))
+            cluster_id = self._checked_id(tomllib.loads(self.config.read_text("utf-8")))
         tables = [f"[cluster]\nid = {_quoted(cluster_id)}\n"]
         for node in self.nodes:
             tables.append(
@@ -202,7 +202,7 @@ class LocalCluster:
             log += f'master = "{self.nodes[0].id}"\nha_listen = "127.0.0.1:{ha_port}"\n'
         tables.append(log)
         tables.append(f"[tables]\npath = {_quoted(str(self.tables))}\n")
-        self.config.write_text("\n".join(tables))
+        self.config.write_bytes("\n".join(tables).encode())  # a path that is not text fails before
 
     def _checked_id(self, document: dict[str, Any]) -> str:
         """Return the id of the cluster in this folder. Raises ClusterError when its settings differ."""

@@ -43,7 +43,7 @@ class ChildProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        pid_file.write_text(f"{self.pid}\n")
+        pid_file.write_text(f"{self.pid}\n", "utf-8")
 
     @property
     def pid(self) -> int:
@@ -75,7 +75,7 @@ class ChildProcess:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
-        if self._pid_file.exists() and self._pid_file.read_text().strip() == str(self.pid):
+        if self._pid_file.exists() and self._pid_file.read_text("utf-8").strip() == str(self.pid):
             self._pid_file.unlink(missing_ok=True)  # unless another process uses its files by now
         return code
 
@@ -93,7 +93,7 @@ class ChildProcess:
         free = shutil.disk_usage(self.log.parent).free
         if free < FULL_BYTES:
             what += f"; its disk is full ({free // 1024} KiB are free): remove files there"
-        last = self.log.read_text(errors="replace").splitlines()[-lines:] if self.log.exists() else []
+        last = self.log.read_text("utf-8", "replace").splitlines()[-lines:] if self.log.exists() else []
         return "\n".join([what, *(f"  {line}" for line in last)])
 
 

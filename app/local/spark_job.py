@@ -103,7 +103,7 @@ class SparkJob:
     def progress(self) -> dict[str, Any]:
         """Return the job's last report; empty before the first."""
         try:
-            document = json.loads(self._progress.read_text())
+            document = json.loads(self._progress.read_text("utf-8"))
         except (OSError, ValueError):
             return {}
         return document if isinstance(document, dict) else {}

@@ -110,7 +110,7 @@ def check_environment(environment: Environment) -> Check:
 
 def check_packages(environment: Environment) -> Check:
     """Check that this Python has the packages of the lock file in the pinned versions."""
-    wanted = lock_packages(environment.lock.read_text()) if environment.lock.is_file() else {}
+    wanted = lock_packages(environment.lock.read_text("utf-8")) if environment.lock.is_file() else {}
     wrong = []
     for name, block in wanted.items():
         line = block.partition("\n")[0]
@@ -247,7 +247,7 @@ def check_disk(folder: Path) -> Check:
 def check_memory() -> Check:
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        for line in Path("/proc/meminfo").read_text("utf-8").splitlines():
             if line.startswith("MemAvailable:"):
                 free = int(line.split()[1]) * 1024
     except OSError:

@@ -94,7 +94,7 @@ class Environment:
     def is_ready(self) -> bool:
         """Return whether a set-up from this very lock file was completed here."""
         try:
-            return self.python.exists() and json.loads(self.stamp.read_text()) == self.fingerprint()
+            return self.python.exists() and json.loads(self.stamp.read_text("utf-8")) == self.fingerprint()
         except (OSError, ValueError):
             return False
 
@@ -108,7 +108,7 @@ class Environment:
                 return
             started = time.monotonic()
             self.stamp.unlink(missing_ok=True)
-            self.log.write_text("")
+            self.log.write_text("", "utf-8")
             self._make_folder()
             self._install_packages()
             self._install_project()
@@ -119,7 +119,7 @@ class Environment:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Allow one set-up at a time in a checkout: a second one waits."""
-        with (self.log.parent / "setup.lock").open("w") as lock:
+        with (self.log.parent / "setup.lock").open("w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
@@ -142,7 +142,10 @@ class Environment:
         the old one on the PATH."""
         script = self.folder / "bin" / "activate"
         here = shlex.quote(str(self.folder.resolve()))
-        script.write_text(_ACTIVATION_GUARD.replace("HERE", here) + script.read_text())
+        guard = os.fsencode(
+            _ACTIVATION_GUARD.replace("HERE", here)
+        )  # the shell reads the path as it is on disk
+        script.write_bytes(guard + script.read_bytes())
 
     def _works(self) -> bool:
         """Return whether the environment's Python runs, is new enough and has pip."""
@@ -153,7 +156,7 @@ class Environment:
             return False
 
     def _install_packages(self) -> None:
-        packages = lock_packages(self.lock.read_text())
+        packages = lock_packages(self.lock.read_text("utf-8"))
         _print_step(f"2/6 packages: {len(packages)} from {self.lock.name}, each checked by its hash")
         self._install("install the build tools", (packages[name] for name in BUILD_PACKAGES))
         counter = PackageCounter(len(packages), self.folder)
@@ -173,7 +176,7 @@ class Environment:
 
     def _install(self, what: str, requirements: Iterable[str], watch: "PackageCounter | None" = None) -> None:
         """Install packages of the lock file, and none that they depend on."""
-        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
             file.write("".join(requirements))
             file.flush()
             options = ("--require-hashes", "--no-deps", "--no-build-isolation", "--no-compile")
@@ -210,7 +213,7 @@ class Environment:
             self._run([str(self.python), "-m", "compileall", "-q", *map(str, folders)], "compile")
 
     def _write_stamp(self) -> None:
-        self.stamp.write_text(json.dumps(self.fingerprint(), indent=2) + "\n")
+        self.stamp.write_text(json.dumps(self.fingerprint(), indent=2) + "\n", "utf-8")
 
     def _pip(self, what: str, *options: str, watch: "PackageCounter | None" = None) -> None:
         pip = [str(self.python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
@@ -222,7 +225,7 @@ class Environment:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         lines: list[str] = []
         with (
-            self.log.open("a", buffering=1) as log,
+            self.log.open("a", buffering=1, encoding="utf-8") as log,
             subprocess.Popen(
                 command,
                 cwd=self.root,
@@ -230,7 +233,7 @@ class Environment:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                text=True,
+                encoding="utf-8",
                 errors="replace",
             ) as process,
         ):

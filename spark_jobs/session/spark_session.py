@@ -345,7 +345,7 @@ def _files() -> dict[str, str]:
     written."""
     folder = _scratch_folder()
     log4j = folder / "log4j2.properties"
-    log4j.write_text(LOG4J)
+    log4j.write_text(LOG4J, "utf-8")
     return {
         DRIVER_JAVA: f"-Dlog4j2.configurationFile={log4j} {JAVA_OPTIONS}",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),

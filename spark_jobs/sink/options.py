@@ -84,7 +84,7 @@ def _query_id(lower: Mapping[str, str]) -> str:
     checkpoint = _local_folder(lower.get("checkpointlocation", ""))
     if checkpoint is None or not (metadata := checkpoint / "metadata").is_file():
         return ""  # of a URL, or of a file system that only Spark can access
-    return str(json.loads(metadata.read_text())["id"])
+    return str(json.loads(metadata.read_text("utf-8"))["id"])
 
 
 def _stream_identity(

@@ -85,19 +85,19 @@ class Staging:
         path = self.folder / IDENTITY
         self.folder.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{IDENTITY}.{uuid.uuid4()}")
-        temporary.write_text(str(uuid.uuid4()))
+        temporary.write_text(str(uuid.uuid4()), "utf-8")
         try:
             os.link(temporary, path)
         except FileExistsError:
             pass  # by the first driver
         finally:
             temporary.unlink()
-        return path.read_text()
+        return path.read_text("utf-8")
 
     def check(self, identity: str) -> None:
         """Raise SinkError unless this is the driver's folder, as this task sees it."""
         try:
-            found = (self.folder / IDENTITY).read_text()
+            found = (self.folder / IDENTITY).read_text("utf-8")
         except OSError as error:
             found = str(error)
         if found != identity:
@@ -147,7 +147,7 @@ class Staging:
         """Return the list of a batch, None if there is none. Raises SinkError."""
         path = self.list_path(batch_id)
         try:
-            staged = json.loads(path.read_text())
+            staged = json.loads(path.read_text("utf-8"))
             files = tuple(StagedFile(**file) for file in staged["files"])
             return StagedList(files, int(staged["begin"]), str(staged["query"]), bool(staged["done"]))
         except FileNotFoundError:
@@ -212,7 +212,7 @@ class Staging:
         """Write a list under a temporary name, durable except for that name."""
         self.folder.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4()}")
-        with temporary.open("x") as file:
+        with temporary.open("x", encoding="utf-8") as file:
             json.dump(asdict(staged), file)
             file.flush()
             os.fsync(file.fileno())

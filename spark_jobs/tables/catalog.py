@@ -133,7 +133,7 @@ class CatalogTables:
         if not is_url(path):
             temporary = Path(f"{path}.{self._driver}.tmp")
             try:
-                temporary.write_text(text)
+                temporary.write_text(text, "utf-8")
                 temporary.replace(path)
             finally:
                 temporary.unlink(missing_ok=True)

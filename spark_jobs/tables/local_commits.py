@@ -320,7 +320,7 @@ class LocalTable:
         name = folder / f"{version:020d}.json"
         temporary = folder / f".{name.name}.{uuid.uuid4()}.tmp"
         try:
-            with temporary.open("w") as file:
+            with temporary.open("w", encoding="utf-8") as file:
                 file.writelines(f"{compact_json(action)}\n" for action in actions)
                 file.flush()
                 os.fsync(file.fileno())

@@ -110,7 +110,7 @@ def save(folder: Path, manifest: BackupManifest) -> None:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other backups from the folder. Raises CommandFailed while one is in progress."""
-    with (folder / _LOCK).open("w") as lock:
+    with (folder / _LOCK).open("w", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -67,7 +67,7 @@ def stage(root: Path, target: Path) -> None:
     for name in ROOT_FILES:
         shutil.copyfile(root / name, target / name)
     project = target / "pyproject.toml"
-    project.write_text(rename.text(project.read_text()))
+    project.write_text(rename.text(project.read_text("utf-8")), "utf-8")
     for package, place in PLACES.items():
         for path in sorted((root / package).rglob("*")):
             inside = path.relative_to(root)
@@ -76,13 +76,13 @@ def stage(root: Path, target: Path) -> None:
             copy = target.joinpath(*place.split("."), path.relative_to(root / package))
             copy.parent.mkdir(parents=True, exist_ok=True)
             if path.suffix == ".py":
-                copy.write_text(rename.source(path.read_text(), str(inside)))
+                copy.write_text(rename.source(path.read_text("utf-8"), str(inside)), "utf-8")
             else:
                 shutil.copyfile(path, copy)
     registration = root / ONLY_IN_REPOSITORY / f"{SPARK_REGISTRATION}.py"
     (target / SPARK_REGISTRATION).mkdir()
     found_by_spark = target / SPARK_REGISTRATION / "__init__.py"
-    found_by_spark.write_text(rename.source(registration.read_text(), registration.name))
+    found_by_spark.write_text(rename.source(registration.read_text("utf-8"), registration.name), "utf-8")
 
 
 class Renaming:

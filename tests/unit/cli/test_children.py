@@ -44,7 +44,7 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch
         raise OSError(28, os.strerror(28))
 
     with LocalCluster(tmp_path / "data", nodes=1, port=19_401) as cluster:
-        monkeypatch.setattr(Path, "write_text", refuse)
+        monkeypatch.setattr(Path, "write_bytes", refuse)
         with pytest.raises(ClusterError, match="data cannot be used: No space left on device"):
             cluster.start()
         monkeypatch.setattr(Path, "mkdir", refuse)
