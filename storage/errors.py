@@ -2,12 +2,14 @@
 
 StorageError
 ├── CorruptBatch          bytes that are not a valid batch
-│   └── PartialBatch      ... because they end too early
+│   ├── PartialBatch      ... because they end too early
+│   └── NewerBatch        ... but one of a later version
 ├── CorruptLog            damage at or before the durable point of a log: reported, never truncated
 │   ├── UnreadableFile    ... or the disk refuses to read a file of it
 │   └── ForeignLog        the folder holds another log: it was moved there
 ├── PatchRefused          batches that do not fit into the damage of a log
 ├── CorruptFile           a small file (vote, checkpoint, manifest, snapshot) is damaged
+├── NewerFormat           a later version wrote the file: refused, never repaired
 ├── InvalidRecords           a client's body does not have the declared format
 │   ├── BodyTooLarge      ... or exceeds a limit
 │   └── EmptyBody         ... or holds no record
@@ -41,6 +43,17 @@ class PartialBatch(CorruptBatch):
     """The bytes end before the batch does: more may follow (wire), or the tail was torn (disk)."""
 
 
+class NewerBatch(CorruptBatch):
+    """The checksum of the header is right, but its format or flags are unknown: a later version wrote it.
+
+    place: log id and offset of the batch, from its header.
+    """
+
+    def __init__(self, reason: str, place: tuple[int, int]) -> None:
+        super().__init__(reason)
+        self.place = place
+
+
 class CorruptLog(StorageError):
     """A log is damaged where it was durable. `offset` is a byte position in the log, not in the file."""
 
@@ -66,6 +79,14 @@ class CorruptFile(StorageError):
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
+        self.path, self.reason = path, reason
+
+
+class NewerFormat(StorageError):
+    """A later version of this program wrote the file. It is intact, so nothing is changed or repaired."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}: a later version of the program wrote it: start that version")
         self.path, self.reason = path, reason
 
 

@@ -119,7 +119,8 @@ class LocalLog:
         base = starts[at]
         file = self._open(base)
         try:
-            scan = Scan(file, base, self._log_id, max(known_offset, self._hint(file, base, index)))
+            hint = max(known_offset, self._hint(file, base, index))
+            scan = Scan(f"{self._folder}/{segment_name(base)}", file, base, self._log_id, hint)
             while (batch := scan.next_batch()) is not None:
                 if batch.base_index <= index <= batch.last_index:
                     return batch

@@ -27,10 +27,11 @@ def intact_batches(
     found: list[Batch] = []
     size, next_index = 0, first_index
     for offset in offsets[max(0, place - 1) :]:
-        file = files.open(f"{folder}/{segment_name(offset)}")
+        path = f"{folder}/{segment_name(offset)}"
+        file = files.open(path)
         try:
             at = _place_of(files, folder, offset, next_index)
-            scan = Scan(file, offset, log_id, at, patient=True)
+            scan = Scan(path, file, offset, log_id, at, patient=True)
             while not scan.exhausted and size < max_bytes:
                 batch = scan.next_batch()
                 if batch is None and (found or not scan.skip()):
@@ -51,9 +52,10 @@ def intact_batches(
 def _first_index(files: FileSystem, folder: str, log_id: int, offsets: Sequence[int]) -> int:
     """Return the index of the first intact batch in the segments at these offsets, in order."""
     for offset in offsets:
-        file = files.open(f"{folder}/{segment_name(offset)}")
+        path = f"{folder}/{segment_name(offset)}"
+        file = files.open(path)
         try:
-            scan = Scan(file, offset, log_id, offset, patient=True)
+            scan = Scan(path, file, offset, log_id, offset, patient=True)
             while not scan.exhausted:
                 batch = scan.next_batch()
                 if batch is not None:

@@ -102,9 +102,10 @@ def batch_in(files: FileSystem, folder: str, log_id: int, offset: int) -> Batch 
     base_offset = max((o for o in segment_offsets(files, folder) if o <= offset), default=None)
     if base_offset is None:
         return None
-    file = files.open(f"{folder}/{segment_name(base_offset)}")
+    path = f"{folder}/{segment_name(base_offset)}"
+    file = files.open(path)
     try:
-        return Scan(file, base_offset, log_id, offset, patient=True).next_batch()
+        return Scan(path, file, base_offset, log_id, offset, patient=True).next_batch()
     finally:
         file.close()
 

@@ -116,7 +116,7 @@ class Scrub:
         try:
             position = stretch.offset - segment.base_offset
             file.drop_cache(position, stretch.end_offset - stretch.offset)
-            scan = Scan(file, segment.base_offset, self._log.log_id, stretch.offset)
+            scan = Scan(segment.path, file, segment.base_offset, self._log.log_id, stretch.offset)
             while scan.offset < stretch.end_offset:
                 offset = scan.offset
                 batch = scan.next_batch()

@@ -63,7 +63,7 @@ def survey(files: FileSystem, folder: str, log_id: int, committed_index: int = -
     """Read the whole closed log in `folder`; report the damage up to its durable point and `committed_index`.
 
     committed_index: of the checkpoint. Recovery judges what is after both. An unfinished truncation is
-    completed first. Raises DiskError when the disk refuses more than single blocks.
+    completed first. Raises NewerFormat, DiskError when the disk refuses more than single blocks.
     """
     files.make_folders(folder)
     try:
@@ -196,7 +196,8 @@ def _walk_segment(
     try:
         if (size := walk.manifest.durable_offset - offset) > 0:
             file.drop_cache(0, size)  # after a failed sync the cache may have what the disk lacks
-        scan = Scan(file, offset, log_id, max(offset, walk.manifest.base_offset), patient=True)
+        begin = max(offset, walk.manifest.base_offset)
+        scan = Scan(path, file, offset, log_id, begin, patient=True)
         for batch, reason in _batches(scan):
             if end is not None and batch.next_offset > end:
                 break

@@ -32,7 +32,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from storage.errors import CorruptBatch, PartialBatch
+from storage.errors import CorruptBatch, NewerBatch, PartialBatch
 from storage.file_system import Bytes
 from storage.format.checksum import crc32c, extend_crc32c
 from storage.units import MIB
@@ -227,7 +227,7 @@ def decode_batch(data: Bytes, *, log_id: int | None = None) -> Batch:
     """Return the first batch in `data`, a view of it, both checksums verified; its body is not parsed.
 
     log_id: the log that the batch must belong to, None: any. Raises PartialBatch when the bytes end too
-    early, CorruptBatch for every other error.
+    early, NewerBatch for a batch of a later version, CorruptBatch for every other error.
     """
     view = memoryview(data)
     header = decode_header(view, log_id=log_id)
@@ -249,8 +249,6 @@ def decode_header(view: memoryview, *, log_id: int | None = None) -> BatchHeader
     header = BatchHeader._make(_HEADER.unpack_from(view))
     if header.magic != MAGIC:
         raise CorruptBatch("no batch begins here")
-    if header.format != FORMAT:
-        raise CorruptBatch(f"unknown format {header.format}")
     size = header.size
     body_start = HEADER_SIZE_BYTES + _padded(header.appends_size)
     if size > BATCH_MAX_BYTES or size < body_start or size & 7:
@@ -269,11 +267,14 @@ def _check_header(header: BatchHeader, view: memoryview, body_start: int) -> Non
         crc = extend_crc32c(crc, bytes(view[HEADER_SIZE_BYTES:body_start]))
     if crc != header.header_crc:
         raise CorruptBatch("checksum of the header")
+    # Later formats keep the place of magic, format, sizes, log id, offset and checksum.
+    if header.format != FORMAT:
+        raise NewerBatch(f"unknown format {header.format}", (header.log_id, header.offset))
     # A valid checksum over impossible fields is a bug of the writer, or malicious.
     if header.count < 1 or header.base_index < 0 or header.term < 0 or header.offset < 0:
         raise CorruptBatch("fields out of range")
     if header.flags & ~FLAG_CONTROL or header.reserved != _RESERVED:
-        raise CorruptBatch("unknown flags")
+        raise NewerBatch("unknown flags", (header.log_id, header.offset))
 
 
 _MARKS = msgspec.msgpack.Decoder(tuple[AppendMark, ...])

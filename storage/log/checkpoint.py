@@ -8,7 +8,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from storage.errors import CorruptFile
+from storage.errors import CorruptFile, NewerFormat
 from storage.file_system import Bytes, FileSystem, write_durably
 from storage.format.checksum import extend_crc32c
 from storage.log.slots import SlotFile
@@ -42,12 +42,12 @@ class CheckpointFile:
         self._slots = SlotFile(files, path, MAGIC)
 
     def load(self) -> Checkpoint:
-        """Return the newest checkpoint; an empty one when none was saved. Raises CorruptFile."""
+        """Return the newest checkpoint; an empty one when none was saved. Raises CorruptFile, NewerFormat."""
         payload = self._slots.load()
         if payload is None:
             return Checkpoint()
         if len(payload) != _PAYLOAD.size:
-            raise CorruptFile(self._slots.path, "wrong size")
+            raise NewerFormat(self._slots.path, f"it has {len(payload)} bytes")
         committed_index, state_index = _PAYLOAD.unpack(payload)
         return Checkpoint(committed_index, state_index)
 
@@ -66,7 +66,7 @@ class SnapshotFile:
         self.path = path
 
     def load(self) -> memoryview | None:
-        """Return the payload, None when there is no snapshot. Raises CorruptFile."""
+        """Return the payload, None when there is no snapshot. Raises CorruptFile, NewerFormat."""
         if not self._files.exists(self.path):
             return None
         data = memoryview(self._files.read(self.path))
@@ -74,13 +74,15 @@ class SnapshotFile:
             raise CorruptFile(self.path, "too short")
         magic, version, zero, size = _SNAPSHOT_HEAD.unpack_from(data)
         end = len(data) - _CRC.size
-        if magic != SNAPSHOT_MAGIC or version != _VERSION or zero or size != end - _SNAPSHOT_HEAD.size:
-            raise CorruptFile(self.path, "not a snapshot of this version")
+        if magic != SNAPSHOT_MAGIC or size != end - _SNAPSHOT_HEAD.size:
+            raise CorruptFile(self.path, "not a snapshot")
         crc = 0
         for start in range(0, end, _SLICE_BYTES):
             crc = extend_crc32c(crc, data[start : min(start + _SLICE_BYTES, end)])
         if _CRC.unpack_from(data, end)[0] != crc:
             raise CorruptFile(self.path, "checksum")
+        if (version, zero) != (_VERSION, 0):
+            raise NewerFormat(self.path, f"its format is {version}, not {_VERSION}")
         return data[_SNAPSHOT_HEAD.size : end]
 
     def remove(self) -> None:

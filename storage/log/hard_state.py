@@ -8,7 +8,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from storage.errors import CorruptFile
+from storage.errors import NewerFormat
 from storage.file_system import FileSystem
 from storage.log.slots import SlotFile
 
@@ -50,14 +50,15 @@ class HardStateFile:
         self._slots = SlotFile(files, path, MAGIC)
 
     def load(self) -> HardState:
-        """Return the saved value; the initial state if there is none. Raises CorruptFile: do not vote."""
+        """Return the saved value; the initial state if there is none. Raises CorruptFile, NewerFormat: do not
+        vote."""
         payload = self._slots.load()
         if payload is None:
             return HardState()
         try:
             return decode_hard_state(payload)
         except ValueError as error:
-            raise CorruptFile(self._slots.path, str(error)) from error
+            raise NewerFormat(self._slots.path, str(error)) from error
 
     def save(self, state: HardState) -> None:
         self._slots.save(encode_hard_state(state))

@@ -228,9 +228,10 @@ def replace_journal(files: FileSystem, folder: str) -> None:
 def _last_seq(files: FileSystem, folder: str, log_id: int) -> int:
     """Return the seq of the last complete event in the folder, -1 if there is none."""
     for offset in reversed(segment_offsets(files, folder)):
-        file = files.open(f"{folder}/{segment_name(offset)}")
+        path = f"{folder}/{segment_name(offset)}"
+        file = files.open(path)
         try:
-            scan = Scan(file, offset, log_id, offset, patient=True)
+            scan = Scan(path, file, offset, log_id, offset, patient=True)
             found = -1
             while True:
                 batch = scan.next_batch()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from storage.errors import CorruptFile
+from storage.errors import NewerFormat
 from storage.file_system import FileSystem
 from storage.format.epoch_file import Epoch, decode_epochs, encode_epochs
 from storage.log.slots import SlotFile
@@ -58,14 +58,14 @@ class ManifestFile:
         self.path = path
 
     def load(self) -> Manifest | None:
-        """Return the manifest, None when there is none. Raises CorruptFile."""
+        """Return the manifest, None when there is none. Raises CorruptFile, NewerFormat."""
         payload = self._slots.load()
         if payload is None:
             return None
         try:
             return _decode(payload)
         except ValueError as error:
-            raise CorruptFile(self.path, str(error)) from error
+            raise NewerFormat(self.path, str(error)) from error
 
     def save(self, manifest: Manifest) -> None:
         self._slots.save(_encode(manifest))

@@ -65,8 +65,8 @@ class Recovery:
         self._last: Batch | None = None
 
     def run(self) -> Recovered:
-        """Return the recovered log. Raises CorruptLog, CorruptFile, DiskError; then no file stays open: a
-        failed opening is often repeated."""
+        """Return the recovered log. Raises CorruptLog, CorruptFile, NewerFormat, DiskError; then no file
+        stays open: a failed opening is often repeated."""
         try:
             return self._recover()
         except Exception:
@@ -241,7 +241,7 @@ class Recovery:
     def _scan_segment(self, segment: Segment) -> tuple[int, str, bool]:
         """Accept valid batches. Return their end, the reason why the scan stopped, and whether bytes are left
         over."""
-        scan = Scan(segment.file, segment.base_offset, self._log_id, segment.end_offset)
+        scan = Scan(segment.path, segment.file, segment.base_offset, self._log_id, segment.end_offset)
         while (batch := scan.next_batch()) is not None:
             problem = self._problem(batch)
             if problem is not None:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from storage.errors import CorruptBatch, DiskError, DiskRefused, PartialBatch
+from storage.errors import CorruptBatch, DiskError, DiskRefused, NewerBatch, NewerFormat, PartialBatch
 from storage.file_system import File
 from storage.format.batch import MAGIC, Batch, decode_batch
 from storage.units import MIB
@@ -16,9 +16,11 @@ class Scan:
     """Reads from log offset `offset` on, in blocks, without a mapping; an unreadable block is lost alone."""
 
     def __init__(
-        self, file: File, base_offset: int, log_id: int, offset: int, *, patient: bool = False
+        self, path: str, file: File, base_offset: int, log_id: int, offset: int, *, patient: bool = False
     ) -> None:
-        """base_offset: log offset of the file's first byte. patient: unreadable bytes count as zeros."""
+        """path: of the file, for errors. base_offset: log offset of the file's first byte. patient:
+        unreadable bytes count as zeros."""
+        self._path = path
         self._file = file
         self._base_offset = base_offset
         self._log_id = log_id
@@ -35,7 +37,10 @@ class Scan:
         return self.offset == self._end_offset
 
     def next_batch(self) -> Batch | None:
-        """Return the batch at `offset` and advance, None if there is no valid one: see `stopped_by`."""
+        """Return the batch at `offset` and advance, None if there is no valid one: see `stopped_by`.
+
+        Raises NewerFormat for a batch of this log and place that a later version wrote, DiskError.
+        """
         if self.exhausted:
             self.stopped_by = "the segment ends here"
             return None
@@ -47,6 +52,8 @@ class Scan:
                 if isinstance(error, PartialBatch) and len(block) < self._end_offset - self.offset:
                     self._read(self.offset, max(BLOCK_BYTES, 2 * len(block)))
                     continue
+                if isinstance(error, NewerBatch) and error.place == (self._log_id, self.offset):
+                    raise NewerFormat(self._path, f"log offset {self.offset}: {error.reason}") from error
                 self.stopped_by = error.reason
                 return None
             if batch.offset != self.offset:

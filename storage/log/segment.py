@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from storage.errors import CorruptBatch, CorruptLog, StorageFull
+from storage.errors import CorruptBatch, CorruptLog, NewerBatch, NewerFormat, StorageFull
 from storage.file_system import Bytes, File, FileSystem, write_durably
 from storage.format.batch import Batch, decode_batch
 from storage.format.segment_format import (
@@ -55,7 +55,8 @@ class StoredBatches:
     load: Callable[[], Bytes]
 
     def read(self) -> list[Batch]:
-        """Read and verify them; of a mapped file in any thread. Raises CorruptLog for damage, DiskError."""
+        """Read and verify them; of a mapped file in any thread. Raises CorruptLog for damage, NewerFormat,
+        DiskError."""
         rest = memoryview(self.load())
         index, offset, stop = self.base_index, self.offset, self.offset + self.size_bytes
         batches = []
@@ -63,6 +64,8 @@ class StoredBatches:
             try:
                 batch = decode_batch(rest, log_id=self.log_id)
             except CorruptBatch as error:
+                if isinstance(error, NewerBatch) and error.place == (self.log_id, offset):
+                    raise NewerFormat(self.path, f"log offset {offset}: {error.reason}") from error
                 raise CorruptLog(self.path, offset, error.reason) from error
             if batch.offset != offset or batch.base_index != index:
                 raise CorruptLog(self.path, offset, "a batch of another place")
@@ -299,7 +302,7 @@ class Segment:
         index, end_offset = SegmentIndex(), self.end_offset
         file = self._files.open(self.path)
         try:
-            scan = Scan(file, self.base_offset, self._log_id, self.start_offset)
+            scan = Scan(self.path, file, self.base_offset, self._log_id, self.start_offset)
             while scan.offset < end_offset:
                 batch = scan.next_batch()
                 if batch is None:

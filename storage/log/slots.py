@@ -6,13 +6,14 @@ Slot k is at byte k * 4096, little-endian:
 
 `save` writes and syncs both slots, one after the other: a crash tears at most one, and once `save` has
 returned both hold the value. So the newest valid slot is right, whichever one is damaged. The file is created
-as a whole (temporary file, sync, rename): a file without a valid slot is damaged, never new.
+as a whole (temporary file, sync, rename): a file without a valid slot is damaged, never new. A later version
+keeps this frame, with another number: an intact slot with it is refused (NewerFormat), never replaced.
 """
 
 import struct
 from typing import Final
 
-from storage.errors import CorruptFile
+from storage.errors import CorruptFile, NewerFormat
 from storage.file_system import Bytes, FileSystem, write_durably
 from storage.format.checksum import crc32c
 
@@ -33,12 +34,24 @@ def encode_slot(magic: bytes, sequence: int, payload: bytes) -> bytes:
 
 
 def decode_slot(magic: bytes, data: Bytes) -> tuple[int, bytes] | None:
-    """Return (sequence, payload), None for anything but a complete, valid slot."""
+    """Return (sequence, payload), None for anything but a complete, valid slot of this version."""
+    if _is_newer(magic, data):
+        return None
+    return _intact(magic, data)
+
+
+def _is_newer(magic: bytes, data: Bytes) -> bool:
+    """Return whether this is an intact slot of another version."""
+    return _intact(magic, data) is not None and _HEAD.unpack_from(data)[1:3] != (_VERSION, 0)
+
+
+def _intact(magic: bytes, data: Bytes) -> tuple[int, bytes] | None:
+    """Return (sequence, payload) of a slot of any version; None if it is not complete and valid."""
     if len(data) < _HEAD.size + _CRC.size:
         return None
-    found, version, zero, sequence, size = _HEAD.unpack_from(data)
+    found, _, _, sequence, size = _HEAD.unpack_from(data)
     end = _HEAD.size + size
-    if found != magic or version != _VERSION or zero:
+    if found != magic:
         return None
     if size > PAYLOAD_MAX_BYTES or end + _CRC.size > len(data):
         return None
@@ -47,15 +60,24 @@ def decode_slot(magic: bytes, data: Bytes) -> tuple[int, bytes] | None:
     return sequence, bytes(data[_HEAD.size : end])
 
 
+def _decode_both(path: str, magic: bytes, data: Bytes) -> list[tuple[int, bytes] | None]:
+    """Return both slots of a file, as decode_slot does. Raises NewerFormat."""
+    slots = [data[at : at + SLOT_SIZE_BYTES] for at in (0, SLOT_SIZE_BYTES)]
+    if any(_is_newer(magic, slot) for slot in slots):
+        raise NewerFormat(path, f"its format is not {_VERSION}")
+    return [decode_slot(magic, slot) for slot in slots]
+
+
 def heal_slots(files: FileSystem, path: str, magic: bytes) -> None:
-    """Rewrite a damaged or old slot from the other one. Raises CorruptFile if both are damaged, DiskError.
+    """Rewrite a damaged or old slot from the other one. Raises CorruptFile if both are damaged, NewerFormat,
+    DiskError.
 
     May run while the file's owner saves: the owner has written, or will write, the same value to the other
     slot, and the newest valid slot counts.
     """
     for _ in range(_READS):
         data = memoryview(files.read(path))
-        first, second = (decode_slot(magic, data[at : at + SLOT_SIZE_BYTES]) for at in (0, SLOT_SIZE_BYTES))
+        first, second = _decode_both(path, magic, data)
         if first == second is not None:
             return  # and a difference in the first read was a write in progress
     newest = max((slot for slot in (first, second) if slot is not None), default=None)
@@ -79,11 +101,12 @@ class SlotFile:
         self._sequence = 0
 
     def load(self) -> bytes | None:
-        """Return the newest value, durable by now; None if none was ever saved. Raises CorruptFile."""
+        """Return the newest value, durable by now; None if none was ever saved. Raises CorruptFile,
+        NewerFormat."""
         if not self._files.exists(self.path):
             return None
         data = memoryview(self._files.read(self.path))
-        found = [decode_slot(self._magic, data[at : at + SLOT_SIZE_BYTES]) for at in (0, SLOT_SIZE_BYTES)]
+        found = _decode_both(self.path, self._magic, data)
         sequences = [-1 if slot is None else slot[0] for slot in found]
         newest = found[0] if sequences[0] >= sequences[1] else found[1]
         if newest is None:

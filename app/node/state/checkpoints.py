@@ -16,7 +16,7 @@ from app.log.contract import NO_INDEX
 from app.log.driver_interfaces import Disk, DriverConfig
 from app.log.snapshot import Capture
 from app.log.state import LogState
-from storage.errors import CorruptFile, StorageFull
+from storage.errors import NewerFormat, StorageFull
 from storage.log.checkpoint import Checkpoint, CheckpointFile, SnapshotFile
 from storage.log.commitlog import Commitlog
 from storage.units import MIB
@@ -252,8 +252,10 @@ def load_state(
 def load_snapshot(
     snapshot_file: SnapshotFile, *, idempotency_ms: int, state_type: type[LogState] = LogState
 ) -> tuple[LogState, bytes] | None:
-    """Return the saved state, and the chain of its last batch; None if none was saved. Raises CorruptFile,
-    DiskError."""
+    """Return the saved state, and the chain of its last batch; None if none was saved.
+
+    Raises CorruptFile for damage, NewerFormat for an intact file that this version cannot read, DiskError.
+    """
     payload = snapshot_file.load()
     if payload is None:
         return None
@@ -264,4 +266,4 @@ def load_snapshot(
             restoring.feed(saved.snapshot[start : start + SLICE_BYTES])
         return restoring.finish(), saved.chain
     except (ValueError, msgspec.DecodeError) as error:
-        raise CorruptFile(snapshot_file.path, str(error)) from error
+        raise NewerFormat(snapshot_file.path, str(error)) from error

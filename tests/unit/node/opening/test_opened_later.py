@@ -19,7 +19,7 @@ from app.node.hosting.node_logs import NodeLogs
 from app.node.repair.rollbacks import Rollbacks
 from app.node.tasks import TaskSupervisor
 from app.settings.model import LogSettings
-from storage.errors import CorruptFile, DiskError, StorageFull
+from storage.errors import CorruptFile, DiskError, NewerFormat, StorageFull
 from storage.files import OsFileSystem
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from storage.log.hard_state import HardState, HardStateFile
@@ -302,6 +302,22 @@ def test_an_opening_that_fails_closes_the_log_again(tmp_path: Path, monkeypatch:
     with pytest.raises(CorruptFile, match="older than the log"):
         node.open()
     assert closed == [folder]
+
+
+@pytest.mark.rule("R-01", "D-20")
+def test_a_log_of_a_later_version_ends_the_start_and_is_not_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that was rolled back: only the version that wrote the log may change it."""
+    scene = Scene(monkeypatch)
+    scene.refusal = NewerFormat("data/logs/a/vote", "its format is 2")
+
+    async def run() -> None:
+        with pytest.raises(NewerFormat, match="start that version"):
+            await scene.node_logs.open_all([scene.hosted], 1)
+        with pytest.raises(NewerFormat, match="start that version"):
+            await scene.node_logs.open_replica(scene.hosted)
+
+    asyncio.run(run())
+    assert scene.hosted.repair is None
 
 
 @pytest.mark.rule("A-04")

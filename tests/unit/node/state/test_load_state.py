@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from app.log.contract import NO_INDEX
+from app.log.snapshot import HEAD, MAGIC, _frame
 from app.log.state import DAY_MS, LogState
-from app.node.state.checkpoints import _Taken, load_state
+from app.node.state.checkpoints import _Taken, load_snapshot, load_state
+from storage.errors import NewerFormat
 from storage.format.batch import AppendMark
 from storage.log.checkpoint import SnapshotFile
 from tests.support.memory_files import MemoryFiles
@@ -52,3 +54,19 @@ def test_a_snapshot_that_is_committed_beyond_the_logs_end_is_believed_in_raft_on
     add(log, "other", 2)  # it may come to the place of the lost one before the next snapshot is saved
     state, _ = load_state(held, snapshot, idempotency_ms=DAY_MS, may_lose_committed=may_lose_committed)
     assert (state.find_key("other") is not None) is may_lose_committed
+
+
+@pytest.mark.rule("D-20")
+@pytest.mark.parametrize(
+    "data",
+    [b"CLS3", MAGIC + _frame(99, b"?"), MAGIC + _frame(HEAD, b"\x91\xc0")],
+    ids=["frames", "kind", "head"],
+)
+def test_an_intact_snapshot_that_cannot_be_read_is_not_taken_for_damage(data: bytes) -> None:
+    """A later version wrote it. A repair would remove it, and if the log is trimmed at every node, nothing
+    else has the keys, producers and cursors."""
+    log = MemoryLog()
+    file = SnapshotFile(MemoryFiles(), "log/state")
+    file.save(*_Taken(LogState().capture(), log.last_chain, [data]).payload())
+    with pytest.raises(NewerFormat, match=r"log/state: .*a later version"):
+        load_snapshot(file, idempotency_ms=DAY_MS)
