@@ -53,7 +53,7 @@ class MetadataLogState(LogState):
         return taken
 
     def apply(self, batch: Batch) -> None:
-        """As LogState.apply. Raises CorruptBatch also for a record that is not an event."""
+        """As LogState.apply. Raises CorruptBatch also for a record that is not an event of this version."""
         before = self.applied_index
         super().apply(batch)
         if self.applied_index == before or batch.is_control:
@@ -62,7 +62,7 @@ class MetadataLogState(LogState):
             try:
                 self._waiting.append((index, decode_event(value)))
             except (ValueError, TypeError) as error:
-                raise CorruptBatch(f"record {index} is not an event of a controller: {error}") from error
+                raise CorruptBatch(f"record {index} is no event that this version knows: {error}") from error
         self._take_committed()
 
     def truncate_after(self, index: int) -> None:

@@ -239,6 +239,12 @@ class PeerTransport:
         return [connection.source for connection in self._incoming if connection.source is not None]
 
 
+class _AnyHello(msgspec.Struct, frozen=True):
+    """What the hello of every version has, whatever else it has."""
+
+    protocol: int
+
+
 class _Incoming(PeerConnection):
     """A peer's connection to us: hello, then messages."""
 
@@ -300,11 +306,12 @@ class _Incoming(PeerConnection):
 def _judge(frame: memoryview, owner: PeerTransport, proven_id: str | None) -> tuple[str, Hello | None]:
     """Return the hello if it is from a valid peer and is meant for this node, otherwise the refusal."""
     try:
+        protocol = msgspec.json.decode(frame, type=_AnyHello).protocol
+        if protocol != PROTOCOL:
+            return f"protocol {PROTOCOL} is spoken here, not {protocol}", None
         hello = msgspec.json.decode(frame, type=Hello)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return "not a hello", None
-    if hello.protocol != PROTOCOL:
-        return f"protocol {PROTOCOL} is spoken here, not {hello.protocol}", None
     if hello.cluster != owner.cluster_id:
         return "another cluster", None
     if hello.target != owner.node_id:

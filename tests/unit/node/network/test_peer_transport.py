@@ -331,6 +331,7 @@ def hello(**changes: Any) -> bytes:
         (hello(**{"from": "n1"}), b"n1 at 127.0.0.1:1 cannot be a peer of n1"),
         (hello(address="somewhere"), b"n2 at somewhere cannot be a peer of n1"),
         (hello(protocol=1), b"protocol 2"),
+        (hello(protocol=3, address=["later"], more=1), b"protocol 2 is spoken here, not 3"),
         (hello(more=1), b"not a hello"),
         (b"\x02\x00\x00\x00{}", b"not a hello"),
         (b"GET / HTTP/1.1\r\n\r\n", b""),
