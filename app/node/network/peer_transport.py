@@ -240,7 +240,7 @@ class PeerTransport:
 
 
 class _AnyHello(msgspec.Struct, frozen=True):
-    """What the hello of every version has, whatever else it has."""
+    """Field that the hello of every version contains."""
 
     protocol: int
 
