@@ -62,7 +62,7 @@ class MetadataLogState(LogState):
             try:
                 self._waiting.append((index, decode_event(value)))
             except (ValueError, TypeError) as error:
-                raise CorruptBatch(f"record {index} is not an event that this version knows: {error}") from error
+                raise CorruptBatch(f"record {index} is not an event of this version: {error}") from error
         self._take_committed()
 
     def truncate_after(self, index: int) -> None:
