@@ -89,7 +89,7 @@ def test_a_state_that_comes_from_another_replica_brings_its_metadata() -> None:
 def test_a_record_of_an_unknown_event_is_refused() -> None:
     records = RecordColumns()
     records.add(b'{"event":"no-such-event","log":"a"}')
-    with pytest.raises(CorruptBatch, match="not an event that this version knows"):
+    with pytest.raises(CorruptBatch, match="not an event of this version"):
         MetadataLogState().apply(_stamped(encode_body(records), 0, 1))
     with pytest.raises(ValueError, match="not a snapshot"):
         MetadataLogState.restore(b"\x01")
