@@ -17,7 +17,7 @@ from app.settings.model import HttpSettings
 from app.telemetry import Meter
 
 SWEEP_S: Final = 1.0
-PIPELINED_MAX: Final = 32  # requests of a connection that wait for earlier answers: 2 KiB each and more
+PIPELINED_MAX: Final = 128  # requests of a connection that wait for earlier answers: 2 KiB each and more
 
 
 class LimitedConnection(Protocol):
