@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from app.cli.backup.folder import MANIFEST, load, save
 from app.cli.context import CommandFailed
 from app.cli.main import cli
-from tests.unit.cli.test_backup_limits import backup_of
+from tests.unit.cli.backup.test_backup_limits import backup_of
 
 SCHEMA = {"version": 1, "index": 10, "format": "json", "definition": "id BIGINT"}
 
