@@ -8,7 +8,14 @@ from functools import partial
 from typing import Any, Self, TypeVar
 
 from app.arguments import check_whole
-from app.client.client import DEFAULT_ENDPOINT, FOLLOW_WAIT_MS, Appended, CommitlogClient, Page
+from app.client.client import (
+    DEFAULT_ENDPOINT,
+    FOLLOW_WAIT_MS,
+    Appended,
+    CommitlogClient,
+    Page,
+    check_endless,
+)
 from app.client.consumer import Consumer
 from app.client.producer import RecordDelivery, RecordProducer
 from app.client.records import Record, RecordLike
@@ -75,7 +82,8 @@ class AsyncCommitlogClient:
         self, from_index: int, *, log_id: str | None = None, **query: Any
     ) -> AsyncIterator[Mapping[str, Any]]:
         """Yield records from `from_index` on, without end, through fail-overs. log_id: as of
-        CommitlogClient.follow. Raises OtherLog when the log is created again."""
+        CommitlogClient.follow. Raises OtherLog when the log is created again, ValueError for an end."""
+        check_endless(query)
         while True:
             page = await self.read(from_index=from_index, wait_ms=FOLLOW_WAIT_MS, log_id=log_id, **query)
             for record in page.records:
@@ -120,6 +128,7 @@ class AsyncConsumer:
 
     async def records(self, **query: Any) -> AsyncIterator[Mapping[str, Any]]:
         """Yield records without end; commit after each page, once all of its records were taken."""
+        check_endless(query)
         while True:
             page = await self.poll(**query)
             for record in page.records:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FOLLOW_WAIT_MS = 10_000
+_ANSWER_S = 5.0  # that the service may take for a call that does not wait
+_ENDS = ("until_index", "until_timestamp")
 ARROW_PAGE_RECORDS = 100_000
 ARROW_PAGE_BYTES = 8 * MIB
 
@@ -184,13 +186,15 @@ class CommitlogClient:
 
         check_whole("from_index", from_index, 0)
         query = {"from_index": from_index, **query}
-        headers = {"Accept": ARROW_STREAM}
+        asked: dict[str, Any] = {
+            "query": query,
+            "headers": {"Accept": ARROW_STREAM},
+            "wait_s": _wait_s(query),
+        }
         if endpoint is None:
-            answer = self.connection.call("GET", self._path("/records"), query=query, headers=headers)
+            answer = self.connection.call("GET", self._path("/records"), **asked)
         else:
-            answer = self.connection.once(
-                "GET", endpoint, self._path("/records"), query=query, headers=headers
-            )
+            answer = self.connection.once("GET", endpoint, self._path("/records"), **asked)
         self._checked_id(answer, log_id)
         try:
             table = pa.ipc.open_stream(answer.data).read_all()
@@ -237,8 +241,10 @@ class CommitlogClient:
     ) -> Iterator[Mapping[str, Any]]:
         """Yield records from `from_index` on, without end, through fail-overs, each as soon as it is
         committed. Raises OtherLog when the log was deleted and created again: since the first page, or since
-        the page that had `log_id`."""
+        the page that had `log_id`. Raises ValueError for an end (`until_index`): arrow_pages and read have
+        one."""
         check_whole("from_index", from_index, 0)
+        check_endless(query)
         while True:
             page = self.read(from_index=from_index, wait_ms=FOLLOW_WAIT_MS, log_id=log_id, **query)
             yield from page.records
@@ -306,8 +312,8 @@ class CommitlogClient:
         return self._get("/watermarks", term=term)
 
     def events(self, endpoint: str | None = None, **query: Any) -> dict[str, Any]:
-        """Return a page of a node's journal."""
-        return self._get("/events", endpoint, **query)
+        """Return a page of a node's journal; `query` as in the API: from_seq, limit, wait_ms."""
+        return document_of(self._answer("/events", endpoint, wait_s=_wait_s(query), **query))
 
     def logs(self) -> list[dict[str, Any]]:
         """Return the logs of the cluster."""
@@ -348,6 +354,19 @@ class CommitlogClient:
 
     def _path(self, route: str) -> str:
         return f"/v1/logs/{quote(self.log, safe='')}{route}"
+
+
+def check_endless(query: Mapping[str, Any]) -> None:
+    """Raise ValueError for an end of records that are followed without one: nothing would be waited for."""
+    if given := [name for name in _ENDS if query.get(name) is not None]:
+        raise ValueError(f"{given[0]} is not available here: records are followed without an end")
+
+
+def _wait_s(query: Mapping[str, Any]) -> float:
+    """Return the time that the service may take for a query. Raises TypeError and ValueError."""
+    wait_ms = query.get("wait_ms", 0)
+    check_whole("wait_ms", wait_ms, 0)
+    return max(_ANSWER_S, wait_ms / 1000)
 
 
 def _parameter(value: Any) -> Any:

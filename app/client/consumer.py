@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from app.arguments import check_instance, check_whole
-from app.client.client import FOLLOW_WAIT_MS, CommitlogClient, Page
+from app.client.client import FOLLOW_WAIT_MS, CommitlogClient, Page, check_endless
 from app.client.connection import FIRST_PAUSE_S
 from app.client.errors import ConditionFailed, NoAnswer, NotFound
 from app.client.operations import Cursor, Operations
@@ -71,7 +71,9 @@ class Consumer:
         return page
 
     def records(self, **query: Any) -> Iterator[Mapping[str, Any]]:
-        """Yield records without end; commit after each page, once all of its records were taken."""
+        """Yield records without end; commit after each page, once all of its records were taken. Raises as
+        `poll`, and ValueError for an end (`until_index`)."""
+        check_endless(query)
         while True:
             page = self.poll(**query)
             yield from page.records
