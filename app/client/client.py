@@ -364,7 +364,7 @@ def check_endless(query: Mapping[str, Any]) -> None:
 
 def _wait_s(query: Mapping[str, Any]) -> float:
     """Return the time that the service may take for a query. Raises TypeError and ValueError."""
-    wait_ms = query.get("wait_ms", 0)
+    wait_ms: int = query.get("wait_ms", 0)
     check_whole("wait_ms", wait_ms, 0)
     return max(_ANSWER_S, wait_ms / 1000)
 

@@ -34,6 +34,7 @@ _FIRST = {
     "cluster_by": (),
 }
 """Options of the first version that are not given. A later version keeps those of the newest one."""
+_VALUES_BYTES = 64 * MIB  # of the newest records that are read
 _LAST_MAX = 100_000
 
 last_option = click.option(
@@ -431,14 +432,26 @@ def replay_dead_letters(
 
 
 def _newest_values(client: "CommitlogClient", last: int) -> list[tuple[int, bytes]]:
-    """Return (index, value) of the newest records, without tombstones."""
-    page = client.read(last=last, limit=last, max_bytes=64 * MIB)
+    """Return (index, value) of the newest records, without tombstones. Raises CommandFailed for more than
+    _VALUES_BYTES."""
+    from app.cli.records.pages import pages
+
     found = []
-    for record in page.records:
-        if record.get("value_base64") is not None:
-            found.append((int(record["index"]), base64.b64decode(record["value_base64"])))
-        elif record.get("value") is not None:
-            found.append((int(record["index"]), str(record["value"]).encode()))
+    size_bytes = 0
+    for page in pages(client, last, last=last):
+        for record in page.records:
+            if record.get("value_base64") is not None:
+                found.append((int(record["index"]), base64.b64decode(record["value_base64"])))
+            elif record.get("value") is not None:
+                found.append((int(record["index"]), str(record["value"]).encode()))
+            else:
+                continue
+            size_bytes += len(found[-1][1])
+        if size_bytes > _VALUES_BYTES:
+            raise CommandFailed(
+                f"the newest {last:,} records have more than {_VALUES_BYTES // MIB} MiB: lower --last",
+                ExitCode.USAGE,
+            )
     return found
 
 

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from app.cli.context import counted
+from app.cli.log_state import schema
 from app.cli.log_state.schema import _show_check
 from app.cli.main import cli
 from tests.unit.cli.fake_service import Asked, Scripted, fake_service, problem
@@ -156,3 +157,20 @@ def test_one_record_is_singular(capsys: pytest.CaptureFixture[str]) -> None:
     found = {"columns": [], "version": 1, "key_columns": [], "differences": [], "mismatches": [mismatch]}
     _show_check({**found, "records": 1})
     assert "1 record read, 1 does not match\n" in capsys.readouterr().out
+
+
+def test_the_newest_records_are_read_page_after_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page has as many bytes as the service allows: the newest records are on the last one."""
+
+    def answer(asked: Asked) -> Scripted:
+        first = int(asked.query.get("from_index", 0))
+        records = [{"index": first, "value": json.dumps({f"f{first}": 1})}]
+        more = {"next_index": first + 1, "has_more": first < 2, "committed_index": 2}
+        return Scripted(200, {"records": records, **more})
+
+    with fake_service(answer) as node:
+        inferred = run("infer", "--last", "3", url=node.url)
+        assert sorted(json.loads(inferred.stdout)["properties"]) == ["f0", "f1", "f2"]
+        monkeypatch.setattr(schema, "_VALUES_BYTES", 10)
+        refused = run("infer", "--last", "3", url=node.url)
+    assert (refused.exit_code, "lower --last" in refused.stderr) == (2, True)
