@@ -29,10 +29,10 @@ STYLES = {State.OK: "green", State.WARNING: "yellow", State.MISSING: "bold red"}
     help="Configuration file of a cluster: it is checked too, with the certificates and keys that it names, "
     "and the addresses and the data folder of the node in place of --port and --data.",
 )
-@click.option("--node", default="n1", show_default=True, help="Node of --config that runs on this machine.")
+@click.option("--node", help="Node of --config that runs on this machine. Default: n1.")
 @json_option
 def doctor_command(
-    port: int, nodes: int, data: Path | None, config: Path | None, node: str, as_json: bool
+    port: int, nodes: int, data: Path | None, config: Path | None, node: str | None, as_json: bool
 ) -> None:
     """Check Python, environment, packages, Java, jars, data set, ports, disk and memory.
 
@@ -44,11 +44,13 @@ def doctor_command(
       commitlog doctor --port 18101 --json
       commitlog doctor --config /etc/commitlog/cluster.toml --node n1
     """
+    if node is not None and config is None:
+        raise click.UsageError("--node requires --config")
     checks = check_machine(port, nodes, data)
     if config is not None:
         from app.setup.node_checks import check_node
 
-        found = check_node(config, node)
+        found = check_node(config, node or "n1")
         ours = {check.name for check in found}  # of the node in place of those of a local cluster
         checks = [check for check in checks if check.name not in ours] + found
     healthy = all(check.state is not State.MISSING for check in checks)

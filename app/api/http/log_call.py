@@ -63,6 +63,10 @@ def _not_json(given: str) -> UnsupportedMediaType:
     return UnsupportedMediaType(f"Content-Type must be {known}, {received}", types=(known,))
 
 
+class _NoFields(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of a call that takes none."""
+
+
 class AnsweredElsewhere(Exception):
     """Another node has answered the call: `response` is its answer, streamed."""
 
@@ -159,6 +163,11 @@ class LogCall:
             return decode_as(kind, b"{}")
         encoding = self.request.headers.get("content-encoding", "identity").encode("latin-1")
         return decode_as(kind, unpack(self._body, encoding, max_bytes))
+
+    async def refuse_fields(self) -> None:
+        """Raise InvalidRequest for a body with fields: what this call takes is in the query. Raises as
+        `asked`."""
+        await self.asked(_NoFields)
 
     # --- who answers --------------------------------------------------------------------------------------
 

@@ -167,6 +167,7 @@ async def add_member(call: Call, query: OneLog) -> Response:
 )
 async def promote_member(call: Call, id: MemberId, query: OneLog) -> Response:
     call.wants_json()
+    await call.refuse_fields()
     change = ChangeMembers(ChangeKind.PROMOTE, id)
     return await _change(call, query.log, change, ReplicaChange.PROMOTE)
 
@@ -181,6 +182,7 @@ async def promote_member(call: Call, id: MemberId, query: OneLog) -> Response:
 )
 async def demote_member(call: Call, id: MemberId, query: OneLog) -> Response:
     call.wants_json()
+    await call.refuse_fields()
     if query.log is None:
         raise InvalidRequest(("/query/log", "name the log in controller mode whose replica is demoted"))
     hosted = call.broker.lookup.find(query.log, "/query/log")
@@ -199,6 +201,7 @@ async def demote_member(call: Call, id: MemberId, query: OneLog) -> Response:
 )
 async def remove_member(call: Call, id: MemberId, query: Forced) -> Response:
     call.wants_json()
+    await call.refuse_fields()
     change = ChangeMembers(ChangeKind.REMOVE, id)
     return await _change(call, query.log, change, ReplicaChange.REMOVE, force=query.force)
 

@@ -82,6 +82,7 @@ async def change_replica(
 )
 async def clean_member(call: Call, id: NodeId, query: Clean) -> Response:
     call.wants_json()
+    await call.refuse_fields()
     broker = call.broker
     if query.log is not None:
         found = [broker.lookup.find(query.log, "/query/log")]

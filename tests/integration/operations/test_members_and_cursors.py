@@ -208,6 +208,19 @@ def test_bench_reports_its_rate(cluster: Cluster) -> None:
     assert nobody.exit_code == 5
 
 
+def test_a_log_in_the_body_does_not_become_every_log(cluster: Cluster) -> None:
+    """The log of these calls is a parameter of the query; without it they are for every log."""
+    for method, path in (
+        ("POST", "n2:promote"),
+        ("POST", "n2:demote"),
+        ("POST", "n2:clean"),
+        ("DELETE", "n2"),
+    ):
+        answer = cluster.call(method, "n1", f"/v1/cluster/members/{path}", json={"log": "other"})
+        assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/log"), answer.text
+    assert cluster.call("POST", "n1", "/v1/cluster/members/n2:promote", json={}).status_code == 200
+
+
 def test_the_client_keeps_cursors_and_fences(cluster: Cluster) -> None:
     with CommitlogClient(cluster.url("n2")) as client:
         operations = Operations(client)

@@ -36,6 +36,11 @@ def test_an_option_without_an_effect_is_refused(
     assert reason in refused.stderr
 
 
+def test_a_node_of_no_configuration_is_refused() -> None:
+    refused = CliRunner().invoke(cli, ["doctor", "--node", "n2"])
+    assert (refused.exit_code, "--node requires --config" in refused.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("command", "module"), [(["verify", "--tables"], "app.cli.verify"), (["schema", "replay"], SCHEMA)]
 )
