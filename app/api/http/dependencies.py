@@ -72,6 +72,12 @@ def reserve(request: Request, size_bytes: int) -> None:
     reservation.reach(size_bytes)
 
 
+def hold(request: Request, size_bytes: int) -> None:
+    """Count the bytes of the part of an answer that waits for the client. Raises RateLimited."""
+    reservation: Reservation = request.scope[RESERVATION]
+    reservation.hold(size_bytes)
+
+
 def json_answer(
     content: object, *, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()
 ) -> Response:

@@ -56,5 +56,12 @@ class Reservation:
         """Reserve at least this number of bytes from now on. Raises RateLimited: the old reservation
         stays."""
         if size_bytes > self.bytes:
+            self.hold(size_bytes)
+
+    def hold(self, size_bytes: int) -> None:
+        """Reserve this number of bytes from now on. Raises RateLimited: the old reservation stays."""
+        if size_bytes > self.bytes:
             self._limit.grow(size_bytes - self.bytes)
-            self.bytes = size_bytes
+        else:
+            self._limit.leave(self.bytes - size_bytes, requests=0)
+        self.bytes = size_bytes

@@ -5,10 +5,9 @@ from collections.abc import AsyncIterator
 
 from starlette.responses import Response, StreamingResponse
 
+from app.api.http.dependencies import PIECE_BYTES
 from app.api.read.events import EventStream, event
 from app.api.read.outlet import Write
-from app.api.read.query import ReadQuery
-from app.api.read.reader import Range, Reader
 from app.api.read.shared_stream import follow
 from app.errors import CommitlogError, Internal, Repairing
 from app.media_types import EVENTS
@@ -18,9 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def event_stream(
-    reader: Reader,
-    range_: Range,
-    query: ReadQuery,
+    stream: EventStream,
     request_id: str,
     instance: str,
     *,
@@ -38,13 +35,13 @@ def event_stream(
 
     async def events() -> AsyncIterator[bytes]:
         try:
-            async for found in client_events(EventStream(reader, range_, query), write):
+            async for found in client_events(stream, write):
                 yield found
         except CommitlogError as error:
             yield event("error", error.problem(instance, request_id))
         except StorageError as error:
             logger.error("event stream: %s", error, extra={"request_id": request_id})
-            damaged = reader.broker.repairs.report(error, "read")
+            damaged = stream.reader.broker.repairs.report(error, "read")
             refusal = Repairing() if damaged else Internal()
             yield event("error", refusal.problem(instance, request_id))
         except Exception:
@@ -55,7 +52,10 @@ def event_stream(
 
 
 async def client_events(stream: EventStream, write: Write | None) -> AsyncIterator[bytes]:
-    """Return the events of one client, without those that a shared stream writes to it meanwhile."""
+    """Return the events of one client, without those that a shared stream writes to it meanwhile.
+
+    A large event leaves in pieces: each waits until the client has read the one before.
+    """
     async for found in stream.first_events():
         yield found
     while not stream.is_over:
@@ -64,4 +64,6 @@ async def client_events(stream: EventStream, write: Write | None) -> AsyncIterat
             if stream.is_over:
                 return
         for found in await stream.next_events():
-            yield found
+            for start in range(0, len(found), PIECE_BYTES):
+                yield found[start : start + PIECE_BYTES]
+        stream.has_sent()

@@ -1,7 +1,7 @@
 """The events of a stream of records: batch, epoch, ping (docs/api.md §5)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,12 +37,16 @@ class EventStream:
     Invariant: a batch never holds records of two epochs, so that an `epoch` event can precede it.
     """
 
-    def __init__(self, reader: Reader, range_: Range, query: ReadQuery) -> None:
+    def __init__(
+        self, reader: Reader, range_: Range, query: ReadQuery, hold: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """hold(bytes): counts those of the event that waits for the client, also while it is rendered."""
         self.reader = reader
         self.pace = pace_of(reader)
         self.position = Position(range_.start_index, None)
         self._range = range_
         self._query = query
+        self._hold = hold
         self._wanted = query.selection()
         self._known_end = reader.visible_end  # when the stream began
         self._sent_s = 0.0  # time of the last events
@@ -101,7 +105,7 @@ class EventStream:
         """Wait for the next batch; return it, after its epoch if that is new. A ping if none arrives in time,
         nothing if no record is selected before that time.
 
-        Raises NoLeader, and what Reader.grown and Reader.fill raise.
+        Raises NoLeader, RateLimited, and what Reader.grown and Reader.fill raise.
         """
         loop = asyncio.get_running_loop()
         ping_at_s = self._sent_s + self._ping_s
@@ -111,6 +115,10 @@ class EventStream:
         if found:
             self._sent_s = loop.time()
         return found
+
+    def has_sent(self) -> None:
+        """The client has read the events, except for the last piece."""
+        self._hold(0)
 
     async def _batch_before(self, timeout_s: float) -> list[bytes] | None:
         """Return the next batch as next_events does; None if no record arrives in time."""
@@ -125,6 +133,7 @@ class EventStream:
         batch = await self._batch_from(index)
         self.position = self.position._replace(next_index=batch.next_index)
         if batch.body is not None:
+            self._hold(len(batch.body))
             found.append(bytes(batch.body))
         return found
 
@@ -184,6 +193,7 @@ class EventStream:
         await self.reader.fill(page, range_, self._wanted)
         if not page.count:
             return RenderedPage(page.next_index, False, None)
+        self._hold(page.size_bytes)
         has_more = page.next_index <= self._range.last_index(head.visible_end)
 
         def render() -> bytes:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.responses import Response
 
-from app.api.http.dependencies import ExactResponse, LogName, request_id_of, reserve
+from app.api.http.dependencies import ExactResponse, LogName, hold, request_id_of, reserve
 from app.api.http.json_decoding import MAX_ORDINAL
 from app.api.http.log_call import Call
 from app.api.http.messages import Response as Answer
@@ -22,6 +22,7 @@ from app.api.http.openapi import (
     schema_of,
 )
 from app.api.read.event_stream import event_stream
+from app.api.read.events import EventStream
 from app.api.read.outlet import OUTLET
 from app.api.read.page_answer import FORMATS, answer_headers, next_index_header, page_answer, page_headers
 from app.api.read.query import ConsistencyQuery, QueryOrdinal, ReadQuery, RecordQuery, StartPosition
@@ -95,9 +96,7 @@ async def read(
     range_ = await reader.range_of(query, resume)
     if media_type == EVENTS:
         stream = event_stream(
-            reader,
-            range_,
-            query,
+            EventStream(reader, range_, query, partial(hold, request)),
             request_id_of(request).decode("ascii"),
             request.url.path,
             head=bool(request.scope.get("commitlog.head")),

@@ -26,6 +26,19 @@ def test_an_answer_counts_until_it_has_been_sent() -> None:
     assert (room.requests, room.bytes) == (0, 0)
 
 
+def test_an_answer_without_end_holds_the_part_that_its_client_has_not_read() -> None:
+    room = InFlightLimit(10, 100)
+    room.enter(0)
+    stream = room.reservation()
+    for size_bytes in (60, 90, 0, 30):
+        stream.hold(size_bytes)
+        assert (stream.bytes, room.bytes, room.requests) == (size_bytes, size_bytes, 1)
+    with pytest.raises(RateLimited):
+        room.reservation().hold(71)
+    room.leave(stream.bytes)
+    assert (room.requests, room.bytes) == (0, 0)
+
+
 def test_one_answer_of_any_size_fits() -> None:
     room = InFlightLimit(10, 100)
     room.reservation().reach(1_000)

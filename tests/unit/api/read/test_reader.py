@@ -17,7 +17,7 @@ from app.api.read.query import ReadQuery
 from app.api.read.reader import Range, Reader, confirmed_reader
 from app.api.read.selection import Consistency, RecordPage
 from app.api.routes.block_digests import DigestsQuery, digests
-from app.errors import IndexTrimmed, NoLeader, ReadIndexUnavailable, Repairing
+from app.errors import IndexTrimmed, NoLeader, RateLimited, ReadIndexUnavailable, Repairing
 from app.log.contract import Role
 from app.node.request_waits import Waits
 from storage.format.batch import Batch
@@ -271,6 +271,40 @@ def test_an_event_stream_pings_although_records_arrive_that_it_does_not_select(t
         return [[event.split(b"\n")[0].decode() for event in events] for events in found]
 
     assert asyncio.run(names()) == [["event: epoch", "event: ping"], ["event: ping"]]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_an_event_counts_as_in_flight_until_its_client_has_read_it_and_leaves_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    """Each event stream whose client does not read took 10 MB, with any number of clients."""
+    monkeypatch.setattr("app.api.read.event_stream.PIECE_BYTES", 100)
+    _, reader = _reader_of_five_records(tmp_path)
+    broker = cast(Any, reader.broker)
+    broker.waits, broker.settings = Waits(1_000), SimpleNamespace(http=SimpleNamespace(sse_ping_ms=20))
+    cast(Any, reader.hosted).name = "default"
+    held = [0]
+
+    def hold(size_bytes: int) -> None:
+        if refused and size_bytes:
+            raise RateLimited("256 MiB of requests are in flight")
+        held.append(size_bytes)
+
+    async def received() -> list[tuple[bytes, int]]:
+        stream = EventStream(reader, Range(0, 5), ReadQuery(), hold)  # type: ignore[call-arg]
+        return [(piece, held[-1]) async for piece in client_events(stream, None)]
+
+    if refused:
+        with pytest.raises(RateLimited):
+            asyncio.run(received())
+        return
+    epoch, _ping, *pieces = asyncio.run(received())
+    batch = b"".join(piece for piece, _ in pieces)
+    assert epoch[0].startswith(b"event: epoch")
+    assert batch.startswith(b"event: batch")
+    assert [len(piece) for piece, _ in pieces[:-1]] == [100] * (len(batch) // 100)
+    assert {size_bytes for _, size_bytes in pieces} == {len(batch)}
+    assert held[-1] == 0
 
 
 @pytest.mark.rule("R-08")
