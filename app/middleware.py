@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.access.administration import SAFE_METHODS, RefusedEntries, observed, refusal_entry
@@ -31,6 +32,7 @@ from app.errors import (
     Internal,
     MethodNotAllowed,
     NotFound,
+    RequestTimeout,
     Unauthenticated,
 )
 from app.names import SYSTEM
@@ -187,7 +189,7 @@ class HttpMiddleware:
             call = {"method": method, "path": scope["path"], "request_id": request_id.decode("ascii")}
             _log_failure(error, call, revoked_from, has_begun=status != 0)
             if status == 0:
-                refusal = Internal() if revoked_from is None else caller.revocation()
+                refusal = caller.revocation() if revoked_from is not None else _refusal_of(error)
                 status = refusal.http_status
                 answer = problem_response(refusal, instance=scope["path"], request_id=request_id)
                 await _send_whole(answer, send, head=head)
@@ -200,6 +202,12 @@ class HttpMiddleware:
             self._meter.answered(method, route, status)
 
 
+def _refusal_of(error: Exception) -> CommitlogError:
+    if isinstance(error, ClientDisconnect):
+        return RequestTimeout("the client disconnected before all of the body had arrived")
+    return Internal()
+
+
 def _log_failure(
     error: Exception, call: Mapping[str, str], revoked_from: str | None, *, has_begun: bool
 ) -> None:
@@ -209,6 +217,8 @@ def _log_failure(
         logger.info(
             "call ended: its token was removed or lost rights", extra={**call, "caller": revoked_from}
         )
+    elif isinstance(error, ClientDisconnect):
+        logger.info("client disconnected within its request", extra=call)
     elif isinstance(error, Lost) and has_begun:
         logger.warning("forwarded answer cut off", extra={**call, "reason": str(error)})
     else:

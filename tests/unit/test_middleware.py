@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 from app.api.access.tokens import Tokens
@@ -137,6 +138,34 @@ def test_an_unexpected_failure_of_a_route_is_a_problem_document(
         assert (problem["code"], problem["outcome"]) == ("internal", "unknown")
         assert problem["request_id"] == answer.headers["x-request-id"]
     assert [record.message for record in caplog.records] == ["request failed"]
+
+
+def test_a_client_that_disconnects_within_its_request_is_no_failure_of_the_node(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each wrote a traceback of 8 KB, and counted as a 500, of which operators are alerted."""
+    meter, sent = Meter(), list[Any]()
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        await Request(scope, receive, send).body()
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    path = "/v1/logs/x/schema"
+    scope = {"type": "http", "method": "PUT", "path": path, "raw_path": path.encode(), "query_string": b""}
+    headers = [(b"host", b"n1")]
+    middleware = HttpMiddleware(
+        inner, Tokens(None, ""), meter, InFlightLimit(9, 1 << 20), {}, lambda _entry: None
+    )
+    with caplog.at_level(logging.INFO):
+        asyncio.run(middleware({**scope, "headers": headers}, receive, send))
+    assert meter.answers == {("PUT", "unknown", 408): 1}
+    (line,) = caplog.records
+    assert (line.levelname, line.exc_info) == ("INFO", None)
 
 
 @pytest.mark.parametrize("name", ["a%23b", "a%3Fb", "a%0A"])
