@@ -315,8 +315,11 @@ class Reader:
 
     async def fill(self, page: RecordPage, range_: Range, wanted: Selection) -> None:
         """Select visible records from page.next_index on, until the page is full or the limit is reached."""
-        scanned = 0
+        scanned = in_turn = 0
         while not page.full and scanned < SCAN_MAX_BYTES:
+            if in_turn > _IN_PLACE_BYTES:
+                in_turn = 0
+                await asyncio.sleep(0)  # many small parts must not block replication
             await self.bound(range_)  # by a record that has arrived since the last batches
             end = range_.page_end(self.visible_end)  # uncommitted records may be truncated meanwhile
             if page.next_index > end:
@@ -329,6 +332,7 @@ class Reader:
             size = sum(batch.size_bytes for batch in batches)
             scanned += size
             if size <= _IN_PLACE_BYTES:
+                in_turn += size
                 select(batches, page, end, wanted)
             else:
                 await asyncio.to_thread(select, batches, page, end, wanted)

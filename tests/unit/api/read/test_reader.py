@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from app.node.request_waits import Waits
 from storage.format.batch import Batch
 from storage.log.commitlog import Commitlog
 from storage.log.segment import StoredBatches
+from storage.units import KIB
 from tests.support.in_process import node_in_process
 from tests.unit.node.replica.driver_support import Node, leading_node
 
@@ -384,6 +386,32 @@ def test_a_large_read_waits_for_the_disk_in_a_thread(tmp_path: Path, monkeypatch
     assert found == [*values, b"v"]
     assert readers
     assert loop_thread not in readers
+
+
+def test_a_search_through_many_small_parts_lets_others_run(tmp_path: Path) -> None:
+    """Each part is small enough to be read on the event loop, and an answer may read a thousand of them."""
+    node, reader = _reader_of_five_records(tmp_path)
+    for _ in range(12):
+        node.append(Random(1).randbytes(60 * KIB))
+    turns = 0
+
+    async def scenario() -> RecordPage:
+        def count() -> None:
+            nonlocal turns
+            nonlocal counting
+            turns += 1
+            counting = loop.call_soon(count)
+
+        loop = asyncio.get_running_loop()
+        counting = loop.call_soon(count)
+        query = ReadQuery(from_index=0, key="none", max_bytes=1)  # type: ignore[call-arg]
+        page = await reader.page(await reader.range_of(query), query.selection(), 0)
+        counting.cancel()
+        return page
+
+    page = asyncio.run(scenario())
+    assert (page.count, page.next_index) == (0, node.driver.log.next_index)
+    assert turns >= 12 // 3
 
 
 def test_counting_back_reads_no_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
