@@ -41,9 +41,13 @@ def remove_segments(files: FileSystem, folder: str, from_offset: int) -> None:
 
 
 def remove_trimmed(files: FileSystem, folder: str, base_offset: int) -> None:
-    """Remove the segments that another one follows at or before `base_offset`; durable on return."""
-    while remove_oldest_trimmed(files, folder, base_offset):
-        pass
+    """Remove the segments that another one follows at or before `base_offset`, the oldest first; durable on
+    return."""
+    trimmed = _trimmed_names(files, folder, base_offset)
+    for names in trimmed:
+        _remove(files, folder, names)
+    if trimmed:
+        files.sync_folder(folder)
 
 
 def remove_oldest_trimmed(files: FileSystem, folder: str, base_offset: int) -> bool:
@@ -52,19 +56,32 @@ def remove_oldest_trimmed(files: FileSystem, folder: str, base_offset: int) -> b
     The removals are durable when none is left. The removal of a large file may take long, so a caller may do
     other work between two steps.
     """
-    first = max((o for o in segment_offsets(files, folder) if o <= base_offset), default=0)
-    trimmed: dict[int, list[str]] = {}
-    for name in files.list(folder):
-        offset = segment_offset(name) if index_offset(name) is None else index_offset(name)
-        if offset is not None and offset < first:
-            trimmed.setdefault(offset, []).append(name)
+    trimmed = _trimmed_names(files, folder, base_offset)
     if not trimmed:
         return False
-    for name in trimmed[min(trimmed)]:
-        files.remove(f"{folder}/{name}")
+    _remove(files, folder, trimmed[0])
     if len(trimmed) == 1:
         files.sync_folder(folder)
     return len(trimmed) > 1
+
+
+def _trimmed_names(files: FileSystem, folder: str, base_offset: int) -> list[list[str]]:
+    """Return the file names of each segment that another one follows at or before `base_offset`, the oldest
+    first."""
+    first, found = 0, dict[int, list[str]]()
+    for name in files.list(folder):
+        if (offset := segment_offset(name)) is not None and offset <= base_offset:
+            first = max(first, offset)
+        elif offset is None:
+            offset = index_offset(name)
+        if offset is not None:
+            found.setdefault(offset, []).append(name)
+    return [found[offset] for offset in sorted(found) if offset < first]
+
+
+def _remove(files: FileSystem, folder: str, names: list[str]) -> None:
+    for name in names:
+        files.remove(f"{folder}/{name}")
 
 
 def truncate_files(files: FileSystem, folder: str, truncate_offset: int) -> None:

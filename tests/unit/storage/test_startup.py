@@ -181,3 +181,28 @@ def test_an_opening_that_fails_closes_what_it_has_opened(tmp_path: Path, damage:
     with contextlib.suppress(StorageError):
         Recovery(files, folder, LOG_ID, committed_index).has_torn_tail()
     assert files.open_count == 0
+
+
+def test_segments_that_a_trim_has_left_are_removed_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill may leave thousands, and each listing of the folder has all of them."""
+    names_of, counts = MemoryFiles.list, list[int]()
+
+    def counted(files: MemoryFiles, folder: str) -> list[str]:
+        counts[-1] += 1
+        return names_of(files, folder)
+
+    monkeypatch.setattr(MemoryFiles, "list", counted)
+    for segments in (5, 50):
+        files = MemoryFiles()
+        counts.append(0)
+        log_of(files, segments)
+        log = open_log(files, CONFIG)
+        log.settle(log.end_index)
+        ticket = log.start_trim(log.end_index)
+        assert ticket is not None
+        ticket.move_begin()
+        counts[-1] = 0
+        assert open_log(files, CONFIG).begin_index == ticket.base_index
+        assert len(segment_offsets(files, FOLDER)) <= 2
+        counts[-1] -= 1  # of this assertion
+    assert counts[0] == counts[1]
