@@ -217,7 +217,11 @@ class Broker:
         logs = list(self._hosted)
         drivers = [hosted.driver for hosted in logs if hosted.driver is not None]
         async with asyncio.timeout(_STOP_TIMEOUT_S):
-            await asyncio.gather(*map(self._stopped, drivers))
+            stopping = []
+            for driver in drivers:
+                stopping.append(self._stopped(driver))
+                await asyncio.sleep(0)  # as in NodeLogs.serve_all
+            await asyncio.gather(*stopping)
             await self.disk.drain()
         self._timer.stop()
         self.carrier.stop()

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,14 +18,15 @@ LOGS = 4
 
 
 @pytest.mark.rule("R-03")
-def test_a_node_starts_measures_and_closes_its_logs_without_a_long_turn(
+def test_a_node_starts_measures_and_stops_its_logs_without_a_long_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each log takes milliseconds to start and a sync or two to close, and a node may have a thousand."""
-    loop_thread, turns, started_in = threading.get_ident(), 0, list[int]()
+    loop_thread, turns, started_in, stopped_in = threading.get_ident(), 0, list[int](), list[int]()
     elsewhere = list[tuple[str, bool]]()
-    start, close, close_journal, render = (
+    start, stop, close, close_journal, render = (
         LogDriver.start,
+        LogDriver.stop,
         Commitlog.close,
         Journal.close,
         health.generate_latest,
@@ -33,6 +35,10 @@ def test_a_node_starts_measures_and_closes_its_logs_without_a_long_turn(
     def started(driver: LogDriver) -> None:
         started_in.append(turns)
         start(driver)
+
+    def stopped(driver: LogDriver, done: Callable[[], None]) -> None:
+        stopped_in.append(turns)
+        stop(driver, done)
 
     def closed(log: Commitlog) -> None:
         elsewhere.append(("log", threading.get_ident() != loop_thread))
@@ -47,27 +53,28 @@ def test_a_node_starts_measures_and_closes_its_logs_without_a_long_turn(
         return render(collected)
 
     monkeypatch.setattr(LogDriver, "start", started)
+    monkeypatch.setattr(LogDriver, "stop", stopped)
     monkeypatch.setattr(Commitlog, "close", closed)
     monkeypatch.setattr(Journal, "close", journal_closed)
     monkeypatch.setattr(health, "generate_latest", rendered)
 
     async def scenario() -> None:
         def count() -> None:
-            nonlocal turns
+            nonlocal counting, turns
             turns += 1
-            counting.append(loop.call_soon(count))
-            counting.pop(0)
+            counting = loop.call_soon(count)
 
         loop = asyncio.get_running_loop()
-        counting = [loop.call_soon(count)]
+        counting = loop.call_soon(count)
         async with node_in_process(tmp_path, logs=[{"name": "default"}, *named]) as node:
-            counting[0].cancel()
             answer = await node.client.get("/metrics")
             assert answer.status_code == 200
             assert answer.text.count("commitlog_leading{") >= LOGS
+        counting.cancel()
 
     named = [{"name": f"log-{number}"} for number in range(LOGS - 1)]
     asyncio.run(scenario())
     assert len(set(started_in)) == len(started_in) > LOGS
+    assert len(set(stopped_in)) == len(stopped_in) > LOGS
     assert {name for name, _ in elsewhere} == {"log", "journal", "metrics"}
     assert all(aside for _, aside in elsewhere)
