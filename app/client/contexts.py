@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from app.settings.home_folder import home_folder
+
 
 class ContextError(Exception):
     """A context cannot be used. The message names it and the remedy."""
@@ -69,7 +71,7 @@ def path() -> Path:
         return Path(named)
     if state := os.environ.get("COMMITLOG_STATE"):
         return Path(state).with_name("contexts.json")
-    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    home = os.environ.get("XDG_CONFIG_HOME") or home_folder() / ".config"
     return Path(home) / "commitlog" / "contexts.json"
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from app.settings.home_folder import home_folder
+
 MAX_CLUSTERS = 50  # the oldest are forgotten
 
 
@@ -25,7 +27,7 @@ def path() -> Path:
     """The file: COMMITLOG_STATE, else commitlog/nodes.json in the user's folder for state (XDG)."""
     if named := os.environ.get("COMMITLOG_STATE"):
         return Path(named)
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    home = os.environ.get("XDG_STATE_HOME") or home_folder() / ".local" / "state"
     return Path(home) / "commitlog" / "nodes.json"
 
 

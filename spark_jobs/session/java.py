@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from app.settings.home_folder import home_folder
+
 MIN_JAVA_VERSION = 17
 PROBE_TIMEOUT_S = 60.0
 
@@ -41,7 +43,7 @@ def _cache_folder() -> Path:
     checkout = Path(__file__).resolve().parents[2]
     if (checkout / "pyproject.toml").is_file():
         return checkout / ".cache"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "commitlog"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home_folder() / ".cache") / "commitlog"
 
 
 CACHE_FOLDER = _cache_folder()

@@ -60,3 +60,16 @@ def test_an_argument_that_is_not_text_is_named() -> None:
         assert node.appends() == []
     assert done.returncode == 2
     assert done.stderr.decode() == "Error: 'a\\udcff' is not text: surrogates not allowed\n"
+
+
+def test_a_user_without_a_home_folder_needs_none() -> None:
+    """As in a container that runs with the number of a user that it does not know."""
+    program = (
+        "import pathlib\n"
+        "def home(_): raise RuntimeError('Could not determine home directory.')\n"
+        f"pathlib.Path.home = classmethod(home); {PROGRAM}"
+    )
+    with fake_service(lambda _: Scripted(200, committed())) as node:
+        command = [sys.executable, "-c", program, "append", "v", "-e", node.url]
+        done = subprocess.run(command, env={"PATH": "/usr/bin:/bin"}, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
