@@ -7,6 +7,7 @@ there.
 
 import logging
 import os
+import pwd
 import re
 import signal
 import socket
@@ -162,8 +163,9 @@ def build_session(
     jars_folder: where `jars.ensure_jars` put the jars. master: `local[N]`, or a cluster's address. extra:
     Spark settings that override the ones here. Needs no network. Sets JAVA_HOME, PYSPARK_PYTHON and, unless
     it is set, SPARK_HOME of this process: Spark starts its own processes by them. Raises JavaNotFound;
-    FileNotFoundError when a jar is missing.
+    FileNotFoundError when a jar is missing; ConfigError if this process runs as a user without a name.
     """
+    _check_user()
     is_local = master.startswith("local")
     memory = (extra or {}).get(DRIVER_MEMORY, SPARKS_DRIVER_MEMORY)
     launch = launch_settings(jars_folder, is_local=is_local, driver_memory=memory)
@@ -189,6 +191,18 @@ def build_session(
         session.sparkContext.addPyFile(str(make_zip(_scratch_folder())))
     _expect_closed_connections(session.sparkContext._accumulatorServer)
     return _quiet(session)
+
+
+def _check_user() -> None:
+    """Raise ConfigError if the machine does not know the user of this process: Java would end with a
+    traceback, since Hadoop asks for the name of the user."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        raise ConfigError(
+            f"Spark needs a user with a name, and this machine has none for the number {os.getuid()}: add a "
+            "line for it to /etc/passwd"
+        ) from None
 
 
 def launch_settings(

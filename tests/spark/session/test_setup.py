@@ -9,10 +9,17 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from app.errors import ConfigError
 from spark_jobs.session import jars, java
 from spark_jobs.session.jars import DEFAULT_JARS_FOLDER, JarsUnavailable, ensure_jars, missing_jars
 from spark_jobs.session.spark_home import spark_home
-from spark_jobs.session.spark_session import DRIVER_JAVA, launch_settings, with_extra, young_mib
+from spark_jobs.session.spark_session import (
+    DRIVER_JAVA,
+    build_session,
+    launch_settings,
+    with_extra,
+    young_mib,
+)
 
 
 def fake_java(folder: Path, version: str, arguments: Path | None = None) -> Path:
@@ -88,6 +95,13 @@ def test_java_names_files_as_python_does() -> None:
         command = [sys.executable, "-c", program]
         done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
         assert done.stdout.strip() == used
+
+
+def test_a_user_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs with the number of a user that it does not know."""
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 5)
+    with pytest.raises(ConfigError, match="none for the number 2147483643: add a line"):
+        build_session("nobody", jars_folder=DEFAULT_JARS_FOLDER)
 
 
 def test_the_home_is_pysparks_own_but_for_its_zip(tmp_path: Path) -> None:
