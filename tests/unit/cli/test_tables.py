@@ -97,6 +97,8 @@ def test_log_and_table_are_compared_by_a_job_of_its_own(monkeypatch: pytest.Monk
         "http://127.0.0.1:1,http://127.0.0.1:2",
         "--log",
         "a",
+        "--give-up-s",
+        "10.0",
         "--json",
     ]
     assert became == [(sys.executable, [sys.executable, *job])]
@@ -113,11 +115,12 @@ def test_dead_letters_are_replayed_by_a_job_of_its_own(monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "execv", become)
     options = ["schema", "replay", "--log", "a", "-e", "http://127.0.0.1:1"]
     assert CliRunner().invoke(cli, options).exit_code == 0
-    assert CliRunner().invoke(cli, [*options, "--tables", "T", "--version", "2", "--json"]).exit_code == 0
+    given = ["--tables", "T", "--version", "2", "--json", "--give-up-s", "3"]
+    assert CliRunner().invoke(cli, [*options, *given]).exit_code == 0
     log = ["--endpoint", "http://127.0.0.1:1", "--log", "a"]
     assert became == [
-        [*log, "--tables", "commitlog-data/tables"],
-        [*log, "--json", "--tables", "T", "--version", "2"],
+        [*log, "--tables", "commitlog-data/tables", "--give-up-s", "10.0"],
+        [*log, "--json", "--tables", "T", "--version", "2", "--give-up-s", "3.0"],
     ]
 
 
