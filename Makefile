@@ -19,8 +19,9 @@ demo: setup  ## run three nodes, Spark, 336,776 flights, a killed leader, and th
 	@$(BIN)/commitlog demo $(ARGS)
 
 # Bytecode is kept: with PYTHONDONTWRITEBYTECODE, as in many containers, each process would compile all modules.
+# The tests read the files of the repository as UTF-8, also in a locale that is not.
 test: setup  ## run the test suite; ARGS="-k NAME" selects tests
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p no:cacheprovider -n 3 --durations=10 -rR $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= PYTHONUTF8=1 $(BIN)/python -m pytest -p no:cacheprovider -n 3 --durations=10 -rR $(ARGS)
 
 check: setup  ## run ruff and mypy
 	@$(BIN)/ruff check .

@@ -163,9 +163,11 @@ def build_session(
     jars_folder: where `jars.ensure_jars` put the jars. master: `local[N]`, or a cluster's address. extra:
     Spark settings that override the ones here. Needs no network. Sets JAVA_HOME, PYSPARK_PYTHON and, unless
     it is set, SPARK_HOME of this process: Spark starts its own processes by them. Raises JavaNotFound;
-    FileNotFoundError when a jar is missing; ConfigError if this process runs as a user without a name.
+    FileNotFoundError when a jar is missing; ConfigError for a user without a name, and for a folder of
+    temporary files in which nothing can be executed.
     """
     _check_user()
+    _check_temporary_folder()
     is_local = master.startswith("local")
     memory = (extra or {}).get(DRIVER_MEMORY, SPARKS_DRIVER_MEMORY)
     launch = launch_settings(jars_folder, is_local=is_local, driver_memory=memory)
@@ -203,6 +205,17 @@ def _check_user() -> None:
             f"Spark needs a user with a name, and this machine has none for the number {os.getuid()}: add a "
             "line for it to /etc/passwd"
         ) from None
+
+
+def _check_temporary_folder() -> None:
+    """Raise ConfigError if the folder of temporary files is mounted with `noexec`: Parquet unpacks its
+    library for compression there, and each write would fail."""
+    folder = tempfile.gettempdir()
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise ConfigError(
+            f"Spark loads libraries from {folder}, which is mounted with noexec: set TMPDIR to a folder of "
+            "another file system"
+        )
 
 
 def launch_settings(

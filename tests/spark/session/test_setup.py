@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pyspark.sql import SparkSession
@@ -102,6 +103,12 @@ def test_a_user_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 5)
     with pytest.raises(ConfigError, match="none for the number 2147483643: add a line"):
         build_session("nobody", jars_folder=DEFAULT_JARS_FOLDER)
+
+
+def test_a_temporary_folder_without_execution_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    with pytest.raises(ConfigError, match="mounted with noexec: set TMPDIR"):
+        build_session("nowhere", jars_folder=DEFAULT_JARS_FOLDER)
 
 
 def test_the_home_is_pysparks_own_but_for_its_zip(tmp_path: Path) -> None:
