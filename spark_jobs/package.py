@@ -6,6 +6,7 @@ FOLDER/spark.properties  settings of conf/spark.toml and of the jobs, for `spark
 A driver that starts Spark itself sends its executors the same archive (session/archive.py).
 """
 
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -69,9 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     written.write_text(
         properties(with_extra({**launch, **own, **session.spark_settings()}, settings.conf)), "utf-8"
     )
+    program = Path(__file__).resolve().with_name("run.py")
+    submit = ["spark-submit", "--properties-file", str(written), "--py-files", str(archive), str(program)]
     sys.stdout.write(
-        f"JAVA_HOME={java_home} spark-submit --properties-file {written} --py-files {archive} "
-        f"{Path(__file__).resolve().with_name('run.py')} --endpoint URLS --tables LOCATION\n"
+        f"JAVA_HOME={shlex.quote(str(java_home))} {shlex.join(submit)} --endpoint URLS --tables LOCATION\n"
     )
     return 0
 
