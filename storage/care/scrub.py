@@ -1,7 +1,7 @@
 """Scrub: rereads a running log in steps, to find old damage while other replicas have good copies.
 
     for step in Scrub(files, log):       # in the thread that owns the log
-        await in_some_thread(step.run)   # one at a time, at the pace that the operator sets
+        await in_some_thread(step.run)   # one at a time; a step of 0 bytes in the disk thread: it writes
         await pause(step.size_bytes)
 
 Each round reads every settled batch from the disk (bypassing caches where the system can), verifies both
@@ -56,7 +56,8 @@ class Scrub:
         from_index: int = 0,
         until_index: int | None = None,
     ) -> None:
-        """until_index: the round ends with the batch that holds it, and omits the small files."""
+        """until_index: the round ends with the batch that holds it, and omits the small files and the index
+        files: it writes nothing."""
         self._files = files
         self._log = log
         self._step_bytes = step_bytes
@@ -128,7 +129,7 @@ class Scrub:
                 self._last, self.chain = batch, batch.header.chain
         finally:
             file.close()
-        if not self._index_matches(stretch, own):
+        if self._until_index is None and not self._index_matches(stretch, own):
             self._wrong_index = stretch
 
     def _problem(self, batch: Batch, stretch: Stretch) -> str | None:

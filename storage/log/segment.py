@@ -1,5 +1,6 @@
 """One segment of a log and its index file (all I/O through storage/file_system.py)."""
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -102,6 +103,7 @@ class Segment:
         self.skipped = 0
         self._index: SegmentIndex | None = SegmentIndex()
         self._file: File | None = None
+        self._index_file = threading.Lock()  # a scrub may replace it while a reader's damaged one is rebuilt
 
     @property
     def file(self) -> File:
@@ -313,9 +315,10 @@ class Segment:
         return index
 
     def write_index(self, index: SegmentIndex) -> None:
-        """Replace the index file of a sealed segment, where nothing else writes the log's files; `seal` makes
-        the owner use it. Raises DiskError."""
-        write_durably(self._files, self.index_path, index.encoded(0, index.count))
+        """Replace the index file of a sealed segment, in the disk thread or the owner's; `seal` makes the
+        owner use it. Raises DiskError."""
+        with self._index_file:
+            write_durably(self._files, self.index_path, index.encoded(0, index.count))
 
     def accept(self, batch: Batch) -> None:
         """Count a batch at the end of what was recovered so far."""

@@ -1,5 +1,7 @@
 """The scrub finds whatever has changed on the disk since it was written, and disturbs nothing."""
 
+import threading
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -194,6 +196,52 @@ def test_an_index_is_rebuilt_by_the_steps_that_a_thread_runs(
         assert files.read(path) == whole
     for index in range(max(log.begin_index, 0), log.end_index + 1):
         assert log.batch_at(index).base_index <= index
+
+
+def test_a_reader_may_rebuild_an_index_while_the_scrub_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both write the same temporary file: a rename that finds none would be damage, or end the node."""
+    files, rename, renamed = OsFileSystem(), OsFileSystem.rename, list[str]()
+    log = open_log(files, folder=str(tmp_path))
+    grow(log, 60)
+    sync_log(log)
+    log.settle(log.end_index)
+    whole = content(log)  # which maps the index
+    path = tmp_path / index_name(0)
+    stretch = log.stretch(0, 1)
+    assert stretch is not None
+    reader = threading.Thread(target=stretch.segment.rebuild_index)
+    path.write_bytes(b"noise" * 20)
+
+    def meet(files: OsFileSystem, source: str, target: str) -> None:
+        if target == str(path):
+            renamed.append(source)
+            if len(renamed) == 1:
+                reader.start()
+                reader.join(0.1)  # it waits for this very write
+        rename(files, source, target)
+
+    monkeypatch.setattr(OsFileSystem, "rename", meet)
+    for step in Scrub(files, log, 3_000):
+        step.run()
+    reader.join()
+    assert len(renamed) == 2
+    check_whole(log, whole)
+
+
+def test_a_round_over_a_range_leaves_the_index_files_alone() -> None:
+    """Each comparison of replicas runs one in a thread of its own: two of them must not write one file."""
+    files = MemoryFiles()
+    log = settled_log(files)
+    content(log)  # which maps the index
+    files.remove(f"{FOLDER}/{index_name(0)}")
+    before = snapshot(files)
+    for step in Scrub(files, log, 3_000, until_index=log.end_index):
+        step.run()
+    assert snapshot(files) == before
+    scrub(files, log)
+    assert files.exists(f"{FOLDER}/{index_name(0)}")
 
 
 def test_one_bad_slot_is_written_again_and_two_are_damage() -> None:
