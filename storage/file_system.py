@@ -101,7 +101,8 @@ class FileSystem(Protocol):
     def sync_folder(self, path: str) -> None: ...
 
     def boot_id(self) -> str:
-        """Return an id of the present run of the operating system; "" if the system has none.
+        """Return an id of the present run of the operating system; "" if the system has none. Raises
+        DiskRefused.
 
         Data that was written but not synced survives the end of a process while this id stays the same, and
         may be lost once it has changed.

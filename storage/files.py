@@ -234,7 +234,9 @@ class OsFileSystem:
     def boot_id(self) -> str:
         try:
             return Path(_BOOT_ID_PATH).read_text("utf-8").strip()
-        except OSError:
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                raise _error(_BOOT_ID_PATH, "read", error) from error
             return ""
 
     def created_at(self, path: str) -> str:

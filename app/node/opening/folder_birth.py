@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from app.node.repair.marker import RepairMarker
-from storage.errors import DiskError
+from storage.errors import DiskError, DiskRefused
 from storage.file_system import FileSystem, write_durably
 from storage.format.checksum import crc32c
 from storage.units import NO_INDEX
@@ -65,6 +65,8 @@ class FolderBirth:
             return NO_INDEX
         try:
             checksum, _, text = self._files.read(self._path).strip().partition(b" ")
+        except DiskRefused:
+            raise
         except DiskError:
             return _NEVER
         if checksum != b"%08x" % crc32c(text):

@@ -176,6 +176,20 @@ def test_a_refusal_that_is_not_about_the_file_is_no_damage(
     assert as_damage(caught.value) is caught.value
 
 
+@pytest.mark.rule("R-01", "R-02")
+def test_a_run_of_the_system_that_cannot_be_named_for_now_is_not_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An unknown run is a doubt about everything that was not synced, and that doubt is durable."""
+    for number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        monkeypatch.setattr(Path, "read_text", refuse_with(number))
+        with pytest.raises(DiskRefused):
+            FILES.boot_id()
+    for number in (errno.ENOENT, errno.EACCES):
+        monkeypatch.setattr(Path, "read_text", refuse_with(number))
+        assert FILES.boot_id() == ""
+
+
 def test_missing_memory_for_mapped_pages_is_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

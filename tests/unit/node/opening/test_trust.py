@@ -10,7 +10,7 @@ from app.log.contract import Durability, Reset, Role
 from app.node.opening.folder_birth import FolderBirth
 from app.node.repair.marker import Note, RepairMarker
 from app.raft.messages import Heartbeat, PushRequest, PushType, TimeoutNow, VoteAnswer, VoteRequest
-from storage.errors import DiskError
+from storage.errors import DiskError, DiskRefused
 from storage.files import OsFileSystem
 from storage.log.clean_stop import CleanStop
 from storage.log.origin import ORIGIN_NAME, FolderOrigin
@@ -193,6 +193,24 @@ def test_a_note_of_the_folder_that_cannot_be_read_leaves_every_log_in_doubt() ->
 
     files.refuse = unreadable
     assert birth.index > 10**9
+
+
+@pytest.mark.rule("R-01", "R-02")
+def test_a_note_of_the_folder_without_a_descriptor_leaves_no_log_in_doubt() -> None:
+    """A doubt is durable: a new log of a single node would never serve."""
+    files = MemoryFiles()
+    birth, _ = birth_of(files)
+    birth.save(41)
+
+    def refuse(operation: str, path: str) -> None:
+        if operation == "read":
+            raise DiskRefused(path, operation, "too many open files")
+
+    files.refuse = refuse
+    with pytest.raises(DiskRefused):
+        _ = birth.index
+    files.refuse = None
+    assert birth.index == 41
 
 
 @pytest.mark.rule("R-01", "R-02")
