@@ -19,7 +19,7 @@ from app.node.repair.interfaces import Damaged
 from app.node.replica.driver import LogDriver
 from app.settings.model import ScrubConfig
 from storage.care.scrub import Scrub, ScrubStep
-from storage.errors import CorruptFile, CorruptLog, DiskError, DiskRefused, StorageFull
+from storage.errors import CorruptFile, CorruptLog, DiskError, DiskRefused, NewerFormat, StorageFull
 from storage.file_system import FileSystem
 from storage.units import KIB
 
@@ -79,7 +79,7 @@ class Scrubber:
             self._found(hosted, driver, error)
         except StorageFull as error:  # a small file waits for space: a repair could not even begin
             logger.warning("log %s: the disk is full: the scrub cannot repair a file: %s", hosted.name, error)
-        except DiskRefused as error:  # it shows no damage: the next round reads again
+        except (DiskRefused, NewerFormat) as error:  # it shows no damage: the next round reads again
             logger.warning("log %s: the scrub ends early: %s", hosted.name, error)
         except DiskError as error:
             self._found(hosted, driver, CorruptLog(error.path, 0, f"it cannot be read: {error.reason}"))

@@ -14,6 +14,7 @@ from storage.log.checkpoint import SnapshotFile
 from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState, HardStateFile
 from tests.support.memory_files import MemoryFiles
+from tests.unit.node.opening.test_newer_formats import newer_batch
 from tests.unit.node.repair.test_fetch import history
 
 FOLDER = "data/logs/log"
@@ -75,6 +76,15 @@ def test_a_damaged_batch_begins_a_repair() -> None:
     scene.files.open(f"{FOLDER}/{0:020d}.log").pwrite(b"noise" * 40, history(10)[3].offset)
     assert scene.scrub() == 0
     assert len(scene.repairs) == 1
+
+
+def test_a_batch_of_a_later_version_ends_the_round_of_its_log_alone() -> None:
+    """The logs after it are scrubbed, and nothing is repaired."""
+    scene = Scene()
+    batch = history(10)[3]
+    scene.files.open(f"{FOLDER}/{0:020d}.log").pwrite(newer_batch(batch), batch.offset)
+    assert scene.scrub() == 0
+    assert scene.repairs == []
 
 
 @pytest.mark.rule("R-01")
