@@ -47,7 +47,7 @@ def tables(
     first = client.read(limit=1, **query)
     at = first.records[0]["index"] if first.records else first.next_index
     end = first.document["end_index" if query.get("consistency") == "local" else "committed_index"] + 1
-    query = {name: value for name, value in query.items() if name not in (*STARTS, "wait_ms", "encoding")}
+    query = {name: value for name, value in query.items() if name not in (*STARTS, "wait_ms")}
     yield from client.arrow_pages(at, most=limit, **{"until_index": end, "log_id": first.log_id, **query})
 
 
@@ -69,7 +69,8 @@ def last_matching(client: "CommitlogClient", count: int, **query: Any) -> int:
     if query.get("until_index") is not None:
         end = min(end, query["until_index"])
     if (until_ms := query.pop("until_timestamp", None)) is not None:
-        later = client.read(from_timestamp=until_ms, limit=1, consistency=query.get("consistency")).records
+        seen = {name: query.get(name) for name in ("consistency", "include")}
+        later = client.read(from_timestamp=until_ms, limit=1, **seen).records
         end = min(end, later[0]["index"]) if later else end
     begin = max(0, tail["begin_index"])
     found: list[int] = []

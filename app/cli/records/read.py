@@ -126,6 +126,7 @@ def read_command(
         raise click.UsageError(f"--encoding cannot be used with {form}, whose values are bytes")
     query |= {"from": from_, "include": "control" if include_control else None}
     most = None if everything else (limit or ONE_PAGE)
+    is_page = not (everything or limit or any(query[name] is not None for name in ("key", "term", "last")))
     with target.client() as client:
         if query["last"] is not None:
             most = query["last"] if limit is None else min(limit, query["last"])
@@ -136,9 +137,7 @@ def read_command(
                 written = _write_tables(form, tables(client, most, **query), file)
             else:
                 found = pages(client, most, **query)
-                filtered = query["key"] is not None or query["term"] is not None
-                if not (everything or limit or filtered or query.get("last")):
-                    found = islice(found, 1)  # one page, as the API limits it
+                found = islice(found, 1) if is_page else found  # one page, as the API limits it
                 written = _write(form, found, file, whole=everything)
     if output is not None and not target.as_json:
         click.echo(f"{output}: {counted(written.records)}", err=True)

@@ -290,6 +290,9 @@ def pages_of(asked: Asked) -> Scripted:
         (["--last", "300", "--key", "k5"], list(range(2_005, 5_000, 10))),
         (["--last", "2"], [4_998, 4_999]),
         (["--last", "2", "--until-index", "20"], [18, 19]),
+        (["--last", "900", "--until-index", "1000"], list(range(100, 1_000))),
+        (["--last", "900", "--include-control"], list(range(4_100, 5_000))),
+        (["--last", "2000"], list(range(3_000, 5_000))),
         (["--last", "2", "--until", "2026-01-31", "--key", "k5"], [3_985, 3_995]),
         (["--last", "2", "--until", "2026-01-31"], [3_998, 3_999]),
         (["--limit", "200", "--key", "k0"], list(range(0, 2_000, 10))),
@@ -303,6 +306,28 @@ def test_limits_count_the_records_that_match(arguments: list[str], found: list[i
         document = CliRunner().invoke(cli, ["read", *arguments, "--json", "-e", node.url])
     assert [json.loads(line)["index"] for line in result.stdout.splitlines()] == found
     assert [record["index"] for record in json.loads(document.stdout)["records"]] == found
+
+
+def test_the_last_control_records_before_a_time_are_not_those_after_it() -> None:
+    """Record 5 is a control record of that time, and the next data record is 7."""
+
+    def answer(asked: Asked) -> Scripted:
+        query = asked.query
+        if asked.path.endswith("/tail"):
+            return Scripted(200, {"begin_index": 0, "end_index": 9, "committed_index": 9})
+        shown = range(10) if query.get("include") == "control" else (0, 1, 2, 3, 4, 7, 8, 9)
+        first = 5 if "from_timestamp" in query else int(query["from_index"])
+        until = min(int(query.get("until_index", 10)), 5 if "until_timestamp" in query else 10)
+        found = [index for index in shown if first <= index < until][: int(query["limit"])]
+        records = [{**RECORD, "index": index, "key": None, "value": "v"} for index in found]
+        return Scripted(
+            200, {"records": records, "next_index": until, "has_more": False, "committed_index": 9}
+        )
+
+    arguments = ["--last", "2", "--until", "2026-01-31", "--include-control", "--format", "ndjson"]
+    with fake_service(answer) as node:
+        result = CliRunner().invoke(cli, ["read", *arguments, "-e", node.url])
+    assert [json.loads(line)["index"] for line in result.stdout.splitlines()] == [3, 4]
 
 
 def test_a_failed_read_leaves_no_file(tmp_path: Path) -> None:
