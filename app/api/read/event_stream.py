@@ -1,7 +1,7 @@
 """Records as server-sent events (WHATWG HTML, section 9.2): batch, epoch, ping, error (docs/api.md §5)."""
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 
 from starlette.responses import Response, StreamingResponse
 
@@ -63,7 +63,13 @@ async def client_events(stream: EventStream, write: Write | None) -> AsyncIterat
             await follow(stream, write)
             if stream.is_over:
                 return
-        for found in await stream.next_events():
-            for start in range(0, len(found), PIECE_BYTES):
-                yield found[start : start + PIECE_BYTES]
+        for piece in _pieces(await stream.next_events()):
+            yield piece
         stream.has_sent()
+
+
+def _pieces(events: Iterable[bytes]) -> Iterator[bytes]:
+    """Return what of the events is sent at once. The generator alone holds an event, until its last piece."""
+    for found in events:
+        for start in range(0, len(found), PIECE_BYTES):
+            yield found[start : start + PIECE_BYTES]

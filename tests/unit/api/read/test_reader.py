@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import sys
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -307,6 +309,31 @@ def test_an_event_counts_as_in_flight_until_its_client_has_read_it_and_leaves_in
     assert [len(piece) for piece, _ in pieces[:-1]] == [100] * (len(batch) // 100)
     assert {size_bytes for _, size_bytes in pieces} == {len(batch)}
     assert held[-1] == 0
+
+
+def test_a_stream_that_waits_holds_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each idle client kept its last event, which may have 64 MiB and more, and it was not counted."""
+    monkeypatch.setattr("app.api.read.event_stream.PIECE_BYTES", 10)
+    event = bytes(25)
+    unshared = sys.getrefcount(event)
+
+    async def first_events() -> AsyncIterator[bytes]:
+        yield b"first"
+
+    async def scenario() -> None:
+        follows: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+        answers = [follows, asyncio.sleep(0, [b"", event])]
+        stream: Any = SimpleNamespace(first_events=first_events, next_events=lambda: answers.pop())
+        stream.is_over, stream.has_sent = False, lambda: None
+        events = client_events(stream, None)
+        assert [len(await anext(events)) for _ in range(4)] == [5, 10, 10, 5]
+        waiting = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0)
+        assert answers == []
+        assert sys.getrefcount(event) == unshared
+        waiting.cancel()
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.rule("R-08")
