@@ -364,7 +364,9 @@ def check_endless(query: Mapping[str, Any]) -> None:
 
 def _wait_s(query: Mapping[str, Any]) -> float:
     """Return the time that the service may take for a query. Raises TypeError and ValueError."""
-    wait_ms: int = query.get("wait_ms", 0)
+    wait_ms: int | None = query.get("wait_ms")
+    if wait_ms is None:
+        return _ANSWER_S
     check_whole("wait_ms", wait_ms, 0)
     return max(_ANSWER_S, wait_ms / 1000)
 
