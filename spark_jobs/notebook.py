@@ -368,9 +368,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report("Spark starts")
         with open_session("commitlog-notebook", settings) as spark:
             run_notebook(given.notebook, parameters, given.output, spark, report)
-    except (NotebookFailed, *SPARK_ERRORS, JarsUnavailable, JavaNotFound) as error:
+    except (NotebookFailed, *SPARK_ERRORS, ConfigError, JarsUnavailable, JavaNotFound) as error:
         sys.stderr.write(f"{error}\n")
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1
     report(f"the page is {given.output}")
     return 0
 

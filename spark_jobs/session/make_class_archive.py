@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from app.errors import ConfigError
 from spark_jobs.session.class_archive import PATTERN, class_archive
 from spark_jobs.session.jars import DEFAULT_JARS_FOLDER, ensure_jars
 from spark_jobs.session.java import CACHE_FOLDER, Java, find_java_home
@@ -23,8 +24,8 @@ QUIET = "-Xlog:disable -Xlog:all=error:stderr"  # it warns of each class that it
 def make_class_archive(cache: Path = CACHE_FOLDER) -> Path | None:
     """Return the path of the archive, made unless it exists; None if another Spark than pyspark's is used.
 
-    The process must not have a session; it has none afterwards. Raises JarsUnavailable, JavaNotFound, and
-    RuntimeError if Java writes no archive.
+    The process must not have a session; it has none afterwards. Raises JarsUnavailable, JavaNotFound,
+    ConfigError as of build_session, and RuntimeError if Java writes no archive.
     """
     make_base_archive(find_java_home())
     archive = class_archive(cache)
@@ -97,7 +98,7 @@ def main() -> int:
     """Make the archive, and print its path. Exit code 1 when that fails."""
     try:
         archive = make_class_archive()
-    except RuntimeError as error:
+    except (ConfigError, RuntimeError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     sys.stdout.write(f"{archive or 'not for the Spark of SPARK_HOME'}\n")

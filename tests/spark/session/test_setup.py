@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from app.errors import ConfigError
+from spark_jobs import notebook
 from spark_jobs.session import jars, java
 from spark_jobs.session.jars import DEFAULT_JARS_FOLDER, JarsUnavailable, ensure_jars, missing_jars
 from spark_jobs.session.spark_home import spark_home
@@ -98,11 +99,17 @@ def test_java_names_files_as_python_does() -> None:
         assert done.stdout.strip() == used
 
 
-def test_a_user_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_name_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As in a container that runs with the number of a user that it does not know."""
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 5)
     with pytest.raises(ConfigError, match="none for the number 2147483643: add a line"):
         build_session("nobody", jars_folder=DEFAULT_JARS_FOLDER)
+    cells = tmp_path / "cells.py"
+    cells.write_text("# Databricks notebook source\n1\n", "utf-8")
+    assert notebook.main([str(cells), "--output", str(tmp_path / "page.html")]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("Spark needs a user with a name")
 
 
 def test_a_temporary_folder_without_execution_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
