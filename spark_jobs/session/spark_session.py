@@ -27,6 +27,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from app.errors import ConfigError
+from spark_jobs.private_folder import private_folder
 from spark_jobs.session import class_archive
 from spark_jobs.session.archive import make_zip, package_root
 from spark_jobs.session.jars import (
@@ -61,6 +62,7 @@ logger.stream.level = off
 
 DRIVER_JAVA = "spark.driver.extraJavaOptions"
 EXECUTOR_JAVA = "spark.executor.extraJavaOptions"
+SCRATCH = "commitlog-spark"  # folder of generated configuration and of archives of our code
 CONNECT_PORT = 15_002  # default port of the server
 CONNECT_TIMEOUT_S = 10.0
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
@@ -190,7 +192,7 @@ def build_session(
     except Py4JError as error:
         raise ConfigError(f"Spark does not start at {master}: {_reason(error)}") from error
     if not is_local:
-        session.sparkContext.addPyFile(str(make_zip(_scratch_folder())))
+        session.sparkContext.addPyFile(str(make_zip(private_folder(SCRATCH))))
     _expect_closed_connections(session.sparkContext._accumulatorServer)
     return _quiet(session)
 
@@ -305,7 +307,7 @@ def _connect(url: str, settings: Mapping[str, str]) -> SparkSession:
     except OSError as error:
         raise ConfigError(f"no server of Spark Connect answers at {url}: {error}") from error
     session = SparkSession.builder.remote(url).getOrCreate()
-    session.addArtifacts(str(make_zip(_scratch_folder())), pyfile=True)
+    session.addArtifacts(str(make_zip(private_folder(SCRATCH))), pyfile=True)
     return _adopt(session, settings)
 
 
@@ -361,16 +363,10 @@ def _let_workers_import_us() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, paths)])
 
 
-def _scratch_folder() -> Path:
-    folder = Path(tempfile.gettempdir()) / f"commitlog-spark-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
-
-
 def _files() -> dict[str, str]:
     """Return settings that name files: the configuration of the log, and a warehouse that is never
     written."""
-    folder = _scratch_folder()
+    folder = private_folder(SCRATCH)
     log4j = folder / "log4j2.properties"
     log4j.write_text(LOG4J, "utf-8")
     return {

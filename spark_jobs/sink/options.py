@@ -1,7 +1,6 @@
 """Options of a write to `format("commitlog")`, and the columns that it accepts, validated before any task."""
 
 import json
-import tempfile
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +17,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from app.errors import ConfigError
 from spark_jobs.errors import OptionError
+from spark_jobs.private_folder import private_folder
 from spark_jobs.source.options import parse_endpoints, parse_token
 
 NAMES = ("endpoint", "token", "log", "stagingLocation", "producerId", "producerEpoch", "batchId")
@@ -120,8 +121,15 @@ def _batch_identity(values: Mapping[str, str]) -> tuple[str, str, bool]:
     for name in ("producerEpoch", "batchId"):
         if name in values:
             raise OptionError(f"{name} requires a producerId")
-    folder = Path(tempfile.gettempdir()) / "commitlog-staging"
-    return f"spark-{uuid.uuid4()}", values.get("stagingLocation", str(folder)), False
+    return f"spark-{uuid.uuid4()}", values.get("stagingLocation") or _own_staging(), False
+
+
+def _own_staging() -> str:
+    """Return the folder of this machine for writes that name none."""
+    try:
+        return str(private_folder("commitlog-staging"))
+    except (ConfigError, OSError) as error:
+        raise OptionError(f"without a stagingLocation rows are staged on this machine: {error}") from error
 
 
 def _local_folder(location: str) -> Path | None:
