@@ -1,11 +1,13 @@
 """The ASGI application of a node. Importing this module starts nothing."""
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, Final, NamedTuple
+from functools import cache, partial
+from typing import Final, NamedTuple
 
 from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
@@ -18,7 +20,10 @@ from app.api.append.handler import AppendHandler
 from app.api.append.lane import AppendLane
 from app.api.append.plain_route import PlainRoute
 from app.api.http import openapi, problems
+from app.api.http.dependencies import body_answer
 from app.api.http.in_flight_limit import InFlightLimit
+from app.api.http.messages import as_json
+from app.api.http.problems import OPENAPI_PATH
 from app.api.http.tracing import TracedApp, Tracer
 from app.api.read.lane import PollLane
 from app.api.routes import (
@@ -40,6 +45,7 @@ from app.api.routes import (
 )
 from app.api.routes.tables import KnownTables
 from app.api.schemas import routes as schemas
+from app.media_types import JSON
 from app.middleware import HttpMiddleware
 from app.node.broker import Broker
 from app.settings.model import AppendFront, Settings
@@ -96,7 +102,7 @@ def build_app(settings: Settings, broker: Broker) -> Application:
         title="commitlog",
         version=VERSION,
         description=_DESCRIPTION,
-        openapi_url="/v1/openapi.json",
+        openapi_url=None,  # serve_openapi
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -110,7 +116,7 @@ def build_app(settings: Settings, broker: Broker) -> Application:
         app.include_router(router, dependencies=[Depends(authorize)])
     app.state.routes = [route for router in routers for route in router.routes]
     problems.install(app)
-    _complete_openapi(app)
+    serve_openapi(app)
     in_flight = InFlightLimit(settings.http.max_open_reads, settings.http.max_open_bytes)
     lane = polls = None
     if settings.http.append_front is AppendFront.LANE and tracer is None:
@@ -135,14 +141,17 @@ def _actions_of(routes: Sequence[BaseRoute]) -> dict[str, tuple[str, ...]]:
     return actions
 
 
-def _complete_openapi(app: FastAPI) -> None:
-    """Complete the OpenAPI document, once, when it is first requested."""
-    generate = app.openapi
+def serve_openapi(app: FastAPI, path: str = OPENAPI_PATH) -> None:
+    """Serve the OpenAPI document. It is made once, when it is first requested, and kept as bytes: clients
+    without a token may request it, and to encode it again would occupy the event loop for 20 ms each time."""
 
-    def completed() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = generate()
-            openapi.complete(app.openapi_schema, is_open)
-        return app.openapi_schema
+    @cache
+    def document() -> bytes:
+        content = app.openapi()
+        openapi.complete(content, is_open)
+        return as_json(content)
 
-    app.openapi = completed  # type: ignore[method-assign]  # the way FastAPI's own documentation shows
+    async def serve(_request: Request) -> Response:
+        return body_answer(document(), JSON)
+
+    app.add_route(path, serve, include_in_schema=False)

@@ -1,7 +1,7 @@
 """FastAPI's own errors as problem documents: its default bodies are never sent (docs/api.md §5)."""
 
 import logging
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -19,6 +19,8 @@ from app.tables.delta_log import DeltaLogError
 from storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
+
+OPENAPI_PATH: Final = "/v1/openapi.json"
 
 
 def install(app: FastAPI) -> None:
@@ -121,7 +123,7 @@ def _allowed(request: Request) -> list[str]:
     for route in request.app.state.routes:
         if route.path_regex.match(_path(request)):
             allowed.update(dict.fromkeys(route.methods))
-    if _path(request) == request.app.openapi_url:  # the framework's own route
+    if _path(request) == OPENAPI_PATH:  # not one of the API's routes
         allowed["GET"] = None
     if "GET" in allowed:
         allowed["HEAD"] = None

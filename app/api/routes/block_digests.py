@@ -7,7 +7,8 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 from starlette.responses import Response
 
-from app.api.http.dependencies import LogName
+from app.api.http.dependencies import LogName, json_answer
+from app.api.http.leader_headers import log_headers
 from app.api.http.log_call import Call
 from app.api.http.openapi import answers
 from app.api.http.query import Query as Parameters
@@ -24,6 +25,7 @@ router = APIRouter(tags=["tables"])
 
 _PAGE_BYTES: Final = 8 * MIB  # of log; a page of many small records ends earlier
 _PAGE_RECORDS: Final = 50_000
+_BLOCKS_AT_ONCE: Final = 500  # rendered on the event loop
 _STEP_BYTES: Final = 256 * KIB  # between two steps the loop is free for others
 EXAMPLE: Final[dict[str, Any]] = {
     "log": "default",
@@ -56,18 +58,23 @@ async def digests(call: Call, log: LogName, query: Annotated[DigestsQuery, Query
     first = reader.log.first_index if query.from_index is None else query.from_index
     end = reader.visible_end if query.until_index is None else min(query.until_index - 1, reader.visible_end)
     sums, at = await _sums(reader, first, end, query.block)
-    content = {
-        "log": log,
-        "block": query.block,
-        "from_index": first,
-        "next_index": at,
-        "has_more": at <= end,
-        "blocks": [
-            {"first_index": start, "count": part.count, "digest": f"{part.digest:016x}"}
-            for start, part in sums.items()
-        ],
-    }
-    return reader.here.answer(content)
+    headers = log_headers(reader.broker, reader.hosted)
+
+    def rendered() -> Response:
+        content = {
+            "log": log,
+            "block": query.block,
+            "from_index": first,
+            "next_index": at,
+            "has_more": at <= end,
+            "blocks": [
+                {"first_index": start, "count": part.count, "digest": f"{part.digest:016x}"}
+                for start, part in sums.items()
+            ],
+        }
+        return json_answer(content, headers=headers)
+
+    return rendered() if len(sums) <= _BLOCKS_AT_ONCE else await asyncio.to_thread(rendered)
 
 
 async def _sums(reader: Reader, first: int, end: int, block: int) -> tuple[dict[int, BlockSum], int]:
@@ -76,16 +83,14 @@ async def _sums(reader: Reader, first: int, end: int, block: int) -> tuple[dict[
     at, size_bytes = first, 0
     while at <= end and size_bytes < _PAGE_BYTES and at - first < _PAGE_RECORDS:
         batches = await reader.raw(at, end, _STEP_BYTES)
-        for start, part in (await asyncio.to_thread(_of_batches, batches, at, end, block)).items():
-            sums[start] = sums.get(start, BlockSum()) + part
+        await asyncio.to_thread(_add_batches, sums, batches, at, end, block)
         size_bytes += sum(batch.size_bytes for batch in batches)
         at = min(batches[-1].last_index, end) + 1
     return sums, at
 
 
-def _of_batches(batches: list[Batch], first: int, end: int, block: int) -> dict[int, BlockSum]:
-    """Return the sums of the data records with an index in [first, end]."""
-    sums: dict[int, BlockSum] = {}
+def _add_batches(sums: dict[int, BlockSum], batches: list[Batch], first: int, end: int, block: int) -> None:
+    """Add the data records with an index in [first, end] to the sums of their blocks."""
     for batch in batches:
         if batch.is_control:
             continue
@@ -93,4 +98,3 @@ def _of_batches(batches: list[Batch], first: int, end: int, block: int) -> dict[
         rows = read_columns(batch).slice(start, min(batch.last_index, end) - batch.base_index + 1 - start)
         for at, part in block_sums(rows, block).items():
             sums[at] = sums.get(at, BlockSum()) + part
-    return sums
