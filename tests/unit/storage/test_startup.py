@@ -206,3 +206,22 @@ def test_segments_that_a_trim_has_left_are_removed_in_one_pass(monkeypatch: pyte
         assert len(segment_offsets(files, FOLDER)) <= 2
         counts[-1] -= 1  # of this assertion
     assert counts[0] == counts[1]
+
+
+def test_an_opening_that_rebuilds_the_epochs_keeps_no_sealed_segment_open(tmp_path: Path) -> None:
+    """Each repair leads to one, and a process may have fewer descriptors than a log has segments."""
+    files, folder = OsFileSystem(), str(tmp_path)
+    log = open_log(files, folder=folder)
+    for term in range(1, 20):
+        open_term(log, term)
+        grow(log, 10)
+        sync_log(log)
+    whole, epochs, segments = content(log), log.epochs, segment_offsets(files, folder)
+    log.close()
+    files.remove(f"{folder}/epochs")
+    before = len(list(Path("/dev/fd").iterdir()))
+    again = open_log(files, folder=folder)
+    assert len(list(Path("/dev/fd").iterdir())) - before < 5 < len(segments)
+    assert again.epochs == epochs
+    check_whole(again, whole)
+    again.close()
