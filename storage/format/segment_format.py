@@ -188,7 +188,7 @@ class SegmentIndex:
         offsets = self._columns["offset"][: self.count]
         skipped = int(offsets.searchsorted(offset, "left"))
         if skipped < self.count and self.entry(skipped).offset != offset:
-            raise DamagedIndex("has no such beginningning")
+            raise DamagedIndex("has no such beginning")
         if skipped:
             rest = self._buffer[skipped * ENTRY_SIZE_BYTES : self.count * ENTRY_SIZE_BYTES]
             self.count -= skipped

@@ -153,7 +153,11 @@ class Segment:
     def begin_at(self, start_offset: int) -> None:
         """Forget, in memory, everything before `start_offset`, a batch boundary."""
         self.verify_order()
-        dropped = self.index.begin_at(start_offset)
+        try:
+            dropped = self.index.begin_at(start_offset)
+        except DamagedIndex:  # since its order was verified
+            self.rebuild_index()
+            dropped = self.index.begin_at(start_offset)
         self.start_offset = start_offset
         if dropped <= self.flushed:
             self.skipped, self.flushed = self.skipped + dropped, self.flushed - dropped

@@ -1,12 +1,15 @@
 """A trimmed log: it begins later, and is the same log in all else, whatever comes in between."""
 
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from storage.errors import InvariantError, StorageFull
+from storage.files import OsFileSystem
 from storage.format.batch import Batch
 from storage.format.epoch_file import Epoch
+from storage.format.segment_format import ENTRY_SIZE_BYTES, index_name
 from storage.log.commitlog import NO_INDEX, Commitlog, CommitlogConfig, SyncTicket, TrimTicket
 from tests.support.memory_files import MemoryFiles, PowerCut
 from tests.unit.storage.support import (
@@ -363,3 +366,24 @@ def test_a_sync_that_began_before_a_trim_does_not_move_the_durable_point_back(se
     log.finish_sync(sync)
     files.crash()
     assert open_log(files, config).first_index == batches[6].base_index
+
+
+def test_an_index_that_is_damaged_while_it_is_in_use_is_rebuilt_by_a_trim(tmp_path: Path) -> None:
+    """The file is mapped, and the first read has verified its order: each row of it may change since."""
+    files, row, rows = OsFileSystem(), 0, 1
+    while row < rows:
+        folder = f"{tmp_path}/{row}"
+        log = open_log(files, folder=folder)
+        grow(log, 30)
+        log.settle(log.end_index)
+        whole = content(log)
+        path = Path(folder) / index_name(0)
+        rows = path.stat().st_size // ENTRY_SIZE_BYTES
+        with path.open("r+b") as file:
+            file.seek(row * ENTRY_SIZE_BYTES + 9)
+            file.write(b"\x7f" * 6)  # of the offset
+        trim(log, whole[rows // 2].base_index)
+        check_whole(log, whole[rows // 2 :])
+        log.close()
+        row += 1
+    assert rows > 5
