@@ -39,7 +39,7 @@ class NamedCluster(msgspec.Struct, frozen=True, omit_defaults=True):
             return None
         try:
             lines = Path(self.token_file).expanduser().read_text("utf-8").split()
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, RuntimeError, UnicodeDecodeError) as error:  # RuntimeError: no home folder for ~
             raise ContextError(f"the token file {self.token_file} cannot be read ({error})") from error
         if not lines:
             raise ContextError(f"the token file {self.token_file} is empty")
