@@ -173,7 +173,7 @@ def build_session(
     is_local = master.startswith("local")
     memory = (extra or {}).get(DRIVER_MEMORY, SPARKS_DRIVER_MEMORY)
     launch = launch_settings(jars_folder, is_local=is_local, driver_memory=memory)
-    launch[DRIVER_JAVA] += f" -Djava.io.tmpdir={tempfile.gettempdir()}"  # Java does not read TMPDIR
+    launch[DRIVER_JAVA] += f' "-Djava.io.tmpdir={tempfile.gettempdir()}"'  # Java does not read TMPDIR
     os.environ["JAVA_HOME"] = str(find_java().parent.parent)
     if "SPARK_HOME" not in os.environ and (home := spark_home()) is not None:
         os.environ["SPARK_HOME"] = str(home)
@@ -370,6 +370,6 @@ def _files() -> dict[str, str]:
     log4j = folder / "log4j2.properties"
     log4j.write_text(LOG4J, "utf-8")
     return {
-        DRIVER_JAVA: f"-Dlog4j2.configurationFile={log4j} {JAVA_OPTIONS}",
+        DRIVER_JAVA: f'"-Dlog4j2.configurationFile={log4j}" {JAVA_OPTIONS}',
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }

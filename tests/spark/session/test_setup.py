@@ -1,13 +1,16 @@
 """Java, Spark's home and the jars: found, shimmed, checked, without a network."""
 
 import os
+import shlex
 import stat
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from app.errors import ConfigError
@@ -116,6 +119,27 @@ def test_a_temporary_folder_without_execution_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
     with pytest.raises(ConfigError, match="mounted with noexec: set TMPDIR"):
         build_session("nowhere", jars_folder=DEFAULT_JARS_FOLDER)
+
+
+def test_a_temporary_folder_may_have_a_blank_in_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java took the rest of the path for its main class."""
+    folder, given = tmp_path / "a b", dict[str, str]()
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+
+    def start(builder: Any) -> SparkSession:
+        given.update(builder._options)
+        raise Py4JError("no session")
+
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", start)
+    with pytest.raises(ConfigError, match="no session"):
+        build_session("nothing", jars_folder=DEFAULT_JARS_FOLDER)
+    options = shlex.split(given[DRIVER_JAVA])
+    (logging,) = folder.glob("*/log4j2.properties")
+    assert {f"-Djava.io.tmpdir={folder}", f"-Dlog4j2.configurationFile={logging}"} <= set(options)
 
 
 def test_the_home_is_pysparks_own_but_for_its_zip(tmp_path: Path) -> None:
