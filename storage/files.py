@@ -210,7 +210,7 @@ class OsFileSystem:
                 folder = folder.parent
         for folder in reversed(missing):
             with _named(str(folder), "make folder"):
-                folder.mkdir(exist_ok=True)
+                folder.mkdir(mode=0o700, exist_ok=True)  # records are for the service's own user
             self.sync_folder(str(folder.parent))
 
     def rename(self, source: str, target: str) -> None:

@@ -53,7 +53,6 @@ def backup_command(target: Target, folder: Path, cursors: tuple[str, ...]) -> No
     from app.cli.backup.folder import locked
     from app.client.errors import NotFound, OtherLog
 
-    folder.mkdir(parents=True, exist_ok=True)
     with locked(folder), target.client() as client:
         try:
             added, manifest = _backup(client, folder, cursors)

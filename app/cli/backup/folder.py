@@ -109,7 +109,11 @@ def save(folder: Path, manifest: BackupManifest) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other backups from the folder. Raises CommandFailed while one is in progress."""
+    """Keep other backups from the folder, which is created for its user alone if it does not exist.
+
+    Raises CommandFailed while another backup is in progress.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (folder / _LOCK).open("w", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -3,6 +3,7 @@
 import errno
 import mmap
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -130,6 +131,13 @@ def test_names_folders_and_whole_files(tmp_path: Path) -> None:
     assert FILES.exists(f"{tmp_path}/b/one")
     FILES.remove(f"{tmp_path}/b/one")
     assert not FILES.exists(f"{tmp_path}/b/one")
+
+
+def test_other_users_cannot_use_a_new_folder(tmp_path: Path) -> None:
+    (tmp_path / "given").mkdir(mode=0o755)
+    FILES.make_folders(f"{tmp_path}/given/data/logs")
+    modes = [stat.S_IMODE((tmp_path / each).stat().st_mode) for each in ("given", "given/data")]
+    assert modes == [0o755, 0o700]
 
 
 def test_a_folder_has_one_owner(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from app.cli.backup.folder import MANIFEST, load, save
+from app.cli.backup.folder import MANIFEST, load, locked, save
 from app.cli.context import CommandFailed
 from app.cli.main import cli
 from tests.unit.cli.backup.test_backup_limits import backup_of
@@ -57,3 +57,9 @@ def test_a_manifest_of_a_later_version_is_refused(folder: Path) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), "format": 3}))
     with pytest.raises(CommandFailed, match="has the format 3; this version reads 1 to 2"):
         load(folder)
+
+
+def test_other_users_cannot_use_a_new_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "parent" / "backup"
+    with locked(folder):
+        assert folder.stat().st_mode & 0o777 == 0o700
