@@ -1,6 +1,7 @@
 """Authentication by bearer token. The tokens file is read again when it changes.
 
-A file that has become unreadable or invalid changes nothing: the tokens that were read before stay valid.
+A file that has become unreadable or invalid changes nothing: the tokens that were read before stay valid. Nor
+does one that is still being written: without its end a line may permit more, and later lines are missing.
 """
 
 import asyncio
@@ -35,6 +36,7 @@ class Tokens:
         self._anonymous = Caller(ANONYMOUS)
         self._callers: dict[bytes, Caller] = {}
         self._text = text
+        self._seen = text  # by the newest read
         self._failure: str | None = None
         if path is not None:
             self._replace(_parsed(path, text))
@@ -102,11 +104,15 @@ class Tokens:
             meter.tokens_failing = self.failing
 
     async def refresh(self) -> None:
-        """Read the file again; use it if it has changed and is valid."""
+        """Read the file again; use it if it has changed, is valid, and two reads in a row have found the
+        same."""
         if self._path is None:
             return
         try:
             text = await asyncio.to_thread(_read, self._path)
+            is_settled, self._seen = text == self._seen, text
+            if not is_settled:
+                return
             if text != self._text:
                 self._replace(_parsed(self._path, text))
                 self._text = text

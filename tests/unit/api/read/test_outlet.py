@@ -38,8 +38,10 @@ def test_an_outlet_writes_while_the_client_reads_and_its_token_holds(tmp_path: P
         await send({"type": "http.response.body", "body": b"three", "more_body": True})
         file.write_text("t append\n")
         await tokens.refresh()
+        await tokens.refresh()  # a changed file is used after two reads
         written.append(write(as_chunk(b"without the right")))
         file.write_text("t read\n")
+        await tokens.refresh()
         await tokens.refresh()
         written.append(write(as_chunk(b"four")))
         transport.closing = True
