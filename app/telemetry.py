@@ -175,11 +175,12 @@ def build_info(version: str, node: str) -> Metric:
 # --- log lines ------------------------------------------------------------------------------------------
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/@+-]+")
+_CONTROL: Final = {code: f"\\u{code:04x}" for code in range(127, 160)}  # JSON escapes those before 32 alone
 _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
 class LineFormatter(logging.Formatter):
-    """One line for each record, as logfmt or as JSON: line breaks in a message or traceback are escaped."""
+    """One line for each record, as logfmt or as JSON: line breaks and control characters are escaped."""
 
     def __init__(self, *, as_json: bool = False) -> None:
         super().__init__()
@@ -199,13 +200,13 @@ class LineFormatter(logging.Formatter):
         if record.exc_info:
             pairs["trace"] = self.formatException(record.exc_info)
         if self._as_json:
-            return json.dumps(pairs, ensure_ascii=False, default=str)
+            return json.dumps(pairs, ensure_ascii=False, default=str).translate(_CONTROL)
         return " ".join(f"{name}={_quoted(value)}" for name, value in pairs.items())
 
 
 def _quoted(value: object) -> str:
     text = str(value)
-    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False).translate(_CONTROL)
 
 
 def configure_logging(level: int | str = logging.INFO, *, as_json: bool = False) -> None:

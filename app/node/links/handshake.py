@@ -265,5 +265,5 @@ def _check_nonce(nonce: bytes) -> None:
 def _decoded(message: bytes, kind: type[Any]) -> Any:
     try:
         return msgspec.json.decode(message, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise HandshakeFailed("malformed", f"not a {kind.__name__.strip('_').lower()}") from None

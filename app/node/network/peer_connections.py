@@ -266,7 +266,7 @@ class OutgoingConnection(PeerConnection):
             raise wire.CorruptFrame("a message on a connection that carries none back")
         try:
             answer = msgspec.json.decode(frame, type=Hello)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise wire.CorruptFrame(f"{self.peer_id} refused: {bytes(frame[:200])!r}") from None
         if answer.cluster != self._owner.cluster_id or answer.source != self.peer_id:
             raise wire.CorruptFrame(f"{self._address} is not {self.peer_id} of this cluster")

@@ -310,7 +310,7 @@ def _judge(frame: memoryview, owner: PeerTransport, proven_id: str | None) -> tu
         if protocol != PROTOCOL:
             return f"protocol {PROTOCOL} is spoken here, not {protocol}", None
         hello = msgspec.json.decode(frame, type=Hello)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "not a hello", None
     if hello.cluster != owner.cluster_id:
         return "another cluster", None

@@ -254,3 +254,13 @@ def test_log_lines_are_logfmt_or_json() -> None:
     assert (settings.format, settings.level) == ("json", "debug")
     with pytest.raises(ConfigError, match=r"logging\.level"):
         parse(document(logging={"level": "loud"}), "n1")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_line_cannot_control_a_terminal(as_json: bool) -> None:
+    """Text of an unidentified peer is in it, for example."""
+    text = "\x1b[2J \x9b2J \x7f \x85 ok"
+    line = LineFormatter(as_json=as_json).format(logging.makeLogRecord({"msg": "m", "reason": text}))
+    assert line.isprintable()
+    quoted = line[line.index('"\\u001b') :].removesuffix("}")
+    assert json.loads(quoted) == text

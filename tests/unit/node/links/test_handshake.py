@@ -238,7 +238,8 @@ def test_a_message_of_an_impossible_size_ends_the_handshake(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [b"{}", b"null", b"\xff\xfe", b'{"version":1}', b'{"nonce":""}', b"[" * 2_000]
+    "message",
+    [b"{}", b"null", b"\xff\xfe", b'{"version":1}', b'{"nonce":""}', b"[" * 2_000, b'{"a":' + b"[" * 2_000],
 )
 def test_garbage_ends_the_handshake(message: bytes) -> None:
     framed = len(message).to_bytes(2, "big") + message

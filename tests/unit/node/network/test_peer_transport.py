@@ -334,6 +334,7 @@ def hello(**changes: Any) -> bytes:
         (hello(protocol=3, address=["later"], more=1), b"protocol 2 is spoken here, not 3"),
         (hello(more=1), b"not a hello"),
         (b"\x02\x00\x00\x00{}", b"not a hello"),
+        ((3_005).to_bytes(4, "little") + b'{"a":' + b"[" * 3_000, b"not a hello"),
         (b"GET / HTTP/1.1\r\n\r\n", b""),
     ],
 )
