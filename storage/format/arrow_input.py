@@ -1,9 +1,9 @@
 """Decoder of the Arrow bytes of a client: returns a RecordTable, or refuses bytes that fail a check.
 
 Dangers and their countermeasures: offsets and lengths that point elsewhere (full validation); buffers that
-decompress to more than the limit (the declared sizes are added up before decompression, and Arrow never
-writes more than declared); columns that grow in a cast (only types that do not are accepted); row counts
-without rows (counted before any cast).
+decompress to more than the limit (the declared sizes of all batches are added up before decompression, and
+Arrow never writes more than declared); columns that grow in a cast (only types that do not are accepted);
+row counts without rows (counted before any cast).
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from storage.errors import BodyTooLarge, CorruptBatch, EmptyBody, InvalidRecords
 from storage.file_system import Bytes
-from storage.format.arrow_messages import check_unpacked_size, is_little_endian
+from storage.format.arrow_messages import is_little_endian, unpacked_size
 from storage.format.batch import decode_batch
 from storage.format.records import (
     BODY_SCHEMA,
@@ -56,7 +56,7 @@ def table_from_batches(
     """
     rest = memoryview(data)
     batches = []
-    count = 0
+    count = unpacked = 0
     while len(rest):
         try:
             batch = decode_batch(rest)
@@ -66,7 +66,7 @@ def table_from_batches(
             if count > max_records:
                 raise _too_many(max_records)
             body = pa.BufferReader(batch.body)
-            check_unpacked_size(pa.ipc.read_message(body), max_records, max_bytes)
+            unpacked = unpacked_size(pa.ipc.read_message(body), unpacked, max_records, max_bytes)
             if body.size() - body.tell() >= _PADDING_BYTES:
                 raise InvalidRecords("a packed batch holds one Arrow message; bytes follow it")
             batches.append(decode_body(batch.header, batch.body, untrusted=True))
@@ -99,11 +99,11 @@ def _stream_batches(data: Bytes, max_records: int, max_bytes: int) -> Iterator[p
     if not is_little_endian(first):
         raise InvalidRecords("the Arrow stream is not little-endian")
     _check_schema(schema)
-    count = 0
+    count = unpacked = 0
     for message in reader:
         if message.type != "record batch":
             raise InvalidRecords(f"not a valid Arrow stream: unexpected {message.type} message")
-        check_unpacked_size(message, max_records, max_bytes)
+        unpacked = unpacked_size(message, unpacked, max_records, max_bytes)
         rows = pa.ipc.read_record_batch(message, schema)
         count += rows.num_rows
         if count > max_records:

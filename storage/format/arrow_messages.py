@@ -40,8 +40,12 @@ def is_little_endian(schema: pa.Message) -> bool:
     return order is None or _U16.unpack_from(data, order)[0] == 0
 
 
-def check_unpacked_size(message: pa.Message, max_records: int, max_bytes: int) -> None:
-    """Refuse a compressed batch that declares a decompressed size above the limit."""
+def unpacked_size(message: pa.Message, before: int, max_records: int, max_bytes: int) -> int:
+    """Return the decompressed size that the compressed batches of a request declare, in bytes.
+
+    before: size of those before this one. The limits are those of the request. Raises BodyTooLarge for more
+    than they permit, InvalidRecords.
+    """
     data = memoryview(message.metadata)
     body = memoryview(message.body) if message.body is not None else memoryview(b"")
     limit = 2 * max_bytes + 128 * max_records  # offsets, validity and timestamps beside the counted bytes
@@ -51,12 +55,12 @@ def check_unpacked_size(message: pa.Message, max_records: int, max_bytes: int) -
             raise InvalidRecords("not a valid Arrow stream: a message without content")
         batch = _follow(data, header)
         if _field(data, batch, _BATCH_COMPRESSION) is None:
-            return
+            return before
         buffers = _field(data, batch, _BATCH_BUFFERS)
         if buffers is None:
-            return
+            return before
         vector = _follow(data, buffers)
-        total = 0
+        total = before
         for k in range(_U32.unpack_from(data, vector)[0]):
             offset, length = _BUFFER.unpack_from(data, vector + 4 + k * _BUFFER.size)
             if length == 0:
@@ -67,6 +71,7 @@ def check_unpacked_size(message: pa.Message, max_records: int, max_bytes: int) -
                 raise BodyTooLarge("unpacks to more than the limit", max_bytes, "max_request_bytes")
     except struct.error as error:
         raise InvalidRecords("not a valid Arrow stream: compressed buffers out of bounds") from error
+    return total
 
 
 def is_plain_stream(data: Bytes, max_messages: int) -> bool:

@@ -98,6 +98,25 @@ def test_a_bomb_is_refused_before_it_is_unpacked(codec: str) -> None:
     assert pa.default_memory_pool().max_memory() == before
 
 
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_a_bomb_of_many_batches_is_refused_before_most_are_unpacked(codec: str) -> None:
+    """Each batch is within the limit, but not all together: 100 of them are 10 MB."""
+    bomb = stream({"value": [b"\0" * 100_000]}, batches=100, compression=codec)
+    assert len(bomb) < 150_000
+    with pytest.raises(BodyTooLarge, match="unpacks"):
+        read(bomb)
+
+
+def test_compressed_batches_of_one_record_are_within_the_limit() -> None:
+    columns = {
+        "value": pa.array([b"v" * 900], pa.large_binary()),
+        "key": ["k" * 80],
+        "headers": pa.array([[("a", b"1")]], HEADERS_TYPE),
+        "timestamp": pa.array([1], pa.timestamp("ms")),
+    }
+    assert read(stream(columns, batches=100, compression="zstd")).count == 100
+
+
 def test_a_claimed_size_beyond_all_memory_is_refused() -> None:
     data = bytearray(stream({"value": [b"\0" * 5000]}, compression="zstd"))
     at = data.rfind((5000).to_bytes(8, "little"))
@@ -316,6 +335,16 @@ def test_a_second_message_in_a_packed_batch_is_refused() -> None:
     body = EncodedBody(data, 1, crc32c(data), None, False)
     with pytest.raises(InvalidRecords, match="one Arrow message; bytes follow it"):
         table_from_batches(stamped(body), **LIMITS)
+
+
+def test_a_bomb_of_many_packed_batches_is_refused() -> None:
+    columns = {name: pa.nulls(1, BODY_SCHEMA.field(name).type) for name in BODY_SCHEMA.names}
+    bomb = stream({**columns, "value": [b"\0" * 100_000]}, compression="zstd")
+    _, message = pa.ipc.MessageReader.open_stream(bomb)
+    data = message.serialize().to_pybytes()
+    batch = stamped(EncodedBody(data, 1, crc32c(data), None, False))
+    with pytest.raises(BodyTooLarge, match="unpacks"):
+        table_from_batches(batch * 3, **LIMITS)
 
 
 def test_packed_batches_become_one_table() -> None:
