@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark import __version__ as PYSPARK_VERSION
 
-LONGEST_TEXT = 32  # of a string in statistics, as Delta cuts them; columns with longer ones have none
+LONGEST_TEXT = 32  # characters of a string in statistics, as Delta cuts them
+LAST_CHARACTER = "\U0010ffff"
 
 # Spark takes dates before 1900 in files of unknown writers for ones of an older calendar.
 CALENDAR = {"org.apache.spark.version": PYSPARK_VERSION}
@@ -121,9 +122,9 @@ def statistics_of(rows: pa.Table, columns: Sequence[str]) -> dict[str, Any]:
             bounds = pc.min_max(rows[name]).as_py()
         except (OverflowError, ValueError):  # a time that Python cannot represent
             continue
-        texts = [_statistic(bounds[side]) for side in ("min", "max")]
-        if None not in texts:
-            least[name], most[name] = texts
+        low, high = _statistic(bounds["min"]), _statistic(bounds["max"], is_most=True)
+        if low is not None and high is not None:
+            least[name], most[name] = low, high
     nulls = {name: rows[name].null_count for name in columns}
     return {"numRecords": rows.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
 
@@ -146,22 +147,43 @@ def _has_nan(column: pa.ChunkedArray) -> bool:
     return pa.types.is_floating(column.type) and bool(pc.any(pc.is_nan(column)).as_py())
 
 
-def _statistic(value: Any) -> Any:
+def _statistic(value: Any, *, is_most: bool = False) -> Any:
     """Return a bound as Delta writes it, None where it has none. Times are truncated to milliseconds, which
-    readers of Delta's statistics allow for."""
+    readers of Delta's statistics allow for.
+
+    Each ordered value has a bound if it can: pyarrow's datasets of deltalake 1.6 take a missing bound of a
+    column with statistics for one that no row is within. is_most: it is an upper bound.
+    """
     match value:
         case datetime():
             zone = "" if value.tzinfo is None else "Z"
             return value.replace(tzinfo=None).isoformat(timespec="milliseconds") + zone
         case date():
             return value.isoformat()
-        case bool() | bytes() | Decimal():
+        case bool() | bytes():
             return None
+        case Decimal():
+            return _number(value)
         case float():
             return value if isfinite(value) else None
-        case str():
-            return None if len(value) > LONGEST_TEXT else value
+        case str() if len(value) > LONGEST_TEXT:
+            return _cut(value, is_most=is_most)
     return value
+
+
+def _number(value: Decimal) -> int | float | None:
+    """Return a number that JSON shows with the same digits and without an exponent, None without one."""
+    if value == value.to_integral_value():
+        return int(value)
+    text = repr(float(value))
+    return float(value) if "e" not in text and Decimal(text) == value else None
+
+
+def _cut(text: str, *, is_most: bool) -> str | None:
+    """Return a bound of LONGEST_TEXT characters, and one more if it is an upper bound."""
+    if not is_most:
+        return text[:LONGEST_TEXT]
+    return text[:LONGEST_TEXT] + LAST_CHARACTER if text[LONGEST_TEXT] < LAST_CHARACTER else None
 
 
 def sync_to_disk(*places: Path) -> None:
@@ -175,4 +197,6 @@ def sync_to_disk(*places: Path) -> None:
 
 
 def compact_json(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"))
+    """Return JSON text without escapes beyond those that JSON needs: deltalake 1.6 and Polars 2.1 read
+    `\\ud840\\udc00` as U+10000, not U+20000, and so skip files whose bounds have such characters."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

@@ -20,7 +20,7 @@ from spark_jobs.errors import TableUnreadable
 from spark_jobs.tables import local_commits
 from spark_jobs.tables.checkpoints import CHECKPOINTS
 from spark_jobs.tables.claims import append_once, claim_alone, newest_claim
-from spark_jobs.tables.data_files import WrittenFile, statistics_of, write_file, write_pieces
+from spark_jobs.tables.data_files import LAST_CHARACTER, WrittenFile, statistics_of, write_file, write_pieces
 from spark_jobs.tables.local_commits import FileMissing, LocalTable, NeedsSpark
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.snapshot import read_plain, read_rows
@@ -329,8 +329,14 @@ def test_statistics_are_those_of_the_protocol() -> None:
     text = "2026-01-02T03:04:05.678Z"
     assert statistics_of(table, table.column_names) == {
         "numRecords": 3,
-        "minValues": {"index": 1, "node": "n1", "at": text, "speed": -2.0},
-        "maxValues": {"index": 3, "node": "n2", "at": text, "speed": 1.5},
+        "minValues": {"index": 1, "node": "n1", "long": "a", "at": text, "speed": -2.0},
+        "maxValues": {
+            "index": 3,
+            "node": "n2",
+            "long": "x" * 32 + LAST_CHARACTER,
+            "at": text,
+            "speed": 1.5,
+        },
         "nullCount": {"index": 1, "node": 0, "long": 0, "none": 3, "at": 1, "speed": 1, "nan": 1},
     }
 
@@ -365,6 +371,7 @@ def test_statistics_of_a_file_are_those_of_all_pieces(tmp_path: Path) -> None:
     assert written.statistics == statistics_of(table, kinds.names)
     assert written.statistics["maxValues"] == {
         "index": 5,
+        "long": "x" * 32 + LAST_CHARACTER,
         "at": "2026-01-02T03:04:05.678Z",
         "day": "2026-01-02",
         "speed": 1.5,

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.run import materialize
+from spark_jobs.tables.data_files import LAST_CHARACTER, statistics_of
 from spark_jobs.tables.table import TABLES, TYPED_TABLES, identifier, read_table, set_properties
 from tests.spark.conftest import endpoints
 from tests.spark.no_spark import no_spark
@@ -102,6 +103,71 @@ def test_every_table_is_read_without_spark(
         assert 1.5 in [row["price"] for row in read(str(folder / "records"))], reader
         (letter,) = (row for row in read(str(folder / "dead_letters")) if row["path"] == "/id")
         assert letter["value"] == to_json(id="late"), reader
+
+
+@pytest.mark.parametrize(
+    ("values", "least", "most"),
+    [
+        (["b" * 40, "a" * 33], "a" * 32, "b" * 32 + LAST_CHARACTER),
+        (["a" * 32, "b" * 32], "a" * 32, "b" * 32),
+        (["a", "b" * 32 + LAST_CHARACTER], None, None),
+        ([Decimal("-0.50"), Decimal("12345.25")], -0.5, 12345.25),
+        ([Decimal(-(2**63)), Decimal(2**64 - 1)], -(2**63), 2**64 - 1),
+        ([Decimal("0.00"), Decimal("0.00001")], None, None),
+        ([Decimal("0.1"), Decimal("12345678901234567.1")], None, None),
+    ],
+)
+def test_bounds_of_long_texts_and_decimals_are_not_within_the_values(
+    values: list[Any], least: object, most: object
+) -> None:
+    found = statistics_of(pyarrow.table({"x": values}), ["x"])
+    bounds = (found["minValues"].get("x"), found["maxValues"].get("x"))
+    assert bounds == (least, most)
+    assert [type(each) for each in bounds] == [type(least), type(most)]
+
+
+def found_by_polars(path: str, name: str, value: object) -> int:
+    return len(polars.scan_delta(path).filter(polars.col(name) == value).collect())
+
+
+def found_by_deltalake(path: str, name: str, value: object) -> int:
+    query = deltalake.QueryBuilder().register("rows", deltalake.DeltaTable(path))
+    (row,) = pyarrow.table(query.execute(f"SELECT count(*) n FROM rows WHERE {name} = '{value}'")).to_pylist()
+    return int(row["n"])
+
+
+def found_by_duckdb(path: str, name: str, value: object) -> int:
+    with duckdb.connect() as connection:
+        connection.register("rows", deltalake.DeltaTable(path).to_pyarrow_dataset())
+        found = connection.execute(f"SELECT count(*) FROM rows WHERE {name} = ?", [value]).fetchone()
+        assert found is not None
+        return int(found[0])
+
+
+def test_a_filter_on_clustered_columns_finds_every_row(
+    tmp_path: Path, log: FakeLog, replicas: list[FakeReplica]
+) -> None:
+    """Each record is in a file of its own, which a reader skips by its statistics."""
+    log.set_schema(
+        "city STRING NOT NULL, id DECIMAL(20,0), price DECIMAL(10,2)",
+        key_columns=["city"],
+        cluster_by=["city", "id", "price"],
+    )
+    config = MaterializeConfig(endpoint=endpoints(replicas), tables=tmp_path, available_now=True)
+    cities = ("Bern", "\U00020bb7\u91ce\u5bb6", "x" * 32 + "y", "x" * 32 + "\U0001f600")
+    ids, prices = (2**64 - 1, 2**64 - 2, 2**53 + 1, -1), ("1.50", "-0.01", "99999999.99", "0.00")
+    for city, number, price in zip(cities, ids, prices, strict=True):
+        log.append(to_json(city=city, id=number, price=price))
+        materialize(config, spark=no_spark())
+    path = str(tmp_path / "default" / "records")
+    assert len(deltalake.DeltaTable(path).file_uris()) == len(cities)
+    columns = {"city": cities, "id": map(Decimal, ids), "price": map(Decimal, prices)}
+    for name, values in columns.items():
+        for value in values:
+            for found in (found_by_polars, found_by_deltalake, found_by_duckdb):
+                assert found(path, name, value) == 1, (found, name, value)
+    for city in cities:
+        assert found_by_duckdb(str(tmp_path / "default" / "current"), "city", city) == 1
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/spark.md"])
