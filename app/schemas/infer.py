@@ -4,7 +4,14 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from app.schemas.data_types import DECIMAL_DIGITS_MAX, RESERVED_NAMES, Primitive, folded, is_column_name
+from app.schemas.data_types import (
+    DECIMAL_DIGITS_MAX,
+    DEPTH_MAX,
+    RESERVED_NAMES,
+    Primitive,
+    folded,
+    is_column_name,
+)
 from app.schemas.errors import ValueInvalid
 from app.schemas.json_schema import DRAFT, TYPE_KEYWORD
 from app.schemas.json_text import read_json, shown
@@ -14,6 +21,7 @@ _FORMATS: Final = {
     "date": converter_of(Primitive("date")),
     "date-time": converter_of(Primitive("timestamp")),
 }
+_LEVELS_MAX: Final = DEPTH_MAX - 1  # of objects and arrays; a definition has two levels for each object
 _BIGINT: Final = 1 << 63  # from here on an integer has more than 64 bits
 _NAMES: Final = {bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
 
@@ -91,26 +99,32 @@ class _Shape:
                 seen.add(folded(name))
                 yield name, shape
 
-    def schema(self, refused: frozenset[str] = frozenset()) -> dict[str, Any] | None:
-        """Return the schema of this place, None without a type of its own. refused: names of no field."""
+    def schema(
+        self, refused: frozenset[str] = frozenset(), levels: int = _LEVELS_MAX
+    ) -> dict[str, Any] | None:
+        """Return the schema of this place, None without a type of its own. refused: names of no field.
+        levels: of objects and arrays that the schema may have from here on."""
         kinds = self.types - {"null"}
         if kinds == {"integer", "number"} or self.digits > DECIMAL_DIGITS_MAX:
             kinds = kinds - {"integer"} | {"number"}
         if len(kinds) != 1:
             return None
         kind = kinds.pop()
+        if kind in ("array", "object") and levels == 0:
+            return None
         schema: dict[str, Any] = {"type": [kind, "null"] if "null" in self.types else kind}
         if kind == "string" and len(self.formats) == 1:
             schema["format"] = next(iter(self.formats))
         elif kind == "integer" and self.digits:
             schema[TYPE_KEYWORD] = f"decimal({DECIMAL_DIGITS_MAX},0)"
         elif kind == "array":
-            items = self.element.schema() if self.element else None
+            items = self.element.schema(levels=levels - 1) if self.element else None
             if items is None:
                 return None
             schema["items"] = items
         elif kind == "object":
-            properties = {name: part for name, shape in self._columns(refused) if (part := shape.schema())}
+            parts = ((name, shape.schema(levels=levels - 1)) for name, shape in self._columns(refused))
+            properties = {name: part for name, part in parts if part is not None}
             if not properties:
                 return None
             schema["properties"] = properties

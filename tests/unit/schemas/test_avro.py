@@ -219,6 +219,16 @@ def test_records_with_runs_of_high_bytes_are_read() -> None:
     assert rows_of(reader, record, in_blocks) == [row, {**row, "list": [5, 6]}]
 
 
+def test_the_last_value_of_a_key_that_a_map_has_twice_counts() -> None:
+    schema = {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": "x", "type": {"type": "map", "values": "int"}}],
+    }
+    twice = b"\x04\x02a\x02\x02a\x04\x00"
+    assert rows_of(RecordDecoder({3: avro_of(schema)}, 3), twice) == [{"x": [("a", 2)]}]
+
+
 @pytest.mark.parametrize("byte", [2, 0x80, 0x81, 0xFF])
 def test_a_boolean_of_another_byte_does_not_match(byte: int) -> None:
     record = encoded(NUMBERS, NUMBERS_VALUE)

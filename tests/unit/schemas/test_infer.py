@@ -5,7 +5,7 @@ import re
 import pyarrow as pa
 import pytest
 
-from app.schemas import LogSchema, RecordDecoder, SamplesUnusable, columns_of, infer
+from app.schemas import LogSchema, RecordDecoder, SamplesUnusable, check_new, columns_of, infer
 from tests.unit.schemas.support import schema_of
 
 
@@ -50,6 +50,23 @@ def test_names_that_cannot_be_columns_are_left_out() -> None:
     schema = schema_of(infer(samples))
     assert types_of(schema) == {"a": "bigint", "x": "struct<y:bigint,_key:bigint>"}
     assert RecordDecoder({1: schema}, 1).check(samples) is None
+
+
+@pytest.mark.parametrize("levels", [29, 30, 31, 32, 62])
+@pytest.mark.parametrize("parts", [('{"a":', "}"), ("[", "]"), ('{"a":', "[", "}", "]")])
+def test_what_is_nested_deeper_than_a_schema_can_be_is_left_out(parts: tuple[str, ...], levels: int) -> None:
+    begins, ends = parts[: len(parts) // 2], parts[len(parts) // 2 :]
+    text = "1"
+    for level in range(levels):
+        text = begins[level % len(begins)] + text + ends[level % len(ends)]
+    sample = f'{{"id":1,"deep":{text}}}'.encode()
+    schema = schema_of(infer([sample]))
+    check_new(schema)
+    decoded = RecordDecoder({1: schema}, 1).decode(pa.array([sample], pa.binary()))
+    assert decoded.errors == []
+    is_described = levels <= 30
+    assert ("deep" in types_of(schema)) == is_described
+    assert decoded.rescued.to_pylist() == [None if is_described else f'{{"deep":{text}}}']
 
 
 def test_integers_beyond_64_bits_are_exact() -> None:

@@ -193,6 +193,21 @@ def test_an_unknown_number_of_an_enum_stays_a_number() -> None:
     assert rows_of(decoder(), b"\x18\x09")[0]["state"] == "9"
 
 
+def test_an_unknown_number_of_a_closed_enum_is_an_unknown_field() -> None:
+    file = file_of("proto2")
+    order = file.message_type[1]
+    order.field.add(name="states", number=12, type=Fields.TYPE_ENUM, label=REPEATED, type_name=".shop.State")
+    reader = RecordDecoder({1: schema_of_file(file)}, 1)
+    decoded = reader.decode(pa.array([b"\x18\x09\x60\x01\x60\x09\x60\x00"], pa.binary()))
+    (row,) = decoded.rows.to_pylist()
+    assert (row["state"], row["states"]) == (None, ["PAID", "NEW"])
+    assert decoded.rescued.to_pylist() == ['{"3":9,"12":9}']
+
+
+def test_an_integer_with_too_many_bits_is_cut_as_protobuf_defines() -> None:
+    assert rows_of(decoder(), b"\x50\x81\x80\x80\x80\x10")[0]["codes"] == [1]  # of 2**32 + 1, an int32
+
+
 def test_damaged_messages_do_not_match() -> None:
     for value in (b"\xff", b"\x08", b"\x2a\x05\x0a\x03\xff\xff\xff", b"{}"):
         assert decoder().check([value]) is not None
