@@ -54,7 +54,7 @@ def test_names_that_cannot_be_columns_are_left_out() -> None:
 
 @pytest.mark.parametrize("levels", [29, 30, 31, 32, 62])
 @pytest.mark.parametrize("parts", [('{"a":', "}"), ("[", "]"), ('{"a":', "[", "}", "]")])
-def test_what_is_nested_deeper_than_a_schema_can_be_is_left_out(parts: tuple[str, ...], levels: int) -> None:
+def test_parts_nested_deeper_than_a_schema_can_be_are_left_out(parts: tuple[str, ...], levels: int) -> None:
     begins, ends = parts[: len(parts) // 2], parts[len(parts) // 2 :]
     text = "1"
     for level in range(levels):
