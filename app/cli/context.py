@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # `--help` imports neither
     from app.client import ClientError, CommitlogClient
 
 PIPE_WIDTH = 10_000  # columns; tables in a pipe are not squeezed
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+_CONTROL |= {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"}
 
 ADVICE = "start a local cluster with `commitlog up`, or check the address of --endpoint or of the context"
 UNKNOWN = "the outcome is unknown: the service may have carried it out, or may still do so"
@@ -425,9 +427,15 @@ def counted(count: int, noun: str = "record") -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def printable(text: str) -> str:
+    """Return a text that others have chosen, for a terminal: line ends and control characters are escaped."""
+    return text.translate(_CONTROL)
+
+
 def print_table(table: "Table") -> None:
     """Print a table, without breaks in its title and in the lines of its caption. In a pipe it is as wide as
-    it needs to be, also where COLUMNS is set."""
+    it needs to be, also where COLUMNS is set. Cells are texts as they are: others have chosen some of them,
+    and rich's markup in one would change the output, or end it with an error."""
     from rich.console import Console, Group
     from rich.text import Text
 
@@ -439,9 +447,10 @@ def print_table(table: "Table") -> None:
     table.title = table.caption = None
     view = Group(*parts)
     if sys.stdout.isatty() or "FORCE_COLOR" in os.environ:
-        Console().print(view)
+        Console(markup=False, emoji=False).print(view)
         return
-    with (console := Console(width=PIPE_WIDTH, highlight=False)).capture() as captured:
+    console = Console(width=PIPE_WIDTH, highlight=False, markup=False, emoji=False)
+    with console.capture() as captured:
         console.print(view)
     click.echo("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
 

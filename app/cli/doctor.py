@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 import click
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from app.cli.context import ExitCode, json_option, print_json, print_table
 from app.setup.checks import State, check_machine
@@ -63,7 +63,7 @@ def doctor_command(
     else:
         table = Table("", "check", "found", "what to do", show_edge=False)
         for check in checks:
-            state = f"[{STYLES[check.state]}]{check.state.value}[/]"
-            table.add_row(state, check.name, escape(check.detail), escape(check.remedy))
+            state = Text(check.state.value, style=STYLES[check.state])
+            table.add_row(state, check.name, check.detail, check.remedy)
         print_table(table)
     sys.exit(ExitCode.OK if healthy else ExitCode.FAILED)

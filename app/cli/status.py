@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from app.certificate_end import REPLACE, CertificateEnd
 from app.cli.context import CommandFailed, ExitCode, Target, print_json, print_table, target_options
@@ -115,7 +116,7 @@ def status_table(log: str, views: list[dict[str, Any]]) -> Table:
         since_ms = peer.get("unreachable_since_ms")
         table.add_row(
             view["node"],
-            f"[{ROLE_STYLES.get(role, 'default')}]{role}[/]",
+            Text(role, style=ROLE_STYLES.get(role, "default")),
             *(_number(view.get(name)) for name in ("term", "begin_index", "committed_index", "end_index")),
             str(peer.get("state", "")) if since_ms is None else f"no answer since {format_time(since_ms)}",
             _lag(peer),

@@ -13,6 +13,7 @@ from app.cli.context import (
     a_cursor_name,
     print_json,
     print_table,
+    printable,
     target_options,
 )
 from app.client.operations import Cursor, Operations
@@ -70,7 +71,8 @@ def _list(target: Target) -> None:
     view.add_column("holder")
     for cursor in found:
         fence = "yes" if cursor.fence else "no"
-        view.add_row(cursor.name, f"{cursor.index:,}", fence, cursor.version.strip('"'), cursor.holder)
+        holder = printable(cursor.holder or "")
+        view.add_row(cursor.name, f"{cursor.index:,}", fence, cursor.version.strip('"'), holder)
     print_table(view)
 
 
@@ -162,5 +164,5 @@ def _show(target: Target, found: Cursor) -> None:
         print_json(document)
         return
     fence = "with a fence" if found.fence else "no fence"
-    holder = "" if found.holder is None else f", moved by {found.holder}"
+    holder = "" if found.holder is None else f", moved by {printable(found.holder)}"
     click.echo(f"{found.name}: next index {found.index}, {fence}, version {document['version']}{holder}")

@@ -15,6 +15,7 @@ from app.cli.context import (
     failure_of,
     print_json,
     print_table,
+    printable,
     target_options,
 )
 from app.cli.delta.job_options import spark_conf_option, tables_option
@@ -484,5 +485,5 @@ def _log_schema(document: Mapping[str, Any]) -> "LogSchema":
 def _show_columns(document: Mapping[str, Any]) -> None:
     for column in document["columns"]:
         required = "" if column["nullable"] else ", required"
-        comment = f": {column['comment']}" if column["comment"] else ""
+        comment = f": {printable(column['comment'])}" if column["comment"] else ""
         click.echo(f"  {column['name']} {column['type']}{required}{comment}")

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
+from app.cli.context import printable
 from app.cli.times import format_time
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ CSV_COLUMNS = (
     "headers",
 )
 _CSV_END = "\r\n"  # quoted within a field, as readers require of both characters
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
-_CONTROL |= {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"}
 Emit = Callable[[Mapping[str, Any]], None]
 
 
@@ -133,7 +132,7 @@ def record_line(record: Mapping[str, Any], width: int | None = None) -> str:
         headers = f"  {{{pairs}}}"
     when = format_time(record["timestamp"])
     line = f"{record['index']:>8}  {when}  {'-' if key is None else key}  {shown}{headers}"
-    line = line.translate(_CONTROL)
+    line = printable(line)
     if width is not None and len(line) + len(kind) > width:
         line = f"{line[: max(1, width - len(kind) - 1)]}…"
     return line + kind

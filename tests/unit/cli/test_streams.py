@@ -4,7 +4,11 @@ import json
 import subprocess
 import sys
 
+import pytest
+
+from app.cli.context import printable
 from tests.unit.cli.fake_service import Scripted, committed, fake_service
+from tests.unit.cli.test_commands import run
 
 PROGRAM = "from app.cli import run; run()"
 ASCII = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -73,3 +77,17 @@ def test_a_user_without_a_home_folder_needs_none() -> None:
         command = [sys.executable, "-c", program, "append", "v", "-e", node.url]
         done = subprocess.run(command, env={"PATH": "/usr/bin:/bin"}, capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("holder", ["[/]", "[red]x[/red]", ":smile: \x1b[2J\x9b2J\n"])
+def test_a_reader_cannot_change_the_output_by_the_name_that_it_gives_itself(holder: str) -> None:
+    cursor = {"log": "default", "name": "a", "index": 1, "fence": False, "version": "7", "holder": holder}
+    expected = printable(holder)
+    assert expected.isprintable()
+    with fake_service(lambda _: Scripted(200, {"cursors": [cursor]})) as node:
+        shown = run("cursors", "list", url=node.url)
+    assert shown.exit_code == 0
+    assert shown.output.rstrip().endswith(f" {expected}")
+    with fake_service(lambda _: Scripted(200, cursor, {"ETag": '"7"'})) as node:
+        one = run("cursors", "show", "a", url=node.url).output
+    assert one == f"a: next index 1, no fence, version 7, moved by {expected}\n"
