@@ -126,6 +126,20 @@ def test_bounds_of_long_texts_and_decimals_are_not_within_the_values(
     assert [type(each) for each in bounds] == [type(least), type(most)]
 
 
+def test_times_of_all_years_are_read_from_files_of_spark(
+    spark: SparkSession, tmp_path: Path, log: FakeLog, replicas: list[FakeReplica]
+) -> None:
+    log.set_schema("at TIMESTAMP, local TIMESTAMP_NTZ")  # Spark writes tables with such a column
+    days = ("0001-01-01", "1500-02-28", "2013-01-31", "9999-12-31")
+    log.append(*(to_json(at=f"{day}T23:59:59.999999Z", local=f"{day}T00:00:00") for day in days))
+    config = MaterializeConfig(endpoint=endpoints(replicas), tables=tmp_path, available_now=True)
+    materialize(config, spark=spark)
+    for reader, read in READERS.items():
+        rows = read(str(tmp_path / "default" / "records"))
+        found = sorted((str(row["at"])[:26], str(row["local"])[:10]) for row in rows)
+        assert found == [(f"{day} 23:59:59.999999", day) for day in days], reader
+
+
 def found_by_polars(path: str, name: str, value: object) -> int:
     return len(polars.scan_delta(path).filter(polars.col(name) == value).collect())
 
