@@ -45,7 +45,10 @@ def _named(path: str, operation: str) -> Iterator[None]:
 
 
 class OsFile:
-    """An open file of the operating system. Reads by mmap; when the file grows, the mapping is replaced."""
+    """An open file of the operating system. Reads by mmap; when the file grows, the mapping is replaced.
+
+    It is closed by `close`, or once nothing uses it any more.
+    """
 
     def __init__(self, path: str, descriptor: int) -> None:
         self._path = path
@@ -154,6 +157,10 @@ class OsFile:
             descriptor, self._descriptor = self._descriptor, -1
             with _named(self._path, "close"):
                 os.close(descriptor)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(DiskError):
+            self.close()
 
 
 class OsLock:

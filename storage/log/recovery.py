@@ -200,7 +200,6 @@ class Recovery:
                 for row in segment.control_rows():
                     self._note_epoch(segment.path, segment.batch_of_row(row))
                 if segment.mapped:  # a process may have fewer descriptors than a log has segments
-                    segment.close()
                     segment.seal(segment.end_offset)
 
     def _note_epoch(self, path: str, batch: Batch) -> None:

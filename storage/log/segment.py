@@ -166,8 +166,9 @@ class Segment:
 
     def sync(self) -> None:
         """Make written bytes durable; no effect if the segment was closed, because it left the log."""
-        if self._file is not None:
-            self._file.sync()
+        file = self._file
+        if file is not None:
+            file.sync()
 
     def take_unflushed(self) -> IndexWrite | None:
         """Return the entries that the index file lacks, and count them as written; None if it lacks none."""
@@ -254,9 +255,13 @@ class Segment:
             self.rebuild_index()
 
     def seal(self, end_offset: int) -> None:
-        """Use the index file from now on: all batches up to `end_offset`, the segment's end, are durable."""
+        """Use the index file from now on: all batches up to `end_offset`, the segment's end, are durable.
+
+        The files are opened again by the next read: a log may have more segments than a process has
+        descriptors.
+        """
         self.end_offset = end_offset
-        self._index = None
+        self._index = self._file = None  # it is closed once no thread reads it
         self.mapped = True
 
     def _map_index(self) -> None:

@@ -1,6 +1,7 @@
 """Start-up reads the tail of a log, not the log; one that fails leaves no file open."""
 
 import contextlib
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -112,7 +113,7 @@ class Watched(OsFileSystem):
     read."""
 
     def __init__(self) -> None:
-        self.files: list[OsFile] = []
+        self.files: weakref.WeakSet[OsFile] = weakref.WeakSet()
         self.full: str | None = None
         self.unreadable: str | None = None
 
@@ -121,7 +122,7 @@ class Watched(OsFileSystem):
         if name == self.full:
             raise StorageFull(path, "open", "no space")
         file = super().open(path, create)
-        self.files.append(file)
+        self.files.add(file)
         if name == self.unreadable:
             file.read = _unreadable(path)  # type: ignore[method-assign]
         return file
@@ -225,3 +226,15 @@ def test_an_opening_that_rebuilds_the_epochs_keeps_no_sealed_segment_open(tmp_pa
     assert again.epochs == epochs
     check_whole(again, whole)
     again.close()
+
+
+def test_a_log_that_grows_keeps_no_sealed_segment_open(tmp_path: Path) -> None:
+    """A sync without a descriptor ends the node."""
+    files, folder = OsFileSystem(), str(tmp_path)
+    log = open_log(files, folder=folder)
+    before = len(list(Path("/dev/fd").iterdir()))
+    batches = [batch for _ in range(20) for batch in grow(log, 10)]
+    after = len(list(Path("/dev/fd").iterdir()))
+    assert after - before < 5 < len(segment_offsets(files, folder))
+    check_whole(log, batches)
+    log.close()
