@@ -69,7 +69,7 @@ def last_matching(client: "CommitlogClient", count: int, **query: Any) -> int:
     if query.get("until_index") is not None:
         end = min(end, query["until_index"])
     if (until_ms := query.pop("until_timestamp", None)) is not None:
-        seen = {name: query.get(name) for name in ("consistency", "include")}
+        seen: dict[str, Any] = {name: query.get(name) for name in ("consistency", "include")}
         later = client.read(from_timestamp=until_ms, limit=1, **seen).records
         end = min(end, later[0]["index"]) if later else end
     begin = max(0, tail["begin_index"])

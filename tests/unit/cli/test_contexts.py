@@ -161,7 +161,7 @@ def test_a_token_file_is_found_from_any_folder(tmp_path: Path, monkeypatch: pyte
     assert find_target((), None, None, None).token == "secret"
 
 
-def test_a_token_file_in_the_home_folder_of_nobody_is_named() -> None:
+def test_a_token_file_of_an_unknown_user_is_refused() -> None:
     cluster = contexts.NamedCluster(["http://a"], token_file="~nobody-here/token")
     with pytest.raises(contexts.ContextError, match="the token file ~nobody-here/token cannot be read"):
         cluster.token()
