@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 import zipfile
@@ -59,11 +60,15 @@ def check_machine(port: int = 8101, nodes: int = 3, data: Path | None = None) ->
         lambda: check_environment(environment),
         lambda: check_packages(environment),
         check_java,
+        check_session,
         check_jars,
         check_data_set,
     )
     if not environment.in_checkout:
-        software = (check_extras, *((check_java, check_fetched_jars) if find_spec("pyspark") else ()))
+        software = (
+            check_extras,
+            *((check_java, check_session, check_fetched_jars) if find_spec("pyspark") else ()),
+        )
     machine: Sequence[Callable[[], Check]] = (
         lambda: check_ports(port, nodes),
         lambda: check_disk(data or Path.cwd()),
@@ -150,6 +155,17 @@ def check_java() -> Check:
     except JavaNotFound as error:
         return Check("java", State.MISSING, str(error), f"{SET_UP}, which installs Java")
     return Check("java", State.OK, f"Java {java.version} from {java.source} ({java.home})")
+
+
+def check_session() -> Check:
+    """Check the user and the folder for temporary files, without which no Spark session starts."""
+    from spark_jobs.session.machine import temporary_folder_problem, user_problem
+
+    for problem in (user_problem(), temporary_folder_problem()):
+        if problem:
+            text, _, remedy = problem.partition(": ")
+            return Check("spark session", State.MISSING, text, remedy)
+    return Check("spark session", State.OK, f"temporary files in {tempfile.gettempdir()}")
 
 
 def check_jars() -> Check:

@@ -7,7 +7,6 @@ there.
 
 import logging
 import os
-import pwd
 import re
 import signal
 import socket
@@ -38,6 +37,7 @@ from spark_jobs.session.jars import (
     jar_paths,
 )
 from spark_jobs.session.java import JavaNotFound, find_java
+from spark_jobs.session.machine import temporary_folder_problem, user_problem
 from spark_jobs.session.settings import SparkSettings
 from spark_jobs.session.spark_home import spark_home
 from storage.units import MIB
@@ -170,12 +170,11 @@ def build_session(
     FileNotFoundError when a jar is missing; ConfigError for a user without a name, and for a folder of
     temporary files in which nothing can be executed.
     """
-    _check_user()
-    _check_temporary_folder()
+    if problem := user_problem() or temporary_folder_problem():
+        raise ConfigError(problem)
     is_local = master.startswith("local")
     memory = (extra or {}).get(DRIVER_MEMORY, SPARKS_DRIVER_MEMORY)
     launch = launch_settings(jars_folder, is_local=is_local, driver_memory=memory)
-    launch[DRIVER_JAVA] += f' "-Djava.io.tmpdir={tempfile.gettempdir()}"'  # Java does not read TMPDIR
     os.environ["JAVA_HOME"] = str(find_java().parent.parent)
     if "SPARK_HOME" not in os.environ and (home := spark_home()) is not None:
         os.environ["SPARK_HOME"] = str(home)
@@ -197,29 +196,6 @@ def build_session(
         session.sparkContext.addPyFile(str(make_zip(private_folder(SCRATCH))))
     _expect_closed_connections(session.sparkContext._accumulatorServer)
     return _quiet(session)
-
-
-def _check_user() -> None:
-    """Raise ConfigError if the machine does not know the user of this process: Java would end with a
-    traceback, since Hadoop asks for the name of the user."""
-    try:
-        pwd.getpwuid(os.getuid())
-    except KeyError:
-        raise ConfigError(
-            f"Spark needs a user with a name, and this machine has none for the number {os.getuid()}: add a "
-            "line for it to /etc/passwd"
-        ) from None
-
-
-def _check_temporary_folder() -> None:
-    """Raise ConfigError if the folder of temporary files is mounted with `noexec`: Parquet unpacks its
-    library for compression there, and each write would fail."""
-    folder = tempfile.gettempdir()
-    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
-        raise ConfigError(
-            f"Spark loads libraries from {folder}, which is mounted with noexec: set TMPDIR to a folder of "
-            "another file system"
-        )
 
 
 def launch_settings(
@@ -366,12 +342,14 @@ def _let_workers_import_us() -> None:
 
 
 def _files() -> dict[str, str]:
-    """Return settings that name files: the configuration of the log, and a warehouse that is never
-    written."""
+    """Return settings that name files: the configuration of the log, the folder of temporary files, and a
+    warehouse that is never written."""
     folder = private_folder(SCRATCH)
     log4j = folder / "log4j2.properties"
     log4j.write_text(LOG4J, "utf-8")
     return {
-        DRIVER_JAVA: f'"-Dlog4j2.configurationFile={log4j}" {JAVA_OPTIONS}',
+        # Java does not read TMPDIR; Spark splits the options at spaces outside of quotes
+        DRIVER_JAVA: f"-Dlog4j2.configurationFile={log4j.as_uri()} {JAVA_OPTIONS} "
+        f'"-Djava.io.tmpdir={tempfile.gettempdir()}"',
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }

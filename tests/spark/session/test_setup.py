@@ -5,12 +5,13 @@ import shlex
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pytest
-from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from app.errors import ConfigError
@@ -121,25 +122,20 @@ def test_a_temporary_folder_without_execution_is_refused(monkeypatch: pytest.Mon
         build_session("nowhere", jars_folder=DEFAULT_JARS_FOLDER)
 
 
-def test_a_temporary_folder_may_have_a_blank_in_its_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["my tmp", "it's #1%41,b"])
+def test_a_temporary_folder_may_have_any_letters(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Java took the rest of the path for its main class."""
-    folder, given = tmp_path / "a b", dict[str, str]()
+    """A space ended the option, and Java took the rest of the path for the name of a class."""
+    folder = tmp_path / name
     folder.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
-    monkeypatch.setattr(os, "environ", os.environ.copy())
-
-    def start(builder: Any) -> SparkSession:
-        given.update(builder._options)
-        raise Py4JError("no session")
-
-    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", start)
-    with pytest.raises(ConfigError, match="no session"):
-        build_session("nothing", jars_folder=DEFAULT_JARS_FOLDER)
-    options = shlex.split(given[DRIVER_JAVA])
-    (logging,) = folder.glob("*/log4j2.properties")
-    assert {f"-Djava.io.tmpdir={folder}", f"-Dlog4j2.configurationFile={logging}"} <= set(options)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    lines = launch_settings(DEFAULT_JARS_FOLDER, is_local=True)["spark.driver.extraJavaOptions"]
+    options = shlex.split(lines)
+    assert f"-Djava.io.tmpdir={folder}" in options
+    [log4j] = [each.partition("=")[2] for each in options if each.startswith("-Dlog4j2.configurationFile=")]
+    assert Path(url2pathname(urlsplit(log4j).path)).parent.parent == folder
+    assert "," not in log4j  # Log4j would read two files
 
 
 def test_the_home_is_pysparks_own_but_for_its_zip(tmp_path: Path) -> None:
