@@ -23,6 +23,12 @@ def main(arguments: list[str]) -> int:
     except SetupFailed as error:
         sys.stderr.write(f"\nset-up failed: {error}\n")
         return 1
+    except OSError as error:  # a checkout that is read-only or of another user, a full disk
+        sys.stderr.write(
+            f"\nset-up failed: {error}\nIt needs about 2 GiB of space in .venv and .cache of {ROOT}, and the "
+            "permission to write there.\n"
+        )
+        return 1
     except KeyboardInterrupt:
         sys.stderr.write("\nset-up interrupted; run it again to continue\n")
         return 130

@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,8 @@ BUILD_PACKAGES = (
     "packaging",
 )  # installed first: the lock's source packages build with them
 LARGEST_PACKAGE = "pyspark"  # 450 MB of source, from which pip builds a wheel
+# venv refuses a colon, shells read these in the scripts of pip, and Spark lists and globs the paths of jars
+UNUSABLE_IN_PATHS = ':"$`\\\n,*?[]{}'
 LOG_TAIL_LINES = 15
 PROGRESS_EACH_S = 1.0
 
@@ -102,6 +105,7 @@ class Environment:
         """Create the environment unless it is ready. Raises SetupFailed."""
         if self.is_ready() and not again:
             return
+        self._check_path()
         self.log.parent.mkdir(exist_ok=True)
         with self._alone():
             if self.is_ready() and not again:
@@ -123,6 +127,13 @@ class Environment:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
+    def _check_path(self) -> None:
+        if found := [letter for letter in UNUSABLE_IN_PATHS if letter in str(self.root)]:
+            raise SetupFailed(
+                f"the path of this checkout, {self.root}, contains {' '.join(map(repr, found))}, which "
+                "virtual environments or Spark cannot use: move the checkout to another folder."
+            )
+
     def _make_folder(self) -> None:
         if find_spec("ensurepip") is None:
             version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -132,6 +143,7 @@ class Environment:
             )
         if self._works():
             _print_step(f"1/6 environment: {self.folder} exists")
+            self._remove_partial_packages()
             return
         _print_step(f"1/6 environment: creating {self.folder} with Python {sys.version.split()[0]}")
         self._run([sys.executable, "-m", "venv", "--clear", str(self.folder)], "make the environment")
@@ -146,6 +158,13 @@ class Environment:
             _ACTIVATION_GUARD.replace("HERE", here)
         )  # the shell reads the path as it is on disk
         script.write_bytes(guard + script.read_bytes())
+
+    def _remove_partial_packages(self) -> None:
+        """Let pip install again what a killed pip has begun: it takes a package with METADATA for installed,
+        writes INSTALLER after all of its files, and RECORD last."""
+        for metadata in self.folder.glob("lib/*/site-packages/*.dist-info"):
+            if not all((metadata / name).is_file() for name in ("INSTALLER", "RECORD")):
+                shutil.rmtree(metadata)
 
     def _works(self) -> bool:
         """Return whether the environment's Python runs, is new enough and has pip."""

@@ -1,6 +1,7 @@
 """The set-up and the doctor: completion, and messages about missing parts."""
 
 import ast
+import errno
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -20,6 +22,7 @@ from packaging.utils import canonicalize_name
 from app.cli.main import cli
 from app.setup import checks
 from app.setup.checks import State, check_machine
+from app.setup.command import main
 from app.setup.environment import (
     BUILD_PACKAGES,
     ROOT,
@@ -138,6 +141,51 @@ def test_a_python_without_ensurepip_gets_the_command_that_installs_it(
         checkout(tmp_path).set_up()
 
 
+@pytest.mark.parametrize("letter", [*':"$`\\,*?[]{}', "\n"])
+def test_a_path_that_venv_or_spark_cannot_use_is_refused_at_the_start(tmp_path: Path, letter: str) -> None:
+    folder = tmp_path / f"my{letter}folder"
+    folder.mkdir()
+    with pytest.raises(SetupFailed, match="move the checkout") as failed:
+        checkout(folder).set_up()
+    assert f"contains {letter!r}, which" in str(failed.value)
+    assert sorted(each.name for each in folder.iterdir()) == ["pyproject.toml", "requirements.lock"]
+
+
+def test_the_letters_of_other_paths_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "my dir" / "it's ü #1%41"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr("app.setup.environment.find_spec", lambda _: None)  # the step after the path
+    with pytest.raises(SetupFailed, match="ensurepip"):
+        checkout(folder).set_up()
+
+
+def test_a_checkout_that_cannot_be_written_ends_the_set_up_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", "/clone/.cache")
+
+    monkeypatch.setattr(Environment, "set_up", refuse)
+    assert main([]) == 1
+    errors = capsys.readouterr().err
+    assert "set-up failed: [Errno 30] Read-only file system: '/clone/.cache'" in errors
+    assert f".cache of {ROOT}" in errors
+
+
+def test_a_package_that_a_killed_pip_has_begun_is_installed_again(tmp_path: Path) -> None:
+    packages = tmp_path / ".venv" / "lib" / "python3.11" / "site-packages"
+    for name, files in (
+        ("whole-1", ("METADATA", "INSTALLER", "RECORD")),
+        ("before_scripts-1", ("METADATA", "RECORD")),  # RECORD of the wheel
+        ("at_the_end-1", ("METADATA", "INSTALLER")),
+    ):
+        (packages / f"{name}.dist-info").mkdir(parents=True)
+        for file in files:
+            (packages / f"{name}.dist-info" / file).touch()
+    checkout(tmp_path)._remove_partial_packages()
+    assert [each.name for each in packages.iterdir()] == ["whole-1.dist-info"]
+
+
 def test_a_failing_step_names_itself_its_output_and_its_log(tmp_path: Path) -> None:
     environment = checkout(tmp_path)
     environment.log.parent.mkdir()
@@ -226,6 +274,18 @@ def test_the_doctor_reports_a_file_in_the_place_of_the_folder(tmp_path: Path) ->
     found = checks.check_disk(tmp_path / "data" / "n1")
     assert (found.state, found.detail) == (State.MISSING, f"{tmp_path / 'data'} is not a folder")
     assert found.remedy
+
+
+def test_the_doctor_reports_what_a_session_of_spark_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checks.check_session().state is State.OK
+    with monkeypatch.context() as changed:
+        changed.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
+        found = checks.check_session()
+        assert (found.state, found.remedy) == (State.MISSING, "set TMPDIR to a folder of another file system")
+        assert found.detail.endswith("mounted with noexec")
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 5)
+    found = checks.check_session()
+    assert (found.state, found.remedy) == (State.MISSING, "add a line for it to /etc/passwd")
 
 
 def test_the_doctor_needs_no_package() -> None:
