@@ -81,7 +81,11 @@ def load() -> Contexts:
         return msgspec.json.decode(path().read_bytes(), type=Contexts)
     except FileNotFoundError:
         return Contexts()
-    except (OSError, msgspec.DecodeError) as error:
+    except OSError as error:  # a home folder of another user
+        raise ContextError(
+            f"{path()} cannot be read ({error.strerror}); set COMMITLOG_CONTEXTS to a file of this user"
+        ) from error
+    except msgspec.DecodeError as error:
         raise ContextError(f"{path()} cannot be read ({error}); repair or delete it") from error
 
 

@@ -130,6 +130,11 @@ def append_command(
         raise click.UsageError(
             "VALUES and --file, --format, --ndjson, --key-column, --batch or --skip cannot be used together"
         )
+    if values == ("-",):
+        raise click.UsageError(
+            "VALUES are the records themselves, and - is not read as standard input: leave it out, or use "
+            "--file -. `echo - | commitlog append` appends a record with the value -"
+        )
     pairs = [_header(header) for header in headers]
     if values:
         with target.client(writes=True) as client:

@@ -1,5 +1,6 @@
 """Contexts: commands that name no cluster, clusters of `commitlog up`, several processes at once."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -165,3 +166,16 @@ def test_a_token_file_of_an_unknown_user_is_refused() -> None:
     cluster = contexts.NamedCluster(["http://a"], token_file="~nobody-here/token")
     with pytest.raises(contexts.ContextError, match="the token file ~nobody-here/token cannot be read"):
         cluster.token()
+
+
+def test_a_file_of_another_user_is_not_called_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with the HOME of root, which sudo may keep."""
+
+    def refuse(_: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(contexts.ContextError) as refused:
+        contexts.load()
+    assert "cannot be read (Permission denied); set COMMITLOG_CONTEXTS" in str(refused.value)
+    assert "delete" not in str(refused.value)

@@ -19,6 +19,7 @@ SCHEMA = "app.cli.log_state.schema"
         (["append", "v", "--key-column", "id"], "VALUES and --file"),
         (["append", "v", "--skip", "1"], "VALUES and --file"),
         (["append", "v", "--batch", "10"], "VALUES and --file"),
+        (["append", "-"], "- is not read as standard input"),
         (["append", "--ndjson", "--key", ""], "--key, --header and --timestamp cannot be used with ndjson"),
         (["read", "--format", "parquet", "--encoding", "base64"], "--encoding cannot be used with parquet"),
         (["read", "-o", "a.arrow", "--encoding", "json"], "--encoding cannot be used with arrow"),
