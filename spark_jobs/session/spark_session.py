@@ -13,15 +13,15 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from socketserver import BaseServer
 from typing import Any
 from urllib.parse import urlsplit
 
 import pyarrow as pa
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark.errors import AnalysisException
+from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
+from pyspark.errors import AnalysisException, PySparkRuntimeError
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
@@ -152,7 +152,8 @@ def open_session(
     try:
         yield session
     finally:
-        session.stop()
+        with suppress(Py4JNetworkError, ConnectionError):  # Java was killed: the job reports its own failure
+            session.stop()
 
 
 def build_session(
@@ -190,6 +191,11 @@ def build_session(
     try:
         with _own_interrupt_handler():
             session = builder.getOrCreate()
+    except (Py4JNetworkError, ConnectionError, PySparkRuntimeError) as error:
+        raise ConfigError(
+            "Java ended while Spark started; its own message, if any, is above. Without one the kernel has "
+            f"probably killed it: Spark may take {memory} of heap (spark.driver.memory) and as much beside it"
+        ) from error
     except Py4JError as error:
         raise ConfigError(f"Spark does not start at {master}: {_reason(error)}") from error
     if not is_local:

@@ -12,17 +12,20 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 
 from app.errors import ConfigError
 from spark_jobs import notebook
-from spark_jobs.session import jars, java
+from spark_jobs.session import jars, java, spark_session
 from spark_jobs.session.jars import DEFAULT_JARS_FOLDER, JarsUnavailable, ensure_jars, missing_jars
+from spark_jobs.session.settings import SparkSettings
 from spark_jobs.session.spark_home import spark_home
 from spark_jobs.session.spark_session import (
     DRIVER_JAVA,
     build_session,
     launch_settings,
+    open_session,
     with_extra,
     young_mib,
 )
@@ -120,6 +123,34 @@ def test_a_temporary_folder_without_execution_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
     with pytest.raises(ConfigError, match="mounted with noexec: set TMPDIR"):
         build_session("nowhere", jars_folder=DEFAULT_JARS_FOLDER)
+
+
+@pytest.mark.parametrize(
+    "failure", [ConnectionRefusedError(111, "Connection refused"), Py4JNetworkError("empty")]
+)
+def test_java_that_is_killed_at_the_start_is_reported(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the kernel, in a container with less memory than the heap: it ended in a traceback of Py4J."""
+
+    def end(_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", end)
+    with pytest.raises(ConfigError, match=r"Java ended while Spark started.* may take 1g of heap"):
+        build_session("killed", jars_folder=DEFAULT_JARS_FOLDER)
+
+
+def test_the_failure_of_a_job_whose_java_was_killed_is_the_one_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stop() -> None:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(spark_session, "_was_given", lambda: False)
+    monkeypatch.setattr(spark_session, "build_session", lambda *_, **__: SimpleNamespace(stop=stop))
+    with pytest.raises(ValueError, match="cell 1"), open_session("killed", SparkSettings()):
+        raise ValueError("cell 1")
 
 
 @pytest.mark.parametrize("name", ["my tmp", "it's #1%41,b"])
