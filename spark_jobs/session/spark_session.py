@@ -252,6 +252,18 @@ def kept_active(session: SparkSession) -> Iterator[None]:
         session.createDataFrame([], "nothing INT")
 
 
+def sibling_of(session: SparkSession) -> SparkSession:
+    """Return a session of the same Spark whose settings can be changed alone. It begins with the settings of
+    this module that the given one has; Spark's own `newSession` has those of Spark's start, which another
+    program may have made."""
+    sibling = session.newSession()
+    for name in RUNTIME_SETTINGS:
+        value = session.conf.get(name, None)
+        if value is not None:
+            sibling.conf.set(name, value)
+    return sibling
+
+
 def on_databricks() -> bool:
     """Return whether this process runs on a cluster of Databricks."""
     return "DATABRICKS_RUNTIME_VERSION" in os.environ

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from app.tables.delta_log import DeltaLog, DeltaLogError
 from app.tables.names import KEYS_PROPERTY, application_of
 from spark_jobs.session.locations import is_url
+from spark_jobs.session.spark_session import sibling_of
 from spark_jobs.tables.claims import newest_claim
 from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, Result, repeated
 from spark_jobs.tables.local_commits import NeedsSpark
@@ -310,5 +311,5 @@ class CurrentTable:
     def session(self) -> SparkSession:
         """The session of this table's statements, with settings of its own."""
         if self._own is None:
-            self._own = self.spark.newSession()
+            self._own = sibling_of(self.spark)
         return self._own
