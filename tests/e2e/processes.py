@@ -38,9 +38,9 @@ def commitlog(
 def free_port(nodes: int = 3) -> int:
     """A port from which a cluster of `nodes` finds all that it needs free. Other processes of tests ask for
     one at the same time."""
-    ports = range(20_101, 29_000, 50)
+    ports, needed = range(20_101, 29_000, 50), (0, 1_000, 2_000)  # REST, the other nodes, slaves
     for port in random.SystemRandom().sample(ports, len(ports)):
-        if all(port_is_free(base + node) for base in (port, port + 1_000) for node in range(nodes)):
+        if all(port_is_free(port + distance + node) for distance in needed for node in range(nodes)):
             return port
     raise AssertionError("no free ports")
 

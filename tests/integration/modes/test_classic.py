@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.e2e.processes import free_port
 from tests.support.cluster import Cluster, eventually, free_ports
 
 
@@ -130,7 +131,7 @@ def test_a_linearizable_read_at_a_slave_shows_no_more_than_its_master_would(tmp_
 
 @pytest.mark.rule("H-01")
 def test_commitlog_up_in_classic_mode(tmp_path: Path) -> None:
-    port = free_ports(1)[0] % 50_000 + 10_000
+    port = free_port(2)
     command = [sys.executable, "-m", "app.cli.main", "up", "--nodes", "2", "--no-spark"]
     command += ["--replication", "classic", "--data", str(tmp_path / "data"), "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as up:
