@@ -53,6 +53,7 @@ def test_a_stream_of_events_ends_when_its_token_loses_rights(
         await send({"type": "http.response.body", "body": b"1", "more_body": True})
         file.write_text(line + "\n")
         await tokens.refresh()
+        await tokens.refresh()  # a changed file is used after two reads
         await send({"type": "http.response.body", "body": b"2", "more_body": True})
         await send({"type": "http.response.body", "body": b"3"})
 

@@ -111,6 +111,7 @@ def test_a_user_without_a_name_is_refused(
 ) -> None:
     """As in a container that runs with the number of a user that it does not know."""
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 5)
+    monkeypatch.setattr(spark_session, "_was_given", lambda: False)  # a session that other tests have opened
     with pytest.raises(ConfigError, match="none for the number 2147483643: add a line"):
         build_session("nobody", jars_folder=DEFAULT_JARS_FOLDER)
     cells = tmp_path / "cells.py"
