@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from app.arguments import check_instance, check_text, check_whole
 from app.client.batches import arrow_stream, check_arrow
-from app.client.connection import DEFAULT_ENDPOINT, ClusterConnection, HttpAnswer
+from app.client.connection import ANSWER_S, DEFAULT_ENDPOINT, ClusterConnection, HttpAnswer
 from app.client.errors import ClientError, NoAnswer, NotFound, OtherLog
 from app.client.records import EXACT_NUMBERS, RecordLike, ndjson
 from app.extras import naming_the_extra
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FOLLOW_WAIT_MS = 10_000
-_ANSWER_S = 5.0  # that the service may take for a call that does not wait
 _ENDS = ("until_index", "until_timestamp")
 ARROW_PAGE_RECORDS = 100_000
 ARROW_PAGE_BYTES = 8 * MIB
@@ -329,7 +328,7 @@ class CommitlogClient:
         return document_of(self._answer(route, endpoint, **query))
 
     def _answer(
-        self, route: str, endpoint: str | None = None, wait_s: float = 5.0, **query: Any
+        self, route: str, endpoint: str | None = None, wait_s: float = ANSWER_S, **query: Any
     ) -> HttpAnswer:
         query = {name: _parameter(value) for name, value in query.items() if value is not None}
         if endpoint is not None:
@@ -366,9 +365,9 @@ def _wait_s(query: Mapping[str, Any]) -> float:
     """Return the time that the service may take for a query. Raises TypeError and ValueError."""
     wait_ms: int | None = query.get("wait_ms")
     if wait_ms is None:
-        return _ANSWER_S
+        return ANSWER_S
     check_whole("wait_ms", wait_ms, 0)
-    return max(_ANSWER_S, wait_ms / 1000)
+    return max(ANSWER_S, wait_ms / 1000)
 
 
 def _parameter(value: Any) -> Any:

@@ -32,6 +32,7 @@ _NAMED_ENDPOINTS = 5  # at most, in an error
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 AVOID_S = 1.0  # for this time a node that did not answer is not used as leader, even if others report it
 LEARN_EACH_S = 60.0  # the nodes of the cluster, and the id of a learned one
+ANSWER_S = 5.0  # that the service may take for a call that does not wait
 SLACK_S = 5.0  # time that a call waits for its answer beyond the service's own time limit
 
 NEVER_SENT = (
@@ -128,7 +129,7 @@ class ClusterConnection:
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
         to_leader: bool = False,
-        wait_s: float = 5.0,
+        wait_s: float = ANSWER_S,
     ) -> HttpAnswer:
         """Return the first good answer of any node. Raises ClientError: the last one, or at once one that a
         retry cannot fix. A node that is not trusted is passed over; Untrusted is raised if all are so.
@@ -241,7 +242,7 @@ class ClusterConnection:
         query: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
-        wait_s: float = 5.0,
+        wait_s: float = ANSWER_S,
     ) -> HttpAnswer:
         """Return one answer of one node. Raises NoAnswer, Untrusted and Problem."""
         url = f"{checked_endpoint(endpoint)}{path}" + (f"?{urlencode(query)}" if query else "")

@@ -1,6 +1,6 @@
 """Reads of more than one page: filters with a limit, the last records that match, a whole log."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,15 +46,15 @@ def tables(
     query = {name: value for name, value in query.items() if value is not None}
     first = client.read(limit=1, **query)
     at = first.records[0]["index"] if first.records else first.next_index
-    end = first.document["end_index" if query.get("consistency") == "local" else "committed_index"] + 1
+    end = end_of(first.document, query.get("consistency"))
     query = {name: value for name, value in query.items() if name not in (*STARTS, "wait_ms")}
     yield from client.arrow_pages(at, most=limit, **{"until_index": end, "log_id": first.log_id, **query})
 
 
-def end_of(client: "CommitlogClient", consistency: str | None) -> int:
-    """Return the index after the last record that a read with this consistency sees."""
-    tail = client.tail(consistency=consistency or "linearizable")
-    return int(tail["end_index" if consistency == "local" else "committed_index"]) + 1
+def end_of(document: Mapping[str, Any], consistency: str | None) -> int:
+    """Return the index after the last record that a read with this consistency sees. document: a page or the
+    tail of the log."""
+    return int(document["end_index" if consistency == "local" else "committed_index"]) + 1
 
 
 def last_matching(client: "CommitlogClient", count: int, **query: Any) -> int:
@@ -64,7 +64,7 @@ def last_matching(client: "CommitlogClient", count: int, **query: Any) -> int:
     The log is searched from its end in growing windows. Without enough records: the beginning of the log.
     """
     tail = client.tail(consistency=query.get("consistency") or "linearizable")
-    end = tail["end_index" if query.get("consistency") == "local" else "committed_index"] + 1
+    end = end_of(tail, query.get("consistency"))
     query.pop("wait_ms", None)
     if query.get("until_index") is not None:
         end = min(end, query["until_index"])

@@ -255,7 +255,8 @@ def _start_of_tail(
     if from_index is not None:
         return {"from_index": from_index}
     if last == 0:
-        return {"from_index": end_of(client, filters["consistency"])}
+        consistency = filters["consistency"]
+        return {"from_index": end_of(client.tail(consistency=consistency or "linearizable"), consistency)}
     if filters["key"] is None:
         return {"last": last}
     return {"from_index": last_matching(client, last, **filters)}
