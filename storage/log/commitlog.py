@@ -330,7 +330,8 @@ class Commitlog(LogView):
             return None
         segment.begin_at(entry.offset)
         position = self._segments.index(segment)
-        removed, self._segments = self._segments[:position], self._segments[position:]
+        removed = self._segments[:position]
+        self._keep(self._segments[position:])
         self._base_index, self._base_offset, self._base_term = entry.base_index, entry.offset, entry.term
         self._marked_offset = max(self._marked_offset, entry.offset)
         epochs = epochs_from(self._epochs, entry.offset)
@@ -394,7 +395,7 @@ class Commitlog(LogView):
                 segment.truncate(offset)
             elif not segment.mapped:
                 segment.restart_flush()  # a flush in progress is discarded
-        self._segments = kept
+        self._keep(kept)
         self._end_with(last)
         self._tail.drop_from(last.next_index)
         if self._epochs and self._epochs[-1].start_offset >= offset:
@@ -407,7 +408,8 @@ class Commitlog(LogView):
 
     def _empty(self, base_index: int, base_offset: int, epochs: tuple[Epoch, ...]) -> None:
         self._disk.truncation_count += 1
-        removed, self._segments = self._segments, []
+        removed = self._segments
+        self._keep([])
         self._base_index, self._base_offset, self._epochs = base_index, base_offset, epochs
         self._end_with(None)
         self._tail.drop_from(0)

@@ -17,6 +17,7 @@ from storage.log.segment import Segment, StoredBatches
 from storage.log.tail import BatchTail
 from storage.units import NO_INDEX
 
+OPEN_SEGMENTS: Final = 2  # sealed ones whose files stay open; each needs three descriptors
 _TIMESTAMP: Final = READ_SCHEMA.get_field_index("timestamp")
 
 
@@ -52,6 +53,7 @@ class LogView:
         self._base_offset = recovered.manifest.base_offset
         self._base_term = recovered.manifest.base_term
         self._segments = recovered.segments
+        self._open: list[Segment] = []  # sealed ones, the last read at the end
         self._epochs = recovered.epochs
         self._end_with(recovered.last_batch)
         self.durable_index = self.end_index
@@ -147,6 +149,9 @@ class LogView:
         if self.last_term <= term:
             return self.end_index
         for segment in reversed(self._segments):
+            if segment.ends[0].term > term:
+                continue
+            self._note_read(segment)
             segment.verify_order()
             row = segment.index.last_row_of_term_at_most(term)
             if row >= 0:
@@ -262,9 +267,10 @@ class LogView:
         """
         timestamp_us = timestamp_ms * 1000
         for segment in self._segments:
-            last = segment.entry(segment.index.count - 1)
+            last = segment.ends[1]
             if last.last_index < from_index or last.peak_timestamp_us < timestamp_us:
                 continue
+            self._note_read(segment)
             segment.verify_order()
             row = max(0, segment.index.row_of_index(from_index))
             while (row := segment.index.row_at_or_after(timestamp_us, row)) < segment.index.count:
@@ -285,7 +291,21 @@ class LogView:
         segments = self._segments
         if len(segments) == 1:
             return segments[0]
-        return segments[bisect_right(segments, index, key=lambda segment: segment.base_index) - 1]
+        segment = segments[bisect_right(segments, index, key=lambda segment: segment.base_index) - 1]
+        self._note_read(segment)
+        return segment
+
+    def _note_read(self, segment: Segment) -> None:
+        """Keep the files of a segment open; close those of the sealed one that was not read for longest."""
+        if segment.mapped and not (self._open and self._open[-1] is segment):
+            self._open = [*(each for each in self._open if each is not segment), segment]
+            while len(self._open) > OPEN_SEGMENTS:
+                self._open.pop(0).release()
+
+    def _keep(self, segments: list[Segment]) -> None:
+        """Make these the segments of the log."""
+        self._segments = segments
+        self._open = [each for each in self._open if each in segments]
 
     def _entry(self, index: int) -> IndexEntry:
         return self._segment_of(index).entry_of(index)[1]

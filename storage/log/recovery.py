@@ -199,8 +199,7 @@ class Recovery:
             for segment in self._segments:
                 for row in segment.control_rows():
                     self._note_epoch(segment.path, segment.batch_of_row(row))
-                if segment.mapped:  # a process may have fewer descriptors than a log has segments
-                    segment.seal(segment.end_offset)
+                segment.release()  # a process may have fewer descriptors than a log has segments
 
     def _note_epoch(self, path: str, batch: Batch) -> None:
         try:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -83,7 +84,7 @@ class Segment:
     the two were trimmed. Trimmed batches are never read, and their entries (`skipped`) stay only in the index
     file. `dirty`: written since the last sync. `flushed`: number of entries that the index file holds.
     `mapped`: all batches are durable, and the index is read from the file's bytes at its first use, so
-    start-up opens no sealed segment.
+    start-up opens no sealed segment; `release` closes it again.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Segment:
         self.flushed = 0
         self.skipped = 0
         self._index: SegmentIndex | None = SegmentIndex()
+        self._ends: tuple[IndexEntry, IndexEntry] | None = None  # while mapped, also without its files
         self._file: File | None = None
         self._index_file = threading.Lock()  # a scrub may replace it while a reader's damaged one is rebuilt
 
@@ -120,8 +122,20 @@ class Segment:
         return self._index
 
     @property
+    def ends(self) -> tuple[IndexEntry, IndexEntry]:
+        """First and last entry, which exist. Leaves closed files closed. Raises CorruptLog, DiskError."""
+        if not self.mapped:
+            return self.entry(0), self.entry(self.index.count - 1)
+        if self._ends is None:
+            was_open = self._index is not None
+            self._ends = self.entry(0), self.entry(self.index.count - 1)
+            if not was_open:
+                self.release()
+        return self._ends
+
+    @property
     def base_index(self) -> int:
-        return self.entry(0).base_index
+        return self.ends[0].base_index
 
     def create(self) -> None:
         """Create the empty file; its name is durable after the next sync of the folder."""
@@ -158,7 +172,7 @@ class Segment:
         except DamagedIndex:  # since its order was verified
             self.rebuild_index()
             dropped = self.index.begin_at(start_offset)
-        self.start_offset = start_offset
+        self.start_offset, self._ends = start_offset, None
         if dropped <= self.flushed:
             self.skipped, self.flushed = self.skipped + dropped, self.flushed - dropped
         else:
@@ -190,13 +204,14 @@ class Segment:
     def entry_of(self, index: int) -> tuple[int, IndexEntry]:
         """Return row and entry of the batch that holds `index`, which must be in range. Raises CorruptLog."""
         self.verify_order()
-        row = self.index.row_of_index(index)
-        entry = self.entry(row)
-        if not entry.base_index <= index <= entry.last_index:  # the order was right when it was verified
-            self.rebuild_index()
+        with suppress(DamagedIndex):  # since its order was verified
             row = self.index.row_of_index(index)
-            entry = self.entry(row)
-        return row, entry
+            entry = self.index.entry(row)
+            if entry.base_index <= index <= entry.last_index:
+                return row, entry
+        self.rebuild_index()
+        row = self.index.row_of_index(index)
+        return row, self.entry(row)
 
     def entry(self, row: int) -> IndexEntry:
         """Return the entry of a row, which must exist. Raises CorruptLog."""
@@ -260,9 +275,15 @@ class Segment:
         The files are opened again by the next read: a log may have more segments than a process has
         descriptors.
         """
-        self.end_offset = end_offset
-        self._index = self._file = None  # it is closed once no thread reads it
-        self.mapped = True
+        self.end_offset, self._ends = end_offset, None
+        self.mapped, self.ordered = True, False
+        self.release()
+
+    def release(self) -> None:
+        """Close the files of a sealed segment until its next read: they are closed once no thread reads
+        them."""
+        if self.mapped:
+            self._index = self._file = None
 
     def _map_index(self) -> None:
         """Use the index file of a sealed segment if it exists; only its ends are read now."""
@@ -273,7 +294,7 @@ class Segment:
                 raise DamagedIndex("does not begin with the segment")
             if index.entry(index.count - 1).next_offset != self.end_offset:
                 raise DamagedIndex("does not end with the segment")
-            self._index, self.ordered, self.flushed = index, False, index.count
+            self._index, self.flushed = index, index.count
         except DamagedIndex:
             self.rebuild_index()
 

@@ -172,7 +172,7 @@ def test_an_index_is_rebuilt_by_the_steps_that_a_thread_runs(
     files = MemoryFiles()
     log = settled_log(files)
     path = f"{FOLDER}/{index_name(0)}"
-    whole, _ = files.read(path), content(log)  # which maps the index
+    whole, _ = files.read(path), log.batch_at(0)  # which maps the index
     files.remove(path)
     scanned_index, runs = Segment.scanned_index, False
 
@@ -207,7 +207,8 @@ def test_a_reader_may_rebuild_an_index_while_the_scrub_writes_it(
     grow(log, 60)
     sync_log(log)
     log.settle(log.end_index)
-    whole = content(log)  # which maps the index
+    whole = content(log)
+    log.batch_at(0)  # which maps the index
     path = tmp_path / index_name(0)
     stretch = log.stretch(0, 1)
     assert stretch is not None
@@ -234,7 +235,7 @@ def test_a_round_over_a_range_leaves_the_index_files_alone() -> None:
     """Each comparison of replicas runs one in a thread of its own: two of them must not write one file."""
     files = MemoryFiles()
     log = settled_log(files)
-    content(log)  # which maps the index
+    log.batch_at(0)  # which maps the index
     files.remove(f"{FOLDER}/{index_name(0)}")
     before = snapshot(files)
     for step in Scrub(files, log, 3_000, until_index=log.end_index):

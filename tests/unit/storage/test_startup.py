@@ -12,6 +12,7 @@ from storage.errors import DiskError, StorageError, StorageFull
 from storage.files import OsFile, OsFileSystem
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from storage.log.log_folder import segment_offsets
+from storage.log.log_view import OPEN_SEGMENTS
 from storage.log.recovery import Recovery
 from tests.support.memory_files import MemoryFiles
 from tests.unit.storage.support import (
@@ -237,4 +238,40 @@ def test_a_log_that_grows_keeps_no_sealed_segment_open(tmp_path: Path) -> None:
     after = len(list(Path("/dev/fd").iterdir()))
     assert after - before < 5 < len(segment_offsets(files, folder))
     check_whole(log, batches)
+    log.close()
+
+
+def test_a_log_that_is_read_keeps_two_sealed_segments_open(tmp_path: Path) -> None:
+    """Reads of every kind, in any order, also after trims and truncations, give what they gave."""
+    files, folder = OsFileSystem(), str(tmp_path)
+    log = open_log(files, folder=folder)
+    for term in range(1, 20):
+        open_term(log, term)
+        grow(log, 10)
+        sync_log(log)
+    whole = content(log)
+    firsts = {b.base_index: log.first_index_at_or_after(b.header.max_timestamp_us // 1000) for b in whole}
+    log.settle(log.end_index - 20)
+    before = len(list(Path("/dev/fd").iterdir()))
+    random = Random(1)
+    for _ in range(300):
+        batch = random.choice(whole)
+        if batch.base_index < log.begin_index:
+            continue
+        index = random.randint(batch.base_index, batch.last_index)
+        assert log.batch_at(index) == batch
+        assert log.term_at(index) == batch.term
+        found = log.last_index_of_term_at_most(batch.term - 1)
+        assert found < index
+        assert found < log.begin_index or log.term_at(found) < batch.term
+        assert log.entries(index, index)[0].offset == batch.offset
+        first = firsts[batch.base_index]
+        if first is None or first >= log.begin_index:
+            assert log.first_index_at_or_after(batch.header.max_timestamp_us // 1000) == first
+        if random.random() < 0.02 and (ticket := log.start_trim(log.begin_index + 15)) is not None:
+            ticket.run()
+        assert len(list(Path("/dev/fd").iterdir())) - before <= 3 * OPEN_SEGMENTS
+    log.truncate_after(log.floor_batch_end(log.settled_index + 5))
+    check_whole(log, [batch for batch in whole if log.begin_index <= batch.base_index <= log.end_index])
+    assert len(segment_offsets(files, folder)) > 5
     log.close()
