@@ -16,7 +16,7 @@ from spark_jobs.session.spark_session import is_remote
 from spark_jobs.tables.claims import MAX_REFUSALS
 from spark_jobs.tables.removals import Removals
 from spark_jobs.tables.restores import HISTORY
-from spark_jobs.tables.snapshot import read_plain
+from spark_jobs.tables.snapshot import UNPLAIN, plain_batches
 from spark_jobs.tables.table import Table, TableClash, read_table
 from spark_jobs.tables.table_writer import TableWriter
 
@@ -92,14 +92,31 @@ class JournalTable:
 
     def refresh(self) -> None:
         """Read the progress from the table."""
-        held = read_plain(self.path, self.table.schema, ["node", "seq"])
+        held = self._counted()
         if held is not None:
-            positions, self.rows = ends(held), held.num_rows
+            positions, self.rows = held
         else:
             rows = read_table(self.spark, self.path).groupBy("node").agg(F.max("seq"), F.count("*")).collect()
             positions = {node: int(last) + 1 for node, last, _ in sorted(rows)}
             self.rows = sum(int(count) for _, _, count in rows)
         self.positions = {**self._noted(), **positions}
+
+    def _counted(self) -> tuple[dict[str, int], int] | None:
+        """Return the ends of the rows and their number; None where only Spark can read them. The rows of
+        years do not fit into memory at once."""
+        batches = plain_batches(self.path, self.table.schema, ["node", "seq"])
+        if batches is None:
+            return None
+        positions: dict[str, int] = {}
+        count = 0
+        try:
+            for rows in batches:
+                for node, end in ends(pa.Table.from_batches([rows])).items():
+                    positions[node] = max(end, positions.get(node, 0))
+                count += rows.num_rows
+        except UNPLAIN:
+            return None
+        return positions, count
 
     def _noted(self) -> Mapping[str, int]:
         """Return the positions in the note of the last append: a node of which all rows were deleted keeps

@@ -28,6 +28,7 @@ from spark_jobs.session.locations import is_url
 from spark_jobs.tables.schemas import arrow_schema
 
 ROWS_AT_ONCE = 8_192
+UNPLAIN = (TableUnreadable, OSError, KeyError, pa.ArrowInvalid)  # KeyError: a column that was added later
 _REMEDIES = {  # by reader feature
     DELETION_VECTORS: "deletionVectors (rows were deleted; REORG TABLE ... APPLY (PURGE) rewrites the files)",
     COLUMN_MAPPING: "columnMapping (the files name the columns differently)",
@@ -114,19 +115,32 @@ def read_plain(
 
     None where only Spark can read it: a table at a URL, or in another format than the plain one.
     """
-    if is_url(path):
+    batches = plain_batches(path, schema, columns)
+    if batches is None:
         return None
-    known = arrow_schema(schema)
-    wanted = pa.schema([known.field(name) for name in columns])
+    wanted = _columns_of(schema, columns)
     try:
-        files = _plain_snapshot(path).files.values()
-        batches = (rows for file in files for rows in read_rows(file, wanted.names))
         found = [rows if where is None else rows.filter(where) for rows in batches]
-        return (
-            pa.Table.from_batches(found).select(wanted.names).cast(wanted) if found else wanted.empty_table()
-        )
-    except (TableUnreadable, OSError, KeyError, pa.ArrowInvalid):  # KeyError: a column that was added later
+        return pa.Table.from_batches(found, wanted)
+    except UNPLAIN:
         return None
+
+
+def plain_batches(path: str, schema: StructType, columns: Sequence[str]) -> Iterator[pa.RecordBatch] | None:
+    """As `read_plain`, at most ROWS_AT_ONCE rows at a time: a table of journals has any number of rows. The
+    iterator raises an error of UNPLAIN where only Spark can read the table."""
+    return None if is_url(path) else _plain_batches(path, _columns_of(schema, columns))
+
+
+def _plain_batches(path: str, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for file in _plain_snapshot(path).files.values():
+        for rows in read_rows(file, wanted.names):
+            yield rows.select(wanted.names).cast(wanted)
+
+
+def _columns_of(schema: StructType, columns: Sequence[str]) -> pa.Schema:
+    known = arrow_schema(schema)
+    return pa.schema([known.field(name) for name in columns])
 
 
 def read_rows(file: TableFile | DataFile, columns: list[str]) -> Iterator[pa.RecordBatch]:

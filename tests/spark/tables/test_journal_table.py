@@ -1,7 +1,8 @@
 """The tables of journals: events of each node once, and in order."""
 
 import json
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,14 +10,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from app.tables.delta_log import LOG_FOLDER, DeltaLog
+from app.tables.delta_log import LOG_FOLDER, DataFile, DeltaLog
+from spark_jobs.tables import snapshot as snapshots
 from spark_jobs.tables.data_files import write_file
 from spark_jobs.tables.journal_table import JournalTable
 from spark_jobs.tables.local_commits import LocalTable
 from spark_jobs.tables.removals import TableReplaced
 from spark_jobs.tables.schemas import EVENTS as EVENTS_COLUMNS
 from spark_jobs.tables.schemas import arrow_schema
-from spark_jobs.tables.snapshot import read_plain
+from spark_jobs.tables.snapshot import ROWS_AT_ONCE, TableFile, read_plain, read_rows
 from spark_jobs.tables.table import EVENTS, TableClash
 from tests.spark.no_spark import no_spark
 
@@ -42,6 +44,30 @@ def test_each_node_adds_events_however_far_the_others_are(tmp_path: Path) -> Non
     assert two.positions == {"n1": 11, "n2": 5}
     two.refresh()
     assert (two.positions, two.rows) == ({"n1": 11, "n2": 5}, 16)
+
+
+def test_the_progress_is_read_without_keeping_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The events of years do not fit into memory at once."""
+    table = JournalTable(no_spark(), str(tmp_path / "events"), EVENTS)
+    table.open()
+    count = 5 * ROWS_AT_ONCE
+    table.append(events("n1", 0, count))
+    seen: list[weakref.ref[pa.RecordBatch]] = []
+    kept: list[int] = []
+
+    def read(file: TableFile | DataFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        for rows in read_rows(file, columns):
+            seen.append(weakref.ref(rows))
+            kept.append(sum(each() is not None for each in seen))
+            yield rows
+
+    monkeypatch.setattr(snapshots, "read_rows", read)
+    table.refresh()
+    assert (table.positions, table.rows) == ({"n1": count}, count)
+    assert len(kept) == 5
+    assert max(kept) <= 2
 
 
 def followed(folder: Path) -> JournalTable:
