@@ -111,6 +111,8 @@ class ProducerTable:
             if _last_index_of(history) > index:
                 break
             del self._histories[id]
+        if not self._histories:
+            self._histories.clear()  # or each further call passes over the places of all that were removed
 
     def capture(self) -> tuple[list[str], list[bytes]]:
         """Return every producer, and its history at the same place. Pairs of very many would be made for

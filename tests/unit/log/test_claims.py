@@ -1,10 +1,12 @@
-"""The table of idempotency keys against a plain model; its snapshots; its cost."""
+"""The table of idempotency keys against a plain model; its snapshots; its cost, and that of producers."""
 
+import tracemalloc
 from random import Random
 
 import pytest
 
 from app.log.claims import HASH_BYTES, PARTITIONS, Claim, KeyTable, key_hash, pack_claim, unpack_claim
+from app.log.producers import ProducerTable
 
 
 def claim(index: int, count: int = 1) -> Claim:
@@ -96,3 +98,21 @@ def test_partitions_are_dumped_without_what_came_later() -> None:
 def test_noise_is_not_a_partition(data: bytes) -> None:
     with pytest.raises(ValueError, match="snapshot"):
         KeyTable().load(data)
+
+
+@pytest.mark.parametrize("count", [1_000, 100_000])
+def test_producers_that_have_expired_leave_nothing(count: int) -> None:
+    """Otherwise each later call of `drop_to`, one in each tick, passes over their places."""
+    table = ProducerTable()
+    tracemalloc.start()
+    try:
+        begin, _ = tracemalloc.get_traced_memory()
+        for number in range(count):
+            table.add(f"p{number}", 0, 0, pack_claim(claim(number)), None)
+        while len(table):
+            table.drop_to(count, 1_000)
+        assert tracemalloc.get_traced_memory()[0] - begin < 4_096
+    finally:
+        tracemalloc.stop()
+    table.add("p", 0, 0, pack_claim(claim(count)), None)
+    assert len(table) == 1
