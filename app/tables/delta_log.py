@@ -171,7 +171,7 @@ class DeltaLog:
     def versions(self) -> range:
         """Return the versions that can still be read: history is removed from its beginning."""
         names = self._listed()
-        commits = [_number(name) for name in names if _is_commit(name)]
+        commits = {_number(name) for name in names if _is_commit(name)}  # a week may have 600 000
         whole = [_number(name) for name in names if name.endswith(CHECKPOINT)]
         first = min((start for start in [0, *whole] if start in commits), default=0)
         return range(first, max(commits) + 1) if commits else range(0)

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from app.tables import delta_log
 from app.tables.delta_log import (
+    CHECKPOINT,
+    LOG_FOLDER,
     DeltaLog,
     DeltaLogError,
     arrow_url,
@@ -58,6 +61,34 @@ def test_a_checkpoint_replaces_the_commits_before_it(tmp_path: Path) -> None:
         {"first_index": 40, "until_index": 50},
         [49],
     )
+
+
+class Compared(int):
+    """A version that counts its comparisons."""
+
+    count = 0
+    __hash__ = int.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Compared.count += 1
+        return int.__eq__(self, other)  # type: ignore[arg-type]
+
+
+def test_the_range_of_a_long_history_is_found_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that commits each second leaves 600 000 commits and 6 000 checkpoints in a week."""
+    folder = tmp_path / "entries" / LOG_FOLDER
+    folder.mkdir(parents=True)
+    for version in range(1, 1_000):
+        (folder / f"{version:020d}.json").touch()
+    for version in range(10, 1_000, 10):
+        (folder / f"{version:020d}{CHECKPOINT}").touch()
+    number = delta_log._number
+    monkeypatch.setattr(delta_log, "_number", lambda name: Compared(number(name)))
+    monkeypatch.setattr(Compared, "count", 0)
+    assert DeltaLog(str(folder.parent)).versions() == range(10, 1_000)
+    assert Compared.count < 3_000
 
 
 def test_a_table_made_again_is_seen(tmp_path: Path) -> None:
