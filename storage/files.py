@@ -14,8 +14,9 @@ from storage.file_system import Bytes, File, FileSystem, Lock, write_durably
 
 __all__ = ["File", "FileSystem", "Lock", "OsFileSystem", "write_durably"]
 
-_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_FORBIDDEN = (errno.EACCES, errno.EPERM)
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_REFUSED = (*_FORBIDDEN, errno.EROFS, *_EXHAUSTED)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no space on the disk, or quota exceeded
 _BUFFERS_A_CALL = 512  # well below IOV_MAX
 _POPULATE_READ = 22  # madvise(2): since Linux 5.14, not in the mmap module yet
@@ -24,16 +25,17 @@ _UNREADABLE = (errno.EFAULT, 133)  # 133: EHWPOISON, not in the errno module
 
 
 def _error(path: str, operation: str, error: OSError) -> DiskError:
-    """Return an error of this package with path and operation and, for missing permissions, the remedy."""
+    """Return an error of this package with path and operation and, for a refused access, the remedy."""
     reason = error.strerror or str(error)
     if error.errno in _FORBIDDEN:
         reason += ": the user that runs the node must own the data folder and be able to write to it"
+    elif error.errno == errno.EROFS:
+        reason += ": mount it read-write again, after a look for errors of the disk in the kernel's log"
     if error.errno == errno.EBADF:
         return FileClosed(path, operation, reason)
     if error.errno in _FULL:
         return StorageFull(path, operation, reason)
-    refused = error.errno in _FORBIDDEN or error.errno in _EXHAUSTED
-    return (DiskRefused if refused else DiskError)(path, operation, reason)
+    return (DiskRefused if error.errno in _REFUSED else DiskError)(path, operation, reason)
 
 
 @contextlib.contextmanager

@@ -352,9 +352,16 @@ def test_a_vote_that_met_an_error_is_the_old_or_the_new_one() -> None:
 # --- the real file system
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
-def test_a_refused_permission_names_the_remedy(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EACCES, "the user that runs the node must own"),
+        (errno.EPERM, "the user that runs the node must own"),
+        (errno.EROFS, "Read-only file system: mount it read-write again"),
+    ],
+)
+def test_a_refused_access_names_the_remedy(
+    number: int, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> int:
         raise OSError(number, os.strerror(number))
@@ -363,7 +370,7 @@ def test_a_refused_permission_names_the_remedy(
     grow(log, 2)
     log.close()
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(DiskError, match=rf"{tmp_path}.*the user that runs the node must own") as caught:
+    with pytest.raises(DiskError, match=rf"{tmp_path}.*{remedy}") as caught:
         open_log(OsFileSystem(), folder=str(tmp_path))
     assert caught.value.operation == "open"
 
