@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from storage.units import MIB
@@ -75,8 +75,9 @@ class ChildProcess:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
-        if self._pid_file.exists() and self._pid_file.read_text("utf-8").strip() == str(self.pid):
-            self._pid_file.unlink(missing_ok=True)  # unless another process uses its files by now
+        with suppress(OSError):  # a disk that fails keeps the file; the other processes go on
+            if self._pid_file.exists() and self._pid_file.read_text("utf-8").strip() == str(self.pid):
+                self._pid_file.unlink(missing_ok=True)  # unless another process uses its files by now
         return code
 
     def end(self, grace_s: float) -> None:

@@ -1,5 +1,6 @@
 """Reports of child processes that end by themselves."""
 
+import errno
 import os
 import shutil
 from collections import namedtuple
@@ -50,3 +51,16 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch
         monkeypatch.setattr(Path, "mkdir", refuse)
         with pytest.raises(ClusterError, match="spark cannot be used: No space left on device"):
             SparkJob(cluster)
+
+
+def test_a_pid_file_that_cannot_be_removed_ends_no_other_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parent supervises the other nodes too: one disk that became read-only must not end it."""
+
+    def refuse(*_arguments: object, **_named: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    ended_child(tmp_path)
+    assert (tmp_path / "pid").exists()
