@@ -12,8 +12,8 @@ from app.schemas.data_types import (
     folded,
     is_column_name,
 )
-from app.schemas.errors import ValueInvalid
-from app.schemas.json_schema import DRAFT, TYPE_KEYWORD
+from app.schemas.errors import SchemaInvalid, ValueInvalid
+from app.schemas.json_schema import DRAFT, TYPE_KEYWORD, read_json_schema
 from app.schemas.json_text import read_json, shown
 from app.schemas.json_values import converter_of
 
@@ -37,7 +37,7 @@ def infer(values: Sequence[bytes]) -> str:
     Fields that are in all samples are required. A field that is null in some samples is nullable. Texts that
     are dates or times in all samples get that format. Fields that are null or empty in all samples, or that
     have different types, are left out: their values are in `_rescued`. Raises SamplesUnusable for no samples,
-    no JSON object among them, or no field with one type.
+    no JSON object among them, no field with one type, or more fields than a schema may have.
     """
     if not values:
         raise SamplesUnusable("There are no records with a value.")
@@ -58,7 +58,12 @@ def infer(values: Sequence[bytes]) -> str:
     schema = shape.schema(RESERVED_NAMES)
     if schema is None:
         raise SamplesUnusable("No field has one type in all records.")
-    return json.dumps({"$schema": DRAFT, **schema}, indent=2, ensure_ascii=False)
+    definition = json.dumps({"$schema": DRAFT, **schema}, indent=2, ensure_ascii=False)
+    try:
+        read_json_schema(definition)
+    except SchemaInvalid as error:  # objects whose names are keys
+        raise SamplesUnusable(f"A schema of all fields of the records cannot be used: {error}") from error
+    return definition
 
 
 class _Shape:

@@ -17,7 +17,11 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.doctor:
         restart_in_environment()
-        return report()
+        try:
+            return report()
+        except BrokenPipeError:  # `make doctor | head`: nothing more can be written
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
     try:
         Environment().set_up(again=options.again)
     except SetupFailed as error:
@@ -49,4 +53,5 @@ def report() -> int:
         sys.stdout.write(f"{check.state.value:>7}  {check.name}: {check.detail}\n")
         if check.remedy:
             sys.stdout.write(f"{'':>7}  -> {check.remedy}\n")
+    sys.stdout.flush()
     return 1 if any(check.state is State.MISSING for check in checks) else 0

@@ -253,6 +253,16 @@ def test_the_doctor_reports_taken_ports_and_ends_with_one() -> None:
     assert all(check["remedy"] for check in findings.values() if check["state"] != "ok")
 
 
+def test_a_reader_that_closes_the_output_of_the_doctor_gets_no_traceback() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "app/setup", "--doctor"], stdout=writer, stderr=subprocess.PIPE, timeout=120
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
 def test_the_doctor_finds_what_the_tests_run_with(tmp_path: Path) -> None:
     for check in (checks.check_python(), checks.check_java(), checks.check_jars(), checks.check_data_set()):
         assert check.state is State.OK, check

@@ -1,5 +1,6 @@
 """A JSON Schema proposed from samples."""
 
+import json
 import re
 
 import pyarrow as pa
@@ -92,6 +93,7 @@ def test_samples_that_are_not_objects_are_not_used() -> None:
         ([b"[]"], "The first one: It is not a JSON object: []."),
         ([b'{"a":null}'], "No field has one type"),
         ([b'{"a":1}', b'{"a":"x"}'], "No field has one type"),
+        ([json.dumps({f"f{n}": n for n in range(2_001)}).encode()], "The schema has more than 2000 fields."),
     ],
 )
 def test_samples_without_a_column_are_refused(samples: list[bytes], reason: str) -> None:
