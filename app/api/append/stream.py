@@ -110,7 +110,8 @@ async def append_stream(request: Request, broker: NodeBroker, log: LogName) -> R
 
 
 def _text(broker: Broker, hosted: HostedLog) -> dict[str, str]:
-    return {name.decode(): value.decode("latin-1") for name, value in log_headers(broker, hosted)}
+    found = {name.decode(): value.decode("latin-1") for name, value in log_headers(broker, hosted)}
+    return {**found, "x-accel-buffering": "no"}  # a proxy passes each answer on at once
 
 
 def _check_sequence(parameters: AppendParameters) -> None:

@@ -55,6 +55,15 @@ def test_every_line_is_an_append_in_the_order_of_the_stream(cluster: Cluster, wh
 
 
 @pytest.mark.parametrize("where", ["leader", "follower"])
+def test_answers_have_the_header_against_buffers_of_a_proxy(cluster: Cluster, where: str) -> None:
+    node = cluster.leader() if where == "leader" else cluster.follower()
+    answer = cluster.call(
+        "POST", node, "/v1/logs/default/records:stream", content=lines({"value": "p"}), headers=LINES
+    )
+    assert answer.headers["x-accel-buffering"] == "no"
+
+
+@pytest.mark.parametrize("where", ["leader", "follower"])
 def test_answers_leave_while_the_stream_continues(cluster: Cluster, where: str) -> None:
     """The next line is sent only after the one before was answered."""
     node = cluster.leader() if where == "leader" else cluster.follower()
