@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 from starlette.responses import Response
 
-from app.api.http.dependencies import LogName, json_answer
+from app.api.http.dependencies import LogName, rows_answer
 from app.api.http.leader_headers import log_headers
 from app.api.http.log_call import Call
 from app.api.http.openapi import answers
@@ -25,7 +25,6 @@ router = APIRouter(tags=["tables"])
 
 _PAGE_BYTES: Final = 8 * MIB  # of log; a page of many small records ends earlier
 _PAGE_RECORDS: Final = 50_000
-_BLOCKS_AT_ONCE: Final = 500  # rendered on the event loop
 _STEP_BYTES: Final = 256 * KIB  # between two steps the loop is free for others
 EXAMPLE: Final[dict[str, Any]] = {
     "log": "default",
@@ -58,10 +57,9 @@ async def digests(call: Call, log: LogName, query: Annotated[DigestsQuery, Query
     first = reader.log.first_index if query.from_index is None else query.from_index
     end = reader.visible_end if query.until_index is None else min(query.until_index - 1, reader.visible_end)
     sums, at = await _sums(reader, first, end, query.block)
-    headers = log_headers(reader.broker, reader.hosted)
 
-    def rendered() -> Response:
-        content = {
+    def page() -> dict[str, Any]:
+        return {
             "log": log,
             "block": query.block,
             "from_index": first,
@@ -72,9 +70,8 @@ async def digests(call: Call, log: LogName, query: Annotated[DigestsQuery, Query
                 for start, part in sums.items()
             ],
         }
-        return json_answer(content, headers=headers)
 
-    return rendered() if len(sums) <= _BLOCKS_AT_ONCE else await asyncio.to_thread(rendered)
+    return await rows_answer(len(sums), page, log_headers(reader.broker, reader.hosted))
 
 
 async def _sums(reader: Reader, first: int, end: int, block: int) -> tuple[dict[int, BlockSum], int]:

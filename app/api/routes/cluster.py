@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
 
 from app.api.access.rules import caller_of
-from app.api.http.dependencies import LogName, Nothing, json_answer
+from app.api.http.dependencies import LogName, Nothing, json_answer, rows_answer
 from app.api.http.leader_headers import log_headers
 from app.api.http.log_call import Call, Served
 from app.api.http.openapi import (
@@ -29,7 +29,7 @@ from storage.log.journal import Event, Journal
 
 router = APIRouter()
 _JOURNAL_POLL_S = 0.05
-_EVENTS_AT_ONCE: Final = 500  # read or rendered on the event loop: some 20 ms
+_EVENTS_AT_ONCE: Final = 500  # read on the event loop: some 20 ms
 
 
 @router.get(
@@ -129,7 +129,9 @@ def unreachable_since_ms(broker: Broker, peer: PeerStatus) -> int | None:
 async def epochs(call: Call, log: LogName, query: Nothing) -> Response:
     here = await call.replica(log, own=True)
     held = here.driver.log.epochs
-    return here.answer({"epochs": [epoch_object(held, position) for position in range(len(held))]})
+    return await here.answer_rows(
+        len(held), lambda: {"epochs": [epoch_object(held, position) for position in range(len(held))]}
+    )
 
 
 @router.get(
@@ -193,13 +195,12 @@ async def events(call: Call, log: LogName, query: Annotated[EventsQuery, Query()
         if found or left_ms <= 0 or broker.waits.stopping:
             break
         await broker.waits.pause(min(_JOURNAL_POLL_S, left_ms / 1000))
-    headers = log_headers(broker, hosted)
 
-    def rendered() -> Response:
+    def page() -> dict[str, Any]:
         events = [event_object(event) for event in found]
-        return json_answer({"events": events, "next_seq": next_seq, "has_more": has_more}, headers=headers)
+        return {"events": events, "next_seq": next_seq, "has_more": has_more}
 
-    return rendered() if len(found) <= _EVENTS_AT_ONCE else await asyncio.to_thread(rendered)
+    return await rows_answer(len(found), page, log_headers(broker, hosted))
 
 
 async def _read_events(journal: Journal, from_seq: int, limit: int) -> tuple[list[Event], int, bool]:

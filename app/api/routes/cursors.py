@@ -1,6 +1,6 @@
 """Cursors of readers: positions that the log itself keeps (docs/api.md §5)."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Path, Request
@@ -47,11 +47,17 @@ class CursorIn(msgspec.Struct, forbid_unknown_fields=True):
 async def cursors(call: Call, log: LogName, query: Nothing) -> Response:
     here = await call.leader(log)
     await Reader(here, Consistency.LINEARIZABLE).confirm()
-    listed = [
-        {**_cursor_object(here, name, found), "version": str(found.revision)}
-        for name, found in here.driver.state.committed_cursors().items()
-    ]
-    return here.answer({"cursors": listed})
+    held = here.driver.state.committed_cursors()
+
+    def listed() -> dict[str, Any]:
+        return {
+            "cursors": [
+                {**_cursor_object(here, name, found), "version": str(found.revision)}
+                for name, found in held.items()
+            ]
+        }
+
+    return await here.answer_rows(len(held), listed)
 
 
 @router.get(

@@ -1,6 +1,7 @@
 """GET of a cursor, and a read by cursor, are linearizable reads: they show what is committed (R-08)."""
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,12 +45,16 @@ def call_of(state: LogState, reopened: LogState | None = None, **headers: str) -
             hosted.driver = SimpleNamespace(state=reopened)
         return hosted.driver.state.committed_index
 
+    async def answer_rows(_rows: int, content: Callable[[], Any]) -> Any:
+        return content()
+
     async def leader(_log: str) -> Any:
         return SimpleNamespace(
             broker=SimpleNamespace(waits=SimpleNamespace(read_index=confirmed)),
             hosted=hosted,
             driver=driver,
             answer=lambda content, headers=(): {**content, "headers": headers},
+            answer_rows=answer_rows,
         )
 
     request = SimpleNamespace(headers={name.replace("_", "-"): value for name, value in headers.items()})

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from app.api.routes import block_digests
+from app.api.http import dependencies
 from tests.support.in_process import node_in_process
 
-DIGESTS = "/v1/logs/default/digests?block=1"
+LOG = "/v1/logs/default"
 
 
 def test_the_openapi_document_is_made_once(tmp_path: Path) -> None:
@@ -37,11 +37,20 @@ def test_the_openapi_document_is_made_once(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_page_of_many_digests_is_encoded_in_a_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("path", "rows"),
+    [
+        ("digests?block=1", "blocks"),
+        ("events?limit=1", "events"),
+        ("epochs", "epochs"),
+        ("cursors", "cursors"),
+    ],
+)
+def test_a_list_of_many_rows_is_encoded_in_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, rows: str
 ) -> None:
     threads: list[threading.Thread] = []
-    encode = block_digests.json_answer
+    encode = dependencies.json_answer
 
     def encoding(*given: Any, **named: Any) -> Any:
         threads.append(threading.current_thread())
@@ -49,14 +58,14 @@ def test_a_page_of_many_digests_is_encoded_in_a_thread(
 
     async def scenario() -> None:
         async with node_in_process(tmp_path) as node:
-            records = [{"value": str(number)} for number in range(20)]
-            await node.client.post("/v1/logs/default/records", json={"records": records})
-            monkeypatch.setattr(block_digests, "json_answer", encoding)
-            few = await node.client.get(DIGESTS)
-            monkeypatch.setattr(block_digests, "_BLOCKS_AT_ONCE", 19)
-            many = await node.client.get(DIGESTS)
+            await node.client.post(f"{LOG}/records", json={"records": [{"value": "a"}]})
+            await node.client.put(f"{LOG}/cursors/etl", json={"index": 1})
+            monkeypatch.setattr(dependencies, "json_answer", encoding)
+            few = await node.client.get(f"{LOG}/{path}")
+            monkeypatch.setattr(dependencies, "ROWS_AT_ONCE", len(few.json()[rows]) - 1)
+            many = await node.client.get(f"{LOG}/{path}")
             assert few.json() == many.json()
-            assert len(few.json()["blocks"]) == 20
+            assert few.json()[rows]
             assert few.headers["commitlog-term"] == many.headers["commitlog-term"]
 
     asyncio.run(scenario())
