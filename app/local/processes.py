@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from storage.units import MIB
@@ -32,6 +32,7 @@ class ChildProcess:
         """environment: variables beside those of this process."""
         self.log = log
         self._pid_file = pid_file
+        self._refusal: OSError | None = None  # of the removal of the pid file
         # -P: the current folder must not shadow installed packages
         command = [sys.executable, "-P", "-m", "app.local.child", str(os.getpid()), module, *arguments]
         with log.open("ab") as output:
@@ -75,9 +76,11 @@ class ChildProcess:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
-        with suppress(OSError):  # a disk that fails keeps the file; the other processes go on
+        try:
             if self._pid_file.exists() and self._pid_file.read_text("utf-8").strip() == str(self.pid):
                 self._pid_file.unlink(missing_ok=True)  # unless another process uses its files by now
+        except OSError as error:  # of a disk that fails; the other processes go on
+            self._refusal = error
         return code
 
     def end(self, grace_s: float) -> None:
@@ -91,10 +94,18 @@ class ChildProcess:
         """Return how it ended, and the last lines of its log or why there may be none. It must have ended."""
         assert self.exit_code is not None
         what = f"{describe_exit(self.exit_code)}; its log: {self.log}"
-        free = shutil.disk_usage(self.log.parent).free
-        if free < FULL_BYTES:
-            what += f"; its disk is full ({free // 1024} KiB are free): remove files there"
-        last = self.log.read_text("utf-8", "replace").splitlines()[-lines:] if self.log.exists() else []
+        last: list[str] = []
+        try:
+            free = shutil.disk_usage(self.log.parent).free
+            if free < FULL_BYTES:
+                what += f"; its disk is full ({free // 1024} KiB are free): remove files there"
+            last = self.log.read_text("utf-8", "replace").splitlines()[-lines:]
+        except FileNotFoundError:
+            what += "; the log was removed"
+        except OSError as error:
+            self._refusal = error
+        if self._refusal is not None:
+            what += f"; its disk fails: {self._refusal.strerror}"
         return "\n".join([what, *(f"  {line}" for line in last)])
 
 

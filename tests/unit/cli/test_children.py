@@ -62,5 +62,29 @@ def test_a_pid_file_that_cannot_be_removed_ends_no_other_child(
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(Path, "unlink", refuse)
-    ended_child(tmp_path)
+    child = ended_child(tmp_path)
     assert (tmp_path / "pid").exists()
+    assert child.ending().startswith(
+        f"ended with exit code 1; its log: {tmp_path}/log; its disk fails: Read-only file system\n"
+    )
+
+
+def test_a_log_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fails must not end the parent when it reports the child."""
+
+    def refuse(*_arguments: object, **_named: object) -> str:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    child = ended_child(tmp_path)
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert child.ending() == (
+        f"ended with exit code 1; its log: {tmp_path}/log; its disk fails: Input/output error"
+    )
+    monkeypatch.setattr(shutil, "disk_usage", refuse)
+    assert child.ending().endswith("its disk fails: Input/output error")
+
+
+def test_a_removed_folder_is_named(tmp_path: Path) -> None:
+    child = ended_child(tmp_path)
+    shutil.rmtree(tmp_path)
+    assert child.ending() == f"ended with exit code 1; its log: {tmp_path}/log; the log was removed"
