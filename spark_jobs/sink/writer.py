@@ -152,16 +152,17 @@ class Delivery:
         )
 
     def _check_remembered(self, batch_id: int) -> None:
-        """Raise SinkError when the service may have forgotten its part of a list that was begun."""
+        """Raise SinkError when the service may have forgotten its part of a list that was begun, or the clock
+        of this machine or of the storage is wrong by as much: the age is then not known."""
         path = self.staging.list_path(batch_id)
         silent_ms = (time.time() - path.stat().st_mtime) * 1_000
-        if silent_ms > self.remembered_ms / 2:
+        if abs(silent_ms) > self.remembered_ms / 2:
             hours, remembered_hours = silent_ms / 3_600_000, self.remembered_ms / 3_600_000
             raise SinkError(
-                f"batch {batch_id} was begun {hours:.1f} hours ago, and the service remembers a silent "
-                f"producer for {remembered_hours:.1f}: a repeat might store rows twice. Look in the log for "
-                f"the rows of the files that {path} lists; take the files whose rows are there off the list, "
-                "and touch it"
+                f"batch {batch_id} was begun {hours:.1f} hours ago by the clock of this machine, and the "
+                f"service remembers a silent producer for {remembered_hours:.1f}: a repeat might store rows "
+                f"twice. Look in the log for the rows of the files that {path} lists; take the files whose "
+                "rows are there off the list, and touch it"
             )
 
 
