@@ -58,7 +58,8 @@ class RecordProducer:
     Records are committed in the order of `send`, and a retry never stores one twice: the log knows the
     producer by `producer_id` and `epoch`, and each append by its sequence. A new producer has a new id. The
     epoch of one that keeps its id over restarts is the clock in milliseconds: the log then refuses what an
-    older instance still sends.
+    older instance still sends. If a clock was ahead at an earlier start, set `epoch` above the
+    `current_epoch` of the refusal before the first `send`.
 
     linger_ms: how long a batch waits for more records. max_batch_records, max_batch_bytes: of one append; the
     service allows 10 000 records and 16 MiB unless it is configured otherwise. max_in_flight: appends at a

@@ -13,6 +13,7 @@ from app.client import (
     ClientError,
     CommitlogClient,
     InvalidRequest,
+    Problem,
     ProducerFailed,
     Record,
     RecordProducer,
@@ -317,6 +318,28 @@ def test_a_failure_ends_the_producer_and_every_record_has_an_outcome() -> None:
             producer.send("x")
         with pytest.raises(InvalidRequest):
             producer.close()
+
+
+def test_a_given_epoch_ends_the_fence_of_an_instance_whose_clock_was_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fence(asked: Asked, _attempt: int) -> Scripted | None:
+        if int(asked.query["producer_epoch"]) >= 4_000:
+            return None
+        document = {"code": "producer-fenced", "current_epoch": 4_000, "outcome": "not_applied"}
+        return Scripted(409, document)
+
+    monkeypatch.setattr(time, "time_ns", lambda: 3_000_000_000)
+    with fake_service(Log(fence)) as service:
+        producer = producing(service, producer_id="p")
+        producer.send("a")
+        with pytest.raises(Problem) as refused:
+            producer.close()
+        assert refused.value.code == "producer-fenced"
+        with producing(service, producer_id="p") as producer:
+            producer.epoch = refused.value.document["current_epoch"] + 1
+            delivery = producer.send("a")
+        assert delivery.result(0) == 0
 
 
 def test_a_sequence_that_the_log_has_lost_is_an_error() -> None:
