@@ -229,16 +229,18 @@ class Connection(HttpToolsProtocol):
             return
         call = self._take_call()
         if call is None:
+            if version == "1.0":
+                self.expect_100_continue = False  # its clients know no interim answer (RFC 9110, 10.1.1)
             if self.expect_100_continue and self.url.partition(b"?")[0].endswith(STREAM_SUFFIX.encode()):
-                self._continue_stream(version)
+                self._continue_stream()
             super().on_headers_complete()
         else:
             self._running = call
             self.cycle = call  # type: ignore[assignment]  # it has what uvicorn uses of a cycle
 
-    def _continue_stream(self, version: str) -> None:
+    def _continue_stream(self) -> None:
         """Send 100 at once: uvicorn sends none after the response of a stream, which precedes its body."""
-        if version != "1.0" and not self._lane_is_busy:
+        if not self._lane_is_busy:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self.expect_100_continue = False
 

@@ -362,7 +362,22 @@ def test_a_stream_that_expects_100_is_continued_before_its_response() -> None:
     run(test)
 
 
+def test_a_client_of_http_1_0_gets_no_interim_answer() -> None:
+    """Its library would take 100 for the answer of its append."""
+
+    async def test(server: Server) -> None:
+        for version, begin in (
+            (b"1.1", b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200"),
+            (b"1.0", b"HTTP/1.1 200"),
+        ):
+            head = post(b"expect: 100-continue\r\ncontent-length: 2", b"").replace(b"1.1", version)
+            assert (await server.exchange(head, b"ok")).startswith(begin)
+
+    run(test)
+
+
 def test_pipelined_requests_are_answered_in_order() -> None:
+
     async def test(server: Server) -> None:
         last = GET.replace(b"host: x", b"host: x\r\nconnection: close\r\ncommitlog-key: last")
         answer = await server.exchange(SLOW + GET + last)
