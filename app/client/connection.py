@@ -31,7 +31,7 @@ _KEPT_CONNECTIONS = 64  # of one node, between calls; urllib3 closes more, with 
 _NAMED_ENDPOINTS = 5  # at most, in an error
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 AVOID_S = 1.0  # for this time a node that did not answer is not used as leader, even if others report it
-LEARN_EACH_S = 60.0  # the nodes of the cluster, and the id of a learned one
+LEARN_EACH_S = 60.0  # the nodes of the cluster, the id of a learned one, and a leader that never answered
 ANSWER_S = 5.0  # that the service may take for a call that does not wait
 SLACK_S = 5.0  # time that a call waits for its answer beyond the service's own time limit
 
@@ -341,7 +341,9 @@ class ClusterConnection:
             self._at = (self._at + 1) % len(self.endpoints)
 
     def _forget(self, endpoint: str) -> None:
-        self._avoided[endpoint] = self._clock() + AVOID_S
+        """After no answer: do not use it as leader for a while. One that never answered may be an address
+        behind a proxy that this client cannot reach, and each attempt costs _CONNECT_TIMEOUT_S."""
+        self._avoided[endpoint] = self._clock() + (AVOID_S if endpoint in self._answered else LEARN_EACH_S)
         self._proven.pop(endpoint, None)
         if self.leader == endpoint:
             self.leader = None

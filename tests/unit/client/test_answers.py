@@ -8,6 +8,7 @@ import pytest
 
 from app.client import ClientError, CommitlogClient, NoAnswer, Problem, Record, Unavailable
 from app.client.batches import arrow_body
+from app.client.connection import AVOID_S, LEARN_EACH_S, ClusterConnection
 from app.client.data_frames import append_frame, read_frame
 from app.client.operations import Operations
 from app.client.records import ndjson
@@ -62,6 +63,24 @@ def test_a_page_of_a_proxy_in_place_of_a_document_is_an_error_of_the_client() ->
         pytest.raises(NoAnswer, match="not a JSON object"),
     ):
         Operations(client).delete_log("a")
+
+
+@pytest.mark.parametrize(("answers", "avoided_s"), [(0, LEARN_EACH_S), (1, AVOID_S)])
+def test_a_leader_that_never_answered_is_rarely_asked_again(answers: int, avoided_s: float) -> None:
+    """Behind a proxy the client may reach no node: each attempt would cost the time limit of connections."""
+    scripts = [Scripted(200, committed())] * answers
+    times_s = [1.0]
+    with fake_service(lambda _: scripts.pop() if scripts else Scripted(0)) as leader:
+        named = {"Commitlog-Leader": leader.url}
+        with fake_service(lambda _: Scripted(200, committed(), named)) as proxy:
+            calls = ClusterConnection([proxy.url], clock=lambda: times_s[-1], learns_nodes=False)
+            used = []
+            for time_s in (*(1.0,) * (2 + answers), avoided_s + 1, avoided_s + 1.5):
+                times_s.append(time_s)
+                calls.call("POST", "/v1/logs/default/records", to_leader=True)
+                used.append(calls.leader is not None)
+            calls.close()
+    assert used == [*(True,) * (1 + answers), False, False, True]
 
 
 @pytest.mark.parametrize("url", ["", "None", "n2:8101"])
