@@ -190,7 +190,7 @@ class Connection(HttpToolsProtocol):
             return
         name, value = name.lower(), value.strip(BLANKS)
         if name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
+            self.expect_100_continue = self.parser.get_http_version() == "1.1"  # RFC 9110, section 10.1.1
         elif name == b"host":
             self._hosts += 1
             self._check_host(value)
@@ -229,8 +229,6 @@ class Connection(HttpToolsProtocol):
             return
         call = self._take_call()
         if call is None:
-            if version == "1.0":
-                self.expect_100_continue = False  # its clients know no interim answer (RFC 9110, 10.1.1)
             if self.expect_100_continue and self.url.partition(b"?")[0].endswith(STREAM_SUFFIX.encode()):
                 self._continue_stream()
             super().on_headers_complete()

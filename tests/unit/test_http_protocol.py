@@ -362,16 +362,11 @@ def test_a_stream_that_expects_100_is_continued_before_its_response() -> None:
     run(test)
 
 
-def test_a_client_of_http_1_0_gets_no_interim_answer() -> None:
-    """Its library would take 100 for the answer of its append."""
-
+def test_http_1_0_gets_no_interim_answer() -> None:
     async def test(server: Server) -> None:
-        for version, begin in (
-            (b"1.1", b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200"),
-            (b"1.0", b"HTTP/1.1 200"),
-        ):
+        for version, status in ((b"1.1", b"100 Continue"), (b"1.0", b"200 OK")):
             head = post(b"expect: 100-continue\r\ncontent-length: 2", b"").replace(b"1.1", version)
-            assert (await server.exchange(head, b"ok")).startswith(begin)
+            assert (await server.exchange(head, b"ok")).startswith(b"HTTP/1.1 " + status)
 
     run(test)
 
