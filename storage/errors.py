@@ -15,7 +15,8 @@ StorageError
 │   └── EmptyBody         ... or holds no record
 └── DiskError             the operating system refused an operation
     ├── StorageFull       no space left; nothing was stored
-    ├── DiskRefused       not because of the file: no descriptor, memory or permission, or a read-only disk
+    ├── DiskRefused       not because of the file: no permission, or a read-only disk
+    │   └── Exhausted     ... or the process has no descriptor or memory at present
     ├── SyncFailed        written data may be lost: the node stops (R-11)
     ├── FileClosed        the log was closed, while a reader still used it
     └── FolderLocked      another process owns the folder
@@ -121,6 +122,10 @@ class StorageFull(DiskError):
 class DiskRefused(DiskError):
     """The refusal shows nothing about the file: the process has no descriptor, memory or permission for the
     operation, or the file system is read-only."""
+
+
+class Exhausted(DiskRefused):
+    """The process has no free descriptor or memory: the same operation may succeed later."""
 
 
 class SyncFailed(DiskError):

@@ -9,14 +9,22 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from storage.birth_time import birth_time
-from storage.errors import DiskError, DiskRefused, FileClosed, FolderLocked, StorageFull, SyncFailed
+from storage.errors import (
+    DiskError,
+    DiskRefused,
+    Exhausted,
+    FileClosed,
+    FolderLocked,
+    StorageFull,
+    SyncFailed,
+)
 from storage.file_system import Bytes, File, FileSystem, Lock, write_durably
 
 __all__ = ["File", "FileSystem", "Lock", "OsFileSystem", "write_durably"]
 
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-_REFUSED = (*_FORBIDDEN, errno.EROFS, *_EXHAUSTED)
+_REFUSED = (*_FORBIDDEN, errno.EROFS)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no space on the disk, or quota exceeded
 _BUFFERS_A_CALL = 512  # well below IOV_MAX
 _POPULATE_READ = 22  # madvise(2): since Linux 5.14, not in the mmap module yet
@@ -35,6 +43,8 @@ def _error(path: str, operation: str, error: OSError) -> DiskError:
         return FileClosed(path, operation, reason)
     if error.errno in _FULL:
         return StorageFull(path, operation, reason)
+    if error.errno in _EXHAUSTED:
+        return Exhausted(path, operation, reason)
     return (DiskRefused if error.errno in _REFUSED else DiskError)(path, operation, reason)
 
 

@@ -16,7 +16,7 @@ from app.log.contract import NO_INDEX
 from app.log.driver_interfaces import Disk, DriverConfig
 from app.log.snapshot import Capture
 from app.log.state import LogState
-from storage.errors import NewerFormat, StorageFull
+from storage.errors import Exhausted, NewerFormat, StorageFull
 from storage.log.checkpoint import Checkpoint, CheckpointFile, SnapshotFile
 from storage.log.commitlog import Commitlog
 from storage.units import MIB
@@ -86,7 +86,8 @@ _EVERYTHING: Final = 1 << 62
 
 
 class Checkpointer:
-    """Saves in a disk thread, at most one save in progress; a save without disk space is repeated.
+    """Saves in a disk thread, at most one save in progress; a save without disk space, descriptor or
+    memory is repeated.
 
     Invariants: a saved committed index is durable in this log; so is the last batch of a saved snapshot.
     """
@@ -191,8 +192,8 @@ class Checkpointer:
                 if taken is not None:
                     self._saved_bytes = sum(map(len, taken.pieces))
                     self._kept = taken.index, taken.committed_index
-            elif isinstance(error, StorageFull):
-                logger.warning("the disk is full: a checkpoint is not stored: %s", error)
+            elif isinstance(error, StorageFull | Exhausted):
+                logger.warning("a checkpoint is not stored, the next one will be: %s", error)
             else:
                 self._fail("checkpoint", error)
 

@@ -14,7 +14,7 @@ import pytest
 from storage.care.patch import patch
 from storage.care.scrub import Scrub
 from storage.care.survey import survey
-from storage.errors import DiskError, StorageError, StorageFull, SyncFailed
+from storage.errors import DiskError, Exhausted, StorageError, StorageFull, SyncFailed
 from storage.files import OsFileSystem
 from storage.format.batch import Batch
 from storage.format.epoch_file import decode_epochs
@@ -373,6 +373,18 @@ def test_a_refused_access_names_the_remedy(
     with pytest.raises(DiskError, match=rf"{tmp_path}.*{remedy}") as caught:
         open_log(OsFileSystem(), folder=str(tmp_path))
     assert caught.value.operation == "open"
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_lack_of_descriptors_or_memory_is_known_as_passing(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(Exhausted, match=os.strerror(number)):
+        OsFileSystem().open("file")
 
 
 @pytest.mark.parametrize("name", ["manifest", "epochs", f"{0:020d}.log", f"{0:020d}.index"])
