@@ -167,6 +167,11 @@ async def _run(settings: Settings, ready: Callable[[Settings], None], refused: C
     except (StorageError, OSError) as error:
         refused(f"node cannot start: {error}")
         return EXIT_FAILED
+    except RuntimeError as error:
+        if "thread" not in str(error):
+            raise
+        refused(f"node cannot start: {error}: raise the limit of processes and threads (ulimit -u, TasksMax)")
+        return EXIT_FAILED
     application = build_app(settings, broker)
     listener = Listener(
         settings.http,

@@ -15,6 +15,7 @@ import uvloop
 from app import serve
 from app.node.broker import Broker
 from app.serve import ACCEPTED_IN_A_TURN, Front, bind
+from app.settings.file import load
 from tests.support.cluster import free_ports
 
 CLIENTS = 8 * ACCEPTED_IN_A_TURN
@@ -135,6 +136,24 @@ def test_a_node_whose_disk_fails_ends_at_once_although_it_has_logs_to_open(
     monkeypatch.setattr(serve, "_end_at_once", end)
     with pytest.raises(SystemExit, match="the disk failed"):
         asyncio.run(run())
+
+
+def test_a_node_without_threads_reports_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(_broker: Broker) -> None:
+        raise RuntimeError("can't start new thread")
+
+    rest, peers = free_ports(2)
+    config = tmp_path / "one.toml"
+    config.write_text(
+        f'[cluster]\nid = "c"\n[[nodes]]\nid = "n1"\nlisten = "127.0.0.1:{rest}"\n'
+        f'peer_listen = "127.0.0.1:{peers}"\ndata = "{tmp_path / "data"}"\n'
+    )
+    reasons: list[str] = []
+    monkeypatch.setattr(serve, "bind", lambda _address: [])
+    monkeypatch.setattr(serve, "_start", refuse)
+    code = asyncio.run(serve._run(load(config, "n1"), lambda _: None, reasons.append))
+    assert (code, len(reasons)) == (1, 1)
+    assert "can't start new thread: raise the limit of processes and threads" in reasons[0]
 
 
 def test_a_node_does_not_import_pandas_or_parquet() -> None:
