@@ -404,9 +404,14 @@ class MasterSide:
     # --- the set -------------------------------------------------------------------------------------------
 
     def judge(self, now_ms: int, *, fenced: bool) -> None:
-        """Determine the set (C-07, C-08), then confirm what its members hold, and answer."""
+        """Determine the set (C-07, C-08), then confirm what its members hold, and answer.
+
+        What the present members hold is confirmed before: a slave that has just left the set because it
+        hangs holds all that was confirmed while appends waited for it, and would join again at once.
+        """
         if not self.open:
             return
+        self.confirm(fenced=fenced)
         # The previous master confirmed records below our opening record: a slave without that must not join
         # yet.
         may_grow = not fenced and self._member.committed_index >= self._opening_index

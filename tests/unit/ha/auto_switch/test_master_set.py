@@ -7,7 +7,7 @@ from app.ha.messages import Closed
 from app.ha.roles import MANAGER, KnownReplica, Lease, SlaveRole
 from app.log.contract import Role
 from tests.unit.ha.lab import REPLICAS, Replicated, new_log, write
-from tests.unit.ha.masters import SLOW, ack_all, in_sync_with_n2, join
+from tests.unit.ha.masters import SLOW, ack_all, grant, in_sync_with_n2, join
 
 
 @pytest.mark.rule("C-08")
@@ -68,6 +68,25 @@ def test_a_slave_that_does_not_catch_up_falls_out() -> None:
         master.tick(SLOW)
         master.deliver(key, Ack(behind))
     assert master.wanted_set == (1,)
+
+
+@pytest.mark.rule("C-07", "C-08")
+def test_a_slave_whose_disk_hangs_stays_out_once_the_others_confirm_more() -> None:
+    """Its connection is open, and it holds all that was confirmed while appends waited for it."""
+    master, hanging = in_sync_with_n2()
+    other = join(master, "n3", number=2)
+    grant(master, (1, 2, 3))
+    master.append(b"a")
+    ack_all(master, other)
+    for _ in range(4):
+        master.tick(SLOW)
+        master.deliver(other, Ack(master.log.end_offset))
+    assert master.wanted_set == (1, 3)
+    grant(master, (1, 3))
+    assert master.wanted_set is None
+    assert master.core.committed_index == master.log.end_index
+    ack_all(master, hanging)
+    assert master.wanted_set == (1, 2, 3)
 
 
 @pytest.mark.rule("C-07")
