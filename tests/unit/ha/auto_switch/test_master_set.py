@@ -33,11 +33,15 @@ def test_no_replica_joins_before_the_epochs_first_record_is_confirmed() -> None:
     write(log, 1, opened_by="n3")
     write(log, 1, b"confirmed by the old master")
     master = Replicated(log=log, committed_index=0)
-    master.lead(epoch=2, lease_ms=None)
+    master.lead(epoch=2, members=(1, 3), lease_ms=None)
     join(master, at=log.batch_at(0).next_offset)
+    member = join(master, "n3", number=2, at=log.batch_at(0).next_offset)
     assert master.core.committed_index == 0  # no lease yet: nothing is confirmed
     assert master.wanted_set is None
     master.deliver(MANAGER, Lease(master.now_ms + 1_000))
+    assert master.core.committed_index == 0  # n3 lacks the opening
+    assert master.wanted_set is None
+    ack_all(master, member)
     assert master.core.committed_index == 2
     assert master.wanted_set is None
 
