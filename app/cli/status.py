@@ -51,6 +51,8 @@ def status_command(target: Target, watch: bool) -> None:
                 print_table(status_table(target.log, views))
             if all(view["role"] == "down" for view in views):
                 raise CommandFailed("no node answers", ExitCode.UNAVAILABLE)
+            if not any(map(_is_status, views)):
+                raise CommandFailed("no node has the log open", ExitCode.UNAVAILABLE)
             return
         try:
             _watch(target, client)
@@ -78,24 +80,31 @@ def node_views(client: CommitlogClient) -> list[dict[str, Any]]:
     """The status documents of all nodes that keep the log, in the cluster's order; of a silent node its id,
     url and role "down".
 
+    A node that refuses has the code of its problem as its role, such as "repairing".
+
     Raises ClientError when the log does not exist anywhere, or no endpoint answers.
     """
     nodes = client.cluster()["nodes"]
     views: list[dict[str, Any]] = []
-    refusals: list[Problem] = []
+    final: Problem | None = None
     for node in nodes:
         try:
             view = client.status(node["url"])
             if view["node"] == node["id"]:  # else it keeps no copy, and passed the question on
                 views.append({"url": node["url"], **view})
         except Problem as error:
-            refusals.append(error)
+            final = final if error.retryable else error
             views.append({"node": node["id"], "url": node["url"], "role": error.code})
         except ClientError:
             views.append({"node": node["id"], "url": node["url"], "role": "down"})
-    if refusals and len(refusals) == len([view for view in views if view["role"] != "down"]):
-        raise min(refusals, key=lambda refusal: refusal.retryable)  # one that knows before one that cannot
+    if final is not None and not any(map(_is_status, views)):
+        raise final
     return views
+
+
+def _is_status(view: Mapping[str, Any]) -> bool:
+    """Whether the node sent its status; otherwise it refused or did not answer."""
+    return "peers" in view
 
 
 def status_table(log: str, views: list[dict[str, Any]]) -> Table:

@@ -1,0 +1,122 @@
+"""`commitlog status`: nodes that are silent, refuse or have certificates that end."""
+
+import json
+import time
+
+from click.testing import CliRunner, Result
+
+from app.cli.main import cli
+from tests.unit.cli.fake_service import Asked, Scripted, fake_service, problem
+from tests.unit.cli.test_client import closed_url
+
+
+def run(*arguments: str, url: str) -> Result:
+    return CliRunner().invoke(cli, [*arguments, "--endpoint", url])
+
+
+def test_status_shows_a_silent_node_as_down() -> None:
+    dead = closed_url()
+
+    def answer(asked: Asked) -> Scripted:
+        if asked.path == "/v1/cluster":
+            return Scripted(200, {"nodes": [{"id": "n1", "url": node.url}, {"id": "n2", "url": dead}]})
+        view = {
+            "node": "n1",
+            "role": "leader",
+            "term": 3,
+            "begin_index": 0,
+            "end_index": 9,
+            "committed_index": 9,
+        }
+        peer = {"id": "n2", "state": "COMPARE", "watermark": 5, "pending": 0, "lag_bytes": 1_024}
+        return Scripted(200, {**view, "peers": [peer]})
+
+    with fake_service(answer) as node:
+        table = run("status", url=node.url)
+        document = run("status", "--json", url=node.url)
+    assert table.exit_code == 0
+    assert "leader" in table.output
+    assert "1,024 B" in table.output
+    assert [view["role"] for view in json.loads(document.output)["nodes"]] == ["leader", "down"]
+
+
+def test_status_shows_since_when_a_peer_does_not_answer_and_no_lag() -> None:
+    def answer(asked: Asked) -> Scripted:
+        if asked.path == "/v1/cluster":
+            return Scripted(
+                200, {"nodes": [{"id": "n1", "url": node.url}, {"id": "n2", "url": closed_url()}]}
+            )
+        view = {
+            "node": "n1",
+            "role": "leader",
+            "term": 3,
+            "begin_index": 0,
+            "end_index": 9,
+            "committed_index": 9,
+        }
+        peer = {"id": "n2", "state": "APPEND", "watermark": 9, "pending": 0, "lag_bytes": None}
+        return Scripted(200, {**view, "peers": [{**peer, "unreachable_since_ms": 1_730_000_000_000}]})
+
+    with fake_service(answer) as node:
+        shown = run("status", url=node.url).output
+    assert "no answer since 2024-10-27T03:33:20.000Z" in shown
+    assert "unknown" in shown
+    assert "APPEND" not in shown
+
+
+def test_status_of_a_log_that_no_member_has_is_not_found_though_a_removed_node_cannot_know() -> None:
+    def answer(asked: Asked) -> Scripted:
+        if asked.path == "/v1/cluster":
+            urls = {"n1": node.url, "n2": node.url.replace("127.0.0.1", "localhost")}
+            return Scripted(200, {"nodes": [{"id": name, "url": url} for name, url in urls.items()]})
+        if asked.headers["host"].startswith("localhost"):
+            return problem("log-not-found", 404, "not_applied", retryable=False)
+        return problem("no-leader", 503, "not_applied", retryable=True)
+
+    with fake_service(answer) as node:
+        assert run("status", url=node.url).exit_code == 4
+
+
+def test_status_names_a_certificate_that_ends_soon() -> None:
+    now_ms = time.time_ns() // 1_000_000
+    ends = {"tls_certificate": now_ms + 86_400_000, "tls_ca": now_ms + 90 * 86_400_000, "peer_tls_ca": 0}
+
+    def answer(asked: Asked) -> Scripted:
+        if asked.path == "/v1/cluster":
+            return Scripted(200, {"nodes": [{"id": "n1", "url": node.url}]})
+        found = [{"name": name, "end_ms": end_ms} for name, end_ms in ends.items()]
+        return Scripted(200, {"node": "n1", "role": "leader", "peers": [], "certificates": found})
+
+    with fake_service(answer) as node:
+        shown = run("status", url=node.url).output
+    assert "n1: tls_certificate ends at " in shown
+    refused = "ended at 1970-01-01T00:00:00Z, connections with it are refused: replace it"
+    assert any(line.startswith(f"n1: peer_tls_ca {refused}") for line in shown.splitlines())
+    assert "n1: tls_ca" not in shown
+
+
+def test_status_of_an_unknown_log_is_not_found() -> None:
+    def answer(asked: Asked) -> Scripted:
+        if asked.path == "/v1/cluster":
+            return Scripted(200, {"nodes": [{"id": "n1", "url": node.url}]})
+        return problem("log-not-found", 404, "not_applied", retryable=False)
+
+    with fake_service(answer) as node:
+        assert run("status", "--log", "nope", url=node.url).exit_code == 4
+
+
+def test_status_of_a_log_that_no_node_has_open_names_the_nodes_that_repair_it() -> None:
+    """The one copy of a log is damaged; a node without a copy cannot reach one."""
+
+    def answer(asked: Asked) -> Scripted:
+        if asked.path == "/v1/cluster":
+            urls = {"n1": node.url, "n2": node.url.replace("127.0.0.1", "localhost")}
+            return Scripted(200, {"nodes": [{"id": name, "url": url} for name, url in urls.items()]})
+        code = "no-leader" if asked.headers["host"].startswith("localhost") else "repairing"
+        return problem(code, 503, "not_applied", retryable=True)
+
+    with fake_service(answer) as node:
+        shown = run("status", "--json", url=node.url)
+    assert shown.exit_code == 5
+    roles = {view["node"]: view["role"] for view in json.loads(shown.stdout)["nodes"]}
+    assert roles == {"n1": "repairing", "n2": "no-leader"}
