@@ -103,7 +103,7 @@ def node_views(client: CommitlogClient) -> list[dict[str, Any]]:
 
 
 def _is_status(view: Mapping[str, Any]) -> bool:
-    """Whether the node sent its status; otherwise it refused or did not answer."""
+    """Return False for a node that refused or did not answer."""
     return "peers" in view
 
 
