@@ -215,6 +215,15 @@ class LogState:
         position, name = min(fences)
         return name, position
 
+    @property
+    def fence_lag(self) -> int | None:
+        """Number of indexes from the first cursor with a fence to the last data record, at least 0.
+
+        Uncommitted records count. None: no cursor has a fence.
+        """
+        fences = [cursor.position for cursor in self._cursors.values() if cursor.fence]
+        return max(0, self.data_end - min(fences)) if fences else None
+
     def become(self, other: "LogState") -> None:
         """Adopt everything that `other` holds: the state of the same log at another replica."""
         self.__dict__.update(other.__dict__)

@@ -203,6 +203,23 @@ def test_every_metric_is_documented() -> None:
     assert names == set(re.findall(r"^\| `(commitlog_\w+)` \|", page, re.MULTILINE))
 
 
+def test_every_alert_has_an_action_in_a_section_that_exists() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    rules = (ROOT / "conf" / "deploy" / "alerts.yaml").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## (\d+)\. (.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    rows = re.findall(r"^\| (`Commitlog\w+`.*?) \|.*\| (.*) \|$", page, re.MULTILINE)
+    named = [name for names, _ in rows for name in re.findall(r"`(\w+)`", names)]
+    assert sorted(named) == sorted(re.findall(r"- alert: (\w+)", rules))
+    for names, action in rows:
+        for alert in re.findall(r"`(Commitlog\w+)`", action):
+            assert alert in named, names
+        for number in re.findall(r"section (\d+)", action):
+            assert number in sections, names
+        for paragraph in re.findall(r"(\*\*[\w ]+)\*\*", action):
+            number = re.findall(r"section (\d+)", action)[-1]
+            assert re.search(rf"^(?:- )?{re.escape(paragraph)}", sections[number], re.MULTILINE), paragraph
+
+
 def test_every_problem_and_route_is_documented() -> None:
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([a-z-]+)`", page))

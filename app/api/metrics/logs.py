@@ -51,6 +51,11 @@ def replica_metrics(drivers: Sequence[LogDriver], seen: Seen) -> Iterator[Metric
     for name, text, count in state:
         values = [((driver.log_name,), count(driver.state)) for driver in drivers]
         yield telemetry.gauge(name, text, ("log",), values)
+    lags = [(driver.log_name, driver.state.fence_lag) for driver in drivers]
+    yield telemetry.gauge(
+        telemetry.FENCE_LAG, "Indexes from the first fencing cursor to the end of the data", ("log",),
+        [((log,), float(lag)) for log, lag in lags if lag is not None],
+    )  # fmt: skip
     yield telemetry.gauge(
         telemetry.READS_WAITING, "Linearizable reads that wait for a quorum", ("log",),
         [((driver.log_name,), driver.waiting_reads) for driver in drivers],

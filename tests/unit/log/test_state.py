@@ -393,6 +393,27 @@ def test_readers_get_the_cursor_that_is_committed() -> None:
     assert state.committed_cursor("other") is None
 
 
+def test_the_lag_counts_from_the_first_fence_to_the_last_data_record() -> None:
+    log, state = Log(), LogState()
+
+    def cursor(name: str, index: int | None, *, fence: bool = True) -> None:
+        state.apply(log.add(control={"kind": "cursor", "name": name, "index": index, "fence": fence}))
+
+    state.apply(log.add(count=10))
+    cursor("reader", 0, fence=False)
+    assert state.fence_lag is None
+    cursor("tables", 4)
+    cursor("archive", 7)
+    assert state.fence_lag == 6  # without the control records at the end
+    cursor("tables", 10)
+    assert state.fence_lag == 3
+    cursor("archive", 12)
+    cursor("tables", 12)
+    assert state.fence_lag == 0  # both are after the last data record
+    state.apply(log.add(count=2))
+    assert state.fence_lag == log.batches[-1].next_index - 12
+
+
 def test_a_cursor_keeps_who_moved_it_also_in_a_snapshot() -> None:
     log, state = Log(), LogState()
     for holder in ({"holder": "a"}, {}, {"holder": "b"}):
