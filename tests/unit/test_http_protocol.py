@@ -372,7 +372,6 @@ def test_http_1_0_gets_no_interim_answer() -> None:
 
 
 def test_pipelined_requests_are_answered_in_order() -> None:
-
     async def test(server: Server) -> None:
         last = GET.replace(b"host: x", b"host: x\r\nconnection: close\r\ncommitlog-key: last")
         answer = await server.exchange(SLOW + GET + last)
