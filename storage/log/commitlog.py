@@ -390,11 +390,10 @@ class Commitlog(LogView):
         self._disk.truncation_count += 1
         kept = [segment for segment in self._segments if segment.base_offset < offset]
         removed = self._segments[len(kept) :]
-        for segment in kept:
-            if segment.end_offset > offset:
-                segment.truncate(offset)
-            elif not segment.mapped:
+        for segment in kept[:-1]:
+            if not segment.mapped:
                 segment.restart_flush()  # a flush in progress is discarded
+        kept[-1].truncate(offset)  # also one that ends there: it will be written
         self._keep(kept)
         self._end_with(last)
         self._tail.drop_from(last.next_index)

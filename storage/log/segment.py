@@ -150,15 +150,25 @@ class Segment:
         self.end_offset = batches[-1].next_offset
 
     def truncate(self, end_offset: int) -> None:
-        """Forget, in memory, everything from `end_offset` on, a batch boundary after the base."""
+        """Forget, in memory, everything from `end_offset` on, a batch boundary after the base.
+
+        The segment may be written again: it is not mapped any more. Raises CorruptLog, DiskError.
+        """
         self.verify_order()
+        try:
+            self._truncate_index(end_offset)
+        except DamagedIndex:  # since its order was verified
+            self.rebuild_index()
+            self._truncate_index(end_offset)
+        self.restart_flush()  # a flush may have been in progress
+        self.end_offset = end_offset
+
+    def _truncate_index(self, end_offset: int) -> None:
         rows = self.index.rows_until(end_offset)
         if self.mapped:  # not the file's bytes any more: the file will be written
             self._index = SegmentIndex(self.index.encoded(0, rows))
             self.mapped = False
         self.index.truncate(rows)
-        self.restart_flush()  # a flush may have been in progress
-        self.end_offset = end_offset
 
     def restart_flush(self) -> None:
         """Make the next flush write the whole index file."""

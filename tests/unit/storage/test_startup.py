@@ -22,6 +22,7 @@ from tests.unit.storage.support import (
     check_whole,
     content,
     grow,
+    next_batch,
     open_log,
     open_term,
     sync_log,
@@ -275,3 +276,44 @@ def test_a_log_that_is_read_keeps_two_sealed_segments_open(tmp_path: Path) -> No
     check_whole(log, [batch for batch in whole if log.begin_index <= batch.base_index <= log.end_index])
     assert len(segment_offsets(files, folder)) > 5
     log.close()
+
+
+def after_a_cut_to_a_sealed_segment(files: MemoryFiles) -> Commitlog:
+    """The log goes on in a segment that was sealed; then two others were read."""
+    log = open_log(files)
+    open_term(log, 1)
+    for _ in range(5):
+        grow(log, 3)
+        log.append([next_batch(log, [Random(0).randbytes(7_500)])])  # in a segment of its own
+        log.append([next_batch(log)])
+        sync_log(log)
+    sealed = log._segments[-3]
+    assert sealed.mapped
+    log.truncate_after(log._segments[-2].base_index - 1)
+    log.append([next_batch(log, timestamps_ms=[5_000])])
+    assert log._segments[-1] is sealed
+    for segment in log._segments[:3]:
+        log.batch_at(segment.base_index)
+    return log
+
+
+@pytest.mark.rule("R-07")
+@pytest.mark.parametrize("seed", range(8))
+def test_a_log_that_was_cut_to_a_sealed_segment_loses_nothing_durable(seed: int) -> None:
+    """A sync has to reach the file, also when the log was read in between."""
+    files = MemoryFiles(Random(seed))
+    log = after_a_cut_to_a_sealed_segment(files)
+    sync_log(log)
+    expected, durable_index = content(log), log.durable_index
+    assert durable_index == log.end_index
+    files.crash()
+    check_whole(open_log(files, committed_index=durable_index), expected)
+
+
+def test_a_log_that_was_cut_to_a_sealed_segment_finds_new_records_by_time() -> None:
+    log = after_a_cut_to_a_sealed_segment(MemoryFiles())
+    assert log.first_index_at_or_after(4_000) == log.end_index
+    log.append([next_batch(log, timestamps_ms=[9_000])])
+    assert log.first_index_at_or_after(8_000) == log.end_index
+    sync_log(log)
+    check_whole(log, content(log))
