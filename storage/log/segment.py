@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from storage.errors import CorruptBatch, CorruptLog, NewerBatch, NewerFormat, StorageFull
+from storage.errors import CorruptBatch, CorruptLog, InvariantError, NewerBatch, NewerFormat, StorageFull
 from storage.file_system import Bytes, File, FileSystem, write_durably
 from storage.format.batch import Batch, decode_batch
 from storage.format.segment_format import (
@@ -105,21 +105,21 @@ class Segment:
         self._index: SegmentIndex | None = SegmentIndex()
         self._ends: tuple[IndexEntry, IndexEntry] | None = None  # while mapped, also without its files
         self._file: File | None = None
+        self._use = threading.Lock()  # `release` against `truncate`, which may run in the disk thread
         self._index_file = threading.Lock()  # a scrub may replace it while a reader's damaged one is rebuilt
 
     @property
     def file(self) -> File:
-        if self._file is None:
-            self._file = self._files.open(self.path)
-        return self._file
+        file = self._file
+        if file is None:
+            file = self._file = self._files.open(self.path)
+        return file
 
     @property
     def index(self) -> SegmentIndex:
         """Index of the segment. Raises DiskError, CorruptLog if a rebuild finds the segment damaged."""
-        if self._index is None:
-            self._map_index()
-        assert self._index is not None
-        return self._index
+        index = self._index  # `release` may be called in another thread
+        return self._map_index() if index is None else index
 
     @property
     def ends(self) -> tuple[IndexEntry, IndexEntry]:
@@ -142,7 +142,10 @@ class Segment:
         self._file = self._files.open(self.path, create=True)
 
     def write(self, batches: Sequence[Batch]) -> None:
-        """Write whole batches at the end, not synced. Raises DiskError; then the end is as before."""
+        """Write whole batches at the end, not synced. Raises DiskError; then the end is as before. Raises
+        InvariantError for a sealed segment: a sync would not reach the batches."""
+        if self.mapped:
+            raise InvariantError(f"{self.path} is sealed")
         self.dirty = True
         self.file.pwrite([batch.data for batch in batches], self.end_offset - self.base_offset)
         for batch in batches:
@@ -166,8 +169,9 @@ class Segment:
     def _truncate_index(self, end_offset: int) -> None:
         rows = self.index.rows_until(end_offset)
         if self.mapped:  # not the file's bytes any more: the file will be written
-            self._index = SegmentIndex(self.index.encoded(0, rows))
-            self.mapped = False
+            index = SegmentIndex(self.index.encoded(0, rows))
+            with self._use:
+                self._index, self.mapped = index, False
         self.index.truncate(rows)
 
     def restart_flush(self) -> None:
@@ -292,10 +296,11 @@ class Segment:
     def release(self) -> None:
         """Close the files of a sealed segment until its next read: they are closed once no thread reads
         them."""
-        if self.mapped:
-            self._index = self._file = None
+        with self._use:
+            if self.mapped:
+                self._index = self._file = None
 
-    def _map_index(self) -> None:
+    def _map_index(self) -> SegmentIndex:
         """Use the index file of a sealed segment if it exists; only its ends are read now."""
         try:
             index = SegmentIndex(self._index_bytes(mapped=True))
@@ -306,7 +311,8 @@ class Segment:
                 raise DamagedIndex("does not end with the segment")
             self._index, self.flushed = index, index.count
         except DamagedIndex:
-            self.rebuild_index()
+            index = self.rebuild_index()
+        return index
 
     def _index_bytes(self, *, mapped: bool = False) -> bytes | memoryview:
         """Return the index file. Raises DamagedIndex if it is missing or, mapped, does not have whole
@@ -324,19 +330,20 @@ class Segment:
         finally:
             file.close()
 
-    def rebuild_index(self) -> None:
-        """Rebuild the index from the durable batches up to `end_offset`, in the owner's thread. Raises
-        CorruptLog, DiskError."""
+    def rebuild_index(self) -> SegmentIndex:
+        """Rebuild the index from the durable batches up to `end_offset`, in the owner's thread; it stays in
+        memory. Raises CorruptLog, DiskError."""
         index = self.scanned_index()
-        self._index = index
+        with self._use:
+            self._index, self.mapped = index, False
         self.ordered = True
-        self.mapped = False
         self.flushed = self.skipped = 0
         try:
             self.write_index(index)
             self.flushed = index.count
         except StorageFull:
             pass  # written when the durable point moves; until then it is rebuilt at each start
+        return index
 
     def scanned_index(self) -> SegmentIndex:
         """Return the entries of the batches in the file, in any thread: many take seconds. Raises CorruptLog,
