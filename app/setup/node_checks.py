@@ -5,7 +5,7 @@ import socket
 import time
 from pathlib import Path
 
-from app.certificate_end import REPLACE, CertificateEnd
+from app.certificate_end import CertificateEnd
 from app.errors import ConfigError
 from app.node.links.certificates import Certificate, load_certificates
 from app.serve import check_security
@@ -67,9 +67,9 @@ def _listen(address: str) -> None:
 
 
 def _check_certificate(certificate: Certificate) -> Check:
-    end = CertificateEnd(certificate.end_ms, time.time_ns() // 1_000_000)
+    end = CertificateEnd(certificate.end_ms, time.time_ns() // 1_000_000, certificate.begin_ms)
     text = f"{certificate.path} {end}"
     if end.is_reported:
-        state = State.MISSING if end.is_over else State.WARNING
-        return Check(certificate.setting, state, text, REPLACE)
+        state = State.MISSING if end.is_refused else State.WARNING
+        return Check(certificate.setting, state, text, end.advice)
     return Check(certificate.setting, State.OK, text)

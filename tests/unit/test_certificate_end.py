@@ -24,3 +24,11 @@ def test_an_end_is_reported_from_thirty_days_before(left_ms: int, is_reported: b
     end = CertificateEnd(NOW_MS + left_ms, NOW_MS)
     assert (end.is_reported, str(end)) == (is_reported, text)
     assert end.is_over == (left_ms <= 0)
+
+
+def test_a_certificate_that_has_not_begun_shows_a_wrong_clock() -> None:
+    end = CertificateEnd(NOW_MS + 90 * DAY_MS, NOW_MS, NOW_MS + DAY_MS)
+    assert (end.is_reported, end.is_refused, end.is_over) == (True, True, False)
+    assert str(end) == "begins at 1972-09-28T00:00:00Z, connections with it are refused"
+    assert end.advice == "compare the clock of this machine with the others"
+    assert not CertificateEnd(NOW_MS + 90 * DAY_MS, NOW_MS, NOW_MS).is_reported

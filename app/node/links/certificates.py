@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from app.certificate_end import REPLACE, CertificateEnd
+from app.certificate_end import CertificateEnd
 from app.settings.model import SecuritySettings
 
 logger = logging.getLogger(__name__)
@@ -24,11 +24,12 @@ _AUTHORITIES: Final = ("tls_ca", "peer_tls_ca")
 @dataclass(frozen=True)
 class Certificate:
     """One file of certificates. setting: key of [security] that names it. end_ms: time since 1970 UTC from
-    which it is not valid."""
+    which it is not valid. begin_ms: before that it is not valid either."""
 
     setting: str
     path: Path
     end_ms: int
+    begin_ms: int = 0
 
 
 def load_certificates(security: SecuritySettings) -> tuple[Certificate, ...]:
@@ -40,12 +41,15 @@ def load_certificates(security: SecuritySettings) -> tuple[Certificate, ...]:
         if path is None:
             continue
         try:
-            ends = ends_of(path.read_bytes())
+            begins, ends = zip(*spans_of(path.read_bytes()), strict=True)
         except (OSError, ValueError) as error:
             logger.warning("the end of %s %s is not known: %s", setting, path, error)
             continue
-        # Of a chain the first end counts; of authorities, of which one suffices, the last one.
-        found.append(Certificate(setting, path, min(ends) if setting in _OWN else max(ends)))
+        # Of a chain all must be valid; of authorities one suffices.
+        if setting in _OWN:
+            found.append(Certificate(setting, path, min(ends), max(begins)))
+        else:
+            found.append(Certificate(setting, path, max(ends), min(begins)))
     return tuple(found)
 
 
@@ -53,19 +57,23 @@ async def warn_before_the_end(certificates: tuple[Certificate, ...], now_ms: Cal
     """Log, now and once a day, each certificate that ends soon or has ended."""
     while certificates:
         for certificate in certificates:
-            _warn(certificate, CertificateEnd(certificate.end_ms, now_ms()))
+            _warn(certificate, CertificateEnd(certificate.end_ms, now_ms(), certificate.begin_ms))
         await asyncio.sleep(_DAY_S)
 
 
 def _warn(certificate: Certificate, end: CertificateEnd) -> None:
     if end.is_reported:
-        level = logging.ERROR if end.is_over else logging.WARNING
-        logger.log(level, "%s %s %s: %s", certificate.setting, certificate.path, end, REPLACE)
+        level = logging.ERROR if end.is_refused else logging.WARNING
+        logger.log(level, "%s %s %s: %s", certificate.setting, certificate.path, end, end.advice)
 
 
-def ends_of(pem: bytes) -> list[int]:
-    """Return the end of each certificate in a PEM file, in milliseconds. Raises ValueError, also for none."""
+def spans_of(pem: bytes) -> list[tuple[int, int]]:
+    """Return the begin and the end of each certificate in a PEM file, in milliseconds. Raises ValueError,
+    also for none."""
     from cryptography import x509  # some MiB that a node without certificates saves
 
     certificates = x509.load_pem_x509_certificates(pem)
-    return [int(each.not_valid_after_utc.timestamp()) * 1000 for each in certificates]
+    return [
+        (int(each.not_valid_before_utc.timestamp()) * 1000, int(each.not_valid_after_utc.timestamp()) * 1000)
+        for each in certificates
+    ]

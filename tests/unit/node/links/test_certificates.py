@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import subprocess
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from click.testing import CliRunner
 
 from app.cli.main import cli
 from app.log.state import DAY_MS
-from app.node.links.certificates import Certificate, ends_of, load_certificates, warn_before_the_end
+from app.node.links.certificates import Certificate, load_certificates, spans_of, warn_before_the_end
 from app.settings.model import SecuritySettings
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.in_process import node_in_process
@@ -28,7 +29,9 @@ def end_by_openssl(certificate: Path) -> int:
 @pytest.mark.parametrize("days", [30, -1, 36_500], ids=["UTCTime", "ended", "GeneralizedTime"])
 def test_the_end_is_that_of_openssl(tmp_path: Path, days: int) -> None:
     certificate, _ = make_certificate(make_authority(tmp_path), "node", "DNS:n1", days=days)
-    assert ends_of(certificate.read_bytes()) == [end_by_openssl(certificate)]
+    ((begin_ms, end_ms),) = spans_of(certificate.read_bytes())
+    assert end_ms == end_by_openssl(certificate)
+    assert 0 < begin_ms <= time.time_ns() // 1_000_000
 
 
 def test_the_first_end_of_a_chain_and_the_last_end_of_authorities_count(tmp_path: Path) -> None:
