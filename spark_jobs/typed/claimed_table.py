@@ -55,6 +55,8 @@ from spark_jobs.typed.local_rows import LocalRows
 from storage.units import NO_INDEX
 
 WIDENING = {"delta.enableTypeWidening": "true"}
+TIMES_WITHOUT_OFFSET = {"delta.feature.timestampNtz": "supported"}
+"""Delta adds this feature only to tables that it creates with such a column."""
 MERGE_ATTEMPTS = 5
 FILES_ARE_GONE = ("FILE_NOT_EXIST", "DELTA_FILE_NOT_FOUND", "DELTA_VERSION_NOT_FOUND", "VersionNotFound")
 CHANGED_MEANWHILE = ("DELTA_METADATA_CHANGED", CONCURRENT_CHANGE, PROTOCOL_CHANGED, "ALREADY_EXISTS")
@@ -188,6 +190,8 @@ class ClaimedTable:
                 raise ColumnClash(self.path, ".".join(each.path), held, wanted)
         if any(each.held is not None for each in due):
             set_properties(self.spark, self.path, WIDENING)
+        if any(is_part(TimestampNTZType, each.type) for each in due):
+            set_properties(self.spark, self.path, TIMES_WITHOUT_OFFSET)
         for each in due:
             self.spark.sql(f"ALTER TABLE {identifier(self.path)} {self._clause(each)}")
 

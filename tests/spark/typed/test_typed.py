@@ -3,6 +3,7 @@
 import contextlib
 import json
 from collections.abc import Callable
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,29 @@ def test_history_changes_of_the_schema_and_records_that_do_not_match(
     assert [row["id"] for row in rows(spark, config, "records_v3")] == ["seven"]
     dead = rows(spark, config, "dead_letters", "index")
     assert [(row["index"], row["schema_version"]) for row in dead] == [(2, 1), (6, 1), (11, 3), (14, 3)]
+
+
+@pytest.mark.parametrize(
+    "second", ["day DATE, at STRUCT<x: INT, y: TIMESTAMP_NTZ>", "day TIMESTAMP_NTZ, at STRUCT<x: INT>"]
+)
+def test_tables_get_columns_of_times_without_offset(
+    spark: SparkSession, config: MaterializeConfig, log: FakeLog, second: str
+) -> None:
+    """They need a feature of Delta that a table without such columns does not have."""
+    log.set_schema("day DATE, at STRUCT<x: INT>")
+    log.append(to_json(day="2026-01-02", at={"x": 1}), key=b"a")
+    materialize(config, spark=spark)
+    log.set_schema(second)
+    moment = datetime(2026, 1, 2, 3, 4, 5, 6)
+    is_widened = second.startswith("day T")
+    values = {"day": moment.isoformat()} if is_widened else {"at": {"y": moment.isoformat()}}
+    log.append(to_json(**values), key=b"b")
+    materialize(config, spark=spark)
+    for table in ("records", "current"):
+        before, after = rows(spark, config, table)[-2:]
+        assert before["day"] == (datetime(2026, 1, 2) if is_widened else date(2026, 1, 2))
+        assert before["at"]["x"] == 1
+        assert moment == (after["day"] if is_widened else after["at"]["y"])
 
 
 def without_current(monkeypatch: pytest.MonkeyPatch) -> None:
