@@ -354,7 +354,11 @@ class ClassicMasterCore(StaticGroup):
                 self._pump(slave, now_ms)
         if self._needs.automatic:
             self._check()  # a slave may have left the set of slaves in sync
-        self._outbox.answers += self._pending.time_out(now_ms, AppendFate.TOO_FEW_SLAVES)
+        held_index = self._held_index  # what the disk has not stored yet may be lost
+        self._outbox.answers += [
+            (append, fate if append.last_index <= held_index else AppendFate.TIMED_OUT)
+            for append, fate in self._pending.time_out(now_ms, AppendFate.TOO_FEW_SLAVES)
+        ]
         self._reports.tick(now_ms)
 
     def propose(self, batch: Batch, appends: Sequence[PendingAppend], now_ms: int) -> None:

@@ -405,3 +405,13 @@ def test_a_classic_master_answers_reads_transfers_and_status() -> None:
     master.core.stop(master.now_ms)
     master.carry_out()
     assert master.fates() == [(pending.last_index, "term-changed")]
+
+
+@pytest.mark.rule("H-07")
+def test_an_append_that_the_masters_disk_has_not_stored_has_no_known_outcome() -> None:
+    """The disk hangs: to report that the master keeps the append would promise what a power failure ends."""
+    master = Master()
+    master.auto_sync = False
+    pending = master.append(b"a", timeout_ms=1_000)
+    master.tick(1_100)
+    assert master.fates() == [(pending.last_index, "quorum-timeout")]
