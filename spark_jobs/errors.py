@@ -167,10 +167,10 @@ class LogClash(SourceError):
     def __init__(self, log: str, reason: str) -> None:
         super().__init__(
             f"log {log!r} is not the log that this query has read: {reason}. It may lack records that the "
-            "query has read before. If the endpoint belongs to another cluster, correct it. If the cluster "
-            "was wiped, restored or elected an unclean leader, compare the tables with the log, then start "
-            "with an empty checkpoint and an empty table; a job that keeps the tables of logs, with an empty "
-            "folder of tables."
+            "query has read before. If the endpoint belongs to another cluster, correct it. If the log "
+            "was deleted and created again, or the cluster was wiped, restored or elected an unclean leader, "
+            "compare the tables with the log, then start with an empty checkpoint and an empty table; a job "
+            "that keeps the tables of logs, with an empty folder of tables."
         )
 
 
