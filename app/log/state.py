@@ -205,15 +205,8 @@ class LogState:
 
     def fenced_below(self, until_index: int) -> tuple[str, int] | None:
         """Return the cursor with a fence that is furthest below `until_index`: (name, position)."""
-        fences = [
-            (cursor.position, name)
-            for name, cursor in self._cursors.items()
-            if cursor.fence and cursor.position < until_index
-        ]
-        if not fences:
-            return None
-        position, name = min(fences)
-        return name, position
+        first = self._first_fence
+        return first if first is not None and first[1] < until_index else None
 
     @property
     def fence_lag(self) -> int | None:
@@ -221,8 +214,17 @@ class LogState:
 
         Uncommitted records count. None: no cursor has a fence.
         """
-        fences = [cursor.position for cursor in self._cursors.values() if cursor.fence]
-        return max(0, self.data_end - min(fences)) if fences else None
+        first = self._first_fence
+        return None if first is None else max(0, self.data_end - first[1])
+
+    @property
+    def _first_fence(self) -> tuple[str, int] | None:
+        """Name and position of the cursor with a fence that is furthest back; None without one."""
+        fences = [(cursor.position, name) for name, cursor in self._cursors.items() if cursor.fence]
+        if not fences:
+            return None
+        position, name = min(fences)
+        return name, position
 
     def become(self, other: "LogState") -> None:
         """Adopt everything that `other` holds: the state of the same log at another replica."""

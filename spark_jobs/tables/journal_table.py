@@ -16,7 +16,7 @@ from spark_jobs.session.spark_session import is_remote
 from spark_jobs.tables.claims import MAX_REFUSALS
 from spark_jobs.tables.removals import Removals
 from spark_jobs.tables.restores import HISTORY
-from spark_jobs.tables.snapshot import UNPLAIN, plain_batches
+from spark_jobs.tables.snapshot import UNPLAIN, columns_of, plain_batches
 from spark_jobs.tables.table import Table, TableClash, read_table
 from spark_jobs.tables.table_writer import TableWriter
 
@@ -104,13 +104,11 @@ class JournalTable:
     def _counted(self) -> tuple[dict[str, int], int] | None:
         """Return the ends of the rows and their number; None where only Spark can read them. The rows of
         years do not fit into memory at once."""
-        batches = plain_batches(self.path, self.table.schema, ["node", "seq"])
-        if batches is None:
-            return None
+        wanted = columns_of(self.table.schema, ["node", "seq"])
         positions: dict[str, int] = {}
         count = 0
         try:
-            for rows in batches:
+            for rows in plain_batches(self.path, wanted):
                 for node, end in ends(pa.Table.from_batches([rows])).items():
                     positions[node] = max(end, positions.get(node, 0))
                 count += rows.num_rows

@@ -115,30 +115,27 @@ def read_plain(
 
     None where only Spark can read it: a table at a URL, or in another format than the plain one.
     """
-    batches = plain_batches(path, schema, columns)
-    if batches is None:
-        return None
-    wanted = _columns_of(schema, columns)
+    wanted = columns_of(schema, columns)
     try:
+        batches = plain_batches(path, wanted)
         found = [rows if where is None else rows.filter(where) for rows in batches]
         return pa.Table.from_batches(found, wanted)
     except UNPLAIN:
         return None
 
 
-def plain_batches(path: str, schema: StructType, columns: Sequence[str]) -> Iterator[pa.RecordBatch] | None:
-    """As `read_plain`, at most ROWS_AT_ONCE rows at a time: a table of journals has any number of rows. The
-    iterator raises an error of UNPLAIN where only Spark can read the table."""
-    return None if is_url(path) else _plain_batches(path, _columns_of(schema, columns))
-
-
-def _plain_batches(path: str, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+def plain_batches(path: str, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield these columns of the rows, at most ROWS_AT_ONCE at a time: a table of journals has any number of
+    rows. Raises an error of UNPLAIN where only Spark can read the table."""
+    if is_url(path):
+        raise TableUnreadable(path, "it is at a URL")
     for file in _plain_snapshot(path).files.values():
         for rows in read_rows(file, wanted.names):
             yield rows.select(wanted.names).cast(wanted)
 
 
-def _columns_of(schema: StructType, columns: Sequence[str]) -> pa.Schema:
+def columns_of(schema: StructType, columns: Sequence[str]) -> pa.Schema:
+    """Return the Arrow schema of some columns of a table."""
     known = arrow_schema(schema)
     return pa.schema([known.field(name) for name in columns])
 

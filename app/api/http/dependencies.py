@@ -87,7 +87,7 @@ def json_answer(
 
 
 async def rows_answer(
-    rows: int, content: Callable[[], object], headers: Sequence[tuple[bytes, bytes]] = ()
+    rows: int, content: Callable[[], object], headers: Sequence[tuple[bytes, bytes]]
 ) -> Response:
     """Return `content()` as json_answer does; of many rows in a thread: the loop also runs replication.
 

@@ -9,6 +9,8 @@ from app.cli.main import cli
 from tests.unit.cli.fake_service import Asked, Scripted, fake_service, problem
 from tests.unit.cli.test_client import closed_url
 
+LEADER = {"node": "n1", "role": "leader", "term": 3, "begin_index": 0, "end_index": 9, "committed_index": 9}
+
 
 def run(*arguments: str, url: str) -> Result:
     return CliRunner().invoke(cli, [*arguments, "--endpoint", url])
@@ -20,16 +22,8 @@ def test_status_shows_a_silent_node_as_down() -> None:
     def answer(asked: Asked) -> Scripted:
         if asked.path == "/v1/cluster":
             return Scripted(200, {"nodes": [{"id": "n1", "url": node.url}, {"id": "n2", "url": dead}]})
-        view = {
-            "node": "n1",
-            "role": "leader",
-            "term": 3,
-            "begin_index": 0,
-            "end_index": 9,
-            "committed_index": 9,
-        }
         peer = {"id": "n2", "state": "COMPARE", "watermark": 5, "pending": 0, "lag_bytes": 1_024}
-        return Scripted(200, {**view, "peers": [peer]})
+        return Scripted(200, {**LEADER, "peers": [peer]})
 
     with fake_service(answer) as node:
         table = run("status", url=node.url)
@@ -46,16 +40,8 @@ def test_status_shows_since_when_a_peer_does_not_answer_and_no_lag() -> None:
             return Scripted(
                 200, {"nodes": [{"id": "n1", "url": node.url}, {"id": "n2", "url": closed_url()}]}
             )
-        view = {
-            "node": "n1",
-            "role": "leader",
-            "term": 3,
-            "begin_index": 0,
-            "end_index": 9,
-            "committed_index": 9,
-        }
         peer = {"id": "n2", "state": "APPEND", "watermark": 9, "pending": 0, "lag_bytes": None}
-        return Scripted(200, {**view, "peers": [{**peer, "unreachable_since_ms": 1_730_000_000_000}]})
+        return Scripted(200, {**LEADER, "peers": [{**peer, "unreachable_since_ms": 1_730_000_000_000}]})
 
     with fake_service(answer) as node:
         shown = run("status", url=node.url).output

@@ -211,14 +211,20 @@ def test_segments_that_a_trim_has_left_are_removed_in_one_pass(monkeypatch: pyte
     assert counts[0] == counts[1]
 
 
-def test_an_opening_that_rebuilds_the_epochs_keeps_no_sealed_segment_open(tmp_path: Path) -> None:
-    """Each repair leads to one, and a process may have fewer descriptors than a log has segments."""
-    files, folder = OsFileSystem(), str(tmp_path)
+def log_of_terms(files: OsFileSystem, folder: str) -> Commitlog:
+    """A durable log of many terms and segments."""
     log = open_log(files, folder=folder)
     for term in range(1, 20):
         open_term(log, term)
         grow(log, 10)
         sync_log(log)
+    return log
+
+
+def test_an_opening_that_rebuilds_the_epochs_keeps_no_sealed_segment_open(tmp_path: Path) -> None:
+    """Each repair leads to one, and a process may have fewer descriptors than a log has segments."""
+    files, folder = OsFileSystem(), str(tmp_path)
+    log = log_of_terms(files, folder)
     whole, epochs, segments = content(log), log.epochs, segment_offsets(files, folder)
     log.close()
     files.remove(f"{folder}/epochs")
@@ -245,11 +251,7 @@ def test_a_log_that_grows_keeps_no_sealed_segment_open(tmp_path: Path) -> None:
 def test_a_log_that_is_read_keeps_two_sealed_segments_open(tmp_path: Path) -> None:
     """Reads of every kind, in any order, also after trims and truncations, give what they gave."""
     files, folder = OsFileSystem(), str(tmp_path)
-    log = open_log(files, folder=folder)
-    for term in range(1, 20):
-        open_term(log, term)
-        grow(log, 10)
-        sync_log(log)
+    log = log_of_terms(files, folder)
     whole = content(log)
     firsts = {b.base_index: log.first_index_at_or_after(b.header.max_timestamp_us // 1000) for b in whole}
     log.settle(log.end_index - 20)
