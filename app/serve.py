@@ -30,8 +30,9 @@ import uvloop
 from app.api.access.hosts import KnownHosts
 from app.api.access.tokens import Tokens
 from app.errors import ConfigError
-from app.http_listener import Listener
-from app.http_protocol import Connection
+from app.listener.connection import Connection
+from app.listener.listener import Listener
+from app.listener.tls_handshakes import TlsHandshakes
 from app.main import Application, build_app
 from app.node.broker import Broker
 from app.node.descriptors import DESCRIPTORS_MAX, descriptors_allowed, tls_room_size
@@ -42,7 +43,6 @@ from app.settings.file import load
 from app.settings.model import LogFormat, SecuritySettings, Settings
 from app.settings.private_files import check_private
 from app.telemetry import Meter, configure_logging
-from app.tls_handshakes import TlsHandshakes
 from storage.errors import StorageError
 
 logger = logging.getLogger(__name__)

@@ -27,8 +27,8 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from app.http_listener import Listener
-from app.http_protocol import Connection
+from app.listener.connection import Connection
+from app.listener.listener import Listener
 from app.log.control_records import SchemaRecord
 from app.log.set_schema import SetSchema
 from app.main import build_app

@@ -6,12 +6,12 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from app.http_listener import Listener
-from app.http_protocol import Connection
+from app.listener.connection import Connection
+from app.listener.listener import Listener
 
 
 class FakeTransport(asyncio.Transport):
-    """Collects what is written. A closed connection receives nothing more."""
+    """Collects what is written. A write after the end is an error, as in uvloop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,8 +19,9 @@ class FakeTransport(asyncio.Transport):
         self.closing = self.paused = False
 
     def write(self, data: Any) -> None:
-        if not self.closing:
-            self.sent += data
+        if self.closing:
+            raise RuntimeError("the handler is closed")
+        self.sent += data
 
     def is_closing(self) -> bool:
         return self.closing

@@ -38,7 +38,7 @@ IMPURE = {
     "uuid",
 }
 ALLOWED = {("random", "Random")}  # a seeded generator, handed in
-TOP = ("app.serve", "app.main", "app.middleware")  # process and ASGI assembly: nothing below imports them
+TOP = ("app.serve", "app.main", "app.middleware", "app.listener")  # nothing below imports the assembly
 ABOVE_PURE = ("app.node", "app.api", "app.cli", "app.local", "app.demo", "spark_jobs", "tests", *TOP)
 LAYERS = {  # package -> what it may not import
     "storage/format": ("storage.log", "storage.care"),

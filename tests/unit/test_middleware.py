@@ -19,8 +19,8 @@ from app.api.access.tokens import Tokens
 from app.api.http import problems
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.log_call import AnsweredElsewhere
-from app.http_listener import Listener
-from app.http_protocol import Connection
+from app.listener.connection import Connection
+from app.listener.listener import Listener
 from app.middleware import HttpMiddleware
 from app.node.network.http_forwarder import Lost
 from app.settings.model import HttpSettings

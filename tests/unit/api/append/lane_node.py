@@ -19,8 +19,8 @@ from app.api.append.plain_route import PlainRoute
 from app.api.http import problems
 from app.api.http.in_flight_limit import InFlightLimit
 from app.errors import IndexMismatch, LogNotFound, QuorumTimeout
-from app.http_listener import Listener
-from app.http_protocol import Connection
+from app.listener.connection import Connection
+from app.listener.listener import Listener
 from app.log.contract import AppendRequest, AppendResult, Durability
 from app.middleware import HttpMiddleware
 from app.node.replica.open_appends import OpenAppend

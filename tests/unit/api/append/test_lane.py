@@ -13,7 +13,7 @@ from app.api.append.lane import AppendLane
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.lane_call import KNOWN_HEADS_MAX
 from app.errors import RateLimited
-from app.http_listener import PIPELINED_MAX
+from app.listener.listener import PIPELINED_MAX
 from tests.unit.api.append.lane_node import HTTP, LIMITS, Node
 
 WRITER = b"Bearer writer"
@@ -127,7 +127,7 @@ def one_request_id_and_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         return function()
 
     monkeypatch.setattr(asyncio, "to_thread", here)
-    for module in ("app.api.http.messages", "app.api.append.lane", "app.http_protocol"):
+    for module in ("app.api.http.messages", "app.api.append.lane", "app.listener.connection"):
         monkeypatch.setattr(f"{module}.new_request_id", lambda: b"generated")
 
 

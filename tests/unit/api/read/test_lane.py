@@ -13,7 +13,7 @@ from app.api.access.tokens import Tokens
 from app.api.http.dependencies import PIECE_BYTES
 from app.api.read import lane
 from app.api.read.lane import PollLane
-from app.http_listener import Listener
+from app.listener.listener import Listener
 from app.middleware import HttpMiddleware
 from app.settings.model import HttpSettings
 from tests.support.connections import FakeTransport, connect

@@ -11,8 +11,8 @@ import uvicorn
 from app.api.access.tokens import Tokens
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.read.outlet import OUTLET, as_chunk
-from app.http_listener import Listener
-from app.http_protocol import Connection
+from app.listener.connection import Connection
+from app.listener.listener import Listener
 from app.middleware import HttpMiddleware
 from app.settings.model import HttpSettings
 from app.telemetry import Meter

@@ -13,8 +13,8 @@ import pytest
 import uvicorn
 
 from app.api.access.hosts import KnownHosts
-from app.http_listener import Listener
-from app.http_protocol import Connection
+from app.listener.connection import Connection
+from app.listener.listener import Listener
 from app.settings.model import HttpSettings
 from app.telemetry import Meter
 
@@ -87,7 +87,7 @@ UPGRADES = {
 
 @pytest.fixture(autouse=True)
 def sweeping_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.http_listener.SWEEP_S", 0.02)
+    monkeypatch.setattr("app.listener.listener.SWEEP_S", 0.02)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -279,7 +279,7 @@ def test_the_bytes_of_a_refused_head_are_freed_with_its_connection(head: bytes) 
 
 
 def test_a_head_and_a_body_that_do_not_end_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.http_protocol._BODY_GRACE_S", 0.3)
+    monkeypatch.setattr("app.listener.connection._BODY_GRACE_S", 0.3)
 
     async def test(server: Server) -> None:
         head = server.exchange(b"GET / HTTP/1.1\r\nho")
@@ -293,7 +293,7 @@ def test_a_head_and_a_body_that_do_not_end_are_given_up(monkeypatch: pytest.Monk
 
 
 def test_a_stream_of_appends_may_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.http_protocol._BODY_GRACE_S", 0.0)
+    monkeypatch.setattr("app.listener.connection._BODY_GRACE_S", 0.0)
 
     async def test(server: Server) -> None:
         reader, writer = await server.connect()

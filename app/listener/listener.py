@@ -1,6 +1,6 @@
 """The REST listener: its open connections, their number and time limits, and what they share.
 
-http_protocol.py has the connections themselves.
+connection.py has the connections themselves.
 """
 
 import asyncio

@@ -12,8 +12,8 @@ from typing import cast
 import pytest
 import uvloop
 
+from app.listener.tls_handshakes import TlsHandshakes
 from app.telemetry import Meter
-from app.tls_handshakes import TlsHandshakes
 from tests.support.certificates import make_authority, make_certificate
 
 SIZE = 8  # handshakes at once, and of one address

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 import httptools
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from app.api.append.group_answers import GroupAnswers
@@ -23,9 +23,10 @@ from app.api.http.lane_call import LaneCall
 from app.api.http.messages import PageResponse, Response, new_request_id, problem_response
 from app.api.http.single_headers import repeated_header
 from app.api.read.lane import KnownPoll, LanePoll, PollLane
-from app.api.read.outlet import OUTLET, write_chunks
 from app.errors import BadRequest, CommitlogError, CrossOrigin, HeadTooLarge, RateLimited, RequestTimeout
-from app.http_listener import PIPELINED_MAX, Listener, header_lines
+from app.listener.asgi_calls import closed_when_cut_off, ended_by_close
+from app.listener.listener import PIPELINED_MAX, Listener, header_lines
+from app.listener.refusals import refusal_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,58 +39,6 @@ VERSIONS: Final = ("1.1", "1.0")
 BODY_HEADERS: Final = (b"content-length", b"transfer-encoding")
 BLANKS: Final = b" \t"  # around a header's value, not part of it (RFC 9110, section 5.5)
 _BODY_GRACE_S: Final = 5.0  # the append route has a body timeout of its own, and a better answer
-
-
-def _refusal_of(error: httptools.HttpParserError) -> CommitlogError:
-    """Return the refusal that a callback of the parser raised, without its traceback.
-
-    The traceback holds the frames that parsed, and with them all received bytes. A frame that names the
-    refusal would keep both until the collector runs, hundreds of refused connections later.
-    """
-    refusal = error.__context__
-    if not isinstance(refusal, HeadTooLarge | BadRequest | CrossOrigin):
-        if isinstance(error, httptools.HttpParserInvalidMethodError):
-            return BadRequest("it does not begin with a method of HTTP")
-        if isinstance(error, httptools.HttpParserCallbackError):  # the target could not be split
-            return BadRequest("the target of the request must be a path, or a URL with a path")
-        return BadRequest(f"this is not HTTP/1.1: {error.args[0]}")
-    return refusal.with_traceback(None)
-
-
-def _ended_by_close(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
-    """Return the application for a request of HTTP/1.0: a body without a length ends with the connection, not
-    in chunks, which its client does not know (RFC 9112, section 6.3)."""
-
-    async def ended(scope: Scope, receive: Receive, send: Send) -> None:
-        has_length = False
-
-        async def send_on(message: Message) -> None:
-            nonlocal has_length
-            if message["type"] == "http.response.start":
-                has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
-                cycle.chunked_encoding = None if has_length else False
-            elif not has_length:
-                cycle.expected_content_length = len(message.get("body", b""))  # uvicorn compares it
-            await send(message)
-
-        await app(scope, receive, send_on)
-
-    return ended
-
-
-def _closed_when_cut_off(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
-    """Return the application, which gets the outlet of its answer; an answer that it does not complete ends
-    with the connection."""
-
-    async def closed(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["http_version"] != "1.0":
-            scope = {**scope, OUTLET: partial(write_chunks, cycle)}
-        await app(scope, receive, send)
-        if cycle.response_started and not (cycle.response_complete or cycle.disconnected):
-            cycle.disconnected = True  # HttpMiddleware has logged the reason; uvicorn would log an error
-            cycle.transport.close()
-
-    return closed
 
 
 class Connection(HttpToolsProtocol):
@@ -149,7 +98,7 @@ class Connection(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            self._break_off(_refusal_of(error))
+            self._break_off(refusal_of(error))
             return
         if self._in_head and self._head_bytes > self._listener.settings.max_head_bytes:
             self._break_off(self._head_too_large())
@@ -262,8 +211,8 @@ class Connection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         self._running = cycle
         if cycle.scope["http_version"] == "1.0":
-            app = _ended_by_close(cycle, app)
-        app = _closed_when_cut_off(cycle, app)
+            app = ended_by_close(cycle, app)
+        app = closed_when_cut_off(cycle, app)
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
     # --- the lanes ----------------------------------------------------------------------------------------

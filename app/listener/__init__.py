@@ -1,0 +1,1 @@
+"""The REST listener: its TLS, its connections, and their limits."""
