@@ -40,10 +40,10 @@ def table_from_stream(
     same for a single record, max_record_headers: for its headers. Raises InvalidRecords, BodyTooLarge.
     """
     try:
-        batches = list(_stream_batches(data, max_records, max_bytes))
+        rows = _cast(_joined(list(_stream_batches(data, max_records, max_bytes))))
     except _ERRORS as error:
         raise _invalid(error) from error
-    return _table(batches, max_bytes, max_record_bytes, max_record_headers)
+    return _table(rows, max_bytes, max_record_bytes, max_record_headers)
 
 
 def table_from_batches(
@@ -75,7 +75,7 @@ def table_from_batches(
         except _ERRORS as error:
             raise _invalid(error) from error
         rest = rest[batch.size_bytes :]
-    return _table(batches, max_bytes, max_record_bytes, max_record_headers)
+    return _table(_joined(batches), max_bytes, max_record_bytes, max_record_headers)
 
 
 def _too_many(limit: int) -> BodyTooLarge:
@@ -89,7 +89,7 @@ def _invalid(error: BaseException) -> InvalidRecords:
 
 
 def _stream_batches(data: Bytes, max_records: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches in BODY_SCHEMA, each verified; the schema is verified first."""
+    """Yield the record batches that have rows, each verified; the schema is verified first."""
     source = pa.BufferReader(data)
     reader = pa.ipc.MessageReader.open_stream(source)
     first = next(reader, None)
@@ -110,7 +110,7 @@ def _stream_batches(data: Bytes, max_records: int, max_bytes: int) -> Iterator[p
             raise _too_many(max_records)
         rows.validate(full=True)
         if rows.num_rows:
-            yield _cast(rows)
+            yield rows
     if source.tell() < source.size():
         raise InvalidRecords(
             f"the Arrow stream ends at byte {source.tell()} of {source.size()}; send one stream per request"
@@ -178,39 +178,36 @@ def _cast(rows: pa.RecordBatch) -> pa.RecordBatch:
     return cast
 
 
-def _table(
-    batches: list[pa.RecordBatch], max_bytes: int, max_record_bytes: int, max_record_headers: int
-) -> RecordTable:
-    """Validate the content of the columns, and concatenate the batches."""
-    count = sum(rows.num_rows for rows in batches)
-    if count == 0:
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return the rows of all batches as one. Raises EmptyBody."""
+    if not batches:
         raise EmptyBody("no records")
-    size_bytes = checked = 0
-    for rows in batches:
-        _check_timestamps(rows.column(0))
-        sizes, headers = _record_sizes(rows), _lengths(rows.column(3))
-        size_bytes += int(sizes.sum())
-        if size_bytes > max_bytes:
-            raise BodyTooLarge(f"more than {max_bytes} bytes", max_bytes, "max_request_bytes")
-        if int(sizes.max()) > max_record_bytes:
-            raise BodyTooLarge(
-                f"record {checked + sizes.argmax()}: a record may have at most {max_record_bytes} bytes, "
-                f"got {sizes.max()}",
-                max_record_bytes,
-                "max_record_bytes",
-            )
-        if int(headers.max()) > max_record_headers:
-            raise BodyTooLarge(
-                f"record {checked + headers.argmax()}: a record may have at most {max_record_headers} "
-                f"headers, got {headers.max()}",
-                max_record_headers,
-                "max_record_headers",
-            )
-        checked += rows.num_rows
-    if len(batches) == 1:
-        return RecordTable(batches[0], size_bytes)
-    whole = pa.Table.from_batches(batches, BODY_SCHEMA).combine_chunks().to_batches()
-    return RecordTable(whole[0], size_bytes)
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _table(
+    rows: pa.RecordBatch, max_bytes: int, max_record_bytes: int, max_record_headers: int
+) -> RecordTable:
+    """Validate the content of the columns. rows: in BODY_SCHEMA, at least one."""
+    _check_timestamps(rows.column(0))
+    sizes, headers = _record_sizes(rows), _lengths(rows.column(3))
+    size_bytes = int(sizes.sum())
+    if size_bytes > max_bytes:
+        raise BodyTooLarge(f"more than {max_bytes} bytes", max_bytes, "max_request_bytes")
+    if int(sizes.max()) > max_record_bytes:
+        raise BodyTooLarge(
+            f"record {sizes.argmax()}: a record may have at most {max_record_bytes} bytes, got {sizes.max()}",
+            max_record_bytes,
+            "max_record_bytes",
+        )
+    if int(headers.max()) > max_record_headers:
+        raise BodyTooLarge(
+            f"record {headers.argmax()}: a record may have at most {max_record_headers} headers, "
+            f"got {headers.max()}",
+            max_record_headers,
+            "max_record_headers",
+        )
+    return RecordTable(rows, size_bytes)
 
 
 def _check_timestamps(times: pa.Array) -> None:
