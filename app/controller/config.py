@@ -56,6 +56,16 @@ class ControllerConfig:
         return 2 * self.broker_timeout_ms
 
     @property
+    def full_disk_timeout_ms(self) -> int:
+        """Time for which a master may have no disk space before another member is elected."""
+        return 2 * self.broker_timeout_ms
+
+    @property
+    def full_disk_remembered_ms(self) -> int:
+        """Time for which a replica that had no disk space is not preferred to a master without any."""
+        return 150 * self.broker_timeout_ms
+
+    @property
     def registering_timeout_ms(self) -> int:
         """Time for which an unclean election that no operator requests waits for a member whose node has
         started and has yet to register it."""

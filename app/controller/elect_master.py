@@ -31,6 +31,7 @@ REASON_FIRST = "first"  # the log never had a master
 REASON_MASTER_LOST = "master-lost"
 REASON_OPERATOR = "operator"
 REASON_LEAVING = "leaving"  # the master's node is removed from the log
+REASON_DISK_FULL = "disk-full"  # the master's disk has no space, and another member's has
 
 
 def has_living_master(log: Log, liveness: Liveness, now_ms: int) -> bool:

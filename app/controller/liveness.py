@@ -35,7 +35,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
 
     replica_id: 0 while it has none. electable: whether it has all that a master needs, the log's state and
     every record that was not trimmed; a copy without them neither joins the SyncStateSet nor is elected,
-    unless the election is unclean.
+    unless the election is unclean. has_room: False while its disk has no space for clients' records.
     """
 
     log: str
@@ -45,6 +45,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     max_offset: int
     confirm_offset: int
     electable: bool = True
+    has_room: bool = True
 
 
 class _Node:

@@ -107,7 +107,7 @@ def check_removal(log: Log, node: str, liveness: Liveness, now_ms: int) -> None:
     """Check that a replica can leave now, or as soon as another is master. Raises Refused."""
     _check_history(log, node)
     if node in log.voters:
-        why = _why_not_without(log, (node,), liveness, now_ms)
+        why = why_not_without(log, (node,), liveness, now_ms)
         if why is not None:
             raise Refused(Reason.LAST_IN_SYNC, why)
 
@@ -137,7 +137,7 @@ def may_leave(log: Log, liveness: Liveness, now_ms: int) -> bool:
         return False
     if log.master_epoch and any(node not in in_sync for node in log.arriving):
         return False
-    return _why_not_without(log, log.leaving, liveness, now_ms) is None
+    return why_not_without(log, log.leaving, liveness, now_ms) is None
 
 
 def left(log: Log) -> LogChanged:
@@ -145,7 +145,7 @@ def left(log: Log) -> LogChanged:
     return LogChanged(log=log.name, spec=log.spec, change_id=log.changed_by, configured=log.configured)
 
 
-def _why_not_without(log: Log, nodes: Sequence[str], liveness: Liveness, now_ms: int) -> str | None:
+def why_not_without(log: Log, nodes: Sequence[str], liveness: Liveness, now_ms: int) -> str | None:
     """Return why the set must keep some of the nodes; None when it can do without them."""
     # Without a member that surely holds everything any copy may be elected, unclean.
     is_lost = bool(log.sync_state_set) and not log.originals(log.sync_state_set)

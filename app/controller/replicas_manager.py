@@ -141,15 +141,8 @@ class ReplicasManager:
 
     def report(self, view: HaView) -> Report:
         """Return what the next heartbeat reports of this copy (C-03)."""
-        return Report(
-            self.log,
-            self.generation,
-            self.replica_id,
-            view.log_epoch,
-            view.max_offset,
-            view.confirm_offset,
-            view.electable,
-        )
+        copy, ends = (self.log, self.generation, self.replica_id), (view.max_offset, view.confirm_offset)
+        return Report(*copy, view.log_epoch, *ends, view.electable, view.has_room)
 
     # --- what the shell reports ----------------------------------------------------------------------------
 

@@ -173,6 +173,11 @@ class HaView(Protocol):
         ...
 
     @property
+    def has_room(self) -> bool:
+        """False while the disk of this copy has no space for clients' records, as far as is known."""
+        ...
+
+    @property
     def max_offset(self) -> int:
         """Byte after the last record that is as durable as the log requires; falls by truncation. The record
         that opens an epoch counts once the epoch is open."""

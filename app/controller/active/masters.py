@@ -1,12 +1,14 @@
 """Masters of the logs: elections on request, and those that the controller begins itself (C-04). PURE."""
 
 from collections import Counter
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
 import msgspec
 
 from app.controller import elect_master, replica_changes, settings_of_logs
 from app.controller.active.catching_up import CatchingUp
+from app.controller.active.full_disks import FullDisks
 from app.controller.active.rounds import Happen
 from app.controller.commands import AnyCommand, Done, ElectMaster, Reason, Refused, StepDown
 from app.controller.complete_copies import may_become_complete, surely_lacks
@@ -31,7 +33,7 @@ class Masters:
     """Elections of one period of being active, and what is remembered between rounds to decide on them.
 
     Invariant: a log whose lease is withheld waits for an operator's election, or for a handover by a master
-    whose node leaves the log.
+    whose node leaves the log, or has a full disk.
     """
 
     def __init__(self, liveness: Liveness, now_ms: int) -> None:
@@ -41,7 +43,8 @@ class Masters:
         # Logs whose lease is not granted -> the operator's election that waits for that, None for a handover.
         self._withheld: dict[str, ElectMaster | None] = {}
         self._catching_up = CatchingUp()
-        self._handing_over: dict[str, None] = {}  # of those: a node that leaves the log is its master
+        self._handing_over: dict[str, None] = {}  # of those: the master's node leaves, or its disk is full
+        self._full_disks = FullDisks(liveness)
         self._unmastered_ms: dict[str, int] = {}  # log that never had a master -> since when it is known
         self._openings_failed: dict[str, dict[int, int]] = {}  # log -> replica -> how often, since one opened
         self._recorded_ms: dict[str, int] = {}  # log -> when its metadata got what its copies have confirmed
@@ -163,29 +166,40 @@ class Masters:
         self._failed_epochs.pop(name, None)
         self._recorded_ms.pop(name, None)
         self._handing_over.pop(name, None)
+        self._full_disks.forget(name)
         self._refused_epochs.pop(name, None)
         self._withheld.pop(name, None)
         self._catching_up.forget(name)
 
     def let_leave(self, log: Log, happen: Happen, now_ms: int) -> bool:
         """Remove the nodes that a change has taken out, once the log can do without them; return whether
-        something happened. A leaving master gives up its lease first, as for an operator's election."""
-        if not replica_changes.may_leave(log, self._liveness, now_ms):
-            self._stop_handing_over(log)
-            return False
-        if not replica_changes.is_master_leaving(log):
+        something happened. A leaving master is replaced first, and so is one whose disk is full."""
+        may_leave = replica_changes.may_leave(log, self._liveness, now_ms)
+        if may_leave and not replica_changes.is_master_leaving(log):
             happen(replica_changes.left(log))
             return True
+        left_out = self._full_disks.left_out(log, now_ms, is_begun=log.name in self._handing_over)
+        if may_leave:
+            return self._hand_over(log, log.leaving, elect_master.REASON_LEAVING, happen, now_ms)
+        if left_out:
+            return self._hand_over(log, left_out, elect_master.REASON_DISK_FULL, happen, now_ms)
+        self._stop_handing_over(log)
+        return False
+
+    def _hand_over(
+        self, log: Log, left_out: Collection[str], reason: str, happen: Happen, now_ms: int
+    ) -> bool:
+        """Elect a member of another node than these; return whether it happened. The master gives up its
+        lease first, as for an operator's election."""
         is_leased = self._liveness.may_be_leased(log.name, now_ms)
+        avoided = {each.id: 1 for each in log.copies() if each.node in left_out} | self._avoided(log)
         try:
-            event = elect_master.elect(
-                log, self._liveness, now_ms, avoided=self._avoided(log), provisional=is_leased
-            )
+            event = elect_master.elect(log, self._liveness, now_ms, avoided=avoided, provisional=is_leased)
         except Refused:
             self._stop_handing_over(log)
             return False
         winner = log.replica(event.master)
-        if winner is None or winner.node in log.leaving:
+        if winner is None or winner.node in left_out:
             self._stop_handing_over(log)
             return False
         if is_leased:
@@ -193,7 +207,7 @@ class Masters:
             self._withheld.setdefault(log.name, None)
             return False
         self._stop_handing_over(log)
-        self._elected(log, msgspec.structs.replace(event, reason=elect_master.REASON_LEAVING), happen)
+        self._elected(log, msgspec.structs.replace(event, reason=reason), happen)
         return True
 
     def _stop_handing_over(self, log: Log) -> None:

@@ -9,6 +9,7 @@ from app.controller import complete_copies, elect_master, state_machine
 from app.controller.active import masters as masters_module
 from app.controller.active.catching_up import CatchingUp
 from app.controller.active.controller import ActiveController
+from app.controller.active.full_disks import FullDisks
 from app.controller.events import MasterElected, SyncStateSetChanged
 from app.controller.liveness import Liveness
 from app.controller.metadata import Log, LogSpec
@@ -19,6 +20,7 @@ from tests.unit.controller.elections import (
     test_elections,
     test_elections_under_faults,
     test_first_records,
+    test_full_disks,
     test_hung_masters,
 )
 
@@ -372,6 +374,42 @@ plant(
         test_hung_masters.test_a_winner_that_dies_between_its_opening_and_its_first_lease_leaves_its_role_to_the_set_before(
             "leased"
         )
+    ),
+    mode="controller",
+)
+
+
+plant(
+    "a_full_disk_costs_the_role_before_the_lease_is_over",
+    "A-11",
+    (masters_module.Masters, "_hand_over", "if is_leased:", "if False:"),
+    lambda _: (
+        test_full_disks.test_no_other_is_elected_while_the_master_without_disk_space_may_hold_its_lease()
+    ),
+    mode="controller",
+)
+
+
+plant(
+    "a_full_disk_is_forgotten_with_the_role",
+    "C-05",
+    (
+        FullDisks,
+        "left_out",
+        "self._full_ms.get(node, remembered_ms) > remembered_ms",
+        "self._full_ms.get(node) == now_ms",
+    ),
+    lambda _: test_full_disks.test_where_all_disks_are_full_and_only_a_master_notices_it_each_leads_once(),
+    mode="controller",
+)
+
+
+plant(
+    "a_full_master_with_partial_acks_gives_way",
+    "C-12",
+    (FullDisks, "left_out", " or not counts_all(log)", ""),
+    lambda _: test_full_disks.test_a_master_without_disk_space_stays_where_no_other_could_take_appends(
+        "not all count"
     ),
     mode="controller",
 )

@@ -51,6 +51,7 @@ class ModelCore:
         self.replicas: dict[str, int] = {}  # node -> replica id, as the newest role has them
 
     electable = True
+    has_room = True
 
     @property
     def log_epoch(self) -> int:

@@ -44,6 +44,7 @@ class Quorum:
         self.connected = set(self.nodes)
         self.offsets: dict[tuple[str, str], tuple[int, int, int]] = {}  # (node, log) -> epoch, max, confirm
         self.lacking: set[str] = set()  # nodes whose copies lack what a master needs
+        self.full: set[str] = set()  # nodes whose disks have no space
         self.confirms = False  # whether heartbeats name the last answer that their node has received
         self._heartbeat_id = 1
         self._received: dict[str, int] = {}
@@ -146,7 +147,8 @@ class Quorum:
             if replica is not None:
                 epoch, end, confirm = self.offsets.get((node, log.name), (log.master_epoch, 0, 0))
                 able = node not in self.lacking
-                reports.append(Report(log.name, log.generation, replica.id, epoch, end, confirm, able))
+                copy = log.name, log.generation, replica.id
+                reports.append(Report(*copy, epoch, end, confirm, able, node not in self.full))
         answered = self._received.get(node, 0) if self.confirms else None
         self._heartbeat_id += 1
         self._received[node] = self._heartbeat_id

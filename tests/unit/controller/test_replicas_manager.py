@@ -40,6 +40,7 @@ class View:
     set_request: SetRequest | None = None
     needs_election = False
     electable = True
+    has_room = True
 
 
 class Bench:
@@ -369,6 +370,9 @@ def test_the_report_is_what_the_core_shows() -> None:
     bench.view.log_epoch, bench.view.max_offset, bench.view.confirm_offset = 3, 900, 800
     report = bench.manager.report(bench.view)
     assert (report.replica_id, report.epoch, report.max_offset, report.confirm_offset) == (1, 3, 900, 800)
+    assert (report.electable, report.has_room) == (True, True)
+    bench.view.has_room = False
+    assert not bench.manager.report(bench.view).has_room
 
 
 @pytest.mark.rule("C-03", "C-10")

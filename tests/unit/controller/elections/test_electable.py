@@ -66,6 +66,8 @@ def test_a_copy_that_lacks_the_logs_state_does_not_join() -> None:
     assert quorum.log().set_nodes == ("n1", "n3")
 
 
-def test_a_report_of_an_older_build_is_of_a_copy_that_may_lead() -> None:
+def test_a_report_of_an_older_build_is_of_a_copy_that_may_lead_and_has_disk_space() -> None:
     old = msgspec.msgpack.encode(["a", -1, 1, 2, 30, 30])
-    assert msgspec.msgpack.decode(old, type=Report) == Report("a", -1, 1, 2, 30, 30, True)
+    assert msgspec.msgpack.decode(old, type=Report) == Report("a", -1, 1, 2, 30, 30, True, True)
+    newer = msgspec.msgpack.encode(["a", -1, 1, 2, 30, 30, True, False, "more"])
+    assert msgspec.msgpack.decode(newer, type=Report) == Report("a", -1, 1, 2, 30, 30, True, False)

@@ -1,0 +1,117 @@
+"""A master whose disk is full gives way to a member of the SyncStateSet that has space (C-05, A-11)."""
+
+from typing import Any
+
+import pytest
+
+from app.controller.commands import ChangeLog, StepDown
+from tests.unit.controller.elections.test_elections import elections
+from tests.unit.controller.support import CONFIG, Quorum
+
+
+def in_sync(**settings: Any) -> Quorum:
+    """n1 is the master of a log whose replicas are all in sync."""
+    quorum = Quorum()
+    quorum.with_master(**settings)
+    opened(quorum)
+    return quorum
+
+
+def opened(quorum: Quorum) -> None:
+    """Every copy holds the opening of the newest epoch, and is in the set."""
+    for node in quorum.nodes:
+        quorum.offsets[node, "a"] = (quorum.log().master_epoch, 100, 100)
+    quorum.heartbeats()
+    quorum.scan()
+    quorum.join_all()
+
+
+def live(quorum: Quorum, ms: int) -> None:
+    """All nodes are heard meanwhile, and a master that is asked to give up its epoch does so."""
+    until_ms = quorum.now_ms + ms
+    while quorum.now_ms < until_ms:
+        quorum.let_pass(CONFIG.heartbeat_interval_ms // 2)
+        log = quorum.log()
+        if log.master_node and quorum.heartbeat(log.master_node).withheld:
+            quorum.done(StepDown("a", log.generation, log.master or 0, log.master_epoch, confirmed=100))
+
+
+@pytest.mark.rule("C-05", "A-11")
+def test_a_master_without_disk_space_gives_way_to_a_member_that_has_some() -> None:
+    quorum = in_sync()
+    quorum.full = {"n1", "n2"}
+    live(quorum, CONFIG.full_disk_timeout_ms)
+    assert quorum.log().master_node == "n1"
+    live(quorum, CONFIG.heartbeat_interval_ms)
+    log = quorum.log()
+    assert (log.master_node, log.master_epoch, log.unclean_epoch) == ("n3", 2, 0)
+    assert elections(quorum)[-1].reason == "disk-full"
+
+
+@pytest.mark.rule("A-11")
+def test_no_other_is_elected_while_the_master_without_disk_space_may_hold_its_lease() -> None:
+    quorum = in_sync()
+    quorum.full = {"n1"}
+    for _ in range(0, CONFIG.full_disk_timeout_ms + CONFIG.heartbeat_interval_ms, 250):
+        quorum.let_pass(250)
+    assert quorum.heartbeat("n1").withheld == ("a",)
+    assert quorum.log().master_node == "n1"
+    for _ in range(0, CONFIG.lease_ms + CONFIG.heartbeat_interval_ms, 250):
+        quorum.let_pass(250)
+    assert quorum.log().master_node == "n2"
+
+
+@pytest.mark.rule("C-05")
+def test_a_master_whose_disk_has_space_again_in_time_stays() -> None:
+    quorum = in_sync()
+    for _ in range(3):
+        quorum.full = {"n1"}
+        live(quorum, CONFIG.full_disk_timeout_ms // 2)
+        quorum.full = set()
+        live(quorum, CONFIG.heartbeat_interval_ms)
+    assert (quorum.log().master_node, quorum.log().master_epoch) == ("n1", 1)
+
+
+@pytest.mark.rule("C-05")
+def test_an_election_that_was_begun_is_carried_out_though_the_former_master_sees_no_refusal_any_more() -> (
+    None
+):
+    """It takes no appends since it was asked to give its epoch up, so it notices no full disk."""
+    quorum = in_sync()
+    quorum.full = {"n1"}
+    while not quorum.heartbeat("n1").withheld:
+        quorum.let_pass(CONFIG.scan_interval_ms)
+    quorum.full = set()
+    live(quorum, 2 * CONFIG.heartbeat_interval_ms)
+    assert (quorum.log().master_node, quorum.log().master_epoch) == ("n2", 2)
+
+
+@pytest.mark.rule("C-05", "C-12")
+@pytest.mark.parametrize("case", ["all full", "floor", "not in sync", "dead", "not all count"])
+def test_a_master_without_disk_space_stays_where_no_other_could_take_appends(case: str) -> None:
+    quorum = in_sync(min_in_sync_replicas=2 if case == "floor" else 1)
+    quorum.full = {"n1"}
+    if case == "all full":
+        quorum.full = set(quorum.nodes)
+    elif case == "floor":
+        quorum.full = {"n1", "n3"}
+    elif case == "not in sync":
+        quorum.alter("n1")
+    elif case == "dead":
+        quorum.nodes = ("n1",)
+    elif case == "not all count":
+        quorum.done(ChangeLog("a", {"in_sync_replicas": 2}, "change"))
+        quorum.alter("n1", "n2", "n3", acks=2)
+    live(quorum, 3 * CONFIG.full_disk_timeout_ms)
+    assert (quorum.log().master_node, quorum.log().master_epoch) == ("n1", 1)
+
+
+@pytest.mark.rule("C-05")
+def test_where_all_disks_are_full_and_only_a_master_notices_it_each_leads_once() -> None:
+    quorum = in_sync()
+    for _ in range(20):
+        quorum.full = {quorum.log().master_node or ""}
+        live(quorum, 2 * CONFIG.full_disk_timeout_ms)
+        if quorum.log().is_opening:
+            opened(quorum)
+    assert [each.master for each in elections(quorum)] == [1, 2, 3]
