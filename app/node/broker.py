@@ -96,7 +96,9 @@ class Broker:
         self.ha = HaConnections(settings, self.transport, self.metadata.managers, self.tasks, links.ha)
         self._node_logs = self._new_node_logs(services, journals)
         self.repairs = self._node_logs.repairs
-        self._upkeep = NodeUpkeep(settings, services, self.reserve, self.disk, self._hosted, self.repairs)
+        self._upkeep = NodeUpkeep(
+            settings, services, self.reserve, self.disk, self._hosted, self.repairs, self._data.syncs
+        )
         self.scrubber = self._upkeep.scrubber
         self.metadata_logs = MetadataLogs(
             node_id=self.node.id,

@@ -16,15 +16,18 @@ from app.node.reserve import RESERVE_NAME, Reserve, ReservedFiles
 from app.settings.model import Settings
 from storage.file_system import FileSystem, Lock
 from storage.files import OsFileSystem
+from storage.watched_files import SyncsInProgress, WatchedFiles
 
 
 class DataFolder:
-    """files: of the node; what must be written when the disk is full uses the reserve."""
+    """files: of the node; what must be written when the disk is full uses the reserve. syncs: of its files
+    that have not returned."""
 
     def __init__(self, settings: Settings, disk_bytes: int) -> None:
         """disk_bytes: the size of the disk that the folder is on."""
         self.path = str(settings.node.data.absolute())
-        disk_files = OsFileSystem()
+        self.syncs = SyncsInProgress()
+        disk_files = WatchedFiles(OsFileSystem(), self.syncs)
         self.reserve = Reserve(disk_files, f"{self.path}/{RESERVE_NAME}", settings.disk.reserve_bytes)
         self.reserve.fit_to(disk_bytes)
         self.files: FileSystem = ReservedFiles(disk_files, self.reserve)
