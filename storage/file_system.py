@@ -91,7 +91,9 @@ class FileSystem(Protocol):
         ...
 
     def make_folders(self, path: str) -> None:
-        """Create the folder and its parents if missing; durable on return."""
+        """Create the folder and its parents if missing; durable on return.
+
+        After an error or a crash a repeat makes durable what the first call has created."""
         ...
 
     def rename(self, source: str, target: str) -> None: ...

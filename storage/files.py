@@ -187,6 +187,19 @@ class OsLock:
             os.close(descriptor)
 
 
+def _is_in_use(folder: Path) -> bool:
+    """Return whether the name of the folder is durable.
+
+    That of an empty one may be missing on the disk: an earlier `make_folders` may have failed, or the process
+    ended, before its sync. Nothing is in a folder before that. One in a place where this user cannot write
+    was not made here. Raises OSError.
+    """
+    if not folder.is_dir():
+        return False
+    with os.scandir(folder) as entries:
+        return next(entries, None) is not None or not os.access(folder.parent, os.W_OK)
+
+
 class OsFileSystem:
     """The files of this machine. Stateless; may be shared by threads."""
 
@@ -221,13 +234,13 @@ class OsFileSystem:
             return dict(sorted((entry.name, entry.stat().st_size) for entry in entries if entry.is_file()))
 
     def make_folders(self, path: str) -> None:
-        missing = []
-        folder = Path(path)
+        unsynced = []
         with _named(path, "stat"):
-            while not folder.is_dir():
-                missing.append(folder)
-                folder = folder.parent
-        for folder in reversed(missing):
+            for folder in (Path(path), *Path(path).parents):
+                if _is_in_use(folder):
+                    break
+                unsynced.append(folder)
+        for folder in reversed(unsynced):
             with _named(str(folder), "make folder"):
                 folder.mkdir(mode=0o700, exist_ok=True)  # records are for the service's own user
             self.sync_folder(str(folder.parent))

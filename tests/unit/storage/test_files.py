@@ -140,6 +140,64 @@ def test_other_users_cannot_use_a_new_folder(tmp_path: Path) -> None:
     assert modes == [0o755, 0o700]
 
 
+def synced_folders(monkeypatch: pytest.MonkeyPatch, failing: str = "") -> list[str]:
+    """Return a list that gets each folder that is synced; the first sync of `failing` fails."""
+    synced: list[str] = []
+    refused: list[str] = []
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        if synced[-1] == failing and not refused:
+            refused.append(failing)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    return synced
+
+
+@pytest.mark.rule("R-11")
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_folder_whose_sync_failed_is_not_durable_until_a_sync_of_it_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    (tmp_path / "lock").touch()
+    parents = [f"{tmp_path}", f"{tmp_path}/logs", f"{tmp_path}/logs/a"]
+    synced = synced_folders(monkeypatch, parents[failing])
+    with pytest.raises(SyncFailed):
+        FILES.make_folders(f"{tmp_path}/logs/a/aside")
+    assert synced == parents[: failing + 1]
+    synced.clear()
+    FILES.make_folders(f"{tmp_path}/logs/a/aside")
+    assert synced == parents[failing:]
+
+
+@pytest.mark.rule("R-11")
+def test_a_folder_whose_maker_was_killed_before_the_sync_is_made_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "logs" / "a").mkdir(parents=True)
+    synced = synced_folders(monkeypatch)
+    FILES.make_folders(f"{tmp_path}/logs/a")
+    assert synced[-1:] == [f"{tmp_path}/logs"]
+    FILES.open(f"{tmp_path}/logs/a/vote", create=True).close()
+    synced.clear()
+    FILES.make_folders(f"{tmp_path}/logs/a")
+    assert synced == []  # it was durable before anything was put into it
+
+
+def test_a_folder_that_another_user_has_made_is_used_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As systemd does below /var/lib/private, which the user of the node cannot open."""
+    synced = synced_folders(monkeypatch)
+    monkeypatch.setattr(os, "access", lambda path, _mode: path != tmp_path)
+    (tmp_path / "data").mkdir()
+    FILES.make_folders(f"{tmp_path}/data")
+    assert synced == []
+
+
 def test_a_folder_has_one_owner(tmp_path: Path) -> None:
     lock = FILES.lock(f"{tmp_path}/lock")
     with pytest.raises(FolderLocked):
