@@ -80,6 +80,7 @@ class Broker:
         self.logs = self._hosted.by_name
         self._data = DataFolder(settings, disk_bytes)
         self.reserve = self._data.reserve
+        self.syncs = self._data.syncs
         self.disk = DiskThreads(self._loop, self._fail, settings.disk.threads)
         self._workers = WorkerThreads(self._loop, self._fail)
         self.certificates = load_certificates(settings.security)
@@ -97,7 +98,7 @@ class Broker:
         self._node_logs = self._new_node_logs(services, journals)
         self.repairs = self._node_logs.repairs
         self._upkeep = NodeUpkeep(
-            settings, services, self.reserve, self.disk, self._hosted, self.repairs, self._data.syncs
+            settings, services, self.reserve, self.disk, self._hosted, self.repairs, self.syncs
         )
         self.scrubber = self._upkeep.scrubber
         self.metadata_logs = MetadataLogs(

@@ -83,6 +83,11 @@ def _process_metrics(broker: Broker) -> Iterator[Metric]:
     disk = (
         (telemetry.DISK_WAITING, "Disk operations that wait for a thread", broker.disk.waiting),
         (
+            telemetry.SYNC_WAITING,
+            "Time for which the oldest sync in progress has waited for the disk",
+            broker.syncs.longest()[0],
+        ),
+        (
             telemetry.RESERVE_BYTES,
             "Bytes reserved for operation on a full disk",
             broker.reserve.held_bytes,
