@@ -36,7 +36,7 @@ EPOCHS_SHARE_S = 0.05  # that time grows by this for each log of the job
 EPOCHS_RETRY_S = 15.0  # longest pause while a node does not answer
 EPOCHS_IDLE_S = 60.0  # without a change, for each 50 logs
 PROBE_EACH_S = 5.0  # a log of which no node reports an end
-RESTORED_EACH_S = 30.0  # a check of an idle log's typed tables for RESTORE and removal, for each 50 logs
+IDLE_STEP_EACH_S = 30.0  # a check of an idle log's tables for RESTORE and removal, for each 50 logs
 BEHIND_AFTER_S = 10.0  # beyond the longest delay: the query does not bring what a log has
 FORGET_S = 3.0  # an answer of a node older than this does not count as knowledge of the log's end
 
@@ -139,7 +139,7 @@ class LogMaterializer:
         ends = self._ends_poller.ends(self.log, now_s - FORGET_S)
         self.committed_index = None if ends is None else max(ends.next_index - 1, self.entries.covered_index)
         self._records.ensure_running(
-            due=self._records_are_due(now_s) or self._restores_are_due(now_s, logs),
+            due=self._records_are_due(now_s) or self._is_idle(now_s, logs),
             answers=ends is not None,
         )
         journals = self._journals.of(self.log)
@@ -176,10 +176,10 @@ class LogMaterializer:
             return self._is_behind(now_s)
         return job.waiting > 0 and self._pace.takes(job.waiting, now_s)
 
-    def _restores_are_due(self, now_s: float, logs: int) -> bool:
-        """Return whether the log has typed tables, and has been idle for a while: a step repairs them."""
-        idle_s = now_s - self._records.ended_at_s
-        return self.typed.decoder is not None and idle_s >= max(1, logs // 50) * RESTORED_EACH_S
+    def _is_idle(self, now_s: float, logs: int) -> bool:
+        """Return whether the log has had no step for a while. A step notices that `entries` was removed,
+        and moves the cursor back before the records are trimmed, and repairs the typed tables."""
+        return now_s >= self._records.ended_at_s + max(1, logs // 50) * IDLE_STEP_EACH_S
 
     def _is_behind(self, now_s: float) -> bool:
         """Return whether records have waited for the query for too long: it left the log out."""

@@ -20,7 +20,7 @@ from spark_jobs.materialize.entries import EntriesJob
 from spark_jobs.materialize.journal_poller import JournalPoller
 from spark_jobs.materialize.lease import LeasedEntries
 from spark_jobs.materialize.log_materializer import (
-    RESTORED_EACH_S,
+    IDLE_STEP_EACH_S,
     LogMaterializer,
     SharedParts,
     query_options,
@@ -182,12 +182,9 @@ def test_a_log_reads_what_is_before_the_begin_of_the_query_itself_and_notices_a_
         group.poll()
         await_true(lambda: group.read_until >= log.next_index and not group._records.is_running)
         assert not group._records_are_due(time.monotonic())
-        idle_s = group._records.ended_at_s + RESTORED_EACH_S
-        assert not group._restores_are_due(idle_s, 1)  # the log has no schema
-        group.typed.decoder = cast(Any, object())
-        assert [group._restores_are_due(idle_s - 0.1, 1), group._restores_are_due(idle_s, 1)] == [False, True]
-        assert not group._restores_are_due(idle_s, 100)
-        group.typed.decoder = None
+        idle_s = group._records.ended_at_s + IDLE_STEP_EACH_S
+        assert [group._is_idle(idle_s - 0.1, 1), group._is_idle(idle_s, 1)] == [False, True]
+        assert not group._is_idle(idle_s, 100)
         log.records = log.records[:60]  # an unclean election: the query brings nothing, and the job finds out
         await_true(lambda: group._records_are_due(time.monotonic()))
     finally:
