@@ -209,7 +209,7 @@ class NodeLogs:
             return None
         services = self._services
         marker, folder = self.repairs.marker_of(hosted), services.log_folder(hosted.name)
-        hosted.in_doubt = marker.exists
+        hosted.in_doubt = marker.find()
         if hosted.in_doubt and not marker.intact and services.files.exists(f"{folder}/{MANIFEST_NAME}"):
             return CorruptLog(folder, 0, "its repair was cut short")  # opening alone sees no old damage
         try:

@@ -46,6 +46,7 @@ class LogFolders:
     def finish_removals(self) -> None:
         """Complete what a crash has interrupted. Call it before anything else."""
         self._files.make_folders(self._folder)
+        self._files.sync_folder(self._folder)  # a line that is found counts from now on
         for name in self.kept():
             try:
                 self.finish_removal(name)
@@ -106,6 +107,7 @@ class LogFolders:
         if line is not None and (line.deleting or line.generation < generation):
             self.remove(name)
             return False
+        self._files.sync_folder(self._folder)  # an earlier call may have failed before the line was durable
         if line is not None and line.generation > generation:
             reason = "a later log of this name, which the controllers do not know; move it away with"
             raise CorruptFile(f"{self._data}/logs/{name}", f"{reason} {self._folder}/{name}")

@@ -84,3 +84,5 @@ class FolderBirth:
         if not self._files.exists(self._path) or (is_copy and self._saved_index < index):
             text = msgspec.json.encode(_BirthLine(index))
             write_durably(self._files, self._path, b"%08x %s\n" % (crc32c(text), text))
+        else:  # its writer may have ended before it was durable
+            self._files.sync_folder(self._path.rpartition("/")[0])

@@ -52,6 +52,14 @@ class RepairMarker:
     def exists(self) -> bool:
         return self._files.exists(self._path)
 
+    def find(self) -> bool:
+        """Return whether there is a note; it is durable then, also one whose writer ended before its sync.
+        Raises DiskError."""
+        if not self.exists:
+            return False
+        self._files.sync_folder(self._folder)
+        return True
+
     @property
     def keeps_promises(self) -> bool:
         note = self._load()
@@ -85,7 +93,7 @@ class RepairMarker:
     def save(self, note: Note) -> None:
         """Save the note; durable on return. The first note of a repair stays, except for its promises, what
         it lacks and the pair. Raises DiskError."""
-        if self.exists:
+        if self.find():
             first = self._load()
             note = _unknown_before(note) if first is None else _both(first, note)
             if note == first:

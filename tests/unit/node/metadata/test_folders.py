@@ -17,7 +17,7 @@ from app.node.metadata.folders import LogFolders
 from app.node.metadata.replica_identity import IdentityFile
 from app.node.repair.receipts import ReceiptWriter
 from app.settings.model import LogSettings
-from storage.errors import CorruptFile
+from storage.errors import CorruptFile, SyncFailed
 from storage.file_system import write_durably
 from storage.files import OsFileSystem
 from storage.format.batch import stamp
@@ -47,6 +47,33 @@ def replace_generation(files: MemoryFiles) -> None:
     folders.finish_removals()
     folders.prepare("a", 2, 2)
     fill(files, "a", b"new")
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_generation_outlives_a_power_failure_before_its_log_is_opened(seed: int, restarts: bool) -> None:
+    """Without it the log is of an unknown generation, and the node refuses to open it."""
+
+    def refuse(operation: str, path: str) -> None:
+        if (operation, path) == ("sync", "d/generations") and files.exists("d/generations/a"):
+            raise SyncFailed(path, operation, "input/output error")
+
+    files = MemoryFiles(Random(seed))
+    folders = LogFolders(files, "d")
+    folders.finish_removals()
+    files.refuse = refuse
+    with pytest.raises(SyncFailed):
+        folders.prepare("a", 1, 1)
+    files.refuse = None
+    if restarts:
+        folders = LogFolders(files, "d")
+        folders.finish_removals()
+    else:
+        folders.prepare("a", 1, 1)
+    fill(files, "a", b"log")
+    files.crash()
+    assert folders.kept_generation("a") == 1
+    assert held(files, "a") == [b"log"] * 3
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -14,7 +15,7 @@ from storage.errors import DiskError, DiskRefused
 from storage.files import OsFileSystem
 from storage.log.clean_stop import CleanStop
 from storage.log.origin import ORIGIN_NAME, FolderOrigin
-from tests.support.memory_files import MemoryFiles
+from tests.support.memory_files import MemoryFiles, PowerCut
 from tests.unit.node.replica.driver_support import Node, Seams
 from tests.unit.raft.support import MemoryLog
 
@@ -163,6 +164,44 @@ def test_logs_that_are_older_than_the_folder_may_have_been_here_before(
     file.truncate(0)
     file.pwrite(spoiled, 0)
     assert birth.index > 10**9
+
+
+def killed_before_the_last_sync(files: MemoryFiles, work: Callable[[], object]) -> None:
+    """End the process within `work`, which has renamed its file but not synced the folder."""
+
+    def refuse(operation: str, path: str) -> None:
+        if operation == "sync" and files.exists(path) is False:  # a folder
+            raise PowerCut
+
+    files.refuse = refuse
+    with pytest.raises(PowerCut):
+        work()
+    files.refuse = None
+
+
+@pytest.mark.rule("R-01", "R-02")
+@pytest.mark.parametrize("seed", range(6))
+def test_a_doubt_that_an_opening_has_found_outlives_a_power_failure(seed: int) -> None:
+    """Whatever the opening does next, a later one must not find the folder without the doubt."""
+    note = Note("empty", "start", 1, intact=True, lost_vote=True)
+    for find in (RepairMarker.find, lambda marker: marker.save(note)):
+        files = MemoryFiles(Random(seed))
+        killed_before_the_last_sync(files, lambda files=files: birth_of(files)[1].save(note))
+        marker = birth_of(files)[1]
+        find(marker)
+        files.crash()
+        assert marker.lost_vote
+        assert marker.exists
+
+
+@pytest.mark.rule("R-02")
+@pytest.mark.parametrize("seed", range(6))
+def test_the_age_of_a_folder_outlives_a_power_failure_once_it_counts(seed: int) -> None:
+    files = MemoryFiles(Random(seed))
+    killed_before_the_last_sync(files, lambda: birth_of(files)[0].save(41))
+    birth_of(files)[0].save(99)
+    files.crash()
+    assert birth_of(files)[0].index == 41
 
 
 @pytest.mark.rule("R-02")
