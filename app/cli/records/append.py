@@ -60,7 +60,12 @@ FORMATS = ("lines", "ndjson", "csv", "arrow", "parquet", "raw")
     help="Format of the file. Default: by its name, else lines. raw: the whole file is one record.",
 )
 @click.option("--ndjson", is_flag=True, help="The same as --format ndjson.")
-@click.option("--key-column", metavar="NAME", help="Column of CSV, Arrow or Parquet that becomes the key.")
+@click.option(
+    "--key-column",
+    metavar="NAME",
+    help="Column of CSV, Arrow or Parquet that becomes the key. With ndjson: the lines are JSON objects of "
+    "your own, and this field of each one is its key.",
+)
 @click.option(
     "--batch",
     type=click.IntRange(1, 10_000),
@@ -106,9 +111,10 @@ def append_command(
 ) -> None:
     """Append VALUES as one atomic append, or the records of --file (default: standard input).
 
-    lines: each line is a value. ndjson: each line is a record object of the API. csv, arrow, parquet: with a
-    column `value` the columns are those of a record (key, timestamp, headers, value_base64, …), as
-    `commitlog read` writes them; without one, each row becomes a JSON object.
+    lines: each line is a value. ndjson: each line is a record object of the API, or with --key-column a JSON
+    object of your own, stored as it is. csv, arrow, parquet: with a column `value` the columns are those of a
+    record (key, timestamp, headers, value_base64, …), as `commitlog read` writes them; without one, each row
+    becomes a JSON object.
 
     Lines of a pipe are appended as they arrive.
 
@@ -119,6 +125,7 @@ def append_command(
     Examples:
       commitlog append hello world --key greeting -H source=me
       commitlog append --file orders.parquet --key-column order_id --log orders
+      commitlog append --file orders.ndjson --key-column order_id --log orders
       kubectl logs -f shop | commitlog append --log shop
       commitlog append --file photo.jpg --format raw --key photo.jpg
     """
@@ -168,8 +175,10 @@ def _check_file_options(
         raise click.UsageError(
             f"--key, --header and --timestamp cannot be used with {form}; set them in each record"
         )
-    if names_key and form not in ("csv", "arrow", "parquet"):
-        raise click.UsageError(f"--key-column cannot be used with {form}; it names a column")
+    if names_key and form not in ("ndjson", "csv", "arrow", "parquet"):
+        raise click.UsageError(
+            f"--key-column cannot be used with {form}; it names a column, or with --ndjson a field"
+        )
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def records_of(source: Source, form: str, key_column: str | None) -> Found:
     """Yield the records of an input. Raises CommandFailed for content that is not of this format."""
     readers: dict[str, Callable[[], Found]] = {
         "lines": lambda: _lines(source),
-        "ndjson": lambda: _ndjson(source),
+        "ndjson": lambda: _ndjson(source) if key_column is None else _own_objects(source, key_column),
         "csv": lambda: _csv(source.file, key_column),
         "arrow": lambda: _tables(source.file, "arrow", key_column),
         "parquet": lambda: _tables(source.file, "parquet", key_column),
@@ -69,6 +69,30 @@ def _lines(source: Source) -> Found:
 
 
 def _ndjson(source: Source) -> Found:
+    for number, line, record, read in _json_lines(source):
+        if record.keys().isdisjoint(_VALUES):
+            raise invalid(
+                f"line {number} is not a record object: it has none of {', '.join(_VALUES)}. To append JSON "
+                "objects of your own, set --key-column to the field that is the key, or --format lines"
+            )
+        if "value_json" in record:
+            try:
+                record["value_json"] = _VALUE_JSON.decode(line).value_json  # its numbers as they are written
+            except msgspec.DecodeError as error:
+                raise invalid(f"line {number} is not JSON: {error}") from error
+        yield {name: content for name, content in record.items() if name not in _PLACES}, read
+
+
+def _own_objects(source: Source, key_column: str) -> Found:
+    """Yield a record for each line: the JSON object as it is written, its field `key_column` as the key."""
+    for number, line, row, read in _json_lines(source):
+        if key_column not in row:
+            raise invalid(f"line {number} has no field {key_column!r}; fields: {', '.join(row)[:200]}")
+        yield Record(line.strip(), _content(row[key_column])), read
+
+
+def _json_lines(source: Source) -> Iterator[tuple[int, bytes, dict[str, Any], int]]:
+    """Yield number, text and object of each line, and the bytes read so far. Raises CommandFailed."""
     read = 0
     for number, line in enumerate(source, start=1):
         read += len(line) + 1
@@ -76,15 +100,13 @@ def _ndjson(source: Source) -> Found:
             continue
         try:
             record = json.loads(line.rstrip(), parse_constant=_refuse_constant, **EXACT_NUMBERS)
-            if isinstance(record, dict) and "value_json" in record:
-                record["value_json"] = _VALUE_JSON.decode(line).value_json  # its numbers as they are written
         except json.JSONDecodeError as error:
             raise invalid(f"line {number} is not JSON: {error.msg} at column {error.colno}") from error
-        except (ValueError, msgspec.DecodeError) as error:
+        except ValueError as error:
             raise invalid(f"line {number} is not JSON: {error}") from error
         if not isinstance(record, dict):
             raise invalid(f"line {number} is not a JSON object; a record is required")
-        yield {name: content for name, content in record.items() if name not in _PLACES}, read
+        yield number, line, record, read
 
 
 def _refuse_constant(name: str) -> None:

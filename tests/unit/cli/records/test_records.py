@@ -129,6 +129,29 @@ def test_rows_without_a_value_column_become_objects(tmp_path: Path) -> None:
     assert append("--file", str(tmp_path / "b.parquet"))[1] == [{"value": '{"id":1,"at":null}'}]
 
 
+def test_lines_of_own_objects_are_stored_as_they_are_with_a_field_as_the_key(tmp_path: Path) -> None:
+    file = tmp_path / "orders.ndjson"
+    file.write_text('{"id": "a", "total": 1.50, "value": 7}\n\n{"total":2,"id":12}\n{"id":null}\n')
+    result, records = append("--file", str(file), "--key-column", "id")
+    assert result.exit_code == 0, result.output
+    assert records == [
+        {"value": '{"id": "a", "total": 1.50, "value": 7}', "key": "a"},
+        {"value": '{"total":2,"id":12}', "key": "12"},
+        {"value": '{"id":null}'},
+    ]
+    result, records = append("--file", str(file), "--key-column", "order")
+    assert (result.exit_code, records) == (2, [])
+    assert "line 1 has no field 'order'; fields: id, total, value" in result.stderr
+
+
+def test_an_object_that_is_not_a_record_names_the_option_for_own_objects(tmp_path: Path) -> None:
+    (tmp_path / "orders.jsonl").write_text('{"id": "a"}\n')
+    result, records = append("--file", str(tmp_path / "orders.jsonl"))
+    assert (result.exit_code, records) == (2, [])
+    assert "line 1 is not a record object" in result.stderr
+    assert "--key-column" in result.stderr
+
+
 def test_a_struct_or_a_list_as_value_or_key_is_json(tmp_path: Path) -> None:
     table = pa.table({"value": [{"a": 1, "b": None}, None], "key": [["é"], [None]]})
     parquet.write_table(table, tmp_path / "a.parquet")
