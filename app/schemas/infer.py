@@ -1,7 +1,8 @@
 """A JSON Schema proposed from sample records."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from app.schemas.data_types import (
@@ -30,8 +31,21 @@ class SamplesUnusable(Exception):
     """No JSON Schema follows from the samples."""
 
 
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A JSON Schema (JSON text). left_out: pointer and types of each field of the samples that it lacks."""
+
+    definition: str
+    left_out: tuple[str, ...]
+
+
 def infer(values: Sequence[bytes]) -> str:
-    """Return a JSON Schema (JSON text) that all samples match that are JSON objects, but for fields without a
+    """Return the definition of `propose`."""
+    return propose(values).definition
+
+
+def propose(values: Sequence[bytes]) -> Proposal:
+    """Return a JSON Schema that all samples match that are JSON objects, but for fields without a
     type of their own. Other samples are not used.
 
     Fields that are in all samples are required. A field that is null in some samples is nullable. Texts that
@@ -63,7 +77,7 @@ def infer(values: Sequence[bytes]) -> str:
         read_json_schema(definition)
     except SchemaInvalid as error:  # objects whose names are keys
         raise SamplesUnusable(f"A schema of all fields of the records cannot be used: {error}") from error
-    return definition
+    return Proposal(definition, tuple(shape.left_out(schema, "")))
 
 
 class _Shape:
@@ -137,6 +151,18 @@ class _Shape:
             if required:
                 schema["required"] = required
         return schema
+
+    def left_out(self, schema: Mapping[str, Any], path: str) -> Iterator[str]:
+        """Yield pointer and types of each field that `schema`, the schema of this place, does not have."""
+        properties = schema.get("properties", {})
+        for name, shape in self.fields.items():
+            pointer = f"{path}/{name.replace('~', '~0').replace('/', '~1')}"
+            if name in properties:
+                yield from shape.left_out(properties[name], pointer)
+            else:
+                yield f"{pointer} ({', '.join(sorted(shape.types))})"
+        if self.element is not None and "items" in schema:
+            yield from self.element.left_out(schema["items"], f"{path}/*")
 
 
 def _matches(name: str, value: str) -> bool:

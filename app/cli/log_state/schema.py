@@ -19,12 +19,13 @@ from app.cli.context import (
     target_options,
 )
 from app.cli.delta.job_options import spark_conf_option, tables_option
+from app.cli.log_state.schema_samples import last_option, mismatches_of, newest_values
 from app.local.spark_job import DEFAULT_TABLES, REPLAY_JOB, become_job, job_arguments
-from storage.units import MIB, NO_INDEX
+from storage.units import NO_INDEX
 
 if TYPE_CHECKING:
     from app.client import CommitlogClient
-    from app.schemas import LogSchema, Mismatch
+    from app.schemas import LogSchema
 
 _SUFFIXES = {".ddl": "json", ".avsc": "avro", ".desc": "protobuf", ".pb": "protobuf", ".binpb": "protobuf"}
 _FIRST = {
@@ -35,16 +36,6 @@ _FIRST = {
     "cluster_by": (),
 }
 """Options of the first version that are not given. A later version keeps those of the newest one."""
-_VALUES_BYTES = 64 * MIB  # of the newest records that are read
-_LAST_MAX = 100_000
-
-last_option = click.option(
-    "--last",
-    type=click.IntRange(1, _LAST_MAX),
-    default=1_000,
-    show_default=True,
-    help="Number of the newest records to read.",
-)
 
 
 def definition_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -205,10 +196,13 @@ def set_schema(
     if target.as_json:
         print_json(done)
         return
-    click.echo(f"{target.log}: version {done['version']} applies to the records after index {done['index']}")
+    reach = "all records" if done["version"] == 1 else f"the records after index {done['index']}"
+    click.echo(f"{target.log}: version {done['version']} applies to {reach}")
     if newest is not None and newest["version"] != done["version"]:
         _show_kept(newest, given, done)
     _show_columns(done)
+    if newest is not None:
+        _show_widened(_widened(_log_schema(newest), _log_schema(done)))
 
 
 def _show_kept(newest: Mapping[str, Any], given: Mapping[str, Any], done: Mapping[str, Any]) -> None:
@@ -331,12 +325,13 @@ def check_schema(
             columns = columns_of(asked)
         except (SchemaInvalid, SchemaLibraryMissing) as error:
             raise CommandFailed(f"{file}: {error}", ExitCode.USAGE) from error
-        values = _newest_values(client, last)
+        values = newest_values(client, last)
     differences = [
         {"path": each.path, "kind": each.kind, "detail": each.detail}
         for each in (incompatibilities(_log_schema(newest), asked) if newest is not None else ())
     ]
-    mismatches = _mismatches(asked, values)
+    widened = [] if newest is None else _widened(_log_schema(newest), asked)
+    mismatches = mismatches_of(asked, values)
     document = {
         "columns": [
             {"name": each.name, "type": each.type, "nullable": each.nullable, "comment": each.comment}
@@ -345,6 +340,7 @@ def check_schema(
         "version": None if newest is None else newest["version"],
         "key_columns": [] if newest is None else newest["key_columns"],
         "differences": differences,
+        "widened": widened,
         "records": len(values),
         "mismatches": [
             {"index": values[each.position][0], "pointer": each.pointer, "reason": each.reason}
@@ -363,6 +359,7 @@ def _show_check(document: Mapping[str, Any]) -> None:
     _show_columns(document)
     for each in document["differences"]:
         click.echo(f"not compatible with version {document['version']}: {_shown(each)}")
+    _show_widened(document["widened"])
     mismatches: Sequence[Mapping[str, Any]] = document["mismatches"]
     click.echo(f"{counted(document['records'])} read, {_not_matching(len(mismatches))}")
     for each in mismatches[:10]:
@@ -379,22 +376,28 @@ def _not_matching(count: int, of: str = "") -> str:
 def infer_schema(target: Target, last: int) -> None:
     """Propose a JSON Schema that the newest records match, and print it.
 
-    Records that are not JSON objects are not used; the standard error names the first one.
+    The standard error names the fields that it leaves out, and the first record that is not a JSON object.
 
     \b
     Examples:
       commitlog schema infer --last 1000 --log orders > orders.json
     """
-    from app.schemas import LogSchema, SamplesUnusable, infer
+    from app.schemas import LogSchema, SamplesUnusable, propose
 
     with target.client() as client:
-        values = _newest_values(client, last)
+        values = newest_values(client, last)
     try:
-        proposal = infer([value for _, value in values])
+        proposal = propose([value for _, value in values])
     except SamplesUnusable as error:
         raise CommandFailed(f"no schema follows from the records of {target.log}: {error}") from error
-    click.echo(proposal)
-    unused = _mismatches(LogSchema(0, NO_INDEX, "json", proposal), values)
+    click.echo(proposal.definition)
+    if proposal.left_out:
+        click.echo(
+            "Left out, because they do not have one type or no column can have the name; their values "
+            "would be in `_rescued`: " + printable(", ".join(proposal.left_out[:20])),
+            err=True,
+        )
+    unused = mismatches_of(LogSchema(0, NO_INDEX, "json", proposal.definition), values)
     if unused:
         index = values[unused[0].position][0]
         count = _not_matching(len(unused), f" of {counted(len(values))}")
@@ -432,40 +435,6 @@ def replay_dead_letters(
     become_job(REPLAY_JOB, arguments, target.token)
 
 
-def _newest_values(client: "CommitlogClient", last: int) -> list[tuple[int, bytes]]:
-    """Return (index, value) of the newest records, without tombstones. Raises CommandFailed for more than
-    _VALUES_BYTES."""
-    from app.cli.records.pages import pages
-
-    found = []
-    size_bytes = 0
-    for page in pages(client, last, last=last):
-        for record in page.records:
-            if record.get("value_base64") is not None:
-                found.append((int(record["index"]), base64.b64decode(record["value_base64"])))
-            elif record.get("value") is not None:
-                found.append((int(record["index"]), str(record["value"]).encode()))
-            else:
-                continue
-            size_bytes += len(found[-1][1])
-        if size_bytes > _VALUES_BYTES:
-            raise CommandFailed(
-                f"the newest {last:,} records have more than {_VALUES_BYTES // MIB} MiB: lower --last",
-                ExitCode.USAGE,
-            )
-    return found
-
-
-def _mismatches(schema: "LogSchema", values: Sequence[tuple[int, bytes]]) -> "list[Mismatch]":
-    """Return the records that do not match; `position` is that in `values`."""
-    import pyarrow as pa
-
-    from app.schemas import RecordDecoder
-
-    decoder = RecordDecoder({schema.version: schema}, schema.version)
-    return decoder.decode(pa.array([value for _, value in values], pa.binary())).errors
-
-
 def _log_schema(document: Mapping[str, Any]) -> "LogSchema":
     from app.schemas import LogSchema
 
@@ -480,6 +449,29 @@ def _log_schema(document: Mapping[str, Any]) -> "LogSchema":
         on_invalid=document["on_invalid"],
         cluster_by=tuple(document["cluster_by"]),
     )
+
+
+def _widened(old: "LogSchema", new: "LogSchema") -> list[str]:
+    """Return the columns whose types become wider in the same tables; none if one cannot be read here."""
+    from app.schemas import SchemaInvalid, SchemaLibraryMissing
+    from app.schemas.differences import differences
+
+    try:
+        found = differences(old, new)
+    except (SchemaInvalid, SchemaLibraryMissing):
+        return []
+    in_place = all(each.is_followed for each in found)
+    return [f"{each.path}: {each.detail}" for each in found if in_place and each.kind == "widened"]
+
+
+def _show_widened(widened: Sequence[str]) -> None:
+    if widened:
+        click.echo(
+            "Type widening: deltalake, pandas, DuckDB and Polars refuse tables with a wider type "
+            "(docs/spark.md, Readers without Spark)."
+        )
+    for each in widened:
+        click.echo(f"  {each}")
 
 
 def _show_columns(document: Mapping[str, Any]) -> None:

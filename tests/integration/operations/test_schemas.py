@@ -46,11 +46,12 @@ def test_infer_reports_records_that_are_not_objects(
     assert cluster.call("POST", "n1", "/v1/logs", json={"name": log, "replicas": 2}).status_code == 201
     assert "There are no records with a value." in run(cluster, log, "schema", "infer", exit_code=1).stderr
     with CommitlogClient(cluster.url("n1"), log=log) as client:
-        client.append(['{"id": 1}', '{"id": 2}'])
+        client.append(['{"id": 1, "total": 2.5}', '{"id": 2, "total": "n/a"}'])
         broken = client.append(["no JSON"]).first_index
     done = run(cluster, log, "schema", "infer")
     assert json.loads(done.stdout)["required"] == ["id"]
     assert f"1 of 3 records does not match this schema; the first one is at index {broken}:" in done.stderr
+    assert "`_rescued`: /total (number, string)\n" in done.stderr
     empty = tmp_path / "empty.json"
     empty.write_text("\n")
     assert "empty.json is empty" in run(cluster, log, "schema", "check", str(empty), exit_code=2).stderr

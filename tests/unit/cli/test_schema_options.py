@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from app.cli.context import counted
-from app.cli.log_state import schema
+from app.cli.log_state import schema_samples
 from app.cli.log_state.schema import _show_check
 from app.cli.main import cli
 from tests.unit.cli.fake_service import Asked, Scripted, fake_service, problem
@@ -154,7 +154,7 @@ def test_one_record_is_singular(capsys: pytest.CaptureFixture[str]) -> None:
         "12,345 records",
     ]
     mismatch = {"index": 4, "pointer": "/id", "reason": "required"}
-    found = {"columns": [], "version": 1, "key_columns": [], "differences": [], "mismatches": [mismatch]}
+    found = {"columns": [], "version": 1, "differences": [], "widened": [], "mismatches": [mismatch]}
     _show_check({**found, "records": 1})
     assert "1 record read, 1 does not match\n" in capsys.readouterr().out
 
@@ -171,6 +171,30 @@ def test_the_newest_records_are_read_page_after_page(monkeypatch: pytest.MonkeyP
     with fake_service(answer) as node:
         inferred = run("infer", "--last", "3", url=node.url)
         assert sorted(json.loads(inferred.stdout)["properties"]) == ["f0", "f1", "f2"]
-        monkeypatch.setattr(schema, "_VALUES_BYTES", 10)
+        monkeypatch.setattr(schema_samples, "_VALUES_BYTES", 10)
         refused = run("infer", "--last", "3", url=node.url)
     assert (refused.exit_code, "lower --last" in refused.stderr) == (2, True)
+
+
+def test_a_wider_type_is_reported_before_and_when_it_is_set(tmp_path: Path) -> None:
+    (file := tmp_path / "a.ddl").write_text("id DECIMAL(20,0) NOT NULL, shop STRING NOT NULL")
+    sent: list[Asked] = []
+    with fake_service(schema_service({**NEWEST, "key_columns": []}, sent)) as node:
+        outputs = [run(command, str(file), url=node.url).stdout for command in ("check", "set")]
+        file.write_text("id BIGINT NOT NULL, shop STRING NOT NULL, note STRING")
+        plain = run("check", str(file), url=node.url).stdout
+        file.write_text("id DECIMAL(20,0) NOT NULL, shop INT NOT NULL")
+        other_table = run("check", str(file), url=node.url).stdout
+    for output in outputs:
+        assert "Polars refuse tables with a wider type" in output
+        assert "/id: The type was bigint, it is decimal(20,0)." in output
+    assert "Type widening" not in plain + other_table
+
+
+@pytest.mark.parametrize(("newest", "reach"), [(None, "all records"), (NEWEST, "the records after index 9")])
+def test_the_first_version_applies_to_all_records(
+    tmp_path: Path, newest: dict[str, Any] | None, reach: str
+) -> None:
+    (file := tmp_path / "a.ddl").write_text("id BIGINT NOT NULL, shop STRING NOT NULL")
+    with fake_service(schema_service(newest, [])) as node:
+        assert f"applies to {reach}\n" in run("set", str(file), url=node.url).stdout

@@ -6,7 +6,7 @@ import re
 import pyarrow as pa
 import pytest
 
-from app.schemas import LogSchema, RecordDecoder, SamplesUnusable, check_new, columns_of, infer
+from app.schemas import LogSchema, RecordDecoder, SamplesUnusable, check_new, columns_of, infer, propose
 from tests.unit.schemas.support import schema_of
 
 
@@ -99,3 +99,19 @@ def test_samples_that_are_not_objects_are_not_used() -> None:
 def test_samples_without_a_column_are_refused(samples: list[bytes], reason: str) -> None:
     with pytest.raises(SamplesUnusable, match=re.escape(reason)):
         infer(samples)
+
+
+def test_fields_that_are_left_out_are_named_with_their_types() -> None:
+    samples = [
+        b'{"id":1,"total":1.5,"to":{"a/b":1,"no":null},"lines":[{"sku":"x","tags":[]}],"none":null}',
+        b'{"id":2,"total":"n/a","to":{"a/b":"1","zip":"1"},"lines":[],"a b":1}',
+    ]
+    assert propose(samples).left_out == (
+        "/total (number, string)",
+        "/to/a~1b (integer, string)",
+        "/to/no (null)",
+        "/lines/*/tags (array)",
+        "/none (null)",
+        "/a b (integer)",
+    )
+    assert propose([b'{"id":1}']).left_out == ()
