@@ -103,7 +103,8 @@ class Verified:
         first = f"log {self.log!r} against version {self.version} of entries, {span}: {outcome}"
         lines = [first, *self.epochs, *self.typed]
         if self.typed_until_index is not None:
-            lines.append(f"typed tables are compared with entries up to index {self.typed_until_index - 1:,}")
+            outcome = "differ from" if self.typed else "equal"
+            lines.append(f"typed tables {outcome} entries up to index {self.typed_until_index - 1:,}")
         return "\n".join(lines)
 
 

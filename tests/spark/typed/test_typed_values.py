@@ -168,7 +168,12 @@ def test_a_comparison_reports_how_far_the_typed_tables_are() -> None:
     [line] = str(equal).splitlines()
     assert str(replace(equal, typed_until_index=50)).splitlines() == [
         line,
-        "typed tables are compared with entries up to index 49",
+        "typed tables equal entries up to index 49",
+    ]
+    unequal = replace(equal, typed_until_index=50, typed=("records lacks index 7",))
+    assert str(unequal).splitlines()[1:] == [
+        "records lacks index 7",
+        "typed tables differ from entries up to index 49",
     ]
 
 
