@@ -50,6 +50,7 @@ def test_the_page_and_all_that_it_loads_come_from_the_node(cluster: Cluster) -> 
         assert page.headers["content-type"] == "text/html; charset=utf-8"
         assert "://" not in page.text  # nothing comes from elsewhere
         assert "default-src 'self'" in page.headers["content-security-policy"]
+        assert "<noscript>" in page.text  # or a reader without JavaScript sees "connecting" permanently
     assert len(FILES) >= 8
     for file in FILES:
         answer = cluster.get("n1", f"/ui/{file.name}")
