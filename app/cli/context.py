@@ -236,6 +236,8 @@ def _with_target(command: Command, *, uses_log: bool) -> Command:
             _refuse_log(options)
         endpoint, token = not_of_another_cluster(click.get_current_context(), endpoint, token)
         target = find_target(endpoint, context, log, token, as_json=as_json, give_up_s=give_up_s)
+        if not endpoint and context is None and not as_json:
+            _note_several_clusters()
         if not uses_log:
             target = replace(target, log="default")
         return command(target=target, **options)
@@ -285,6 +287,19 @@ def find_target(
     given = split_endpoints(endpoint, learned=False) or endpoints[:1]
     learned = [url for url in endpoints if url not in given]
     return Target(endpoints, learned, log or "default", token, as_json, give_up_s)
+
+
+def _note_several_clusters() -> None:
+    """Name the cluster that a command calls when several run and the user has selected none."""
+    from app.client import contexts
+
+    known = contexts.load()
+    if known.current is None and len(running := known.running) > 1:
+        click.echo(
+            f"{len(running)} clusters of `commitlog up` run ({', '.join(running)}); this command calls "
+            f"{running[-1]}, the newest. --context or `commitlog context use` selects another",
+            err=True,
+        )
 
 
 def _check_token(token: str | None) -> None:

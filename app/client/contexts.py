@@ -58,9 +58,14 @@ class Contexts(msgspec.Struct):
     contexts: dict[str, NamedCluster] = {}
 
     @property
+    def running(self) -> list[str]:
+        """The contexts of each `commitlog up` that runs, the newest last."""
+        return [name for name, each in self.contexts.items() if each.is_up]
+
+    @property
     def in_use(self) -> str | None:
         """The context of commands that name none: the selected one, else the newest of `commitlog up`."""
-        running = [name for name, each in self.contexts.items() if each.is_up]
+        running = self.running
         return self.current or (running[-1] if running else None)
 
 

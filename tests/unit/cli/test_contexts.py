@@ -93,6 +93,22 @@ def test_a_cluster_that_was_selected_is_not_in_use_once_it_has_ended() -> None:
     assert endpoints() == ["http://b"]
 
 
+def test_a_command_names_its_cluster_when_several_run_and_none_is_selected() -> None:
+    with fake_service(lambda _: Scripted(200, {"logs": []})) as node:
+        contexts.add_running("data", [node.url])
+        alone = CliRunner().invoke(cli, ["logs"])
+        contexts.add_running("other", [node.url])
+        several = CliRunner().invoke(cli, ["logs"])
+        others = [
+            CliRunner().invoke(cli, ["logs", *given])
+            for given in (["--context", "data"], ["--endpoint", node.url], ["--json"])
+        ]
+        assert CliRunner().invoke(cli, ["context", "use", "data"]).exit_code == 0
+        selected = CliRunner().invoke(cli, ["logs"])
+    assert "(data, other); this command calls other, the newest." in several.stderr
+    assert [each.stderr for each in (alone, *others, selected)] == [""] * 5
+
+
 def test_a_name_that_is_taken_gets_a_number() -> None:
     assert CliRunner().invoke(cli, ["context", "add", "data", "-e", "http://p"]).exit_code == 0
     assert contexts.add_running("data", ["http://a"]) == "data-2"
