@@ -34,7 +34,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_jobs.errors import LogClash, LogTrimmed, OptionError, plain_errors
+from spark_jobs.errors import LogTrimmed, OptionError, plain_errors
 from spark_jobs.source.answers import LogTail
 from spark_jobs.source.events import EventsBatchReader, EventsStreamReader
 from spark_jobs.source.log_reads import LogReads
@@ -240,6 +240,7 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._client = open_client(self.options)
         return self._client
 
+    @plain_errors()
     def initialOffset(self) -> dict[str, Any]:
         first = first_index(self.options, self.client.tail(confirmed=True))
         return self.offset_at(first, self.client.log_id()).to_json()
@@ -247,9 +248,11 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:
         return default_limit(self.options)
 
+    @plain_errors()
     def prepareForTriggerAvailableNow(self) -> None:
         self.target = self.client.tail(confirmed=True).next_index
 
+    @plain_errors()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         offset = RecordsOffset.from_json(start)
         while True:
@@ -283,6 +286,7 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return None if self.latest is None else self.latest.to_json()
 
+    @plain_errors()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begin, until = RecordsOffset.from_json(start), RecordsOffset.from_json(end)
         if until != self.latest:  # planned by an earlier run: is it still the same log?
@@ -353,11 +357,6 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def asked_range(options: SourceOptions, tail: LogTail) -> tuple[int, int]:
     """Return [first, until) of a batch query in a log with this tail. Raises OptionError, LogTrimmed."""
-    asked = options.starting_index
-    if isinstance(asked, int) and asked > tail.next_index:
-        raise OptionError(
-            f"startingIndex must be at most {tail.next_index}, the next index of the log, got {asked}"
-        )
     first, until = first_index(options, tail), options.until(tail.next_index)
     if first > until:
         if options.starting_index in (first, LATEST):
@@ -389,7 +388,7 @@ def open_client(options: SourceOptions) -> LogReads:
 
 
 def first_index(options: SourceOptions, tail: LogTail) -> int:
-    """Return the index for startingIndex in a log with this tail. Raises LogTrimmed, LogClash."""
+    """Return the index for startingIndex in a log with this tail. Raises OptionError, LogTrimmed."""
     if options.starting_index == EARLIEST:
         return tail.begin_index
     if options.starting_index == LATEST:
@@ -397,7 +396,9 @@ def first_index(options: SourceOptions, tail: LogTail) -> int:
     assert isinstance(options.starting_index, int)
     first = options.starting_index
     if first > tail.next_index:
-        raise LogClash(options.log, f"it ends before index {tail.next_index}, startingIndex is {first}")
+        raise OptionError(
+            f"startingIndex must be at most {tail.next_index}, the next index of the log, got {first}"
+        )
     if first < tail.begin_index and options.fail_on_data_loss:
         raise LogTrimmed(options.log, first, tail.begin_index)
     return max(first, tail.begin_index)

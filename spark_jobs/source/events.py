@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from spark_jobs.errors import JournalTrimmed, LogClash, NoCopy, ShortRead, Unreachable
+from spark_jobs.errors import JournalTrimmed, LogClash, NoCopy, ShortRead, Unreachable, plain_errors
 from spark_jobs.source.answers import EventPage, Node
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.options import SourceOptions
@@ -51,6 +51,7 @@ class EventsBatchReader(DataSourceReader):
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
 
+    @plain_errors()
     def partitions(self) -> list[InputPartition]:
         client = LogReads(self.options.endpoints, self.options.log, self.options.token)
         start = starting_offset(client, self.options)
@@ -78,21 +79,25 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._client = LogReads(self.options.endpoints, self.options.log, self.options.token)
         return self._client
 
+    @plain_errors()
     def initialOffset(self) -> dict[str, Any]:
         return starting_offset(self.client, self.options).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return default_limit(self.options)
 
+    @plain_errors()
     def prepareForTriggerAvailableNow(self) -> None:
         self.target = scan(self.client, self.options, EventsOffset({}, self.client.log_id()), limit=None)
 
+    @plain_errors()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         offset = EventsOffset.from_json(start)
         check_same_log(self.options.log, offset.log_id, self.client.log_id())
         max_events = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         return scan(self.client, self.options, offset, max_events, self.target).to_json()
 
+    @plain_errors()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begin, until = EventsOffset.from_json(start), EventsOffset.from_json(end)
         return plan_partitions(self.options, self.client.nodes(), begin, until)

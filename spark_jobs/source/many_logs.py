@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from spark_jobs.errors import LogClash, LogTrimmed, RequestRefused, SourceError, Unreachable
+from spark_jobs.errors import LogClash, LogTrimmed, RequestRefused, SourceError, Unreachable, plain_errors
 from spark_jobs.source.answers import LogEnds
 from spark_jobs.source.ends_poller import LogEndsPoller
 from spark_jobs.source.log_names import selected
@@ -67,6 +67,7 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ask_at_s: dict[str, float] = {}  # of logs that are left out
         self._turns = Turns(options.max_records_per_trigger, options.backlog_records)
 
+    @plain_errors()
     def initialOffset(self) -> dict[str, Any]:
         wanted = self.options.starting_index
         if wanted != LATEST and not isinstance(wanted, Mapping):
@@ -85,9 +86,11 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:
         return default_limit(self.options)
 
+    @plain_errors()
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = {log: self._furthest(log, each) for log, each in self._all_ends().items()}
 
+    @plain_errors()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begin = LogsOffset.from_json(start)
         ends = self._target if self._target is not None else self._ends()

@@ -183,6 +183,7 @@ def test_events_as_a_batch(
         ({"endingIndex": "5"}, None, "endingIndex is for batch queries"),
         ({"tail": "union"}, None, "tail=union is for batch queries"),
         ({}, "a INT", "commitlog has the schema"),
+        ({"startingIndex": "500"}, None, "startingIndex must be at most 102, the next index of .*, got 500"),
     ],
 )
 def test_a_stream_that_cannot_be_is_refused_in_a_sentence(
