@@ -222,8 +222,8 @@ class Liveness:
         return known is not None and known.hears
 
     def may_be_granted(self, node: str, now_ms: int) -> bool:
-        """Return whether the node confirms its answers: otherwise a lease that it may never have received
-        would prevent other elections."""
+        """Return whether the node confirms its answers: otherwise a lease or a smaller set that it may never
+        learn of would prevent other elections."""
         known = self._nodes.get(node)
         limit_ms = 2 * self.config.heartbeat_interval_ms + self.config.retry_interval_ms
         return known is not None and now_ms - known.answered_ms <= limit_ms

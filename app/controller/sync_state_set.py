@@ -16,7 +16,9 @@ def alter(
     """Decide about a master's request; None: this very command was carried out before.
 
     Only replicas that are alive may be in the set, also those that were in it: a master that must do without
-    one requests a smaller set. Raises Refused with the reason.
+    one requests a smaller set. A master that is heard and does not hear, as with a network that fails in one
+    direction, alters nothing: it misses the acks of its slaves too, and as the only member of the set it
+    would keep others from being elected. Raises Refused with the reason.
     """
     wanted = tuple(sorted(set(command.wanted)))
     if log.master is None:
@@ -39,6 +41,8 @@ def alter(
         raise Refused(Reason.INVALID, f"acks must be 0 for all members, or positive, got {command.acks}")
     if log.master not in wanted:
         raise Refused(Reason.MASTER_NOT_IN_SET, "the master is not in the set")
+    if log.master_node is not None and not liveness.may_be_granted(log.master_node, now_ms):
+        raise Refused(Reason.NOT_ALIVE, f"{log.master_node} does not confirm answers to its heartbeats")
     for member in wanted:
         _check_member(log, member, liveness, now_ms)
     return SyncStateSetChanged(

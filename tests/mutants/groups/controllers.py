@@ -340,3 +340,14 @@ plant(
     ),
     mode="controller",
 )
+
+
+plant(
+    "a_master_that_hears_nothing_alters_the_set",
+    "C-06",
+    (alter_module, "alter", "if log.master_node is not None and not liveness", "if False and not liveness"),
+    lambda _: (
+        test_sync_state_set.test_a_master_that_receives_no_answers_does_not_make_itself_the_only_member()
+    ),
+    mode="controller",
+)

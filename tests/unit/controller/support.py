@@ -46,6 +46,7 @@ class Quorum:
         self.lacking: set[str] = set()  # nodes whose copies lack what a master needs
         self.full: set[str] = set()  # nodes whose disks have no space
         self.confirms = False  # whether heartbeats name the last answer that their node has received
+        self.deaf: set[str] = set()  # nodes that receive no answers
         self._heartbeat_id = 1
         self._received: dict[str, int] = {}
         self.fail_over()
@@ -151,7 +152,8 @@ class Quorum:
                 reports.append(Report(*copy, epoch, end, confirm, able, node not in self.full))
         answered = self._received.get(node, 0) if self.confirms else None
         self._heartbeat_id += 1
-        self._received[node] = self._heartbeat_id
+        if node not in self.deaf:
+            self._received[node] = self._heartbeat_id
         return self.active.heartbeat(
             self._heartbeat_id, node, len(self.events) - 1, reports, self.now_ms, answered
         )

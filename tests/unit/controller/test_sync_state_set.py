@@ -118,3 +118,34 @@ def test_a_group_of_two_loses_and_regains_either_replica() -> None:
         assert quorum.log().set_nodes == (left,)
         quorum.heartbeats(dead, left)
         assert isinstance(quorum.alter("n1", "n2"), Done)
+
+
+@pytest.mark.rule("C-05", "C-06")
+def test_a_master_that_receives_no_answers_does_not_make_itself_the_only_member() -> None:
+    """Its requests arrive, and acks of its slaves do not. Its lease is over by then, so it could not use the
+    smaller set, but no other replica could be elected."""
+    quorum = Quorum()
+    quorum.confirms = True
+    quorum.with_master()
+    quorum.join_all()
+    for _ in range(4):
+        quorum.let_pass(CONFIG.heartbeat_interval_ms)
+    quorum.deaf = {"n1"}
+    for waited_ms in range(0, CONFIG.broker_timeout_ms, 100):
+        quorum.let_pass(100)
+        if waited_ms >= 1_200 and quorum.log().master_node == "n1":
+            assert reason_of(quorum.alter("n1")) is Reason.NOT_ALIVE
+    quorum.let_pass(CONFIG.lease_ms)
+    assert (quorum.log().master_node, quorum.log().unclean_epoch) == ("n2", 0)
+
+
+@pytest.mark.rule("C-06")
+def test_a_master_whose_heartbeats_are_slow_alters_the_set() -> None:
+    quorum = Quorum()
+    quorum.confirms = True
+    quorum.with_master()
+    quorum.join_all()
+    for _ in range(4):
+        quorum.let_pass(CONFIG.heartbeat_interval_ms)
+    quorum.pass_time(CONFIG.heartbeat_interval_ms)
+    assert isinstance(quorum.alter("n1"), Done)
