@@ -202,7 +202,7 @@ class Masters:
         if winner is None or winner.node in left_out:
             self._stop_handing_over(log)
             return False
-        if is_leased:
+        if is_leased or self._withheld.get(log.name) is not None:  # an operator's election comes first
             self._handing_over[log.name] = None
             self._withheld.setdefault(log.name, None)
             return False

@@ -382,7 +382,7 @@ plant(
 plant(
     "a_full_disk_costs_the_role_before_the_lease_is_over",
     "A-11",
-    (masters_module.Masters, "_hand_over", "if is_leased:", "if False:"),
+    (masters_module.Masters, "_hand_over", "if is_leased or ", "if "),
     lambda _: (
         test_full_disks.test_no_other_is_elected_while_the_master_without_disk_space_may_hold_its_lease()
     ),
@@ -396,7 +396,7 @@ plant(
     (
         FullDisks,
         "left_out",
-        "self._full_ms.get(node, remembered_ms) > remembered_ms",
+        "self._full_ms.get(node, forgotten_ms) > forgotten_ms",
         "self._full_ms.get(node) == now_ms",
     ),
     lambda _: test_full_disks.test_where_all_disks_are_full_and_only_a_master_notices_it_each_leads_once(),
@@ -410,6 +410,26 @@ plant(
     (FullDisks, "left_out", " or not counts_all(log)", ""),
     lambda _: test_full_disks.test_a_master_without_disk_space_stays_where_no_other_could_take_appends(
         "not all count"
+    ),
+    mode="controller",
+)
+
+
+plant(
+    "a_full_disk_comes_before_an_operators_election",
+    "C-05",
+    (masters_module.Masters, "_hand_over", " or self._withheld.get(log.name) is not None", ""),
+    lambda _: test_full_disks.test_an_operators_election_that_waits_for_the_lease_comes_first(),
+    mode="controller",
+)
+
+
+plant(
+    "a_pause_of_the_writers_passes_for_disk_space",
+    "C-05",
+    (FullDisks, "_take_reports", "end > known.end or is_outdated", "True"),
+    lambda _: (
+        test_full_disks.test_a_master_whose_writers_pause_for_longer_than_it_remembers_a_refusal_gives_way_too()
     ),
     mode="controller",
 )

@@ -125,6 +125,7 @@ class HaChecker:
                 raise Violation(f"{other.name} holds a lease while {replica.node} is elected")
         self._elected[event.master_epoch] = replica.node
         self.counts["elections"] += 1
+        self.counts[f"elections: {event.reason}"] += 1
         self.counts["unclean elections"] += event.unclean
         if log.master_epoch and self._elected.get(log.master_epoch) != replica.node:
             self.counts["master changes"] += 1

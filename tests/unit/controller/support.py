@@ -44,7 +44,7 @@ class Quorum:
         self.connected = set(self.nodes)
         self.offsets: dict[tuple[str, str], tuple[int, int, int]] = {}  # (node, log) -> epoch, max, confirm
         self.lacking: set[str] = set()  # nodes whose copies lack what a master needs
-        self.full: set[str] = set()  # nodes whose disks have no space
+        self.full: set[Any] = set()  # nodes whose disks have no space, or (node, log): for that log
         self.confirms = False  # whether heartbeats name the last answer that their node has received
         self.deaf: set[str] = set()  # nodes that receive no answers
         self._heartbeat_id = 1
@@ -149,7 +149,8 @@ class Quorum:
                 epoch, end, confirm = self.offsets.get((node, log.name), (log.master_epoch, 0, 0))
                 able = node not in self.lacking
                 copy = log.name, log.generation, replica.id
-                reports.append(Report(*copy, epoch, end, confirm, able, node not in self.full))
+                has_room = self.full.isdisjoint((node, (node, log.name)))
+                reports.append(Report(*copy, epoch, end, confirm, able, has_room))
         answered = self._received.get(node, 0) if self.confirms else None
         self._heartbeat_id += 1
         if node not in self.deaf:
@@ -162,16 +163,16 @@ class Quorum:
         for node in nodes or self.nodes:
             self.heartbeat(node)
 
-    def with_master(self, **settings: Any) -> Log:
+    def with_master(self, name: str = "a", **settings: Any) -> Log:
         """A log whose replicas are all registered and alive, with a first master: n1 by default."""
-        self.create(**settings)
+        self.create(name, **settings)
         self.heartbeats()
-        for node in self.log().spec.replicas:
-            self.register(node)
+        for node in self.log(name).spec.replicas:
+            self.register(node, name)
         self.heartbeats()
         self.scan()
-        self.open_epoch()
-        return self.log()
+        self.open_epoch(name)
+        return self.log(name)
 
     def open_epoch(self, name: str = "a") -> None:
         """The master opens its epoch, and gets its first lease. It reports an empty log afterwards."""
@@ -187,18 +188,18 @@ class Quorum:
         self.heartbeat(log.master_node)
         assert not self.log(name).is_opening
 
-    def alter(self, *nodes: str, **changes: Any) -> Answer:
+    def alter(self, *nodes: str, name: str = "a", **changes: Any) -> Answer:
         """The master asks for the set of these nodes, with the newest epochs unless `changes` has others."""
-        log = self.log()
-        wanted = tuple(self.id_of(node) for node in nodes)
+        log = self.log(name)
+        wanted = tuple(self.id_of(node, name) for node in nodes)
         command = AlterSyncStateSet(
-            "a", log.generation, log.master or 0, log.master_epoch, log.set_epoch, wanted
+            name, log.generation, log.master or 0, log.master_epoch, log.set_epoch, wanted
         )
         return self.ask(msgspec.structs.replace(command, **changes))
 
-    def join_all(self) -> None:
+    def join_all(self, name: str = "a") -> None:
         self.heartbeats()
-        answer = self.alter(*self.log().spec.replicas)
+        answer = self.alter(*self.log(name).spec.replicas, name=name)
         assert isinstance(answer, Done), answer
 
 

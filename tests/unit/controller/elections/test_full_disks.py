@@ -4,26 +4,27 @@ from typing import Any
 
 import pytest
 
-from app.controller.commands import ChangeLog, StepDown
+from app.controller.commands import ChangeLog, ElectMaster, StepDown
 from tests.unit.controller.elections.test_elections import elections
 from tests.unit.controller.support import CONFIG, Quorum
 
 
-def in_sync(**settings: Any) -> Quorum:
-    """n1 is the master of a log whose replicas are all in sync."""
+def in_sync(*names: str, **settings: Any) -> Quorum:
+    """n1 is the master of logs whose replicas are all in sync: of `a` by default."""
     quorum = Quorum()
-    quorum.with_master(**settings)
-    opened(quorum)
+    for name in names or ("a",):
+        quorum.with_master(name, **settings)
+        opened(quorum, name)
     return quorum
 
 
-def opened(quorum: Quorum) -> None:
+def opened(quorum: Quorum, name: str = "a") -> None:
     """Every copy holds the opening of the newest epoch, and is in the set."""
     for node in quorum.nodes:
-        quorum.offsets[node, "a"] = (quorum.log().master_epoch, 100, 100)
+        quorum.offsets[node, name] = (quorum.log(name).master_epoch, 100, 100)
     quorum.heartbeats()
     quorum.scan()
-    quorum.join_all()
+    quorum.join_all(name)
 
 
 def live(quorum: Quorum, ms: int) -> None:
@@ -31,9 +32,13 @@ def live(quorum: Quorum, ms: int) -> None:
     until_ms = quorum.now_ms + ms
     while quorum.now_ms < until_ms:
         quorum.let_pass(CONFIG.heartbeat_interval_ms // 2)
-        log = quorum.log()
-        if log.master_node and quorum.heartbeat(log.master_node).withheld:
-            quorum.done(StepDown("a", log.generation, log.master or 0, log.master_epoch, confirmed=100))
+        for name in [name for node in quorum.nodes for name in quorum.heartbeat(node).withheld]:
+            give_up(quorum, name)
+
+
+def give_up(quorum: Quorum, name: str = "a") -> None:
+    log = quorum.log(name)
+    quorum.done(StepDown(name, log.generation, log.master or 0, log.master_epoch, confirmed=100))
 
 
 @pytest.mark.rule("C-05", "A-11")
@@ -62,13 +67,18 @@ def test_no_other_is_elected_while_the_master_without_disk_space_may_hold_its_le
 
 
 @pytest.mark.rule("C-05")
-def test_a_master_whose_disk_has_space_again_in_time_stays() -> None:
+@pytest.mark.parametrize("later", ["records are stored", "forgotten"])
+def test_a_master_whose_disk_has_space_again_in_time_stays(later: str) -> None:
     quorum = in_sync()
-    for _ in range(3):
+    for number in range(3):
         quorum.full = {"n1"}
         live(quorum, CONFIG.full_disk_timeout_ms // 2)
         quorum.full = set()
-        live(quorum, CONFIG.heartbeat_interval_ms)
+        if later == "forgotten":
+            live(quorum, CONFIG.full_disk_remembered_ms)
+        else:
+            quorum.offsets["n1", "a"] = (1, 101 + number, 100)
+            live(quorum, CONFIG.heartbeat_interval_ms)
     assert (quorum.log().master_node, quorum.log().master_epoch) == ("n1", 1)
 
 
@@ -115,3 +125,40 @@ def test_where_all_disks_are_full_and_only_a_master_notices_it_each_leads_once()
         if quorum.log().is_opening:
             opened(quorum)
     assert [each.master for each in elections(quorum)] == [1, 2, 3]
+
+
+@pytest.mark.rule("C-05")
+def test_a_master_whose_writers_pause_for_longer_than_it_remembers_a_refusal_gives_way_too() -> None:
+    """A replica reports a full disk for 2 s after a refused write."""
+    quorum = in_sync()
+    quorum.full = {"n1"}
+    live(quorum, 2_000)
+    quorum.full = set()
+    live(quorum, 8_000)
+    assert quorum.log().master_node == "n1"
+    quorum.full = {"n1"}
+    live(quorum, CONFIG.heartbeat_interval_ms)
+    assert quorum.log().master_node == "n2"
+
+
+@pytest.mark.rule("C-05")
+@pytest.mark.parametrize("full", ["a", "b"])
+def test_only_the_log_whose_records_are_refused_gets_another_master(full: str) -> None:
+    quorum = in_sync("a", "b")
+    quorum.full = {("n1", full)}
+    live(quorum, CONFIG.full_disk_timeout_ms + CONFIG.heartbeat_interval_ms)
+    assert [name for name in ("a", "b") if quorum.log(name).master_node != "n1"] == [full]
+
+
+@pytest.mark.rule("C-05")
+def test_an_operators_election_that_waits_for_the_lease_comes_first() -> None:
+    quorum = in_sync()
+    quorum.full = {"n1"}
+    while not quorum.heartbeat("n1").withheld:
+        quorum.let_pass(CONFIG.scan_interval_ms)
+    election = ElectMaster("a", "n3", False, quorum.log().master_epoch)
+    quorum.active.ask(election, election)
+    quorum.turn()
+    give_up(quorum)
+    quorum.scan()
+    assert (quorum.log().master_node, elections(quorum)[-1].reason) == ("n3", "operator")
