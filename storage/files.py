@@ -25,6 +25,7 @@ __all__ = ["File", "FileSystem", "Lock", "OsFileSystem", "write_durably"]
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _REFUSED = (*_FORBIDDEN, errno.EROFS)
+_LACKING = (errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK)  # the file system lacks the operation
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no space on the disk, or quota exceeded
 _BUFFERS_A_CALL = 512  # well below IOV_MAX
 _POPULATE_READ = 22  # madvise(2): since Linux 5.14, not in the mmap module yet
@@ -32,13 +33,21 @@ _BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"  # Linux: drawn at each boot
 _UNREADABLE = (errno.EFAULT, 133)  # 133: EHWPOISON, not in the errno module
 
 
-def _error(path: str, operation: str, error: OSError) -> DiskError:
-    """Return an error of this package with path and operation and, for a refused access, the remedy."""
+def _reason(error: OSError) -> str:
+    """Return the reason and, for a refused access or an operation that the file system lacks, the remedy."""
     reason = error.strerror or str(error)
     if error.errno in _FORBIDDEN:
         reason += ": the user that runs the node must own the data folder and be able to write to it"
     elif error.errno == errno.EROFS:
         reason += ": mount it read-write again, after a look for errors of the disk in the kernel's log"
+    elif error.errno in _LACKING:
+        reason += ": the file system lacks this operation: use a folder on a local disk, with ext4 or XFS"
+    return reason
+
+
+def _error(path: str, operation: str, error: OSError) -> DiskError:
+    """Return an error of this package with path, operation and reason."""
+    reason = _reason(error)
     if error.errno == errno.EBADF:
         return FileClosed(path, operation, reason)
     if error.errno in _FULL:
@@ -105,7 +114,7 @@ class OsFile:
         mapping, mapped = self._map, self._mapped  # they exist while they are referenced
 
         def load() -> memoryview:
-            if mapping is None or self._populate(mapping, offset, size):
+            if mapping is not None and self._populate(mapping, offset, size):
                 return mapped[offset : offset + size]
             return memoryview(self.read(offset, size))
 
@@ -135,8 +144,13 @@ class OsFile:
                 raise DiskError(self._path, "map", f"{needed} bytes wanted of {length}")
             if length == 0:
                 return
-            # The old mapping exists while a view of it is referenced.
-            self._map = mmap.mmap(self._descriptor, length, access=mmap.ACCESS_READ)
+            try:
+                # The old mapping exists while a view of it is referenced.
+                self._map = mmap.mmap(self._descriptor, length, access=mmap.ACCESS_READ)
+            except OSError as error:
+                if error.errno != errno.ENODEV:
+                    raise
+                return  # a file system without mappings: views are copies
             self._mapped = memoryview(self._map)
 
     def drop_cache(self, offset: int, size: int) -> None:
@@ -259,7 +273,9 @@ class OsFileSystem:
         try:
             os.fsync(descriptor)
         except OSError as error:
-            raise SyncFailed(path, "sync", error.strerror or str(error)) from error
+            if error.errno == errno.EINVAL:  # as some file systems answer for a folder
+                error = OSError(errno.EOPNOTSUPP, error.strerror)
+            raise SyncFailed(path, "sync", _reason(error)) from error
         finally:
             os.close(descriptor)
 

@@ -1,6 +1,7 @@
 """The real file system keeps the guarantees of the interface, and reports errors with their cause."""
 
 import errno
+import fcntl
 import mmap
 import os
 import stat
@@ -61,6 +62,39 @@ def test_where_pages_cannot_be_brought_in_they_are_copied(
     view = file.view(10, 20)
     file.pwrite(b"y" * 100_000, 0)
     assert bytes(view) == b"x" * 20
+
+
+def test_where_files_cannot_be_mapped_they_are_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on 9p and some FUSE file systems. A refused mapping would count as damage of every segment."""
+    monkeypatch.setattr(mmap, "mmap", refuse_with(errno.ENODEV))
+    file = FILES.open(f"{tmp_path}/a", create=True)
+    file.pwrite(b"x" * 100, 0)
+    later = file.later_view(10, 20)
+    assert bytes(file.view(0, 100)) == b"x" * 100
+    assert bytes(later()) == b"x" * 20
+    with pytest.raises(DiskError, match="101 bytes wanted of 100"):
+        file.view(0, 101)
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_that_cannot_sync_folders_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(os, "fsync", refuse_with(number))
+    with pytest.raises(SyncFailed, match=rf"sync {tmp_path}: .*use a folder on a local disk"):
+        FILES.sync_folder(str(tmp_path))
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", refuse_with(number))
+    with pytest.raises(DiskError, match=rf"lock {tmp_path}/lock: .*use a folder on a local disk") as caught:
+        FILES.lock(f"{tmp_path}/lock")
+    assert not isinstance(caught.value, FolderLocked)
 
 
 def test_more_buffers_than_one_call_takes_are_all_written(tmp_path: Path) -> None:
