@@ -20,6 +20,8 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from app.cli.context import CommandFailed, ExitCode
+from storage.errors import DiskError
+from storage.files import OsFileSystem
 
 BACKUP_FORMAT = 2  # 1 had no checksum of the manifest itself
 _NO_SUM = "0" * 64
@@ -111,14 +113,21 @@ def save(folder: Path, manifest: BackupManifest) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """Keep other backups from the folder, which is created for its user alone if it does not exist.
 
-    Raises CommandFailed while another backup is in progress.
+    The folder is durable then. Raises CommandFailed while another backup is in progress.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        OsFileSystem().make_folders(str(folder.absolute()))
+    except DiskError as error:
+        raise CommandFailed(str(error)) from error
     with (folder / _LOCK).open("w", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise CommandFailed(f"another backup writes to {folder}") from None
+        except OSError as error:
+            raise CommandFailed(
+                f"{folder} cannot be locked ({error}): use a folder on a local disk"
+            ) from error
         yield
 
 

@@ -1,6 +1,9 @@
 """Files of a backup: each flipped byte is found, in the manifest too."""
 
+import errno
+import fcntl
 import json
+import os
 import random
 from pathlib import Path
 
@@ -10,6 +13,7 @@ from click.testing import CliRunner
 from app.cli.backup.folder import MANIFEST, load, locked, save
 from app.cli.context import CommandFailed
 from app.cli.main import cli
+from tests.support.disk_steps import record_disk_steps
 from tests.unit.cli.backup.test_backup_limits import backup_of
 
 SCHEMA = {"version": 1, "index": 10, "format": "json", "definition": "id BIGINT"}
@@ -63,3 +67,31 @@ def test_other_users_cannot_use_a_new_folder(tmp_path: Path) -> None:
     folder = tmp_path / "parent" / "backup"
     with locked(folder):
         assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_new_folder_of_a_backup_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its name a power failure takes the whole backup, which was reported as complete."""
+    steps = record_disk_steps(monkeypatch, "link")
+    with locked(tmp_path / "backups" / "a"):
+        pass
+    assert steps[-2:] == [str(tmp_path), str(tmp_path / "backups")]
+
+
+def test_a_folder_that_cannot_be_locked_is_not_in_use_by_another_backup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    with (
+        locked(tmp_path),
+        pytest.raises(CommandFailed, match=f"another backup writes to {tmp_path}"),
+        locked(tmp_path),
+    ):
+        pass
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with (
+        pytest.raises(CommandFailed, match=f"{tmp_path} cannot be locked .*No locks available.*local disk"),
+        locked(tmp_path),
+    ):
+        pass
