@@ -10,6 +10,7 @@ The list is created by a hard link of a complete file, so there is one or none: 
 files, both append the files of the one list. The staging needs a file system with hard links.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -87,7 +88,7 @@ class Staging:
         temporary = path.with_name(f".{IDENTITY}.{uuid.uuid4()}")
         temporary.write_text(str(uuid.uuid4()), "utf-8")
         try:
-            os.link(temporary, path)
+            _link(temporary, path)
         except FileExistsError:
             pass  # by the first driver
         finally:
@@ -161,7 +162,7 @@ class Staging:
         path = self.list_path(batch_id)
         temporary = self._write(path, staged)
         try:
-            os.link(temporary, path)
+            _link(temporary, path)
         except FileExistsError:
             found = self.find(batch_id)
             if found is None:
@@ -244,6 +245,20 @@ def split(batches: Iterable[pa.RecordBatch], limits: AppendSizeLimits) -> Iterat
                 pending, size, count = [], 0, 0
     if pending:
         yield _joined(pending)
+
+
+def _link(file: Path, name: Path) -> None:
+    """Give a complete file its name. Raises FileExistsError if another file has it, SinkError without hard
+    links, OSError."""
+    try:
+        os.link(file, name)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        raise SinkError(
+            f"{name.parent} is on a file system without hard links ({error.strerror}): set stagingLocation "
+            "to a folder on another one"
+        ) from error
 
 
 def _joined(pending: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -1,5 +1,6 @@
 """The sink's parts without Spark: how rows are split, what is durable when, and a kill at every step."""
 
+import errno
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -223,6 +224,20 @@ def test_the_files_of_a_list_are_on_disk_before_it(tmp_path: Path, monkeypatch: 
     assert steps == [str(tmp_path / file.path), str(tmp_path / "batch-0")]
     staging.publish(0, StagedList((file,)))
     assert steps[-2:] == ["list", str(tmp_path)]
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_hard_links_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refuse)
+    for act in (Staging.identify, lambda staging: staging.publish(1, StagedList(()))):
+        with pytest.raises(SinkError, match=rf"{tmp_path} .*without hard links .*stagingLocation"):
+            act(Staging(tmp_path))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_two_drivers_with_one_batch_append_the_same_list(tmp_path: Path) -> None:
