@@ -205,13 +205,13 @@ def _is_in_use(folder: Path) -> bool:
     """Return whether the name of the folder is durable.
 
     That of an empty one may be missing on the disk: an earlier `make_folders` may have failed, or the process
-    ended, before its sync. Nothing is in a folder before that. One in a place where this user cannot write
-    was not made here. Raises OSError.
+    ended, before its sync. Nothing is in a folder before that. One in a place where this user cannot write,
+    or that it cannot open for a sync, was not made here. Raises OSError.
     """
     if not folder.is_dir():
         return False
     with os.scandir(folder) as entries:
-        return next(entries, None) is not None or not os.access(folder.parent, os.W_OK)
+        return next(entries, None) is not None or not os.access(folder.parent, os.R_OK | os.W_OK)
 
 
 class OsFileSystem:

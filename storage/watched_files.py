@@ -20,8 +20,9 @@ class SyncsInProgress:
         """Return how long the oldest one has waited, in seconds, and the path of its file or folder; 0 and ""
         without any."""
         with self._lock:
-            began_s, path = min(self._running.values(), default=(self._now_s(), ""))
-        return self._now_s() - began_s, path
+            now_s = self._now_s()
+            began_s, path = min(self._running.values(), default=(now_s, ""))
+        return now_s - began_s, path
 
     def run(self, path: str, sync: Callable[[], None]) -> None:
         """Call `sync` of that file or folder. Raises as it does."""
@@ -66,7 +67,6 @@ class WatchedFiles:
         self.exists = files.exists
         self.list = files.list
         self.sizes = files.sizes
-        self.make_folders = files.make_folders
         self.rename = files.rename
         self.remove = files.remove
         self.boot_id = files.boot_id
@@ -74,6 +74,9 @@ class WatchedFiles:
 
     def open(self, path: str, create: bool = False) -> File:
         return WatchedFile(self._files.open(path, create), path, self._syncs)
+
+    def make_folders(self, path: str) -> None:
+        self._syncs.run(path, lambda: self._files.make_folders(path))  # it syncs folders
 
     def sync_folder(self, path: str) -> None:
         self._syncs.run(path, lambda: self._files.sync_folder(path))

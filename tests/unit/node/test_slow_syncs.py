@@ -1,5 +1,6 @@
 """A sync that takes long is reported once, and once when none does any more."""
 
+import itertools
 import os
 from pathlib import Path
 
@@ -52,6 +53,12 @@ def test_syncs_that_return_in_time_are_not_reported(caplog: pytest.LogCaptureFix
     assert disk.syncs.longest() == (0.0, "")
 
 
+def test_the_wait_is_exactly_zero_without_a_sync() -> None:
+    """The clock moves on with each call of it."""
+    times_s = itertools.count(100.0)
+    assert SyncsInProgress(lambda: next(times_s)).longest() == (0.0, "")
+
+
 def test_the_oldest_of_several_syncs_is_named(caplog: pytest.LogCaptureFixture) -> None:
     disk = Disk()
     disk.now_s += 1.0
@@ -75,18 +82,21 @@ def test_a_sync_that_fails_is_not_in_progress_any_more() -> None:
     assert disk.syncs.longest() == (0.0, "")
 
 
-@pytest.mark.parametrize("name", ["00000000000000000000.log", "vote", ""])
+@pytest.mark.parametrize("name", ["00000000000000000000.log", "vote", "", "logs/"])
 def test_the_syncs_of_all_files_of_a_node_are_watched(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """name: empty for the folder itself."""
+    """name: empty for the folder itself; `logs/` for a new folder."""
     node = {"id": "n1", "listen": "127.0.0.1:1", "peer_listen": "127.0.0.1:2", "data": str(tmp_path)}
     data = DataFolder(parse({"cluster": {"id": "c"}, "nodes": [node]}, "n1"), disk_bytes=1 << 30)
     waiting: list[str] = []
-    call = "fdatasync" if name else "fsync"
+    call = "fsync" if name in ("", "logs/") else "fdatasync"
     monkeypatch.setattr(os, call, lambda _descriptor: waiting.append(data.syncs.longest()[1]))
+    (tmp_path / "lock").touch()
     path = str(tmp_path / name) if name else str(tmp_path)
-    if name:
+    if name == "logs/":
+        data.files.make_folders(path)
+    elif name:
         data.files.open(path, create=True).sync()
     else:
         data.files.sync_folder(path)

@@ -221,12 +221,13 @@ def test_a_folder_whose_maker_was_killed_before_the_sync_is_made_durable(
     assert synced == []  # it was durable before anything was put into it
 
 
+@pytest.mark.parametrize("denied", [os.R_OK, os.W_OK])
 def test_a_folder_that_another_user_has_made_is_used_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, denied: int
 ) -> None:
     """As systemd does below /var/lib/private, which the user of the node cannot open."""
     synced = synced_folders(monkeypatch)
-    monkeypatch.setattr(os, "access", lambda path, _mode: path != tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path or not mode & denied)
     (tmp_path / "data").mkdir()
     FILES.make_folders(f"{tmp_path}/data")
     assert synced == []
