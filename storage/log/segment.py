@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from storage.errors import CorruptBatch, CorruptLog, InvariantError, NewerBatch, NewerFormat, StorageFull
 from storage.file_system import Bytes, File, FileSystem, write_durably
@@ -19,6 +20,8 @@ from storage.format.segment_format import (
     segment_name,
 )
 from storage.log.scan import Scan
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,15 @@ class StoredBatches:
             rest = rest[batch.size_bytes :]
             offset, index = batch.next_offset, batch.next_index
         return batches
+
+
+def _row_and_entry(index: int, rows: SegmentIndex) -> tuple[int, IndexEntry]:
+    """Return row and entry of the batch that holds `index`. Raises DamagedIndex if none does."""
+    row = rows.row_of_index(index)
+    entry = rows.entry(row)
+    if not entry.base_index <= index <= entry.last_index:
+        raise DamagedIndex("has no such index")
+    return row, entry
 
 
 class Segment:
@@ -157,22 +169,14 @@ class Segment:
 
         The segment may be written again: it is not mapped any more. Raises CorruptLog, DiskError.
         """
-        self.verify_order()
-        try:
-            self._truncate_index(end_offset)
-        except DamagedIndex:  # since its order was verified
-            self.rebuild_index()
-            self._truncate_index(end_offset)
-        self.restart_flush()  # a flush may have been in progress
-        self.end_offset = end_offset
-
-    def _truncate_index(self, end_offset: int) -> None:
-        rows = self.index.rows_until(end_offset)
+        rows = self._from_index(lambda index: index.rows_until(end_offset))
         if self.mapped:  # not the file's bytes any more: the file will be written
             index = SegmentIndex(self.index.encoded(0, rows))
             with self._use:
                 self._index, self.mapped = index, False
         self.index.truncate(rows)
+        self.restart_flush()  # a flush may have been in progress
+        self.end_offset = end_offset
 
     def restart_flush(self) -> None:
         """Make the next flush write the whole index file."""
@@ -180,12 +184,7 @@ class Segment:
 
     def begin_at(self, start_offset: int) -> None:
         """Forget, in memory, everything before `start_offset`, a batch boundary."""
-        self.verify_order()
-        try:
-            dropped = self.index.begin_at(start_offset)
-        except DamagedIndex:  # since its order was verified
-            self.rebuild_index()
-            dropped = self.index.begin_at(start_offset)
+        dropped = self._from_index(lambda index: index.begin_at(start_offset))
         self.start_offset, self._ends = start_offset, None
         if dropped <= self.flushed:
             self.skipped, self.flushed = self.skipped + dropped, self.flushed - dropped
@@ -217,15 +216,14 @@ class Segment:
 
     def entry_of(self, index: int) -> tuple[int, IndexEntry]:
         """Return row and entry of the batch that holds `index`, which must be in range. Raises CorruptLog."""
+        return self._from_index(partial(_row_and_entry, index))
+
+    def _from_index(self, read: Callable[[SegmentIndex], T]) -> T:
+        """Return what is read from the index in its order; a damaged one is rebuilt. Raises CorruptLog."""
         self.verify_order()
         with suppress(DamagedIndex):  # since its order was verified
-            row = self.index.row_of_index(index)
-            entry = self.index.entry(row)
-            if entry.base_index <= index <= entry.last_index:
-                return row, entry
-        self.rebuild_index()
-        row = self.index.row_of_index(index)
-        return row, self.entry(row)
+            return read(self.index)
+        return read(self.rebuild_index())
 
     def entry(self, row: int) -> IndexEntry:
         """Return the entry of a row, which must exist. Raises CorruptLog."""
@@ -331,18 +329,19 @@ class Segment:
             file.close()
 
     def rebuild_index(self) -> SegmentIndex:
-        """Rebuild the index from the durable batches up to `end_offset`, in the owner's thread; it stays in
-        memory. Raises CorruptLog, DiskError."""
-        index = self.scanned_index()
-        with self._use:
-            self._index, self.mapped = index, False
+        """Rebuild the index from the durable batches up to `end_offset`, in the owner's thread, and its file.
+        Unless that is written, it stays in memory. Raises CorruptLog, DiskError."""
+        index, is_written = self.scanned_index(), False
         self.ordered = True
         self.flushed = self.skipped = 0
         try:
             self.write_index(index)
-            self.flushed = index.count
+            self.flushed, is_written = index.count, True
         except StorageFull:
             pass  # written when the durable point moves; until then it is rebuilt at each start
+        finally:
+            with self._use:
+                self._index, self.mapped = index, self.mapped and is_written
         return index
 
     def scanned_index(self) -> SegmentIndex:

@@ -10,6 +10,7 @@ import pytest
 
 from storage.errors import DiskError, StorageError, StorageFull
 from storage.files import OsFile, OsFileSystem
+from storage.format.segment_format import index_name
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from storage.log.log_folder import segment_offsets
 from storage.log.log_view import OPEN_SEGMENTS
@@ -245,6 +246,23 @@ def test_a_log_that_grows_keeps_no_sealed_segment_open(tmp_path: Path) -> None:
     after = len(list(Path("/dev/fd").iterdir()))
     assert after - before < 5 < len(segment_offsets(files, folder))
     check_whole(log, batches)
+    log.close()
+
+
+def test_a_log_whose_indexes_are_rebuilt_by_reads_keeps_two_sealed_segments_open(tmp_path: Path) -> None:
+    """Until a restart each would keep its descriptor, and a sync without one ends the node."""
+    files, folder = OsFileSystem(), str(tmp_path)
+    log = log_of_terms(files, folder)
+    whole = content(log)
+    for each in segment_offsets(files, folder)[:-1]:
+        path = tmp_path / index_name(each)
+        path.write_bytes(b"?" + path.read_bytes()[1:])
+    before = len(list(Path("/dev/fd").iterdir()))
+    check_whole(log, whole)
+    assert len(list(Path("/dev/fd").iterdir())) - before <= 2 < len(segment_offsets(files, folder)) - 5
+    log.truncate_after(whole[len(whole) // 2].last_index)
+    grow(log, 3)
+    check_whole(log, whole[: len(whole) // 2 + 1] + content(log)[-3:])
     log.close()
 
 
