@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from app.node.repair.marker import RepairMarker
 from storage.errors import CorruptFile
 from storage.file_system import FileSystem, write_named_durably
 from storage.format.checksum import crc32c
@@ -158,8 +159,7 @@ class LogFolders:
     def _remove(self, name: str, line: _FolderLine) -> None:
         for place in ("logs", "journal") if line.keeps_receipts else ("logs", "journal", "receipts"):
             self._empty(f"{self._data}/{place}/{name}")
-        if self._files.exists(f"{self._data}/repairing/{name}"):
-            self._files.remove(f"{self._data}/repairing/{name}")
+        RepairMarker(self._files, self._data, name).remove()
         self._files.remove(f"{self._folder}/{name}")
         self._files.sync_folder(self._folder)
 

@@ -15,6 +15,7 @@ from app.node.hosted_logs import HostedLogs
 from app.node.hosting.log_journals import LogJournals
 from app.node.metadata.folders import LogFolders
 from app.node.metadata.replica_identity import IdentityFile
+from app.node.repair.marker import Note, RepairMarker
 from app.node.repair.receipts import ReceiptWriter
 from app.settings.model import LogSettings
 from storage.errors import CorruptFile, SyncFailed
@@ -74,6 +75,20 @@ def test_a_generation_outlives_a_power_failure_before_its_log_is_opened(seed: in
     files.crash()
     assert folders.kept_generation("a") == 1
     assert held(files, "a") == [b"log"] * 3
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_note_of_a_damaged_log_does_not_return_after_its_removal(seed: int) -> None:
+    """A later log of the name would open in doubt: without others it would never serve."""
+    files = MemoryFiles(Random(seed))
+    folders, marker = LogFolders(files, "d"), RepairMarker(files, "d", "a")
+    folders.finish_removals()
+    folders.prepare("a", 1, 1)
+    marker.save(Note("damage", "read", 1))
+    folders.remove("a")
+    files.crash()
+    assert not marker.exists
+    assert folders.kept() == []
 
 
 @pytest.mark.parametrize("seed", range(4))
