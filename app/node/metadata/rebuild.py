@@ -31,6 +31,7 @@ from app.controller.state_machine import Metadata
 from app.errors import ConfigError
 from app.log.state import DAY_MS
 from app.node.metadata.folders import LogFolders
+from app.node.repair.marker import RepairMarker
 from app.node.state.checkpoints import load_state
 from storage.errors import CorruptFile
 from storage.file_system import FileSystem, write_durably
@@ -68,11 +69,11 @@ class NodeFolder:
     def knows_sets(self) -> bool:
         """True if its copy, if it is whole, has every SyncStateSet by which a master on this node can have
         acted."""
-        return self.has_copy and not self.files.exists(self.repair_note)
+        return self.has_copy and not self.marker.exists
 
     @property
-    def repair_note(self) -> str:
-        return f"{self.data}/repairing/{CONTROLLER_LOG}"
+    def marker(self) -> RepairMarker:
+        return RepairMarker(self.files, self.data, CONTROLLER_LOG)
 
 
 @dataclass(slots=True)
@@ -410,8 +411,7 @@ def _give(source: NodeFolder, target: NodeFolder, term: int) -> None:
     for name in files.sizes(target.folder):  # without folders: one holds what was set aside
         files.remove(f"{target.folder}/{name}")
     files.sync_folder(target.folder)
-    if files.exists(target.repair_note):
-        files.remove(target.repair_note)
+    target.marker.remove()
     for name in source.files.sizes(source.folder):
         if name not in ("vote", OPENED_NAME, ORIGIN_NAME):
             write_durably(files, f"{target.folder}/{name}", source.files.read(f"{source.folder}/{name}"))

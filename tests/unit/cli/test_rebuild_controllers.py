@@ -10,12 +10,14 @@ from app.cli.main import cli
 from app.controller.events import LogCreated, encode_event
 from app.controller.metadata import LogSpec
 from app.node.metadata.folders import LogFolders
+from app.node.repair.marker import Note, RepairMarker
 from storage.files import OsFileSystem
 from storage.format.batch import log_id_of, stamp
 from storage.format.records import RecordColumns, encode_body
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from storage.log.hard_state import HardState, HardStateFile
 from storage.log.manifest import Manifest, ManifestFile
+from tests.support.disk_steps import record_disk_steps
 
 NODE = """
 [[nodes]]
@@ -85,6 +87,20 @@ def test_the_controllers_get_the_copy_of_a_broker(tmp_path: Path) -> None:
     again = CliRunner().invoke(cli, command)
     assert again.exit_code == 1
     assert "start them" in again.output
+
+
+def test_a_controller_that_got_the_copy_does_not_find_its_earlier_doubt_after_a_power_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = cluster(tmp_path)
+    write_copy(tmp_path / "n1")
+    marker = RepairMarker(OsFileSystem(), str(tmp_path / "c2"), "__controller")
+    marker.save(Note("damage", "read", 1))
+    synced = record_disk_steps(monkeypatch, "link")
+    done = CliRunner().invoke(cli, ["rebuild-controllers", "--config", str(config), "--json"])
+    assert done.exit_code == 0, done.output
+    assert not marker.exists
+    assert str(tmp_path / "c2" / "repairing") in synced
 
 
 def test_logs_that_were_set_aside_are_neither_copied_nor_removed(tmp_path: Path) -> None:
