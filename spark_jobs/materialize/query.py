@@ -13,12 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -110,12 +112,13 @@ class RecordsQuery:
         if self._starting is not None:
             wait([self._starting], STOP_WITHIN_S)
         self._threads.shutdown(wait=False)  # what has not begun returns at once
-        query = self._query
-        if query is not None:
-            ending = threading.Thread(target=query.stop, daemon=True)
+        has_ended = True
+        if self._query is not None:
+            ending = threading.Thread(target=end_query, args=(self._query,), daemon=True)
             ending.start()
             ending.join(STOP_WITHIN_S)
-        if query is None or not query.isActive:
+            has_ended = not ending.is_alive()
+        if has_ended:
             self._clear()
 
     def _start(self, positions: Mapping[str, int]) -> None:
@@ -183,6 +186,12 @@ class RecordsQuery:
     def _deliver_unless_stopping(self, delivery: LogRows) -> None:
         if not self._stopping.is_set():
             self._deliver(delivery)
+
+
+def end_query(query: StreamingQuery) -> None:
+    """End a query. Spark may have ended before, when a signal has reached all processes of the job."""
+    with suppress(*SPARK_ERRORS, Py4JError, ConnectionError):
+        query.stop()
 
 
 def is_large(ranges: Mapping[str, tuple[int, int]], small_records: int) -> bool:

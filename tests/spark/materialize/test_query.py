@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
@@ -280,3 +281,20 @@ def test_a_micro_batch_that_a_stop_interrupts_is_not_an_error_of_the_query(tmp_p
     query._stopping.set()
     query._write(batch, 0)
     assert query.streamed == {}
+
+
+@pytest.mark.parametrize("error", [Py4JError("stopped SparkContext"), ConnectionRefusedError()])
+def test_a_query_whose_spark_has_ended_is_stopped_without_a_traceback(
+    tmp_path: Path, error: Exception
+) -> None:
+    """A signal may reach all processes of a job at the same time, Java before Python."""
+
+    def refuse() -> None:
+        raise error
+
+    query = RecordsQuery(no_spark(), {}, tmp_path, 1.0, lambda rows: None)
+    query._folder = tmp_path / "scratch"
+    query._folder.mkdir()
+    query._query = cast(Any, SimpleNamespace(stop=refuse, isActive=False))
+    query.stop()
+    assert not query._folder.exists()
