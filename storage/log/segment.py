@@ -21,7 +21,7 @@ from storage.format.segment_format import (
 )
 from storage.log.scan import Scan
 
-T = TypeVar("T")
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class Segment:
         """Return row and entry of the batch that holds `index`, which must be in range. Raises CorruptLog."""
         return self._from_index(partial(_row_and_entry, index))
 
-    def _from_index(self, read: Callable[[SegmentIndex], T]) -> T:
+    def _from_index(self, read: Callable[[SegmentIndex], Found]) -> Found:
         """Return what is read from the index in its order; a damaged one is rebuilt. Raises CorruptLog."""
         self.verify_order()
         with suppress(DamagedIndex):  # since its order was verified
