@@ -104,16 +104,19 @@ ON_THIS_MACHINE = {
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming."
     "checkpointing.FileSystemBasedCheckpointFileManager",
 }
-ON_A_CLUSTER = {EXECUTOR_JAVA: "-Duser.timezone=UTC -Xss4m"}
+# UTC; and a locale with the digits 0 to 9. Delta and Parquet name files by `%020d` of the default locale, which
+# has other digits in Arabic, Persian or Marathi: no reader finds a commit with such a name.
+PLACE = "-Duser.timezone=UTC -Duser.language=en -Duser.country=US"
+ON_A_CLUSTER = {EXECUTOR_JAVA: f"{PLACE} -Xss4m"}
 
 # Compiling costs more than interpreting when a plan runs once over a few rows.
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
-# UTC, and stack space for Spark to match long error texts by recursion. The second compiler only compiles
+# Stack space for Spark to match long error texts by recursion. The second compiler only compiles
 # what runs ten times as often as its default requires: a short job starts nearly as fast as with the first
 # one alone, a long one processes 50 % more rows (tests/bench/kafka --java).
 JAVA_OPTIONS = (
-    "-Duser.timezone=UTC -Xss4m -XX:+IgnoreUnrecognizedVMOptions -XX:+UseParallelGC "
+    f"{PLACE} -Xss4m -XX:+IgnoreUnrecognizedVMOptions -XX:+UseParallelGC "
     "-XX:Tier3DelayOn=0 -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
     "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
 )

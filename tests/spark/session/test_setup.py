@@ -23,6 +23,7 @@ from spark_jobs.session.settings import SparkSettings
 from spark_jobs.session.spark_home import spark_home
 from spark_jobs.session.spark_session import (
     DRIVER_JAVA,
+    EXECUTOR_JAVA,
     build_session,
     launch_settings,
     open_session,
@@ -168,6 +169,20 @@ def test_a_temporary_folder_may_have_any_letters(
     [log4j] = [each.partition("=")[2] for each in options if each.startswith("-Dlog4j2.configurationFile=")]
     assert Path(url2pathname(urlsplit(log4j).path)).parent.parent == folder
     assert "," not in log4j  # Log4j would read two files
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+@pytest.mark.parametrize("language", ["ar", "fa", "mr"])
+def test_java_names_files_with_the_digits_0_to_9_in_every_locale(language: str, is_local: bool) -> None:
+    """Delta names its commits by `%020d` of the default locale: no reader finds one with other digits."""
+    launch = launch_settings(DEFAULT_JARS_FOLDER, is_local=is_local)
+    environment = {**os.environ, "JAVA_TOOL_OPTIONS": f"-Duser.language={language} -Duser.country=EG"}
+    for options in [launch[DRIVER_JAVA], *([] if is_local else [launch[EXECUTOR_JAVA]])]:
+        command = [java.find_java(), *shlex.split(options), "-XshowSettings:locale", "-version"]
+        shown = subprocess.run(
+            command, env=environment, capture_output=True, encoding="utf-8", check=True
+        ).stderr
+        assert "default format locale = English" in shown
 
 
 def test_the_home_is_pysparks_own_but_for_its_zip(tmp_path: Path) -> None:
