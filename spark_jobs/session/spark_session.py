@@ -104,8 +104,8 @@ ON_THIS_MACHINE = {
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming."
     "checkpointing.FileSystemBasedCheckpointFileManager",
 }
-# UTC; and a locale with the digits 0 to 9. Delta and Parquet name files by `%020d` of the default locale, which
-# has other digits in Arabic, Persian or Marathi: no reader finds a commit with such a name.
+# UTC; and a locale with the digits 0 to 9. Delta and Parquet name files by `%020d` of the default locale,
+# which has other digits in Arabic, Persian or Marathi: no reader finds a commit with such a name.
 PLACE = "-Duser.timezone=UTC -Duser.language=en -Duser.country=US"
 ON_A_CLUSTER = {EXECUTOR_JAVA: f"{PLACE} -Xss4m"}
 
