@@ -294,14 +294,25 @@ class Masters:
         """Return whether the master lives but cannot write its first record to its disk. Each attempt of a
         replica that failed before has twice the time, while none that failed less often can be elected: a
         slow disk gets enough, and one that hangs gives way to others."""
-        if log.name not in self._openings or self._openings[log.name].epoch != log.master_epoch:
-            failed = 0 if log.master is None else self._avoided(log).get(log.master, 0)
-            self._openings[log.name] = _UnopenedEpoch(log.master_epoch, now_ms, failed)
-        opening, timeout_ms = self._openings[log.name], self._liveness.config.opening_timeout_ms
+        opening, timeout_ms = self._opening(log, now_ms), self._liveness.config.opening_timeout_ms
         waited_ms, failed = now_ms - opening.since_ms, opening.failed
         if waited_ms >= timeout_ms << min(_DOUBLED_MAX, failed):
             return True
         return failed > 0 and waited_ms >= timeout_ms and self._can_elect_other(log, failed, now_ms)
+
+    def _opening(self, log: Log, now_ms: int) -> _UnopenedEpoch:
+        """Return the epoch of a log that is opening."""
+        if log.name not in self._openings or self._openings[log.name].epoch != log.master_epoch:
+            failed = 0 if log.master is None else self._avoided(log).get(log.master, 0)
+            self._openings[log.name] = _UnopenedEpoch(log.master_epoch, now_ms, failed)
+        return self._openings[log.name]
+
+    def _is_too_soon(self, log: Log, winner: int, now_ms: int) -> bool:
+        """Return whether a replica that could not open an epoch, repeatedly, would be elected directly after
+        another one that could not either: the disks of all may be full. The master requests it again."""
+        if not log.is_opening or winner not in self._avoided(log):
+            return False
+        return now_ms - self._opening(log, now_ms).since_ms < self._liveness.config.opening_timeout_ms
 
     def _can_elect_other(self, log: Log, failed: int, now_ms: int) -> bool:
         """Return whether a replica can be elected that has failed less often."""
@@ -340,7 +351,7 @@ class Masters:
                 if log.master is not None:
                     happen(MasterLost(log=log.name, master_epoch=log.master_epoch))
             return
-        if event.master != stays:
+        if event.master != stays and not (steps_down and self._is_too_soon(log, event.master, now_ms)):
             self._elected(log, event, happen)
 
     def _election(self, log: Log, missed_ms: int | None, now_ms: int) -> MasterElected:

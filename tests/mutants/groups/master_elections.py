@@ -433,3 +433,19 @@ plant(
     ),
     mode="controller",
 )
+
+
+plant(
+    "replicas_that_cannot_open_an_epoch_are_elected_without_a_pause",
+    "C-05",
+    (
+        masters_module.Masters,
+        "_replace_master",
+        "steps_down and self._is_too_soon",
+        "False and self._is_too_soon",
+    ),
+    lambda _: (
+        test_full_disks.test_replicas_that_cannot_open_an_epoch_are_not_elected_one_directly_after_the_other()
+    ),
+    mode="controller",
+)

@@ -162,3 +162,16 @@ def test_an_operators_election_that_waits_for_the_lease_comes_first() -> None:
     give_up(quorum)
     quorum.scan()
     assert (quorum.log().master_node, elections(quorum)[-1].reason) == ("n3", "operator")
+
+
+@pytest.mark.rule("C-05")
+def test_replicas_that_cannot_open_an_epoch_are_not_elected_one_directly_after_the_other() -> None:
+    """There is no space for the record that opens it at any of them."""
+    quorum = in_sync()
+    give_up(quorum)
+    tried_ms = 10 * CONFIG.opening_timeout_ms
+    for _ in range(0, tried_ms, CONFIG.retry_interval_ms):
+        quorum.let_pass(CONFIG.retry_interval_ms)
+        give_up(quorum)
+    assert len(quorum.nodes) * 2 < len(elections(quorum)) < len(quorum.nodes) * 2 + 11
+    assert {each.master for each in elections(quorum)[-3:]} == {1, 2, 3}
