@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pyspark
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -114,13 +115,16 @@ class CommitlogDataSource(DataSource):
         return CommitlogStreamWriter(options)
 
 
-def filters_are_pushed() -> bool:
-    """Return whether Spark plans this read with its filters (spark.sql.python.filterPushdown.enabled).
+def filters_are_pushed(spark_version: str = pyspark.__version__) -> bool:
+    """Return whether Spark plans this read with its filters (spark.sql.python.filterPushdown.enabled), and
+    for one query alone.
 
     Spark refuses a reader that takes filters while that is off, which is its default, and does not pass its
-    settings to a data source; but it pushes filters in a separate module.
+    settings to a data source; but it pushes filters in a separate module. Spark 4.2 keeps a plan with filters
+    for each later query of the same DataFrame or view, which would lack rows.
     """
-    return "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules
+    is_kept = spark_version.startswith("4.2.")
+    return not is_kept and "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules
 
 
 def check_schema(own: StructType, wanted: StructType) -> None:
