@@ -44,7 +44,7 @@ def is_stored(cluster: HaCluster, number: int, pause_s: float) -> bool:
 
 @pytest.mark.rule("C-05")
 @pytest.mark.parametrize(("full_disks", "pause_s"), [(1, 0.5), (1, 5.0), (2, 0.5)])
-def test_a_log_goes_on_at_a_member_with_disk_space_however_seldom_it_is_written(
+def test_a_log_takes_appends_at_a_member_with_disk_space_however_seldom_it_is_written(
     full_disks: int, pause_s: float
 ) -> None:
     cluster, full = with_full_disks(full_disks)
