@@ -60,6 +60,7 @@ class Transfer:
         self._reign_ms: int | None = None  # since when it has led
         self._attempt: Attempt | None = None
         self._full_since_ms: int | None = None  # since when this leader's disk has had no space
+        self._full_end = NO_INDEX  # the end of the log then
         self._leaving = False
 
     def change_preferred(self, node_id: str | None) -> None:
@@ -173,13 +174,15 @@ class Transfer:
     def leave_full_disk(self, has_room: bool, now_ms: int) -> None:
         """Transfer to a voter with disk space once this leader has had none for some time (R-09).
 
-        A shorter lack of space (retention may be freeing some) is not worth a change of the leader.
+        A shorter lack of space (retention may be freeing some) is not worth a change of the leader. has_room:
+        False for a short time after a refused write, so it has no space until the log grows.
         """
         if has_room:
-            self._full_since_ms = None
+            if self._log.end_index > self._full_end:
+                self._full_since_ms = None
             return
         if self._full_since_ms is None:
-            self._full_since_ms = now_ms
+            self._full_since_ms, self._full_end = now_ms, self._log.end_index
         if self._attempt or now_ms - self._full_since_ms < self._config.full_disk_transfer_ms:
             return
         self._full_since_ms = now_ms  # and retry after the same time if it does not succeed

@@ -198,13 +198,26 @@ def test_a_leader_without_room_hands_over_to_a_voter_that_has_it_and_not_at_once
 @pytest.mark.rule("R-09")
 def test_a_short_lack_of_room_changes_no_leader() -> None:
     group = Group(3)
-    group.elect("n1")
+    leader = group.elect("n1")
     for _ in range(3):
         group["n1"].core.has_room = False
         group.pass_time(2_500)
         group["n1"].core.has_room = True
+        leader.append()
         group.pass_time(200)
     assert group.leader.name == "n1"
+
+
+@pytest.mark.rule("R-09")
+def test_a_leader_without_room_hands_over_however_seldom_its_writers_notice_that() -> None:
+    """A leader has no room for 2 s after a refused write, as far as is known."""
+    group = Group(3)
+    group.elect("n1").append()
+    for has_room, ms in ((False, 2_000), (True, 8_000), (False, 1_000)):
+        assert group.leader.name == "n1"
+        group["n1"].core.has_room = has_room
+        group.pass_time(ms)
+    assert group.leader.name != "n1"
 
 
 @pytest.mark.rule("R-09")
