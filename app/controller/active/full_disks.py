@@ -9,7 +9,8 @@ from app.controller.metadata import Log
 
 
 class _FullMaster(NamedTuple):
-    """The master of that epoch has no disk space since then; end: of its log at that time, in bytes."""
+    """The master of that epoch has no disk space since then; end: of its log at its last such report, in
+    bytes."""
 
     epoch: int
     end: int
@@ -66,10 +67,11 @@ class FullDisks:
             if report is not None and replica.id == log.master:
                 is_full, end = not report.has_room, report.max_offset
         known = self._masters.get(log.name)
-        if known is not None and not is_full:
+        if is_full:
+            since_ms = now_ms if known is None or known.epoch != log.master_epoch else known.since_ms
+            self._masters[log.name] = _FullMaster(log.master_epoch, end, since_ms)
+        elif known is not None:
             is_outdated = self._full_ms.get(log.master_node or "", forgotten_ms) <= forgotten_ms
             if end > known.end or is_outdated:
                 self.forget(log.name)
-        if is_full and (known is None or known.epoch != log.master_epoch):
-            self._masters[log.name] = _FullMaster(log.master_epoch, end, now_ms)
         return is_full
