@@ -71,7 +71,6 @@ RUNTIME_SETTINGS = {  # settings that may be changed in a session that another p
     "spark.sql.shuffle.partitions": "4",
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.streaming.stopTimeout": "30s",
-    "spark.sql.python.filterPushdown.enabled": "true",  # pushdown.py
     # its default, INT96, is nanoseconds for other readers: before 1677 and after 2262 they read other times
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }

@@ -11,21 +11,18 @@ processor each time.
 """
 
 import json
-import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-import pyspark
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
-    Filter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import (
@@ -51,13 +48,10 @@ from spark_jobs.source.planning import (
     check_same_log,
     check_same_term,
 )
-from spark_jobs.source.pushdown import Bounds, bounds_of, narrow
 from spark_jobs.source.read_limits import default_limit
 from spark_jobs.source.reading import RecordsPartition, plan_partitions, read_records
 from spark_jobs.source.stopping import end_quietly
 from spark_jobs.tables import schemas
-
-NO_TERM = -1
 
 
 class CommitlogDataSource(DataSource):
@@ -77,7 +71,7 @@ class CommitlogDataSource(DataSource):
         check_schema(self.schema(), schema)
         if options.stream == EVENTS:
             return EventsBatchReader(options)
-        return FilteringBatchReader(options) if filters_are_pushed() else RecordsBatchReader(options)
+        return RecordsBatchReader(options)
 
     @plain_errors()
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -115,18 +109,6 @@ class CommitlogDataSource(DataSource):
         return CommitlogStreamWriter(options)
 
 
-def filters_are_pushed(spark_version: str = pyspark.__version__) -> bool:
-    """Return whether Spark plans this read with its filters (spark.sql.python.filterPushdown.enabled), and
-    for one query alone.
-
-    Spark refuses a reader that takes filters while that is off, which is its default, and does not pass its
-    settings to a data source; but it pushes filters in a separate module. Spark 4.2 keeps a plan with filters
-    for each later query of the same DataFrame or view, which would lack rows.
-    """
-    is_kept = spark_version.startswith("4.2.")
-    return not is_kept and "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules
-
-
 def check_schema(own: StructType, wanted: StructType) -> None:
     """Raise OptionError for a schema of the user's own: the source has one, and casts nothing."""
     if [(field.name, field.dataType) for field in own] != [(field.name, field.dataType) for field in wanted]:
@@ -136,11 +118,14 @@ def check_schema(own: StructType, wanted: StructType) -> None:
 
 
 class RecordsBatchReader(DataSourceReader):
-    """Reads the indexes from startingIndex to endingIndex, both inclusive, as resolved at planning."""
+    """Reads the indexes from startingIndex to endingIndex, both inclusive, as resolved at planning.
+
+    It takes no filters: Spark 4.2 keeps the first plan of a DataFrame or view for its later queries, which
+    would lack rows.
+    """
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
-        self.bounds = Bounds()
 
     @plain_errors()
     def partitions(self) -> list[InputPartition]:
@@ -158,8 +143,7 @@ class RecordsBatchReader(DataSourceReader):
             if self.options.union:
                 from spark_jobs.source.union import plan_union
 
-                partitions, first, until = plan_union(self.options, client, self.bounds)
-                first, until = narrow_range(self.options, client, first, until, self.bounds)
+                partitions, first, until = plan_union(self.options, client)
                 lost_from = None
             else:
                 first, until, lost_from = self._range(client)
@@ -179,8 +163,7 @@ class RecordsBatchReader(DataSourceReader):
         lost_from = None
         if isinstance(self.options.starting_index, int) and self.options.starting_index < first:
             lost_from = self.options.starting_index
-        narrowed = narrow_range(self.options, client, first, until, self.bounds)
-        return *narrowed, lost_from if narrowed[0] == first else None
+        return first, until, lost_from
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, RecordsPartition):
@@ -189,15 +172,6 @@ class RecordsBatchReader(DataSourceReader):
             assert isinstance(partition, FilesPartition)
             return read_files(partition)
         return read_records(self.options, partition)
-
-
-class FilteringBatchReader(RecordsBatchReader):
-    """A reader that gets the query's filters, and omits indexes that they exclude (pushdown.py)."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Record all filters; Spark evaluates them again."""
-        self.bounds = bounds_of(filters)
-        return filters
 
 
 class RefusedStreamReader(DataSourceStreamReader):
@@ -369,22 +343,6 @@ def asked_range(options: SourceOptions, tail: LogTail) -> tuple[int, int]:
             raise LogTrimmed(options.log, until - 1, tail.begin_index)
         first = until  # all of the range was trimmed
     return first, until
-
-
-def narrow_range(
-    options: SourceOptions, client: LogReads, first: int, until: int, bounds: Bounds
-) -> tuple[int, int]:
-    """Return the part of [first, until) that can match the filters. Raises LogTrimmed."""
-
-    def term_of(index: int) -> int:
-        place = client.place(index)
-        if place is None:
-            if options.fail_on_data_loss:
-                raise LogTrimmed(options.log, index, client.tail(confirmed=False).begin_index)
-            return NO_TERM  # below any: the search continues after it
-        return place.term
-
-    return narrow(first, until, bounds, first_at=client.first_index_at, term_of=term_of)
 
 
 def open_client(options: SourceOptions) -> LogReads:

@@ -135,14 +135,6 @@ class LogReads:
 
         return self._first_good(ask, index)
 
-    def first_index_at(self, timestamp_ms: int) -> int:
-        """Return an index before which there is no record at or after a time: a replica that lags may
-        report an earlier one than the others."""
-        answer = self._any(
-            "/records", from_timestamp=timestamp_ms, limit=1, include="control", consistency="committed"
-        )
-        return int(answer["records"][0]["index"] if answer["records"] else answer["next_index"])
-
     def read(self, first: int, until: int, log_id: str = "") -> Iterator[pa.Table]:
         """Yield all records of [first, until), control records included, as tables of READ columns, in order.
 

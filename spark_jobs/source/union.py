@@ -24,7 +24,6 @@ from spark_jobs.source.planning import (
     check_same_term,
     split_range,
 )
-from spark_jobs.source.pushdown import Bounds, Interval
 from spark_jobs.source.reading import RECORDS_ARROW
 from spark_jobs.tables.schemas import ENTRIES
 from spark_jobs.tables.snapshot import EntriesSnapshot, TableFile, read_rows, read_snapshot
@@ -42,9 +41,7 @@ class FilesPartition(InputPartition):
         self.until = until
 
 
-def plan_union(
-    options: SourceOptions, client: LogReads, bounds: Bounds
-) -> tuple[list[InputPartition], int, int]:
+def plan_union(options: SourceOptions, client: LogReads) -> tuple[list[InputPartition], int, int]:
     """Return the partitions of the table's part, and the range to read from the log.
 
     Raises LogClash (the table is another log's), LogTrimmed (the table lacks the beginning, or the log lacks
@@ -70,20 +67,14 @@ def plan_union(
             from_log = tail.begin_index  # an empty table: the log's own beginning
         elif options.fail_on_data_loss:
             raise LogTrimmed(options.log, from_log, tail.begin_index)
-    return plan_files(options, snapshot, first, min(until, seam), bounds), from_log, max(from_log, until)
+    return plan_files(options, snapshot, first, min(until, seam)), from_log, max(from_log, until)
 
 
 def plan_files(
-    options: SourceOptions, snapshot: EntriesSnapshot, first: int, until: int, bounds: Bounds
+    options: SourceOptions, snapshot: EntriesSnapshot, first: int, until: int
 ) -> list[InputPartition]:
-    """Return the data files that can hold rows of [first, until) within `bounds`, in minPartitions parts."""
-    wanted = bounds.index & Interval(first, until - 1)
-    files = [
-        file
-        for file in snapshot.files
-        if _meet(wanted, file.first_index, file.last_index)
-        and _meet(bounds.term, file.first_term, file.last_term)
-    ]
+    """Return the data files that hold rows of [first, until), in minPartitions parts."""
+    files = [file for file in snapshot.files if file.first_index < until and first <= file.last_index]
     parts = split_range(0, len(files), options.min_partitions)
     return [FilesPartition(files[begin:end], first, until) for begin, end in parts]
 
@@ -100,11 +91,6 @@ def read_files(partition: FilesPartition) -> Iterator[pa.RecordBatch]:
             columns = [kinds if name == "type" else rows.column(name) for name in RECORDS_ARROW.names]
             table = pa.table(columns, names=RECORDS_ARROW.names).cast(RECORDS_ARROW)
             yield from table.combine_chunks().to_batches()
-
-
-def _meet(interval: Interval, low: int, high: int) -> bool:
-    above = interval.low is None or high >= interval.low
-    return above and (interval.high is None or low <= interval.high)
 
 
 def _path_of(options: SourceOptions, client: LogReads) -> str:

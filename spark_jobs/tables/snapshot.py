@@ -43,7 +43,6 @@ class TableFile:
     rows: int
     first_index: int
     last_index: int
-    first_term: int
     last_term: int
     last_offset: int
 
@@ -174,7 +173,6 @@ def _table_file(path: str, file: DataFile) -> TableFile:
         file.rows,
         first_index=least["index"],
         last_index=most["index"],
-        first_term=least["term"],
         last_term=most["term"],
         last_offset=most["offset"],
     )

@@ -38,6 +38,23 @@ def test_a_batch_reads_the_range_of_its_options_ends_included(batch: Batch) -> N
     assert read(startingIndex=102) == []
 
 
+@pytest.mark.parametrize("pushed", ["true", "false"])
+def test_the_filters_of_a_query_do_not_apply_to_later_queries_of_the_same_rows(
+    spark: SparkSession, batch: Batch, log: FakeLog, pushed: str
+) -> None:
+    """pushed: a setting of the user's session."""
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", pushed)
+    try:
+        rows = batch().load()
+        assert [rows.where("index = 5").count(), rows.count()] == [1, 100]
+        assert rows.where("index = 7 or offset < 0 or index = 9").count() == 2
+        assert rows.where("index < 5").union(rows).count() == 104
+        log.append_many(3)
+        assert [rows.count(), batch().load().count()] == [100, 103]  # as documented: Spark keeps the range
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
