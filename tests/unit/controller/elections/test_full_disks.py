@@ -167,6 +167,23 @@ def test_an_operators_election_that_waits_for_the_lease_comes_first() -> None:
 
 
 @pytest.mark.rule("C-05")
+def test_a_full_disk_of_an_earlier_master_costs_no_other_its_role() -> None:
+    """The next master leaves the log, and has to stay because the others cannot lead any more."""
+    quorum = in_sync()
+    quorum.full = {"n1"}
+    live(quorum, CONFIG.full_disk_timeout_ms + CONFIG.heartbeat_interval_ms)
+    opened(quorum)
+    quorum.done(ChangeLog("a", {"replicas": ("n1", "n3")}, "change"))
+    quorum.let_pass(CONFIG.scan_interval_ms)
+    assert quorum.heartbeat("n2").withheld == ("a",)
+    quorum.lacking = {"n1", "n3"}
+    for _ in range(0, CONFIG.lease_ms + CONFIG.heartbeat_interval_ms, 250):
+        quorum.let_pass(250)
+    assert (quorum.log().master_node, quorum.log().master_epoch) == ("n2", 2)
+    assert quorum.heartbeat("n2").granted == (("a", 2),)
+
+
+@pytest.mark.rule("C-05")
 def test_replicas_that_cannot_open_an_epoch_are_not_elected_one_directly_after_the_other() -> None:
     """There is no space for the record that opens it at any of them."""
     quorum = in_sync()
