@@ -108,9 +108,11 @@ def _is_status(view: Mapping[str, Any]) -> bool:
 
 
 def status_table(log: str, views: list[dict[str, Any]]) -> Table:
-    """Return the status documents as a table; followers' watermarks are those of the leader. Below it are the
-    certificates that end soon."""
-    peers = {peer["id"]: peer for view in views for peer in view.get("peers", [])}
+    """Return the status documents as a table; `state` and `lag` are those of the newest leader: a former one
+    that is cut off may still report its own. Below it are the certificates that end soon."""
+    leading = [view for view in views if view["role"] in ("leader", "master")]
+    newest = max(leading, key=lambda view: view.get("term", 0), default={})
+    peers = {peer["id"]: peer for peer in newest.get("peers", ())}
     table = Table(title=f"log {log}", title_justify="left", box=SIMPLE_HEAD)
     table.caption, table.caption_justify = "\n".join(_ending_certificates(views)) or None, "left"
     for name in ("node", "role"):

@@ -6,6 +6,7 @@ import time
 from click.testing import CliRunner, Result
 
 from app.cli.main import cli
+from app.cli.status import status_table
 from tests.unit.cli.fake_service import Asked, Scripted, fake_service, problem
 from tests.unit.cli.test_client import closed_url
 
@@ -48,6 +49,20 @@ def test_status_shows_since_when_a_peer_does_not_answer_and_no_lag() -> None:
     assert "no answer since 2024-10-27T03:33:20.000Z" in shown
     assert "unknown" in shown
     assert "APPEND" not in shown
+
+
+def test_status_takes_the_state_of_a_replica_from_the_newest_leader() -> None:
+    """A former master that is cut off reports its slaves as disconnected until it is reached again."""
+    former = [{"id": "n2", "state": "DISCONNECTED"}, {"id": "n3", "state": "DISCONNECTED"}]
+    views = [
+        {**LEADER, "role": "master", "term": 4, "node": "n2", "peers": [{"id": "n3", "state": "TRANSFER"}]},
+        {**LEADER, "role": "slave", "term": 4, "node": "n3", "peers": []},
+        {**LEADER, "role": "master", "term": 3, "node": "n1", "peers": former},
+        {"node": "n4", "role": "down"},
+    ]
+    for shown in (views, views[::-1]):
+        states = [str(cell) for cell in status_table("default", shown).columns[6].cells]
+        assert sorted(states) == ["", "", "", "TRANSFER"]
 
 
 def test_status_of_a_log_that_no_member_has_is_not_found_though_a_removed_node_cannot_know() -> None:
