@@ -343,6 +343,7 @@ class CoreStatus:
     confirm_offset: int | None = None
     acks_needed: int | None = None  # slaves that must hold a synchronous append now (classic mode)
     waits_for: str | None = None  # why a classic master has not opened its epoch
+    without_lease: bool = False  # a master in controller mode that accepts and confirms nothing now
     link: "MasterLink | None" = None  # of a slave
 
 

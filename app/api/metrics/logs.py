@@ -23,8 +23,10 @@ def replica_metrics(drivers: Sequence[LogDriver], seen: Seen) -> Iterator[Metric
         (telemetry.TERM, "Current term", lambda status: status.core.term),
         (
             telemetry.LEADING,
-            "1 if this node is the leader or master",
-            lambda status: int(status.core.role in (Role.LEADER, Role.MASTER)),
+            "1 if this node is the leader, or the master and not without its lease",
+            lambda status: int(
+                status.core.role in (Role.LEADER, Role.MASTER) and not status.core.without_lease
+            ),
         ),
         (
             telemetry.BEGIN_INDEX,

@@ -136,6 +136,7 @@ class AutoSwitchCore(StaticGroup):
             epoch=member.term,
             sync_state_set=self._sync_state_set,
             confirm_offset=self.confirm_offset,
+            without_lease=master is not None and not self.accepts_appends,
         )
 
     def watermarks(self, term: int | None = None) -> dict[int, dict[str, int]]:

@@ -1,9 +1,12 @@
-"""Metrics of the replicas of a node: the distance of the Delta tables from the end of a log."""
+"""Metrics of the replicas of a node: its lead, the distance of the Delta tables from the end of a log."""
 
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from app.api.metrics.logs import replica_metrics
+from tests.unit.ha.lab import Replicated
 
 
 def driver(log_name: str, fence_lag: int | None) -> Any:
@@ -20,3 +23,21 @@ def test_a_log_has_one_lag_and_without_a_fencing_cursor_none() -> None:
     families = {each.name: each for each in replica_metrics([driver("a", 5), driver("b", None)], [])}
     samples = families["commitlog_fence_lag_records"].samples
     assert [(sample.labels, sample.value) for sample in samples] == [({"log": "a"}, 5.0)]
+
+
+@pytest.mark.rule("A-11")
+def test_a_master_without_its_lease_does_not_count_as_leading() -> None:
+    """It remains master until it hears of another one; `CommitlogNoLeader` adds up the nodes that lead."""
+
+    def leading() -> float:
+        status: Any = SimpleNamespace(
+            core=master.core.status(), begin_index=0, end_index=0, next_index=1, end_offset=0
+        )
+        families = {each.name: each for each in replica_metrics([], [("a", status)])}
+        return families["commitlog_leading"].samples[0].value
+
+    master = Replicated()
+    master.lead(lease_ms=500)
+    assert leading() == 1
+    master.tick(501)
+    assert leading() == 0
