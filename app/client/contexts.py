@@ -111,7 +111,9 @@ def changing() -> Iterator[Contexts]:
             whole.write_bytes(msgspec.json.format(msgspec.json.encode(known), indent=2) + b"\n")
             whole.replace(file)
     except OSError as error:
-        raise ContextError(f"{file} cannot be written ({error})") from error
+        raise ContextError(
+            f"{file} cannot be written ({error}); set COMMITLOG_CONTEXTS to a file that can be"
+        ) from error
 
 
 def add_running(name: str, endpoints: list[str]) -> str:

@@ -146,7 +146,7 @@ class ProgressFile:
         elapsed_s = now_s - self.reported_at_s
         each_s = REPORT_EACH_S if now_s - self.started_at_s < _FIRST_S else REPORT_LATER_EACH_S
         if self.reported_rows is None or (elapsed_s >= each_s and rows != self.reported_rows):
-            rate = 0.0 if self.reported_rows is None else (rows - self.reported_rows) / elapsed_s
+            rate = 0.0 if self.reported_rows is None else max(0, rows - self.reported_rows) / elapsed_s
             self.reported_rows, self.reported_at_s = rows, now_s
             if self.report is not None and not force:
                 self.report(replace(progress, records_per_s=rate))
@@ -159,7 +159,7 @@ class ProgressFile:
             self._measured = (now_s, rows)
         at_s, before = self._measured
         if now_s - at_s >= REPORT_EACH_S and rows != before:
-            self.rate, self._measured = (rows - before) / (now_s - at_s), (now_s, rows)
+            self.rate, self._measured = max(0, rows - before) / (now_s - at_s), (now_s, rows)
 
     def _replace(self, text: str) -> None:
         """Replace the content of the file. An error is reported once: it stops no table."""

@@ -176,6 +176,22 @@ def test_the_rate_of_the_progress_file_is_that_of_the_last_seconds(
     assert reported[-1] == (280 - 88) / 30
 
 
+def test_rows_that_a_user_deletes_do_not_make_a_rate_negative(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One deleted row in two seconds was written as -0 records/s."""
+    now_s = 1_000.0
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    lines: list[str] = []
+    file = ProgressFile(tmp_path / "progress.json", lambda progress: lines.append(str(progress)))
+    for second, rows in enumerate((100, 100, 99, 99, 99)):
+        now_s = 1_000.0 + second
+        file.write("running", {"a": LogProgress(rows, 99, 99, 0, 0, 1, 0)})
+    file.write("stopped", {}, force=True)
+    assert [line.rpartition("; ")[2] for line in lines] == ["0 records/s"] * 3
+    assert json.loads(file.path.read_text())["records_per_s"] == 0
+
+
 def test_two_jobs_with_one_progress_file_replace_it_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
