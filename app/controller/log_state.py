@@ -11,11 +11,12 @@ from typing import Final
 import msgspec
 
 from app.controller.events import AnyEvent, decode_event, encode_event
+from app.controller.metadata import CONTROLLER_LOG
 from app.controller.state_machine import Metadata
 from app.log.restoring import WholeRestoring
 from app.log.snapshot import Capture
 from app.log.state import DAY_MS, LogState
-from storage.errors import CorruptBatch
+from storage.errors import NewerFormat
 from storage.file_system import Bytes
 from storage.format.batch import Batch
 from storage.format.records import read_columns
@@ -53,7 +54,7 @@ class MetadataLogState(LogState):
         return taken
 
     def apply(self, batch: Batch) -> None:
-        """As LogState.apply. Raises CorruptBatch also for a record that is not an event of this version."""
+        """As LogState.apply. Raises NewerFormat for a record that is not an event of this version."""
         before = self.applied_index
         super().apply(batch)
         if self.applied_index == before or batch.is_control:
@@ -62,7 +63,8 @@ class MetadataLogState(LogState):
             try:
                 self._waiting.append((index, decode_event(value)))
             except (ValueError, TypeError) as error:
-                raise CorruptBatch(f"record {index} is not an event of this version: {error}") from error
+                place, reason = f"record {index} of {CONTROLLER_LOG}", f"unknown event ({error})"
+                raise NewerFormat(place, reason) from error
         self._take_committed()
 
     def truncate_after(self, index: int) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from app.controller.events import AnyEvent, LogCreated, decode_event, encode_event
 from app.controller.log_state import MetadataLogState
-from storage.errors import CorruptBatch
+from storage.errors import NewerFormat
 from storage.format.batch import Batch, stamp
 from storage.format.records import RecordColumns, encode_body, encode_control
 from tests.unit.controller.support import spec
@@ -86,10 +86,11 @@ def test_a_state_that_comes_from_another_replica_brings_its_metadata() -> None:
     assert names(late) == ["a", "b"]
 
 
-def test_a_record_of_an_unknown_event_is_refused() -> None:
+def test_an_event_of_a_later_version_is_refused_with_the_remedy() -> None:
+    """The node ends, as for a file of a later version: an operator learns what to start."""
     records = RecordColumns()
     records.add(b'{"event":"no-such-event","log":"a"}')
-    with pytest.raises(CorruptBatch, match="not an event of this version"):
+    with pytest.raises(NewerFormat, match=r"record 0 of __controller: .*: start that version"):
         MetadataLogState().apply(_stamped(encode_body(records), 0, 1))
     with pytest.raises(ValueError, match="not a snapshot"):
         MetadataLogState.restore(b"\x01")
