@@ -51,11 +51,6 @@ class ControllerConfig:
         return 5 * self.broker_timeout_ms
 
     @property
-    def answer_confirmed_within_ms(self) -> int:
-        """Age of the newest answer that a node which receives them has confirmed, at most."""
-        return 2 * self.heartbeat_interval_ms + self.retry_interval_ms
-
-    @property
     def opening_timeout_ms(self) -> int:
         """Time in which a living master must open its epoch before another member is elected."""
         return 2 * self.broker_timeout_ms

@@ -225,7 +225,8 @@ class Liveness:
         """Return whether the node confirms its answers: otherwise a lease or a smaller set that it may never
         learn of would prevent other elections."""
         known = self._nodes.get(node)
-        return known is not None and now_ms - known.answered_ms <= self.config.answer_confirmed_within_ms
+        limit_ms = 2 * self.config.heartbeat_interval_ms + self.config.retry_interval_ms
+        return known is not None and now_ms - known.answered_ms <= limit_ms
 
     def heard_after(self, node: str, time_ms: int) -> bool:
         """Return whether the last heartbeat of the node arrived after that."""

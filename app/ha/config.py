@@ -21,8 +21,9 @@ class HaConfig:
     """Bytes of the log in one frame to a slave, at most 4 MiB (H-06; RocketMQ: the same)."""
     ha_max_time_slave_not_catchup_ms: int = 1_500
     """Time without having everything after which a slave leaves the SyncStateSet (C-07; RocketMQ: 15 000).
-    At least `ha_send_heartbeat_interval_ms` and, of `[controller]`, two `heartbeat_interval_ms` and
-    `retry_interval_ms` together: 1 300 by default."""
+    With less than `ha_send_heartbeat_interval_ms` and, of `[controller]`, two `heartbeat_interval_ms` and
+    `retry_interval_ms` together (1 300 by default), a master that receives nothing, because the network fails
+    in one direction, may become the only member of its SyncStateSet: then no other is elected."""
     ha_reconnect_interval_ms: int = 300
     """Pause before a slave connects to its master again (H-01; RocketMQ: 5 000)."""
     ha_handshake_timeout_ms: int = 2_000

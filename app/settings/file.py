@@ -189,7 +189,6 @@ def parse(document: Mapping[str, Any], node_id: str) -> Settings:
     )
     _check_exposure(settings)
     _check_ha_address(settings)
-    _check_time_to_catch_up(settings)
     return settings
 
 
@@ -318,23 +317,6 @@ def _check_ha_address(settings: Settings) -> None:
         size <= ADDRESS_MAX_BYTES or settings.ha.speaks_by_number(address),
         f"{settings.node.id}.ha_address must be at most {ADDRESS_MAX_BYTES} bytes with "
         f"[ha] ha_handshake_by_number = false, got {size}: remove that key or set it to true",
-    )
-
-
-def _check_time_to_catch_up(settings: Settings) -> None:
-    """Refuse a time after which a master that hears nothing could still leave its slaves out (C-06, C-07).
-
-    Its slaves are caught up as of their last acks, and the controllers accept a smaller set from a master
-    that has confirmed an answer of the last two heartbeat intervals.
-    """
-    ha, controller = settings.ha, settings.controller
-    least_ms = controller.answer_confirmed_within_ms + ha.ha_send_heartbeat_interval_ms
-    check(
-        ha.ha_max_time_slave_not_catchup_ms >= least_ms,
-        f"[ha] ha_max_time_slave_not_catchup_ms must be at least {least_ms}, the sum of "
-        "ha_send_heartbeat_interval_ms and, of [controller], two heartbeat_interval_ms and "
-        f"retry_interval_ms, got {ha.ha_max_time_slave_not_catchup_ms}: with less, a master that receives "
-        "nothing could become the only member of its SyncStateSet",
     )
 
 

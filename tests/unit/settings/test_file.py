@@ -141,19 +141,6 @@ def test_a_long_ha_address_needs_the_handshake_by_number() -> None:
     assert parse(given, "n2")  # its own address is short
 
 
-@pytest.mark.rule("C-06", "C-07")
-def test_a_slave_does_not_leave_the_set_before_a_deaf_master_is_known() -> None:
-    """Otherwise a master that receives neither acks nor answers becomes the only member of its set."""
-    least = {"ha_max_time_slave_not_catchup_ms": 1_300}
-    assert parse(document(ha=least), "n1").ha.ha_max_time_slave_not_catchup_ms == 1_300
-    with pytest.raises(ConfigError, match=r"^\[ha\] ha_max_time_slave_not_catchup_ms .* 1300, .* got 1299"):
-        parse(document(ha={"ha_max_time_slave_not_catchup_ms": 1_299}), "n1")
-    slow = {"heartbeat_interval_ms": 1_000, "broker_timeout_ms": 10_000, "lease_ms": 8_000}
-    with pytest.raises(ConfigError, match="at least 2300"):
-        parse(document(controller=slow), "n1")
-    assert parse(document(controller=slow, ha={"ha_max_time_slave_not_catchup_ms": 15_000}), "n1")
-
-
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load(tmp_path / "nothing.toml", "n1")
