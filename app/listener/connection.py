@@ -8,6 +8,7 @@ is limited: a client without a token must not exhaust the node's memory or descr
 
 import asyncio
 import logging
+import math
 import re
 from functools import partial
 from typing import Any, Final
@@ -39,6 +40,7 @@ VERSIONS: Final = ("1.1", "1.0")
 BODY_HEADERS: Final = (b"content-length", b"transfer-encoding")
 BLANKS: Final = b" \t"  # around a header's value, not part of it (RFC 9110, section 5.5)
 _BODY_GRACE_S: Final = 5.0  # the append route has a body timeout of its own, and a better answer
+_EOF_GRACE_S: Final = 6.0  # the default time limit of an append is 5 s
 
 
 class Connection(HttpToolsProtocol):
@@ -54,6 +56,7 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0  # of the incoming head
         self._head_since_s = 0.0
         self._received_s = 0.0
+        self._eof_s = math.inf  # since when the client sends no more
         self._unsent_bytes = 0  # when last checked
         self._unsent_since_s = 0.0
         self._running: RequestResponseCycle | LaneCall | None = None
@@ -102,6 +105,16 @@ class Connection(HttpToolsProtocol):
             return
         if self._in_head and self._head_bytes > self._listener.settings.max_head_bytes:
             self._break_off(self._head_too_large())
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. Return whether the connection stays open: for the answers to complete
+        requests, which the client may wait for. It may also have disconnected, so these answers have a time
+        limit, and a long poll ends at once. TLS cannot be half-closed."""
+        if self.scheme == "https" or isinstance(self._running, LanePoll) or not self._owes_answers:
+            return False
+        self._eof_s = min(self._eof_s, self.loop.time())
+        self._end_after_answers()
+        return True
 
     def _feed(self, data: bytes) -> None:
         """Parse received bytes. The header Upgrade is ignored (RFC 9110, section 7.8): clients for HTTP/2
@@ -383,6 +396,8 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
         elif self.transport.is_closing():
             return
+        elif now_s - self._eof_s > _EOF_GRACE_S and not self.transport.get_write_buffer_size():
+            self.transport.close()
         elif self.flow.read_paused:  # the node is silent, not the client: requests wait for earlier answers
             self._head_since_s = self._received_s = now_s
         elif self._in_head:
@@ -425,21 +440,29 @@ class Connection(HttpToolsProtocol):
     def _break_off(self, error: CommitlogError) -> None:
         """End the connection: bytes after this point cannot be parsed. Complete requests keep their
         answers, because an append without an answer must not be taken for a refused one."""
-        newest: RequestResponseCycle | LaneCall = self.cycle
+        running = self._running
+        if self._owes_answers:
+            self._end_after_answers()
+        elif running is not None and running.response_started and not running.response_complete:
+            self.transport.close()
+        else:
+            self._answer_and_close(error)
+
+    @property
+    def _owes_answers(self) -> bool:
+        """Return whether the request that is being answered is complete."""
         running = self._running
         if running is None or running.response_complete:
-            self._answer_and_close(error)
-            return
-        if newest.more_body and newest is running:
-            if running.response_started:
-                self.transport.close()
-            else:
-                self._answer_and_close(error)
-            return
-        if newest.more_body:  # not begun: it waits for earlier answers
+            return False
+        return not (running.more_body and self.cycle is running)
+
+    def _end_after_answers(self) -> None:
+        """Take no more requests, and close the connection after the answers that it owes."""
+        if self.cycle.more_body:  # not begun: it waits for earlier answers
             self.pipeline.popleft()
-            newest = self.pipeline[0][0] if self.pipeline else running
-        newest.keep_alive = False
+            newest: Any = self.pipeline[0][0] if self.pipeline else self._running
+            self.cycle = newest
+        self.cycle.keep_alive = False
         self.flow.pause_reading()
 
     def _answer_and_close(self, error: CommitlogError) -> None:

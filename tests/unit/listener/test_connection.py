@@ -24,8 +24,6 @@ IMPATIENT = HttpSettings(  # for tests of the limits: a busy machine takes as lo
 )
 GET = b"GET /echo HTTP/1.1\r\nhost: x\r\n\r\n"
 SLOW = b"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nok"
-
-
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
@@ -97,8 +95,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:
-    """/echo: the header `commitlog-key`; /slow: its body, after a moment; /large: 64 MiB; /x:stream: nothing,
-    and the response starts before the body is read."""
+    """/echo: the header `commitlog-key`; /slow: its body, after a moment; /large: 64 MiB; /never: until the
+    end; /x:stream: nothing, and the response starts before the body is read."""
     body = b""
     if scope["path"] == "/x:stream":
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
@@ -112,6 +110,8 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.sleep(0.1)
     elif scope["path"] == "/large":
         body = bytes(64 << 20)
+    elif scope["path"] == "/never":
+        await receive()
     else:
         body = dict(scope["headers"]).get(b"commitlog-key", b"none")
     if scope["path"] == "/x:stream":
