@@ -109,8 +109,12 @@ class Connection(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more. Return whether the connection stays open: for the answers to complete
         requests, which the client may wait for. It may also have disconnected, so these answers have a time
-        limit, and a long poll ends at once. TLS cannot be half-closed."""
-        if self.scheme == "https" or isinstance(self._running, LanePoll) or not self._owes_answers:
+        limit, and a read, which may wait, ends at once. TLS cannot be half-closed."""
+        running = self._running
+        is_read = isinstance(running, LanePoll) or (
+            isinstance(running, RequestResponseCycle) and running.scope["method"] == "GET"
+        )
+        if self.scheme == "https" or is_read or not self._owes_answers:
             return False
         self._eof_s = min(self._eof_s, self.loop.time())
         self._end_after_answers()

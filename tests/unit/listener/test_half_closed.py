@@ -55,6 +55,7 @@ def test_repeated_junk_takes_no_further_answer(loop: Loop) -> None:
         (SLOW[:-1], 0),
         (SLOW[:9], 0),
         (b"", 0),
+        (NEVER.replace(b"POST", b"GET"), 0),  # an event stream or a long poll holds its places no longer
     ],
 )
 def test_a_client_that_sends_no_more_gets_its_answers(request_: bytes, answers: int, loop: Loop) -> None:
