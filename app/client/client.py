@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FOLLOW_WAIT_MS = 10_000
+_ARROW_HEADERS = ("Commitlog-Next-Index", "Commitlog-Has-More")
 _ENDS = ("until_index", "until_timestamp")
 ARROW_PAGE_RECORDS = 100_000
 ARROW_PAGE_BYTES = 8 * MIB
@@ -197,13 +198,13 @@ class CommitlogClient:
         self._checked_id(answer, log_id)
         try:
             table = pa.ipc.open_stream(answer.data).read_all()
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError) as error:  # OSError: it ends within a batch
             raise NoAnswer(f"the response is not a valid Arrow stream ({error})", sent=True) from error
-        return (
-            table,
-            int(answer.headers["Commitlog-Next-Index"]),
-            answer.headers["Commitlog-Has-More"] == "true",
-        )
+        try:
+            next_index, has_more = (answer.headers[name] for name in _ARROW_HEADERS)
+            return table, int(next_index), has_more == "true"
+        except (KeyError, ValueError) as error:
+            raise NoAnswer(f"the response has no valid header ({error})", sent=True) from error
 
     def arrow_pages(
         self, from_index: int, *, most: int | None = None, **query: Any
@@ -378,7 +379,7 @@ def document_of(answer: HttpAnswer, *, exact: bool = False) -> dict[str, Any]:
     """Return the document of an answer. exact: it contains numbers of records, which may be of any size."""
     try:
         document = json.loads(answer.data, **(EXACT_NUMBERS if exact else {}))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise NoAnswer(f"the response is not valid JSON ({error})", sent=True) from error
     if not isinstance(document, dict):
         raise NoAnswer("the response is not a JSON object", sent=True)

@@ -195,7 +195,7 @@ def problem_of(status: int, body: bytes, retry_after: str | None = None) -> Prob
     """Return the exception for a response with status 400 or above, with any body."""
     try:
         document = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
         text = " ".join(body.decode("utf-8", "replace").split())[:200]  # of a proxy, for example

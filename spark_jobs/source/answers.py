@@ -127,7 +127,7 @@ def decoding(endpoint: str) -> Iterator[None]:
     """Turn the errors of a decoder into InvalidAnswer, after which another replica is asked."""
     try:
         yield
-    except (ValueError, pa.ArrowException, CorruptBatch) as error:
+    except (ValueError, OSError, pa.ArrowException, CorruptBatch) as error:
         raise InvalidAnswer(f"{endpoint}: the answer is truncated or malformed ({error})") from error
 
 

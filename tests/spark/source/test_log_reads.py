@@ -3,10 +3,11 @@
 import socket
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from spark_jobs.errors import LogClash, LogTrimmed, RequestRefused, ShortRead, Unreachable
-from spark_jobs.source.answers import Node
+from spark_jobs.source.answers import InvalidAnswer, Node, decoding
 from spark_jobs.source.log_reads import LogReads
 from tests.spark.source.log_server import FakeLog, FakeReplica
 
@@ -30,6 +31,16 @@ def test_continues_at_another_replica_when_one_is_down(replicas: list[FakeReplic
     client = client_of(replicas)
     assert indexes(client, 0, 102) == [*range(102)]
     assert client.tail(confirmed=True).next_index == 102
+
+
+def test_an_arrow_stream_that_ends_within_a_batch_is_an_invalid_answer() -> None:
+    """Another replica is asked after it. Arrow reports it as an error of the operating system."""
+    sink = pa.BufferOutputStream()
+    table = pa.table({"value": ["same"] * 4})
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(InvalidAnswer), decoding("http://n1"):
+        pa.ipc.open_stream(sink.getvalue()[:-13]).read_all()
 
 
 def test_passes_over_a_replica_that_is_behind(replicas: list[FakeReplica]) -> None:

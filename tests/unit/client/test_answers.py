@@ -5,11 +5,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from urllib3 import HTTPResponse
 
 from app.client import ClientError, CommitlogClient, NoAnswer, Problem, Record, Unavailable
 from app.client.batches import arrow_body
+from app.client.client import document_of
 from app.client.connection import AVOID_S, LEARN_EACH_S, ClusterConnection
 from app.client.data_frames import append_frame, read_frame
+from app.client.errors import problem_of
 from app.client.operations import Operations
 from app.client.records import ndjson
 from app.client.tables import Tables
@@ -135,6 +138,36 @@ def test_every_error_of_a_damaged_document_is_one_of_the_client() -> None:
         pytest.raises(ClientError),
     ):
         client.read()
+
+
+def stream_of(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize("missing", ["end", "end of the batch", "Commitlog-Next-Index", "Commitlog-Has-More"])
+def test_every_error_of_a_damaged_arrow_page_is_one_of_the_client(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other replicas are asked after one."""
+    body = stream_of(ROWS)
+    cut = {"end": body[:-100], "end of the batch": body[:-13]}.get(missing, body)
+    headers = {"Commitlog-Next-Index": "4", "Commitlog-Has-More": "false"}
+    headers.pop(missing, None)
+    answer = HTTPResponse(cut, headers, 200)
+    with CommitlogClient("http://127.0.0.1:1") as client:
+        monkeypatch.setattr(client.connection, "call", lambda *_, **__: answer)
+        with pytest.raises(NoAnswer):
+            client.read_arrow(0)
+
+
+def test_a_document_that_is_too_deep_is_an_error_of_the_client() -> None:
+    body = b"[" * 200_000
+    with pytest.raises(NoAnswer):
+        document_of(HTTPResponse(body))
+    assert problem_of(400, body).status == 400
 
 
 def test_binary_content_with_zeros_is_not_larger_in_json_than_in_base64() -> None:
