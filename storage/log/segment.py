@@ -117,7 +117,7 @@ class Segment:
         self._index: SegmentIndex | None = SegmentIndex()
         self._ends: tuple[IndexEntry, IndexEntry] | None = None  # while mapped, also without its files
         self._file: File | None = None
-        self._use = threading.Lock()  # `release` against `truncate`, which may run in the disk thread
+        self._use = threading.RLock()  # `truncate`, in the disk thread, against reads and `release`
         self._index_file = threading.Lock()  # a scrub may replace it while a reader's damaged one is rebuilt
 
     @property
@@ -169,14 +169,13 @@ class Segment:
 
         The segment may be written again: it is not mapped any more. Raises CorruptLog, DiskError.
         """
-        rows = self._from_index(lambda index: index.rows_until(end_offset))
-        if self.mapped:  # not the file's bytes any more: the file will be written
-            index = SegmentIndex(self.index.encoded(0, rows))
-            with self._use:
-                self._index, self.mapped = index, False
-        self.index.truncate(rows)
-        self.restart_flush()  # a flush may have been in progress
-        self.end_offset = end_offset
+        with self._use:
+            rows = self._from_index(lambda index: index.rows_until(end_offset))
+            if self.mapped:  # not the file's bytes any more: the file will be written
+                self._index, self.mapped = SegmentIndex(self.index.encoded(0, rows)), False
+            self.index.truncate(rows)
+            self.restart_flush()  # a flush may have been in progress
+            self.end_offset = end_offset
 
     def restart_flush(self) -> None:
         """Make the next flush write the whole index file."""
@@ -235,7 +234,9 @@ class Segment:
 
     def verify_order(self) -> None:
         """Verify the order of a mapped index, once; rebuild a wrong one. Raises CorruptLog."""
-        if not self.ordered:
+        if self.ordered:
+            return
+        with self._use:
             try:
                 self.index.check_order(self.start_offset, self.end_offset)
                 self.ordered = True
@@ -300,17 +301,20 @@ class Segment:
 
     def _map_index(self) -> SegmentIndex:
         """Use the index file of a sealed segment if it exists; only its ends are read now."""
-        try:
-            index = SegmentIndex(self._index_bytes(mapped=True))
-            self.skipped = index.begin_at(self.start_offset)
-            if index.count == 0 or index.entry(0).offset != self.start_offset:
-                raise DamagedIndex("does not begin with the segment")
-            if index.entry(index.count - 1).next_offset != self.end_offset:
-                raise DamagedIndex("does not end with the segment")
-            self._index, self.flushed = index, index.count
-        except DamagedIndex:
-            index = self.rebuild_index()
-        return index
+        with self._use:
+            if self._index is not None:
+                return self._index
+            try:
+                index = SegmentIndex(self._index_bytes(mapped=True))
+                self.skipped = index.begin_at(self.start_offset)
+                if index.count == 0 or index.entry(0).offset != self.start_offset:
+                    raise DamagedIndex("does not begin with the segment")
+                if index.entry(index.count - 1).next_offset != self.end_offset:
+                    raise DamagedIndex("does not end with the segment")
+                self._index, self.flushed = index, index.count
+            except DamagedIndex:
+                index = self.rebuild_index()
+            return index
 
     def _index_bytes(self, *, mapped: bool = False) -> bytes | memoryview:
         """Return the index file. Raises DamagedIndex if it is missing or, mapped, does not have whole
@@ -329,20 +333,20 @@ class Segment:
             file.close()
 
     def rebuild_index(self) -> SegmentIndex:
-        """Rebuild the index from the durable batches up to `end_offset`, in the owner's thread, and its file.
-        Unless that is written, it stays in memory. Raises CorruptLog, DiskError."""
-        index, is_written = self.scanned_index(), False
-        self.ordered = True
-        self.flushed = self.skipped = 0
-        try:
-            self.write_index(index)
-            self.flushed, is_written = index.count, True
-        except StorageFull:
-            pass  # written when the durable point moves; until then it is rebuilt at each start
-        finally:
-            with self._use:
+        """Rebuild the index from the durable batches up to `end_offset`, and its file. Unless that is
+        written, it stays in memory. Raises CorruptLog, DiskError."""
+        with self._use:
+            index, is_written = self.scanned_index(), False
+            self.ordered = True
+            self.flushed = self.skipped = 0
+            try:
+                self.write_index(index)
+                self.flushed, is_written = index.count, True
+            except StorageFull:
+                pass  # written when the durable point moves; until then it is rebuilt at each start
+            finally:
                 self._index, self.mapped = index, self.mapped and is_written
-        return index
+            return index
 
     def scanned_index(self) -> SegmentIndex:
         """Return the entries of the batches in the file, in any thread: many take seconds. Raises CorruptLog,
