@@ -221,12 +221,16 @@ class Liveness:
         known = self._nodes.get(node)
         return known is not None and known.hears
 
-    def may_be_granted(self, node: str, now_ms: int) -> bool:
-        """Return whether the node confirms its answers: otherwise a lease or a smaller set that it may never
-        learn of would prevent other elections."""
+    def may_be_granted(self, node: str) -> bool:
+        """Return whether the node's last heartbeat confirmed a new answer: otherwise a lease or a smaller set
+        that it may never learn of would prevent other elections."""
         known = self._nodes.get(node)
         limit_ms = 2 * self.config.heartbeat_interval_ms + self.config.retry_interval_ms
-        return known is not None and now_ms - known.answered_ms <= limit_ms
+        return (
+            known is not None
+            and known.heard_ms is not None
+            and known.heard_ms - known.answered_ms <= limit_ms
+        )
 
     def heard_after(self, node: str, time_ms: int) -> bool:
         """Return whether the last heartbeat of the node arrived after that."""

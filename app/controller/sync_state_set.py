@@ -41,7 +41,7 @@ def alter(
         raise Refused(Reason.INVALID, f"acks must be 0 for all members, or positive, got {command.acks}")
     if log.master not in wanted:
         raise Refused(Reason.MASTER_NOT_IN_SET, "the master is not in the set")
-    if log.master_node is not None and not liveness.may_be_granted(log.master_node, now_ms):
+    if log.master_node is not None and not liveness.may_be_granted(log.master_node):
         raise Refused(Reason.NOT_ALIVE, f"{log.master_node} does not confirm answers to its heartbeats")
     for member in wanted:
         _check_member(log, member, liveness, now_ms)

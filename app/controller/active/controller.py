@@ -113,7 +113,7 @@ class ActiveController:
         """
         self.liveness.heard(node, metadata_index, reports, now_ms, answered)
         self.liveness.answers(node, id, now_ms)
-        may_be_granted = self.liveness.may_be_granted(node, now_ms)
+        may_be_granted = self.liveness.may_be_granted(node)
         granted, withheld, withheld_epochs, leases = [], [], [], []
         for log in self._metadata:
             if not log.elects or log.master is None or log.master_node != node:

@@ -149,3 +149,20 @@ def test_a_master_whose_heartbeats_are_slow_alters_the_set() -> None:
         quorum.let_pass(CONFIG.heartbeat_interval_ms)
     quorum.pass_time(CONFIG.heartbeat_interval_ms)
     assert isinstance(quorum.alter("n1"), Done)
+
+
+@pytest.mark.rule("C-06")
+def test_a_master_that_is_granted_leases_alters_the_set_at_any_time_between_its_heartbeats() -> None:
+    """A refused one asks again one interval later, thus at the same place between two heartbeats: it might be
+    refused each time, and a dead slave would stop the appends."""
+    quorum = Quorum()
+    quorum.confirms = True
+    quorum.with_master()
+    quorum.join_all()
+    late_ms = CONFIG.heartbeat_interval_ms + CONFIG.retry_interval_ms
+    for _ in range(4):
+        quorum.let_pass(late_ms)
+    assert quorum.heartbeat("n1").granted
+    quorum.let_pass(late_ms)
+    quorum.pass_time(late_ms)  # the next heartbeat is about to arrive
+    assert isinstance(quorum.alter("n1", "n2"), Done)
