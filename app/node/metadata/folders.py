@@ -43,6 +43,7 @@ class LogFolders:
         self._files = files
         self._data = data_folder
         self._folder = f"{data_folder}/{FOLDER}"
+        self._unsynced: set[str] = set()  # logs whose line may be there and not durable
 
     def finish_removals(self) -> None:
         """Complete what a crash has interrupted. Call it before anything else."""
@@ -108,7 +109,8 @@ class LogFolders:
         if line is not None and (line.deleting or line.generation < generation):
             self.remove(name)
             return False
-        self._files.sync_folder(self._folder)  # an earlier call may have failed before the line was durable
+        if name in self._unsynced:
+            self._files.sync_folder(self._folder)
         if line is not None and line.generation > generation:
             reason = "a later log of this name, which the controllers do not know; move it away with"
             raise CorruptFile(f"{self._data}/logs/{name}", f"{reason} {self._folder}/{name}")
@@ -175,7 +177,9 @@ class LogFolders:
 
     def _write(self, name: str, line: _FolderLine) -> None:
         text = msgspec.json.encode(line)
+        self._unsynced.add(name)
         write_named_durably(self._files, self._folder, name, b"%08x %s\n" % (crc32c(text), text))
+        self._unsynced.discard(name)
 
     def _log_id_in(self, name: str) -> int | None:
         """Return the id of the log whose files are kept under that name, None if there is none. Raises

@@ -77,6 +77,20 @@ def test_a_generation_outlives_a_power_failure_before_its_log_is_opened(seed: in
     assert held(files, "a") == [b"log"] * 3
 
 
+def test_a_restart_with_many_logs_syncs_their_generations_once() -> None:
+    files, names = MemoryFiles(), [f"l{number}" for number in range(20)]
+    folders = LogFolders(files, "d")
+    folders.finish_removals()
+    for generation, name in enumerate(names):
+        folders.prepare(name, generation, generation)
+    folders = LogFolders(files, "d")
+    folders.finish_removals()
+    before = files.operations
+    for generation, name in enumerate(names):
+        folders.prepare(name, generation, generation)
+    assert files.operations == before
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_the_note_of_a_damaged_log_does_not_return_after_its_removal(seed: int) -> None:
     """A later log of the name would open in doubt: without others it would never serve."""
