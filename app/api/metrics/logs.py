@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from prometheus_client.core import Metric
 
 from app import telemetry
-from app.log.contract import Role
+from app.log.contract import CoreStatus, Role
 from app.log.driver_interfaces import ReplicaStatus
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
@@ -23,10 +23,8 @@ def replica_metrics(drivers: Sequence[LogDriver], seen: Seen) -> Iterator[Metric
         (telemetry.TERM, "Current term", lambda status: status.core.term),
         (
             telemetry.LEADING,
-            "1 if this node is the leader, or the master and not without its lease",
-            lambda status: int(
-                status.core.role in (Role.LEADER, Role.MASTER) and not status.core.without_lease
-            ),
+            "1 if this node is the leader, or the master and has its lease or has opened its epoch",
+            lambda status: int(_leads(status.core)),
         ),
         (
             telemetry.BEGIN_INDEX,
@@ -69,6 +67,12 @@ def replica_metrics(drivers: Sequence[LogDriver], seen: Seen) -> Iterator[Metric
         ("log",),
         dropped,
     )
+
+
+def _leads(core: CoreStatus) -> bool:
+    """Return whether the log has its leader here: a master that accepts no appends is none."""
+    waits = core.without_lease or core.waits_for is not None
+    return core.role in (Role.LEADER, Role.MASTER) and not waits
 
 
 def peer_metrics(drivers: Sequence[LogDriver], seen: Seen) -> Iterator[Metric]:
