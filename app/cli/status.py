@@ -123,6 +123,8 @@ def status_table(log: str, views: list[dict[str, Any]]) -> Table:
     table.add_column("lag", justify="right")
     for view in views:
         role = str(view["role"])
+        if view in leading and view is not newest:
+            role = f"former {role}"
         peer = peers.get(view["node"], {})
         since_ms = peer.get("unreachable_since_ms")
         table.add_row(

@@ -61,8 +61,9 @@ def test_status_takes_the_state_of_a_replica_from_the_newest_leader() -> None:
         {"node": "n4", "role": "down"},
     ]
     for shown in (views, views[::-1]):
-        states = [str(cell) for cell in status_table("default", shown).columns[6].cells]
-        assert sorted(states) == ["", "", "", "TRANSFER"]
+        columns = status_table("default", shown).columns
+        assert sorted(str(cell) for cell in columns[6].cells) == ["", "", "", "TRANSFER"]
+        assert sorted(str(cell) for cell in columns[1].cells) == ["down", "former master", "master", "slave"]
 
 
 def test_status_of_a_log_that_no_member_has_is_not_found_though_a_removed_node_cannot_know() -> None:
