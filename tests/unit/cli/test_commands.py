@@ -402,5 +402,5 @@ def test_a_number_that_is_none_is_named_in_plain_words() -> None:
 def test_a_difference_of_the_whole_schema_has_a_place(capsys: pytest.CaptureFixture[str]) -> None:
     difference = {"path": "", "kind": "format_changed", "detail": "The format was json, it is avro."}
     document = {"columns": [], "version": 1, "key_columns": [], "differences": [difference]}
-    _show_check({**document, "records": 0, "mismatches": []})
+    _show_check({**document, "records": 0, "mismatches": [], "widened": []})
     assert "not compatible with version 1: /: The format was json, it is avro.\n" in capsys.readouterr().out
