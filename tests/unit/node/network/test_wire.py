@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.controller.liveness import Report
+from app.controller.messages import BrokerHeartbeat
 from app.node.network.append_messages import CarriedAnswer, CarriedAnswers, CarriedAppend, CarriedAppends
 from app.node.network.wire import CorruptFrame, decode, encode
 from app.raft.messages import (
@@ -205,3 +207,19 @@ def test_a_vote_with_voters_and_one_of_an_older_version_are_both_read() -> None:
     assert (older.term, older.granted, older.sound) == (3, True, False)
     newer = msgspec.msgpack.decode(msgspec.msgpack.encode(older), type=VoteAnswer)
     assert newer == msgspec.structs.replace(vote, voters=())
+
+
+def _framed(head: list[object]) -> memoryview:
+    data = msgspec.msgpack.encode(head)
+    return memoryview(struct.pack("<IIQ", len(data), 0, LOG_ID) + data)
+
+
+@pytest.mark.rule("C-03")
+def test_a_heartbeat_of_an_earlier_version_reports_space_and_later_fields_are_passed_over() -> None:
+    """Versions are mixed during an upgrade: a field that one side lacks closes no connection."""
+    report = Report("a", 1, 2, 3, 400, 300, electable=False, has_room=False)
+    earlier = ["a", 1, 2, 3, 400, 300, False]
+    whole = BrokerHeartbeat(5, 9, (msgspec.structs.replace(report, has_room=True),), 4)
+    assert decode(_framed([32, 5, 9, [earlier], 4])) == (LOG_ID, whole)
+    later = [32, 5, 9, [[*earlier, False, {"later": 1}]], 4, "later"]
+    assert decode(_framed(later)) == (LOG_ID, BrokerHeartbeat(5, 9, (report,), 4))
