@@ -408,13 +408,14 @@ def _log_option(*, hidden: bool) -> Callable[[Command], Command]:
 def split_endpoints(endpoints: Sequence[str], *, learned: bool = True) -> list[str]:
     """Return the base URLs to try: the given ones, and with `learned` what is known of their cluster."""
     from app.client import known_nodes
-    from app.client.connection import DEFAULT_ENDPOINT, is_base_url
+    from app.client.connection import DEFAULT_ENDPOINT, is_base_url, shown
 
     urls = [url.strip().rstrip("/") for text in endpoints for url in text.split(",") if url.strip()]
     for url in urls:
         if not is_base_url(url):
             raise click.BadParameter(
-                f"a base URL such as {DEFAULT_ENDPOINT} is required, got {url!r}", param_hint="--endpoint"
+                f"a base URL such as {DEFAULT_ENDPOINT} is required, got {shown(url)}",
+                param_hint="--endpoint",
             )
     if endpoints and not urls:
         raise click.BadParameter("is empty", param_hint="--endpoint")

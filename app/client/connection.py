@@ -380,19 +380,24 @@ def checked_endpoint(endpoint: str) -> str:
     """Return the base URL without a slash at its end. Raises TypeError and ValueError."""
     check_text("an endpoint", endpoint)
     if not is_base_url(endpoint):
-        raise ValueError(f"an endpoint is a base URL such as {DEFAULT_ENDPOINT}, got {endpoint!r}")
+        raise ValueError(f"an endpoint is a base URL such as {DEFAULT_ENDPOINT}, got {shown(endpoint)}")
     return endpoint.rstrip("/")
 
 
 @lru_cache(maxsize=256)
 def is_base_url(endpoint: str) -> bool:
-    """Return whether a text is one URL of a node, with its scheme."""
+    """Return whether a text is one URL of a node, with its scheme, and without a user: a call has a token."""
     try:
         url = urllib3.util.parse_url(endpoint)
     except urllib3.exceptions.LocationParseError:
         return False
     is_whole = url.query is None and url.fragment is None  # a path would be added behind them
-    return url.scheme in ("http", "https") and bool(url.host) and url.port != 0 and is_whole
+    return url.scheme in ("http", "https") and bool(url.host) and url.port != 0 and is_whole and not url.auth
+
+
+def shown(endpoint: str) -> str:
+    """Return an endpoint for a message that refuses it: without a password."""
+    return repr(re.sub(r"//.*@", "//…@", endpoint, flags=re.DOTALL))
 
 
 def _tls_advice(endpoint: str, error: Exception) -> str:

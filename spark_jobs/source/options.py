@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.client.connection import is_base_url
+from app.client.connection import is_base_url, shown
 from app.durations import parse_duration
 from app.names import check_token
 from spark_jobs.errors import OptionError
@@ -233,7 +233,7 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
         raise OptionError("endpoint: give the base URL of one replica or more, separated by commas")
     for endpoint in endpoints:
         if not is_base_url(endpoint):
-            raise OptionError(f"endpoint: {endpoint!r} is not a URL such as http://host:8101")
+            raise OptionError(f"endpoint: {shown(endpoint)} is not a URL such as http://host:8101")
     return endpoints
 
 

@@ -5,14 +5,18 @@ import math
 from collections.abc import Callable
 from typing import Any, cast
 
+import click
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from app.cli.context import split_endpoints
 from app.client import AsyncCommitlogClient, CommitlogClient, Consumer, Record, RecordProducer, in_batches
 from app.client.data_frames import append_frame, read_frame
 from app.client.operations import Operations
 from app.client.tables import Tables
+from spark_jobs.errors import OptionError
+from spark_jobs.source.options import parse_endpoints
 from tests.unit.cli.fake_service import Scripted, committed, fake_service
 from tests.unit.cli.test_client import closed_url
 
@@ -181,3 +185,19 @@ def test_whole_numbers_of_numpy_are_accepted() -> None:
     with fake_service(lambda asked: Scripted(200, page)) as node, CommitlogClient(node.url) as client:
         assert next(client.follow(np.int64(4))) == record  # type: ignore[arg-type]
     assert node.asked[0].query["from_index"] == "4"
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["http://me:s3@n1:8101", "https://me:s3@[::1]", "http://me:s3@", "s://a/me:s3@b"]
+)
+def test_an_endpoint_with_a_password_is_refused_and_not_shown(endpoint: str) -> None:
+    """It would not be sent, and every error would contain it."""
+    refusals: list[tuple[type[Exception], Callable[[], object]]] = [
+        (ValueError, lambda: CommitlogClient(endpoint)),
+        (click.BadParameter, lambda: split_endpoints([endpoint], learned=False)),
+        (OptionError, lambda: parse_endpoints(endpoint)),
+    ]
+    for error, given in refusals:
+        with pytest.raises(error, match="URL such as") as refused:
+            given()
+        assert "s3" not in str(refused.value)
