@@ -230,6 +230,47 @@ def test_a_login_comes_above_an_open_dialog_which_stays_as_it_was_filled_in(site
     }
 
 
+def test_a_view_shows_nothing_of_a_revoked_token_and_is_read_again_after_the_login(site: Path) -> None:
+    """The records of a bookmarked log stayed a refusal after the login; those of a revoked token stayed."""
+    script = """
+      const page = new DOMParser().parseFromString(await (await fetch("index.html")).text(), "text/html");
+      for (const script of page.querySelectorAll("script")) script.remove();
+      document.body.append(...page.body.children);
+      const served = window.fetch;
+      let accepted = "first";
+      const overview = { cluster: "c", node: "n1", nodes: [], logs: [], login: true, has_docs: false };
+      const record = { index: 0, timestamp: 1, key: "k", term: 1, offset: 0, type: "data" };
+      const page_of = (value) => ({ ...overview, begin_index: 0, next_index: 1, has_more: false, records: [{ ...record, value }] });
+      window.fetch = async (path, { headers } = {}) => (headers?.authorization === `Bearer ${accepted}`
+        ? new Response(JSON.stringify(page_of(`of ${accepted}`))) : new Response("{}", { status: 401 }));
+      const view = byId("view");
+      const until = async (holds) => {
+        for (let turn = 0; turn < 60 && !holds(); turn += 1) {
+          await served("index.html", { cache: "no-store" }); // takes real time, as the event of a closed dialog
+          await new Promise((resolve) => setTimeout(resolve, 20));
+        }
+        return holds();
+      };
+      async function logIn(token) {
+        const dialog = document.querySelector("dialog:modal");
+        dialog.querySelector("input").value = token;
+        dialog.querySelector("form").requestSubmit();
+        return until(() => view.textContent.includes(`of ${token}`));
+      }
+      const asked = () => until(() => document.querySelector("dialog:modal") !== null);
+      location.hash = "#/logs/orders/records";
+      await import("./main.js");
+      await asked();
+      result.first = await logIn("first");
+      accepted = "second";
+      await asked();
+      result.old = view.textContent.includes("of first");
+      result.second = await logIn("second");
+      result.focused = document.activeElement === view;
+    """
+    assert result_of(site, script) == {"first": True, "old": False, "second": True, "focused": True}
+
+
 def test_a_token_that_no_header_can_carry_is_refused(site: Path) -> None:
     """It would make every later call fail, as if the node did not respond."""
     script = """

@@ -52,7 +52,15 @@ async function logIn(reason) {
   });
   asking = false;
   declined = !answer; // the button asks again
+  if (!answer) return;
+  showAgain();
+  if (document.activeElement === document.body) byId("view").focus(); // what had the focus was replaced
+}
+
+// After a change of the token: what another one has read is removed, and refusals are read again.
+function showAgain() {
   showToken();
+  show();
 }
 
 function showToken() {
@@ -99,7 +107,7 @@ async function poll() {
         const reason = token() ? "The node does not accept this token." : "This cluster requires a token.";
         if (token() || !declined) {
           setToken(null);
-          showToken();
+          showAgain();
           await logIn(reason);
         }
       } else if (error instanceof Problem) {
@@ -114,7 +122,7 @@ async function poll() {
 }
 
 byId("token").addEventListener("click", () => {
-  if (token()) { setToken(null); showToken(); show(); } else logIn(); // nothing of before stays on the screen
+  if (token()) { setToken(null); showAgain(); } else logIn();
 });
 window.addEventListener("hashchange", () => { if (location.hash !== shownFor) { show(); byId("view").focus({ preventScroll: true }); scrollTo(0, 0); } });
 const named = new URLSearchParams(location.search).get("log"); // an address of earlier versions
