@@ -240,13 +240,14 @@ def test_a_view_shows_nothing_of_a_revoked_token_and_is_read_again_after_the_log
       let accepted = "first";
       const overview = { cluster: "c", node: "n1", nodes: [], logs: [], login: true, has_docs: false };
       const record = { index: 0, timestamp: 1, key: "k", term: 1, offset: 0, type: "data" };
-      const page_of = (value) => ({ ...overview, begin_index: 0, next_index: 1, has_more: false, records: [{ ...record, value }] });
+      const found = { ...overview, begin_index: 0, next_index: 1, has_more: false };
+      const page_of = (value) => ({ ...found, records: [{ ...record, value }] });
       window.fetch = async (path, { headers } = {}) => (headers?.authorization === `Bearer ${accepted}`
         ? new Response(JSON.stringify(page_of(`of ${accepted}`))) : new Response("{}", { status: 401 }));
       const view = byId("view");
       const until = async (holds) => {
         for (let turn = 0; turn < 60 && !holds(); turn += 1) {
-          await served("index.html", { cache: "no-store" }); // takes real time, as the event of a closed dialog
+          await served("index.html", { cache: "no-store" }); // real time, for the event of a closed dialog
           await new Promise((resolve) => setTimeout(resolve, 20));
         }
         return holds();
