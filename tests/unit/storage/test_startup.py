@@ -1,6 +1,7 @@
 """Start-up reads the tail of a log, not the log; one that fails leaves no file open."""
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +11,13 @@ import pytest
 
 from storage.errors import DiskError, StorageError, StorageFull
 from storage.files import OsFile, OsFileSystem
+from storage.format.batch import Batch
 from storage.format.segment_format import index_name
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from storage.log.log_folder import segment_offsets
 from storage.log.log_view import OPEN_SEGMENTS
 from storage.log.recovery import Recovery
+from storage.log.segment import Segment
 from tests.support.memory_files import MemoryFiles
 from tests.unit.storage.support import (
     FOLDER,
@@ -30,6 +33,8 @@ from tests.unit.storage.support import (
 )
 
 CONFIG = CommitlogConfig(segment_max_bytes=4_000, mark_interval_bytes=3_000, tail_cache_bytes=2_000)
+REBUILDS = CommitlogConfig(segment_max_bytes=12_000, mark_interval_bytes=4_000, tail_cache_bytes=0)
+WITHIN_S = 0.2  # a truncation that does not wait for the read ends within that
 
 
 def log_of(files: MemoryFiles, segments: int) -> Commitlog:
@@ -337,3 +342,56 @@ def test_a_log_that_was_cut_to_a_sealed_segment_finds_new_records_by_time() -> N
     assert log.first_index_at_or_after(8_000) == log.end_index
     sync_log(log)
     check_whole(log, content(log))
+
+
+def log_with_a_damaged_index(files: MemoryFiles) -> tuple[Commitlog, list[Batch]]:
+    log = open_log(files, REBUILDS)
+    open_term(log, 1)
+    while sum(segment.mapped for segment in log._segments) < 3:
+        grow(log, 4, Random(1))
+    whole = content(log)
+    log.close()
+    log = open_log(files, REBUILDS)
+    log.settle(whole[2].last_index)
+    file = files.open(log._segments[0].index_path)
+    file.pwrite(b"\xff", 3)
+    return log, whole
+
+
+@pytest.mark.rule("R-07")
+@pytest.mark.parametrize("operation", ["open", "read", "extend", "sync", "rename"])
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_a_truncation_within_the_rebuild_of_an_index(operation: str, number: int, at_the_end: bool) -> None:
+    """The rebuild must not meet a part of the truncation, nor return what that has removed.
+
+    number: of the operation of that kind on the segment's files within which the truncation begins.
+    """
+    files = MemoryFiles(Random(0))
+    log, whole = log_with_a_damaged_index(files)
+    segment: Segment = log._segments[0]
+    held = [batch for batch in whole if batch.next_offset <= segment.end_offset]
+    cut = held[-1] if at_the_end else held[-3]
+    left = whole[: whole.index(cut) + 1]
+    truncation = threading.Thread(target=log.truncate_after, args=(cut.last_index,))
+    owner, met = threading.current_thread(), list[str]()
+
+    def observe(met_operation: str, path: str) -> None:
+        is_its_file = path.removesuffix(".tmp") in (segment.path, segment.index_path)
+        if threading.current_thread() is owner and is_its_file and met_operation == operation:
+            met.append(path)
+            if len(met) == number + 1:
+                truncation.start()
+                truncation.join(WITHIN_S)
+
+    files.refuse = observe
+    assert log.batch_at(whole[1].base_index) == whole[1]
+    files.refuse = None
+    if len(met) <= number:
+        truncation.start()
+    truncation.join()
+    check_whole(log, left)
+    left += grow(log, 6, Random(5))
+    check_whole(log, left)
+    log.close()
+    check_whole(open_log(files, REBUILDS), left)
