@@ -372,6 +372,24 @@ def test_a_long_name_in_a_legend_is_no_wider_than_the_screen(site: Path) -> None
     assert result_of(site, script)["width"] == 300
 
 
+def test_a_long_name_of_a_log_leaves_room_for_the_other_columns(site: Path) -> None:
+    script = """
+      const { logsView } = await import("./logs.js");
+      const style = h("link", { rel: "stylesheet", href: "page.css" });
+      const loaded = new Promise((done) => style.addEventListener("load", done));
+      document.head.append(style);
+      await loaded;
+      const log = { name: "name".repeat(32), replication: "raft", leader: "n1", replicas: ["n1", "n2"] };
+      const view = logsView();
+      holder.append(view.element);
+      const logs = [{ ...log, begin_index: 0, committed_index: 1_000_000 }];
+      view.refresh({ now_ms: 1, nodes: [], append_counts: [], append_bounds_s: [], logs });
+      const scroll = holder.querySelector(".scroll");
+      result.hidden = scroll.scrollWidth - scroll.clientWidth;
+    """
+    assert result_of(site, script)["hidden"] == 0
+
+
 def test_the_lag_of_each_node_is_what_the_leader_knows(site: Path) -> None:
     script = """
 const { lags } = await import("./log.js");

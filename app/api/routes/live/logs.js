@@ -44,7 +44,7 @@ export function logsView() {
       .sort((one, other) => (one.name < other.name ? -1 : 1));
     update(list, table(
       [
-        ["Log", (log) => h("a", { href: `#/logs/${encodeURIComponent(log.name)}` }, log.name)],
+        ["Log", (log) => h("a", { href: `#/logs/${encodeURIComponent(log.name)}` }, log.name), "name"],
         ["Mode", (log) => log.replication],
         ["Leader", (log) => named(alive.has(log.leader) ? log.leader : null)],
         ["Replicas", (log) => log.replicas.join(" ")],
