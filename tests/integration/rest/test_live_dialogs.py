@@ -267,7 +267,7 @@ def test_a_view_shows_nothing_of_a_revoked_token_and_is_read_again_after_the_log
       await asked();
       result.old = view.textContent.includes("of first");
       result.second = await logIn("second");
-      result.focused = document.activeElement === view;
+      result.focused = await until(() => document.activeElement === view);
     """
     assert result_of(site, script) == {"first": True, "old": False, "second": True, "focused": True}
 

@@ -54,7 +54,8 @@ async function logIn(reason) {
   declined = !answer; // the button asks again
   if (!answer) return;
   showAgain();
-  if (document.activeElement === document.body) byId("view").focus(); // what had the focus was replaced
+  const focused = document.activeElement; // the field of the closed dialog keeps it until the next frame
+  if (focused === document.body || focused.closest("dialog:not([open])")) byId("view").focus(); // what had it was replaced
 }
 
 // After a change of the token: what another one has read is removed, and refusals are read again.
