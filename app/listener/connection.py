@@ -36,7 +36,6 @@ TARGET_MAX_BYTES: Final = 65_535  # the parser of targets takes no more
 STREAM_SUFFIX: Final = ":stream"
 HEAD_END: Final = b"\r\n\r\n"
 UPGRADE: Final = re.compile(rb"\r\nupgrade(?=[ \t]*:)", re.IGNORECASE)
-UPGRADE_PART: Final = re.compile(rb"\r(\n(u|up|upg|upgr|upgra|upgrad|upgrade[ \t]*)?)?\Z", re.IGNORECASE)
 VERSIONS: Final = ("1.1", "1.0")
 BODY_HEADERS: Final = (b"content-length", b"transfer-encoding")
 BLANKS: Final = b" \t"  # around a header's value, not part of it (RFC 9110, section 5.5)
@@ -56,7 +55,6 @@ class Connection(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0  # of the incoming head
         self._head_since_s = 0.0
-        self._held = b""  # last bytes of a partial head, which may begin the header Upgrade
         self._received_s = 0.0
         self._eof_s = math.inf  # since when the client sends no more
         self._unsent_bytes = 0  # when last checked
@@ -125,17 +123,13 @@ class Connection(HttpToolsProtocol):
     def _feed(self, data: bytes) -> None:
         """Parse received bytes. The header Upgrade is ignored (RFC 9110, section 7.8): clients for HTTP/2
         send it with their first request. The parser would take the body of such a request for the other
-        protocol, so the header is renamed before it arrives there, if the bytes begin within the head. A part
-        of its name at their end waits for the rest."""
+        protocol, so the header is renamed before it arrives there, if the bytes begin within the head."""
         if self._in_head:
-            data, self._held = self._held + data, b""
             end = data.find(HEAD_END)
             head = data if end < 0 else data[:end]
             self._raw_head = data[: end + len(HEAD_END)] if end >= 0 and not self._parsing else None
             if UPGRADE.search(head):
                 data = UPGRADE.sub(b"\r\nignored", head) + data[len(head) :]
-            if end < 0 and (part := UPGRADE_PART.search(data)):
-                data, self._held = data[: part.start()], part[0]
         while data:
             try:
                 self.parser.feed_data(data)
