@@ -120,16 +120,22 @@ def test_a_group_of_two_loses_and_regains_either_replica() -> None:
         assert isinstance(quorum.alter("n1", "n2"), Done)
 
 
-@pytest.mark.rule("C-05", "C-06")
-def test_a_master_that_receives_no_answers_does_not_make_itself_the_only_member() -> None:
-    """Its requests arrive, and acks of its slaves do not. Its lease is over by then, so it could not use the
-    smaller set, but no other replica could be elected."""
+def confirming(interval_ms: int) -> Quorum:
+    """n1 is the master of a set of all. Each node has confirmed answers, one in each interval."""
     quorum = Quorum()
     quorum.confirms = True
     quorum.with_master()
     quorum.join_all()
     for _ in range(4):
-        quorum.let_pass(CONFIG.heartbeat_interval_ms)
+        quorum.let_pass(interval_ms)
+    return quorum
+
+
+@pytest.mark.rule("C-05", "C-06")
+def test_a_master_that_receives_no_answers_does_not_make_itself_the_only_member() -> None:
+    """Its requests arrive, and acks of its slaves do not. Its lease is over by then, so it could not use the
+    smaller set, but no other replica could be elected."""
+    quorum = confirming(CONFIG.heartbeat_interval_ms)
     quorum.deaf = {"n1"}
     for waited_ms in range(0, CONFIG.broker_timeout_ms, 100):
         quorum.let_pass(100)
@@ -141,12 +147,7 @@ def test_a_master_that_receives_no_answers_does_not_make_itself_the_only_member(
 
 @pytest.mark.rule("C-06")
 def test_a_master_whose_heartbeats_are_slow_alters_the_set() -> None:
-    quorum = Quorum()
-    quorum.confirms = True
-    quorum.with_master()
-    quorum.join_all()
-    for _ in range(4):
-        quorum.let_pass(CONFIG.heartbeat_interval_ms)
+    quorum = confirming(CONFIG.heartbeat_interval_ms)
     quorum.pass_time(CONFIG.heartbeat_interval_ms)
     assert isinstance(quorum.alter("n1"), Done)
 
@@ -155,13 +156,8 @@ def test_a_master_whose_heartbeats_are_slow_alters_the_set() -> None:
 def test_a_master_that_is_granted_leases_alters_the_set_at_any_time_between_its_heartbeats() -> None:
     """A refused one asks again one interval later, thus at the same place between two heartbeats: it might be
     refused each time, and a dead slave would stop the appends."""
-    quorum = Quorum()
-    quorum.confirms = True
-    quorum.with_master()
-    quorum.join_all()
     late_ms = CONFIG.heartbeat_interval_ms + CONFIG.retry_interval_ms
-    for _ in range(4):
-        quorum.let_pass(late_ms)
+    quorum = confirming(late_ms)
     assert quorum.heartbeat("n1").granted
     quorum.let_pass(late_ms)
     quorum.pass_time(late_ms)  # the next heartbeat is about to arrive
