@@ -189,13 +189,6 @@ class OsFile:
             self.close()
 
 
-def open_descriptor(path: str, create: bool) -> int:
-    """Return a descriptor of the file, which is created if it is missing and `create` is set."""
-    flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-    with _named(path, "open"):
-        return os.open(path, flags, 0o644)
-
-
 class OsLock:
     """A lock that the operating system releases when the process ends, in every case."""
 
@@ -225,7 +218,9 @@ class OsFileSystem:
     """The files of this machine. Stateless; may be shared by threads."""
 
     def open(self, path: str, create: bool = False) -> OsFile:
-        return OsFile(path, open_descriptor(path, create))
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        with _named(path, "open"):
+            return OsFile(path, os.open(path, flags, 0o644))
 
     def read(self, path: str) -> bytes:
         file = self.open(path)

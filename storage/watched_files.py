@@ -3,9 +3,8 @@
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 
-from storage.files import OsFile, OsFileSystem, open_descriptor
+from storage.file_system import File, FileSystem, Lock
 
 
 class SyncsInProgress:
@@ -37,28 +36,50 @@ class SyncsInProgress:
                 del self._running[key]
 
 
-class WatchedFile(OsFile):
-    """A file whose syncs are watched."""
+class WatchedFile:
+    """storage.file_system.File whose syncs are watched."""
 
-    def __init__(self, path: str, descriptor: int, syncs: SyncsInProgress) -> None:
-        super().__init__(path, descriptor)
+    def __init__(self, file: File, path: str, syncs: SyncsInProgress) -> None:
+        self._file = file
+        self._path = path
         self._syncs = syncs
+        self.pwrite = file.pwrite
+        self.read = file.read
+        self.view = file.view
+        self.later_view = file.later_view
+        self.drop_cache = file.drop_cache
+        self.size = file.size
+        self.allocate = file.allocate
+        self.truncate = file.truncate
+        self.close = file.close
 
     def sync(self) -> None:
-        self._syncs.run(self._path, super().sync)
+        self._syncs.run(self._path, self._file.sync)
 
 
-class WatchedFiles(OsFileSystem):
-    """The files of this machine; their syncs are watched."""
+class WatchedFiles:
+    """storage.file_system.FileSystem whose syncs are watched."""
 
-    def __init__(self, syncs: SyncsInProgress) -> None:
+    def __init__(self, files: FileSystem, syncs: SyncsInProgress) -> None:
+        self._files = files
         self._syncs = syncs
+        self.read = files.read
+        self.exists = files.exists
+        self.list = files.list
+        self.sizes = files.sizes
+        self.rename = files.rename
+        self.remove = files.remove
+        self.boot_id = files.boot_id
+        self.created_at = files.created_at
 
-    def open(self, path: str, create: bool = False) -> WatchedFile:
-        return WatchedFile(path, open_descriptor(path, create), self._syncs)
+    def open(self, path: str, create: bool = False) -> File:
+        return WatchedFile(self._files.open(path, create), path, self._syncs)
 
     def make_folders(self, path: str) -> None:
-        self._syncs.run(path, partial(super().make_folders, path))  # it syncs folders
+        self._syncs.run(path, lambda: self._files.make_folders(path))  # it syncs folders
 
     def sync_folder(self, path: str) -> None:
-        self._syncs.run(path, partial(super().sync_folder, path))
+        self._syncs.run(path, lambda: self._files.sync_folder(path))
+
+    def lock(self, path: str) -> Lock:
+        return self._files.lock(path)

@@ -15,6 +15,7 @@ from app.node.node_identity import check_stamp
 from app.node.reserve import RESERVE_NAME, Reserve, ReservedFiles
 from app.settings.model import Settings
 from storage.file_system import FileSystem, Lock
+from storage.files import OsFileSystem
 from storage.watched_files import SyncsInProgress, WatchedFiles
 
 
@@ -26,7 +27,7 @@ class DataFolder:
         """disk_bytes: the size of the disk that the folder is on."""
         self.path = str(settings.node.data.absolute())
         self.syncs = SyncsInProgress()
-        disk_files = WatchedFiles(self.syncs)
+        disk_files = WatchedFiles(OsFileSystem(), self.syncs)
         self.reserve = Reserve(disk_files, f"{self.path}/{RESERVE_NAME}", settings.disk.reserve_bytes)
         self.reserve.fit_to(disk_bytes)
         self.files: FileSystem = ReservedFiles(disk_files, self.reserve)
