@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from app.errors import ConfigError
+from app.raft.config import check_timeouts
 
+HEARTBEATS_IN_A_TIMEOUT: Final = 3  # of the leader of `__controller`, in its shortest election timeout
 CHANGEABLE_AT_RUN_TIME: Final = (
     "broker_timeout_ms",
     "lease_ms",
@@ -37,7 +39,8 @@ class ControllerConfig:
     scan_interval_ms: int = 50
     """Interval at which the active controller looks for dead masters (C-05). Can be changed at run time."""
     election_timeout_ms: tuple[int, int] = (300, 600)
-    """Range of election timeouts of the log `__controller`."""
+    """Range of election timeouts of the log `__controller`, from 3. Its heartbeats have a third of the lower
+    end, or `heartbeat_interval_ms` of `[raft]` if that is shorter."""
     trim_after_records: int = 10_000
     """Records of `__controller` covered by a snapshot after which that log is trimmed (C-09). Can be
     changed at run time."""
@@ -74,12 +77,10 @@ class ControllerConfig:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
-                raise ConfigError(f"{name} must be positive")
+                raise ConfigError(f"{name} must be positive, got {value}")
         if len(set(self.nodes)) != len(self.nodes):
-            raise ConfigError("nodes names a node twice")
-        shortest, longest = self.election_timeout_ms
-        if not 0 < shortest < longest:
-            raise ConfigError("election_timeout_ms must be a range: the smaller number first")
+            raise ConfigError(f"nodes must be unique: {', '.join(self.nodes)}")
+        check_timeouts(self.election_timeout_ms, HEARTBEATS_IN_A_TIMEOUT)
         if self.lease_ms >= self.broker_timeout_ms:
             raise ConfigError(
                 f"lease_ms must be below broker_timeout_ms ({self.broker_timeout_ms}), because a lease ends "
@@ -91,7 +92,10 @@ class ControllerConfig:
                 f"got {self.lease_ms}"
             )
         if self.retry_interval_ms > self.heartbeat_interval_ms:
-            raise ConfigError("retry_interval_ms must be at most heartbeat_interval_ms")
+            raise ConfigError(
+                f"retry_interval_ms must be at most {self.heartbeat_interval_ms}, heartbeat_interval_ms, "
+                f"got {self.retry_interval_ms}"
+            )
 
 
 def changed_config(config: ControllerConfig, changes: Mapping[str, Any]) -> ControllerConfig:

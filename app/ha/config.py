@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from app.errors import ConfigError
+from app.errors import check
 from app.ha.roles import ADDRESS_MAX_BYTES
 from storage.units import KIB, MIB
 
@@ -79,17 +79,21 @@ class HaConfig:
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if value is not None and not isinstance(value, bool) and value <= 0:
-                raise ConfigError(f"{item.name} must be positive")
-        if self.ha_send_heartbeat_interval_ms * 2 > self.ha_housekeeping_interval_ms:
-            raise ConfigError(
-                "ha_send_heartbeat_interval_ms must be at most half of ha_housekeeping_interval_ms"
+            if value is not None and not isinstance(value, bool):
+                check(value > 0, f"{item.name} must be positive, got {value}")
+        heartbeat_ms = self.ha_send_heartbeat_interval_ms
+        for name in ("ha_housekeeping_interval_ms", "ha_max_time_slave_not_catchup_ms"):
+            most = getattr(self, name) // 2
+            check(
+                heartbeat_ms <= most,
+                f"ha_send_heartbeat_interval_ms must be at most {most}, half of {name}, got {heartbeat_ms}",
             )
-        if self.ha_send_heartbeat_interval_ms * 2 > self.ha_max_time_slave_not_catchup_ms:
-            raise ConfigError(
-                "ha_send_heartbeat_interval_ms must be at most half of ha_max_time_slave_not_catchup_ms"
-            )
-        if self.ha_refused_interval_max_ms < self.ha_reconnect_interval_ms:
-            raise ConfigError("ha_refused_interval_max_ms must be at least ha_reconnect_interval_ms")
-        if self.ha_transfer_batch_size > 4 * MIB:
-            raise ConfigError("ha_transfer_batch_size must be at most 4 MiB")
+        least, given = self.ha_reconnect_interval_ms, self.ha_refused_interval_max_ms
+        check(
+            given >= least,
+            f"ha_refused_interval_max_ms must be at least {least}, ha_reconnect_interval_ms, got {given}",
+        )
+        check(
+            self.ha_transfer_batch_size <= 4 * MIB,
+            f"ha_transfer_batch_size must be at most {4 * MIB} bytes, got {self.ha_transfer_batch_size}",
+        )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from app.errors import ConfigError
+from app.errors import check
 from storage.units import MIB
 
 
@@ -82,15 +82,28 @@ class RaftConfig:
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            numbers = value if isinstance(value, tuple) else (value,)
-            if any(number <= 0 for number in numbers):
-                raise ConfigError(f"{item.name} must be positive")
-        shortest, longest = self.election_timeout_ms
-        if shortest >= longest:
-            raise ConfigError("election_timeout_ms must be a range: the smaller number first")
-        if self.heartbeat_interval_ms * 2 > shortest:
-            raise ConfigError("heartbeat_interval_ms must be at most half of the shortest election timeout")
-        if self.tick_interval_ms > self.heartbeat_interval_ms:
-            raise ConfigError("tick_interval_ms must be at most heartbeat_interval_ms")
-        if self.push_max_bytes > self.max_pending_bytes:
-            raise ConfigError("push_max_bytes must be at most max_pending_bytes")
+            if not isinstance(value, tuple):
+                check(value > 0, f"{item.name} must be positive, got {value}")
+        check_timeouts(self.election_timeout_ms, 1)
+        bounds = (
+            (
+                "heartbeat_interval_ms",
+                self.election_timeout_ms[0] // 2,
+                "half of the shortest election timeout",
+            ),
+            ("tick_interval_ms", self.heartbeat_interval_ms, "heartbeat_interval_ms"),
+            ("push_max_bytes", self.max_pending_bytes, "max_pending_bytes"),
+        )
+        for name, most, why in bounds:
+            value = getattr(self, name)
+            check(value <= most, f"{name} must be at most {most}, {why}, got {value}")
+
+
+def check_timeouts(timeout_ms: tuple[int, int], least_ms: int) -> None:
+    """Raise ConfigError for election timeouts that are not a range from least_ms."""
+    shortest, longest = timeout_ms
+    check(
+        least_ms <= shortest < longest,
+        f"election_timeout_ms must be a range from at least {least_ms}, the smaller number first, "
+        f"got [{shortest}, {longest}]",
+    )

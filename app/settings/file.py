@@ -43,7 +43,7 @@ from storage.log.commitlog import CommitlogConfig
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class _Cluster(_Table):
@@ -175,7 +175,7 @@ def parse(document: Mapping[str, Any], node_id: str) -> Settings:
     nodes = tuple(_node(node, scheme) for node in file.nodes)
     ids = [node.id for node in nodes]
     check(len(set(ids)) == len(ids), f"[[nodes]] id must be unique: {', '.join(ids)}")
-    for what in ("peer_address", "data"):
+    for what in ("url", "peer_address", "data"):
         places = [str(getattr(node, what)) for node in nodes]
         check(len(set(places)) == len(places), f"[[nodes]] {what} must be unique: {', '.join(places)}")
     node = next((node for node in nodes if node.id == node_id), None)

@@ -10,7 +10,7 @@ from app.controller.config import ControllerConfig
 from app.controller.metadata import LogSpec
 from app.errors import check
 from app.ha.config import HaConfig
-from app.log.contract import Durability, LogOptions
+from app.log.contract import APPEND_MAX_BYTES, Durability, LogOptions
 from app.raft.config import RaftConfig
 from storage.log.commitlog import CommitlogConfig
 from storage.units import KIB, MIB
@@ -159,7 +159,7 @@ class Limits:
     max_record_headers: int = 10_000
     """Headers of one record."""
     max_request_bytes: int = 16 * MIB
-    """Largest body of an append after decompression."""
+    """Largest body of an append after decompression, at most 63 MiB."""
     max_request_records: int = 10_000
     """Records in one append."""
     max_pending_requests: int = 10_000
@@ -181,6 +181,7 @@ class Limits:
         for name, most in (
             ("max_idempotency_keys", _KEYS_MAX),
             ("max_producers", _PRODUCERS_MAX),
+            ("max_request_bytes", APPEND_MAX_BYTES),
             ("max_record_bytes", self.max_request_bytes),
         ):
             check(getattr(self, name) <= most, f"{name} must be at most {most}, got {getattr(self, name)}")
@@ -299,9 +300,10 @@ class HttpSettings:
             "idle_timeout_ms",
             "write_timeout_ms",
             "max_connections",
+            "shutdown_grace_ms",
         ):
             check(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
-        check(self.sse_ping_ms <= 15_000, f"sse_ping_ms must be at most 15000, got {self.sse_ping_ms}")
+        check(1 <= self.sse_ping_ms <= 15_000, f"sse_ping_ms must be from 1 to 15000, got {self.sse_ping_ms}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,8 +39,11 @@ class CommitlogConfig:
     """Newest batches of each log kept in memory for followers and readers; 0: none."""
 
     def __post_init__(self) -> None:
-        if min(self.segment_max_bytes, self.mark_interval_bytes) <= 0 or self.tail_cache_bytes < 0:
-            raise ValueError("storage: sizes must be positive")
+        for name in ("segment_max_bytes", "mark_interval_bytes"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.tail_cache_bytes < 0:
+            raise ValueError(f"tail_cache_bytes must not be negative, got {self.tail_cache_bytes}")
 
     def fit_to(self, disk_bytes: int) -> "CommitlogConfig":
         """Return this configuration with segments of at most a sixteenth of a disk of that size.

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from app.controller.commands import AnyCommand, Done, Refusal
+from app.controller.config import HEARTBEATS_IN_A_TIMEOUT
 from app.controller.events import AnyEvent, MasterElected, MasterLost
 from app.controller.log_state import RECENT_EVENTS_MAX, MetadataLogState
 from app.controller.messages import (
@@ -60,7 +61,7 @@ def controller_raft(settings: Settings) -> RaftConfig:
     """Return the Raft settings of the log of the metadata, which has shorter times than other logs: the
     masters' leases must outlast an election of the controller."""
     raft, timeout = settings.raft, settings.controller.election_timeout_ms
-    heartbeat_ms = min(raft.heartbeat_interval_ms, timeout[0] // 3)
+    heartbeat_ms = min(raft.heartbeat_interval_ms, timeout[0] // HEARTBEATS_IN_A_TIMEOUT)
     return replace(
         raft,
         election_timeout_ms=timeout,

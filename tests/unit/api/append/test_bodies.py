@@ -166,7 +166,7 @@ def test_a_record_may_be_as_large_as_the_limit() -> None:
 def test_an_append_that_no_batch_can_hold_is_refused() -> None:
     """`max_request_bytes` permits it, but a batch of the log has less room."""
     body = bytes(APPEND_MAX_BYTES)
-    limits = Limits(max_request_bytes=2 * len(body), max_record_bytes=2 * len(body))
+    limits = Limits(max_request_bytes=len(body), max_record_bytes=len(body))
     with pytest.raises(TooLarge, match=f"an append may have {APPEND_MAX_BYTES}") as refused:
         read(body, b"application/octet-stream", limits=limits)
     assert refused.value.fields() == {"limit": APPEND_MAX_BYTES}
