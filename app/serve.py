@@ -298,8 +298,9 @@ def _front_config(
         server_header=False,
         proxy_headers=False,
         backlog=4096,
-        timeout_keep_alive=settings.http.idle_timeout_ms // 1000,
-        timeout_graceful_shutdown=max(1, settings.http.shutdown_grace_ms // 1000),
+        # uvicorn's types want whole seconds; the event loop takes parts of them
+        timeout_keep_alive=settings.http.idle_timeout_ms / 1000,  # type: ignore[arg-type]
+        timeout_graceful_shutdown=settings.http.shutdown_grace_ms / 1000,  # type: ignore[arg-type]
     )
 
 

@@ -166,7 +166,7 @@ async def serving(
         lifespan="off",
         log_config=None,
         access_log=False,
-        timeout_keep_alive=limits.idle_timeout_ms // 1000,
+        timeout_keep_alive=limits.idle_timeout_ms / 1000,  # type: ignore[arg-type]  # as serve
     )
     server = uvicorn.Server(config)
     config.load()

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +256,19 @@ def test_log_lines_are_logfmt_or_json() -> None:
     assert (settings.format, settings.level) == ("json", "debug")
     with pytest.raises(ConfigError, match=r"logging\.level"):
         parse(document(logging={"level": "loud"}), "n1")
+
+
+@pytest.mark.parametrize(("level", "printed"), [("debug", True), ("warning", True), ("error", False)])
+def test_the_level_holds_for_warnings_of_asyncio_too(level: str, printed: bool) -> None:
+    lines = (
+        "import logging",
+        "from app.telemetry import configure_logging",
+        f"configure_logging({level.upper()!r})",
+        "logging.getLogger('asyncio').warning('late')",
+    )
+    command = [sys.executable, "-c", "; ".join(lines)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ("message=late" in ended.stderr) is printed
 
 
 @pytest.mark.parametrize("as_json", [False, True])
