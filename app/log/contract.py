@@ -298,7 +298,8 @@ class PeerStatus:
     """Progress of one peer at its leader (docs/api.md §2). `lag_bytes` is None when unknown.
 
     heard_ms: monotonic time of its last answer, at the earliest the beginning of the leadership; None while
-    its HA connection is open.
+    its HA connection is open. is_node: False for a slave that names no node (H-02); its id is the key of its
+    connection.
     """
 
     id: str
@@ -311,6 +312,12 @@ class PeerStatus:
     in_sync: bool | None = None
     reason: str | None = None  # reason for which it is refused
     heard_ms: int | None = None
+    is_node: bool = True
+
+    @property
+    def is_connected(self) -> bool:
+        """True while a slave's HA connection is open."""
+        return self.state not in ("DISCONNECTED", "REFUSED")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Metrics of controller mode: leases, floors and slaves at a master; elections; the active controller."""
+"""Metrics of controller mode: leases and floors at a master; elections; the active controller."""
 
 from collections.abc import Iterator
 
@@ -37,16 +37,6 @@ def _master_metrics(broker: Broker) -> Iterator[Metric]:
         "Time as master with a SyncStateSet below min_in_sync_replicas",
         ("log",),
         [((name,), core.lease.below_floor_ms / 1000) for name, core in cores],
-    )
-    yield telemetry.gauge(
-        telemetry.HA_SLAVE_CONNECTED,
-        "1 while a slave is connected to this master",
-        ("log", "peer"),
-        [
-            ((name, peer.id), float(peer.state != "DISCONNECTED"))
-            for name, core in masters
-            for peer in core.status().peers
-        ],
     )
 
 

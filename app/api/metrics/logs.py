@@ -76,12 +76,15 @@ def _leads(core: CoreStatus) -> bool:
 
 
 def peer_metrics(drivers: Sequence[LogDriver], seen: Seen) -> Iterator[Metric]:
-    """Yield what the leader knows of each peer of a log."""
+    """Yield what the leader knows of each peer of a log. A slave that names no node is left out: the key of
+    its connection would begin other series with each connection."""
+    unnamed = {(log, peer.id) for log, status in seen for peer in status.core.peers if not peer.is_node}
     marks = [
         ((driver.log_name, peer), float(index))
         for driver in drivers
         for held in driver.watermarks().values()
         for peer, index in held.items()
+        if (driver.log_name, peer) not in unnamed
     ]
     yield telemetry.gauge(
         telemetry.WATERMARK, "Last index acknowledged by a peer (at the leader)", ("log", "peer"), marks
@@ -90,7 +93,12 @@ def peer_metrics(drivers: Sequence[LogDriver], seen: Seen) -> Iterator[Metric]:
         telemetry.PENDING_PUSHES,
         "Pushes in flight to a peer (at the leader)",
         ("log", "peer"),
-        [((log, peer.id), peer.pending) for log, status in seen for peer in status.core.peers],
+        [
+            ((log, peer.id), peer.pending)
+            for log, status in seen
+            for peer in status.core.peers
+            if peer.is_node
+        ],
     )
 
 

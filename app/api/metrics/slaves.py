@@ -15,7 +15,11 @@ from app.node.network.ha_connection import REFUSALS
 def slave_metrics(seen: Seen) -> Iterator[Metric]:
     """Yield what a master knows of its slaves."""
     masters = [(log, status.core) for log, status in seen if status.core.role is Role.MASTER]
-    peers = [((log, peer.id), peer) for log, core in masters for peer in core.peers]
+    peers = [((log, peer.id), peer) for log, core in masters for peer in core.peers if peer.is_node]
+    yield telemetry.gauge(
+        telemetry.HA_SLAVE_CONNECTED, "1 while a slave is connected to this master", ("log", "peer"),
+        [(labels, float(peer.is_connected)) for labels, peer in peers],
+    )  # fmt: skip
     yield telemetry.gauge(
         telemetry.HA_GAP, "Bytes that a slave has not acknowledged (at the master)", ("log", "peer"),
         [(labels, float(peer.lag_bytes)) for labels, peer in peers if peer.lag_bytes is not None],

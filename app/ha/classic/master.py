@@ -179,7 +179,7 @@ class ClassicMasterCore(StaticGroup):
             heard_ms = self._heard_ms[slave_id]
             return PeerStatus(slave_id, state, mark, 0, None, in_sync=False, reason=reason, heard_ms=heard_ms)
         if slave.sender is None:
-            return PeerStatus(slave_id, "READY", mark, 0, None, in_sync=False)
+            return PeerStatus(slave_id, "READY", mark, 0, None, in_sync=False, is_node=slave.is_replica)
         end_offset, limit_ms = self._log.end_offset, self._config.ha_max_time_slave_not_catchup_ms
         return PeerStatus(
             slave_id,
@@ -191,6 +191,7 @@ class ClassicMasterCore(StaticGroup):
             bytes_per_s=slave.flow.bytes_per_s(self._now_ms),
             in_sync=slave.in_sync(offset_after(self._log, self._held_index), self._now_ms, limit_ms),
             reason=slave.lacks(self._log.begin_index),
+            is_node=slave.is_replica,
         )
 
     def watermarks(self, term: int | None = None) -> dict[int, dict[str, int]]:

@@ -14,7 +14,7 @@ from typing import Final
 
 from app.controller.commands import AnyCommand, Done, Refusal
 from app.controller.config import HEARTBEATS_IN_A_TIMEOUT
-from app.controller.events import AnyEvent, MasterElected, MasterLost
+from app.controller.events import AnyEvent, LogDeleted, MasterElected, MasterLost
 from app.controller.log_state import RECENT_EVENTS_MAX, MetadataLogState
 from app.controller.messages import (
     AnyControllerMessage,
@@ -235,6 +235,7 @@ class MetadataService:
             self._transport.send(target, self._log_id, message)
 
     def _record_elections(self) -> None:
+        """Count the elections and write them to the journals. The counts of a deleted log end with it."""
         state = self._state
         if state is None:
             return
@@ -249,6 +250,10 @@ class MetadataService:
             if isinstance(event, MasterElected | MasterLost):
                 self._count_election(event)
                 self._record_election(state.metadata, index, event)
+            elif isinstance(event, LogDeleted):
+                for counts in (self.elections, self.server.refused_elections):
+                    for key in [key for key in counts if key[0] == event.log]:
+                        del counts[key]
 
     def _count_election(self, event: MasterElected | MasterLost) -> None:
         """Events that a restart reads again are not counted."""
