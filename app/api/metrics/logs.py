@@ -61,7 +61,7 @@ def replica_metrics(drivers: Sequence[LogDriver], seen: Seen) -> Iterator[Metric
         [((driver.log_name,), driver.waiting_reads) for driver in drivers],
     )  # fmt: skip
     dropped = [((driver.log_name,), float(driver.dropped_messages)) for driver in drivers]
-    yield telemetry.gauge(
+    yield telemetry.counter(
         telemetry.DROPPED_MESSAGES,
         "Messages of peers dropped since the start because the log's queue was full",
         ("log",),
@@ -108,18 +108,21 @@ def repair_metrics(broker: Broker) -> Iterator[Metric]:
     repairs = (
         (telemetry.REPAIRING, "1 from the detection of damage to its repair", lambda log: log.repairing),
         (telemetry.REPAIR_WAITING, "1 while no peer can supply the repair", lambda log: _waits(log)),
-        (telemetry.REPAIRS, "Repairs begun since the start", lambda log: log.repairs_begun),
     )
     for name, text, of_log in repairs:
         yield telemetry.gauge(name, text, ("log",), [((log.name,), float(of_log(log))) for log in kept])
+    yield telemetry.counter(
+        telemetry.REPAIRS, "Repairs begun since the start", ("log",),
+        [((log.name,), float(log.repairs_begun)) for log in kept],
+    )  # fmt: skip
     scrubs = [
         ((name,), progress) for name, progress in broker.scrubber.progress.items() if name in broker.logs
     ]
-    yield telemetry.gauge(
+    yield telemetry.counter(
         telemetry.SCRUB_ROUNDS, "Scrubs ended since the start", ("log",),
         [(labels, progress.rounds) for labels, progress in scrubs],
     )  # fmt: skip
-    yield telemetry.gauge(
+    yield telemetry.counter(
         telemetry.SCRUBBED_BYTES, "Bytes read again by scrubs since the start", ("log",),
         [(labels, progress.size_bytes) for labels, progress in scrubs],
     )  # fmt: skip
@@ -133,15 +136,16 @@ def journal_metrics(broker: Broker) -> Iterator[Metric]:
     per_journal: tuple[tuple[str, str, Callable[[Journal], int]], ...] = (
         (telemetry.JOURNAL_BYTES, "Bytes of this node's journal", lambda each: each.size_bytes),
         (telemetry.JOURNAL_BEGIN_SEQ, "Oldest event of the journal", lambda each: each.begin_seq),
-        (
-            telemetry.JOURNAL_SUPPRESSED,
-            "Events not written since the start because of the rate limit of their kind",
-            lambda each: each.suppressed,
-        ),
     )
     for name, text, of_journal in per_journal:
         samples = [((log,), float(of_journal(journal))) for log, journal in journals]
         yield telemetry.gauge(name, text, ("log",), samples)
+    yield telemetry.counter(
+        telemetry.JOURNAL_SUPPRESSED,
+        "Events not written since the start because of the rate limit of their kind",
+        ("log",),
+        [((log,), float(journal.suppressed)) for log, journal in journals],
+    )
 
 
 def _waits(hosted: HostedLog) -> bool:

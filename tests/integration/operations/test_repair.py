@@ -154,7 +154,7 @@ def test_a_leader_damaged_while_it_leads_stands_down_and_is_repaired(damaged: Cl
     (corruption,) = events_of(cluster, leader, log, "corruption")
     assert corruption["found_by"] in ("read", "scrub", "peer", "replication")
     metrics = cluster.get(leader, "/metrics").text
-    assert f'commitlog_repairs{{log="{log}"}} 1.0' in metrics
+    assert f'commitlog_repairs_total{{log="{log}"}} 1.0' in metrics
     assert f'commitlog_repairing{{log="{log}"}} 0.0' in metrics
     assert "critical" not in cluster.lines(leader)
 

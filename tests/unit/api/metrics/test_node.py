@@ -1,12 +1,19 @@
-"""Metrics of a node: the syncs that wait for its disk."""
+"""Metrics of a node: their types and names, and the syncs that wait for its disk."""
 
 import asyncio
+import re
 from pathlib import Path
 
 from app.api.metrics.node import NodeCollector
 from app.node.broker import Broker
 from app.settings.file import parse
 from storage.watched_files import SyncsInProgress
+from tests.support.in_process import node_in_process
+
+OPERATIONS = Path(__file__).parents[4] / "docs" / "operations.md"
+ROW = re.compile(r"^\| `(commitlog_\w+)` \| [^|]*\| (.*) \|$", re.MULTILINE)
+SINCE_START = re.compile("since (its|the|it) start")
+TYPES = ("counter", "histogram", "info")
 
 
 def test_the_wait_of_the_oldest_sync_is_shown(tmp_path: Path) -> None:
@@ -31,5 +38,21 @@ def test_the_wait_of_the_oldest_sync_is_shown(tmp_path: Path) -> None:
         assert waiting_s() == 0.0
         broker.syncs.run("file", hangs)
         assert waiting_s() == 0.0
+
+    asyncio.run(run())
+
+
+def test_a_metric_has_the_type_that_its_row_in_the_documentation_names(tmp_path: Path) -> None:
+    """A number that only rises is a counter, whose name ends in `_total`: `rate` and `increase` are for
+    those, and Prometheus warns of others."""
+    rows = ROW.findall(OPERATIONS.read_text(encoding="utf-8"))
+    types = {name: next((kind for kind in TYPES if f"({kind})" in text), "gauge") for name, text in rows}
+
+    async def run() -> None:
+        async with node_in_process(tmp_path) as node:
+            found = {each.name: each for each in NodeCollector(node.broker).collect()}
+        assert {name: each.type for name, each in found.items()} == types
+        rising = [each for each in found.values() if SINCE_START.search(each.documentation)]
+        assert {each.type for each in rising} == {"counter"}
 
     asyncio.run(run())
