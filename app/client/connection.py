@@ -2,6 +2,7 @@
 end."""
 
 import io
+import json
 import math
 import os
 import random
@@ -9,6 +10,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from http import HTTPStatus
 from http.client import RemoteDisconnected
@@ -19,14 +21,16 @@ from urllib.parse import urlencode
 import urllib3
 
 from app.arguments import check_number, check_text
-from app.client.errors import ClientError, NoAnswer, NoReplica, Problem, Untrusted, problem_of
+from app.client.errors import ClientError, InvalidAnswer, NoAnswer, NoReplica, Problem, Untrusted, problem_of
 from app.names import check_token
-from storage.units import KIB
+from storage.units import KIB, MIB
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:8101"
 _CONNECT_TIMEOUT_S = 2.0
 # Part of a body that _CONNECT_TIMEOUT_S, or the last call's read timeout, limits.
 _SENT_AT_ONCE_BYTES = 64 * KIB
+_ANSWER_DIGITS = 9  # of the size of an answer in bytes: no page of 64 MiB is larger than that in any form
+_CHUNK_BYTES = MIB  # of an answer that does not announce its size
 _KEPT_CONNECTIONS = 64  # of one node, between calls; urllib3 closes more, with a warning for each
 _NAMED_ENDPOINTS = 5  # at most, in an error
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
@@ -52,8 +56,23 @@ _ADVICE = {  # by OpenSSL's code, where no other authority would help
     62: _OTHER_NAME,
     64: _OTHER_NAME,
 }
-HttpAnswer = urllib3.BaseHTTPResponse
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class HttpAnswer:
+    """Answer of a node with its whole body. The names of headers are found in any case."""
+
+    status: int
+    headers: Mapping[str, str]
+    data: bytes
+
+    def json(self) -> Any:
+        """Return the document in the body. Raises ValueError."""
+        try:
+            return json.loads(self.data)
+        except RecursionError as error:
+            raise ValueError(str(error)) from error
 
 
 class ClusterConnection:
@@ -253,7 +272,12 @@ class ClusterConnection:
             content = io.BytesIO(body)
             sent["Content-Length"] = str(len(body))
         try:
-            answer = self._own_pool().request(method, url, headers=sent, body=content, timeout=timeout)
+            answer = _received(
+                endpoint,
+                self._own_pool().request(
+                    method, url, headers=sent, body=content, timeout=timeout, preload_content=False
+                ),
+            )
         except NEVER_SENT as error:
             self._forget(endpoint)
             refused = isinstance(error.__context__, ConnectionRefusedError)
@@ -358,6 +382,29 @@ def _new_pool() -> urllib3.PoolManager:
     return urllib3.PoolManager(
         retries=False, num_pools=16, maxsize=_KEPT_CONNECTIONS, blocksize=_SENT_AT_ONCE_BYTES
     )
+
+
+def _received(endpoint: str, answer: urllib3.BaseHTTPResponse) -> HttpAnswer:
+    """Return an answer with its body, and its connection to the pool.
+
+    Raises HTTPError, and InvalidAnswer: for a size that no memory has, and for an interim answer (1xx), whose
+    connection still gets the final one.
+    """
+    size = answer.headers.get("Content-Length", "")
+    try:
+        if answer.status < HTTPStatus.OK:
+            raise InvalidAnswer(f"{endpoint} sent an interim response ({answer.status})")
+        if len(size) > _ANSWER_DIGITS:
+            raise InvalidAnswer(f"{endpoint} announced a response of {size[:40]} bytes")
+        is_chunked = "Transfer-Encoding" in answer.headers
+        data = b"".join(answer.stream(_CHUNK_BYTES)) if is_chunked else answer.read()
+    except BaseException as error:
+        answer.close()
+        if isinstance(error, ValueError):  # a chunk of a negative size
+            raise InvalidAnswer(f"{endpoint} sent an invalid response ({error})") from error
+        raise
+    answer.release_conn()  # an answer without a body is not read, and still has it
+    return HttpAnswer(answer.status, answer.headers, data)
 
 
 def _after(doubtful: ClientError | None, error: ClientError, *, decided: bool) -> ClientError:

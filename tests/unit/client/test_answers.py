@@ -5,12 +5,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from urllib3 import HTTPResponse
 
 from app.client import ClientError, CommitlogClient, NoAnswer, Problem, Record, Unavailable
 from app.client.batches import arrow_body
 from app.client.client import document_of
-from app.client.connection import AVOID_S, LEARN_EACH_S, ClusterConnection
+from app.client.connection import AVOID_S, LEARN_EACH_S, ClusterConnection, HttpAnswer
 from app.client.data_frames import append_frame, read_frame
 from app.client.errors import problem_of
 from app.client.operations import Operations
@@ -156,7 +155,7 @@ def test_every_error_of_a_damaged_arrow_page_is_one_of_the_client(
     cut = {"end": body[:-100], "end of the batch": body[:-13]}.get(missing, body)
     headers = {"Commitlog-Next-Index": "4", "Commitlog-Has-More": "false"}
     headers.pop(missing, None)
-    answer = HTTPResponse(cut, headers, 200)
+    answer = HttpAnswer(200, headers, cut)
     with CommitlogClient("http://127.0.0.1:1") as client:
         monkeypatch.setattr(client.connection, "call", lambda *_, **__: answer)
         with pytest.raises(NoAnswer):
@@ -166,7 +165,7 @@ def test_every_error_of_a_damaged_arrow_page_is_one_of_the_client(
 def test_a_document_that_is_too_deep_is_an_error_of_the_client() -> None:
     body = b"[" * 200_000
     with pytest.raises(NoAnswer):
-        document_of(HTTPResponse(body))
+        document_of(HttpAnswer(200, {}, body))
     assert problem_of(400, body).status == 400
 
 

@@ -1,0 +1,84 @@
+"""Answers that are not whole, or not the answer of the call, from a server that is not a node."""
+
+import json
+import socket
+import threading
+from contextlib import AbstractContextManager, suppress
+
+import pytest
+
+from app.client import CommitlogClient, InvalidAnswer, NoAnswer
+from app.client.connection import ClusterConnection
+from tests.unit.client.test_connection_sockets import head_of, listener
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def served(answer: bytes) -> AbstractContextManager[str]:
+    """A server that gives each request the same answer, and ends its connection."""
+
+    def serve(taken: socket.socket) -> None:
+        with taken:
+            if head_of(taken):
+                taken.sendall(answer)
+
+    return listener(serve)
+
+
+@pytest.mark.parametrize("size", [b"1000000000000000", b"9" * 20, b"9" * 5_000])
+def test_a_size_that_no_memory_has_is_an_error_of_the_client(size: bytes) -> None:
+    with served(b"HTTP/1.1 200 OK\r\nContent-Length: " + size + b"\r\n\r\n{}") as url:
+        client = CommitlogClient(url, give_up_s=0.0)
+        with pytest.raises(InvalidAnswer, match="announced a response of") as caught:
+            client.append(["x"])
+        assert caught.value.outcome == "unknown"
+        client.close()
+
+
+@pytest.mark.parametrize("size", [b"F" * 15, b"F" * 30, b"-5"])
+def test_a_chunk_of_an_impossible_size_is_an_error_of_the_client(size: bytes) -> None:
+    with (
+        served(CHUNKED + size + b"\r\n{}") as url,
+        CommitlogClient(url, give_up_s=0.0) as client,
+        pytest.raises(NoAnswer),
+    ):
+        client.tail()
+
+
+def test_a_chunked_answer_is_read_whole() -> None:
+    chunks = b'3\r\n{"a\r\n8\r\n": 12345\r\n1\r\n}\r\n0\r\n\r\n'
+    with served(CHUNKED + chunks) as url:
+        connection = ClusterConnection([url], give_up_s=0.0, learns_nodes=False)
+        assert connection.call("GET", "/v1/cluster").json() == {"a": 12345}
+        connection.close()
+
+
+def test_no_call_gets_the_answer_of_an_earlier_one_after_an_interim_response() -> None:
+    """A proxy may send 1xx before the answer; the connection is not used for another call then."""
+
+    called = threading.Event()
+
+    def serve(taken: socket.socket) -> None:
+        with taken, suppress(OSError):  # the client has closed it
+            while head := head_of(taken):
+                body = json.dumps({"path": head.split()[1].decode()}).encode()
+                taken.sendall(b"HTTP/1.1 103 Early Hints\r\nLink: <x>\r\n\r\n")
+                called.wait(30)  # the next call does not find the answer in its socket yet
+                taken.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+    with listener(serve) as url:
+        connection = ClusterConnection([url], give_up_s=0.0, learns_nodes=False)
+        for path in ("/a", "/b"):
+            with pytest.raises(InvalidAnswer, match="interim response"):
+                connection.once("GET", url, path)
+            called.set()
+        connection.close()
+
+
+def test_a_list_of_nodes_that_is_too_deep_does_not_end_a_call() -> None:
+    """The call has succeeded: what it would learn beside is left."""
+    body = b"[" * 100_000
+    with served(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body) as url:
+        connection = ClusterConnection([url], give_up_s=0.0)
+        assert connection.call("GET", "/v1/logs/a/tail").status == 200
+        connection.close()
