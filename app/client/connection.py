@@ -30,6 +30,7 @@ _CONNECT_TIMEOUT_S = 2.0
 # Part of a body that _CONNECT_TIMEOUT_S, or the last call's read timeout, limits.
 _SENT_AT_ONCE_BYTES = 64 * KIB
 _ANSWER_DIGITS = 9  # of the size of an answer in bytes: no page of 64 MiB is larger than that in any form
+_WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 _CHUNK_BYTES = MIB  # of an answer that does not announce its size
 _KEPT_CONNECTIONS = 64  # of one node, between calls; urllib3 closes more, with a warning for each
 _NAMED_ENDPOINTS = 5  # at most, in an error
@@ -387,8 +388,8 @@ def _new_pool() -> urllib3.PoolManager:
 def _received(endpoint: str, answer: urllib3.BaseHTTPResponse) -> HttpAnswer:
     """Return an answer with its body, and its connection to the pool.
 
-    Raises HTTPError, and InvalidAnswer: for a size that no memory has, and for an interim answer (1xx), whose
-    connection still gets the final one.
+    Raises HTTPError, and InvalidAnswer: for a size that no memory has, for a head that ends before it, and for
+    an interim answer (1xx), whose connection still gets the final one.
     """
     size = answer.headers.get("Content-Length", "")
     try:
@@ -396,8 +397,10 @@ def _received(endpoint: str, answer: urllib3.BaseHTTPResponse) -> HttpAnswer:
             raise InvalidAnswer(f"{endpoint} sent an interim response ({answer.status})")
         if len(size) > _ANSWER_DIGITS:
             raise InvalidAnswer(f"{endpoint} announced a response of {size[:40]} bytes")
-        is_chunked = "Transfer-Encoding" in answer.headers
+        is_chunked = answer.headers.get("Transfer-Encoding", "").lower() == "chunked"
         data = b"".join(answer.stream(_CHUNK_BYTES)) if is_chunked else answer.read()
+        if not (size or is_chunked or data or answer.status in _WITHOUT_BODY):
+            raise InvalidAnswer(f"{endpoint} closed the connection within the head of its response")
     except BaseException as error:
         answer.close()
         if isinstance(error, ValueError):  # a chunk of a negative size

@@ -82,3 +82,25 @@ def test_a_list_of_nodes_that_is_too_deep_does_not_end_a_call() -> None:
         connection = ClusterConnection([url], give_up_s=0.0)
         assert connection.call("GET", "/v1/logs/a/tail").status == 200
         connection.close()
+
+
+def test_a_call_is_repeated_wherever_its_answer_was_cut() -> None:
+    """Python's parser takes the end of the connection for the end of the head: a part of it is no answer,
+    and a part of its leader is no address."""
+    body = b'{"a": 1}'
+    whole = b"HTTP/1.1 200 OK\r\nServer: x\r\nCommitlog-Leader: http://127.0.0.1:65000\r\n"
+    whole += b"Content-Length: %d\r\nDate: y\r\n\r\n" % len(body) + body
+    sizes = iter([each for cut in range(len(whole)) for each in (cut, len(whole))])
+
+    def serve(taken: socket.socket) -> None:
+        with taken:
+            if head_of(taken):
+                taken.sendall(whole[: next(sizes)])
+
+    with listener(serve) as url:
+        for _ in range(len(whole)):
+            connection = ClusterConnection([url], learns_nodes=False, sleep=lambda _: None)
+            answer = connection.call("POST", "/v1/logs/a/records", body=b"{}")
+            assert (answer.data, connection.leader) == (body, "http://127.0.0.1:65000")
+            connection.close()
+    assert next(sizes, None) is None
