@@ -27,7 +27,8 @@ class AsyncCommitlogClient:
     """One log of a cluster, for asyncio. Retries, leader and idempotency keys: as of CommitlogClient.
 
     max_calls: calls at a time; a further one waits. Each open call holds a thread, so a `follow` takes
-    one permanently. A cancelled call ends for its caller; the request itself may still be applied.
+    one permanently. A cancelled call ends for its caller; the request itself may still be applied, and holds
+    its thread until it is answered.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class AsyncCommitlogClient:
         """options: log, token, give_up_s, as of CommitlogClient."""
         check_whole("max_calls", max_calls, 1)
         self.blocking = CommitlogClient(endpoints, **options)
-        self._max_calls = max_calls
+        self._max_calls, self._is_closed = max_calls, False
         self._threads, self._process = _new_threads(max_calls), os.getpid()
 
     async def __aenter__(self) -> Self:
@@ -46,8 +47,10 @@ class AsyncCommitlogClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections. Calls that are open end by themselves."""
-        self._own_threads().shutdown(wait=False, cancel_futures=True)
+        """Close the connections. Calls that were made before, also those that wait, end by themselves; later
+        ones raise ValueError."""
+        self._is_closed = True
+        self._own_threads().shutdown(wait=False)
         self.blocking.close()
 
     async def append(self, records: Iterable[RecordLike], **options: Any) -> Appended:
@@ -99,6 +102,8 @@ class AsyncCommitlogClient:
         return AsyncProducer(self.blocking, **options)
 
     async def _call(self, function: Callable[..., Returned], *arguments: Any, **options: Any) -> Returned:
+        if self._is_closed:
+            raise ValueError("the client is closed")
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._own_threads(), partial(function, *arguments, **options))
 
@@ -152,6 +157,10 @@ class AsyncProducer:
 
     async def __aexit__(self, *error: Any) -> None:
         await asyncio.to_thread(self.blocking.__exit__, *error)
+
+    async def close(self) -> None:
+        """Flush, and end the threads. Raises as RecordProducer.close."""
+        await asyncio.to_thread(self.blocking.close)
 
     async def send(
         self, value: str | bytes | Record | None, key: str | bytes | None = None

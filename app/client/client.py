@@ -87,8 +87,11 @@ class CommitlogClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __reduce__(self) -> Any:
+        raise TypeError("a client cannot be pickled, because it has connections: create one in each process")
+
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections. A later call makes new ones; calls of other threads end by themselves."""
         self.connection.close()
 
     @property
@@ -131,7 +134,7 @@ class CommitlogClient:
         if idempotency_key is not None:
             check_idempotency_key(idempotency_key)
             sent["Idempotency-Key"] = idempotency_key
-        query = {name: _parameter(value) for name, value in options.items() if value is not None}
+        query = _parameters(options)
         answer = self.connection.call(
             "POST",
             self._path("/records"),
@@ -331,7 +334,7 @@ class CommitlogClient:
     def _answer(
         self, route: str, endpoint: str | None = None, wait_s: float = ANSWER_S, **query: Any
     ) -> HttpAnswer:
-        query = {name: _parameter(value) for name, value in query.items() if value is not None}
+        query = _parameters(query)
         if endpoint is not None:
             return self.connection.once("GET", endpoint, self._path(route), query=query, wait_s=wait_s)
         return self.connection.call("GET", self._path(route), query=query, wait_s=wait_s)
@@ -371,8 +374,15 @@ def _wait_s(query: Mapping[str, Any]) -> float:
     return max(ANSWER_S, wait_ms / 1000)
 
 
-def _parameter(value: Any) -> Any:
-    return str(value).lower() if isinstance(value, bool) else value
+def _parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a call. Raises TypeError for the log, which each client has one of."""
+    if "log" in given:
+        raise TypeError(f"a call has no option log: use CommitlogClient(..., log={given['log']!r})")
+    return {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in given.items()
+        if value is not None
+    }
 
 
 def document_of(answer: HttpAnswer, *, exact: bool = False) -> dict[str, Any]:

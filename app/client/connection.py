@@ -388,8 +388,8 @@ def _new_pool() -> urllib3.PoolManager:
 def _received(endpoint: str, answer: urllib3.BaseHTTPResponse) -> HttpAnswer:
     """Return an answer with its body, and its connection to the pool.
 
-    Raises HTTPError, and InvalidAnswer: for a size that no memory has, for a head that ends before it, and for
-    an interim answer (1xx), whose connection still gets the final one.
+    Raises HTTPError, and InvalidAnswer: for a size that no memory has, for a head that ends before the size,
+    and for an interim answer (1xx), whose connection still gets the final one.
     """
     size = answer.headers.get("Content-Length", "")
     try:

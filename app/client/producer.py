@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 import threading
 import time
 import uuid
@@ -242,6 +243,7 @@ class RecordProducer:
         """Flush, and end the threads. Raises as `flush`. In a forked process: do nothing."""
         if self._process != _process:
             return
+        self._check_process()
         try:
             self.flush()
         finally:
@@ -253,9 +255,11 @@ class RecordProducer:
                 thread.join()
 
     def _check_process(self) -> None:
-        """Raise RuntimeError after a fork: the new process does not have the threads."""
+        """Raise RuntimeError in a process that does not have the threads: after a fork, or at its end."""
         if self._process != _process:
             raise RuntimeError("the producer belongs to another process; create one after the fork")
+        if sys.is_finalizing():
+            raise RuntimeError("the program ends without its producer: close that before, or by atexit")
 
     def _checked_size(self, record: Record) -> int:
         """Return the bytes that a record needs in the queue. Raises ValueError for one that is too large."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -97,6 +98,9 @@ def test_a_client_is_not_made_of_wrong_arguments(
         ),
         (lambda c: Consumer(URL, "name"), TypeError, "client must be of the type CommitlogClient, got str"),
         (lambda c: Consumer(c, None), TypeError, "the name of a cursor must be text, got None"),
+        (lambda c: c.append(["x"], log="a"), TypeError, r"use CommitlogClient\(\.\.\., log='a'\)"),
+        (lambda c: c.read(log="a"), TypeError, "a call has no option log"),
+        (pickle.dumps, TypeError, "create one in each process"),
         (lambda c: RecordProducer(None), TypeError, "client must be of the type CommitlogClient, got None"),
         (lambda c: RecordProducer(c, producer_id=5), TypeError, "producer_id must be text, got int"),
         (lambda c: RecordProducer(c, linger_ms=None), TypeError, "linger_ms must be a number, got None"),

@@ -40,3 +40,28 @@ def test_a_poll_that_was_cancelled_does_not_move_the_position() -> None:
 
     with fake_service(answer) as service:
         assert asyncio.run(poll(service.url)) == 5
+
+
+def test_calls_that_wait_for_a_thread_end_although_the_client_was_closed() -> None:
+    """They are not cancelled: a group of tasks would leave out such a call without an error."""
+    asked, answered = threading.Event(), threading.Event()
+
+    def answer(_: Asked) -> Scripted:
+        asked.set()
+        answered.wait(30)
+        return Scripted(200, {"next_index": 5})
+
+    async def close(url: str) -> list[int]:
+        client = AsyncCommitlogClient(url, max_calls=1)
+        calls = [asyncio.create_task(client.tail()) for _ in range(2)]
+        assert await asyncio.to_thread(asked.wait, 30)
+        await client.close()
+        answered.set()
+        found = [tail["next_index"] for tail in await asyncio.gather(*calls)]
+        with pytest.raises(ValueError, match="the client is closed"):
+            await client.append(["x"])
+        await client.close()
+        return found
+
+    with fake_service(answer) as service:
+        assert asyncio.run(close(service.url)) == [5, 5]

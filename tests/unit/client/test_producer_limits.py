@@ -126,3 +126,16 @@ def test_an_option_that_no_append_of_a_producer_has_is_refused(option: str) -> N
     client = CommitlogClient("http://127.0.0.1:1")
     with pytest.raises(TypeError, match=f"{option}.*acks, fencing_token, timeout_ms"):
         RecordProducer(client, **{option: 1})
+
+
+def test_a_producer_that_the_end_of_the_program_finds_open_does_not_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its threads do not run any more then: a wait for them in a finalizer would not end."""
+    with fake_service(Log()) as service, producing(service) as producer:
+        producer.send("x")
+        with monkeypatch.context() as ending:
+            ending.setattr("app.client.producer.sys.is_finalizing", lambda: True)
+            for call in (producer.close, producer.flush):
+                with pytest.raises(RuntimeError, match="the program ends without its producer"):
+                    call()
