@@ -187,6 +187,22 @@ class RowsLost(SourceError):
         )
 
 
+class StrayRows(SourceError):
+    """A typed table has rows after the end of the log. The job would take the records before them for
+    written."""
+
+    condition = "COMMITLOG_STRAY_ROWS"
+    is_final = True
+
+    def __init__(self, path: str, log: str, log_end: int, last: int) -> None:
+        """log_end: index after the last record of the log. last: of the table."""
+        super().__init__(
+            f"{path} has rows up to index {last}, and log {log!r} ends before index {log_end}: another "
+            f"program wrote rows that are of no record. Stop the job, delete the rows from index {log_end} on "
+            "from the table, or its folder, and start the job."
+        )
+
+
 class ColumnClash(SourceError):
     """A column of a typed table has a type that cannot become the one that the schema gives.
 

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from app.schemas import LogSchema
 from app.tables.names import MOVED_PROPERTY, end_application_of
-from spark_jobs.errors import LogTrimmed
+from spark_jobs.errors import LogTrimmed, StrayRows
 from spark_jobs.job_lines import warn
 from spark_jobs.materialize.supervisor import MAX_FAILURES, reason_of
 from spark_jobs.source.log_reads import LogReads
@@ -100,7 +100,8 @@ class TypedTables:
         """Write the rows of all records before `until`, which `entries` holds. term: of the record before it.
         schemas_until: the versions of the schema before this index are known too.
 
-        Raises TableClash, LogClash, SchemaInvalid, SchemaLibraryMissing, and the errors of `LogReads`.
+        Raises TableClash, LogClash, StrayRows, SchemaInvalid, SchemaLibraryMissing, and the errors of
+        `LogReads`.
         """
         if self._failed is not None:
             raise self._failed
@@ -109,6 +110,8 @@ class TypedTables:
         self._read_schemas(max(until, schemas_until))
         if self.decoder is None:
             return
+        if self.held_until > until:
+            self._check_strays()
         restored = self._restored(until)
         outdated = self._repair(restored, self.decoder)
         self.until_index = until
@@ -143,6 +146,15 @@ class TypedTables:
         """The tables are open, and `entries` holds all records that they had then. Otherwise it has lost
         rows, also tombstones, without which `current` would get rows that stay."""
         return self.until_index >= self.held_until
+
+    def _check_strays(self) -> None:
+        """Raise StrayRows if a table whose end counts for `held_until` has rows after the end of the log."""
+        log_end = self.client.tail(confirmed=True).next_index
+        ends = [(table.path, table.last_index + 1) for table in self.records.values()]
+        ends += [(table.path, table.next_index) for table in self.current.values()]
+        for path, end in ends:
+            if end > log_end:
+                raise StrayRows(path, self.client.log, log_end, end - 1)
 
     def check_entries(self) -> None:
         """Raise TableClash if `entries` has lost records that the tables had, or that `extend` was to read.

@@ -16,6 +16,7 @@ from pyspark.sql import Row
 from app.tables.catalog import LogTables
 from app.tables.delta_log import DeltaLog
 from app.tables.names import CURRENT, REFILL_PROPERTY
+from spark_jobs.errors import StrayRows
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables import removals, restores, table_writer
@@ -357,6 +358,27 @@ def test_nothing_counts_as_applied_while_the_tables_are_opened_again(
     typed.extend(log.next_index)
     for _ in range(2):
         typed.apply()
+    check_law(log, tmp_path)
+
+
+def test_a_start_beside_a_row_after_the_end_of_the_log_leaves_no_record_out(
+    log: FakeLog, replicas: list[FakeReplica], tmp_path: Path
+) -> None:
+    """Another program has inserted it: the records before it would count as written."""
+    fill_entries(log, tmp_path)
+    typed = without_spark(replicas, tmp_path)
+    typed.extend(log.next_index - 2)
+    newest, stray = typed.records[2], log.next_index + 10
+    rows = pa.Table.from_pylist([{"_index": stray}], arrow_schema(newest.table.schema))
+    table = LocalTable(newest.path, lambda path: None)
+    table.append(rows, statistics=("_index",), application="another program", claim=1, note={})
+    typed.open()
+    for _ in range(2):
+        with pytest.raises(StrayRows, match=rf"index {stray}, .* ends before index {log.next_index}"):
+            typed.extend(log.next_index)
+    newest.remove([stray])
+    typed.open()
+    typed.extend(log.next_index)
     check_law(log, tmp_path)
 
 
