@@ -198,8 +198,8 @@ class StrayRows(SourceError):
         """log_end: index after the last record of the log. last: of the table."""
         super().__init__(
             f"{path} has rows up to index {last}, and log {log!r} ends before index {log_end}: another "
-            f"program wrote rows that are of no record. Stop the job, delete the rows from index {log_end} on "
-            "from the table, or its folder, and start the job."
+            "program wrote rows that are of no record. Stop the job, delete the rows from index "
+            f"{log_end} on from the table, or its folder, and start the job."
         )
 
 
