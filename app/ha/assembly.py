@@ -17,11 +17,6 @@ class Assembler:
         self._buffer = bytearray()
         self._needed = HEADER_SIZE_BYTES
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Number of bytes of the incomplete batch."""
-        return len(self._buffer)
-
     def clear(self) -> None:
         self._buffer = bytearray()
         self._needed = HEADER_SIZE_BYTES

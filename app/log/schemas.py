@@ -4,7 +4,7 @@ PURE. A version is never changed or removed, so what a truncation undoes and wha
 must not see are both the versions from some index on.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Final
@@ -55,15 +55,6 @@ class LogSchemas:
     def until(self, index: int) -> Sequence[SchemaVersion]:
         """Return the versions whose records have at most this index."""
         return self._versions[: bisect_right(self._versions, index, key=_INDEX)]
-
-    def in_force_at(self, index: int) -> SchemaVersion | None:
-        """Return the version with which the record at `index` is read, unless the record names another one.
-
-        It is the newest one set before the record. Records before the first schema are read with the first.
-        """
-        if not self._versions:
-            return None
-        return self._versions[max(0, bisect_left(self._versions, index, key=_INDEX) - 1)]
 
     def add(self, index: int, record: SchemaRecord) -> None:
         """Add the version that the control record at `index` sets."""

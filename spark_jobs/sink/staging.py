@@ -70,10 +70,6 @@ class StagedList:
     def chunks(self) -> int:
         return sum(file.chunks for file in self.files)
 
-    @property
-    def rows(self) -> int:
-        return sum(file.rows for file in self.files)
-
 
 class Staging:
     """The folder of one producer in one epoch."""

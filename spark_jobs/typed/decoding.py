@@ -25,12 +25,10 @@ DEAD_LETTERS_SCHEMA: Final = schemas.arrow_schema(schemas.DEAD_LETTERS)
 
 @dataclass
 class TypedRows:
-    """Rows of a range of `entries`. records: by the first version of their group. tombstones: number of
-    records without a value."""
+    """Rows of a range of `entries`. records: by the first version of their group."""
 
     records: dict[int, pa.Table] = field(default_factory=dict)
     dead_letters: pa.Table = field(default_factory=DEAD_LETTERS_SCHEMA.empty_table)
-    tombstones: int = 0
 
 
 class TypedDecoder:
@@ -59,7 +57,7 @@ class TypedDecoder:
         entries = entries.select(list(COLUMNS))
         has_tombstones = entries["value"].null_count > 0
         present = entries.filter(pc.is_valid(entries["value"])) if has_tombstones else entries
-        found = TypedRows(tombstones=entries.num_rows - present.num_rows)
+        found = TypedRows()
         pieces: dict[int, list[pa.Table]] = defaultdict(list)
         dead: list[pa.Table] = []
         for number, rows in self._by_versions(present, version):

@@ -54,7 +54,6 @@ def test_a_record_is_read_with_the_schema_in_force_at_its_index() -> None:
         {"_index": 11, "_schema_version": 2, "a": 2**40, "b": "x"},
     ]
     assert found.dead_letters["index"].to_pylist() == [9]
-    assert found.tombstones == 1
 
 
 def test_unknown_fields_are_rescued_in_the_row_of_their_record() -> None:

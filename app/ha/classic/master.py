@@ -459,7 +459,7 @@ class ClassicMasterCore(StaticGroup):
         if needed == 0:
             proven.add(0, held)
         stretches = [stretch for slave in slaves if (stretch := slave.stretch) is not None]
-        for first, last in held_by(stretches, needed, 0) if needed else ():
+        for first, last in held_by(stretches, needed) if needed else ():
             proven.add(first, min(last, held))
         for first, last in proven:
             self._outbox.answers += self._pending.release_between(acks, first, last)

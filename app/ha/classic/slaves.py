@@ -164,13 +164,13 @@ def _same(log: HaLog, held: int, history: History) -> bool:
     )
 
 
-def held_by(stretches: Sequence[tuple[int, int]], count: int, from_index: int) -> list[tuple[int, int]]:
-    """Return the ranges of indexes from from_index on that at least `count` (>= 1) stretches hold.
+def held_by(stretches: Sequence[tuple[int, int]], count: int) -> list[tuple[int, int]]:
+    """Return the ranges of indexes that at least `count` (>= 1) stretches hold.
 
     stretches: (first, last), inclusive. The ranges are disjoint and ascending; where a stretch begins a new
     one may begin.
     """
-    cuts = sorted({max(first, from_index) for first, _ in stretches})
+    cuts = sorted({first for first, _ in stretches})
     found = []
     for position, cut in enumerate(cuts):
         lasts = sorted((last for first, last in stretches if first <= cut), reverse=True)

@@ -92,12 +92,10 @@ class MetadataService:
     ) -> None:
         """connected: nodes whose connection to this one is open. find: a log that this node knows.
         record(log, event): write an event to the node's journal of a log."""
-        self._settings = settings
         self._node_id = settings.node.id
         self._clock = services.clock
         self._transport = services.transport
         self._scheduler = services.scheduler
-        self._connected = connected
         self._find = find
         self._record = record
         self._log_id = log_id_of(settings.cluster_id, CONTROLLER_LOG)

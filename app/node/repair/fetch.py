@@ -69,10 +69,6 @@ class Fetch:
         self._never_rounds = 0
 
     @property
-    def complete(self) -> bool:
-        return self.next_index == self.last_index + 1
-
-    @property
     def hopeless(self) -> bool:
         """True if the range is lost, trimmed or was never committed: no peer will ever send it."""
         last_word = (Outlook.TRIMMED, Outlook.OTHER)

@@ -34,7 +34,6 @@ class ScrubProgress:
 
     rounds: int = 0
     size_bytes: int = 0
-    running: bool = False
 
 
 class Scrubber:
@@ -70,7 +69,6 @@ class Scrubber:
         if driver is None:
             return
         progress = self.progress.setdefault(hosted.name, ScrubProgress())
-        progress.running = True
         try:
             if await self._round(hosted, driver, progress):
                 progress.rounds += 1
@@ -83,8 +81,6 @@ class Scrubber:
             logger.warning("log %s: the scrub ends early: %s", hosted.name, error)
         except DiskError as error:
             self._found(hosted, driver, CorruptLog(error.path, 0, f"it cannot be read: {error.reason}"))
-        finally:
-            progress.running = False
 
     async def _round(self, hosted: HostedLog, driver: LogDriver, progress: ScrubProgress) -> bool:
         """True if the round reached its end."""

@@ -264,10 +264,10 @@ def test_a_slave_reads_only_while_its_records_are_known_to_be_the_masters() -> N
 
 
 def test_ranges_of_what_slaves_hold() -> None:
-    assert held_by([(0, 9), (4, 20)], 1, 0) == [(0, 3), (4, 20)]
-    assert held_by([(0, 9), (4, 20)], 2, 0) == [(4, 9)]
-    assert held_by([(0, 9)], 2, 0) == []
-    assert held_by([(0, 3), (8, 9)], 1, 2) == [(2, 3), (8, 9)]
+    assert held_by([(0, 9), (4, 20)], 1) == [(0, 3), (4, 20)]
+    assert held_by([(0, 9), (4, 20)], 2) == [(4, 9)]
+    assert held_by([(0, 9)], 2) == []
+    assert held_by([(2, 3), (8, 9)], 1) == [(2, 3), (8, 9)]
     ranges = Ranges()
     for first, last in ((5, 9), (0, 2), (3, 4), (20, 19), (30, 31)):
         ranges.add(first, last)

@@ -51,12 +51,12 @@ def test_pieces_come_from_one_peer_until_all_is_there() -> None:
     ask = fetch.next()
     assert (ask.peer, ask.first_index, ask.pause_ms) == ("n2", 8, 0)
     assert fetch.took("n2", given(OURS[4])) == (OURS[4],)
-    assert not fetch.complete
+    assert fetch.next_index == 10
     assert fetch.took("n2", None) == ()  # silent: the other one goes on where this one stopped
     ask = fetch.next()
     assert (ask.peer, ask.first_index) == ("n3", 10)
     assert fetch.took("n3", given(OURS[5])) == (OURS[5],)
-    assert fetch.complete
+    assert fetch.next_index == 12
 
 
 def test_peers_are_asked_in_turn_with_growing_pauses() -> None:
