@@ -3,8 +3,7 @@
 PURE. The journal and the REST contract have an event as `kind`, `term` and the object `data`: `kind` is the
 tag of the struct and `data` its fields. A field that is UNSET is absent from `data`.
 
-A reader gets kinds and fields of newer versions unchanged in `data`; `decode_event` returns None for such a
-kind and ignores such fields.
+A reader gets the kinds and fields of other versions unchanged in `data`.
 """
 
 from typing import Any
@@ -231,41 +230,20 @@ class Repair(JournalEvent, frozen=True, kw_only=True, tag="repair"):
     """Events of this kind that the rate limit dropped before this one."""
 
 
-AnyJournalEvent = (
-    Started
-    | Stopped
-    | RoleChanged
-    | TermKnown
-    | Watermarks
-    | EpochAdded
-    | Truncated
-    | SyncStateSetPublished
-    | Election
-    | GroupKnown
-    | Corruption
-    | Repair
-)
 KINDS: dict[str, type[JournalEvent]] = {
-    str(kind.__struct_config__.tag): kind for kind in AnyJournalEvent.__args__
+    str(kind.__struct_config__.tag): kind
+    for kind in (
+        Started,
+        Stopped,
+        RoleChanged,
+        TermKnown,
+        Watermarks,
+        EpochAdded,
+        Truncated,
+        SyncStateSetPublished,
+        Election,
+        GroupKnown,
+        Corruption,
+        Repair,
+    )
 }
-_EARLIER_NAMES = {"end_index": "to_index", "master": "leader"}  # of `truncate`, beside after_index
-
-
-def decode_event(kind: str, data: dict[str, Any]) -> AnyJournalEvent | None:
-    """Return the event that a journal holds as `kind` and `data`; None for a kind of a newer version.
-
-    Raises ValueError for a known kind with missing fields or fields of another type.
-    """
-    if kind not in KINDS:
-        return None
-    if kind == "truncate" and "after_index" in data:
-        data = _truncated_earlier(data)
-    event: AnyJournalEvent = msgspec.convert({**data, "kind": kind}, AnyJournalEvent)
-    return event
-
-
-def _truncated_earlier(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of Truncated of an event that earlier versions wrote outside of Raft mode."""
-    fields = {_EARLIER_NAMES.get(name, name): value for name, value in data.items()}
-    after_index = fields.pop("after_index")
-    return {"to_index": after_index, **fields, "from_index": after_index + 1}
