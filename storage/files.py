@@ -223,11 +223,8 @@ class OsFileSystem:
             return OsFile(path, os.open(path, flags, 0o644))
 
     def read(self, path: str) -> bytes:
-        file = self.open(path)
-        try:
+        with contextlib.closing(self.open(path)) as file:
             return file.read(0, file.size())
-        finally:
-            file.close()
 
     def exists(self, path: str) -> bool:
         try:

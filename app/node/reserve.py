@@ -11,6 +11,7 @@ import logging
 import shutil
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -71,8 +72,7 @@ class Reserve:
     def restore(self) -> bool:
         """Hold back all of it again; return whether there was space. Blocks. Raises DiskError."""
         with self._lock:
-            file = self._files.open(self._path, create=True)
-            try:
+            with closing(self._files.open(self._path, create=True)) as file:
                 held_bytes = file.size()
                 if held_bytes > self.size_bytes:
                     file.truncate(self.size_bytes)
@@ -83,8 +83,6 @@ class Reserve:
                         file.truncate(held_bytes)
                         self._held_bytes = held_bytes
                         return False
-            finally:
-                file.close()
             if self.in_use:
                 logger.info("the disk has room again", extra={"reserve_bytes": self.size_bytes})
             self._held_bytes = self.size_bytes
@@ -100,11 +98,8 @@ class Reserve:
             half = self._held_bytes // 2
             held_bytes = max(keep_bytes, half if half >= _STEP_MIN_BYTES else 0)
             try:
-                file = self._files.open(self._path)
-                try:
+                with closing(self._files.open(self._path)) as file:
                     file.truncate(held_bytes)
-                finally:
-                    file.close()
             except DiskError as error:
                 logger.error("the reserve cannot be used: %s", error)
                 return False

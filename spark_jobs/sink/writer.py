@@ -9,6 +9,7 @@ its new files. So each row becomes exactly one record. A batch is not atomic: re
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -37,12 +38,9 @@ class ServiceLimits:
 def service_limits(options: SinkOptions) -> ServiceLimits:
     """Get the limits, which also shows whether the service is running and has the log. Raises Unreachable,
     Refused."""
-    client = LogReads(options.endpoints, options.log, options.token)
-    try:
+    with closing(LogReads(options.endpoints, options.log, options.token)) as client:
         client.log_id()
         limits = client.limits()
-    finally:
-        client.close()
     return ServiceLimits(
         AppendSizeLimits(
             record_bytes=limits["max_record_bytes"],

@@ -9,6 +9,7 @@ truncated, so only they are mapped; everything else is copied first.
 import sys
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import closing
 
 import pyarrow as pa
 
@@ -83,13 +84,10 @@ class LocalLog:
         while offset < until_offset:
             at = bisect_right(starts, offset) - 1
             base, end = starts[at], min(starts[at + 1], until_offset)
-            file = self._open(base)
-            try:
+            with closing(self._open(base)) as file:
                 while offset < end:
                     yield from (found := self._window(file, base, offset, end))
                     offset = found[-1].next_offset
-            finally:
-                file.close()
 
     def _window(self, file: File, base: int, offset: int, end: int) -> list[Batch]:
         """Return the complete batches of the next WINDOW_BYTES, at least one, views of the file."""
@@ -117,15 +115,12 @@ class LocalLog:
         if at < 0:
             raise NotHere(f"{self._folder} begins after index {index}")
         base = starts[at]
-        file = self._open(base)
-        try:
+        with closing(self._open(base)) as file:
             hint = max(known_offset, self._hint(file, base, index))
             scan = Scan(f"{self._folder}/{segment_name(base)}", file, base, self._log_id, hint)
             while (batch := scan.next_batch()) is not None:
                 if batch.base_index <= index <= batch.last_index:
                     return batch
-        finally:
-            file.close()
         raise NotHere(f"{self._folder} ends before index {index}: {scan.stopped_by}")
 
     def _hint(self, file: File, base: int, index: int) -> int:

@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Final
 
 from storage.errors import DiskError
@@ -28,8 +29,7 @@ def intact_batches(
     size, next_index = 0, first_index
     for offset in offsets[max(0, place - 1) :]:
         path = f"{folder}/{segment_name(offset)}"
-        file = files.open(path)
-        try:
+        with closing(files.open(path)) as file:
             at = _place_of(files, folder, offset, next_index)
             scan = Scan(path, file, offset, log_id, at, patient=True)
             while not scan.exhausted and size < max_bytes:
@@ -42,8 +42,6 @@ def intact_batches(
                     return tuple(found)
                 found.append(batch)
                 size, next_index = size + batch.size_bytes, batch.next_index
-        finally:
-            file.close()
         if size >= max_bytes:
             break
     return tuple(found)
@@ -53,16 +51,13 @@ def _first_index(files: FileSystem, folder: str, log_id: int, offsets: Sequence[
     """Return the index of the first intact batch in the segments at these offsets, in order."""
     for offset in offsets:
         path = f"{folder}/{segment_name(offset)}"
-        file = files.open(path)
-        try:
+        with closing(files.open(path)) as file:
             scan = Scan(path, file, offset, log_id, offset, patient=True)
             while not scan.exhausted:
                 batch = scan.next_batch()
                 if batch is not None:
                     return batch.base_index
                 scan.skip()
-        finally:
-            file.close()
     return _AFTER_ALL
 
 

@@ -1,6 +1,7 @@
 """Replacement of damaged batches by batches of a replica (see survey.py)."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 
@@ -103,11 +104,8 @@ def batch_in(files: FileSystem, folder: str, log_id: int, offset: int) -> Batch 
     if base_offset is None:
         return None
     path = f"{folder}/{segment_name(base_offset)}"
-    file = files.open(path)
-    try:
+    with closing(files.open(path)) as file:
         return Scan(path, file, base_offset, log_id, offset, patient=True).next_batch()
-    finally:
-        file.close()
 
 
 def _remove_end(files: FileSystem, folder: str, damage: Damage) -> None:
@@ -144,9 +142,6 @@ def _runs(files: FileSystem, folder: str, batches: Sequence[Batch]) -> list[tupl
 
 def _write(files: FileSystem, folder: str, base_offset: int, batches: Sequence[Batch]) -> None:
     """Write batches into the segment, which is created if missing, and sync it."""
-    file = files.open(f"{folder}/{segment_name(base_offset)}", create=True)
-    try:
+    with closing(files.open(f"{folder}/{segment_name(base_offset)}", create=True)) as file:
         file.pwrite([batch.data for batch in batches], batches[0].offset - base_offset)
         file.sync()
-    finally:
-        file.close()

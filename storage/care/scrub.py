@@ -11,6 +11,7 @@ raised as by a read.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from typing import Final
 
@@ -113,8 +114,7 @@ class Scrub:
     def _verify(self, stretch: Stretch) -> None:
         segment = stretch.segment
         own = SegmentIndex()
-        file = self._files.open(segment.path)
-        try:
+        with closing(self._files.open(segment.path)) as file:
             position = stretch.offset - segment.base_offset
             file.drop_cache(position, stretch.end_offset - stretch.offset)
             scan = Scan(segment.path, file, segment.base_offset, self._log.log_id, stretch.offset)
@@ -127,8 +127,6 @@ class Scrub:
                     raise CorruptLog(segment.path, offset, problem)
                 own.append(batch)
                 self._last, self.chain = batch, batch.header.chain
-        finally:
-            file.close()
         if self._until_index is None and not self._index_matches(stretch, own):
             self._wrong_index = stretch
 
@@ -149,11 +147,8 @@ class Scrub:
             return True
         if not self._files.exists(path):
             return False
-        file = self._files.open(path)
-        try:
+        with closing(self._files.open(path)) as file:
             return SegmentIndex(file.read(stretch.index_position, own.count * ENTRY_SIZE_BYTES)).matches(own)
-        finally:
-            file.close()
 
     def _small_files(self) -> None:
         folder = self._log.folder

@@ -10,6 +10,7 @@ files that contradict the batches are removed; they are rebuilt when the log is 
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -249,10 +250,7 @@ def _remove_wrong_index(
 
 def end_segment(files: FileSystem, folder: str, offset: int, end_offset: int) -> None:
     """Truncate a sealed segment at its end; the next segment holds what follows."""
-    file = files.open(f"{folder}/{segment_name(offset)}")
-    try:
+    with closing(files.open(f"{folder}/{segment_name(offset)}")) as file:
         if file.size() > end_offset - offset:
             file.truncate(end_offset - offset)
             file.sync()
-    finally:
-        file.close()

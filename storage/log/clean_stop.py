@@ -7,6 +7,7 @@ synced. An unreadable line counts as written in an unknown run of the operating 
     may_have_lost -> the caller makes its doubt durable -> opened -> the log is used and closed -> stopped
 """
 
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
@@ -88,12 +89,9 @@ class CleanStop:
 
     def _spoil(self) -> None:
         """Mark the note as a doubt: overwriting in place needs no space."""
-        file = self.files.open(self._path)
-        try:
+        with closing(self.files.open(self._path)) as file:
             file.pwrite(b"?", 0)
             file.sync()
-        finally:
-            file.close()
 
     def stopped(self) -> None:
         """Record a clean stop; durable on return. Call it only after everything in the log is synced."""

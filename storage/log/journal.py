@@ -4,6 +4,7 @@ Every event is a batch of one record in term 0, whose value is the compact JSON 
 batch's index is `seq`, its timestamp the event's. A reader sees an event only when it is durable.
 """
 
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -229,8 +230,7 @@ def _last_seq(files: FileSystem, folder: str, log_id: int) -> int:
     """Return the seq of the last complete event in the folder, -1 if there is none."""
     for offset in reversed(segment_offsets(files, folder)):
         path = f"{folder}/{segment_name(offset)}"
-        file = files.open(path)
-        try:
+        with closing(files.open(path)) as file:
             scan = Scan(path, file, offset, log_id, offset, patient=True)
             found = -1
             while True:
@@ -239,8 +239,6 @@ def _last_seq(files: FileSystem, folder: str, log_id: int) -> int:
                     found = max(found, batch.last_index)
                 elif not scan.skip():
                     break
-        finally:
-            file.close()
         if found >= 0:
             return found
     return -1

@@ -6,7 +6,7 @@ may count as durable (R-11). A full disk is not a failure if only epochs or the 
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -88,13 +88,10 @@ def truncate_files(files: FileSystem, folder: str, truncate_offset: int) -> None
     """Remove every byte of the log at or after `truncate_offset`; durable on return, and may be repeated."""
     remove_segments(files, folder, truncate_offset)
     for offset in segment_offsets(files, folder)[-1:]:
-        file = files.open(f"{folder}/{segment_name(offset)}")
-        try:
+        with closing(files.open(f"{folder}/{segment_name(offset)}")) as file:
             if file.size() > truncate_offset - offset:
                 file.truncate(truncate_offset - offset)
             file.sync()
-        finally:
-            file.close()
 
 
 def replace_by_copy(files: FileSystem, folder: str, offset: int) -> None:
@@ -109,14 +106,11 @@ def replace_by_copy(files: FileSystem, folder: str, offset: int) -> None:
 
 def copy_segment(files: FileSystem, path: str, target: str, position: int = 0) -> None:
     """Copy the bytes of a file from `position` on; durable on return. target: may be the file itself."""
-    source = files.open(path)
-    try:
+    with closing(files.open(path)) as source:
         pieces = range(position, source.size(), _COPY_BYTES)
         write_pieces_durably(
             files, target, ((each - position, source.read(each, _COPY_BYTES)) for each in pieces)
         )
-    finally:
-        source.close()
 
 
 class LogFolder:

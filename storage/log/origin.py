@@ -80,13 +80,10 @@ class FolderOrigin:
         with contextlib.suppress(StorageFull):
             if self.files.exists(temporary):
                 self.files.remove(temporary)
-            file = self.files.open(temporary, create=True)
-            try:
+            with contextlib.closing(self.files.open(temporary, create=True)) as file:
                 text = msgspec.json.encode(Origin(self.files.created_at(temporary)))
                 file.pwrite(b"%08x %s\n" % (crc32c(text), text) * LINES, 0)
                 file.sync()
-            finally:
-                file.close()
             self.files.rename(temporary, self._path)
             self.files.sync_folder(self.folder)
 

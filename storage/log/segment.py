@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -36,13 +36,10 @@ class IndexWrite:
 
     def write(self) -> None:
         """Write and sync them, and end the file there; a new name is durable after the folder's sync."""
-        file = self.files.open(self.path, create=True)
-        try:
+        with closing(self.files.open(self.path, create=True)) as file:
             file.pwrite(self.data, self.position)
             file.truncate(self.position + len(self.data))
             file.sync()
-        finally:
-            file.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,14 +320,11 @@ class Segment:
             raise DamagedIndex("missing")
         if not mapped:
             return self._files.read(self.index_path)
-        file = self._files.open(self.index_path)
-        try:
+        with closing(self._files.open(self.index_path)) as file:
             size = file.size()
             if not is_index_size(size):
                 raise DamagedIndex("size")
             return file.view(0, size)
-        finally:
-            file.close()
 
     def rebuild_index(self) -> SegmentIndex:
         """Rebuild the index from the durable batches up to `end_offset`, and its file. Unless that is
@@ -352,16 +346,13 @@ class Segment:
         """Return the entries of the batches in the file, in any thread: many take seconds. Raises CorruptLog,
         DiskError."""
         index, end_offset = SegmentIndex(), self.end_offset
-        file = self._files.open(self.path)
-        try:
+        with closing(self._files.open(self.path)) as file:
             scan = Scan(self.path, file, self.base_offset, self._log_id, self.start_offset)
             while scan.offset < end_offset:
                 batch = scan.next_batch()
                 if batch is None:
                     raise CorruptLog(self.path, scan.offset, scan.stopped_by)
                 index.append(batch)
-        finally:
-            file.close()
         return index
 
     def write_index(self, index: SegmentIndex) -> None:

@@ -11,6 +11,7 @@ keeps this frame, with another number: an intact slot with it is refused (NewerF
 """
 
 import struct
+from contextlib import closing
 from typing import Final
 
 from storage.errors import CorruptFile, NewerFormat
@@ -83,12 +84,9 @@ def heal_slots(files: FileSystem, path: str, magic: bytes) -> None:
     newest = max((slot for slot in (first, second) if slot is not None), default=None)
     if newest is None:
         raise CorruptFile(path, "neither of its two slots is valid")
-    file = files.open(path)
-    try:
+    with closing(files.open(path)) as file:
         file.pwrite(encode_slot(magic, *newest), 0 if newest == second else SLOT_SIZE_BYTES)
         file.sync()
-    finally:
-        file.close()
 
 
 class SlotFile:
@@ -130,10 +128,7 @@ class SlotFile:
 
     def _write(self, slot: bytes, order: tuple[int, int]) -> None:
         """Write both slots, each durable before the other; order: never the only valid one first."""
-        file = self._files.open(self.path)
-        try:
+        with closing(self._files.open(self.path)) as file:
             for k in order:
                 file.pwrite(slot, k * SLOT_SIZE_BYTES)
                 file.sync()
-        finally:
-            file.close()

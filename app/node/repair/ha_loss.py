@@ -11,6 +11,7 @@ durable before the next, and all of them may be repeated after a crash:
        keep the trimmed records, and a copy without them would never count
 """
 
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,8 +51,7 @@ def roll_back(
     Raises CorruptLog, CorruptFile, StorageFull, DiskError: the call may be repeated.
     """
     folder = f"{data_folder}/logs/{log_name}"
-    log = Commitlog.open(files, folder, log_id=log_id, config=storage)
-    try:
+    with closing(Commitlog.open(files, folder, log_id=log_id, config=storage)) as log:
         if log.end_index <= rollback.index:
             return None
         end_index = log.end_index
@@ -66,15 +66,10 @@ def roll_back(
             kept_offset = None
         else:
             kept_offset = log.batch_at(rollback.index).offset
-    finally:
-        log.close()
     if kept_offset is not None:
         replace_by_copy(files, folder, kept_offset)
-        log = Commitlog.open(files, folder, log_id=log_id, config=storage)
-        try:
+        with closing(Commitlog.open(files, folder, log_id=log_id, config=storage)) as log:
             log.truncate_after(rollback.index)
-        finally:
-            log.close()
     return None if path is None else RemovedRecords(end_index, path)
 
 
