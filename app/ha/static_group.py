@@ -12,13 +12,16 @@ from app.raft.member_core import MemberCore
 class StaticGroup(MemberCore):
     """The part of ReplicationCore that is the same for all cores of HA."""
 
-    is_transferring = False
     pauses_appends = False
     notice = None
     waiting_reads = 0
     knows_vote = True
     decider = "the configuration"  # about roles and replicas
     _log: HaLog
+
+    @property
+    def is_transferring(self) -> bool:
+        return False
 
     @property
     def refusal(self) -> CommitlogError | None:
@@ -28,6 +31,9 @@ class StaticGroup(MemberCore):
         if to == self._member.node_id and self._member.role is Role.MASTER:
             raise AlreadyLeader(to)
         raise TransferFailed(f"the leader of this log is set by {self.decider}")
+
+    def hand_over(self, now_ms: int) -> None:
+        """Keep the role: the node ends at once."""
 
     def change(self, kind: ChangeKind, node_id: str, now_ms: int) -> GroupConfig | None:
         raise InvalidRequest(("/", f"the replicas of this log are set by {self.decider}"))

@@ -401,12 +401,12 @@ class ReplicationCore(Protocol):
 
     @property
     def is_transferring(self) -> bool:
-        """True if this leader is transferring leadership (R-09)."""
+        """True if this leader transfers leadership (R-09), or stops while slaves lack records (H-07)."""
         ...
 
     @property
     def pauses_appends(self) -> bool:
-        """True if appends wait until the next leader is known (R-09)."""
+        """True if appends wait until the next leader is known (R-09), or this node stops (H-07)."""
         ...
 
     @property
@@ -440,6 +440,11 @@ class ReplicationCore(Protocol):
     def transfer(self, to: str | None, now_ms: int) -> str:
         """Transfer leadership to `to`, or to the most up-to-date peer; return its id. Raises
         TransferFailed, AlreadyLeader."""
+        ...
+
+    def hand_over(self, now_ms: int) -> None:
+        """This node is about to stop: a Raft leader transfers leadership if a voter can (R-09); a classic
+        master takes no more appends, and waits for the slaves in sync (H-07)."""
         ...
 
     def change(self, kind: ChangeKind, node_id: str, now_ms: int) -> GroupConfig | None:

@@ -6,6 +6,7 @@ member that may have lost data (`sound` is false): doubt.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from app.errors import InvariantError, TransferFailed
@@ -248,6 +249,10 @@ class RaftCore(RaftMember):
         target = self._transfer.begin(to, now_ms)
         self._settle(now_ms)
         return target
+
+    def hand_over(self, now_ms: int) -> None:
+        with suppress(TransferFailed):
+            self.transfer(None, now_ms)
 
     def apply_options(self, options: LogOptions, now_ms: int) -> None:
         self._member.durability = options.durability

@@ -117,7 +117,15 @@ class ClassicMasterCore(StaticGroup):
 
     @property
     def accepts_appends(self) -> bool:
-        return self._epoch.is_open
+        return self._epoch.is_open and not self.pauses_appends
+
+    @property
+    def is_transferring(self) -> bool:
+        """True while the node stops and a slave in sync lacks records of this log, also those not durable."""
+        return self.pauses_appends and any(
+            self._is_in_sync(slave) and slave.acked_offset < self._log.end_offset
+            for slave in self._slaves.values()
+        )
 
     @property
     def refusal(self) -> CommitlogError | None:
@@ -132,9 +140,11 @@ class ClassicMasterCore(StaticGroup):
 
     @property
     def _slaves_in_sync(self) -> int:
-        end = offset_after(self._log, self._held_index)
-        limit_ms = self._config.ha_max_time_slave_not_catchup_ms
-        return sum(slave.in_sync(end, self._now_ms, limit_ms) for slave in self._slaves.values())
+        return sum(map(self._is_in_sync, self._slaves.values()))
+
+    def _is_in_sync(self, slave: Slave) -> bool:
+        end_offset = offset_after(self._log, self._held_index)
+        return slave.in_sync(end_offset, self._now_ms, self._config.ha_max_time_slave_not_catchup_ms)
 
     @property
     def _needed(self) -> int:
@@ -180,16 +190,15 @@ class ClassicMasterCore(StaticGroup):
             return PeerStatus(slave_id, state, mark, 0, None, in_sync=False, reason=reason, heard_ms=heard_ms)
         if slave.sender is None:
             return PeerStatus(slave_id, "READY", mark, 0, None, in_sync=False, is_node=slave.is_replica)
-        end_offset, limit_ms = self._log.end_offset, self._config.ha_max_time_slave_not_catchup_ms
         return PeerStatus(
             slave_id,
             "TRANSFER",
             slave.mark,
             slave.sender.waiting_batches,
-            end_offset - slave.sender.acked_offset,
+            self._log.end_offset - slave.sender.acked_offset,
             acked_offset=slave.sender.acked_offset,
             bytes_per_s=slave.flow.bytes_per_s(self._now_ms),
-            in_sync=slave.in_sync(offset_after(self._log, self._held_index), self._now_ms, limit_ms),
+            in_sync=self._is_in_sync(slave),
             reason=slave.lacks(self._log.begin_index),
             is_node=slave.is_replica,
         )
@@ -401,6 +410,9 @@ class ClassicMasterCore(StaticGroup):
         first = ready.batches[0]
         self._epoch.abandoned(first, now_ms)
         self._outbox.answers += self._pending.drop(first.base_index)
+
+    def hand_over(self, now_ms: int) -> None:
+        self.pauses_appends = True
 
     def stop(self, now_ms: int) -> None:
         self._outbox.answers += self._pending.close()

@@ -1,12 +1,9 @@
-"""Clean stop of a replica: another leader takes over, then what a restart needs is saved."""
+"""Clean stop of a replica: others lead, or hold what it holds, then what a restart needs is saved."""
 
-import contextlib
 import math
 from collections.abc import Callable
 from functools import partial
 
-from app.errors import TransferFailed
-from app.log.contract import Role
 from app.node.replica.ready_executor import ReadyExecutor
 from app.node.replica.replica_parts import ReplicaParts
 
@@ -23,7 +20,7 @@ class ReplicaStop:
         self._syncer = parts.syncer
         self._executor = executor
         self._hand_over_timeout_ms = parts.services.driver.hand_over_timeout_ms
-        self._deadline_ms = -math.inf  # of the wait for the next leader
+        self._deadline_ms = -math.inf  # of the wait for the others
         self._done: Callable[[], None] | None = None
 
     @property
@@ -36,13 +33,13 @@ class ReplicaStop:
         self._done = done
 
     def hand_over(self) -> None:
-        """Transfer leadership (R-09), if this replica leads and the core may be called."""
-        if self._core.role is Role.LEADER and not self._executor.is_busy:
+        """Begin to hand over to the others (R-09, H-07), if the core may be called."""
+        if not self._executor.is_busy:
             now_ms = self._clock.monotonic_ms()
-            with contextlib.suppress(TransferFailed):
-                self._core.transfer(None, now_ms)
+            self._core.hand_over(now_ms)
+            if self._core.is_transferring:
                 self._deadline_ms = now_ms + self._hand_over_timeout_ms
-                self._executor.carry_out()
+            self._executor.carry_out()
 
     @property
     def is_due(self) -> bool:

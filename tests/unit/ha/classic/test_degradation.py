@@ -131,3 +131,43 @@ def test_the_measured_rate_and_an_unlimited_flow() -> None:
     assert flow.bytes_per_s(999) == 0
     assert flow.bytes_per_s(1_000) == 1_000
     assert flow.bytes_per_s(2_000) == 0
+
+
+@pytest.mark.rule("H-07")
+def test_a_master_that_stops_takes_no_appends_and_waits_for_the_slaves_in_sync() -> None:
+    master = Master(sync_slaves=0)
+    key = master.slave()
+    master.append(b"a", acks=Acks.LEADER)
+    master.core.hand_over(master.now_ms)
+    assert (master.core.accepts_appends, master.core.pauses_appends) == (False, True)
+    assert master.core.is_transferring  # n2 may lack it: as the next master it would wait for this one
+    master.deliver(key, ClassicReport(master.log.end_offset))
+    assert not master.core.is_transferring
+
+
+@pytest.mark.rule("H-07")
+def test_a_master_that_stops_sends_what_its_disk_has_not_stored_yet_too() -> None:
+    master = Master(sync_slaves=0)
+    key = master.slave()
+    master.auto_sync = False
+    master.append(b"a", acks=Acks.LEADER)
+    master.core.hand_over(master.now_ms)
+    assert master.core.is_transferring
+    master.sync()
+    master.deliver(key, ClassicReport(master.log.end_offset))
+    assert not master.core.is_transferring
+
+
+@pytest.mark.rule("H-07")
+def test_a_master_that_stops_does_not_wait_for_slaves_that_are_gone_or_far_behind() -> None:
+    master = Master(sync_slaves=0)
+    keys = [master.slave(1, place=2), master.slave(2, place=3)]
+    behind = master.log.end_offset
+    master.append(b"a", acks=Acks.LEADER)
+    master.core.hand_over(master.now_ms)
+    master.deliver(keys[0], Closed("gone"))
+    assert master.core.is_transferring
+    for _ in range(CONFIG.ha_max_time_slave_not_catchup_ms // 100 + 1):
+        master.deliver(keys[1], ClassicReport(behind))
+        master.tick(100)
+    assert not master.core.is_transferring
