@@ -135,7 +135,7 @@ class Meter:
         yield histogram
         yield CounterMetricFamily(
             APPENDED_RECORDS,
-            "Records of appends that this node acknowledged as the leader",
+            "Records of appends that this node acknowledged as the leader, without repeats",
             self.appended_records,
         )
         yield CounterMetricFamily(

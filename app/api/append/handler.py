@@ -98,18 +98,25 @@ class AppendHandler:
 
     # --- answers, of single appends and of groups ---------------------------------------------------------
 
-    def acknowledged(self, arrivals: Mapping[int, int], records: RecordColumns | RecordTable) -> None:
+    def acknowledged(self, arrivals: Mapping[int, int], records: RecordColumns | RecordTable | None) -> None:
         """Count appends that were acknowledged. arrivals: number of appends by the time of their arrival, in
-        monotonic ms."""
+        monotonic ms. records: None for a repeat, whose records were counted before."""
         now_ms, meter = self.broker.clock.monotonic_ms(), self.broker.meter
         for arrived_ms, appends in arrivals.items():
             meter.acknowledged((now_ms - arrived_ms) / 1000, appends)
-        meter.appended(records.count, records.size_bytes)
+        if records is not None:
+            meter.appended(records.count, records.size_bytes)
 
     def answered(self, status: int, reserved_bytes: int, count: int = 1) -> None:
         """Count appends that are answered now."""
         self.in_flight.leave(reserved_bytes, count)
         self.broker.meter.answered("POST", RECORDS_ROUTE, status, count)
+
+    def refusal(self, error: CommitlogError, path: str, request_id: bytes) -> Response:
+        """Return the answer to an append that is refused before its body is complete, and count it."""
+        answer = problem_response(error, instance=path, request_id=request_id)
+        self.broker.meter.answered("POST", RECORDS_ROUTE, answer.status)
+        return answer
 
     def response(self, hosted: HostedLog, result: AppendResult, request_id: bytes) -> Response:
         """Return the answer to an append that was acknowledged."""
@@ -255,7 +262,7 @@ class _OneAppend:
             result = not_leader(self._broker, self._hosted)
         if isinstance(result, CommitlogError):
             return self._problem(result, self._hosted)
-        self._handler.acknowledged({started_ms: 1}, request.records)
+        self._handler.acknowledged({started_ms: 1}, None if result.replayed else request.records)
         return self._handler.response(self._hosted, result, self._call.request_id)
 
     # --- elsewhere ----------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from app.api.http.lane_call import (
     lane_headers,
     log_of_records,
 )
-from app.api.http.messages import RawHeaders, Response, new_request_id, problem_response, valid_id
+from app.api.http.messages import RawHeaders, Response, new_request_id, valid_id
 from app.api.http.query import query_refusal
 from app.errors import CommitlogError
 from app.names import SYSTEM
@@ -161,6 +161,4 @@ class AppendLane:
         if not append.more_body or now_s - append.since_s <= self._body_timeout_ms / 1000:
             return None
         self.abandon(append)
-        return problem_response(
-            late_body(self._body_timeout_ms), instance=append.head.path, request_id=append.request_id
-        )
+        return self._handler.refusal(late_body(self._body_timeout_ms), append.head.path, append.request_id)

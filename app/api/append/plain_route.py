@@ -18,7 +18,7 @@ from app.api.append.openapi import OPENAPI_EXTRA, RESPONSES
 from app.api.http.dependencies import ExactResponse, LogName
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.lane_call import RECORDS_ROUTE, log_of_records
-from app.api.http.messages import REQUEST_ID, Response, given_or_new_id, problem_response
+from app.api.http.messages import REQUEST_ID, Response, given_or_new_id
 from app.errors import CommitlogError, InvalidBody, InvalidRequest, TooLarge
 from app.futures import settle
 from app.pauses import rest
@@ -76,7 +76,7 @@ class PlainRoute:
             announced = self._announced(length)
             self._in_flight.enter(announced)
         except CommitlogError as error:
-            return problem_response(error, instance=scope["path"], request_id=request_id)
+            return self._handler.refusal(error, scope["path"], request_id)
         incoming = _IncomingBody(self._in_flight, announced, self._limits.max_request_bytes)
         task = asyncio.current_task()
         assert task is not None
@@ -98,13 +98,13 @@ class PlainRoute:
                 partial(settle, future),  # without effect once the client's task was cancelled
             )
         except CommitlogError as error:
-            return problem_response(error, instance=scope["path"], request_id=request_id)
+            return self._handler.refusal(error, scope["path"], request_id)
         except asyncio.CancelledError:
             if task in self._reading:
                 raise
             task.uncancel()
             late = late_body(self._body_timeout_ms)
-            return problem_response(late, instance=scope["path"], request_id=request_id)
+            return self._handler.refusal(late, scope["path"], request_id)
         finally:
             self._reading.pop(task, None)
             if future is None:  # the handler has not taken it over

@@ -310,6 +310,7 @@ def test_a_body_that_is_late_is_refused_as_by_the_plain_route() -> None:
         assert transport.sent.startswith(b"HTTP/1.1 400 ")
         assert b"the body did not arrive within 0.1 s" in transport.sent
         assert node.handler.in_flight.requests == 0
+        assert node.broker.meter.answers == {("POST", "/v1/logs/{log}/records", 400): 1}
         connection.data_received(b"ue" + append(b"next", OCTETS))
         await asyncio.sleep(0.01)
         assert node.driver.stored == [[b"next"]]

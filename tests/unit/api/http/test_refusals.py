@@ -162,3 +162,43 @@ def test_a_change_of_the_members_of_a_classic_log_is_refused_by_any_node(tmp_pat
                 assert answer.json()["errors"] == [{"pointer": "/query/log", "detail": detail}]
 
     asyncio.run(run())
+
+
+def test_an_append_is_counted_however_it_is_refused(tmp_path: Path) -> None:
+    """Overload (429) and limits (413) of appends are what an operator looks for in the metric."""
+
+    async def run() -> None:
+        async with node_in_process(
+            tmp_path, limits={"max_request_bytes": 500, "max_record_bytes": 500}
+        ) as node:
+            meter, records = node.broker.meter, f"{LOG}/records"
+
+            async def counted(status: int, path: str = records, **given: Any) -> None:
+                before = dict(meter.answers)
+                assert (await node.client.post(path, **given)).status_code == status
+                changed = {key: count - before.get(key, 0) for key, count in meter.answers.items()}
+                assert {key: more for key, more in changed.items() if more} == {
+                    ("POST", "/v1/logs/{log}/records", status): 1
+                }
+
+            await counted(200, json={"value": "a"})
+            await counted(404, "/v1/logs/none/records", json={"value": "a"})
+            await counted(413, content=b"x" * 501)
+            await counted(415, content=b"x", headers={"Content-Type": "image/png"})
+            node.framework.state.appends.in_flight._max_requests = 0
+            await counted(429, json={"value": "a"})
+
+    asyncio.run(run())
+
+
+def test_a_repeated_append_adds_no_records_to_the_metrics(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with node_in_process(tmp_path) as node:
+            for replayed in (False, True):
+                answer = await node.client.post(
+                    f"{LOG}/records", json={"value": "once"}, headers={"Idempotency-Key": "order-17"}
+                )
+                assert answer.json()["replayed"] is replayed
+                assert (node.broker.meter.appended_records, node.broker.meter.appended_bytes) == (1, 4)
+
+    asyncio.run(run())
