@@ -264,7 +264,10 @@ class ClusterConnection:
         body: bytes | None = None,
         wait_s: float = ANSWER_S,
     ) -> HttpAnswer:
-        """Return one answer of one node. Raises NoAnswer, Untrusted and Problem."""
+        """Return one answer of one node. Raises NoAnswer, Untrusted and Problem.
+
+        The time limits are of each part that is sent or received: a slow network may take longer as a whole.
+        """
         url = f"{checked_endpoint(endpoint)}{path}" + (f"?{urlencode(query)}" if query else "")
         timeout = urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=wait_s + SLACK_S)
         sent = {**self._headers, **(headers or {})}

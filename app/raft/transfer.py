@@ -95,7 +95,7 @@ class Transfer:
         if to is not None and to not in member.group.voters:
             raise TransferFailed(f"{to} is not a voter of this log")
         if not awake or (to is not None and to not in awake):
-            raise TransferFailed(f"{to or 'no other voter'} could not lead at present, or does not answer")
+            raise TransferFailed(f"{to or 'each other voter'} could not lead at present, or does not answer")
         target = to or max(awake, key=self._quorum.watermarks.__getitem__)
         if self._attempt is None or self._attempt.target != target:
             deadline_ms = now_ms + self._config.transfer_catch_up_ms

@@ -183,6 +183,19 @@ def test_a_voter_that_could_not_lead_is_not_chosen() -> None:
 
 
 @pytest.mark.rule("R-09")
+def test_a_lead_that_no_voter_could_take_is_kept() -> None:
+    group = Group(3)
+    leader = group.elect("n1")
+    for name in ("n2", "n3"):
+        group[name].core.electable = False
+    group.settle()
+    leader.append()
+    group.settle()
+    with pytest.raises(TransferFailed, match="each other voter could not lead"):
+        leader.core.transfer(None, group.now_ms)
+
+
+@pytest.mark.rule("R-09")
 def test_a_leader_without_room_hands_over_to_a_voter_that_has_it_and_not_at_once() -> None:
     group = Group(3)
     leader = group.elect("n1")
