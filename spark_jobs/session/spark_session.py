@@ -254,6 +254,13 @@ def kept_active(session: SparkSession) -> Iterator[None]:
         session.createDataFrame([], "nothing INT")
 
 
+def activate(session: SparkSession) -> None:
+    """Let `session` be the active one of this thread in Java, as Delta's own functions expect: without it
+    they fail at a table that has a checkpoint. Not for Spark Connect."""
+    jvm: Any = session._jvm
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session._jsparkSession)
+
+
 def sibling_of(session: SparkSession) -> SparkSession:
     """Return a session of the same Spark whose settings can be changed alone. It begins with the settings of
     this module that the given one has; Spark's own `newSession` has those of Spark's start, which another

@@ -7,7 +7,8 @@ from pyspark.sql import SparkSession
 
 from app.tables.delta_log import DeltaLog
 from spark_jobs.tables.checkpoints import CheckpointWriter
-from spark_jobs.tables.table import ENTRIES, create_table
+from spark_jobs.tables.local_commits import LocalTable
+from spark_jobs.tables.table import ENTRIES, create_table, settings_of_table
 
 
 def test_each_table_gets_its_checkpoint_though_another_fails(
@@ -42,3 +43,24 @@ def test_an_unexpected_failure_is_logged_and_the_other_tables_get_their_checkpoi
     assert writer.finish(60)
     assert [record.message for record in caplog.records] == ["no session: no checkpoint was written"]
     assert (path / "_delta_log" / f"{0:020d}.checkpoint.parquet").exists()
+
+
+def test_a_table_that_has_a_checkpoint_gets_later_ones(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Delta reads the one before with the active session of the thread, and may have none of it in memory."""
+    table = LocalTable(str(tmp_path / "one"), lambda path: None)
+    table.create(
+        ENTRIES.schema,
+        cluster_by=ENTRIES.cluster_by,
+        comments=ENTRIES.columns,
+        properties=settings_of_table(ENTRIES),
+    )
+    writer = CheckpointWriter()
+    for claim in range(1, 4):
+        table.claim("test", claim)
+        writer.request(spark, str(table.path))
+        assert writer.finish(60)
+    assert [record.message for record in caplog.records] == []
+    names = {path.name for path in (table.path / "_delta_log").glob("*.checkpoint.parquet")}
+    assert names == {f"{version:020d}.checkpoint.parquet" for version in range(1, 4)}
