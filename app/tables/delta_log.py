@@ -172,7 +172,7 @@ class DeltaLog:
         """Return the versions that can still be read: history is removed from its beginning."""
         names = self._listed()
         commits = {_number(name) for name in names if _is_commit(name)}  # a week may have 600 000
-        whole = [_number(name) for name in names if name.endswith(CHECKPOINT)]
+        whole = [_number(name) for name in names if _is_checkpoint(name)]
         first = min((start for start in [0, *whole] if start in commits), default=0)
         return range(first, max(commits) + 1) if commits else range(0)
 
@@ -332,6 +332,12 @@ def _number(name: str) -> int:
 def _is_commit(name: str) -> bool:
     number, _, kind = name.partition(".")
     return kind == "json" and number.isdecimal()
+
+
+def _is_checkpoint(name: str) -> bool:
+    """Return whether it is a checkpoint or a part of one, also in a format that only Spark reads."""
+    number, _, kind = name.partition(".")
+    return kind.startswith("checkpoint.") and number.isdecimal()
 
 
 def _data_file(table: str, added: Mapping[str, Any]) -> DataFile:

@@ -74,6 +74,23 @@ class Compared(int):
         return int.__eq__(self, other)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("kind", ["0f6a.parquet", "0f6a.json", "0000000001.0000000002.parquet"])
+def test_the_history_begins_at_a_checkpoint_of_another_format(tmp_path: Path, kind: str) -> None:
+    """Only Spark reads it, and the commits before it are gone."""
+    table = DeltaFiles(tmp_path / "entries")
+    table.create()
+    for start in range(0, 50, 10):
+        table.bring(start, start + 10)
+    (table.log / f"{3:020d}.checkpoint.{kind}").touch()
+    for version in range(3):
+        (table.log / f"{version:020d}.json").unlink()
+    log = DeltaLog(str(table.folder))
+    assert log.versions() == range(3, 6)
+    assert log.first_left(1) == 3
+    with pytest.raises(DeltaLogError, match="commits are missing"):
+        log.snapshot()
+
+
 def test_the_range_of_a_long_history_is_found_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
