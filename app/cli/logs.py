@@ -34,6 +34,8 @@ def _priorities(_ctx: click.Context, _option: click.Parameter, given: Sequence[s
         node, _, number = each.partition("=")
         if not node or not number.isdecimal():
             raise click.BadParameter(f"must be NODE=NUMBER such as n1=10, got {each!r}")
+        if node in found:
+            raise click.BadParameter(f"{node} is named twice")
         found[node] = int(number)
     return found
 
@@ -109,7 +111,7 @@ def list_logs(target: Target) -> None:
     help="Members of the SyncStateSet that must hold a record before it is acknowledged. Default: all.",
 )
 @click.option("--learner", "learners", multiple=True, help="Replica that does not vote. May be repeated.")
-@click.option("--preferred", help="Preferred master.")
+@click.option("--preferred", help="Preferred leader (Raft) or master (controller mode).")
 @click.option(
     "--priority",
     "priorities",
@@ -188,7 +190,7 @@ def show_log(target: Target, name: str) -> None:
     type=click.IntRange(0),
     help="Members of the SyncStateSet that must hold an acknowledged record, at least 2; 0 for all of them.",
 )
-@click.option("--preferred", help='Preferred master; "" for none.')
+@click.option("--preferred", help='Preferred leader (Raft) or master (controller mode); "" for none.')
 @click.option(
     "--priority",
     "priorities",
@@ -215,6 +217,8 @@ def show_log(target: Target, name: str) -> None:
 def change_log(target: Target, name: str, wait_s: float, **settings: Any) -> None:
     """Change settings of a log. Settings that are not named stay as they are.
 
+    The first limit of its own replaces both limits that the nodes have for logs without their own.
+
     \b
     Examples:
       commitlog logs change orders --retention-bytes 1073741824 --retention-ms none
@@ -230,6 +234,8 @@ def change_log(target: Target, name: str, wait_s: float, **settings: Any) -> Non
         changes["preferred"] = None
     if not changes:
         raise click.UsageError("name at least one setting to change")
+    if (wait_s or "force" in changes) and not changes.keys() & {"replicas", "learners"}:
+        raise click.UsageError("--force and --wait-s require --replicas or --learners")
     give_up_at = time.monotonic() + wait_s
     with target.client(writes=True) as client:
         _take_retention(client, name, changes)

@@ -88,7 +88,7 @@ def cli(as_json: bool) -> None:
     """A replicated commit log whose records become Delta tables.
 
     Exit codes: 0 success, 1 other error or a check found a difference, 2 usage, 3 a condition failed,
-    4 not found, 5 unavailable, 6 outcome unknown, 130 interrupted by Ctrl-C. Every command has --help with
+    4 not found, 5 unavailable, 6 outcome unknown, 130 interrupted by Ctrl-C. Commands have --help with
     examples, and --json for scripts; errors are then problem documents on standard error.
 
     \b

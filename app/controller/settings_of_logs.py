@@ -56,7 +56,7 @@ def complaints_about(spec: LogSpec, brokers: Collection[str]) -> list[tuple[str,
     complaints += _about_min_in_sync(spec, len(voters))
     complaints += _about_acks(spec, len(voters))
     if spec.replication == "raft" and spec.unclean:
-        complaints.append(("/unclean", "unclean elections are of controller mode"))
+        complaints.append(("/unclean", "unclean is a setting of controller and classic mode"))
     return complaints
 
 
@@ -64,7 +64,8 @@ def _about_min_in_sync(spec: LogSpec, voters: int) -> list[tuple[str, str]]:
     least = spec.min_in_sync_replicas
     if spec.replication == "raft" and least > 1:
         detail = (
-            f"min_in_sync_replicas is a setting of controller mode, got {least}; Raft waits for a majority"
+            f"min_in_sync_replicas is a setting of controller and classic mode, got {least}; "
+            "Raft waits for a majority"
         )
         return [("/min_in_sync_replicas", detail)]
     if not 1 <= least <= max(1, voters):

@@ -82,7 +82,7 @@ class _LogTable(_Table):
     replicas: int | tuple[str, ...] | None = None
     """Ids of the nodes that keep the log, or their number in the order of the file; absent: all brokers."""
     learners: tuple[str, ...] = ()
-    """Replicas that never become master (controller mode)."""
+    """Replicas without a vote, which never lead (Raft and controller mode)."""
     min_in_sync_replicas: int = 1
     """Replicas in sync, the master included, below which appends are refused (controller and classic
     mode)."""
@@ -98,9 +98,11 @@ class _LogTable(_Table):
     """Priority of each node in an election between equal copies, the lower number wins; absent: last
     (controller mode)."""
     retention_ms: int | None = Field(default=None, gt=0)
-    """Age after which a record is removed; absent: as `[retention]`."""
+    """Age after which a record is removed; absent: no limit, or as `[retention]` if `retention_bytes` is
+    absent too."""
     retention_bytes: int | None = Field(default=None, gt=0)
-    """Stored size above which the oldest records are removed; absent: as `[retention]`."""
+    """Stored size above which the oldest records are removed; absent: no limit, or as `[retention]` if
+    `retention_ms` is absent too."""
     master: str | None = None
     """Id of the master (classic mode); absent: the first replica."""
     sync_slaves: int | None = Field(default=None, ge=0)

@@ -79,7 +79,8 @@ def hash_of(as_json: bool, **rights: Any) -> None:
       commitlog token hash --scope read < token.txt
     """
     token = sys.stdin.readline().strip()
-    if not token or len(token.split()) != 1:
+    rest = "" if sys.stdin.isatty() else sys.stdin.read().strip()
+    if len(token.split()) != 1 or rest:
         raise click.UsageError("standard input must hold one token without blanks")
     line = _line(token, **rights)
     if as_json:

@@ -73,11 +73,11 @@ def restore_command(
     """
     from app.cli.backup.folder import load, read_part
 
+    if check and (replicas is not None or ctx.get_parameter_source("log") is ParameterSource.COMMANDLINE):
+        raise click.UsageError("--log and --replicas cannot be used with --check, which restores nothing")
     manifest = load(folder)
     if manifest is None:
         raise CommandFailed(f"{folder} has no manifest.json: it is not a backup", ExitCode.NOT_FOUND)
-    if check and replicas is not None:
-        raise click.UsageError("--replicas cannot be used with --check, which restores nothing")
     if check:
         for part in manifest.parts:
             read_part(folder, part)

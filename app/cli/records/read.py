@@ -160,6 +160,8 @@ def _format(target: Target, form: str | None, output: Path | None) -> str:
     if target.as_json:
         if form not in (None, "json"):
             raise click.UsageError(f"--json and --format {form} cannot be used together")
+        if output is not None and form is None and BY_SUFFIX.get(output.suffix.lower(), "json") != "json":
+            raise click.UsageError(f"--json and --output {output} cannot be used together")
         return "json"
     form = form or (BY_SUFFIX.get(output.suffix.lower(), "text") if output is not None else "text")
     if form in TABLE_FORMATS and output is None and sys.stdout.isatty():

@@ -270,6 +270,8 @@ def main(
     A failure is shrunk to the few faults that it needs, and printed with the command that replays it. The
     last line is one JSON document. Exit code 1: a promise was broken, or --full did not reach its size.
     """
+    if (seed is None and only is not None) or (seed is not None and full):
+        raise click.UsageError("--only requires --seed, and --full excludes it")
     logging.disable(logging.CRITICAL)
     if full:
         seeds, seconds = FULL_SEEDS, FULL_SECONDS

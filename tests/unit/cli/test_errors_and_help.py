@@ -56,7 +56,7 @@ def test_https_at_a_node_without_tls_is_named_alone() -> None:
         (["bench", "--seconds", "nan"], "usage", 2),
         (["append", "v", "--idempotency-key", "a\nb"], "usage", 2),
         (["read", "--token", "tok\u2014en"], "usage", 2),
-        (["read", "-o", "/no/such/folder/a.csv", "-e", "http://127.0.0.1:1"], "failed", 1),
+        (["read", "-o", "/no/such/folder/a.json", "-e", "http://127.0.0.1:1"], "failed", 1),
         (["sim", "--colour"], "usage", 2),
     ],
 )

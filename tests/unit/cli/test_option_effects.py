@@ -23,6 +23,14 @@ SCHEMA = "app.cli.log_state.schema"
         (["append", "--ndjson", "--key", ""], "--key, --header and --timestamp cannot be used with ndjson"),
         (["read", "--format", "parquet", "--encoding", "base64"], "--encoding cannot be used with parquet"),
         (["read", "-o", "a.arrow", "--encoding", "json"], "--encoding cannot be used with arrow"),
+        (["read", "-o", "a.csv", "--json"], "--json and --output a.csv cannot be used together"),
+        (
+            ["logs", "change", "a", "--unclean", "--force"],
+            "--force and --wait-s require --replicas or --learners",
+        ),
+        (["logs", "change", "a", "--unclean", "--wait-s", "5"], "--force and --wait-s require --replicas"),
+        (["logs", "change", "a", "--priority", "n1=1", "--priority", "n1=2"], "n1 is named twice"),
+        (["restore", "--check", ".", "--log", "a"], "--log and --replicas cannot be used with --check"),
         (["tables", "--table", "events"], "--table and --timeout-ms require --wait"),
         (["tables", "--at-index", "1", "--timeout-ms", "5"], "--table and --timeout-ms require --wait"),
     ],
@@ -35,6 +43,13 @@ def test_an_option_without_an_effect_is_refused(
         refused = CliRunner().invoke(cli, [*arguments, "-e", node.url], input="{}")
     assert (refused.exit_code, node.asked) == (2, [])
     assert reason in refused.stderr
+
+
+@pytest.mark.parametrize(("given", "code"), [("one\n", 0), ("one", 0), ("one\n\n", 0), ("one\ntwo\n", 2)])
+def test_a_second_token_is_not_dropped(given: str, code: int) -> None:
+    """Its holder would be refused by the nodes."""
+    result = CliRunner().invoke(cli, ["token", "hash", "--scope", "read"], input=given)
+    assert (result.exit_code, "must hold one token" in result.stderr) == (code, code == 2)
 
 
 def test_a_node_of_no_configuration_is_refused() -> None:

@@ -41,3 +41,10 @@ def test_a_run_of_nothing_is_refused(option: str, value: str) -> None:
     refused = CliRunner().invoke(simulation, [option, value])
     assert refused.exit_code == 2
     assert f"Invalid value for '{option}'" in refused.output
+
+
+@pytest.mark.parametrize("options", [["--only", "1,2"], ["--seed", "7", "--full"]])
+def test_options_without_an_effect_are_refused(options: list[str]) -> None:
+    refused = CliRunner().invoke(simulation, options)
+    assert refused.exit_code == 2
+    assert "--only requires --seed, and --full excludes it" in refused.output

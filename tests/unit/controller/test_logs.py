@@ -78,7 +78,7 @@ def test_settings_that_cannot_work_are_refused(bad: object) -> None:
         ({"preferred": "n9"}, "preferred is a replica that is not a learner (n1, n2, n3), got 'n9'"),
         (
             {"replication": "raft", "min_in_sync_replicas": 5},
-            "is a setting of controller mode, got 5; Raft waits",
+            "is a setting of controller and classic mode, got 5; Raft waits",
         ),
     ],
 )
