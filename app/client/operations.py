@@ -28,9 +28,9 @@ class Cursor:
 class Operations:
     """Calls of one client, each repeated until it is answered.
 
-    After a lost answer the repeat of set_fence with match_token, delete_log or transfer_leader may be refused
-    because the first one was applied: the error's outcome is "unknown". All raise ClientError, and ValueError
-    for a name that no log or no cursor can have.
+    After a lost answer the repeat of set_fence with match_token, of move_cursor or drop_cursor with if_match,
+    delete_log or transfer_leader may be refused because the first one was applied: the error's outcome is
+    "unknown". All raise ClientError, and ValueError for a name that no log or no cursor can have.
     """
 
     def __init__(self, client: CommitlogClient) -> None:
