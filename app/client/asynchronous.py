@@ -165,11 +165,13 @@ class AsyncProducer:
     async def send(
         self, value: str | bytes | Record | None, key: str | bytes | None = None
     ) -> RecordDelivery:
-        """Queue one record. Raises ProducerFailed after an earlier failure."""
-        try:
-            return self.blocking.send(value, key, wait=False)
-        except BlockingIOError:
-            return await asyncio.to_thread(self.blocking.send, value, key)
+        """Queue one record as soon as there is room. A cancelled call has queued nothing. Raises ProducerFailed
+        after an earlier failure."""
+        while True:
+            try:
+                return self.blocking.send(value, key, wait=False)
+            except BlockingIOError:
+                await asyncio.to_thread(self.blocking.wait_for_room)
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all records are committed. Raises as RecordProducer.flush."""

@@ -194,6 +194,12 @@ class RecordProducer:
                 self._work.notify()
         return RecordDelivery(batch.future, position)
 
+    def wait_for_room(self) -> None:
+        """Wait while max_pending_bytes are not committed. Raises ProducerFailed, as `send`."""
+        self._check_process()
+        with self._lock:
+            self._wait_for_room(wait=True)
+
     def send_many(self, values: Iterable[str | bytes | Record | None]) -> list[RecordDelivery]:
         """Queue records in their order. Raises TypeError for one record that is not in a list, before any is
         queued."""

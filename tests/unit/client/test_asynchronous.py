@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from app.client import AsyncCommitlogClient
-from tests.unit.cli.fake_service import Asked, Scripted, fake_service
+from tests.unit.cli.fake_service import Asked, Scripted, committed, fake_service
 
 
 def test_a_poll_that_was_cancelled_does_not_move_the_position() -> None:
@@ -65,3 +65,33 @@ def test_calls_that_wait_for_a_thread_end_although_the_client_was_closed() -> No
 
     with fake_service(answer) as service:
         assert asyncio.run(close(service.url)) == [5, 5]
+
+
+def test_a_cancelled_send_has_queued_nothing() -> None:
+    """Who repeats it would store the record twice, if it was queued once there is room."""
+    may_answer = threading.Event()
+
+    def answer(asked: Asked) -> Scripted:
+        may_answer.wait(30)
+        return Scripted(200, committed())
+
+    async def send(url: str) -> int:
+        async with AsyncCommitlogClient(url) as client:
+            async with client.producer(max_pending_bytes=1, linger_ms=0) as producer:
+                await producer.send("first")
+                waiting = asyncio.create_task(producer.send("cancelled"))
+                while not producer.blocking._urgent:  # its thread waits for room
+                    await asyncio.sleep(0.001)
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+                may_answer.set()
+                delivery = await producer.send("last")
+                await producer.flush()
+                return await delivery
+
+    with fake_service(answer) as service:
+        asyncio.run(send(service.url))
+        bodies = [asked.body for asked in service.appends()]
+    assert [b"cancelled" in body for body in bodies] == [False, False]
+    assert b"last" in bodies[1]
