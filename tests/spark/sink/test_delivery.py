@@ -223,7 +223,30 @@ def test_the_files_of_a_list_are_on_disk_before_it(tmp_path: Path, monkeypatch: 
     file = staging.stage(0, [values("a")], LIMITS)
     assert steps == [str(tmp_path / file.path), str(tmp_path / "batch-0")]
     staging.publish(0, StagedList((file,)))
-    assert steps[-2:] == ["list", str(tmp_path)]
+    written, *rest = steps[2:]
+    assert written.startswith(f"{tmp_path}/.batch-0.json.")
+    assert rest == ["list", str(tmp_path)]
+
+
+def test_a_batch_is_noted_as_done_on_disk_before_its_files_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut, a repeat would miss the files of a list that is not done."""
+    staging = Staging(tmp_path)
+    listed = StagedList((staging.stage(0, [values("a")], LIMITS),))
+    staging.publish(0, listed)
+    steps = record_disk_steps(monkeypatch, linked="list")
+    unlink = Path.unlink
+
+    def removed(path: Path, missing_ok: bool = False) -> None:
+        steps.append("removal")
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", removed)
+    staging.finish(0, listed)
+    written, *rest = steps
+    assert written.startswith(f"{tmp_path}/.batch-0.json.")
+    assert rest == [str(tmp_path), "removal"]
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])

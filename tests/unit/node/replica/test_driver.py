@@ -276,6 +276,26 @@ def test_a_truncation_takes_back_the_keys_of_removed_records(tmp_path: Path) -> 
     assert node.driver.state.find_key("k") is None
 
 
+@pytest.mark.rule("R-11")
+def test_reads_and_syncs_wait_while_the_disk_truncates_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read may see a part of the truncation, and a sync may use a file that it removes."""
+    node, log = follower_of_n2(tmp_path)
+    push_to(node, PushType.APPEND, 1, "n2", -1, *log.batches)
+    node.seams.run()
+    truncate_after, waits = node.driver.log.truncate_after, list[bool]()
+
+    def truncate(index: int) -> None:
+        waits.append(node.driver.is_truncating)
+        truncate_after(index)
+
+    monkeypatch.setattr(node.driver.log, "truncate_after", truncate)
+    push_to(node, PushType.TRUNCATE, 2, "n3", -1, log.batches[0])
+    node.seams.run()
+    assert (waits, node.driver.is_truncating) == ([True], False)
+
+
 @pytest.mark.rule("D-20", "R-11")
 def test_the_checkpoint_never_names_what_is_not_durable_here(tmp_path: Path) -> None:
     node, log = follower_of_n2(tmp_path)

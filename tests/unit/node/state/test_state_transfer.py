@@ -72,6 +72,37 @@ def test_pieces_with_another_checksum_are_not_a_state(tmp_path: Path) -> None:
     assert all(copy.driver.state.find_key(f"k{number}") for number in range(8))
 
 
+@pytest.mark.rule("D-28")
+def test_a_replica_that_opens_without_the_state_may_not_lead(tmp_path: Path) -> None:
+    """It would not know the keys of the records that it lacks."""
+    copy = copy_of(whole_node(tmp_path), tmp_path)
+    copy.driver.deliver("n2", Heartbeat(1, "n2", -1, 1))
+    copy.seams.run()
+    copy.restart()
+    assert not transfer_of(copy).is_whole
+    assert not copy.driver._core.electable
+
+
+@pytest.mark.rule("D-28", "C-05")
+def test_an_epoch_that_replaces_committed_records_leaves_no_state_that_only_looks_complete(
+    tmp_path: Path,
+) -> None:
+    """The log of the copy begins later: a state made of its records alone would lack earlier keys."""
+    source = whole_node(tmp_path)
+    copy = copy_of(source, tmp_path)
+    transfer = transfer_of(copy)
+    *_, last = pieces_for(copy, source, 1_000)
+    transfer.take("n2", last, 1_000)
+    committed = copy.driver.state.committed_index
+    assert not transfer.epoch_began(committed + 1, committed)
+    assert transfer.is_whole
+    assert copy.driver.state.find_key("k0") is not None
+    assert transfer.epoch_began(committed, committed - 1)
+    assert transfer.rebuild()
+    assert not transfer.is_whole
+    assert copy.driver.state.find_key("k7") is None
+
+
 def append_with_key(node: Node, key: str) -> None:
     log = node.driver.log
     batch = stamp(
