@@ -1,6 +1,8 @@
 """Logs for the tests of storage: batches that follow, and what a log must look like."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import chain
 from random import Random
 from typing import Any
 
@@ -156,16 +158,24 @@ def crash_everywhere(
         place += 1
 
 
+@cache
+def batches_of_three_terms() -> Sequence[Sequence[Batch]]:
+    log = open_log(MemoryFiles())
+    return [[open_term(log, term, f"n{term}"), *grow(log, 14, Random(term))] for term in (1, 2, 3)]
+
+
 def three_terms(files: MemoryFiles, *, synced: bool = True) -> Commitlog:
     log = open_log(files)
-    for term in (1, 2, 3):
-        open_term(log, term, f"n{term}")
-        grow(log, 14, Random(term), sync=synced)
+    for batches in batches_of_three_terms():
+        for batch in batches:
+            log.append([batch])
+        if synced:
+            sync_log(log)
     return log
 
 
 def expected_content() -> list[Batch]:
-    return content(three_terms(MemoryFiles()))
+    return list(chain.from_iterable(batches_of_three_terms()))
 
 
 def copied(files: MemoryFiles) -> MemoryFiles:
