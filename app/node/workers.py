@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from app.node.job_threads import JobThreads, Then
+from app.node.job_threads import JobThreads, Then, result_or_error
 
 THREADS: Final = 2
 
@@ -47,9 +47,4 @@ class InPlace:
 
     def run(self, work: Callable[[], Any], then: Then) -> None:
         """Run `work`, then `then(result, error)`."""
-        try:
-            result = work()
-        except Exception as error:
-            then(None, error)
-        else:
-            then(result, None)
+        then(*result_or_error(work))

@@ -1,5 +1,6 @@
 """Errors of schemas, and mismatches between a record and its schema. The routes map them to answers."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from app.extras import install_command
@@ -45,6 +46,6 @@ class Mismatch:
     reason: str
 
 
-def pointer_of(path: list[str | int]) -> str:
+def pointer_of(path: Iterable[str | int]) -> str:
     """Return a path as a JSON pointer (RFC 6901)."""
     return "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in path)

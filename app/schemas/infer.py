@@ -13,7 +13,7 @@ from app.schemas.data_types import (
     folded,
     is_column_name,
 )
-from app.schemas.errors import SchemaInvalid, ValueInvalid
+from app.schemas.errors import SchemaInvalid, ValueInvalid, pointer_of
 from app.schemas.json_schema import DRAFT, TYPE_KEYWORD, read_json_schema
 from app.schemas.json_text import read_json, shown
 from app.schemas.json_values import converter_of
@@ -156,7 +156,7 @@ class _Shape:
         """Yield pointer and types of each field that `schema`, the schema of this place, does not have."""
         properties = schema.get("properties", {})
         for name, shape in self.fields.items():
-            pointer = f"{path}/{name.replace('~', '~0').replace('/', '~1')}"
+            pointer = path + pointer_of([name])
             if name in properties:
                 yield from shape.left_out(properties[name], pointer)
             else:

@@ -10,6 +10,7 @@ from msgspec import Raw
 
 from app.errors import InvalidJson, InvalidRequest
 from app.log.contract import NUMBER_MAX
+from app.schemas.errors import pointer_of
 from app.schemas.json_text import shown
 from storage.units import KIB
 
@@ -83,7 +84,7 @@ def _placed(complaint: str, pointer: str, text: bytes, kind: Any) -> tuple[str, 
         and not _UNSHOWN.intersection(parts)
     ):
         detail += _received(text, parts, detail)
-    return pointer + "".join(f"/{escape_pointer(part)}" for part in parts), detail
+    return pointer + pointer_of(parts), detail
 
 
 def _choices(kind: Any, parts: Sequence[str]) -> Sequence[str]:
@@ -112,8 +113,3 @@ def _value_at(text: bytes, parts: Sequence[str]) -> object:
     for part in parts:
         value = value[int(part)] if isinstance(value, list) else value[part]
     return value
-
-
-def escape_pointer(part: str) -> str:
-    """Return one step of a JSON pointer (RFC 6901)."""
-    return part.replace("~", "~0").replace("/", "~1")

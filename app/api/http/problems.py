@@ -9,11 +9,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from app.api.http.dependencies import ExactResponse, broker_of, request_id_of
-from app.api.http.json_decoding import escape_pointer
 from app.api.http.log_call import AnsweredElsewhere
 from app.api.http.messages import problem_response
 from app.errors import CommitlogError, Internal, InvalidRequest, MethodNotAllowed, NotFound, Repairing
 from app.names import rule_of
+from app.schemas.errors import pointer_of
 from app.settings.toml import message_of
 from app.tables.delta_log import DeltaLogError
 from storage.errors import StorageError
@@ -72,7 +72,7 @@ def _complaint(item: Any) -> tuple[str, str]:
         if isinstance(item["input"], str):
             detail += f", got {item['input'][:40]!r}"
     place = {"header": "headers"}.get(place, place)
-    return "/" + "/".join(escape_pointer(part) for part in (place, *rest)), detail
+    return pointer_of((place, *rest)), detail
 
 
 async def _http(request: Request, error: Exception) -> Response:
