@@ -234,8 +234,6 @@ def change_log(target: Target, name: str, wait_s: float, **settings: Any) -> Non
         changes["preferred"] = None
     if not changes:
         raise click.UsageError("name at least one setting to change")
-    if (wait_s or "force" in changes) and not changes.keys() & {"replicas", "learners"}:
-        raise click.UsageError("--force and --wait-s require --replicas or --learners")
     give_up_at = time.monotonic() + wait_s
     with target.client(writes=True) as client:
         _take_retention(client, name, changes)

@@ -247,6 +247,12 @@ def test_replicas_change_until_nothing_is_leaving_any_more() -> None:
     assert "leaving" not in result.output
 
 
+def test_force_alone_ends_a_pending_change_of_replicas() -> None:
+    with fake_service(lambda _: Scripted(200, {"name": "a", "replicas": ["n1"], "learners": []})) as node:
+        assert run("logs", "change", "a", "--force", url=node.url).exit_code == 0
+    assert [json.loads(asked.body) for asked in node.asked if asked.method == "PATCH"] == [{"force": True}]
+
+
 def test_members_of_one_log_and_the_metadata_of_dead_nodes() -> None:
     with fake_service(lambda _: Scripted(200, {"members": [], "node": "n3", "logs": ["a"]})) as node:
         for arguments in (

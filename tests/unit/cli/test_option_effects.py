@@ -24,11 +24,6 @@ SCHEMA = "app.cli.log_state.schema"
         (["read", "--format", "parquet", "--encoding", "base64"], "--encoding cannot be used with parquet"),
         (["read", "-o", "a.arrow", "--encoding", "json"], "--encoding cannot be used with arrow"),
         (["read", "-o", "a.csv", "--json"], "--json and --output a.csv cannot be used together"),
-        (
-            ["logs", "change", "a", "--unclean", "--force"],
-            "--force and --wait-s require --replicas or --learners",
-        ),
-        (["logs", "change", "a", "--unclean", "--wait-s", "5"], "--force and --wait-s require --replicas"),
         (["logs", "change", "a", "--priority", "n1=1", "--priority", "n1=2"], "n1 is named twice"),
         (["restore", "--check", ".", "--log", "a"], "--log and --replicas cannot be used with --check"),
         (["tables", "--table", "events"], "--table and --timeout-ms require --wait"),
