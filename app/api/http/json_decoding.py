@@ -23,6 +23,7 @@ _T = TypeVar("_T")
 _S = TypeVar("_S", bound=msgspec.Struct)
 _NO_CHOICE: Final = "Invalid enum value"
 _TRUNCATED: Final = "Input data was truncated"
+_LONE_SURROGATE = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?:[^\\]|\\[^u])")
 _PLACE = re.compile(r"^(?P<detail>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _SHOWN_MAX_BYTES: Final = 64 * KIB  # of a body that is decoded again to show the value that was refused
@@ -47,7 +48,7 @@ def decode(decoder: msgspec.json.Decoder[_T], text: bytes, pointer: str) -> _T:
         _check_syntax(text, pointer)  # the decoder stops at the first error, whatever follows
         raise InvalidRequest(_placed(str(error), pointer, text, decoder.type)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _invalid_json(error, pointer) from error
+        raise _invalid_json(error, text, pointer) from error
 
 
 def _check_syntax(text: bytes, pointer: str) -> None:
@@ -55,13 +56,14 @@ def _check_syntax(text: bytes, pointer: str) -> None:
     try:
         _SYNTAX.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise _invalid_json(error, pointer) from error
+        raise _invalid_json(error, text, pointer) from error
 
 
-def _invalid_json(error: Exception, pointer: str) -> InvalidJson:
+def _invalid_json(error: Exception, text: bytes, pointer: str) -> InvalidJson:
     detail = "JSON is nested too deeply" if isinstance(error, RecursionError) else str(error)
     if detail == _TRUNCATED:
-        detail = "JSON is malformed: it ends too early"
+        pair = _LONE_SURROGATE.search(text)  # near the end of the text msgspec calls it truncated
+        detail = "JSON is malformed: " + ("invalid utf-16 surrogate pair" if pair else "it ends too early")
     return InvalidJson(f"{pointer}: {detail}" if pointer else detail)
 
 

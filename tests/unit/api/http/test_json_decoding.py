@@ -22,6 +22,10 @@ def test_an_empty_body_is_called_empty() -> None:
     ("body", "detail"),
     [
         (b'{"name": "a"', "JSON is malformed: it ends too early"),
+        (b'{"name": "\\ud800', "JSON is malformed: it ends too early"),
+        (b'{"name": "\\ud800"}', "JSON is malformed: invalid utf-16 surrogate pair"),
+        (b'{"name": "\\ud800\\n"}', "JSON is malformed: invalid utf-16 surrogate pair"),
+        (b'{"name": "\\\\ud800"', "JSON is malformed: it ends too early"),  # an escaped backslash
         (b'{"name": "a",}', r"JSON is malformed: trailing comma in object \(byte 13\)"),
         (b'{"name": ' + b"[" * 100_000, "JSON is nested too deeply"),
     ],
