@@ -20,7 +20,8 @@ class HaConfig:
     ha_transfer_batch_size: int = 32 * KIB
     """Bytes of the log in one frame to a slave, at most 4 MiB (H-06; RocketMQ: the same)."""
     ha_max_time_slave_not_catchup_ms: int = 1_500
-    """Time without having everything after which a slave leaves the SyncStateSet (C-07; RocketMQ: 15 000).
+    """Time without having everything after which a slave leaves the SyncStateSet (C-07; RocketMQ: 15 000), or
+    in classic mode counts as out of sync for `auto_in_sync_replicas`.
     With less than `ha_send_heartbeat_interval_ms` and, of `[controller]`, two `heartbeat_interval_ms` and
     `retry_interval_ms` together (1 300 by default), a master that receives nothing, because the network fails
     in one direction, may become the only member of its SyncStateSet: then no other is elected."""
@@ -40,7 +41,7 @@ class HaConfig:
     ha_read_index_timeout_ms: int = 1_000
     """Time within which the master must answer a slave that asks for the index of a linearizable read."""
     ha_refused_interval_max_ms: int = 10_000
-    """Longest pause of a slave whose connections end before the first frame."""
+    """Longest pause of a slave in classic mode whose connections end before the first frame."""
     ha_opening_wait_ms: int | None = None
     """Time that a classic master which takes a log over waits for replicas it does not hear; absent:
     housekeeping

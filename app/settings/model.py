@@ -212,7 +212,7 @@ class JournalConfig:
     retention_bytes: int | None = 64 * MIB
     """Size of a log's journal above which its oldest events are removed."""
     segment_max_bytes: int = 4 * MIB
-    """Size of a journal segment; disk space is freed by whole segments."""
+    """Size of a journal segment, at most that of `[storage]`; disk space is freed by whole segments."""
 
     def __post_init__(self) -> None:
         _check_positive(self)
@@ -262,7 +262,8 @@ class HttpSettings:
     """REST listener. Requests beyond a limit of this node are refused with 429."""
 
     append_front: AppendFront = AppendFront.LANE
-    """Reader of appends and long polls: `lane` (fast), or `fastapi` for all of them (same answers)."""
+    """Reader of appends and long polls: `lane` (fast), or `fastapi` for all of them (same answers), as while
+    `[tracing]` has an endpoint."""
     max_open_appends: int = 16_384
     """Appends in progress at this node."""
     max_open_reads: int = 4_096
@@ -276,7 +277,8 @@ class HttpSettings:
     head_timeout_ms: int = 10_000
     """Time within which a request line and its headers must arrive."""
     max_head_bytes: int = 64 * KIB
-    """Size of a request line and its headers. The request target may have at most 65,535 bytes."""
+    """Size of a request line and its headers, at least 1 KiB. The request target may have at most 65,535
+    bytes."""
     idle_timeout_ms: int = 75_000
     """Time that a connection without a request stays open."""
     write_timeout_ms: int = 60_000
@@ -296,13 +298,13 @@ class HttpSettings:
             "leader_wait_ms",
             "body_timeout_ms",
             "head_timeout_ms",
-            "max_head_bytes",
             "idle_timeout_ms",
             "write_timeout_ms",
             "max_connections",
             "shutdown_grace_ms",
         ):
             check(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
+        check(self.max_head_bytes >= KIB, f"max_head_bytes must be at least {KIB}, got {self.max_head_bytes}")
         check(1 <= self.sse_ping_ms <= 15_000, f"sse_ping_ms must be from 1 to 15000, got {self.sse_ping_ms}")
 
 

@@ -69,6 +69,7 @@ def test_a_boolean_is_not_a_number_or_a_text(section: str, key: str, wrong: obje
         ({"ha": {"ha_send_heartbeat_interval_ms": 751}}, "ha_max_time_slave_not_catchup_ms, got 751$"),
         ({"ha": {"ha_refused_interval_max_ms": 299}}, "at least 300, ha_reconnect_interval_ms, got 299$"),
         ({"http": {"sse_ping_ms": 15_001}}, "sse_ping_ms must be from 1 to 15000, got 15001$"),
+        ({"http": {"max_head_bytes": 1_023}}, "max_head_bytes must be at least 1024, got 1023$"),
         ({"limits": {"max_request_bytes": APPEND_MAX_BYTES + 1}}, "at most 66060288, got 66060289$"),
     ],
 )
