@@ -165,8 +165,8 @@ class AsyncProducer:
     async def send(
         self, value: str | bytes | Record | None, key: str | bytes | None = None
     ) -> RecordDelivery:
-        """Queue one record as soon as there is room. A cancelled call has queued nothing. Raises ProducerFailed
-        after an earlier failure."""
+        """Queue one record as soon as there is room. A cancelled call has queued nothing. Raises as
+        RecordProducer.send."""
         while True:
             try:
                 return self.blocking.send(value, key, wait=False)

@@ -67,28 +67,30 @@ def test_calls_that_wait_for_a_thread_end_although_the_client_was_closed() -> No
         assert asyncio.run(close(service.url)) == [5, 5]
 
 
-def test_a_cancelled_send_has_queued_nothing() -> None:
-    """Who repeats it would store the record twice, if it was queued once there is room."""
+def test_a_cancelled_send_has_queued_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record would be stored twice, if it was queued as soon as there is room, and sent again."""
     may_answer = threading.Event()
 
     def answer(asked: Asked) -> Scripted:
         may_answer.wait(30)
         return Scripted(200, committed())
 
-    async def send(url: str) -> int:
-        async with AsyncCommitlogClient(url) as client:
-            async with client.producer(max_pending_bytes=1, linger_ms=0) as producer:
-                await producer.send("first")
-                waiting = asyncio.create_task(producer.send("cancelled"))
-                while not producer.blocking._urgent:  # its thread waits for room
-                    await asyncio.sleep(0.001)
-                waiting.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await waiting
-                may_answer.set()
-                delivery = await producer.send("last")
-                await producer.flush()
-                return await delivery
+    async def send(url: str) -> None:
+        async with (
+            AsyncCommitlogClient(url) as client,
+            client.producer(max_pending_bytes=1, linger_ms=0) as producer,
+        ):
+            room, waits = producer.blocking._room, threading.Event()
+            wait = room.wait
+            monkeypatch.setattr(room, "wait", lambda timeout=None: waits.set() or wait(timeout))
+            await producer.send("first")
+            waiting = asyncio.create_task(producer.send("cancelled"))
+            assert await asyncio.to_thread(waits.wait, 30)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            may_answer.set()
+            await producer.send("last")
 
     with fake_service(answer) as service:
         asyncio.run(send(service.url))
