@@ -104,3 +104,21 @@ def test_a_call_is_repeated_wherever_its_answer_was_cut() -> None:
             assert (answer.data, connection.leader) == (body, "http://127.0.0.1:65000")
             connection.close()
     assert next(sizes, None) is None
+
+
+@pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])
+def test_an_answer_without_a_body_is_whole_and_keeps_its_connection(status: bytes) -> None:
+    connections = []
+
+    def serve(taken: socket.socket) -> None:
+        connections.append(taken)
+        with taken:
+            while head_of(taken):
+                taken.sendall(b"HTTP/1.1 " + status + b"\r\n\r\n")
+
+    with listener(serve) as url:
+        connection = ClusterConnection([url], give_up_s=0.0, learns_nodes=False)
+        for _ in range(2):
+            assert connection.call("GET", "/v1/logs/a/schemas").status == int(status[:3])
+        connection.close()
+    assert len(connections) == 1
