@@ -82,7 +82,12 @@ def test_a_cancelled_send_has_queued_nothing(monkeypatch: pytest.MonkeyPatch) ->
         ):
             room, waits = producer.blocking._room, threading.Event()
             wait = room.wait
-            monkeypatch.setattr(room, "wait", lambda timeout=None: waits.set() or wait(timeout))
+
+            def noted(timeout: float | None = None) -> bool:
+                waits.set()
+                return wait(timeout)
+
+            monkeypatch.setattr(room, "wait", noted)
             await producer.send("first")
             waiting = asyncio.create_task(producer.send("cancelled"))
             assert await asyncio.to_thread(waits.wait, 30)
