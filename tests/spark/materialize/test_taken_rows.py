@@ -12,8 +12,6 @@ import pytest
 from app.tables.delta_log import DeltaLog
 from spark_jobs.errors import LogClash, RecordsTrimmed
 from spark_jobs.materialize.entries import EntriesJob
-from spark_jobs.materialize.lease import LeasedEntries
-from spark_jobs.materialize.query import LogRows
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables import table_writer
 from spark_jobs.tables.claims import MAX_REFUSALS
@@ -50,20 +48,6 @@ def test_rows_that_were_taken_from_the_table_are_noticed_whatever_came_after(
     commit_of_user(job, "SET TBLPROPERTIES")
     with pytest.raises(TableClash, match="the records from index 40 on"):
         job.take(rows(50, 60), 0.0)
-
-
-def test_rows_of_another_log_of_the_same_name_are_not_written(
-    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
-) -> None:
-    """The query may have begun after the log was removed and made again, and the table before."""
-    job, rows = job_with_two_commits(replicas, tmp_path)
-    lease: Any = SimpleNamespace(index=100)
-    entries = LeasedEntries(job, lease)
-    with pytest.raises(LogClash):
-        entries.take(LogRows("default", "0000000000000001", 50, 60, rows(50, 60), None, 0.0))
-    assert job.next_index == 50
-    assert not entries.take(LogRows("default", job.offset.log_id, 60, 70, rows(60, 70), None, 0.0))
-    assert entries.take(LogRows("default", job.offset.log_id, 50, 60, rows(50, 60), None, 0.0))
 
 
 def test_no_dependent_repairs_its_tables_from_a_table_that_has_lost_rows_itself(

@@ -72,6 +72,27 @@ def test_a_lost_vote_does_not_wait_for_a_voter_that_is_down(monkeypatch: pytest.
     assert scene.host.sound
 
 
+@pytest.mark.rule("R-01")
+def test_a_lost_vote_waits_for_a_majority_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other voters may have reached any term meanwhile."""
+    for name in ("PATIENCE_S", "_RETRY_FIRST_S", "_RETRY_LAST_S"):
+        monkeypatch.setattr(repair_module, name, 0)
+    monkeypatch.setattr(peer_replicas, "ANSWER_TIMEOUT_S", 0.01)
+    down = ["n2"] * 3
+
+    def answers(peer: str, message: PeerCall) -> PeerCall | None:
+        if peer in down:
+            down.remove(peer)
+            return None
+        return TermAnswer(message.id, 2 * VOTE_GAP) if peer == "n2" else None
+
+    scene = Scene()
+    scene.files.remove(f"{FOLDER}/vote")
+    scene.run(Peers(answers), CorruptFile(f"{FOLDER}/vote", "missing"))
+    assert down == []
+    assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(3 * VOTE_GAP, "n1")
+
+
 def term_of(message: PeerCall, term: int) -> TermAnswer:
     """The answer of a peer that knows no other candidates than this node does."""
     return TermAnswer(message.id, term, 0, ("n1",))
@@ -246,6 +267,27 @@ def test_votes_that_are_lost_at_too_many_voters_end_in_doubt(
     assert (scene.host.sound, marker.lost_vote) == (not is_hopeless, is_hopeless)
     assert reported == [TERM_UNKNOWN]
     assert asyncio.run(repair.term()) == (TERM_UNKNOWN if is_hopeless else promise.term)
+
+
+@pytest.mark.rule("R-01")
+def test_a_vote_that_contradicts_the_log_is_reported_to_no_other_repair() -> None:
+    """The file is intact, but older than the last vote."""
+    scene = Scene()
+    reported: list[int | None] = []
+    repairing = asyncio.Event()
+
+    async def meanwhile(repair: LogRepair) -> None:
+        await repairing.wait()
+        reported.append(await repair.term())
+
+    def answers(_peer: str, message: PeerCall) -> PeerCall:
+        repairing.set()
+        return term_of(message, 9)
+
+    cause = CorruptFile(f"{FOLDER}/vote", "term 4 is older than the log's 5")
+    repair = scene.run(Peers(answers), cause, meanwhile=meanwhile)
+    assert reported == [TERM_UNKNOWN]
+    assert asyncio.run(repair.term()) == 9
 
 
 @pytest.mark.rule("R-01", "R-10")
