@@ -55,7 +55,7 @@ class FolderBirth:
     def folder_index(self) -> int:
         """Index of `__controller`: a log created at or below it existed before this folder; NO_INDEX for
         none."""
-        if self._marker.exists and self._marker.intact:
+        if self._marker.intact:
             return self._read_index
         return self._saved_index
 
