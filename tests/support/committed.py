@@ -3,6 +3,9 @@ for the checkers of simulated groups."""
 
 from collections.abc import Callable, Mapping
 
+import pyarrow as pa
+
+from storage.file_system import FileSystem
 from storage.format.batch import Batch
 from storage.format.records import decode_body
 from storage.log.commitlog import Commitlog
@@ -20,6 +23,15 @@ def values_in(log: Commitlog) -> list[str]:
         batch = log.batch_at(index)
         found += [] if batch.is_control else values_of(batch)
         index = batch.next_index
+    return found
+
+
+def values_in_receipts(files: FileSystem, log_name: str) -> list[str]:
+    """The values in all receipts of a node whose data folder is `data`."""
+    found: list[str] = []
+    for name in files.list(f"data/receipts/{log_name}"):
+        table = pa.ipc.open_file(files.read(f"data/receipts/{log_name}/{name}")).read_all()
+        found += [value.decode() for value in table.column("value").to_pylist()]
     return found
 
 

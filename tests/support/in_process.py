@@ -1,8 +1,7 @@
 """One node in the test's own process, called through its ASGI application: no port, no other process."""
 
-import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,19 +15,13 @@ from app.main import build_app
 from app.middleware import HttpMiddleware
 from app.node.broker import Broker
 from app.settings.file import parse
+from tests.support.event_loop import until
 
 
 def free_address() -> str:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{listener.getsockname()[1]}"
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Wait for a condition in this process. Raises TimeoutError."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110  # conditions of any kind
-            await asyncio.sleep(0.005)
 
 
 @dataclass(frozen=True)

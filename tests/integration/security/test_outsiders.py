@@ -12,7 +12,8 @@ from app.node.network.audit_messages import AuditRequest
 from app.node.network.peer_host import PeerIdentity
 from app.node.network.peer_transport import PeerTransport
 from app.node.network.repair_messages import DigestRequest, FetchRequest
-from tests.support.in_process import InProcess, free_address, node_in_process, until
+from tests.support.event_loop import until
+from tests.support.in_process import InProcess, free_address, node_in_process
 
 
 class Outsider:

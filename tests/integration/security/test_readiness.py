@@ -4,7 +4,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from tests.support.in_process import node_in_process, until
+from tests.support.event_loop import until
+from tests.support.in_process import node_in_process
 
 LINES = "everything write\nshop read logs=shop.*\nreader read\n"
 

@@ -14,7 +14,8 @@ from starlette.routing import BaseRoute
 from app.api.access.caller import Scope
 from app.api.access.rules import RULES, Reach
 from app.api.access.tokens import is_open
-from tests.support.in_process import InProcess, node_in_process, until
+from tests.support.event_loop import until
+from tests.support.in_process import InProcess, node_in_process
 
 LIMITED = "other.*"  # logs of a token that has all scopes, but not for the log of the calls
 OF_THE_FRAMEWORK = {"/v1/openapi.json"}

@@ -11,8 +11,6 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from app.api.read.selection import Consistency
 from app.controller.log_state import MetadataLogState
 from app.controller.messages import (
@@ -48,6 +46,7 @@ from tests.simulation.world.promises import Violation
 from tests.simulation.world.sick_files import SickFiles
 from tests.simulation.world.world import Life, WorldScheduler
 from tests.simulation.world.world_loop import WorldLoop
+from tests.support.committed import values_in_receipts
 from tests.support.markers import removes_marker
 from tests.unit.ha.streams import Host
 
@@ -355,11 +354,7 @@ class HaSimNode(SimulatedProcess):
 
     def receipts(self) -> list[str]:
         """The values in all receipts of this node."""
-        found: list[str] = []
-        for name in self.files.list(f"data/receipts/{LOG_NAME}"):
-            table = pa.ipc.open_file(self.files.read(f"data/receipts/{LOG_NAME}/{name}")).read_all()
-            found += [value.decode() for value in table.column("value").to_pylist()]
-        return found
+        return values_in_receipts(self.files, LOG_NAME)
 
     # --- messages ---------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -170,6 +171,14 @@ def test_a_worker_reads_without_pandas_whose_import_is_most_of_its_start(replica
     assert subprocess.run(command, capture_output=True, text=True).stderr.strip() == "100 rows, pandas: False"
 
 
+def seqs_of(replica: FakeReplica, from_seq: int, until_seq: int, **given: str) -> list[int]:
+    """The events of a part of the replica's journal."""
+    options = parse_options({"endpoint": endpoints(replica.peers), "stream": "events", **given})
+    node = Node(replica.node, replica.url, alive=True)
+    read = read_events(options, EventsPartition(node, from_seq, until_seq, replica.log.id))
+    return [seq for batch in read for seq in batch.column("seq").to_pylist()]
+
+
 def test_a_journal_that_began_again_is_read_on_after_the_gap_or_is_an_error(
     replicas: list[FakeReplica],
 ) -> None:
@@ -177,13 +186,7 @@ def test_a_journal_that_began_again_is_read_on_after_the_gap_or_is_an_error(
     for number in range(8):
         replica.event("role", {"role": "follower", "number": number})
     del replica.journal[:5]  # a damaged journal begins behind the last event that could be found
-    node = Node(replica.node, replica.url, alive=True)
-
-    def seqs(from_seq: int, until_seq: int, **given: str) -> list[int]:
-        options = parse_options({"endpoint": endpoints(replicas), "stream": "events", **given})
-        read = read_events(options, EventsPartition(node, from_seq, until_seq, replica.log.id))
-        return [seq for batch in read for seq in batch.column("seq").to_pylist()]
-
+    seqs = partial(seqs_of, replica)
     assert seqs(0, 8) == seqs(5, 8) == seqs(3, 8, failOnDataLoss="false") == [5, 6, 7]
     assert seqs(3, 4, failOnDataLoss="false") == []
     with pytest.raises(LogClash, match="journal does not hold the event 3"):
@@ -272,13 +275,7 @@ def test_a_trimmed_journal_is_read_on_after_the_gap_or_is_an_error(replicas: lis
         replica.event("role", {"role": "follower", "number": number})
     del replica.journal[:5]
     replica.first_seq = 5
-    node = Node(replica.node, replica.url, alive=True)
-
-    def seqs(from_seq: int, until_seq: int, **given: str) -> list[int]:
-        options = parse_options({"endpoint": endpoints(replicas), "stream": "events", **given})
-        read = read_events(options, EventsPartition(node, from_seq, until_seq, replica.log.id))
-        return [seq for batch in read for seq in batch.column("seq").to_pylist()]
-
+    seqs = partial(seqs_of, replica)
     assert seqs(0, 8) == seqs(5, 8) == seqs(3, 8, failOnDataLoss="false") == [5, 6, 7]
     assert seqs(3, 4, failOnDataLoss="false") == []
     with pytest.raises(JournalTrimmed, match=r"begins at event 5: the events from 3 to 4 were removed"):

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-import pyarrow as pa
-
 from app.errors import CommitlogError
 from app.ha.auto_switch.core import AutoSwitchCore
 from app.ha.config import HaConfig
@@ -23,7 +21,7 @@ from storage.format.batch import Batch, log_id_of
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from tests.simulation.world.disk import DiskThread, DiskTiming
 from tests.simulation.world.world import Life, NothingDue, Standstill, World, WorldClock, WorldScheduler
-from tests.support.committed import broken_promise
+from tests.support.committed import broken_promise, values_in_receipts
 from tests.support.memory_files import MemoryFiles
 from tests.unit.ha.clients import Client, Ledger
 from tests.unit.ha.scripted_controller import Controller
@@ -145,11 +143,7 @@ class Node:
 
     def receipts(self) -> list[str]:
         """The values in all receipts of this node."""
-        found: list[str] = []
-        for name in self.files.list(f"data/receipts/{LOG_NAME}"):
-            table = pa.ipc.open_file(self.files.read(f"data/receipts/{LOG_NAME}/{name}")).read_all()
-            found += [value.decode() for value in table.column("value").to_pylist()]
-        return found
+        return values_in_receipts(self.files, LOG_NAME)
 
     def tell(self, message: object) -> None:
         self.driver.deliver(MANAGER, message)

@@ -28,6 +28,7 @@ from storage.format.records import RecordColumns, encode_body, encode_control
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from storage.log.hard_state import HardState
 from tests.support.memory_files import MemoryFiles
+from tests.unit.storage.support import sync_log
 
 LOG_ID = 7
 NAMES = ("n1", "n2", "n3")
@@ -69,15 +70,8 @@ def write(log: Commitlog, epoch: int, *values: bytes, opened_by: str | None = No
     """Append a batch; durable on return."""
     batch = next_batch(log, epoch, *values, opened_by=opened_by)
     log.append([batch])
-    sync(log)
+    sync_log(log)
     return batch
-
-
-def sync(log: Commitlog) -> None:
-    ticket = log.start_sync()
-    if ticket is not None:
-        ticket.run()
-        log.finish_sync(ticket)
 
 
 def copy(log: Commitlog, until: Batch | None = None) -> Commitlog:
@@ -88,7 +82,7 @@ def copy(log: Commitlog, until: Batch | None = None) -> Commitlog:
         batch = log.batch_at(index)
         other.append([batch])
         index = batch.next_index
-    sync(other)
+    sync_log(other)
     return other
 
 
@@ -158,7 +152,7 @@ class Lab:
         self.log.settle(self.core.committed_index)
 
     def sync(self) -> None:
-        sync(self.log)
+        sync_log(self.log)
         self.core.synced(self.now_ms)
         self.carry_out()
 

@@ -17,7 +17,8 @@ from app.listener.listener import Listener
 from app.middleware import HttpMiddleware
 from app.settings.model import HttpSettings
 from tests.support.connections import FakeTransport, connect
-from tests.support.in_process import InProcess, node_in_process, until
+from tests.support.event_loop import until
+from tests.support.in_process import InProcess, node_in_process
 
 HTTP = HttpSettings(max_head_bytes=4096)
 RECORDS = b"/v1/logs/default/records"

@@ -19,7 +19,8 @@ from app.api.read.selection import Consistency
 from app.api.read.shared_stream import _STREAMS, SharedStream
 from app.api.read.tail_pace import WOKEN_AT_ONCE
 from app.errors import CommitlogError
-from tests.support.in_process import InProcess, node_in_process, until
+from tests.support.event_loop import until
+from tests.support.in_process import InProcess, node_in_process
 
 LOG = "/v1/logs/default"
 

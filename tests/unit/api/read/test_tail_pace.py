@@ -15,7 +15,8 @@ from app.api.read.selection import Consistency
 from app.api.read.tail_pace import EVENT_S, INTERVAL_MAX_S, WOKEN_AT_ONCE, TailPace, pace_of
 from app.node.replica.commit_waiters import CommitWaiters
 from app.node.request_waits import Waits
-from tests.support.in_process import InProcess, node_in_process, until
+from tests.support.event_loop import until
+from tests.support.in_process import InProcess, node_in_process
 
 
 class _Log:

@@ -4,8 +4,9 @@ import pytest
 
 from app.ha.frames import Ack
 from app.log.contract import AppendFate, Durability, Role
-from tests.unit.ha.lab import CONFIG, Replicated, sync
+from tests.unit.ha.lab import CONFIG, Replicated
 from tests.unit.ha.masters import grant, in_sync_with_n2, join
+from tests.unit.storage.support import sync_log
 
 HALF_MS = CONFIG.ha_disk_timeout_ms // 2 + 1
 
@@ -56,7 +57,7 @@ def test_a_master_whose_disk_is_slow_keeps_the_role() -> None:
         assert master.log.durable_index < master.log.end_index
         master.tick(HALF_MS)
         assert master.core.role is Role.MASTER
-    sync(master.log)
+    sync_log(master.log)
     for _ in range(3):
         master.tick(HALF_MS)
     assert master.core.role is Role.MASTER

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +20,7 @@ from app.node.network.append_messages import (
     CarriedAppends,
 )
 from app.node.network.http_forwarder import Lost, NotSent
+from tests.support.event_loop import run
 
 
 class Wire:
@@ -61,14 +61,6 @@ class End:
 async def turns(count: int = 3) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(20):
-            await test()
-
-    asyncio.run(bounded())
 
 
 def test_the_appends_of_a_turn_share_a_frame_and_each_gets_its_own_answer() -> None:

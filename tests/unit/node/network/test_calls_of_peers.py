@@ -8,7 +8,8 @@ import pytest
 
 from app.node.network import peer_connections as module
 from tests.support.cluster import free_ports
-from tests.unit.node.network.test_peer_transport import Pair, run, until
+from tests.support.event_loop import run, until
+from tests.unit.node.network.test_peer_transport import Pair
 from tests.unit.node.network.test_protected_peers import SECRET
 
 

@@ -15,7 +15,7 @@ from app.node.links.links import LinkedProtocol, Links
 from app.node.network import ha_connection, ha_transport
 from app.node.network.ha_connection import AttachedLog, ConnectionTable, HaConnection, Protocol
 from app.node.network.ha_transport import HaTransport
-from tests.support.in_process import until
+from tests.support.event_loop import until
 
 
 def test_a_master_that_closes_without_a_byte_is_dialled_with_growing_pauses() -> None:

@@ -7,7 +7,7 @@ import logging
 import random
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from app.settings.model import Limits
 from storage.files import OsFileSystem
 from storage.format.records import RecordColumns
 from storage.log.commitlog import Commitlog, CommitlogConfig
+from tests.support.event_loop import until
 from tests.unit.ha.lab import LOG_ID, write
 
 QUICK = HaConfig(ha_reconnect_interval_ms=20, ha_send_heartbeat_interval_ms=50, ha_opening_wait_ms=50)
@@ -157,12 +158,6 @@ async def classic_slave(folder: Path, master_address: str) -> AsyncIterator[Node
         yield node
     finally:
         await node.close()
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110  # what is waited for are other nodes' states
-            await asyncio.sleep(0.005)
 
 
 async def dial(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from storage.format.batch import FIRST_CHAIN, stamp
 from storage.format.records import RecordColumns, encode_body
 from storage.units import MIB
 from tests.support.cluster import free_ports
+from tests.support.event_loop import run, until
 
 HEARTBEAT = Heartbeat(3, "n1", 7, 1)
 
@@ -80,19 +81,6 @@ class Pair:
         address = self.addresses[k]
         local = PeerIdentity(cluster_id=cluster, node_id=name, listen=address, address=address)
         return PeerTransport(local, [(f"n{2 - k}", self.addresses[1 - k])], host, random.Random(1))
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(20):
-            await test()
-
-    asyncio.run(bounded())
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110  # conditions without an event; every test has a time limit
-        await asyncio.sleep(0.005)
 
 
 def test_messages_arrive_in_order_and_after_a_restart_of_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:

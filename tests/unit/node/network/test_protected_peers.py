@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import random
 import struct
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +23,11 @@ from app.raft.messages import Heartbeat
 from app.settings.model import SecuritySettings
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.cluster import free_ports
+from tests.support.event_loop import run, until
 from tests.unit.node.network.test_peer_transport import Host
 
 SECRET = LinkSecurity(mode=Mode.SECRET, secrets=(b"a secret of the cluster",))
 OTHER = LinkSecurity(mode=Mode.SECRET, secrets=(b"a secret of another one",))
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(20):
-            await test()
-
-    asyncio.run(bounded())
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110  # conditions without an event; every test has a time limit
-        await asyncio.sleep(0.005)
 
 
 class Node:

@@ -24,7 +24,7 @@ from storage.files import OsFileSystem
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from storage.log.hard_state import HardState, HardStateFile
 from storage.log.journal import Journal
-from tests.support.in_process import until
+from tests.support.event_loop import until
 from tests.support.memory_files import MemoryFiles
 from tests.unit.node.repair.test_fetch import history
 from tests.unit.node.repair.test_server import Clock

@@ -78,16 +78,17 @@ def test_a_repair_that_waits_is_logged_once_and_can_be_given_up() -> None:
     assert RepairMarker(scene.files, "data", "log").exists
 
 
+async def give_up_when_it_waits(repair: LogRepair) -> None:
+    while repair.state is not RepairState.WAITING:  # noqa: ASYNC110  # bounded
+        await asyncio.sleep(0.01)
+    repair.give_up()
+
+
 def test_without_peers_nothing_is_thrown_away() -> None:
     scene, peers = Scene(), Peers(gives_all)
 
-    async def meanwhile(repair: LogRepair) -> None:
-        while repair.state is not RepairState.WAITING:  # noqa: ASYNC110  # bounded
-            await asyncio.sleep(0.01)
-        repair.give_up()
-
     before = scene.files.list(FOLDER)
-    scene.run(peers, scene.damage(3), voters=("n1",), meanwhile=meanwhile)
+    scene.run(peers, scene.damage(3), voters=("n1",), meanwhile=give_up_when_it_waits)
     assert peers.asked == []
     assert set(before) - set(scene.files.list(FOLDER)) <= {"epochs"}  # created again from the log
 
@@ -96,12 +97,7 @@ def test_a_disk_that_rots_at_once_does_not_cause_an_endless_loop() -> None:
     scene, peers = Scene(), Peers(gives_all)
     scene.host.always_damaged = True
 
-    async def meanwhile(repair: LogRepair) -> None:
-        while repair.state is not RepairState.WAITING:  # noqa: ASYNC110  # bounded
-            await asyncio.sleep(0.01)
-        repair.give_up()
-
-    scene.run(peers, scene.damage(3), meanwhile=meanwhile)
+    scene.run(peers, scene.damage(3), meanwhile=give_up_when_it_waits)
     kept = [name for name in scene.files.list(f"{FOLDER}/aside") if name.endswith(".log")]
     assert len(kept) > 3  # what was set aside first is still there
 
