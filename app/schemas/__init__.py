@@ -15,7 +15,7 @@ from app.schemas.columns import arrow_schema_of, check_new, columns_of
 from app.schemas.decoder import Decoded, RecordDecoder
 from app.schemas.differences import Difference, differences, incompatibilities
 from app.schemas.errors import Mismatch, SchemaInvalid, SchemaLibraryMissing
-from app.schemas.infer import SamplesUnusable, infer, propose
+from app.schemas.infer import SamplesUnusable, propose
 from app.schemas.schema import Column, LogSchema, version_of
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
     "columns_of",
     "differences",
     "incompatibilities",
-    "infer",
     "propose",
     "version_of",
 ]

@@ -39,11 +39,6 @@ class Proposal:
     left_out: tuple[str, ...]
 
 
-def infer(values: Sequence[bytes]) -> str:
-    """Return the definition of `propose`."""
-    return propose(values).definition
-
-
 def propose(values: Sequence[bytes]) -> Proposal:
     """Return a JSON Schema that all samples match that are JSON objects, but for fields without a
     type of their own. Other samples are not used.

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from app.client import CommitlogClient
 from app.client.operations import Operations
-from app.schemas import infer
+from app.schemas import propose
 from tests.bench.loop_cost import SCHEMA, objects
 from tests.bench.rest_append import BATCH_RECORDS, build_loadgen
 from tests.bench.spark.typed_tables import flights
@@ -33,7 +33,10 @@ def kinds() -> dict[str, tuple[bytes, str]]:
     """Return the body of a request and the schema of each kind."""
     _, values = flights(SAMPLE)
     lines = [json.dumps({"value": value.decode()}).encode() for value in values[:BATCH_RECORDS]]
-    return {"flights": (b"\n".join(lines), infer(values)), "objects": (objects(), SCHEMA.definition)}
+    return {
+        "flights": (b"\n".join(lines), propose(values).definition),
+        "objects": (objects(), SCHEMA.definition),
+    }
 
 
 def rate(loadgen: Path, url: str, body: Path, seconds: int) -> float:

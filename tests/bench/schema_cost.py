@@ -21,7 +21,7 @@ import pyarrow as pa
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from app.demo.flights import read_flights
-from app.schemas import LogSchema, RecordDecoder, columns_of, infer
+from app.schemas import LogSchema, RecordDecoder, columns_of, propose
 from tests.bench.systems.local_cluster import print_figure
 from tests.support.programs import run_program
 
@@ -115,13 +115,13 @@ def main() -> None:
     short = list(map(msgspec.json.encode, short_rows))
     sparse = [msgspec.json.encode({k: v for k, v in row.items() if k != "dep_time"}) for row in rows]
     more = [value[:-1] + b',"weather":{"wind":12.5}}' for value in flights]
-    flat = json_schema(infer(flights))
+    flat = json_schema(propose(flights).definition)
     ddl = json_schema(", ".join(f"{column.name} {column.type}" for column in columns_of(flat)))
     limited = json.loads(flat.definition)
     limited["properties"]["month"] |= {"minimum": 1, "maximum": 12}
     patterned = json.loads(flat.definition)
     patterned["properties"]["carrier"] |= {"pattern": "^[A-Z0-9]{2}$"}
-    measure("json short", json_schema(infer(short)), short, given.rounds)
+    measure("json short", json_schema(propose(short).definition), short, given.rounds)
     measure("json flights", flat, flights, given.rounds)
     measure("json flights, limits", json_schema(json.dumps(limited)), flights, given.rounds)
     measure("json flights, DDL", ddl, flights, given.rounds)

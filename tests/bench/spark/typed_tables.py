@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 
 from app.client import CommitlogClient
 from app.demo.flights import FLIGHTS_OF_2013, read_flights
-from app.schemas import LogSchema, infer
+from app.schemas import LogSchema, propose
 from app.tables.delta_log import DeltaLog
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.run import materialize
@@ -108,7 +108,7 @@ def measure_fill(folder: Path, records: int, rounds: int) -> None:
         for log in (PLAIN, TYPED):
             cluster.leader(log)
             fill(CommitlogClient([url], log=log), keys, values)
-        definition = infer(values[:: max(1, records // 5_000)])
+        definition = propose(values[:: max(1, records // 5_000)]).definition
         CommitlogClient([url], log=TYPED).put_schema(definition=definition, format="json")
         found = [(run(PLAIN, number), run(TYPED, number)) for number in range(rounds + 1)][1:]
         plain_s, entries_s, typed_s = (
@@ -182,7 +182,7 @@ def measure_visible(folder: Path, rate: int, seconds: float, more: list[str]) ->
     with running(folder / "nodes", 1) as cluster:
         url = cluster.url(cluster.leader())
         client = CommitlogClient([url])
-        client.put_schema(definition=infer(values), format="json")
+        client.put_schema(definition=propose(values).definition, format="json")
         producer = Producer(url, values, rate)
         producer.start()
         with running_job(folder, url, tables, more) as job:

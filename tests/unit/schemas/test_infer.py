@@ -6,7 +6,7 @@ import re
 import pyarrow as pa
 import pytest
 
-from app.schemas import LogSchema, RecordDecoder, SamplesUnusable, check_new, columns_of, infer, propose
+from app.schemas import LogSchema, RecordDecoder, SamplesUnusable, check_new, columns_of, propose
 from tests.unit.schemas.support import schema_of
 
 
@@ -20,7 +20,7 @@ def test_the_proposal_has_the_columns_of_the_samples() -> None:
         b'{"id":2,"ratio":0.5,"day":"2013-02-01","at":"2013-01-31T10:00:00Z","note":"x","to":{"no":3},"tags":[]}',
         b'{"id":3,"ratio":2,"day":"2013-02-02","at":"2013-01-31T10:00:00+01:00","note":"y","to":{},"none":null}',
     ]
-    schema = schema_of(infer(samples))
+    schema = schema_of(propose(samples).definition)
     assert [(column.name, column.type, column.nullable) for column in columns_of(schema)] == [
         ("id", "bigint", False),
         ("ratio", "double", False),
@@ -38,7 +38,7 @@ def test_fields_without_one_type_are_left_out_and_rescued() -> None:
         b'{"a":1,"b":"x","c":[],"d":{},"day":"2013-01-31"}',
         b'{"a":2,"b":1,"c":[],"d":{},"day":"soon"}',
     ]
-    schema = schema_of(infer(samples))
+    schema = schema_of(propose(samples).definition)
     assert [(column.name, column.type) for column in columns_of(schema)] == [
         ("a", "bigint"),
         ("day", "string"),
@@ -48,7 +48,7 @@ def test_fields_without_one_type_are_left_out_and_rescued() -> None:
 
 def test_names_that_cannot_be_columns_are_left_out() -> None:
     samples = [b'{"a":1,"b c":1,"":2,"_key":"k","A":2,"x":{"y":1,"Y":2,"_key":3},"z":{"":1}}']
-    schema = schema_of(infer(samples))
+    schema = schema_of(propose(samples).definition)
     assert types_of(schema) == {"a": "bigint", "x": "struct<y:bigint,_key:bigint>"}
     assert RecordDecoder({1: schema}, 1).check(samples) is None
 
@@ -61,7 +61,7 @@ def test_parts_nested_deeper_than_a_schema_can_be_are_left_out(parts: tuple[str,
     for level in range(levels):
         text = begins[level % len(begins)] + text + ends[level % len(ends)]
     sample = f'{{"id":1,"deep":{text}}}'.encode()
-    schema = schema_of(infer([sample]))
+    schema = schema_of(propose([sample]).definition)
     check_new(schema)
     decoded = RecordDecoder({1: schema}, 1).decode(pa.array([sample], pa.binary()))
     assert decoded.errors == []
@@ -72,14 +72,14 @@ def test_parts_nested_deeper_than_a_schema_can_be_are_left_out(parts: tuple[str,
 
 def test_integers_beyond_64_bits_are_exact() -> None:
     samples = [b'{"a":18446744073709551616,"b":1e3}', b'{"a":1,"b":%d}' % 10**50]
-    schema = schema_of(infer(samples))
+    schema = schema_of(propose(samples).definition)
     assert types_of(schema) == {"a": "decimal(38,0)", "b": "double"}
     assert RecordDecoder({1: schema}, 1).check(samples) is None
 
 
 def test_samples_that_are_not_objects_are_not_used() -> None:
     samples = [b"no JSON", b'{"a":1}', b"[1]", b'{"a":2}']
-    schema = schema_of(infer(samples))
+    schema = schema_of(propose(samples).definition)
     assert types_of(schema) == {"a": "bigint"}
     errors = RecordDecoder({1: schema}, 1).decode(pa.array(samples, pa.binary())).errors
     assert [each.position for each in errors] == [0, 2]
@@ -98,7 +98,7 @@ def test_samples_that_are_not_objects_are_not_used() -> None:
 )
 def test_samples_without_a_column_are_refused(samples: list[bytes], reason: str) -> None:
     with pytest.raises(SamplesUnusable, match=re.escape(reason)):
-        infer(samples)
+        propose(samples)
 
 
 def test_fields_that_are_left_out_are_named_with_their_types() -> None:
