@@ -269,7 +269,8 @@ class HttpSettings:
     max_open_reads: int = 4_096
     """Reads in progress at this node, long polls and event streams included."""
     max_open_bytes: int = 256 * MIB
-    """Bytes of append bodies in memory at this node; as much again for responses to reads."""
+    """Bytes of append bodies in memory at this node; as much again for responses to reads. One of them alone
+    may be larger."""
     leader_wait_ms: int = 3_000
     """Time that a request waits for a leader to be elected or confirmed."""
     body_timeout_ms: int = 60_000

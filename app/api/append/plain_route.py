@@ -173,5 +173,5 @@ class _IncomingBody:
         if size > self._limit:
             raise _too_large(self._limit, "more")
         if size > self.reserved:
-            self._in_flight.grow(size - self.reserved)
+            self._in_flight.grow(size - self.reserved, self.reserved)
             self.reserved = size

@@ -24,10 +24,12 @@ class InFlightLimit:
         self.grow(size_bytes)
         self.requests += 1
 
-    def grow(self, size_bytes: int) -> None:
-        """More of a body has arrived than was declared. Raises RateLimited."""
-        # A single request always fits: its own limit is smaller than any sensible bound here.
-        if self.bytes and self.bytes + size_bytes > self._max_bytes:
+    def grow(self, size_bytes: int, held_bytes: int = 0) -> None:
+        """A request needs more bytes than the held_bytes that it has. Raises RateLimited.
+
+        A single request always fits, because it would be refused at each attempt: other limits bound it.
+        """
+        if self.bytes > held_bytes and self.bytes + size_bytes > self._max_bytes:
             raise RateLimited(
                 f"{self.bytes} bytes of requests are in flight, this node accepts at most {self._max_bytes}"
             )
@@ -61,7 +63,7 @@ class Reservation:
     def hold(self, size_bytes: int) -> None:
         """Reserve this number of bytes from now on. Raises RateLimited: the old reservation stays."""
         if size_bytes > self.bytes:
-            self._limit.grow(size_bytes - self.bytes)
+            self._limit.grow(size_bytes - self.bytes, self.bytes)
         else:
             self._limit.leave(self.bytes - size_bytes, requests=0)
         self.bytes = size_bytes
