@@ -104,10 +104,13 @@ class LogMaterializer:
         self._records = Supervisor(
             self.leased,
             shared.workers,
+            log=log,
             follows=follows,
             check=partial(client(shared.quick).tail, confirmed=True),
         )
-        self._journal = Supervisor(self.events, shared.workers, follows=follows, kind=Kind.BACKGROUND)
+        self._journal = Supervisor(
+            self.events, shared.workers, log=log, follows=follows, kind=Kind.BACKGROUND
+        )
         self._pace = SmallBatchPace(config.min_records_per_trigger, config.max_delay_s)
         self.committed_index: int | None = None
         self.through_index = -1  # only control records are between the table's end and this index

@@ -4,6 +4,7 @@ The tables themselves record their progress, so each start of a job (the first, 
 failure) begins where its tables end, and takes the same path.
 """
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,8 @@ MAX_FAILURES = 5  # of one job, without a batch in between; nodes that do not an
 FAILURE_PAUSE_S = 1.0
 FORGET_AFTER_S = 3_600.0  # a failure does not count after this time without one: a quiet log has no batch
 REPORT_EACH_S = 60.0  # that no node answers
+_OF_JAVA = "An error occurred while calling "  # first line of Py4J's text of an exception in Java
+_CAUSE = re.compile(r"(?:Caused by)?: ([\w.$]+)(?:: (.+))?")
 
 
 class MaterializeFailed(RuntimeError):
@@ -57,14 +60,16 @@ class Supervisor:
         job: Job,
         workers: Workers,
         *,
+        log: str,
         follows: bool,
         kind: Kind = Kind.SMALL,
         check: Callable[[], object] | None = None,
     ) -> None:
-        """follows: run until stopped; otherwise end once the job is done. kind: of its steps, unless they are
-        large. check: raises Unreachable soon when no node answers, where a step would try for longer; called
-        before a step that may find that, in threads of such steps."""
+        """log: named in its lines. follows: run until stopped; otherwise end once the job is done. kind: of
+        its steps, unless they are large. check: raises Unreachable soon when no node answers, where a step
+        would try for longer; called before a step that may find that, in threads of such steps."""
         self.job = job
+        self.log = log
         self.follows = follows
         self.starts = 0
         self.failures = 0  # without a batch in between, and without those of `_silences`
@@ -187,7 +192,7 @@ class Supervisor:
         if unreachable and self._silences > 1 and now_s < self._reported_at_s + REPORT_EACH_S:
             return
         self._reported_at_s = now_s
-        warn(f"{self.job.name}: {reason}; starting again from the end of the table")
+        warn(f"{self.log}: {self.job.name}: {reason}; starting again from the end of the table")
 
 
 def failure_of(job: str, error: Exception) -> MaterializeFailed:
@@ -199,8 +204,13 @@ def failure_of(job: str, error: Exception) -> MaterializeFailed:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the last meaningful line of an error: Spark wraps Python's errors in pages of text."""
+    """Return the meaningful line of an error: Spark wraps Python's errors in pages of text, and Py4J writes
+    the exceptions of Java with their causes, of which the last one is the reason."""
     if (own := own_error(error)) is not None:
         return own[1]
-    lines = (line.strip() for line in str(error).splitlines())
-    return next((line for line in lines if line), type(error).__name__)[:500]
+    text = str(error)
+    lines = [stripped for line in text.splitlines() if (stripped := line.strip())]
+    causes = [found for line in lines if (found := _CAUSE.fullmatch(line))]
+    if text.startswith(_OF_JAVA) and causes:
+        return (causes[-1][2] or causes[-1][1])[:500]
+    return next(iter(lines), type(error).__name__)[:500]

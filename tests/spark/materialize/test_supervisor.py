@@ -71,7 +71,7 @@ def attempt(supervisor: Supervisor) -> None:
 
 def test_a_job_that_follows_a_log_waits_for_the_end_of_an_outage_and_ends_on_all_else() -> None:
     workers = SameThread()
-    following = Supervisor(Failing(Unreachable("no replica")), workers, follows=True)
+    following = Supervisor(Failing(Unreachable("no replica")), workers, log="orders", follows=True)
     for _ in range(4 * MAX_FAILURES):
         attempt(following)
     assert following.starts == 4 * MAX_FAILURES
@@ -80,7 +80,7 @@ def test_a_job_that_follows_a_log_waits_for_the_end_of_an_outage_and_ends_on_all
         (OSError("full"), True, MAX_FAILURES + 1),
         (OSError(f"Python worker exited: {LogClash('default', 'full')}"), True, 1),
     ):
-        ending = Supervisor(Failing(error), workers, follows=follows)
+        ending = Supervisor(Failing(error), workers, log="orders", follows=follows)
         for _ in range(starts - 1):
             attempt(ending)
         with pytest.raises(MaterializeFailed, match=reason_of(error)) as failed:
@@ -93,7 +93,7 @@ def test_a_job_that_follows_a_log_waits_for_the_end_of_an_outage_and_ends_on_all
 
 def test_an_outage_does_not_count_as_failures_of_the_job() -> None:
     job, workers = Failing(Unreachable("no replica")), SameThread()
-    supervisor = Supervisor(job, workers, follows=True)
+    supervisor = Supervisor(job, workers, log="orders", follows=True)
     for _ in range(2 * MAX_FAILURES):
         attempt(supervisor)
     for error in (OSError("full"), Unreachable("no replica")) * (MAX_FAILURES - 1):
@@ -109,7 +109,7 @@ def test_an_outage_does_not_count_as_failures_of_the_job() -> None:
 def test_failures_of_a_quiet_log_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
     monkeypatch.setattr(supervisor_module.time, "monotonic", lambda: now_s)
-    supervisor = Supervisor(Failing(OSError("full")), SameThread(), follows=True)
+    supervisor = Supervisor(Failing(OSError("full")), SameThread(), log="orders", follows=True)
     for _ in range(2 * MAX_FAILURES):
         now_s += FORGET_AFTER_S + 1
         attempt(supervisor)
@@ -145,7 +145,7 @@ class Counted:
 @pytest.mark.parametrize("error", [SchemaInvalid("", "no columns"), ValueError("no reader"), OSError("full")])
 def test_a_job_that_does_not_open_ends_its_own_log_alone(error: Exception) -> None:
     """`FollowedLogs` ends one log for MaterializeFailed and errors of the source; others end the program."""
-    supervisor = Supervisor(Failing(error), SameThread(), follows=True)
+    supervisor = Supervisor(Failing(error), SameThread(), log="orders", follows=True)
     supervisor.open()
     supervisor.start_at_s = 0.0
     for _ in range(MAX_FAILURES - 1):
@@ -154,18 +154,18 @@ def test_a_job_that_does_not_open_ends_its_own_log_alone(error: Exception) -> No
         attempt(supervisor)
     for final in (LogClash("default", "full"), OptionError("no log")):
         with pytest.raises(type(final)):
-            Supervisor(Failing(final), SameThread(), follows=True).open()
+            Supervisor(Failing(final), SameThread(), log="orders", follows=True).open()
 
 
 def test_a_job_without_an_end_steps_when_it_is_due_and_another_one_until_it_is_done() -> None:
     workers = SameThread()
     job = Counted(10)
-    following = Supervisor(job, workers, follows=True)
+    following = Supervisor(job, workers, log="orders", follows=True)
     following.open()
     for due in (False, True, False, True, False):
         following.ensure_running(due=due)
     assert (job.batches, job.opened) == (8, 1)
-    ending = Supervisor(job, workers, follows=False)
+    ending = Supervisor(job, workers, log="orders", follows=False)
     while not ending.done:
         ending.ensure_running(due=True)
     assert (job.batches, job.opened, following.done) == (0, 2, False)
@@ -185,7 +185,7 @@ def test_a_job_is_opened_again_after_a_step_that_failed() -> None:
     """The step has ended between two tables: what the job knows of them may be wrong."""
     workers = SameThread()
     job = FailsOnce(2)
-    supervisor = Supervisor(job, workers, follows=True)
+    supervisor = Supervisor(job, workers, log="orders", follows=True)
     supervisor.open()
     for _ in range(2):
         attempt(supervisor)
@@ -217,17 +217,17 @@ def test_logs_that_do_not_answer_leave_the_threads_to_the_others() -> None:
 
     workers = Workers(threads=1)
     began, answered = threading.Semaphore(0), threading.Event()
-    failed = Supervisor(Failing(Unreachable("no replica")), workers, follows=True, check=check)
+    failed = Supervisor(Failing(Unreachable("no replica")), workers, log="orders", follows=True, check=check)
     failed.open()
     failed.start_at_s = 0.0
-    silent = Supervisor(Counted(5), workers, follows=True, check=check)
+    silent = Supervisor(Counted(5), workers, log="orders", follows=True, check=check)
     silent.open()
     failed.ensure_running(due=True)
     silent.ensure_running(due=True, answers=False)
     assert began.acquire(timeout=60)
     assert began.acquire(timeout=60)
     job = Counted(1)
-    other = Supervisor(job, workers, follows=True, check=check)
+    other = Supervisor(job, workers, log="orders", follows=True, check=check)
     other.open()
     other.ensure_running(due=True)
     await_true(lambda: job.done)
@@ -272,3 +272,28 @@ def test_the_sources_own_error_is_found_in_sparks_text(error: SourceError) -> No
         f"{kind.__module__}.{kind.__name__}: {error}\n\n\tat org.apache.spark.Here\n"
     )
     assert reason_of(RuntimeError(text)) == error.message
+
+
+@pytest.mark.parametrize(
+    ("causes", "reason"),
+    [
+        (
+            ": any.Invariant: [DELTA_VIOLATE] CHECK low (id < 33)\n\tat A",
+            "[DELTA_VIOLATE] CHECK low (id < 33)",
+        ),
+        (": any.Failed: Job aborted\n\tat A\nCaused by: java.io.IOException: disk full\n\tat B", "disk full"),
+        (": java.lang.NullPointerException\n\tat A", "java.lang.NullPointerException"),
+        ("", "An error occurred while calling o1.append."),
+    ],
+)
+def test_the_reason_of_an_exception_in_java_is_its_last_cause(causes: str, reason: str) -> None:
+    """Py4J's text begins with the call alone."""
+    assert reason_of(RuntimeError(f"An error occurred while calling o1.append.\n{causes}")) == reason
+
+
+def test_a_line_of_a_failure_names_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    """One job has the tables of many logs."""
+    supervisor = Supervisor(Failing(OSError("full")), SameThread(), log="orders", follows=True)
+    supervisor.open()
+    output = capsys.readouterr()
+    assert f"orders: {Failing.name}: full; starting again" in output.out + output.err
