@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from app.errors import CommitlogError
-from app.log.contract import Durability, LogOptions
+from app.errors import CommitlogError, ReadIndexUnavailable
+from app.log.contract import Durability, LogOptions, Role
 from app.log.driver_interfaces import DriverConfig
 from app.log.snapshot import Capture
 from app.log.state import DAY_MS
@@ -35,6 +35,48 @@ def test_answers_that_wait_for_the_disk_are_given_when_the_log_is_given_up(tmp_p
     assert [code(answer) for answer in answers] == ["term-changed"]
     assert len(reads) == 1
     assert isinstance(reads[0], CommitlogError)
+
+
+@pytest.mark.rule("R-08")
+@pytest.mark.parametrize("ends", ["stop", "abandon"])
+def test_reads_are_refused_when_the_driver_ends_and_afterwards(tmp_path: Path, ends: str) -> None:
+    node = Node(tmp_path)
+    reads: list[int | CommitlogError] = []
+    node.driver.read_index(reads.append)  # waits for a turn
+    getattr(node.driver, ends)()
+    assert len(reads) == 1
+    node.driver.read_index(reads.append)
+    assert len(reads) == 2
+    node.seams.run()
+    assert [type(each) for each in reads] == [ReadIndexUnavailable] * 2
+
+
+@pytest.mark.rule("R-11")
+def test_a_log_that_was_given_up_is_not_synced_and_does_nothing_more(tmp_path: Path) -> None:
+    """A repair changes its files."""
+    node = leading_node(tmp_path)
+    node.ask()
+    node.seams.turn()  # the sync of the append is requested
+    log = node.driver.log
+    durable_index = log.durable_index
+    assert durable_index < log.end_index
+    node.driver.abandon()
+    sent = len(node.seams.sent)
+    node.driver.abandon()
+    node.driver.deliver("n2", Heartbeat(9, "n2", -1, 1))
+    for _ in range(5):
+        node.tick(1_000)
+    assert (log.durable_index, len(node.seams.sent), node.driver.term) == (durable_index, sent, 1)
+    assert node.seams.failures == []
+
+
+@pytest.mark.rule("R-09")
+def test_a_leader_that_stops_leads_no_longer(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    assert node.driver.role is Role.LEADER
+    node.driver.stop()
+    node.seams.run()
+    assert node.driver.role is Role.FOLLOWER
 
 
 def test_a_stop_ends_also_when_the_log_is_given_up_meanwhile_or_was_before(tmp_path: Path) -> None:
