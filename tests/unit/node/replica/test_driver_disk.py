@@ -109,6 +109,32 @@ def test_while_the_disk_is_waited_for_nothing_else_happens(tmp_path: Path) -> No
     assert node.driver.leader_id == "n2"
 
 
+@pytest.mark.rule("R-01", "R-11")
+def test_the_core_gets_no_input_while_the_disk_writes_its_term(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not from the end of a sync, from the clock, nor from clients."""
+    node = leading_node(tmp_path)
+    node.ask()
+    node.seams.turn()
+    node.driver.deliver("n2", Heartbeat(9, "n2", -1, 1))
+    node.seams.turn()
+    inputs: list[str] = []
+    for name in ("ready", "synced", "tick", "step", "read_index", "propose"):
+
+        def noted(*_given: object, name: str = name) -> None:
+            inputs.append(name)
+
+        monkeypatch.setattr(node.driver._core, name, noted)
+    node.seams.work.popleft()()  # the sync of the append
+    assert node.driver.log.durable_index == node.driver.log.end_index
+    node.ask()
+    node.driver.read_index(lambda _answer: None)
+    node.driver.tick()
+    node.seams.turn()
+    assert inputs == []
+
+
 # --- callbacks, waiters, journal, restart ---
 
 
