@@ -173,13 +173,16 @@ async def verify(call: Call, log: LogName, query: Nothing) -> Response:
         try:
             result = await verifier.compare(first, until)
         except StorageError as error:
-            if not (driver.has_ended or broker.repairs.report(error, "verify")):
+            if driver.has_ended:  # its files were cut or moved meanwhile: what was found proves nothing
+                raise Repairing() from error
+            if not broker.repairs.report(error, "verify"):
                 raise
-            raise Repairing() from error
-        if driver.has_ended:  # its files were cut or moved meanwhile: what was found proves nothing
-            raise Repairing()
-        if not result.equal:
-            broker.repairs.differs(hosted, result)
+            result = verifier.damaged(first)
+        else:
+            if driver.has_ended:
+                raise Repairing()
+            if not result.equal:
+                broker.repairs.differs(hosted, result)
         content = {"log": log, "node": broker.node.id, **_report(result, until), "deep": asked.deep}
         return here.answer({name: content[name] for name in VERIFY_EXAMPLE})
 

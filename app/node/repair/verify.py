@@ -167,6 +167,11 @@ class Verifier:
         self._own.until_index = result.until_index = min(max(at, from_index), until_index)
         return result
 
+    def damaged(self, from_index: int) -> Comparison:
+        """Return the result of a comparison that ended because this very replica is damaged."""
+        self._own.state = ReplicaState.DAMAGED
+        return Comparison(from_index, from_index, [self._own, *self._peers])
+
     async def _chunk(self, first_index: int, last_index: int) -> _Chunk | None:
         """Return our own batches from first_index on, at most DIGEST_MAX_BYTES."""
         log, chunk = self._driver.log, _Chunk()

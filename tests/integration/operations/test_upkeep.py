@@ -28,6 +28,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         {"name": "trimmed"},
         {"name": "compared"},
         {"name": "planted"},
+        {"name": "damaged"},
         {"name": OLD, "retention_ms": 60_000},
         {"name": SMALL, "retention_bytes": 30_000},
     )
@@ -226,6 +227,20 @@ def test_a_planted_difference_is_found_and_named(kept: Cluster) -> None:
     equal = CliRunner().invoke(cli, ["verify", "--deep", "--json", *options, log])
     assert equal.exit_code == 0, equal.output
     assert CliRunner().invoke(cli, ["trim", "5", *options, log]).exit_code == 0
+
+
+def test_damage_of_the_replica_that_compares_is_reported(kept: Cluster) -> None:
+    log = "damaged"
+    fill(kept, log, 10)
+    kept.wait_even(log)
+    path, *_ = segments(log_folder(kept.folder / "n2", log))
+    overwrite(path, 2_000, b"damaged")
+    found = CliRunner().invoke(cli, ["verify", "--deep", "--endpoint", kept.url("n2"), "--log", log])
+    assert found.exit_code == 1, found.output
+    assert "damaged and under repair: n2" in found.output
+    kept.wait_ready()  # n2 has repaired its copy
+    again = CliRunner().invoke(cli, ["verify", "--deep", "--endpoint", kept.url("n2"), "--log", log])
+    assert again.exit_code == 0, again.output
 
 
 def test_a_replica_that_is_down_is_not_compared(kept: Cluster) -> None:
