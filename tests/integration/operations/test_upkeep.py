@@ -141,6 +141,7 @@ def verify(cluster: Cluster, node: str, **body: Any) -> dict[str, Any]:
 
 def test_equal_replicas_are_equal(kept: Cluster) -> None:
     indexes = fill(kept, "compared", 40)
+    kept.wait_even("compared")  # a call compares what its node knows to be committed and durable
     for node in kept.ids:
         for deep in (False, True):
             result = verify(kept, node, deep=deep)
