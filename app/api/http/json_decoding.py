@@ -24,6 +24,7 @@ _S = TypeVar("_S", bound=msgspec.Struct)
 _NO_CHOICE: Final = "Invalid enum value"
 _TRUNCATED: Final = "Input data was truncated"
 _LONE_SURROGATE = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?:[^\\]|\\[^u])")
+_END_BYTES: Final = 64  # of a text: the half of a surrogate pair, less than the other half, and backslashes
 _PLACE = re.compile(r"^(?P<detail>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _SHOWN_MAX_BYTES: Final = 64 * KIB  # of a body that is decoded again to show the value that was refused
@@ -62,7 +63,8 @@ def _check_syntax(text: bytes, pointer: str) -> None:
 def _invalid_json(error: Exception, text: bytes, pointer: str) -> InvalidJson:
     detail = "JSON is nested too deeply" if isinstance(error, RecursionError) else str(error)
     if detail == _TRUNCATED:
-        pair = _LONE_SURROGATE.search(text)  # near the end of the text msgspec calls it truncated
+        # Only so near the end does msgspec call it truncated. A search in all of a large body takes seconds.
+        pair = _LONE_SURROGATE.search(text, max(0, len(text) - _END_BYTES))
         detail = "JSON is malformed: " + ("invalid utf-16 surrogate pair" if pair else "it ends too early")
     return InvalidJson(f"{pointer}: {detail}" if pointer else detail)
 

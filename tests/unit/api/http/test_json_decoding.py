@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from app.api.append.json_bodies import RecordIn
+from app.api.http import json_decoding
 from app.api.http.json_decoding import decode_as
 from app.api.routes.cursors import CursorIn
 from app.api.routes.log_actions import FenceIn
@@ -33,6 +34,32 @@ def test_an_empty_body_is_called_empty() -> None:
 def test_malformed_json_is_called_json(body: bytes, detail: str) -> None:
     with pytest.raises(InvalidJson, match=f"^{detail}$"):
         decode_as(LogIn, body)
+
+
+def test_only_the_end_of_a_large_body_that_ends_too_early_is_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A search in 16 MiB would take more than a second, in which no thread of the node could run."""
+    searched = []
+
+    class Pattern:
+        def search(self, text: bytes, start: int = 0) -> None:
+            searched.append(len(text) - start)
+
+    monkeypatch.setattr(json_decoding, "_LONE_SURROGATE", Pattern())
+    with pytest.raises(InvalidJson, match="it ends too early"):
+        decode_as(LogIn, b'{"name": "' + b"a" * 1_000_000)
+    assert len(searched) == 1
+    assert searched[0] < 100
+
+
+@pytest.mark.parametrize("backslashes", range(40))
+def test_a_lone_surrogate_is_named_behind_any_number_of_escaped_backslashes(backslashes: int) -> None:
+    for before in (b"", b"a" * 100):
+        text = b'{"name": "' + before + b"\\\\" * (backslashes // 2) + b"\\" * (backslashes % 2)
+        detail = "it ends too early" if backslashes % 2 else "invalid utf-16 surrogate pair"
+        with pytest.raises(InvalidJson, match=detail):
+            decode_as(LogIn, text + b'\\ud800"' + b"}" * (backslashes % 2 == 0))
 
 
 def test_the_pointer_to_a_value_of_a_map_is_that_of_the_map() -> None:
