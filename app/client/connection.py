@@ -31,6 +31,7 @@ _CONNECT_TIMEOUT_S = 2.0
 _SENT_AT_ONCE_BYTES = 64 * KIB
 _ANSWER_DIGITS = 9  # of the size of an answer in bytes: no page of 64 MiB is larger than that in any form
 _WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
+_HTTP_1_0 = 10  # as urllib3 writes it
 _CHUNK_BYTES = MIB  # of an answer that does not announce its size
 _KEPT_CONNECTIONS = 64  # of one node, between calls; urllib3 closes more, with a warning for each
 _NAMED_ENDPOINTS = 5  # at most, in an error
@@ -392,9 +393,11 @@ def _received(endpoint: str, answer: urllib3.BaseHTTPResponse) -> HttpAnswer:
     """Return an answer with its body, and its connection to the pool.
 
     Raises HTTPError, and InvalidAnswer: for a size that no memory has, for a head that ends before the size,
-    and for an interim answer (1xx), whose connection still gets the final one.
+    and for an interim answer (1xx), whose connection still gets the final one. A proxy may name no size: an
+    answer of HTTP/1.0, or with `Connection: close`, which nodes send last, ends with its connection.
     """
-    size = answer.headers.get("Content-Length", "")
+    size = answer.headers.get("Content-Length", "").partition(",")[0]  # urllib3 refuses two that differ
+    ends_by_close = answer.version == _HTTP_1_0 or answer.headers.get("Connection", "").lower() == "close"
     try:
         if answer.status < HTTPStatus.OK:
             raise InvalidAnswer(f"{endpoint} sent an interim response ({answer.status})")
@@ -402,7 +405,7 @@ def _received(endpoint: str, answer: urllib3.BaseHTTPResponse) -> HttpAnswer:
             raise InvalidAnswer(f"{endpoint} announced a response of {size[:40]} bytes")
         is_chunked = answer.headers.get("Transfer-Encoding", "").lower() == "chunked"
         data = b"".join(answer.stream(_CHUNK_BYTES)) if is_chunked else answer.read()
-        if not (size or is_chunked or data or answer.status in _WITHOUT_BODY):
+        if not (size or is_chunked or data or ends_by_close or answer.status in _WITHOUT_BODY):
             raise InvalidAnswer(f"{endpoint} closed the connection within the head of its response")
     except BaseException as error:
         answer.close()

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, suppress
 
 import pytest
 
-from app.client import CommitlogClient, InvalidAnswer, NoAnswer
+from app.client import CommitlogClient, InvalidAnswer, NoAnswer, Problem
 from app.client.connection import ClusterConnection
 from tests.unit.client.test_connection_sockets import head_of, listener
 
@@ -89,7 +89,7 @@ def test_a_call_is_repeated_wherever_its_answer_was_cut() -> None:
     and a part of its leader is no address."""
     body = b'{"a": 1}'
     whole = b"HTTP/1.1 200 OK\r\nServer: x\r\nCommitlog-Leader: http://127.0.0.1:65000\r\n"
-    whole += b"Content-Length: %d\r\nDate: y\r\n\r\n" % len(body) + body
+    whole += b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body
     sizes = iter([each for cut in range(len(whole)) for each in (cut, len(whole))])
 
     def serve(taken: socket.socket) -> None:
@@ -104,6 +104,34 @@ def test_a_call_is_repeated_wherever_its_answer_was_cut() -> None:
             assert (answer.data, connection.leader) == (body, "http://127.0.0.1:65000")
             connection.close()
     assert next(sizes, None) is None
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.0 %s\r\n", b"HTTP/1.1 %s\r\nConnection: close\r\n"])
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (b"403 Forbidden", "HTTP status 403"),
+        (b"413 Content Too Large", "HTTP status 413"),
+        (b"301 Moved Permanently\r\nLocation: https://n1", "redirects to https://n1"),
+    ],
+)
+def test_a_refusal_of_a_proxy_without_a_body_is_final(head: bytes, status: bytes, message: str) -> None:
+    """Its end is that of the connection: nothing was cut, and a repeat gets the same answer."""
+    with served(head % status + b"\r\n") as url:
+        connection = ClusterConnection([url], give_up_s=0.0, learns_nodes=False)
+        with pytest.raises(Problem, match=message) as caught:
+            connection.call("POST", "/v1/logs/a/cursors")
+        assert (caught.value.status, caught.value.outcome) == (int(status[:3]), "not_applied")
+        connection.close()
+
+
+def test_a_size_that_is_named_twice_is_one() -> None:
+    body = b'{"a": 1}'
+    sizes = b"Content-Length: %08d\r\nContent-Length: %d\r\n" % (len(body), len(body))
+    with served(b"HTTP/1.1 200 OK\r\n" + sizes + b"\r\n" + body) as url:
+        connection = ClusterConnection([url], give_up_s=0.0, learns_nodes=False)
+        assert connection.call("GET", "/v1/logs/a/tail").data == body
+        connection.close()
 
 
 @pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])
