@@ -300,7 +300,8 @@ def _front_config(
         backlog=4096,
         # uvicorn's types want whole seconds; the event loop takes parts of them
         timeout_keep_alive=settings.http.idle_timeout_ms / 1000,  # type: ignore[arg-type]
-        timeout_graceful_shutdown=settings.http.shutdown_grace_ms / 1000,  # type: ignore[arg-type]
+        # with 0 uvicorn would cancel, and report as an error, also a stop without requests
+        timeout_graceful_shutdown=max(1, settings.http.shutdown_grace_ms) / 1000,  # type: ignore[arg-type]
     )
 
 

@@ -289,7 +289,7 @@ class HttpSettings:
     sse_ping_ms: int = 10_000
     """Interval of `ping` events on an event stream, at most 15 000."""
     shutdown_grace_ms: int = 3_000
-    """Time that a stopping node gives requests in progress."""
+    """Time that a stopping node gives requests in progress; 0: none."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -302,9 +302,10 @@ class HttpSettings:
             "idle_timeout_ms",
             "write_timeout_ms",
             "max_connections",
-            "shutdown_grace_ms",
         ):
             check(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
+        grace_ms = self.shutdown_grace_ms
+        check(grace_ms >= 0, f"shutdown_grace_ms must not be negative, got {grace_ms}")
         check(self.max_head_bytes >= KIB, f"max_head_bytes must be at least {KIB}, got {self.max_head_bytes}")
         check(1 <= self.sse_ping_ms <= 15_000, f"sse_ping_ms must be from 1 to 15000, got {self.sse_ping_ms}")
 

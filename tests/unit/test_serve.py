@@ -198,15 +198,18 @@ data = "{tmp_path / "data"}"
     assert "logger=app.serve" in logged.stderr
 
 
-def test_times_of_a_listener_are_not_rounded_to_seconds(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("grace_ms", "grace_s"), [(250, 0.25), (0, 0.001)])
+def test_times_of_a_listener_are_not_rounded_to_seconds(
+    tmp_path: Path, grace_ms: int, grace_s: float
+) -> None:
     """With 0 s for 900 ms no connection would be kept for a second request."""
     path = tmp_path / "node.toml"
     path.write_text(
         '[cluster]\nid = "c"\n[[nodes]]\nid = "n1"\nlisten = "127.0.0.1:1"\npeer_listen = "127.0.0.1:2"\n'
-        'data = "d"\n[http]\nidle_timeout_ms = 900\nshutdown_grace_ms = 250\n'
+        f'data = "d"\n[http]\nidle_timeout_ms = 900\nshutdown_grace_ms = {grace_ms}\n'
     )
     settings = load(path, "n1")
     application = serve.Application(cast(ASGIApp, None), None, None)
     config = serve._front_config(settings, application, asyncio.Protocol)
     assert config.timeout_keep_alive == 0.9
-    assert config.timeout_graceful_shutdown == 0.25
+    assert config.timeout_graceful_shutdown == grace_s

@@ -9,7 +9,12 @@ from app.errors import ConfigError
 from app.log.contract import APPEND_MAX_BYTES
 from app.settings.file import _SECTIONS, parse
 
-ZERO_ALLOWED = {"storage.tail_cache_bytes", "disk.reserve_bytes", "tracing.sample_percent"}
+ZERO_ALLOWED = {
+    "storage.tail_cache_bytes",
+    "disk.reserve_bytes",
+    "tracing.sample_percent",
+    "http.shutdown_grace_ms",
+}
 
 
 def document(**sections: Any) -> dict[str, Any]:
@@ -36,6 +41,13 @@ def test_a_number_below_its_bound_is_refused_by_name_and_value(section: str, key
     given = least - 1
     with pytest.raises(ConfigError, match=rf"^\[{section}\] .*{key} .*, got {given}$"):
         parse(document(**{section: {key: given}}), "n1")
+
+
+@pytest.mark.parametrize("name", sorted(ZERO_ALLOWED))
+def test_zero_is_accepted_where_it_means_none(name: str) -> None:
+    section, key = name.split(".")
+    settings = parse(document(**{section: {key: 0}}), "n1")
+    assert getattr(getattr(settings, section), key) == 0
 
 
 @pytest.mark.parametrize("wrong", [True, "7", 1.0])
