@@ -50,6 +50,7 @@ def verify_command(
             raise click.UsageError("--from, --until and --deep cannot be used with --tables")
         _become_verify_job(target)
     batches, size_bytes = 0, 0
+    begins: dict[str, int] = {}  # first index compared of each replica
     with target.client() as client:
         end = client.tail()["committed_index"] + 1 if until_index is None else until_index
         with Progress(console=Console(stderr=True), disable=not person_watches()) as progress:
@@ -58,11 +59,16 @@ def verify_command(
             while True:
                 result = Operations(client).verify(first, until_index, deep=deep)
                 batches, size_bytes = batches + result["batches"], size_bytes + result["bytes"]
+                begins = {**first_compared(result), **begins}
                 progress.update(task, completed=result["until_index"] - (from_index or 0))
                 if not (result["has_more"] and result["equal"] and result["complete"]):
                     break
                 first = result["until_index"]
     result |= {"batches": batches, "bytes": size_bytes}
+    for replica in result["replicas"]:
+        if replica["node"] in begins:
+            replica["from_index"] = begins[replica["node"]]
+            result["from_index"] = min(begins.values())
     if target.as_json:
         print_json(result)
     else:
@@ -81,6 +87,16 @@ def _become_verify_job(target: Target) -> NoReturn:
     if target.as_json:
         arguments.append("--json")
     become_job(VERIFY_JOB, arguments, target.token)
+
+
+def first_compared(result: Mapping[str, Any]) -> dict[str, int]:
+    """Return the first index that was compared of each replica, if one was; nodes of earlier versions do not
+    report it."""
+    return {
+        replica["node"]: replica["from_index"]
+        for replica in result["replicas"]
+        if replica.get("from_index", replica["until_index"]) < replica["until_index"]
+    }
 
 
 def verify_table(result: Mapping[str, Any]) -> Table:
@@ -110,7 +126,15 @@ def verdict(result: Mapping[str, Any]) -> str:
     if damaged:
         return f"damaged and under repair: {', '.join(damaged)}"
     compared = [replica["node"] for replica in result["replicas"] if replica["state"] == "same"]
+    begins = first_compared(result)
+    first = min(begins.values(), default=0)
+    later = [
+        f"; {node} begins later, at index {begin:,}"
+        for node, begin in begins.items()
+        if node in compared and begin > first
+    ]
+    start = f"from index {first:,} " if first else ""
     return (
         f"{', '.join(compared)} hold the same {result['batches']:,} batches, {result['bytes']:,} bytes, "
-        f"up to index {result['until_index'] - 1:,}"
+        f"{start}up to index {result['until_index'] - 1:,}{''.join(later)}"
     )

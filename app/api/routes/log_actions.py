@@ -38,9 +38,9 @@ VERIFY_EXAMPLE: dict[str, Any] = {
     "first_difference": 17,
     "groups": [["n1", "n2"], ["n3"]],
     "replicas": [
-        {"node": "n1", "state": "same", "until_index": 45, "first_difference": None},
-        {"node": "n2", "state": "same", "until_index": 45, "first_difference": None},
-        {"node": "n3", "state": "differs", "until_index": 17, "first_difference": 17},
+        {"node": "n1", "state": "same", "from_index": 0, "until_index": 45, "first_difference": None},
+        {"node": "n2", "state": "same", "from_index": 0, "until_index": 45, "first_difference": None},
+        {"node": "n3", "state": "differs", "from_index": 0, "until_index": 17, "first_difference": 17},
     ],
     "batches": 40,
     "bytes": 65536,
@@ -151,8 +151,9 @@ class VerifyIn(msgspec.Struct, forbid_unknown_fields=True):
     description="Compares this node's replica with all others, batch by batch, by their hash chains and "
     "checksums. `first_difference` is the first index at which two replicas differ; `groups` lists the "
     "replicas that are equal there. A call takes a few seconds at most: if `has_more` is true, continue at "
-    "`until_index`. A damaged replica is repaired automatically; a difference is only reported. `complete` "
-    "is false if a replica could not be compared.",
+    "`until_index`. `from_index` of a replica is the first index compared, later than that of the answer if "
+    "the replica begins later. A damaged replica is repaired automatically; a difference is only reported. "
+    "`complete` is false if a replica could not be compared.",
     responses=answers("index-trimmed", *OF_A_BODY, example=VERIFY_EXAMPLE),
     openapi_extra=json_request(VerifyIn, {"from_index": 0, "deep": False}),
     response_class=Response,
@@ -228,6 +229,7 @@ def _report(result: Comparison, until: int) -> dict[str, Any]:
             {
                 "node": each.node,
                 "state": each.state,
+                "from_index": each.from_index,
                 "until_index": each.until_index,
                 "first_difference": each.first_difference,
             }

@@ -52,14 +52,17 @@ class ReplicaState(StrEnum):
 
 @dataclass(slots=True)
 class ReplicaReport:
-    """Result for one replica, compared with that of the node that was asked. until_index: exclusive end of
-    the comparison; first_difference: the first index at which it differs."""
+    """Result for one replica, compared with that of the node that was asked. [from_index,
+    until_index) was compared: it begins later than the comparison if the replica does. first_difference: the
+    first index at which it differs."""
 
     node: str
     state: ReplicaState = ReplicaState.SAME
+    from_index: int = 0
     until_index: int = 0
     first_difference: int | None = None
     digest: bytes = b""  # of the first batch that differs
+    begin_index: int = 0  # of its log, from its last answer without a digest
 
     @property
     def compares(self) -> bool:
@@ -164,6 +167,7 @@ class Verifier:
                 peer.compares for peer in self._peers
             ):
                 break
+        self._own.from_index = from_index
         self._own.until_index = result.until_index = min(max(at, from_index), until_index)
         return result
 
@@ -195,11 +199,26 @@ class Verifier:
         return chunk if chunk.batches else None
 
     async def _compare_peer(self, peer: ReplicaReport, chunk: _Chunk) -> None:
+        """Compare a chunk with a peer, from the peer's first batch on if that is in the chunk."""
+        last_index, rest = chunk.last_index, chunk
+        await self._compare_chunk(peer, rest)
+        while peer.compares and peer.begin_index > rest.first_index:
+            begin = next((base for base, _ in chunk.batches if base >= peer.begin_index), last_index + 1)
+            if begin > last_index:
+                self._compared(peer, begin, begin)  # nothing to compare
+                return
+            later = await self._chunk(begin, last_index)
+            if later is None:  # trimmed away here meanwhile
+                return
+            rest = later
+            await self._compare_chunk(peer, rest)
+
+    async def _compare_chunk(self, peer: ReplicaReport, chunk: _Chunk) -> None:
         answer = await self._settled_digest(peer, chunk, len(chunk.batches) - 1)
         if answer is None:
             return
         if self._same(answer, chunk, len(chunk.batches) - 1):
-            peer.until_index = chunk.last_index + 1
+            self._compared(peer, chunk.first_index, chunk.last_index + 1)
             return
         low, high = 0, len(chunk.batches) - 1  # the first batch that differs is in [low, high]
         while low < high:
@@ -212,8 +231,14 @@ class Verifier:
             else:
                 high = middle
         base_index, last_index = chunk.batches[low]
-        peer.state, peer.until_index = ReplicaState.DIFFERS, base_index
+        peer.state = ReplicaState.DIFFERS
+        self._compared(peer, chunk.first_index, base_index)
         peer.first_difference, peer.digest = await self._first_record(peer, base_index, last_index)
+
+    def _compared(self, peer: ReplicaReport, first_index: int, until_index: int) -> None:
+        if peer.from_index == peer.until_index:
+            peer.from_index = first_index
+        peer.until_index = until_index
 
     def _same(self, answer: DigestAnswer, chunk: _Chunk, position: int) -> bool:
         return answer.last_index == chunk.batches[position][1] and answer.digest == chunk.digests[position]
@@ -229,7 +254,7 @@ class Verifier:
             if answer.settled_index == NO_INDEX:
                 peer.state = ReplicaState.REPAIRING
             elif answer.begin_index > chunk.first_index:
-                peer.until_index = chunk.last_index + 1  # trimmed there: nothing to compare
+                peer.begin_index = answer.begin_index
                 return None
             else:
                 peer.state = ReplicaState.BEHIND

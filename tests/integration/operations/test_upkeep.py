@@ -254,7 +254,7 @@ def test_a_replica_that_is_down_is_not_compared(kept: Cluster) -> None:
         answer = json.loads(found.stdout)
         assert (answer["equal"], answer["complete"]) == (True, False)
         assert answer["replicas"][-1] | {"until_index": 0} == {
-            "node": "n3", "state": "unreachable", "until_index": 0, "first_difference": None,
+            "node": "n3", "state": "unreachable", "from_index": 0, "until_index": 0, "first_difference": None,
         }  # fmt: skip
     finally:
         kept.start("n3")

@@ -198,6 +198,35 @@ def test_the_table_of_verify_has_last_indexes_as_its_verdict() -> None:
     assert "up to index 21" in shown
 
 
+def test_verify_names_a_replica_that_begins_later() -> None:
+    def part(first: int, until: int, third: tuple[int, int]) -> dict[str, object]:
+        ranges = {"n1": (first, until), "n2": (first, until), "n3": third}
+        replicas = [
+            {"node": node, "state": "same", "from_index": at, "until_index": end, "first_difference": None}
+            for node, (at, end) in ranges.items()
+        ]
+        return {
+            "log": "default", "node": "n1", "from_index": first, "until_index": until, "has_more": until < 30,
+            "deep": False, "equal": True, "complete": True, "first_difference": None, "groups": [],
+            "replicas": replicas, "batches": 5, "bytes": 500,
+        }  # fmt: skip
+
+    parts = {None: part(0, 10, (10, 10)), 10: part(10, 20, (15, 20)), 20: part(20, 30, (20, 30))}
+
+    def reply(asked: Asked) -> Scripted:
+        if asked.method != "POST":
+            return Scripted(200, {"committed_index": 29})
+        return Scripted(200, parts[json.loads(asked.body).get("from_index")])
+
+    with fake_service(reply) as node:
+        shown = run("verify", url=node.url).stdout
+        answer = json.loads(run("verify", "--json", url=node.url).stdout)
+    assert "n1, n2, n3 hold the same 15 batches" in shown
+    assert shown.endswith("up to index 29; n3 begins later, at index 15\n")
+    assert (answer["from_index"], answer["until_index"]) == (0, 30)
+    assert [replica["from_index"] for replica in answer["replicas"]] == [0, 0, 15]
+
+
 def test_tables_are_read_from_their_transaction_logs(tmp_path: Path) -> None:
     log = tmp_path / "default" / "entries" / "_delta_log"
     log.mkdir(parents=True)

@@ -18,9 +18,9 @@ class Peer:
     """The calls of n1, answered by n2. meanwhile(): called once, while n2 reads its log for the first
     answer."""
 
-    def __init__(self, node: Node, meanwhile: Callable[[], None]) -> None:
+    def __init__(self, node: Node, meanwhile: Callable[[], None] | None) -> None:
         self._node = node
-        self._meanwhile: Callable[[], None] | None = meanwhile
+        self._meanwhile = meanwhile
 
     async def ask(
         self, _peer: str, log_id: int, make: Callable[[int], PeerCall], _timeout_s: float
@@ -37,11 +37,13 @@ class Peer:
         return self._node.sent.pop()
 
 
-def compared(own: Node, peer: Node, meanwhile: Callable[[], None]) -> Comparison:
+def compared(
+    own: Node, peer: Node, meanwhile: Callable[[], None] | None = None, until: int = 20
+) -> Comparison:
     calls: Any = Peer(peer, meanwhile)
     driver: Any = own.replica
     driver.node_id, driver.log_id = "n1", 7
-    return asyncio.run(Verifier(calls, driver, ["n2"]).compare(0, 20))
+    return asyncio.run(Verifier(calls, driver, ["n2"]).compare(0, until))
 
 
 def trim(node: Node) -> None:
@@ -71,3 +73,34 @@ def test_a_difference_is_reported_also_when_this_replica_trims_meanwhile(
     result = compared(own, peer, lambda: trim(own))
     assert (result.first_difference, result.groups) == (0, [["n1"], ["n2"]])
     assert not result.equal
+
+
+@pytest.mark.rule("R-07")
+def test_the_rest_of_a_peer_that_begins_later_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Node(committed=19)
+    monkeypatch.setattr("tests.unit.node.repair.test_server.BATCHES", OTHERS)
+    peer = Node(committed=19)
+    trim(peer)
+    result = compared(own, peer)
+    assert (result.first_difference, result.groups) == (8, [["n1"], ["n2"]])
+
+
+@pytest.mark.rule("R-07")
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_the_report_has_the_first_index_that_was_compared(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_STEP_BYTES", 1)
+    own, peer = Node(committed=19), Node(committed=19)
+    if when == "before":
+        trim(peer)
+    result = compared(own, peer, (lambda: trim(peer)) if when == "meanwhile" else None)
+    assert [(each.from_index, each.until_index) for each in result.replicas] == [(0, 20), (8, 20)]
+    assert result.equal
+    assert result.complete
+
+
+@pytest.mark.rule("R-07")
+def test_a_peer_that_has_trimmed_the_whole_range_was_not_compared() -> None:
+    own, peer = Node(committed=19), Node(committed=19)
+    trim(peer)
+    result = compared(own, peer, until=8)
+    assert [(each.from_index, each.until_index) for each in result.replicas] == [(0, 8), (8, 8)]
