@@ -48,6 +48,17 @@ def test_the_reserve_is_given_back_by_halves_and_restored_when_there_is_room() -
     assert (reserve.in_use, files.free_bytes()) == (False, 0)
 
 
+def test_a_disk_without_room_for_the_reserve_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Appends were refused from the start of the node, without a line that named the reserve."""
+    files = MemoryFiles()
+    files.space_bytes = MIB
+    reserve = Reserve(files, "reserve", RESERVE)
+    assert (reserve.restore(), reserve.restore(), reserve.in_use) == (False, False, True)
+    assert [(record.levelname, "reserve_bytes" in record.message) for record in caplog.records] == [
+        ("ERROR", True)
+    ]
+
+
 def test_small_files_use_the_reserve_and_segments_do_not() -> None:
     disk = MemoryFiles()
     reserve = Reserve(disk, "reserve", RESERVE)
