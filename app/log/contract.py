@@ -351,6 +351,7 @@ class CoreStatus:
     acks_needed: int | None = None  # slaves that must hold a synchronous append now (classic mode)
     waits_for: str | None = None  # why a classic master has not opened its epoch
     without_lease: bool = False  # a master in controller mode that accepts and confirms nothing now
+    below_floor_ms: int | None = None  # time as master with fewer than min_in_sync_replicas in sync
     link: "MasterLink | None" = None  # of a slave
 
 

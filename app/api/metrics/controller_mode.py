@@ -1,4 +1,4 @@
-"""Metrics of controller mode: leases and floors at a master; elections; the active controller."""
+"""Metrics of controller mode: leases at a master; elections; the active controller."""
 
 from collections.abc import Iterator
 
@@ -31,12 +31,6 @@ def _master_metrics(broker: Broker) -> Iterator[Metric]:
         "Leases that ended while this node was master",
         ("log",),
         [((name,), float(core.lease.lapses)) for name, core in cores],
-    )
-    yield telemetry.counter(
-        telemetry.HA_BELOW_FLOOR,
-        "Time as master with a SyncStateSet below min_in_sync_replicas",
-        ("log",),
-        [((name,), core.lease.below_floor_ms / 1000) for name, core in cores],
     )
 
 

@@ -32,6 +32,14 @@ def slave_metrics(seen: Seen) -> Iterator[Metric]:
         telemetry.HA_IN_SYNC, "Replicas in sync, the master included", ("log",),
         [((log,), float(len(core.sync_state_set or ()))) for log, core in masters],
     )  # fmt: skip
+    yield telemetry.counter(
+        telemetry.HA_BELOW_FLOOR, "Time as master with fewer than min_in_sync_replicas in sync", ("log",),
+        [
+            ((log,), status.core.below_floor_ms / 1000)
+            for log, status in seen
+            if status.core.below_floor_ms is not None
+        ],
+    )  # fmt: skip
     yield telemetry.gauge(
         telemetry.HA_WAITS, "1 until a classic master has opened its epoch", ("log",),
         [((log,), float(core.waits_for is not None)) for log, core in masters],

@@ -137,6 +137,7 @@ class AutoSwitchCore(StaticGroup):
             sync_state_set=self._sync_state_set,
             confirm_offset=self.confirm_offset,
             without_lease=master is not None and not self.accepts_appends,
+            below_floor_ms=self.lease.below_floor_ms,
         )
 
     def watermarks(self, term: int | None = None) -> dict[int, dict[str, int]]:

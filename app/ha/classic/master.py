@@ -75,7 +75,8 @@ class ClassicMasterCore(StaticGroup):
         self._replicas = start.group.voters
         self._config = config
         self._needs = SlaveNeeds(sync_slaves, auto_in_sync_replicas, options.min_in_sync_replicas - 1)
-        self._now_ms = 0
+        self._now_ms = self._ticked_ms = 0
+        self._below_floor_ms = 0
         super().__init__(
             MemberState(
                 node_id=start.node_id,
@@ -171,6 +172,7 @@ class ClassicMasterCore(StaticGroup):
             confirm_offset=offset_after(self._log, member.committed_index),
             acks_needed=self._needed,
             waits_for=self._epoch.waits_for,
+            below_floor_ms=self._below_floor_ms,
         )
 
     def _in_sync(self) -> tuple[str, ...]:
@@ -230,7 +232,7 @@ class ClassicMasterCore(StaticGroup):
     # --- events --------------------------------------------------------------------------------------------
 
     def start(self, now_ms: int) -> None:
-        self._now_ms = now_ms
+        self._now_ms = self._ticked_ms = now_ms
         self._heard_ms = dict.fromkeys(self._replicas, now_ms)
         self._epoch.start(now_ms)
         self._outbox.record(self._member.term, RoleChanged(role=Role.MASTER.value, leader=self.leader_id))
@@ -353,6 +355,9 @@ class ClassicMasterCore(StaticGroup):
 
     def tick(self, now_ms: int) -> None:
         self._now_ms = now_ms
+        if isinstance(self.refusal, NotEnoughInSync):
+            self._below_floor_ms += now_ms - self._ticked_ms
+        self._ticked_ms = now_ms
         config = self._config
         self._epoch.tick(now_ms)
         for slave in list(self._slaves.values()):

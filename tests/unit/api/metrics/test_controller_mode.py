@@ -18,7 +18,7 @@ from tests.support.in_process import node_in_process, until
 def core(role: Role) -> Any:
     return SimpleNamespace(
         status=lambda: SimpleNamespace(role=role),
-        lease=SimpleNamespace(remaining_ms=lambda now_ms: 1_250 - now_ms, lapses=2, below_floor_ms=3_500),
+        lease=SimpleNamespace(remaining_ms=lambda now_ms: 1_250 - now_ms, lapses=2),
     )
 
 
@@ -50,7 +50,6 @@ def test_metrics_of_a_node_in_controller_mode() -> None:
     for line in (
         'commitlog_ha_lease_remaining_seconds{log="a"} 1.0',
         'commitlog_ha_lease_lapses_total{log="b"} 2.0',
-        'commitlog_ha_below_floor_seconds_total{log="a"} 3.5',
         "commitlog_controller_heartbeats_missed_total 4.0",
         'commitlog_elections_total{kind="unclean",log="a",reason="operator"} 1.0',
         'commitlog_elections_refused_total{log="a",reason="no-eligible-replica"} 5.0',

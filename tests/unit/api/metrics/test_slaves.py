@@ -9,6 +9,7 @@ from app.api.metrics.logs import peer_metrics
 from app.api.metrics.slaves import slave_metrics
 from app.ha.frames import ClassicReport
 from app.ha.messages import Closed
+from app.log.contract import LogOptions
 from storage.log.hard_state import HardState
 from tests.unit.ha.classic.test_classic import Master
 from tests.unit.ha.classic.test_history import connect, log_of
@@ -57,3 +58,24 @@ def test_a_slave_that_names_no_node_begins_no_series_with_each_connection() -> N
     assert {peer.id for peer in master.core.status().peers} >= {"in-7", "in-8"}
     for name, by_peer in samples_of(master.core).items():
         assert set(by_peer) <= {"n1", "n2", "n3"}, name
+
+
+@pytest.mark.rule("H-07")
+@pytest.mark.rule("C-12")
+@pytest.mark.parametrize("mode", [classic, controller])
+def test_the_time_below_the_floor_is_counted_in_both_modes(mode: Any) -> None:
+    """`CommitlogBelowFloor` was silent for a log in classic mode that refused every append."""
+
+    def below_floor_s() -> float:
+        seen: Any = [("a", SimpleNamespace(core=master.core.status()))]
+        families = {family.name: family for family in slave_metrics(seen)}
+        (sample,) = families["commitlog_ha_below_floor_seconds"].samples
+        return float(sample.value)
+
+    master, _ = mode()
+    master.tick(100)
+    assert below_floor_s() == 0.0
+    options = LogOptions(durability=master.durability, min_in_sync_replicas=3)
+    master.core.apply_options(options, master.now_ms)
+    master.tick(400)
+    assert below_floor_s() == 0.4
