@@ -186,6 +186,10 @@ class Broker:
         self._node_logs.folders.finish_removals()
         await self.ha.transport.start()
         self.metadata.hosted = self._host(controller_log(settings))
+        for log in settings.logs:
+            if log.ignored:
+                keys, mode = ", ".join(log.ignored), log.replication.value
+                logger.warning("log %s: %s: without effect in %s mode", log.name, keys, mode)
         configured = [self._host(log) for log in settings.logs]
         opened = await self._node_logs.open_all([self.metadata.hosted], settings.disk.threads)
         if isinstance(controller := opened[0][1], LogDriver):

@@ -1,9 +1,12 @@
 """Constants of the D and R rules with their defaults: `[raft]` of the configuration file (docs/api.md §7)."""
 
 from dataclasses import dataclass, fields
+from typing import Final
 
 from app.errors import check
 from storage.units import MIB
+
+COMMIT_INTERVAL_MAX_MS: Final = 60_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +36,8 @@ class RaftConfig:
     leak_check_interval_ms: int = 1_000
     """Interval of the search for pushes and appends whose answers were lost (D-08, D-27)."""
     commit_interval_ms: int = 20
-    """Delay of a COMMIT message that carries a committed index which the peer does not know yet (D-05)."""
+    """Delay of a COMMIT message that carries a committed index which the peer does not know yet (D-05), at
+    most 60 000: a follower is not ready before the first one."""
     idle_commit_interval_ms: int = 1_000
     """Interval of COMMIT messages that carry nothing new and check what the peer holds (D-05)."""
     peer_push_throttle_point_bytes: int = 300 * MIB
@@ -94,6 +98,7 @@ class RaftConfig:
             ("tick_interval_ms", self.heartbeat_interval_ms, "heartbeat_interval_ms"),
             ("push_max_bytes", self.max_pending_bytes, "max_pending_bytes"),
             ("commit_interval_ms", self.idle_commit_interval_ms, "idle_commit_interval_ms"),
+            ("commit_interval_ms", COMMIT_INTERVAL_MAX_MS, "because a follower is not ready before the first COMMIT"),
         )
         for name, most, why in bounds:
             value = getattr(self, name)

@@ -116,6 +116,13 @@ class LogSettings:
             raised_from=self.raised_from if self.replication is Replication.CLASSIC else 0,
         )
 
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Keys that have a value, without effect in the mode of this log."""
+        if self.replication is not Replication.CLASSIC:
+            return ()
+        return tuple(key for key in ("learners", "preferred") if getattr(self, key))
+
     def changed_by(self, spec: LogSpec, raised_from: int) -> "LogSettings":
         """Return the settings, with those of the spec that may change while the log exists (CHANGEABLE).
 

@@ -1,6 +1,7 @@
 """The state of a served log: its leader, and the refusal of calls once it is not served any more."""
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from app.node import hosted_log as module
 from app.node.hosted_log import HostedLog
 from app.node.request_waits import Waits
 from app.settings.model import LogSettings
+from tests.support.in_process import node_in_process
 from tests.unit.ha.lab import Replicated
 
 
@@ -102,3 +104,18 @@ def test_a_second_change_of_leader_during_the_end_of_a_call_does_not_fail_the_ti
             await calling
 
     asyncio.run(test())
+
+
+def test_settings_without_effect_in_classic_mode_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Learners of a file acknowledged records as any slave does, without a line about it."""
+
+    async def run() -> None:
+        log = {"name": "a", "replication": "classic", "preferred": "n1"}
+        async with node_in_process(tmp_path, logs=[log]):
+            pass
+
+    asyncio.run(run())
+    warnings = [record.getMessage() for record in caplog.records if "log a: " in record.getMessage()]
+    assert warnings == ["log a: preferred: without effect in classic mode"]

@@ -76,6 +76,10 @@ def test_a_boolean_is_not_a_number_or_a_text(section: str, key: str, wrong: obje
         ({"raft": {"tick_interval_ms": 101}}, r"tick_interval_ms must be at most 100, .* got 101$"),
         ({"raft": {"push_max_bytes": 1 << 27}}, r"push_max_bytes must be at most 67108864, .* 134217728$"),
         ({"raft": {"commit_interval_ms": 1_001}}, "at most 1000, idle_commit_interval_ms, got 1001$"),
+        (
+            {"raft": {"commit_interval_ms": 60_001, "idle_commit_interval_ms": 60_001}},
+            "commit_interval_ms must be at most 60000, because .*, got 60001$",
+        ),
         ({"controller": {"election_timeout_ms": [2, 9]}}, r"\[controller\] election_timeout_ms .* \[2, 9\]$"),
         ({"controller": {"retry_interval_ms": 501}}, r"retry_interval_ms must be at most 500, .* got 501$"),
         ({"ha": {"ha_transfer_batch_size": 4_194_305}}, "at most 4194304 .* got 4194305$"),
