@@ -36,7 +36,7 @@ def append_digest(request: AppendRequest) -> bytes:
         update(_NONE if timestamp_us is None else b"t" + _NUMBER.pack(timestamp_us))
         update(_text(key))
         update(_text(value))
-        if headers is None:
+        if not headers:
             update(_NONE)
         else:
             update(_NUMBER.pack(len(headers)))
