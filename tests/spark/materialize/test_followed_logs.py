@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import pytest
 from pyspark.errors import AnalysisException
 
-from spark_jobs.errors import OptionError, Unreachable
+from spark_jobs.errors import OptionError, RequestRefused, Unreachable
 from spark_jobs.materialize import followed_logs as module
 from spark_jobs.materialize.followed_logs import NAMES_EACH_S, FollowedLogs, named
 from spark_jobs.materialize.progress import LogProgress, Progress
 from spark_jobs.materialize.query import LogRows
-from spark_jobs.materialize.supervisor import MaterializeFailed
+from spark_jobs.materialize.supervisor import MaterializeFailed, failure_of
 from spark_jobs.source.answers import LogEnds
 from spark_jobs.source.log_names import matching, split_names
 
@@ -172,6 +172,23 @@ def test_a_deleted_log_is_not_a_failure_once_it_is_known_to_be_gone() -> None:
     followed.poll()
     followed.finish()
     assert list(followed.jobs) == ["orders-us"]
+
+
+def test_a_log_that_was_deleted_and_created_between_two_checks_is_opened_again() -> None:
+    world = World("orders-eu", "orders-us")
+    followed = world.follow("orders-*")
+    followed.start()
+    refused = RequestRefused(404, "log-not-found", "log 'orders-eu' does not exist")
+    world.made["orders-eu"].error = failure_of("entries", refused)
+    world.made["orders-us"].error = CLASH
+    with pytest.raises(MaterializeFailed):
+        followed.poll()
+    del world.made["orders-eu"]
+    world.now_s += NAMES_EACH_S
+    followed.poll()
+    followed.poll()
+    assert world.made["orders-eu"].state == "looked at"
+    assert list(followed.failed) == ["orders-us"]  # other failures need an operator
 
 
 def test_open_logs_are_followed_while_others_open_those_that_grow_first(
