@@ -298,8 +298,7 @@ class PeerStatus:
     """Progress of one peer at its leader (docs/api.md §2). `lag_bytes` is None when unknown.
 
     heard_ms: monotonic time of its last answer, at the earliest the beginning of the leadership; None while
-    its HA connection is open. is_node: False for a slave that names no node (H-02); its id is the key of its
-    connection.
+    its HA connection is open. is_node: False for a slave that names no node (H-02): its id is a connection's.
     """
 
     id: str
@@ -313,11 +312,6 @@ class PeerStatus:
     reason: str | None = None  # reason for which it is refused
     heard_ms: int | None = None
     is_node: bool = True
-
-    @property
-    def is_connected(self) -> bool:
-        """True while a slave's HA connection is open."""
-        return self.state not in ("DISCONNECTED", "REFUSED")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from app.node.broker import Broker
 from app.node.links.links import REFUSALS as LINK_REFUSALS
 from app.node.network.ha_connection import REFUSALS
 
+_WITHOUT_CONNECTION = ("DISCONNECTED", "REFUSED")  # states of a slave
+
 
 def slave_metrics(seen: Seen) -> Iterator[Metric]:
     """Yield what a master knows of its slaves."""
@@ -18,7 +20,7 @@ def slave_metrics(seen: Seen) -> Iterator[Metric]:
     peers = [((log, peer.id), peer) for log, core in masters for peer in core.peers if peer.is_node]
     yield telemetry.gauge(
         telemetry.HA_SLAVE_CONNECTED, "1 while a slave is connected to this master", ("log", "peer"),
-        [(labels, float(peer.is_connected)) for labels, peer in peers],
+        [(labels, float(peer.state not in _WITHOUT_CONNECTION)) for labels, peer in peers],
     )  # fmt: skip
     yield telemetry.gauge(
         telemetry.HA_GAP, "Bytes that a slave has not acknowledged (at the master)", ("log", "peer"),
