@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 
 from app.errors import CommitlogError, ReadIndexUnavailable
-from app.log.contract import Durability, LogOptions, Role
+from app.ha.config import HaConfig
+from app.ha.frames import ClassicReport, History
+from app.ha.messages import INCOMING, Closed, Opened
+from app.log.contract import Acks, Durability, LogOptions, Role
 from app.log.driver_interfaces import DriverConfig
 from app.log.snapshot import Capture
 from app.log.state import DAY_MS
+from app.node.opening.replica_modes import ClassicMode
 from app.node.state.checkpoints import load_snapshot
 from app.raft.messages import Heartbeat, PushAnswer, PushCode, PushRequest
 from storage.errors import CorruptLog
@@ -19,6 +23,8 @@ from storage.log.checkpoint import SnapshotFile
 from storage.log.commitlog import Commitlog
 from tests.unit.node.replica.driver_support import Limits, Node, code, result
 from tests.unit.node.replica.test_driver import keep_lead, leading_node
+
+SLAVE = f"{INCOMING}1"
 
 
 @pytest.mark.rule("D-23")
@@ -218,3 +224,73 @@ def test_a_repair_after_a_change_to_fsync_may_not_lose_what_was_acknowledged_bef
     assert node.driver.held_index == acknowledged
     node.seams.run()
     assert node.driver.held_index == node.driver.log.end_index == node.driver.log.durable_index
+
+
+# --- a classic master ----------------------------------------------------------------------------------
+
+
+def report(node: Node) -> None:
+    """n2 acknowledges everything."""
+    node.driver.deliver(SLAVE, ClassicReport(node.driver.log.end_offset))
+    node.seams.run()
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Node:
+    """n1, the master of n2, which holds everything."""
+    mode = ClassicMode(
+        replicas=("n1", "n2"), config=HaConfig(), master_id="n1", master_address="n1:1", sync_slaves=1
+    )
+    node = Node(tmp_path, mode=mode)
+    node.tick(10_000)
+    node.driver.deliver(SLAVE, Opened(2, History(0, 0, 0, bytes(8)), "n2"))
+    node.driver.deliver(SLAVE, ClassicReport(0))
+    node.seams.run()
+    report(node)
+    assert [peer.in_sync for peer in node.driver.status().core.peers] == [True]
+    return node
+
+
+def stop(node: Node) -> list[bool]:
+    stopped: list[bool] = []
+    node.driver.stop(lambda: stopped.append(True))
+    node.seams.run()
+    return stopped
+
+
+@pytest.mark.rule("H-07")
+def test_a_master_whose_slave_holds_everything_stops_at_once(master: Node) -> None:
+    assert stop(master) == [True]
+
+
+@pytest.mark.rule("H-07")
+def test_an_append_that_waits_for_a_slave_is_acknowledged_though_its_master_stops(master: Node) -> None:
+    waiting = master.ask()
+    master.seams.run()
+    queued = master.ask()
+    stopped = stop(master)
+    late = master.ask(acks=Acks.LEADER)
+    master.seams.run()
+    assert (waiting, stopped) == ([], [])
+    end_index = master.driver.log.end_index
+    report(master)
+    assert result(waiting[0]).last_index == end_index
+    assert [code(each[0]) for each in (queued, late)] == ["no-leader"] * 2
+    assert (stopped, master.driver.log.end_index) == ([True], end_index)
+
+
+@pytest.mark.rule("H-07")
+@pytest.mark.parametrize("event", ["late", "gone"])
+def test_a_stop_does_not_wait_long_for_a_slave_without_progress(master: Node, event: str) -> None:
+    waiting = master.ask()
+    master.seams.run()
+    stopped = stop(master)
+    master.tick(900)
+    assert stopped == []
+    if event == "late":
+        master.tick(100)
+    else:
+        master.driver.deliver(SLAVE, Closed("gone"))
+        master.seams.run()
+    assert stopped == [True]
+    assert len(waiting) == 1
