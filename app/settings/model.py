@@ -10,7 +10,7 @@ from app.controller.config import ControllerConfig
 from app.controller.metadata import LogSpec
 from app.errors import check
 from app.ha.config import HaConfig
-from app.log.contract import APPEND_MAX_BYTES, Durability, LogOptions
+from app.log.contract import Durability, LogOptions
 from app.raft.config import RaftConfig
 from storage.log.commitlog import CommitlogConfig
 from storage.units import KIB, MIB
@@ -166,7 +166,7 @@ class Limits:
     max_record_headers: int = 10_000
     """Headers of one record."""
     max_request_bytes: int = 16 * MIB
-    """Largest body of an append after decompression, at most 63 MiB."""
+    """Largest body of an append after decompression. In the log its records have at most 63 MiB."""
     max_request_records: int = 10_000
     """Records in one append."""
     max_pending_requests: int = 10_000
@@ -188,7 +188,6 @@ class Limits:
         for name, most in (
             ("max_idempotency_keys", _KEYS_MAX),
             ("max_producers", _PRODUCERS_MAX),
-            ("max_request_bytes", APPEND_MAX_BYTES),
             ("max_record_bytes", self.max_request_bytes),
         ):
             check(getattr(self, name) <= most, f"{name} must be at most {most}, got {getattr(self, name)}")

@@ -6,7 +6,6 @@ from typing import Any, get_type_hints
 import pytest
 
 from app.errors import ConfigError
-from app.log.contract import APPEND_MAX_BYTES
 from app.settings.file import _SECTIONS, parse
 
 ZERO_ALLOWED = {
@@ -87,7 +86,6 @@ def test_a_boolean_is_not_a_number_or_a_text(section: str, key: str, wrong: obje
         ({"ha": {"ha_refused_interval_max_ms": 299}}, "at least 300, ha_reconnect_interval_ms, got 299$"),
         ({"http": {"sse_ping_ms": 15_001}}, "sse_ping_ms must be from 1 to 15000, got 15001$"),
         ({"http": {"max_head_bytes": 1_023}}, "max_head_bytes must be at least 1024, got 1023$"),
-        ({"limits": {"max_request_bytes": APPEND_MAX_BYTES + 1}}, "at most 66060288, got 66060289$"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_with_value_and_bound(

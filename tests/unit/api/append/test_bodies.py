@@ -166,10 +166,18 @@ def test_a_record_may_be_as_large_as_the_limit() -> None:
 def test_an_append_that_no_batch_can_hold_is_refused() -> None:
     """`max_request_bytes` permits it, but a batch of the log has less room."""
     body = bytes(APPEND_MAX_BYTES)
-    limits = Limits(max_request_bytes=len(body), max_record_bytes=len(body))
+    limits = Limits(max_request_bytes=2 * len(body), max_record_bytes=2 * len(body))
     with pytest.raises(TooLarge, match=f"an append may have {APPEND_MAX_BYTES}") as refused:
         read(body, b"application/octet-stream", limits=limits)
     assert refused.value.fields() == {"limit": APPEND_MAX_BYTES}
+
+
+def test_a_body_may_be_larger_than_a_batch_that_can_hold_its_records() -> None:
+    """In base64 and with escapes a record needs more bytes than in the log."""
+    body = b'{"value_base64": "%s"}' % base64.b64encode(bytes(APPEND_MAX_BYTES * 4 // 5))
+    assert len(body) > APPEND_MAX_BYTES
+    limits = Limits(max_request_bytes=len(body), max_record_bytes=len(body))
+    assert columns(body, limits=limits).packed_bytes > APPEND_MAX_BYTES // 2
 
 
 def test_a_request_may_have_as_many_records_as_the_limit() -> None:
