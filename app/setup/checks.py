@@ -158,13 +158,12 @@ def check_java() -> Check:
 
 
 def check_session() -> Check:
-    """Check the user and the folder for temporary files, without which no Spark session starts."""
-    from spark_jobs.session.machine import temporary_folder_problem, user_problem
+    """Check what else a Spark session needs: the user, the folder for temporary files, open files."""
+    from spark_jobs.session.machine import session_problem
 
-    for problem in (user_problem(), temporary_folder_problem()):
-        if problem:
-            text, _, remedy = problem.partition(": ")
-            return Check("spark session", State.MISSING, text, remedy)
+    if problem := session_problem():
+        text, _, remedy = problem.partition(": ")
+        return Check("spark session", State.MISSING, text, remedy)
     return Check("spark session", State.OK, f"temporary files in {tempfile.gettempdir()}")
 
 

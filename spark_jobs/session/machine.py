@@ -5,7 +5,16 @@ Standard library only: the doctor runs them before any package is installed.
 
 import os
 import pwd
+import resource
 import tempfile
+
+MIN_TEMPORARY_BYTES = 32 * 2**20  # Spark copies its jars there, 10 MB, and shuffles through it
+MIN_OPEN_FILES = 512  # measured: 329 in an idle session, most of them jars
+
+
+def session_problem() -> str:
+    """Return the first problem that prevents a session here, with its remedy, else an empty text."""
+    return user_problem() or temporary_folder_problem() or open_files_problem()
 
 
 def user_problem() -> str:
@@ -24,14 +33,36 @@ def user_problem() -> str:
 
 
 def temporary_folder_problem() -> str:
-    """Return what is wrong if the folder of temporary files is mounted with `noexec`, else an empty text.
+    """Return what is wrong with the folder of temporary files: it is mounted with `noexec`, or almost full;
+    else an empty text.
 
-    Parquet unpacks its library for compression there, and each write would fail.
+    Parquet unpacks its library for compression there, and each write would fail. Without space Spark would
+    end with the NullPointerException of a later step.
     """
     folder = tempfile.gettempdir()
-    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+    disk = os.statvfs(folder)
+    if disk.f_flag & os.ST_NOEXEC:
         return (
             f"Spark loads libraries from {folder}, which is mounted with noexec: set TMPDIR to a folder of "
             "another file system"
+        )
+    free_bytes = disk.f_bavail * disk.f_frsize
+    if free_bytes < MIN_TEMPORARY_BYTES:
+        return (
+            f"Spark needs {MIN_TEMPORARY_BYTES // 2**20} MiB for temporary files, and {folder} has "
+            f"{free_bytes / 2**20:.1f} MiB free: free some space, or set TMPDIR to a folder of another file "
+            "system"
+        )
+    return ""
+
+
+def open_files_problem() -> str:
+    """Return what is wrong if this process may open too few files, else an empty text. Java raises its limit
+    to the hard one."""
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and limit < MIN_OPEN_FILES:
+        return (
+            f"Spark opens some hundred files, and this process may open {limit}: raise the limit to 4096, by "
+            "`ulimit -n 4096` or LimitNOFILE of the service"
         )
     return ""

@@ -37,7 +37,7 @@ from spark_jobs.session.jars import (
     jar_paths,
 )
 from spark_jobs.session.java import JavaNotFound, find_java
-from spark_jobs.session.machine import temporary_folder_problem, user_problem
+from spark_jobs.session.machine import session_problem
 from spark_jobs.session.settings import SparkSettings
 from spark_jobs.session.spark_home import spark_home
 from storage.units import MIB
@@ -170,10 +170,9 @@ def build_session(
     jars_folder: where `jars.ensure_jars` put the jars. master: `local[N]`, or a cluster's address. extra:
     Spark settings that override the ones here. Needs no network. Sets JAVA_HOME, PYSPARK_PYTHON and, unless
     it is set, SPARK_HOME of this process: Spark starts its own processes by them. Raises JavaNotFound;
-    FileNotFoundError when a jar is missing; ConfigError for a user without a name, and for a folder of
-    temporary files in which nothing can be executed.
+    FileNotFoundError when a jar is missing; ConfigError for a machine that cannot run a session (machine.py).
     """
-    if problem := user_problem() or temporary_folder_problem():
+    if problem := session_problem():
         raise ConfigError(problem)
     is_local = master.startswith("local")
     memory = (extra or {}).get(DRIVER_MEMORY, SPARKS_DRIVER_MEMORY)

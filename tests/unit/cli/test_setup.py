@@ -5,9 +5,11 @@ import errno
 import json
 import os
 import re
+import resource
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from importlib import metadata
@@ -293,6 +295,22 @@ def test_the_doctor_reports_what_a_session_of_spark_refuses(monkeypatch: pytest.
         found = checks.check_session()
         assert (found.state, found.remedy) == (State.MISSING, "set TMPDIR to a folder of another file system")
         assert found.detail.endswith("mounted with noexec")
+    with monkeypatch.context() as changed:
+        almost_full = SimpleNamespace(f_flag=0, f_bavail=4, f_frsize=2**20)
+        changed.setattr(os, "statvfs", lambda _: almost_full)
+        found = checks.check_session()
+        assert found.detail == (
+            f"Spark needs 32 MiB for temporary files, and {tempfile.gettempdir()} has 4.0 MiB free"
+        )
+        assert found.remedy.startswith("free some space, or set TMPDIR")
+    with monkeypatch.context() as changed:
+        changed.setattr(resource, "getrlimit", lambda _: (256, 256))
+        found = checks.check_session()
+        assert (found.state, found.remedy.split(",")[0]) == (State.MISSING, "raise the limit to 4096")
+        assert found.detail == "Spark opens some hundred files, and this process may open 256"
+        for hard in (4096, resource.RLIM_INFINITY):  # Java raises its own limit
+            changed.setattr(resource, "getrlimit", lambda _, hard=hard: (256, hard))
+            assert checks.check_session().state is State.OK
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 5)
     found = checks.check_session()
     assert (found.state, found.remedy) == (State.MISSING, "add a line for it to /etc/passwd")
