@@ -83,8 +83,8 @@ class Reserve:
                         file.truncate(held_bytes)
                         if not self.in_use:
                             logger.error(
-                                "the disk has no room for the reserve: appends are refused; free space on it, "
-                                "or set a smaller [disk] reserve_bytes",
+                                "the disk has no room for the reserve: appends are refused; free space on "
+                                "it, or set a smaller [disk] reserve_bytes",
                                 extra={"bytes": self.size_bytes, "held_bytes": held_bytes},
                             )
                         self._held_bytes = held_bytes

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from app.controller.log_state import MetadataLogState
 from app.controller.metadata import LOG_DELETING, Log
 from app.controller.state_machine import Metadata
+from app.errors import check
 from app.node.hosted_log import CONFIGURED, HostedLog
 from app.node.hosted_logs import HostedLogs
 from app.node.metadata.folders import LogFolders
@@ -158,11 +159,26 @@ class MetadataLogs:
     def follow_known(self, controller: LogDriver) -> None:
         """Let the logs of the configuration open with the settings that the metadata here have of them.
 
-        controller: the replica of `__controller`, not started yet.
+        controller: the replica of `__controller`, not started yet. Raises ConfigError if the file has another
+        mode of such a log: what one mode has acknowledged, the rules of another one do not protect.
         """
         if isinstance(controller.state, MetadataLogState):
             controller.state.committed(controller.committed_index)
+            for hosted in self._hosted:
+                if hosted.generation == CONFIGURED:
+                    self._check_mode(hosted.settings, controller.state.metadata.log(hosted.name))
             self._follow_configured(controller.state.metadata)
+
+    @staticmethod
+    def _check_mode(configured: LogSettings, log: Log | None) -> None:
+        if log is None or log.generation >= 0:
+            return
+        known, given = log.spec.replication, configured.replication.value
+        check(
+            known == given,
+            f"log {log.name}: replication cannot be changed from {known} to {given}: restore it in the "
+            "configuration file, and create a log of another name for the other mode",
+        )
 
     def _follow_configured(self, metadata: Metadata) -> None:
         """Logs of the configuration file: apply the changes made since (docs/api.md §5)."""
