@@ -62,12 +62,16 @@ class ProducerTable:
         return id in self._histories
 
     def add(self, id: str, epoch: int, sequence: int, claim: bytes, uncommitted_until: int | None) -> None:
-        """Remember an append of the producer. claim: packed; uncommitted_until: as KeyTable.add."""
+        """Remember an append of the producer. claim: packed; uncommitted_until: as KeyTable.add.
+
+        A sequence that is not above the last one shows that the leader had forgotten the producer, so it is
+        forgotten here too.
+        """
         before = self._histories.pop(id, None)  # and to the end: the dict is ordered by age
         if uncommitted_until is not None:
             self._undo.append(Undo(uncommitted_until, id, before))
         entry = _NUMBER.pack(sequence) + claim
-        if before is not None and _epoch_of(before) == epoch:
+        if before is not None and _epoch_of(before) == epoch and _last_sequence_of(before) < sequence:
             recent = before[_NUMBER.size :][-_ENTRY_BYTES * (REMEMBERED_SEQUENCES - 1) :]
             self._histories[id] = before[: _NUMBER.size] + recent + entry
         else:

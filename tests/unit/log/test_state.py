@@ -196,6 +196,28 @@ def test_sequences_of_a_producer() -> None:
     assert state.check_producer("q", 0, 5) is None
 
 
+@pytest.mark.rule("D-28")
+@pytest.mark.parametrize("first", [0, 2, 5])
+def test_a_producer_whose_leader_had_forgotten_it_counts_again(first: int) -> None:
+    """A replica whose running time is shorter, or that has read its log again, still remembers it. A repeat
+    gets the answer of the newest append with its sequence, as at that leader."""
+    log, state = Log(), LogState()
+    for sequence in (*range(1, 6), first):
+        state.apply(log.add(producer_mark("p", 0, sequence)))
+    claim = state.check_producer("p", 0, first)
+    assert claim is not None
+    assert claim.first_index == 4 * 5
+    assert state.check_producer("p", 0, first + 1) is None
+    for sequence in {1, 2, 3, 4, 5, 8} - {first, first + 1}:
+        with pytest.raises(SequenceGap) as gap:
+            state.check_producer("p", 0, sequence)
+        assert gap.value.expected_sequence == first + 1
+    state.truncate_after(4 * 5 - 1)
+    claim = state.check_producer("p", 0, 5)
+    assert claim is not None
+    assert claim.first_index == 4 * 4
+
+
 def test_a_newer_epoch_fences_the_older_and_counts_again() -> None:
     log, state = Log(), LogState()
     state.apply(log.add(producer_mark("p", 2, 50)))
