@@ -169,7 +169,8 @@ def _check_file_options(
     """Raise UsageError for options that the records of a file cannot have, or not in its format."""
     if conditions["idempotency_key"] or conditions["match_index"] is not None:
         raise click.UsageError(
-            "--idempotency-key and --match-index require VALUES; the records of a file are several appends"
+            "--idempotency-key and --match-index require VALUES, because the records of a file are several "
+            "appends; docs/client.md, A file, exactly once, shows a loader that may be killed and repeated"
         )
     if has_fields and form not in ("lines", "raw"):
         raise click.UsageError(

@@ -24,14 +24,14 @@ def test_the_examples_of_the_page_run(
     assert created.status_code in (200, 201), created.text
     page = (ROOT / "docs" / "client.md").read_text()  # on a log of its own: they read from its beginning
     examples = EXAMPLE.findall(page.replace("Client(ENDPOINT)", 'Client(ENDPOINT, log="examples")'))
-    assert len(examples) == 8
+    assert len(examples) == 9
     program.write_text("\n".join([f'ENDPOINT = "{url}"', *examples]))
     ran = subprocess.run([python, program], cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert ran.returncode == 0, ran.stderr
     assert "second" in ran.stdout
     assert "index-mismatch not_applied" in ran.stdout
     first = tmp_path / "first.py"  # what needs no other package
-    first.write_text("\n".join([f'ENDPOINT = "{url}"', *examples[:5], *examples[6:]]))
+    first.write_text("\n".join([f'ENDPOINT = "{url}"', *examples[:6], *examples[7:]]))
     checked = subprocess.run(
         [sys.executable, "-m", "mypy", *MYPY, first],
         cwd=tmp_path,
