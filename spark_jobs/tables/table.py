@@ -206,7 +206,7 @@ RECORDS = Table(
     columns=TYPED_COLUMNS,
 )
 """Each data record of a log with a schema that matches it, exactly once, as the columns of the schema, which
-follow these. Key: `_index`. Clustered by the schema's `cluster_by`, if it has one.
+follow these. Key: `_index`. Clustered by the schema's `cluster_by`, if it has one, instead of `_index`.
 
 Written by `spark_jobs/materialize/typed.py` from `entries`. A tombstone is not a row. New columns and wider
 types are added in place. An incompatible version n of the schema begins a table of its own, `records_v{n}`.
@@ -241,7 +241,8 @@ CURRENT = Table(
     columns=TYPED_COLUMNS,
 )
 """The newest row of `records` of each key: of the schema's `key_columns`, else of `_key`. A tombstone removes
-the rows whose `_key` is its key. Records without a key are not in it. Clustered by the `key_columns`.
+the rows whose `_key` is its key. Records without a key are not in it. Clustered by the `key_columns`, if the
+schema has them, instead of `_index`.
 
 Written by `spark_jobs/materialize/typed.py` some seconds after `records`. Belongs to one table of records:
 `current_v{n}` to `records_v{n}`.
