@@ -196,8 +196,14 @@ plant(
 plant(
     "a_new_epoch_of_a_producer_keeps_the_old_sequences",
     "D-28",
-    (ProducerTable, "add", "if before is not None and _epoch_of(before) == epoch:", "if before is not None:"),
+    (ProducerTable, "add", "_epoch_of(before) == epoch and ", ""),
     _without(SequenceGap, lambda _: test_log_state.test_a_newer_epoch_fences_the_older_and_counts_again()),
+)
+plant(
+    "a_forgotten_producer_keeps_its_old_sequences",
+    "D-28",
+    (ProducerTable, "add", " and _last_sequence_of(before) < sequence", ""),
+    lambda _: test_log_state.test_a_producer_whose_leader_had_forgotten_it_counts_again(2),
 )
 plant(
     "a_truncation_leaves_the_durable_index",

@@ -221,14 +221,15 @@ def test_a_producer_whose_leader_had_forgotten_it_counts_again(first: int) -> No
 def test_a_newer_epoch_fences_the_older_and_counts_again() -> None:
     log, state = Log(), LogState()
     state.apply(log.add(producer_mark("p", 2, 50)))
-    assert state.check_producer("p", 3, 0) is None
-    state.apply(log.add(producer_mark("p", 3, 0)))
-    with pytest.raises(ProducerFenced) as fenced:
-        state.check_producer("p", 2, 51)
-    assert fenced.value.current_epoch == 3
-    with pytest.raises(SequenceGap):
-        state.check_producer("p", 3, 50)
-    assert state.check_producer("p", 3, 1) is None
+    for epoch, first in ((3, 0), (4, 70)):
+        assert state.check_producer("p", epoch, first) is None
+        state.apply(log.add(producer_mark("p", epoch, first)))
+        with pytest.raises(ProducerFenced) as fenced:
+            state.check_producer("p", epoch - 1, 51)
+        assert fenced.value.current_epoch == epoch
+        with pytest.raises(SequenceGap):
+            state.check_producer("p", epoch, 50)
+        assert state.check_producer("p", epoch, first + 1) is None
 
 
 def test_the_fence_holds_until_it_is_lifted() -> None:
