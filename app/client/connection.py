@@ -404,7 +404,9 @@ def _received(endpoint: str, answer: urllib3.BaseHTTPResponse) -> HttpAnswer:
         if len(size) > _ANSWER_DIGITS:
             raise InvalidAnswer(f"{endpoint} announced a response of {size[:40]} bytes")
         is_chunked = answer.headers.get("Transfer-Encoding", "").lower() == "chunked"
-        data = b"".join(answer.stream(_CHUNK_BYTES)) if is_chunked else answer.read()
+        # without decode_content urllib3 returns the chunks of a compressed answer as they are
+        pieces = answer.stream(_CHUNK_BYTES, decode_content=True) if is_chunked else (answer.read(),)
+        data = b"".join(pieces)
         if not (size or is_chunked or data or ends_by_close or answer.status in _WITHOUT_BODY):
             raise InvalidAnswer(f"{endpoint} closed the connection within the head of its response")
     except BaseException as error:

@@ -1,5 +1,6 @@
 """Answers that are not whole, or not the answer of the call, from a server that is not a node."""
 
+import gzip
 import json
 import socket
 import threading
@@ -50,6 +51,21 @@ def test_a_chunked_answer_is_read_whole() -> None:
     with served(CHUNKED + chunks) as url:
         connection = ClusterConnection([url], give_up_s=0.0, learns_nodes=False)
         assert connection.call("GET", "/v1/cluster").json() == {"a": 12345}
+        connection.close()
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_an_answer_that_a_proxy_has_compressed_is_unpacked(is_chunked: bool) -> None:
+    body = json.dumps({"a": list(range(1_000))}).encode()
+    packed = gzip.compress(body)
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n"
+    if is_chunked:
+        answer = head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(packed), packed)
+    else:
+        answer = head + b"Content-Length: %d\r\n\r\n" % len(packed) + packed
+    with served(answer) as url:
+        connection = ClusterConnection([url], give_up_s=0.0, learns_nodes=False)
+        assert connection.call("GET", "/v1/logs/a/records").data == body
         connection.close()
 
 
