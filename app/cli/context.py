@@ -461,6 +461,8 @@ def print_table(table: "Table") -> None:
     if table.caption is not None:
         parts.append(Text(str(table.caption), style="table.caption"))
     table.title = table.caption = None
+    for column in table.columns:
+        column.overflow = "fold"  # a narrow terminal gets more lines; by default rich cuts texts off
     view = Group(*parts)
     if sys.stdout.isatty() or "FORCE_COLOR" in os.environ:
         Console(markup=False, emoji=False).print(view)

@@ -3,8 +3,11 @@
 import json
 import time
 
+import pytest
 from click.testing import CliRunner, Result
+from rich.table import Table
 
+from app.cli.context import print_table
 from app.cli.main import cli
 from app.cli.status import status_table
 from tests.unit.cli.fake_service import Asked, Scripted, fake_service, problem
@@ -122,3 +125,19 @@ def test_status_of_a_log_that_no_node_has_open_names_the_nodes_that_repair_it() 
     assert shown.exit_code == 5
     roles = {view["node"]: view["role"] for view in json.loads(shown.stdout)["nodes"]}
     assert roles == {"n1": "repairing", "n2": "no-leader"}
+
+
+def test_a_narrow_terminal_shows_the_whole_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a URL only `htt…` was left at 40 columns."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    url = "http://node-1.example:8101"
+    table = Table(*(f"column {number}" for number in range(6)), "url", box=None)
+    table.add_row(*"abcdef", url)
+    print_table(table)
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    cells = [line.split() for line in shown.splitlines()]
+    assert url in "".join(words[-1] for words in cells if words)
