@@ -47,7 +47,7 @@ def temporary_folder_problem() -> str:
             "another file system"
         )
     free_bytes = disk.f_bavail * disk.f_frsize
-    if free_bytes < MIN_TEMPORARY_BYTES:
+    if disk.f_blocks and free_bytes < MIN_TEMPORARY_BYTES:  # 0: without a limit, as a tmpfs with size=0
         return (
             f"Spark needs {MIN_TEMPORARY_BYTES // 2**20} MiB for temporary files, and {folder} has "
             f"{free_bytes / 2**20:.1f} MiB free: free some space, or set TMPDIR to a folder of another file "

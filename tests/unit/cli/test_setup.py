@@ -296,13 +296,15 @@ def test_the_doctor_reports_what_a_session_of_spark_refuses(monkeypatch: pytest.
         assert (found.state, found.remedy) == (State.MISSING, "set TMPDIR to a folder of another file system")
         assert found.detail.endswith("mounted with noexec")
     with monkeypatch.context() as changed:
-        almost_full = SimpleNamespace(f_flag=0, f_bavail=4, f_frsize=2**20)
-        changed.setattr(os, "statvfs", lambda _: almost_full)
+        disk = SimpleNamespace(f_flag=0, f_blocks=100, f_bavail=4, f_frsize=2**20)
+        changed.setattr(os, "statvfs", lambda _: disk)
         found = checks.check_session()
         assert found.detail == (
             f"Spark needs 32 MiB for temporary files, and {tempfile.gettempdir()} has 4.0 MiB free"
         )
         assert found.remedy.startswith("free some space, or set TMPDIR")
+        disk.f_blocks = disk.f_bavail = 0  # as a tmpfs with size=0, which has no limit
+        assert checks.check_session().state is State.OK
     with monkeypatch.context() as changed:
         changed.setattr(resource, "getrlimit", lambda _: (256, 256))
         found = checks.check_session()
