@@ -130,7 +130,7 @@ def test_status_of_a_log_that_no_node_has_open_names_the_nodes_that_repair_it() 
 def test_a_narrow_terminal_shows_the_whole_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a URL only `htt…` was left at 40 columns."""
+    """At 40 columns the table showed three letters of a URL."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "40")
     url = "http://node-1.example:8101"
