@@ -30,7 +30,7 @@ from pathlib import Path
 
 from app.client import CommitlogClient, Record
 from app.client.operations import Operations
-from app.schemas import infer
+from app.schemas import propose
 from pyspark.sql import functions as F
 from spark_jobs.analytics.typed_plots import amounts_figure, producers_figure, versions_figure
 from spark_jobs.materialize.replay import DeadLetterReplay
@@ -87,13 +87,13 @@ def follow():
 # MAGIC ## Records without a schema
 # MAGIC
 # MAGIC Three producers append orders. Without a schema every query must parse the bytes, and each may do it
-# MAGIC differently. `infer` proposes a JSON Schema from the newest records, as `commitlog schema infer` does.
+# MAGIC differently. `propose` proposes a JSON Schema from the newest records, as `commitlog schema infer` does.
 
 # COMMAND ----------
 
 append(order(number, dice.choice(["web 1.4", "app 2.0", "till 7.1"])) for number in range(400))
 page = client.read(last=200, limit=200)
-proposal = json.loads(infer([record["value"].encode() for record in page.records]))
+proposal = json.loads(propose([record["value"].encode() for record in page.records]).definition)
 print(page.records[-1]["value"])
 print(json.dumps(proposal, indent=2))
 
