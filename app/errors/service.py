@@ -77,7 +77,7 @@ class ReadIndexUnavailable(CommitlogError):
 
 
 class QuorumTimeout(CommitlogError):
-    """The acknowledgements did not arrive in time (D-26). The command may still be committed."""
+    """The acknowledgements did not arrive in time. The command may still be committed."""
 
     code, title, http_status, retryable = (
         "quorum-timeout",
