@@ -125,10 +125,14 @@ def verdict(result: Mapping[str, Any]) -> str:
     damaged = [replica["node"] for replica in result["replicas"] if replica["state"] == "damaged"]
     if damaged:
         return f"damaged and under repair: {', '.join(damaged)}"
-    compared = [replica["node"] for replica in result["replicas"] if replica["state"] == "same"]
     begins = first_compared(result)
     first = min(begins.values(), default=0)
-    later = [
+    same = [replica for replica in result["replicas"] if replica["state"] == "same"]
+    unseen = [replica for replica in same if begins and replica["node"] not in begins]
+    left_out = [replica["node"] for replica in unseen if "from_index" in replica]
+    compared = [replica["node"] for replica in same if replica["node"] not in left_out]
+    later = [f"; {node} begins later: nothing of it was compared" for node in left_out]
+    later += [
         f"; {node} begins later, at index {begin:,}"
         for node, begin in begins.items()
         if node in compared and begin > first

@@ -198,8 +198,16 @@ def test_the_table_of_verify_has_last_indexes_as_its_verdict() -> None:
     assert "up to index 21" in shown
 
 
-def test_verify_names_a_replica_that_begins_later() -> None:
-    def part(first: int, until: int, third: tuple[int, int]) -> dict[str, object]:
+@pytest.mark.parametrize(
+    ("begin", "holders", "begins"),
+    [
+        (15, "n1, n2, n3", "n3 begins later, at index 15"),
+        (30, "n1, n2", "n3 begins later: nothing of it was compared"),
+    ],
+)
+def test_verify_names_a_replica_that_begins_later(begin: int, holders: str, begins: str) -> None:
+    def part(first: int, until: int) -> dict[str, object]:
+        third = (min(max(first, begin), until), until)
         ranges = {"n1": (first, until), "n2": (first, until), "n3": third}
         replicas = [
             {"node": node, "state": "same", "from_index": at, "until_index": end, "first_difference": None}
@@ -211,7 +219,7 @@ def test_verify_names_a_replica_that_begins_later() -> None:
             "replicas": replicas, "batches": 5, "bytes": 500,
         }  # fmt: skip
 
-    parts = {None: part(0, 10, (10, 10)), 10: part(10, 20, (15, 20)), 20: part(20, 30, (20, 30))}
+    parts = {None: part(0, 10), 10: part(10, 20), 20: part(20, 30)}
 
     def reply(asked: Asked) -> Scripted:
         if asked.method != "POST":
@@ -221,10 +229,10 @@ def test_verify_names_a_replica_that_begins_later() -> None:
     with fake_service(reply) as node:
         shown = run("verify", url=node.url).stdout
         answer = json.loads(run("verify", "--json", url=node.url).stdout)
-    assert "n1, n2, n3 hold the same 15 batches" in shown
-    assert shown.endswith("up to index 29; n3 begins later, at index 15\n")
+    assert f"\n{holders} hold the same 15 batches" in shown
+    assert shown.endswith(f"up to index 29; {begins}\n")
     assert (answer["from_index"], answer["until_index"]) == (0, 30)
-    assert [replica["from_index"] for replica in answer["replicas"]] == [0, 0, 15]
+    assert [replica["from_index"] for replica in answer["replicas"]] == [0, 0, begin]
 
 
 def test_tables_are_read_from_their_transaction_logs(tmp_path: Path) -> None:
