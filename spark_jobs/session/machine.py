@@ -41,7 +41,7 @@ def temporary_folder_problem() -> str:
     """
     folder = tempfile.gettempdir()
     disk = os.statvfs(folder)
-    if disk.f_flag & os.ST_NOEXEC:
+    if disk.f_flag & getattr(os, "ST_NOEXEC", 0):  # macOS reports no such flag
         return (
             f"Spark loads libraries from {folder}, which is mounted with noexec: set TMPDIR to a folder of "
             "another file system"
