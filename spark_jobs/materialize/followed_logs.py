@@ -22,7 +22,7 @@ from spark_jobs.tables.conflicts import SPARK_ERRORS
 from spark_jobs.tables.table import TableClash
 
 NAMES_EACH_S = 5.0
-LOG_NOT_FOUND = "404 log-not-found"  # in the error of a log that was deleted; one of its name may exist again
+DELETED = ("404 log-not-found", "409 log-deleting")  # in the error of such a log; its name may exist again
 OPEN_AHEAD = 8  # logs chosen to open next, of which the threads open a few side by side
 OPEN_WITHIN_S = 3.0  # at the start; those that are left open while the others are followed
 STOP_THREADS = 4
@@ -184,7 +184,7 @@ class FollowedLogs:
             found = matching(self.patterns, self._logs())
         except Unreachable:
             return  # the jobs report it themselves, and the next check asks again
-        deleted = {log for log, error in self.failed.items() if LOG_NOT_FOUND in str(error)}
+        deleted = {log for log, error in self.failed.items() if any(code in str(error) for code in DELETED)}
         for log in (deleted | set(self.jobs).difference(found)).difference(self.named):
             self._drop(log)
         self._add([log for log in found if log not in self.jobs])

@@ -174,11 +174,14 @@ def test_a_deleted_log_is_not_a_failure_once_it_is_known_to_be_gone() -> None:
     assert list(followed.jobs) == ["orders-us"]
 
 
-def test_a_log_that_was_deleted_and_created_between_two_checks_is_opened_again() -> None:
+@pytest.mark.parametrize(("status", "code"), [(404, "log-not-found"), (409, "log-deleting")])
+def test_a_log_that_was_deleted_and_created_between_two_checks_is_opened_again(
+    status: int, code: str
+) -> None:
     world = World("orders-eu", "orders-us")
     followed = world.follow("orders-*")
     followed.start()
-    refused = RequestRefused(404, "log-not-found", "log 'orders-eu' does not exist")
+    refused = RequestRefused(status, code, "log 'orders-eu' ...")
     world.made["orders-eu"].error = failure_of("entries", refused)
     world.made["orders-us"].error = CLASH
     with pytest.raises(MaterializeFailed):
