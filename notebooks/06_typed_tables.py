@@ -87,7 +87,7 @@ def follow():
 # MAGIC ## Records without a schema
 # MAGIC
 # MAGIC Three producers append orders. Without a schema every query must parse the bytes, and each may do it
-# MAGIC differently. `propose` proposes a JSON Schema from the newest records, as `commitlog schema infer` does.
+# MAGIC differently. `propose` makes a JSON Schema from the newest records, as `commitlog schema infer` does.
 
 # COMMAND ----------
 
