@@ -81,7 +81,8 @@ class LogNotFound(CommitlogError):
 
 
 class EpochNotFound(CommitlogError):
-    """The epoch file of this node does not contain this epoch."""
+    """The epoch file of this node does not contain this epoch. `GET /v1/logs/{log}/epochs` lists all
+    epochs."""
 
     code, title, http_status = "epoch-not-found", "Epoch not found at this node", 404
 
@@ -90,7 +91,7 @@ class EpochNotFound(CommitlogError):
 
 
 class CursorNotFound(CommitlogError):
-    """The log has no cursor with this name."""
+    """The log has no cursor with this name. `GET /v1/logs/{log}/cursors` lists all cursors."""
 
     code, title, http_status = "cursor-not-found", "Cursor not found", 404
 
@@ -142,7 +143,8 @@ class RequestOutstanding(CommitlogError):
 
 
 class SequenceGap(CommitlogError):
-    """The producer's sequence is neither its last one + 1 nor one of its last five."""
+    """The producer's sequence is neither its last one + 1 nor one of its last five. It must be
+    `expected_sequence`: an append before this one is missing, or this one is older than the last five."""
 
     code, title, http_status = "sequence-gap", "Producer sequence out of order", 409
 
@@ -157,7 +159,8 @@ class SequenceGap(CommitlogError):
 
 
 class ProducerFenced(CommitlogError):
-    """A newer epoch of this producer has appended. Appends of older epochs are refused."""
+    """A newer epoch of this producer has appended. Appends of older epochs are refused. Another writer uses
+    this producer: stop this one, or begin a higher epoch."""
 
     code, title, http_status = "producer-fenced", "A newer epoch of this producer exists", 409
 
@@ -170,7 +173,8 @@ class ProducerFenced(CommitlogError):
 
 
 class IndexTrimmed(CommitlogError):
-    """The record was removed by retention or trimming. The log begins at `begin_index`."""
+    """The record was removed by retention or trimming. The log begins at `begin_index`. Read from there. A
+    cursor with `fence` keeps what its reader has not read."""
 
     code, title, http_status = "index-trimmed", "The index has been trimmed", 410
 
@@ -212,7 +216,8 @@ class IndexMismatch(CommitlogError):
 
 
 class TermMismatch(CommitlogError):
-    """`match_term` is not the leader's term."""
+    """`match_term` is not the leader's term. Read the term and what the new leader holds, then decide
+    again."""
 
     code, title, http_status = "term-mismatch", "The log is not in the expected term", 412
 
@@ -226,7 +231,8 @@ class TermMismatch(CommitlogError):
 
 
 class Fenced(CommitlogError):
-    """The log has a fencing token, and the append has a different one or none."""
+    """The log has a fencing token, and the append has a different one or none. Another writer has taken over:
+    stop this one, or set a token of its own with `:fence`."""
 
     code, title, http_status = "fenced", "The fencing token does not match", 412
 
@@ -306,7 +312,8 @@ class InvalidRequest(CommitlogError):
 
 
 class IdempotencyKeyReused(CommitlogError):
-    """The idempotency key was used for an append with other records or conditions."""
+    """The idempotency key was used for an append with other records or conditions. Use a new key for each
+    append, and repeat an append only as it was sent first."""
 
     code, title, http_status = "idempotency-key-reused", "The key belongs to another append", 422
 

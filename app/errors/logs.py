@@ -4,7 +4,8 @@ from app.errors.base import CommitlogError
 
 
 class LogExists(CommitlogError):
-    """A log with this name exists with other settings."""
+    """A log with this name exists with other settings. Choose another name, or change the log with
+    `PATCH`."""
 
     code, title, http_status = "log-exists", "A log with this name exists", 409
 
@@ -19,7 +20,8 @@ class LogDeleting(CommitlogError):
 
 
 class ConfigChanged(CommitlogError):
-    """The version of the log's settings differs from `If-Match`: another client has changed them."""
+    """The version of the log's settings differs from `If-Match`: another client has changed them. Read the
+    settings again, and repeat the change with their ETag."""
 
     code, title, http_status = "config-changed", "The log's settings have changed", 412
 

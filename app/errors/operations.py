@@ -6,14 +6,16 @@ from app.errors.base import CommitlogError
 
 
 class ChangeInProgress(CommitlogError):
-    """The previous membership change, or the leader's first record, is not committed yet."""
+    """The previous membership change, or the leader's first record, is not committed yet. Repeat the call
+    later."""
 
     code, title, http_status = "change-in-progress", "A membership change is in progress", 409
     retry_after_s = 1
 
 
 class NotCaughtUp(CommitlogError):
-    """The learner is too far behind the end of the log; as a voter it would delay commits."""
+    """The learner is too far behind the end of the log; as a voter it would delay commits. Repeat the call
+    when it has caught up."""
 
     code, title, http_status = "not-caught-up", "The learner has not caught up", 409
 
@@ -23,7 +25,8 @@ class NotCaughtUp(CommitlogError):
 
 
 class WouldLoseQuorum(CommitlogError):
-    """After the change the reachable voters would be fewer than a majority: nothing could be committed."""
+    """After the change the reachable voters would be fewer than a majority: nothing could be committed. Start
+    the voters that do not answer first."""
 
     code, title, http_status = "would-lose-quorum", "The group would lose its majority", 409
 
@@ -44,7 +47,8 @@ class AlreadyLeader(CommitlogError):
 
 
 class NotMaterialized(CommitlogError):
-    """A fencing cursor is before the index: its reader has not read these records yet."""
+    """A fencing cursor is before the index: its reader has not read these records yet. Wait until it has, or
+    set `force`: then it misses them."""
 
     code, title, http_status = "not-materialized", "A reader still needs these records", 409
 
@@ -61,7 +65,8 @@ class NotMaterialized(CommitlogError):
 
 
 class CursorMoved(CommitlogError):
-    """The version of the cursor differs from `If-Match`: another client has moved it."""
+    """The version of the cursor differs from `If-Match`: another client has moved it. Read the cursor again;
+    of two readers with one name, stop one."""
 
     code, title, http_status = "cursor-moved", "The cursor has moved", 412
 

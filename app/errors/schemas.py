@@ -17,7 +17,8 @@ class SchemaNotFound(CommitlogError):
 
 
 class SchemaChanged(CommitlogError):
-    """The version of the log's schema differs from `If-Match`: another client has set a new one."""
+    """The version of the log's schema differs from `If-Match`: another client has set a new one. Read the
+    newest schema, and repeat the change with its ETag."""
 
     code, title, http_status = "schema-changed", "The schema has changed", 412
 

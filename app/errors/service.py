@@ -12,7 +12,8 @@ class Internal(CommitlogError):
 
 
 class NoLeader(CommitlogError):
-    """The log has no leader: an election is running, or a majority of the voters is unreachable."""
+    """The log has no leader: an election is running, or a majority of the voters is unreachable. Repeat the
+    call; if this lasts, `commitlog status` shows which nodes do not answer."""
 
     code, title, http_status, retryable = "no-leader", "The log has no leader at present", 503, True
     retry_after_s = 1
@@ -57,7 +58,8 @@ class LeaderTransferring(CommitlogError):
 
 
 class TermChanged(CommitlogError):
-    """The term ended while the append waited for its commit (D-23). Its outcome is unknown."""
+    """The term ended while the append waited for its commit (D-23). Its outcome is unknown. Repeat it with
+    the same key, or with its producer and sequence: it is not stored twice."""
 
     code, title, http_status, retryable = "term-changed", "The term ended while the append waited", 503, True
     outcome = Outcome.UNKNOWN
@@ -77,7 +79,8 @@ class ReadIndexUnavailable(CommitlogError):
 
 
 class QuorumTimeout(CommitlogError):
-    """The acknowledgements did not arrive in time. The command may still be committed."""
+    """The acknowledgements did not arrive in time. The command may still be committed. Repeat an append with
+    the same key, or with its producer and sequence: it is not stored twice."""
 
     code, title, http_status, retryable = (
         "quorum-timeout",
