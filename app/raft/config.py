@@ -98,7 +98,7 @@ class RaftConfig:
             ("tick_interval_ms", self.heartbeat_interval_ms, "heartbeat_interval_ms"),
             ("push_max_bytes", self.max_pending_bytes, "max_pending_bytes"),
             ("commit_interval_ms", self.idle_commit_interval_ms, "idle_commit_interval_ms"),
-            ("commit_interval_ms", COMMIT_INTERVAL_MAX_MS, "because a follower is not ready before"),
+            ("commit_interval_ms", COMMIT_INTERVAL_MAX_MS, "because a follower waits for the first COMMIT"),
         )
         for name, most, why in bounds:
             value = getattr(self, name)
