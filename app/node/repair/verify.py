@@ -98,13 +98,15 @@ class Comparison:
 
     @property
     def groups(self) -> list[list[str]]:
-        """Replicas that agree at the first difference, the largest group first; [] without one."""
+        """Replicas that agree at the first difference, the largest group first; [] without one. One that
+        begins later is in none."""
         at = self.first_difference
         if at is None:
             return []
         groups: dict[bytes, list[str]] = {}
         for each in self.replicas:
-            if each.compares or each.state is ReplicaState.DIFFERS:
+            begins_later = each.from_index > max(at, self.from_index)  # a batch may begin before from_index
+            if not begins_later and (each.compares or each.state is ReplicaState.DIFFERS):
                 digest = each.digest if each.first_difference == at else b""
                 groups.setdefault(digest, []).append(each.node)
         return sorted(groups.values(), key=len, reverse=True)

@@ -8,7 +8,7 @@ import pytest
 
 from app.node.network.repair_messages import PeerCall
 from app.node.repair import server
-from app.node.repair.verify import Comparison, ReplicaState, Verifier
+from app.node.repair.verify import Comparison, ReplicaReport, ReplicaState, Verifier
 from app.node.replica.driver import LogDriver
 from tests.unit.node.repair.test_fetch import OTHERS
 from tests.unit.node.repair.test_server import Node
@@ -104,3 +104,15 @@ def test_a_peer_that_has_trimmed_the_whole_range_was_not_compared() -> None:
     trim(peer)
     result = compared(own, peer, until=8)
     assert [(each.from_index, each.until_index) for each in result.replicas] == [(0, 8), (8, 8)]
+
+
+@pytest.mark.rule("R-07")
+@pytest.mark.parametrize("from_index", [0, 5])  # 5: within the batch that differs
+def test_a_replica_that_begins_after_the_difference_is_on_no_side_of_it(from_index: int) -> None:
+    replicas = [
+        ReplicaReport("n1", from_index=from_index, until_index=20),
+        ReplicaReport("n2", ReplicaState.DIFFERS, first_difference=4, digest=b"other"),
+        ReplicaReport("n3", from_index=8, until_index=20),
+        ReplicaReport("n4", from_index=0, until_index=20),
+    ]
+    assert Comparison(from_index, 20, replicas).groups == [["n1", "n4"], ["n2"]]
