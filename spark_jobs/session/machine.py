@@ -33,13 +33,19 @@ def user_problem() -> str:
 
 
 def temporary_folder_problem() -> str:
-    """Return what is wrong with the folder of temporary files: it is mounted with `noexec`, or almost full;
-    else an empty text.
+    """Return what is wrong with the folder of temporary files: none can be written, it is mounted with
+    `noexec`, or almost full; else an empty text.
 
     Parquet unpacks its library for compression there, and each write would fail. Without space Spark would
     end with the NullPointerException of a later step.
     """
-    folder = tempfile.gettempdir()
+    try:
+        folder = tempfile.gettempdir()
+    except FileNotFoundError:
+        return (
+            "Python can write into no folder for temporary files: free some space, or set TMPDIR to a folder "
+            "of another file system"
+        )
     disk = os.statvfs(folder)
     if disk.f_flag & getattr(os, "ST_NOEXEC", 0):  # macOS reports no such flag
         return (

@@ -299,6 +299,12 @@ def test_the_doctor_reports_what_a_session_of_spark_refuses(monkeypatch: pytest.
         changed.delattr(os, "ST_NOEXEC")  # as on macOS
         assert checks.check_session().state is State.OK
     with monkeypatch.context() as changed:
+        changed.setattr(tempfile, "tempdir", None)
+        changed.setattr(tempfile, "_candidate_tempdir_list", list)  # as if all of them were full or read-only
+        found = checks.check_session()
+        assert (found.state, found.remedy.split(",")[0]) == (State.MISSING, "free some space")
+        assert found.detail == "Python can write into no folder for temporary files"
+    with monkeypatch.context() as changed:
         disk = SimpleNamespace(f_flag=0, f_blocks=100, f_bavail=4, f_frsize=2**20)
         changed.setattr(os, "statvfs", lambda _: disk)
         found = checks.check_session()
