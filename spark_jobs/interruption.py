@@ -23,11 +23,13 @@ def end_at_once(exit_codes: Mapping[int, int]) -> None:
 
     Call it before the imports of Spark. A job that finishes its work at a signal calls `finish_at_signals`
     when Spark has started. From now on, the temporary files of this process and of the JVM are in a folder
-    that is removed at the end.
+    that is removed at the end, if one can be made.
     """
-    folder = tempfile.mkdtemp(prefix="commitlog-job-")
-    os.environ["TMPDIR"] = tempfile.tempdir = folder
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = ""
+    with suppress(OSError):  # the session will refuse to start, in one sentence (machine.py)
+        folder = tempfile.mkdtemp(prefix="commitlog-job-")
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
     def end(number: int, _: object) -> None:
         os.write(2, f"stopped by {signal.Signals(number).name}\n".encode())

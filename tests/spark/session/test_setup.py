@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from app.errors import ConfigError
 from spark_jobs import notebook
+from spark_jobs.interruption import end_at_once
 from spark_jobs.session import jars, java, spark_session
 from spark_jobs.session.jars import DEFAULT_JARS_FOLDER, JarsUnavailable, ensure_jars, missing_jars
 from spark_jobs.session.settings import SparkSettings
@@ -124,6 +125,17 @@ def test_a_user_without_a_name_is_refused(
 def test_a_temporary_folder_without_execution_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
     with pytest.raises(ConfigError, match="mounted with noexec: set TMPDIR"):
+        build_session("nowhere", jars_folder=DEFAULT_JARS_FOLDER)
+
+
+def test_a_job_without_a_folder_for_temporary_files_gets_as_far_as_its_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ended with a traceback before its session could refuse the machine."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)  # as if all were full or read-only
+    end_at_once({})
+    with pytest.raises(ConfigError, match="no folder for temporary files"):
         build_session("nowhere", jars_folder=DEFAULT_JARS_FOLDER)
 
 
