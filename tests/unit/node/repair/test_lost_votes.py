@@ -1,7 +1,7 @@
 """Repairs of a lost vote, and the nodes that are asked for it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import pytest
@@ -238,15 +238,11 @@ def test_a_lost_vote_also_asks_learners_that_the_log_does_not_name() -> None:
     assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(9, "n1")
 
 
-@pytest.mark.rule("R-01", "R-02")
-@pytest.mark.parametrize("unknown", [("n2", "n3"), ("n3",)], ids=["both", "one"])
-def test_votes_that_are_lost_at_too_many_voters_end_in_doubt(
-    monkeypatch: pytest.MonkeyPatch, unknown: tuple[str, ...]
-) -> None:
-    """They would wait for one another. A term is not used again: a learner may hold records of it."""
-    monkeypatch.setattr(repair_module, "PATIENCE_S", 0)
-    scene = Scene()
-    scene.files.remove(f"{FOLDER}/vote")
+def repaired(
+    scene: Scene, cause: CorruptFile, terms: Mapping[str, int]
+) -> tuple[LogRepair, list[int | None]]:
+    """Repair the vote; return the repair, and the terms that it reported while it asked its peers. terms: of
+    peers that answer another one than 9."""
     reported: list[int | None] = []
     repairing = asyncio.Event()
 
@@ -256,10 +252,22 @@ def test_votes_that_are_lost_at_too_many_voters_end_in_doubt(
 
     def answers(peer: str, message: PeerCall) -> PeerCall:
         repairing.set()
-        return term_of(message, TERM_UNKNOWN if peer in unknown else 9)
+        return term_of(message, terms.get(peer, 9))
 
-    peers = Peers(answers)
-    repair = scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"), meanwhile=meanwhile)
+    return scene.run(Peers(answers), cause, meanwhile=meanwhile), reported
+
+
+@pytest.mark.rule("R-01", "R-02")
+@pytest.mark.parametrize("unknown", [("n2", "n3"), ("n3",)], ids=["both", "one"])
+def test_votes_that_are_lost_at_too_many_voters_end_in_doubt(
+    monkeypatch: pytest.MonkeyPatch, unknown: tuple[str, ...]
+) -> None:
+    """They would wait for one another. A term is not used again: a learner may hold records of it."""
+    monkeypatch.setattr(repair_module, "PATIENCE_S", 0)
+    scene = Scene()
+    scene.files.remove(f"{FOLDER}/vote")
+    cause = CorruptFile(f"{FOLDER}/vote", "missing")
+    repair, reported = repaired(scene, cause, dict.fromkeys(unknown, TERM_UNKNOWN))
     is_hopeless = len(unknown) == 2
     marker = RepairMarker(scene.files, "data", "log")
     promise = HardStateFile(scene.files, f"{FOLDER}/vote").load()
@@ -273,19 +281,8 @@ def test_votes_that_are_lost_at_too_many_voters_end_in_doubt(
 def test_a_vote_that_contradicts_the_log_is_reported_to_no_other_repair() -> None:
     """The file is intact, but older than the last vote."""
     scene = Scene()
-    reported: list[int | None] = []
-    repairing = asyncio.Event()
-
-    async def meanwhile(repair: LogRepair) -> None:
-        await repairing.wait()
-        reported.append(await repair.term())
-
-    def answers(_peer: str, message: PeerCall) -> PeerCall:
-        repairing.set()
-        return term_of(message, 9)
-
     cause = CorruptFile(f"{FOLDER}/vote", "term 4 is older than the log's 5")
-    repair = scene.run(Peers(answers), cause, meanwhile=meanwhile)
+    repair, reported = repaired(scene, cause, {})
     assert reported == [TERM_UNKNOWN]
     assert asyncio.run(repair.term()) == 9
 
