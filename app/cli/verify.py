@@ -65,10 +65,11 @@ def verify_command(
                     break
                 first = result["until_index"]
     result |= {"batches": batches, "bytes": size_bytes}
+    if begins:
+        result["from_index"] = min(begins.values())
     for replica in result["replicas"]:
         if replica["node"] in begins:
             replica["from_index"] = begins[replica["node"]]
-            result["from_index"] = min(begins.values())
     if target.as_json:
         print_json(result)
     else:
