@@ -7,7 +7,7 @@ affect the others. A log that this version does not support, because a newer one
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -164,29 +164,22 @@ class MetadataLogs:
         """
         if isinstance(controller.state, MetadataLogState):
             controller.state.committed(controller.committed_index)
-            for hosted in self._hosted:
-                if hosted.generation == CONFIGURED:
-                    self._check_mode(hosted.settings, controller.state.metadata.log(hosted.name))
+            for hosted, log in self._configured(controller.state.metadata):
+                if log is not None:
+                    _check_mode(hosted.settings, log)
             self._follow_configured(controller.state.metadata)
 
-    @staticmethod
-    def _check_mode(configured: LogSettings, log: Log | None) -> None:
-        if log is None or log.generation >= 0:
-            return
-        known, given = log.spec.replication, configured.replication.value
-        check(
-            known == given,
-            f"log {log.name}: replication cannot be changed from {known} to {given}: restore it in the "
-            "configuration file, and create a log of another name for the other mode",
-        )
+    def _configured(self, metadata: Metadata) -> Iterator[tuple[HostedLog, Log | None]]:
+        """Yield the logs of the configuration file; None for one that the metadata do not have."""
+        for hosted in self._hosted:
+            if hosted.generation == CONFIGURED:
+                log = metadata.log(hosted.name)
+                yield hosted, None if log is None or log.generation >= 0 else log
 
     def _follow_configured(self, metadata: Metadata) -> None:
         """Logs of the configuration file: apply the changes made since (docs/api.md §5)."""
-        for hosted in self._hosted:
-            log = metadata.log(hosted.name)
-            if hosted.generation != CONFIGURED:
-                continue
-            if log is None or log.generation >= 0:
+        for hosted, log in self._configured(metadata):
+            if log is None:
                 hosted.take_settings(replace(hosted.settings, raised_from=self._raised_from(None)))
                 continue
             try:
@@ -330,3 +323,12 @@ class MetadataLogs:
         self._dropping.pop(hosted.name, None)
         logger.info("log removed", extra={"log": hosted.name, "generation": hosted.generation})
         return True
+
+
+def _check_mode(configured: LogSettings, log: Log) -> None:
+    known, given = log.spec.replication, configured.replication.value
+    check(
+        known == given,
+        f"log {log.name}: replication cannot be changed from {known} to {given}: restore it in the "
+        "configuration file, and create a log of another name for the other mode",
+    )
