@@ -253,11 +253,16 @@ def kept_active(session: SparkSession) -> Iterator[None]:
         session.createDataFrame([], "nothing INT")
 
 
-def activate(session: SparkSession) -> None:
-    """Let `session` be the active one of this thread in Java, as Delta's own functions expect: without it
-    they fail at a table that has a checkpoint. Not for Spark Connect."""
+def delta_snapshot(session: SparkSession, path: str) -> tuple[Any, Any]:
+    """Return Delta's log of a table and its newest snapshot, objects of Java. Not for Spark Connect.
+
+    `session` is the active one of this thread in Java from now on: otherwise Delta's own functions fail at a
+    table that has a checkpoint. Raises Py4JError, and TypeError where Spark has no such classes.
+    """
     jvm: Any = session._jvm
     jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session._jsparkSession)
+    found = jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(session._jsparkSession, path)
+    return found._1(), found._2()
 
 
 def sibling_of(session: SparkSession) -> SparkSession:

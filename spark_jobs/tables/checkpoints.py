@@ -14,7 +14,7 @@ from typing import Any
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
-from spark_jobs.session.spark_session import activate
+from spark_jobs.session.spark_session import delta_snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +66,9 @@ class CheckpointWriter:
 def write_checkpoint(spark: SparkSession, path: str) -> None:
     """Write a checkpoint of the newest version, and remove commits that the table's settings no longer keep.
     Raises Py4JError."""
-    activate(spark)
+    log, snapshot = delta_snapshot(spark, path)
     jvm: Any = spark._jvm
-    found = jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(spark._jsparkSession, path)
-    found._1().checkpointAndCleanUpDeltaLog(found._2(), jvm.scala.Option.empty())
+    log.checkpointAndCleanUpDeltaLog(snapshot, jvm.scala.Option.empty())
 
 
 def is_stopped(spark: SparkSession) -> bool:

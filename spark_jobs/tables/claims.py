@@ -17,7 +17,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from spark_jobs.session.spark_session import activate, is_remote
+from spark_jobs.session.spark_session import delta_snapshot, is_remote
 from spark_jobs.tables.conflicts import CONCURRENT_CLAIM, SPARK_ERRORS, repeated
 from spark_jobs.tables.table import Table, identifier
 from storage.units import NO_INDEX
@@ -76,11 +76,9 @@ def newest_claim(spark: SparkSession, path: str, application: str) -> int | None
     give it: by Spark Connect, and in Databricks."""
     if is_remote(spark):
         return None
-    jvm: Any = spark._jvm
     try:
-        activate(spark)
-        found = jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(spark._jsparkSession, path)
-        claim = found._2().transactions().get(application)
+        _, snapshot = delta_snapshot(spark, path)
+        claim = snapshot.transactions().get(application)
         return int(claim.get()) if claim.isDefined() else 0
     except (Py4JError, TypeError):  # TypeError: there is no such class
         return None
