@@ -100,7 +100,6 @@ class Broker:
         self._upkeep = NodeUpkeep(
             settings, services, self.reserve, self.disk, self._hosted, self.repairs, self.syncs
         )
-        self.scrubber = self._upkeep.scrubber
         self.metadata_logs = MetadataLogs(
             node_id=self.node.id,
             metadata=self.metadata,

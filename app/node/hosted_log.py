@@ -40,6 +40,8 @@ class HostedLog:
         self.deleting = False  # by the metadata: the log is not served any more
         self.in_doubt = False  # it may lack what it acknowledged, and has no vote until it is sound
         self.repairs_begun = 0
+        self.scrub_rounds = 0  # ended since the start of the node
+        self.scrubbed_bytes = 0
         self.caught_up = False  # a linearizable read has succeeded here since the start
         self.ha: AutoSwitchCore | None = None  # of a log in controller mode, with its driver
         self._members_change = False  # a call is changing the members of this Raft log

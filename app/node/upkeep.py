@@ -66,7 +66,7 @@ class NodeUpkeep:
         repairs: Repairs,
         syncs: SyncsInProgress,
     ) -> None:
-        self.scrubber = Scrubber(settings.scrub, services.files, disk, repairs.begin)
+        self._scrubber = Scrubber(settings.scrub, services.files, disk, repairs.begin)
         self._reserve = reserve
         self._slow_syncs = SlowSyncs(syncs)
         self._hosted = hosted
@@ -78,6 +78,6 @@ class NodeUpkeep:
         """Start the tasks; the supervisor restarts each that fails."""
         tasks.keep("reserve", self._reserve.keep)
         tasks.keep("slow-syncs", self._slow_syncs.run)
-        tasks.keep("scrub", partial(self.scrubber.run, self._hosted.by_id))
+        tasks.keep("scrub", partial(self._scrubber.run, self._hosted.by_id))
         tasks.keep("journal-retention", partial(self._journals.run, partial(list, self._hosted)))
         tasks.keep("retention", partial(self._retention.run, self._hosted.by_name))

@@ -115,16 +115,13 @@ def repair_metrics(broker: Broker) -> Iterator[Metric]:
         telemetry.REPAIRS, "Repairs begun since the start", ("log",),
         [((log.name,), float(log.repairs_begun)) for log in kept],
     )  # fmt: skip
-    scrubs = [
-        ((name,), progress) for name, progress in broker.scrubber.progress.items() if name in broker.logs
-    ]
     yield telemetry.counter(
         telemetry.SCRUB_ROUNDS, "Scrubs ended since the start", ("log",),
-        [(labels, progress.rounds) for labels, progress in scrubs],
+        [((log.name,), float(log.scrub_rounds)) for log in kept],
     )  # fmt: skip
     yield telemetry.counter(
         telemetry.SCRUBBED_BYTES, "Bytes read again by scrubs since the start", ("log",),
-        [(labels, progress.size_bytes) for labels, progress in scrubs],
+        [((log.name,), float(log.scrubbed_bytes)) for log in kept],
     )  # fmt: skip
 
 

@@ -8,7 +8,6 @@ cannot be read.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -28,14 +27,6 @@ logger = logging.getLogger(__name__)
 STEP_BYTES: Final = 256 * KIB
 
 
-@dataclass(slots=True)
-class ScrubProgress:
-    """Statistics of one log since the node's start."""
-
-    rounds: int = 0
-    size_bytes: int = 0
-
-
 class Scrubber:
     """Owned by the event loop."""
 
@@ -47,7 +38,6 @@ class Scrubber:
         damaged: Callable[[HostedLog, Damaged, str], None],
     ) -> None:
         """damaged(hosted, error, found_by): begins the repair of a log."""
-        self.progress: dict[str, ScrubProgress] = {}
         self._config = config
         self._files = files
         self._disk = disk
@@ -68,11 +58,10 @@ class Scrubber:
         driver = hosted.driver
         if driver is None:
             return
-        progress = self.progress.setdefault(hosted.name, ScrubProgress())
         try:
-            if await self._round(hosted, driver, progress):
-                progress.rounds += 1
-                logger.info("log scrubbed", extra={"log": hosted.name, "rounds": progress.rounds})
+            if await self._round(hosted, driver):
+                hosted.scrub_rounds += 1
+                logger.info("log scrubbed", extra={"log": hosted.name, "rounds": hosted.scrub_rounds})
         except (CorruptLog, CorruptFile) as error:
             self._found(hosted, driver, error)
         except StorageFull as error:  # a small file waits for space: a repair could not even begin
@@ -82,14 +71,14 @@ class Scrubber:
         except DiskError as error:
             self._found(hosted, driver, CorruptLog(error.path, 0, f"it cannot be read: {error.reason}"))
 
-    async def _round(self, hosted: HostedLog, driver: LogDriver, progress: ScrubProgress) -> bool:
+    async def _round(self, hosted: HostedLog, driver: LogDriver) -> bool:
         """True if the round reached its end."""
         for step in Scrub(self._files, driver.log, STEP_BYTES):
             if step.size_bytes:
                 await asyncio.to_thread(step.run)
             else:
                 await self._in_disk_thread(hosted.name, step)
-            progress.size_bytes += step.size_bytes
+            hosted.scrubbed_bytes += step.size_bytes
             await asyncio.sleep(step.size_bytes / self._config.bytes_per_s)
             if hosted.driver is not driver:
                 return False

@@ -41,17 +41,23 @@ class Scene:
         self.log.append(history(10))
         self.log.close()
         self.log.settle(self.log.end_index)
-        self.hosted: Any = SimpleNamespace(name="log", driver=SimpleNamespace(log=self.log))
+        self.hosted = self.host()
         self.repairs: list[str] = []
         lanes: Any = SimpleNamespace(lane=lambda _name: Lane())
         self.scrubber = Scrubber(
             ScrubConfig(), self.files, lanes, lambda _hosted, error, _by: self.repairs.append(str(error))
         )
 
+    def host(self) -> Any:
+        """Return the log as the node knows it since its creation."""
+        return SimpleNamespace(
+            name="log", driver=SimpleNamespace(log=self.log), scrub_rounds=0, scrubbed_bytes=0
+        )
+
     def scrub(self) -> int:
         """Run one round; return how many have reached their end."""
         asyncio.run(self.scrubber.scrub(cast(Any, self.hosted)))
-        return self.scrubber.progress["log"].rounds
+        return int(self.hosted.scrub_rounds)
 
 
 @pytest.mark.parametrize("space_bytes", [None, 0])
@@ -69,6 +75,16 @@ def test_a_small_file_that_waits_for_space_is_repaired_later_and_the_log_stays_o
     if ticket is not None:
         ticket.run()
     assert scene.files.read(f"{FOLDER}/epochs") == intact
+
+
+def test_the_counts_of_a_log_end_with_it() -> None:
+    """A node whose logs come and go keeps nothing of each, and the next log of a name begins at 0."""
+    scene = Scene()
+    assert [scene.scrub(), scene.scrub()] == [1, 2]
+    scene.hosted = scene.host()
+    assert scene.scrub() == 1
+    assert scene.hosted.scrubbed_bytes > 0
+    assert not [each for each in vars(scene.scrubber).values() if isinstance(each, dict)]
 
 
 def test_a_damaged_batch_begins_a_repair() -> None:
