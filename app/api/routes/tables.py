@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Final, TypeVar
+from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, Path, Query
 from pydantic import Field
@@ -26,6 +27,7 @@ from app.api.http.query import Query as Parameters
 from app.api.read.query import QueryOrdinal, QueryTimestampMs
 from app.errors import InvalidRequest, NoSuchCut, NotYetMaterialized, TableNotFound
 from app.errors.tables import no_table
+from app.node.hosted_log import HostedLog
 from app.node.replica.driver import LogDriver
 from app.tables.catalog import NONE, LogTables, TableState, is_typed
 from app.tables.delta_log import is_url
@@ -63,18 +65,21 @@ Result = TypeVar("Result")
 
 
 class KnownTables:
-    """The tables of all logs, as they were read last. One read of a log's tables at a time, in a thread."""
+    """The tables of all logs, as they were read last. One read of a log's tables at a time, in a thread.
+
+    What was read of a log ends with it: a node keeps nothing of deleted logs.
+    """
 
     def __init__(self, root: str | None) -> None:
         self.root = root if root is None or is_url(root) else str(FilePath(root).absolute())
-        self._logs: dict[str, tuple[LogTables, asyncio.Lock]] = {}
+        self._logs: WeakKeyDictionary[HostedLog, tuple[LogTables, asyncio.Lock]] = WeakKeyDictionary()
 
-    async def query(self, log: str, ask: Callable[[LogTables], Result]) -> Result | None:
+    async def query(self, log: HostedLog, ask: Callable[[LogTables], Result]) -> Result | None:
         """Return what `ask` finds, None when [tables] path is not set."""
         if self.root is None:
             return None
         if log not in self._logs:
-            self._logs[log] = (LogTables(self.root, log), asyncio.Lock())
+            self._logs[log] = (LogTables(self.root, log.name), asyncio.Lock())
         tables, lock = self._logs[log]
         async with lock:
             return await asyncio.to_thread(ask, tables)
@@ -123,7 +128,7 @@ def known_tables(call: Call) -> KnownTables:
 )
 async def tables(call: Call, log: LogName, query: Annotated[LookQuery, Query()]) -> Response:
     here = await call.replica(log)
-    found = await known_tables(call).query(log, LogTables.all) or []
+    found = await known_tables(call).query(here.hosted, LogTables.all) or []
     lags: dict[LagKey, Lag] = {}  # most tables end at the same index
     return here.answer({"tables": [await _table_object(here, state, lags) for state in found]})
 
@@ -139,7 +144,7 @@ async def tables(call: Call, log: LogName, query: Annotated[LookQuery, Query()])
 async def wait(call: Call, log: LogName, table: TableName, query: Annotated[WaitQuery, Query()]) -> Response:
     here = await call.replica(log)
     if table not in FOLLOWING and not is_typed(table):
-        await _found(call, log, table)
+        await _found(call, here, table)
         raise InvalidRequest(
             ("/path/table", f"must be one of {', '.join((*FOLLOWING, *TYPED))}, got {table!r}")
         )
@@ -148,7 +153,7 @@ async def wait(call: Call, log: LogName, table: TableName, query: Annotated[Wait
     while True:
         left_ms = deadline_ms - broker.clock.monotonic_ms()
         over = left_ms <= 0 or broker.waits.stopping
-        state = await known_tables(call).query(log, lambda found: found.find(table))
+        state = await known_tables(call).query(here.hosted, lambda found: found.find(table))
         if state is None:  # the job that creates it may just have started
             if over or known_tables(call).root is None:
                 raise TableNotFound(table, log)
@@ -172,7 +177,7 @@ async def one_table(
     call: Call, log: LogName, table: TableName, query: Annotated[LookQuery, Query()]
 ) -> Response:
     here = await call.replica(log)
-    return here.answer(await _table_object(here, await _found(call, log, table)))
+    return here.answer(await _table_object(here, await _found(call, here, table)))
 
 
 @router.get(
@@ -193,7 +198,7 @@ async def at(call: Call, log: LogName, query: Annotated[AtQuery, Query()]) -> Re
     deadline_ms = broker.clock.monotonic_ms() + query.timeout_ms
     while True:
         try:
-            return here.answer(await _cut(call, here, log, query))
+            return here.answer(await _cut(call, here, query))
         except NoSuchCut:
             left_ms = deadline_ms - broker.clock.monotonic_ms()
             if left_ms <= 0 or broker.waits.stopping:
@@ -201,11 +206,11 @@ async def at(call: Call, log: LogName, query: Annotated[AtQuery, Query()]) -> Re
         await broker.waits.pause(min(_POLL_S, left_ms / 1000))
 
 
-async def _cut(call: Call, here: Served, log: str, query: AtQuery) -> dict[str, Any]:
+async def _cut(call: Call, here: Served, query: AtQuery) -> dict[str, Any]:
     """Return the versions of all tables at one point of the log. Raises NoSuchCut."""
-    state = await known_tables(call).query(log, lambda found: found.find(ENTRIES))
+    state = await known_tables(call).query(here.hosted, lambda found: found.find(ENTRIES))
     if state is None or not _is_ours(here, state):
-        raise NoSuchCut(no_table(ENTRIES, log), None)
+        raise NoSuchCut(no_table(ENTRIES, here.hosted.name), None)
     held_index = (await _table_object(here, state))["materialized_index"]
     index = _point(here.driver, query)
     if index > held_index:
@@ -213,17 +218,17 @@ async def _cut(call: Call, here: Served, log: str, query: AtQuery) -> dict[str, 
             f"index {index} is not in the tables yet; they contain the log up to index {held_index}",
             held_index,
         )
-    cut = await known_tables(call).query(log, lambda found: found.cut(index, held_index))
+    cut = await known_tables(call).query(here.hosted, lambda found: found.cut(index, held_index))
     if cut is None:
         raise NoSuchCut(f"no known version of the tables contains index {index}", held_index)
     return {"index": index, "tables": dict(cut.versions), "exact": cut.exact}
 
 
-async def _found(call: Call, log: str, table: str) -> TableState:
+async def _found(call: Call, here: Served, table: str) -> TableState:
     """Return the state of a table. Raises TableNotFound."""
-    state = await known_tables(call).query(log, lambda found: found.find(table))
+    state = await known_tables(call).query(here.hosted, lambda found: found.find(table))
     if state is None:
-        raise TableNotFound(table, log)
+        raise TableNotFound(table, here.hosted.name)
     return state
 
 
