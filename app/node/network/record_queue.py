@@ -50,7 +50,8 @@ class RecordQueue:
         self.size_bytes = 0
         self._entries: deque[_Entry] = deque()
         self._pushes: set[tuple[int, ...]] = set()  # of the entries
-        self._sessions: dict[int, tuple[int, int]] = {}  # log -> term and session of its newest push
+        # Log -> term and session of its newest push, since the queue was last empty.
+        self._sessions: dict[int, tuple[int, int]] = {}
 
     def holds(self, log_id: int, message: Any) -> bool:
         """Return whether the same push waits already, or a part of it."""
@@ -79,6 +80,8 @@ class RecordQueue:
             self.size_bytes -= before_bytes - entry.size_bytes
             if not entry.buffers:
                 self._forget(self._entries.popleft())
+        if not self._entries:
+            self._sessions.clear()  # or it would grow with each log that was ever led here
         return taken
 
     def _remove_earlier(self, log_id: int, session: tuple[int, int]) -> None:

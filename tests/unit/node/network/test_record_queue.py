@@ -54,6 +54,17 @@ def test_a_push_that_waits_is_held_until_its_last_byte_has_left() -> None:
     assert not queue.holds(5, push(1))
 
 
+def test_an_empty_queue_keeps_nothing_of_the_logs_that_it_had_pushes_of() -> None:
+    """A connection may last for months, and logs come and go meanwhile."""
+    queue = RecordQueue()
+    for log_id in range(100):
+        queue.put(log_id, push(1), [b"abcd"])
+        queue.take(3)
+    drain(queue)
+    held = [each for each in vars(queue).values() if not isinstance(each, int)]
+    assert [len(each) for each in held] == [0, 0, 0]
+
+
 @pytest.mark.rule("D-14")
 def test_a_later_session_removes_the_pushes_of_earlier_ones() -> None:
     queue = RecordQueue()
