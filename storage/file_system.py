@@ -100,6 +100,10 @@ class FileSystem(Protocol):
 
     def remove(self, path: str) -> None: ...
 
+    def remove_folder(self, path: str) -> None:
+        """Remove an empty folder."""
+        ...
+
     def sync_folder(self, path: str) -> None: ...
 
     def boot_id(self) -> str:

@@ -264,6 +264,10 @@ class OsFileSystem:
         with _named(path, "remove"):
             Path(path).unlink()
 
+    def remove_folder(self, path: str) -> None:
+        with _named(path, "remove folder"):
+            Path(path).rmdir()
+
     def sync_folder(self, path: str) -> None:
         with _named(path, "open"):
             descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -69,6 +69,7 @@ class WatchedFiles:
         self.sizes = files.sizes
         self.rename = files.rename
         self.remove = files.remove
+        self.remove_folder = files.remove_folder
         self.boot_id = files.boot_id
         self.created_at = files.created_at
 

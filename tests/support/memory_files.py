@@ -246,6 +246,9 @@ class MemoryFiles:
         self._found(path)
         self._set("remove", path, None)
 
+    def remove_folder(self, path: str) -> None:
+        """A folder does not exist any more once nothing is in it."""
+
     def copy_folder(self, path: str) -> dict[str, bytes]:
         """A backup of what is in the folder and below it now, by path."""
         below = path + "/"

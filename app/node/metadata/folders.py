@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from app.node.repair.marker import RepairMarker
-from storage.errors import CorruptFile
+from storage.errors import CorruptFile, DiskError
 from storage.file_system import FileSystem, write_named_durably
 from storage.format.checksum import crc32c
 from storage.log.log_folder import MANIFEST_NAME
@@ -160,20 +160,24 @@ class LogFolders:
 
     def _remove(self, name: str, line: _FolderLine) -> None:
         for place in ("logs", "journal") if line.keeps_receipts else ("logs", "journal", "receipts"):
-            self._empty(f"{self._data}/{place}/{name}")
+            self._remove_folder(f"{self._data}/{place}/{name}")
         RepairMarker(self._files, self._data, name).remove()
         self._files.remove(f"{self._folder}/{name}")
         self._files.sync_folder(self._folder)
 
-    def _empty(self, folder: str) -> None:
+    def _remove_folder(self, folder: str) -> None:
+        """Remove all files durably, then the empty folder: a crash may leave that, and so does a file system
+        that cannot remove it yet."""
         self._files.make_folders(folder)
         files = self._files.sizes(folder)
         for name in self._files.list(folder):
             if name in files:
                 self._files.remove(f"{folder}/{name}")
             else:
-                self._empty(f"{folder}/{name}")
+                self._remove_folder(f"{folder}/{name}")
         self._files.sync_folder(folder)
+        with suppress(DiskError):
+            self._files.remove_folder(folder)
 
     def _write(self, name: str, line: _FolderLine) -> None:
         text = msgspec.json.encode(line)
