@@ -21,7 +21,9 @@ PREFIX: Final = "sha256:"
 TOKEN_PREFIX: Final = "cl_"  # lets secret scanners find tokens of this product
 _RANDOM_BYTES: Final = 32
 _NAME_DIGITS: Final = 8  # of the digest, for a token without a name
-_HEX = re.compile(r"[0-9a-f]{64}")
+_HASH = re.compile(PREFIX + r"([0-9a-f]{64})")
+_LINE_END = re.compile(r"\r\n?|\n")  # not those of str.splitlines: a comment may contain them
+_BYTE_ORDER_MARK: Final = "\ufeff"  # of editors; before a hash it would make the hash a token
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 _PATTERN = re.compile(r"[a-z0-9._-]{1,129}\*?|\*")
 
@@ -55,7 +57,7 @@ def parse_lines(text: str) -> dict[bytes, TokenLine]:
     """Return the tokens of a file by digest; of two lines for one token, the last. Raises ConfigError, with
     the number of the line and without the token."""
     tokens: dict[bytes, TokenLine] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(_LINE_END.split(text.removeprefix(_BYTE_ORDER_MARK)), 1):
         try:
             token = parse_line(line)
         except ConfigError as error:
@@ -71,26 +73,26 @@ def parse_line(line: str) -> TokenLine | None:
     if not words:
         return None
     first, *rest = words
-    plain = not first.startswith(PREFIX)
+    plain = not first.lower().startswith(PREFIX)
     if plain:
         digest = digest_of(first.encode())
-    elif _HEX.fullmatch(first.removeprefix(PREFIX)):
-        digest = bytes.fromhex(first.removeprefix(PREFIX))
+    elif found := _HASH.fullmatch(first):
+        digest = bytes.fromhex(found[1])
     else:
-        raise ConfigError(f"`{PREFIX}` must be followed by 64 hexadecimal digits in lower case")
+        raise ConfigError(f"`{PREFIX}` must be followed by 64 hexadecimal digits, all in lower case")
     return TokenLine(digest, _grant(digest, rest, plain), plain)
 
 
 def _grant(digest: bytes, words: list[str], plain: bool) -> Grant:
     scopes: set[Scope] = set()
     options: dict[str, str] = {}
-    for word in words:
+    for place, word in enumerate(words, 2):  # a wrong word is not shown: it may be a token
         name, separator, value = word.partition("=")
         if separator:
             if name not in ("logs", "name", "rate", "in_flight") or name in options:
                 raise ConfigError(
-                    f"`{name}=` is unknown or repeated; each of `logs=`, `name=`, `rate=` and `in_flight=` "
-                    "is allowed once"
+                    f"word {place} is an unknown or repeated option; each of `logs=`, `name=`, `rate=` and "
+                    "`in_flight=` is allowed once"
                 )
             options[name] = value
         elif word == "write":
@@ -99,7 +101,7 @@ def _grant(digest: bytes, words: list[str], plain: bool) -> Grant:
             scopes.add(Scope(word))
         else:
             known = ", ".join((*Scope, "write"))
-            raise ConfigError(f"a scope must be one of {known}, got {word[:20]!r}")
+            raise ConfigError(f"word {place} must be a scope ({known}) or an option such as `logs=`")
     if not scopes and not (plain and not options):
         raise ConfigError(f"the token needs at least one scope of {', '.join((*Scope, 'write'))}")
     return Grant(
