@@ -3,10 +3,10 @@
 The route is known only when the call has been carried out: a call that turns out to be none leaves no entry.
 """
 
-import json
 from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope
 
@@ -17,6 +17,7 @@ from storage.units import KIB
 
 OBSERVED: Final = "commitlog.observed"  # in an ASGI scope
 BODY_MAX_BYTES: Final = 4 * KIB  # of a request or a problem, kept for the entry
+TARGET_MAX: Final = 512  # characters of a path or a query in an entry; those of routes are shorter
 REFUSED_PER_S: Final = 10  # entries about refused calls at a node, so that no client floods the log
 SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")  # they change nothing (RFC 9110, section 9.2.1)
 
@@ -90,8 +91,8 @@ def entry_of(
         "caller": caller.name,
         "client": None if client is None else client[0],
         "method": scope["method"],
-        "path": scope["path"],
-        "query": scope["query_string"].decode("latin-1"),
+        "path": _shortened(scope["path"]),
+        "query": _shortened(scope["query_string"].decode("latin-1")),
         "request": request,
         "status": status,
         "outcome": outcome,
@@ -129,11 +130,19 @@ class RefusedEntries:
         return self._count <= REFUSED_PER_S
 
 
+def _shortened(text: str) -> str:
+    """Return at most TARGET_MAX characters: a caller must not make an entry too large to be stored."""
+    return text if len(text) <= TARGET_MAX else f"{text[: TARGET_MAX - 1]}…"
+
+
 def _json_of(data: bytes) -> Any:
-    """Return the JSON value of a body; None if it is absent, too long or not JSON."""
+    """Return the JSON value of a body; None if it is absent, too long or not JSON.
+
+    Strict, as the routes are: `json` takes halves of surrogate pairs and NaN, which no entry can hold.
+    """
     if not data or len(data) > BODY_MAX_BYTES:
         return None
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
