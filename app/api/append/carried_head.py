@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from app.api.append.call import AppendHead
+from app.api.append.parameters import without_timeout
 from app.node.network.http_forwarder import NO_FORWARD, PASSED_ON
 
 _HEADERS: Final = PASSED_ON - {b"authorization"}
@@ -28,7 +29,7 @@ decode_head: Final = msgspec.msgpack.Decoder(CarriedHead).decode
 def carried_head(head: AppendHead) -> bytes:
     """Return the head of a client's append as the leader gets it; equal heads of clients share the work."""
     if head.carried is None:
-        query = b"&".join(part for part in head.query.split(b"&") if not part.startswith(b"timeout_ms="))
+        query = b"&".join(without_timeout(head.query))
         headers = [(name, value) for name, value in head.headers if name in _HEADERS]
         head.carried = _ENCODE(CarriedHead(head.log, query, (*headers, (NO_FORWARD, b"1"))))
     return head.carried

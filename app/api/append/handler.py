@@ -16,6 +16,7 @@ import msgspec
 from app.api.append.bodies import decodes_in_place, read_append
 from app.api.append.call import AppendCall
 from app.api.append.carried_head import carried_head
+from app.api.append.parameters import without_timeout
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.lane_call import RECORDS_ROUTE
 from app.api.http.leader_headers import log_headers, not_leader
@@ -345,8 +346,7 @@ class _OneAppend:
     async def _send(self, target: NodeSettings, left_ms: int) -> Relayed:
         """Make one attempt. Raises NotSent, or Lost: also when another leads before `target` has answered."""
         call, head = self._call, self._call.head
-        query = [part for part in head.query.split(b"&") if part and not part.startswith(b"timeout_ms=")]
-        query.append(b"timeout_ms=%d" % left_ms)
+        query = [*without_timeout(head.query), b"timeout_ms=%d" % left_ms]
         path = b"/v1/logs/%s/records?%s" % (quote(head.log).encode(), b"&".join(query))
         timeout_s = (left_ms + _GRACE_MS) / 1000
         try:

@@ -73,13 +73,21 @@ def _parse(query: bytes) -> AppendParameters:
     return parameters
 
 
+def without_timeout(query: bytes) -> list[bytes]:
+    """Return the parts of a query as sent, without timeout_ms in any encoding of its name."""
+    return [part for part in query.split(b"&") if part and _name_of(part) != "timeout_ms"]
+
+
+def _name_of(part: bytes) -> str:
+    return unquote_plus(part.partition(b"=")[0].decode("latin-1"))
+
+
 def _split(query: bytes, errors: list[tuple[str, str]]) -> dict[str, str]:
     given: dict[str, str] = {}
     for part in query.split(b"&"):
         if not part:
             continue
-        raw_name, _, raw_value = part.partition(b"=")
-        name = unquote_plus(raw_name.decode("latin-1"))
+        name, raw_value = _name_of(part), part.partition(b"=")[2]
         if name not in _NAMES:
             errors.append((f"/query/{name}", "unknown parameter"))
         elif name in given:

@@ -110,6 +110,25 @@ class LedElsewhere:
         return nullcontext()
 
 
+@pytest.mark.parametrize("name", [b"timeout_ms", b"timeout%5Fms", b"%74imeout_ms"])
+def test_a_forwarded_append_has_the_rest_of_its_time_and_its_other_parameters(name: bytes) -> None:
+    """A leader refuses a query that gives the time twice."""
+
+    class CannotSend:
+        def send(self, *_given: Any) -> bool:
+            return False
+
+    query = b"acks=leader&" + name + b"=9000&&match_index=0"
+    content_type = (b"content-type", b"application/octet-stream")
+    head = AppendHead("default", "/v1/logs/default/records", query, [content_type])
+    forwarder = Forwarder()
+    assert answer_to(AppendCall(head, b"v", b"r"), LedElsewhere(), forwarder, CannotSend()).status == 200
+    (path,) = forwarder.sent
+    assert path == b"/v1/logs/default/records?acks=leader&match_index=0&timeout_ms=9000"
+    parameters = parse_append_query(path.partition(b"?")[2])
+    assert (parameters.timeout_ms, parameters.match_index) == (9_000, 0)
+
+
 @pytest.mark.parametrize(
     ("headers", "status", "sent"),
     [([], 504, 0), ([(b"idempotency-key", b"k")], 200, 1)],
