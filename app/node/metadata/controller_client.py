@@ -99,10 +99,14 @@ class ControllerClient:
         """Send no more heartbeats: the node leaves."""
         self._stopped = True
 
+    @property
+    def _reports_itself(self) -> bool:
+        return not (self._stopped or self.silent)
+
     def tick(self) -> None:
         now_ms = self._clock.monotonic_ms()
         self._follows = 0
-        if now_ms >= self._heartbeat_due_ms and not (self._stopped or self.silent):
+        if now_ms >= self._heartbeat_due_ms and self._reports_itself:
             if self._is_unheard:
                 self._hint = None  # the named controller did not answer
                 sent_ms = self._heartbeats[-1][1]
@@ -142,7 +146,7 @@ class ControllerClient:
         if not sent:
             return
         if answer.active != source:
-            if self._follow(source, answer.active):
+            if self._follow(source, answer.active) and self._reports_itself:
                 self._heartbeat(now_ms)
             return
         self._is_unheard = False

@@ -76,6 +76,17 @@ def test_an_inactive_controller_names_the_active_one_which_is_asked_under_the_sa
     assert bench.answers == [Done(5)]
 
 
+@pytest.mark.rule("C-02")
+def test_a_refusal_of_the_active_controller_is_the_answer() -> None:
+    bench = Bench()
+    request = bench.ask()
+    refused = Refusal(Reason.INVALID, "no such log")
+    bench.client.take("c1", CommandAnswer(request.id, None, refused, "c1"))
+    bench.pass_time(2_000)
+    assert bench.answers == [refused]
+    assert len(bench.commands()) == 1
+
+
 @pytest.mark.rule("C-10")
 def test_an_unanswered_request_is_sent_again_to_the_current_leader_and_ends_as_unknown() -> None:
     bench = Bench()
@@ -101,6 +112,22 @@ def test_two_that_name_each_other_do_not_keep_a_node_running() -> None:
         other = {"c1": "c2", "c2": "c1"}[target]
         bench.client.take(target, CommandAnswer(request.id, None, NOT_ACTIVE, other))
     assert len(bench.commands()) < 10
+
+
+@pytest.mark.rule("C-03")
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_node_that_leaves_does_not_report_to_a_controller_that_is_named_later(removed: bool) -> None:
+    """It would count as alive there for another time-out, and may be elected meanwhile."""
+    bench = Bench()
+    bench.client.tick()
+    heartbeat = bench.last(BrokerHeartbeat)
+    if removed:
+        bench.client.silent = True
+    else:
+        bench.client.stop()
+    bench.client.take("c1", BrokerHeartbeatAnswer(heartbeat.id, "c3"))
+    bench.pass_time(2_000)
+    assert [message for _, message in bench.sent] == [heartbeat]
 
 
 @pytest.mark.rule("C-03", "A-11")
