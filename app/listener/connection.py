@@ -120,6 +120,14 @@ class Connection(HttpToolsProtocol):
         self._end_after_answers()
         return True
 
+    def shutdown(self) -> None:
+        """As uvicorn: close the connection if it is idle, otherwise after its answer. TLS is not awaited: the
+        event loop would wait for 30 s until the client, which may read nothing, has ended its side too."""
+        super().shutdown()
+        is_idle = self.transport.is_closing() and not self.transport.get_write_buffer_size()
+        if is_idle and self.scheme == "https":
+            self.transport.abort()
+
     def _feed(self, data: bytes) -> None:
         """Parse received bytes. The header Upgrade is ignored (RFC 9110, section 7.8): clients for HTTP/2
         send it with their first request. The parser would take the body of such a request for the other
