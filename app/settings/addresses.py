@@ -3,6 +3,7 @@
 import ipaddress
 import re
 from typing import Final
+from urllib.parse import urlsplit
 
 _BASE_URL: Final = re.compile(
     r"https?://([A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[A-Za-z0-9._~-]+)*/?", re.ASCII
@@ -15,6 +16,16 @@ def base_url(url: str) -> str:
     if len(url) > 255 or _BASE_URL.fullmatch(url) is None:
         raise ValueError(f"must be a base URL such as http://127.0.0.1:8104, got {url!r}")
     return url.rstrip("/")
+
+
+def is_http_url(url: str) -> bool:
+    """Return whether `url` can be called: http or https, a host, and a port up to 65535 if it has one."""
+    try:
+        parts = urlsplit(url)
+        host = (parts.hostname or "").encode("idna")
+        return parts.scheme in ("http", "https") and bool(host) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -12,6 +12,7 @@ from app.errors import check
 from app.ha.config import HaConfig
 from app.log.contract import Durability, LogOptions
 from app.raft.config import RaftConfig
+from app.settings.addresses import is_http_url
 from storage.log.commitlog import CommitlogConfig
 from storage.units import KIB, MIB
 
@@ -429,8 +430,8 @@ class TracingSettings:
 
     def __post_init__(self) -> None:
         check(
-            self.endpoint is None or self.endpoint.startswith(("http://", "https://")),
-            f"endpoint must be an http or https URL, got {self.endpoint}",
+            self.endpoint is None or is_http_url(self.endpoint),
+            f"endpoint must be an http or https URL with a host, got {self.endpoint}",
         )
         check(
             0 <= self.sample_percent <= 100,

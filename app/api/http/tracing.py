@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 import aiohttp
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from yarl import URL
 
 from app.api.http.messages import REQUEST_ID
 from app.errors import CommitlogError
@@ -28,11 +29,16 @@ from app.version import VERSION
 logger = logging.getLogger(__name__)
 
 TRACEPARENT: Final = b"traceparent"
+TRACESTATE: Final = b"tracestate"
 WAITING_MAX: Final = 4_096  # spans in memory; later ones are dropped
 EXPORT_S: Final = 1.0
 _SPANS_A_REQUEST: Final = 512
 _TIMEOUT_S: Final = 5.0
-_PARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
+REPORT_S: Final = 60.0  # between two log lines about dropped spans
+_PATH_MAX: Final = 1_024  # characters of a path in a span; those of routes are shorter
+_PARENT = re.compile(  # W3C Trace Context, section 3.2: a version after 00 may have further fields
+    rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?"
+)
 PROBES: Final = ("/healthz", "/readyz", "/metrics")  # not traced, and not counted as in flight
 _SERVER, _INTERNAL, _ERROR = 2, 1, 2  # OTLP: kinds of spans, status code
 Result = TypeVar("Result")
@@ -63,16 +69,19 @@ class Tracer:
 
     def __init__(self, settings: TracingSettings, node_id: str, chance: Random | None = None) -> None:
         self.dropped = 0
-        self._url = f"{(settings.endpoint or '').rstrip('/')}/v1/traces"
+        self._url = URL(f"{(settings.endpoint or '').rstrip('/')}/v1/traces")
         self._ratio = settings.sample_percent / 100
         self._node_id = node_id
         self._chance = chance or SystemRandom()
         self._ended: deque[Span] = deque()
+        self._failure: object = "it is too slow"  # of the newest request
+        self._reported = 0  # dropped spans that log lines have named
+        self._silent_until_s = 0.0
 
     def begin(self, name: str, parent: bytes | None, kind: int = _INTERNAL) -> Span:
         """Begin a span. parent: a traceparent; without a valid one the span begins a trace."""
-        found = _PARENT.match(parent) if parent is not None else None
-        if found is None:
+        found = _PARENT.fullmatch(parent) if parent is not None else None
+        if parent is None or found is None or (found[4] is not None and parent.startswith(b"00")):
             trace_id, parent_id = f"{self._chance.getrandbits(128) or 1:032x}", None
             sampled = self._chance.random() < self._ratio
         else:
@@ -121,7 +130,7 @@ class Tracer:
         failure: object = None
         try:
             async with session.post(
-                self._url, data=body, headers={"Content-Type": "application/json"}
+                self._url, data=body, headers={"Content-Type": "application/json"}, allow_redirects=False
             ) as answer:
                 if answer.status >= 300:
                     failure = f"status {answer.status}"
@@ -129,7 +138,17 @@ class Tracer:
             failure = error
         if failure is not None:
             self.dropped += len(spans)
-            logger.warning("%d spans not sent to %s: %s", len(spans), self._url, failure)
+            self._failure = str(failure) or type(failure).__name__
+        self._report(time.monotonic())
+
+    def _report(self, now_s: float) -> None:
+        """Log how many spans were dropped since the last line about it, at most once in REPORT_S."""
+        if self.dropped == self._reported or now_s < self._silent_until_s:
+            return
+        count, self._reported = self.dropped - self._reported, self.dropped
+        self._silent_until_s = now_s + REPORT_S
+        address = self._url.with_user(None)  # the password ends with it
+        logger.warning("%d spans dropped, collector %s: %s", count, address, self._failure)
 
     def document(self, spans: list[Span]) -> dict[str, Any]:
         """Return the OTLP request for the spans."""
@@ -161,10 +180,11 @@ class TracedApp:
         if scope["type"] != "http" or scope["path"] in PROBES:
             await self._inner(scope, receive, send)
             return
-        others = [(name, value) for name, value in scope["headers"] if name != TRACEPARENT]
         given = [value for name, value in scope["headers"] if name == TRACEPARENT]
         span = self._tracer.begin(scope["method"], given[0] if len(given) == 1 else None, _SERVER)
-        span.attributes |= {"http.request.method": scope["method"], "url.path": scope["path"]}
+        replaced = (TRACEPARENT,) if span.parent_id else (TRACEPARENT, TRACESTATE)  # of another trace
+        others = [(name, value) for name, value in scope["headers"] if name not in replaced]
+        span.attributes |= {"http.request.method": scope["method"], "url.path": scope["path"][:_PATH_MAX]}
         scope["headers"] = [*others, (TRACEPARENT, span.traceparent)]
 
         async def noted(message: Message) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from app.errors import ConfigError
 from app.settings.file import _SECTIONS, parse
+from app.settings.model import TracingSettings
 
 ZERO_ALLOWED = {
     "storage.tail_cache_bytes",
@@ -115,3 +116,17 @@ def test_nodes_with_one_url_are_refused() -> None:
     for node in given["nodes"]:
         node["url"] = f"http://{node['id']}.example:8101"
     assert parse(given, "n1").node.url == "http://n1.example:8101"
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["collector:4318", "http://", "http:///v1", "http://:4318", "http://h:99999"]
+)
+def test_an_endpoint_that_cannot_be_called_is_refused(endpoint: str) -> None:
+    """Otherwise each second's spans were dropped, and a log line was the only sign of it."""
+    with pytest.raises(ConfigError, match="http or https URL with a host"):
+        TracingSettings(endpoint=endpoint)
+
+
+@pytest.mark.parametrize("endpoint", ["http://h", "HTTPS://ops:x@h.example:4318/base/", "http://[::1]:4318"])
+def test_an_endpoint_is_a_url(endpoint: str) -> None:
+    assert TracingSettings(endpoint=endpoint).endpoint == endpoint
