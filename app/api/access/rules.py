@@ -47,6 +47,8 @@ RULES: Final = {
     ("GET", "/readyz"): _OPEN,
     ("GET", "/docs"): _OPEN,
     ("GET", "/docs/{path:path}"): _OPEN,
+    ("GET", "/problems"): _OPEN,
+    ("GET", "/problems/"): _OPEN,
     ("GET", "/problems/{code}"): _OPEN,
     ("GET", "/ui"): _OPEN,
     ("GET", "/ui/{name}"): _OPEN,

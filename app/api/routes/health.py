@@ -41,7 +41,8 @@ _CACHED: Final = ((b"cache-control", b"max-age=86400"),)
 _CODE: Final = re.compile("`([^`]*)`")
 _PROBLEM_STYLE: Final = (
     ":root { color-scheme: light dark } body { font: 16px/1.5 system-ui, sans-serif; max-width: 42rem; "
-    "margin: 2rem auto; padding: 0 1rem } th { text-align: left; padding-right: 1rem; font-weight: 600 }"
+    "margin: 2rem auto; padding: 0 1rem } th { text-align: left; font-weight: 600 } "
+    "td, th { padding-right: 1rem; vertical-align: top; overflow-wrap: anywhere }"
 )
 _DOCS: Final = """<!doctype html>
 <html lang="en">
@@ -147,6 +148,12 @@ def _asset(name: str) -> bytes:
     return files("fastapi_offline").joinpath("static", name).read_bytes()
 
 
+@router.get("/problems", include_in_schema=False)
+@router.get("/problems/", include_in_schema=False)
+async def problem_list(query: Nothing) -> Response:
+    return body_answer(_list_of_problems().encode(), _HTML, headers=html_headers())
+
+
 @router.get(
     "/problems/{code}",
     summary="Description of a problem",
@@ -169,12 +176,34 @@ def _page_of(problem: type[CommitlogError]) -> str:
         ("outcome of the append", problem.outcome.value),
         ("retryable", "yes" if problem.retryable else "no"),
     )
-    rows = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in facts)
+    rows = "".join(f'<tr><th scope="row">{name}</th><td>{value}</td></tr>' for name, value in facts)
+    return _problem_html(
+        problem.code,
+        f"<h1>{html.escape(problem.title)}</h1><p><code>{problem.code}</code></p>"
+        f"<p>{text}</p><table>{rows}</table>"
+        '<p><a href="/problems">All problems</a>, <a href="/docs">the API</a></p>',
+    )
+
+
+@lru_cache(maxsize=1)
+def _list_of_problems() -> str:
+    rows = "".join(
+        f'<tr><td>{each.http_status}</td><td><a href="/problems/{each.code}">{each.code}</a></td>'
+        f"<td>{html.escape(each.title)}</td></tr>"
+        for each in sorted(PROBLEMS.values(), key=lambda each: (each.http_status, each.code))
+    )
+    heads = "".join(f'<th scope="col">{name}</th>' for name in ("status", "code", "title"))
+    return _problem_html(
+        "Problems",
+        f"<h1>Problems</h1><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+        '<p><a href="/docs">The API</a></p>',
+    )
+
+
+def _problem_html(title: str, body: str) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{problem.code}</title><style>{_PROBLEM_STYLE}</style></head>"
-        f"<body><h1>{html.escape(problem.title)}</h1><p><code>{problem.code}</code></p>"
-        f"<p>{text}</p><table>{rows}</table>"
-        f'<p><a href="/docs">The API</a></p></body></html>\n'
+        f"<title>{title} - commitlog</title><style>{_PROBLEM_STYLE}</style></head>"
+        f"<body>{body}</body></html>\n"
     )

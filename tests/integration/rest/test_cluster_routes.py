@@ -207,6 +207,10 @@ def test_every_problem_has_a_page(cluster: Cluster) -> None:
         page = cluster.get("n1", f"/problems/{code}")
         assert page.status_code == 200
         assert code in page.text
+    for path in ("/problems", "/problems/"):
+        listed = cluster.get("n1", path)
+        assert (listed.status_code, listed.headers["x-frame-options"]) == (200, "DENY")
+        assert sorted(re.findall('href="/problems/([^"]*)"', listed.text)) == codes
     refused(cluster.get("n1", "/problems/nothing"), 404, "not-found")
 
 

@@ -76,7 +76,17 @@ def test_an_invalid_token_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/healthz", "/readyz", "/docs", "/v1/openapi.json", "/problems/fenced", "/ui", "/ui/main.js"],
+    [
+        "/",
+        "/healthz",
+        "/readyz",
+        "/docs",
+        "/v1/openapi.json",
+        "/problems",
+        "/problems/fenced",
+        "/ui",
+        "/ui/main.js",
+    ],
 )
 def test_an_open_path_needs_no_token_and_gives_no_right(path: str, tmp_path: Path) -> None:
     tokens = tokens_of(tmp_path, "secret rate=1 write")
