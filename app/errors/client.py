@@ -68,12 +68,12 @@ class NotFound(CommitlogError):
 
 
 class LogNotFound(CommitlogError):
-    """The cluster has no log with this name. `GET /v1/logs` lists all logs."""
+    """The cluster has no log with this name. `commitlog logs` and `GET /v1/logs` list all logs."""
 
     code, title, http_status = "log-not-found", "Log not found", 404
 
     def __init__(self, log: str) -> None:
-        super().__init__(f"log {log!r} does not exist; GET /v1/logs lists all logs")
+        super().__init__(f"log {log!r} does not exist; `commitlog logs` and GET /v1/logs list all logs")
         self.log = log
 
     def fields(self) -> dict[str, Any]:
