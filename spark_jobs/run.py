@@ -36,7 +36,7 @@ from spark_jobs.job_lines import line_of
 from spark_jobs.materialize.backlog import interrupt_backlogs
 from spark_jobs.materialize.config import MAX_DELAY, MIN_RECORDS, TRIGGER, MaterializeConfig
 from spark_jobs.materialize.followed_logs import FAILURES as LOG_FAILURES
-from spark_jobs.materialize.followed_logs import FollowedLogs
+from spark_jobs.materialize.followed_logs import FollowedLogs, first_line
 from spark_jobs.materialize.journal_poller import JournalPoller
 from spark_jobs.materialize.lease import MOVE_EACH_S
 from spark_jobs.materialize.log_materializer import LogMaterializer, SharedParts, query_options
@@ -128,7 +128,7 @@ def _follow(
     named = None
     if config.catalog is not None:
         named = CatalogTables(spark, parse_catalog(config.catalog), config.tables_root)
-    state = "failed"
+    state, reason = "failed", None
     shared.ends_poller.start()
     try:
         logs.start()
@@ -137,6 +137,10 @@ def _follow(
             logs.poll(final=True)
             logs.finish()
         state = "stopped" if stop.is_set() else "done"
+    except Exception as error:
+        if error not in logs.failed.values():
+            reason = first_line(error)
+        raise
     finally:
         shared.ends_poller.stop()
         if shared.query is not None:
@@ -146,7 +150,7 @@ def _follow(
         CHECKPOINTS.finish(CHECKPOINTS_STOP_S if stop.is_set() else CHECKPOINTS_END_S)
         shared.patient.close()
         shared.quick.close()
-        last = file.write(state, logs.progress(), force=True)
+        last = file.write(state, logs.progress(), force=True, error=reason)
     return last
 
 

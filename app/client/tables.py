@@ -2,7 +2,7 @@
 the log?"""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import quote
@@ -38,8 +38,30 @@ class MaterializedTable:
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> "MaterializedTable":
         """Return the table of an answer. Newer nodes may send fields that this client does not know."""
-        known = {each.name for each in fields(cls)}
-        return cls(**{name: value for name, value in document.items() if name in known})
+        return cls(**_known(cls, document))
+
+
+@dataclass(frozen=True)
+class TablesJob:
+    """Last report of the Spark job that writes the tables of the log.
+
+    state: running, done, stopped, failed; a job that was killed stays as it was. updated_ms: time of the
+    report. error: why the job has failed, in one sentence, and failed_ms: since when; None if it has not, or
+    if that is not known.
+    """
+
+    state: str
+    updated_ms: int
+    error: str | None = None
+    failed_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The tables by name, and the job that writes them, None if the node knows none."""
+
+    tables: Sequence[MaterializedTable]
+    job: TablesJob | None
 
 
 @dataclass(frozen=True)
@@ -70,7 +92,16 @@ class Tables:
 
     def all(self) -> list[MaterializedTable]:
         """Return the tables by name."""
-        return [MaterializedTable.of(table) for table in self._get("/tables")["tables"]]
+        return list(self.listing().tables)
+
+    def listing(self) -> Listing:
+        """Return the tables by name with the last report of their job."""
+        found = self._get("/tables")
+        job = found.get("job")  # nodes of earlier releases do not send it
+        return Listing(
+            [MaterializedTable.of(table) for table in found["tables"]],
+            None if job is None else TablesJob(**_known(TablesJob, job)),
+        )
 
     def find(self, name: str) -> MaterializedTable:
         """Return one table. Raises NotFound."""
@@ -133,3 +164,9 @@ class Tables:
 
     def _get(self, route: str, **query: int) -> dict[str, Any]:
         return document_of(self._connection.call("GET", f"{self._log}{route}", query=query))
+
+
+def _known(kind: type, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an answer that this client knows."""
+    known = {each.name for each in fields(kind)}
+    return {name: value for name, value in document.items() if name in known}

@@ -10,6 +10,7 @@ from typing import Any, Final, NoReturn, Self
 
 from app.local.cluster import ClusterError, LocalCluster
 from app.local.processes import ChildProcess
+from app.tables.names import PROGRESS_FILE
 
 ENDING_LINES = 5  # of the log of a job that has ended by itself
 STOP_GRACE_S = 5.0  # a kill does no harm: the tables stay correct (spark_jobs/README.md)
@@ -58,7 +59,7 @@ def become_job(module: str, arguments: Sequence[str], token: str | None) -> NoRe
 class SparkJob:
     """The job of all logs of a local cluster.
 
-    DIR/tables, DIR/checkpoints, and DIR/spark/{pid,log,progress.json} beside the nodes' folders.
+    DIR/tables with its progress.json, DIR/checkpoints, and DIR/spark/{pid,log} beside the nodes' folders.
     """
 
     def __init__(
@@ -72,10 +73,10 @@ class SparkJob:
         _make(folder)
         self.tables = cluster.tables
         self.log = folder / "log"
-        self._progress = folder / "progress.json"
+        self._progress = self.tables / PROGRESS_FILE
         self._progress.unlink(missing_ok=True)
         arguments = job_arguments(cluster.urls, ALL_LOGS, self.tables, cluster.folder / "checkpoints")
-        arguments += ["--progress", str(self._progress), *options]
+        arguments += options
         for node in cluster.nodes:
             arguments += ["--data-folder", str(node.data)]  # read in place, which costs the nodes nothing
         self._process = ChildProcess(

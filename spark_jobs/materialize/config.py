@@ -6,6 +6,7 @@ from pathlib import Path
 
 from app.durations import parse_duration
 from app.errors import ConfigError
+from app.tables.names import PROGRESS_FILE
 from spark_jobs.materialize.lease import MOVE_EACH_S
 from spark_jobs.session.locations import is_url, location
 from spark_jobs.session.settings import SparkSettings
@@ -84,7 +85,7 @@ class MaterializeConfig:
 
     @property
     def progress_file(self) -> Path:
-        return self.progress or Path(self.tables_root) / "progress.json"
+        return self.progress or Path(self.tables_root) / PROGRESS_FILE
 
     @property
     def trigger_s(self) -> float:

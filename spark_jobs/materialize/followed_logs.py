@@ -50,6 +50,11 @@ class LogJobs(Protocol):
     def progress(self) -> LogProgress: ...
 
 
+def first_line(error: BaseException) -> str:
+    """Return the sentence with which an error begins."""
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
 def named(given: Iterable[str], logs: Callable[[], list[str]]) -> list[str]:
     """Return the logs that lists of names and patterns select. logs: returns all logs, called if there is a
     pattern.
@@ -87,6 +92,7 @@ class FollowedLogs:
         self.patterns = [name for name in names if is_pattern(name)]
         self.jobs: dict[str, LogJobs] = {}
         self.failed: dict[str, Exception] = {}
+        self._failed_ms: dict[str, int] = {}  # of `failed`: when
         self._make = make
         self._logs = logs
         self._submit = submit
@@ -174,7 +180,10 @@ class FollowedLogs:
         found = {log: jobs.progress() for log, jobs in self.jobs.items() if log in self._open}
         for log in self.failed.keys() & found.keys():
             found[log] = replace(
-                found[log], committed_index=None, error=str(self.failed[log]).partition("\n")[0]
+                found[log],
+                committed_index=None,
+                error=first_line(self.failed[log]),
+                failed_ms=self._failed_ms[log],
             )
         return found
 
@@ -196,6 +205,7 @@ class FollowedLogs:
     def _drop(self, log: str) -> None:
         jobs = self.jobs.pop(log)
         self.failed.pop(log, None)
+        self._failed_ms.pop(log, None)
         self._first_ends.pop(log, None)
         if log in self._waiting:
             self._waiting.remove(log)
@@ -230,6 +240,7 @@ class FollowedLogs:
 
     def _end(self, log: str, error: Exception) -> None:
         self.failed[log] = error
+        self._failed_ms[log] = time.time_ns() // 1_000_000
         self.jobs[log].stop()
         if len(self.jobs) > 1:
             warn(f"{log}: {error}; the other logs continue")

@@ -26,7 +26,7 @@ class LogProgress:
     replica answered. restarts: of queries, after failures. last_batch: the newest micro-batch of `entries`:
     its id, the number of records read, and the milliseconds by part; None before the first. typed: of the
     typed tables, as of `TypedTables.progress`; None without a schema. error: why the jobs of the log have
-    ended, None while they run.
+    ended, and failed_ms: since when; None while they run.
     """
 
     entries_rows: int
@@ -39,6 +39,7 @@ class LogProgress:
     last_batch: Mapping[str, Any] | None = None
     typed: Mapping[str, Any] | None = None
     error: str | None = None
+    failed_ms: int | None = None
 
     @property
     def lag_records(self) -> int | None:
@@ -86,7 +87,8 @@ class Progress:
 
     state: running, done, stopped, failed. records_per_s: in the last REPORT_EACH_S in which rows were added;
     in a report while the job runs, since the report before. unchanged: number of
-    further logs that are as in the last report, and left out.
+    further logs that are as in the last report, and left out. error: why the job has failed, unless that is
+    the error of a log.
     """
 
     state: str
@@ -94,12 +96,14 @@ class Progress:
     logs: Mapping[str, LogProgress]
     records_per_s: float
     unchanged: int = 0
+    error: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         logs = {name: {**asdict(log), "lag_records": log.lag_records} for name, log in self.logs.items()}
         return {
             "state": self.state,
             "updated_ms": self.updated_ms,
+            "error": self.error,
             "records_per_s": round(self.records_per_s, 1),
             "logs": logs,
         }
@@ -134,12 +138,14 @@ class ProgressFile:
         self._measured: tuple[float, int] | None = None  # time and rows
         self.rate = 0.0
 
-    def write(self, state: str, logs: Mapping[str, LogProgress], *, force: bool = False) -> Progress:
+    def write(
+        self, state: str, logs: Mapping[str, LogProgress], *, force: bool = False, error: str | None = None
+    ) -> Progress:
         """Return the progress, written if `force` or if the last write is old enough."""
         now_s = time.monotonic()
         rows = sum(log.entries_rows for log in logs.values())
         self._measure(now_s, rows)
-        progress = Progress(state, time.time_ns() // 1_000_000, logs, self.rate)
+        progress = Progress(state, time.time_ns() // 1_000_000, logs, self.rate, error=error)
         if force or now_s - self.written_at_s >= WRITE_EACH_S:
             self.written_at_s = now_s
             self._replace(json.dumps(progress.to_json()) + "\n")

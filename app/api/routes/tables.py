@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, Path, Query
+from msgspec import structs
 from pydantic import Field
 from starlette.responses import Response
 
@@ -31,6 +32,7 @@ from app.node.hosted_log import HostedLog
 from app.node.replica.driver import LogDriver
 from app.tables.catalog import NONE, LogTables, TableState, is_typed
 from app.tables.delta_log import is_url
+from app.tables.job_reports import JobReport, job_report
 from app.tables.names import CURRENT, DEAD_LETTERS, ENTRIES, EPOCH_TABLES, JOURNAL_TABLES, RECORDS
 from storage.format.records import MIN_TIMESTAMP_MS
 from storage.log.commitlog import Commitlog
@@ -50,6 +52,12 @@ TABLE_EXAMPLE: Final[dict[str, Any]] = {
     "lag_ms": 0,
     "committed_ms": 1730000000000,
     "catalog_name": "orders_cat.stream.default_entries",
+}
+JOB_EXAMPLE: Final[dict[str, Any]] = {
+    "state": "failed",
+    "updated_ms": 1730000060000,
+    "error": "[COMMITLOG_LEASE_LOST] entries: another job has taken over its table",
+    "failed_ms": 1730000000000,
 }
 CUT_EXAMPLE: Final[dict[str, Any]] = {
     "index": 42,
@@ -73,6 +81,10 @@ class KnownTables:
     def __init__(self, root: str | None) -> None:
         self.root = root if root is None or is_url(root) else str(FilePath(root).absolute())
         self._logs: WeakKeyDictionary[HostedLog, tuple[LogTables, asyncio.Lock]] = WeakKeyDictionary()
+
+    async def job(self, log: str) -> JobReport | None:
+        """Return the last report of the job that writes the tables, None if it is not known."""
+        return None if self.root is None else await asyncio.to_thread(job_report, self.root, log)
 
     async def query(self, log: HostedLog, ask: Callable[[LogTables], Result]) -> Result | None:
         """Return what `ask` finds, None when [tables] path is not set."""
@@ -122,15 +134,19 @@ def known_tables(call: Call) -> KnownTables:
     "records after it; `lag_ms`: age of the oldest of them. All three are null for tables of other jobs, and "
     "for tables of the journals until a leader's watermarks are in them. `committed_ms`: time of the newest "
     "commit; null if its file was removed. `catalog_name`: name in a catalog of Spark, as the job with "
-    "`--catalog` registered it; null without one.",
-    responses=answers(example={"tables": [TABLE_EXAMPLE]}),
+    "`--catalog` registered it; null without one. `job`: the last report of the Spark job that writes the "
+    "tables, from `progress*.json` in their folder; absent if there is none.",
+    responses=answers(example={"tables": [TABLE_EXAMPLE], "job": JOB_EXAMPLE}),
     response_class=Response,
 )
 async def tables(call: Call, log: LogName, query: Annotated[LookQuery, Query()]) -> Response:
     here = await call.replica(log)
     found = await known_tables(call).query(here.hosted, LogTables.all) or []
     lags: dict[LagKey, Lag] = {}  # most tables end at the same index
-    return here.answer({"tables": [await _table_object(here, state, lags) for state in found]})
+    answer: dict[str, Any] = {"tables": [await _table_object(here, state, lags) for state in found]}
+    if (job := await known_tables(call).job(log)) is not None:
+        answer["job"] = structs.asdict(job)
+    return here.answer(answer)
 
 
 @router.get(

@@ -3,19 +3,32 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
+from msgspec import structs
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as View
 
-from app.cli.context import CommandFailed, ExitCode, Target, print_json, print_table, target_options
+from app.cli.context import (
+    CommandFailed,
+    ExitCode,
+    Target,
+    print_json,
+    print_table,
+    printable,
+    target_options,
+)
 from app.cli.delta.job_options import spark_conf_option, tables_option
 from app.cli.times import Time, format_time
-from app.client.tables import Cut, MaterializedTable, Tables
+from app.client.tables import Cut, Listing, MaterializedTable, Tables, TablesJob
 from app.local.spark_job import DEFAULT_TABLES, JOB, become_job, job_arguments
-from app.tables.names import ENTRIES
+from app.tables.names import ENTRIES, FAILED
 from storage.units import MIB
+
+if TYPE_CHECKING:
+    from app.tables.job_reports import JobReport
 
 DEFAULT_CHECKPOINTS = Path("commitlog-data/checkpoints")
 WAIT_MS = 30_000
@@ -75,23 +88,46 @@ def tables_command(
             _show_cut(known.at(**point), target.as_json)
         elif wait is not None:
             limit_ms = WAIT_MS if timeout_ms is None else timeout_ms
-            _show_tables([known.wait(wait, table=table or ENTRIES, timeout_ms=limit_ms)], target)
+            found = known.wait(wait, table=table or ENTRIES, timeout_ms=limit_ms)
+            if target.as_json:
+                print_json({"tables": [asdict(found)]})
+            else:
+                _show_tables([found], target.log)
         else:
-            _show_tables(known.all(), target)
+            _show_listing(known.listing(), target)
 
 
-def _show_tables(tables: Sequence[MaterializedTable], target: Target) -> None:
+def _show_listing(listing: Listing, target: Target) -> None:
     if target.as_json:
-        print_json({"tables": [asdict(table) for table in tables]})
+        job = None if listing.job is None else asdict(listing.job)
+        print_json({"tables": [asdict(table) for table in listing.tables], "job": job})
         return
-    if not tables:
+    if listing.tables:
+        _show_tables(listing.tables, target.log)
+    elif listing.job is None:
         click.echo(
             f"log {target.log} has no Delta tables at the nodes. A Spark job that has just started "
             "(`commitlog up`, `commitlog materialize`) makes them within a minute. If none runs, start one; "
             "[tables] path of the nodes' configuration names its folder."
         )
-        return
-    view = View("table", title=f"Delta tables of {target.log}", title_justify="left", box=SIMPLE_HEAD)
+    else:
+        click.echo(f"log {target.log} has no Delta tables yet")
+    if listing.job is not None:
+        click.echo(_job_line(target.log, listing.job))
+
+
+def _job_line(log: str, job: "TablesJob | JobReport") -> str:
+    """Return the last report of the job of a log for people."""
+    reported = f"reported {format_time(job.updated_ms)}"
+    if job.state != FAILED:
+        return f"Spark job of {log}: {printable(job.state)}, {reported}"
+    when = f"({reported})" if job.failed_ms is None else f"since {format_time(job.failed_ms)}"
+    reason = "the lines that it printed have the reason" if job.error is None else printable(job.error)
+    return f"The Spark job of {log} has failed {when}: {reason}"
+
+
+def _show_tables(tables: Sequence[MaterializedTable], log: str) -> None:
+    view = View("table", title=f"Delta tables of {log}", title_justify="left", box=SIMPLE_HEAD)
     for name in ("version", "through index", "lag (records)", "lag (ms)"):
         view.add_column(name, justify="right")
     view.add_column("last commit")
@@ -128,6 +164,7 @@ def _show_folder(root: Path, log: str | None, as_json: bool) -> None:
     """Show the tables below a folder, from their own Delta logs. log: None for those of all logs."""
     from app.tables.catalog import catalog_names
     from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaLogError
+    from app.tables.job_reports import job_report
 
     if not root.is_dir():
         raise CommandFailed(f"{root} does not exist; set the folder with --tables", ExitCode.NOT_FOUND)
@@ -146,6 +183,8 @@ def _show_folder(root: Path, log: str | None, as_json: bool) -> None:
         for path, snapshot in snapshots
         if snapshot is not None
     ]
+    reports = {folder.name: job_report(str(folder.parent), folder.name) for folder in names}
+    jobs = {name: report for name, report in sorted(reports.items()) if report is not None}
     if as_json:
         documents = [
             {
@@ -159,7 +198,7 @@ def _show_folder(root: Path, log: str | None, as_json: bool) -> None:
             }
             for name, snapshot, catalog_name in found
         ]
-        print_json({"tables": documents})
+        print_json({"tables": documents, "jobs": {name: structs.asdict(job) for name, job in jobs.items()}})
         return
     if not found:
         click.echo(f"{root} contains no Delta tables; they are in its folders LOG/TABLE")
@@ -175,6 +214,9 @@ def _show_folder(root: Path, log: str | None, as_json: bool) -> None:
         cells = [str(snapshot.version), _number(snapshot.rows), str(len(snapshot.files)), size]
         view.add_row(name, *cells, *([catalog_name or ""] * named))
     print_table(view)
+    for name, job in jobs.items():
+        if job.state == FAILED:
+            click.echo(_job_line(name, job))
 
 
 @click.command("materialize")

@@ -221,7 +221,7 @@ async def measure(folder: Path, urls: Sequence[str], options: argparse.Namespace
     leader = next(node["url"] for node in nodes if node["id"] == status["leader"])
     pids = {node["id"]: pid_of(folder, node["id"]) for node in nodes}
     pids |= {JOB: pid_of(folder, "spark"), "bench": psutil.Process().pid}
-    table, reported = folder / "tables" / "default" / "entries", folder / "spark" / "progress.json"
+    table, reported = folder / "tables" / "default" / "entries", folder / "tables" / "progress.json"
     load = Load(f"{leader}/v1/logs/default/records", options.rate, options.append_records)
     versions, lag, batches = Versions(), list[LagSeen](), dict[int, Mapping[str, Any]]()
     producer = asyncio.create_task(load.run())

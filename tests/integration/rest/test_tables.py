@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import httpx
@@ -101,6 +102,25 @@ def test_tables_are_listed_with_their_lag(cluster: Cluster, entries: DeltaFiles)
         ]
     assert get(cluster, "tables/entries").json() == found[0]
     assert get(cluster, "tables", "n3", log="pair").json() == {"tables": []}
+
+
+def test_a_failed_job_is_reported_with_the_tables(
+    cluster: Cluster, entries: DeltaFiles, folder: Path
+) -> None:
+    assert "job" not in get(cluster, "tables").json()
+    job = {"state": "failed", "updated_ms": 9, "error": "the disk is full", "failed_ms": 7}
+    report = folder / "delta" / "progress.json"
+    report.write_text(json.dumps({**job, "error": None, "logs": {"default": {**job, "entries_rows": 3}}}))
+    try:
+        for node in cluster.ids:
+            assert get(cluster, "tables", node).json()["job"] == job
+        with CommitlogClient(cluster.url("n1")) as client:
+            found = Tables(client).listing()
+            assert found.tables == Tables(client).all()
+            assert found.job is not None
+            assert asdict(found.job) == job
+    finally:
+        report.unlink()
 
 
 def test_missing_tables_and_points_are_refused(cluster: Cluster, entries: DeltaFiles) -> None:

@@ -1,5 +1,6 @@
 """Many logs in one job: who is in, who leaves, and that a log's failure affects no other."""
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -150,6 +151,10 @@ def test_one_log_fails_alone_and_is_reported_in_the_end(
         ("a", str(error), None),
         ("b", None, 0),
     ]
+    found_ms = progress.logs["a"].failed_ms
+    assert found_ms is not None
+    assert 0 <= time.time_ns() // 1_000_000 - found_ms < 60_000
+    assert (followed.progress()["a"].failed_ms, progress.logs["b"].failed_ms) == (found_ms, None)
     assert f"a: failed with 0 entries through index -1: {error}; b: 0 entries" in str(progress)
     assert not followed.done
     world.made["b"].done = True

@@ -49,6 +49,29 @@ def test_tables_show_their_names_in_a_catalog(tmp_path: Path) -> None:
     assert "cat.default.entries" in run("tables", "--tables", str(tmp_path), url="http://127.0.0.1:1").output
 
 
+def test_tables_show_a_failed_job_with_its_reason(tmp_path: Path) -> None:
+    job = {"state": "failed", "updated_ms": 1_730_000_060_000, "error": "full\x1b[2J", "of_a_newer_node": 1}
+    job["failed_ms"] = 1_730_000_000_001
+    since = "The Spark job of default has failed since 2024-10-27T03:33:20.001Z: full\\x1b[2J"
+    for tables in ([TABLE], []):
+        with answering(Scripted(200, {"tables": tables, "job": job})) as node:
+            assert since in run("tables", url=node.url).output
+            assert json.loads(run("tables", "--json", url=node.url).output)["job"]["error"] == job["error"]
+    older = {**job, "failed_ms": None, "error": None}
+    with answering(Scripted(200, {"tables": [TABLE], "job": older})) as node:
+        shown = run("tables", url=node.url).output
+        assert "has failed (reported 2024-10-27T03:34:20.000Z): the lines that it printed have the" in shown
+    with answering(Scripted(200, {"tables": [TABLE], "job": {**older, "state": "stopped"}})) as node:
+        shown = run("tables", url=node.url).output
+        assert "Spark job of default: stopped, reported 2024-10-27T03:34:20.000Z" in shown
+    DeltaFiles(tmp_path / "default" / "entries").create()
+    (tmp_path / "progress.json").write_text(json.dumps({**job, "logs": {"default": job, "other": {}}}))
+    folder = ("tables", "--tables", str(tmp_path))
+    assert since in run(*folder, url="http://127.0.0.1:1").output
+    jobs = json.loads(run(*folder, "--json", url="http://127.0.0.1:1").output)["jobs"]
+    assert jobs == {"default": {name: job[name] for name in ("state", "updated_ms", "error", "failed_ms")}}
+
+
 def test_a_folder_shows_the_tables_of_all_logs_or_of_one(tmp_path: Path) -> None:
     def shown(*arguments: str) -> tuple[int, str]:
         result = run("tables", "--tables", str(tmp_path), *arguments, url="http://127.0.0.1:1")

@@ -1,0 +1,49 @@
+"""The last report of the job that writes a log's tables, from the files in their folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.tables.job_reports import JobReport, job_report
+
+
+def write(path: Path, **document: Any) -> None:
+    path.write_text(json.dumps({"state": "running", "updated_ms": 9, "records_per_s": 0.0} | document))
+
+
+@pytest.mark.parametrize(
+    ("document", "state", "error", "failed_ms"),
+    [
+        ({"logs": {"a": {"entries_rows": 1, "error": None}}}, "running", None, None),
+        ({"logs": {"a": {"error": "full", "failed_ms": 7}, "b": {}}}, "failed", "full", 7),
+        ({"logs": {"a": {"error": "full"}}, "state": "failed"}, "failed", "full", None),  # of an older job
+        ({"logs": {"a": {}}, "state": "failed", "error": "no memory"}, "failed", "no memory", 9),
+        ({"logs": {"a": {}}, "state": "failed"}, "failed", None, 9),
+        ({"logs": {"a": {}, "b": {"error": "full"}}, "state": "failed"}, "done", None, None),
+        ({"logs": {"a": {}}, "state": "stopped"}, "stopped", None, None),
+    ],
+)
+def test_a_failure_has_its_reason_and_its_time(
+    document: dict[str, Any], state: str, error: str | None, failed_ms: int | None, tmp_path: Path
+) -> None:
+    write(tmp_path / "progress.json", **document)
+    assert job_report(str(tmp_path), "a") == JobReport(state, 9, error, failed_ms)
+    assert job_report(str(tmp_path), "other") is None
+
+
+def test_the_newest_report_about_the_log_counts(tmp_path: Path) -> None:
+    write(tmp_path / "progress.json", updated_ms=5, logs={"a": {"error": "old"}})
+    write(tmp_path / "progress-a.json", updated_ms=6, logs={"a": {}})
+    write(tmp_path / "progress-b.json", updated_ms=7, logs={"b": {}})
+    assert job_report(str(tmp_path), "a") == JobReport("running", 6, None, None)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"state": 1}', '{"state": "failed", "updated_ms": 1}', "\udcff"])
+def test_a_file_that_is_no_report_is_left_out(text: str, tmp_path: Path) -> None:
+    (tmp_path / "progress.json").write_bytes(text.encode(errors="surrogateescape"))
+    (tmp_path / "progress-a.json").mkdir()
+    assert job_report(str(tmp_path), "a") is None
+    assert job_report(str(tmp_path / "none"), "a") is None
+    assert job_report("s3://bucket/tables", "a") is None
