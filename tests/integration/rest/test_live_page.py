@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from app.api.routes import live_page
+from tests.support.browser import result_of
 from tests.support.cluster import Cluster, eventually, running
 
 FILES = sorted(Path(live_page.__file__).with_name("live").glob("*.[jc]s*"))
@@ -188,3 +189,130 @@ def test_a_node_that_is_gone_is_shown_as_unreachable_with_an_unknown_lag(
     assert re.search(r"no answer since \d\d:\d\d:\d\d", page)
     assert page.count("no answer since") == 1
     assert '<td class="number">unknown</td>' in page
+
+
+def test_indexes_that_a_number_cannot_hold_are_shown_as_they_are(site: Path) -> None:
+    script = """
+const { parse, json } = await import("./service.js");
+const { logView } = await import("./log.js");
+const { logsView } = await import("./logs.js");
+document.body.append(h("dialog", { id: "dialog" }), h("div", { id: "toasts" }));
+const [first, last] = ["9007199254740993", "9007199254740995"];
+const ends = `"begin_index": ${first}, "end_index": ${last}, "committed_index": ${last}`
+  + ', "next_index": 9007199254740996';
+const status = `{"node": "n1", "role": "leader", "term": 1, ${ends}`
+  + `, "peers": [{"id": "n2", "watermark": ${first}}]}`;
+const epoch = `{"leader": "n1", "start_index": ${first}, "end_index": null, "started_ms": 1}`;
+const event = `{"seq": 1, "kind": "x", "data": {"at": ${first}, "peers": {"n1": ${last}}}}`;
+const record = `{"index": ${last}, "offset": ${first}, "timestamp": 1, "value": "v"}`;
+const state = `{${ends}, "now_ms": 1, "nodes": [{"id": "n1", "status": ${status}}, {"id": "n2"}]`
+  + `, "size_bytes": ${first}, "epoch_count": 1, "epochs": [${epoch}], "events": [${event}]`
+  + `, "cursors": [{"name": "c", "index": ${first}}], "records": [${record}], "has_more": false`
+  + `, "retention": {"bytes": ${first}}, "replicas": [], "tables": [{"materialized_index": ${first}}]}`;
+const asked = [];
+window.fetch = async (path, { body } = {}) => { asked.push([path, body]); return new Response(state); };
+const pause = () => new Promise((resolve) => setTimeout(resolve, 20));
+const cells = () => [...holder.querySelectorAll("td")].map((each) => each.textContent);
+for (const tab of ["overview", "records", "epochs", "events", "tables", "cursors", "settings"]) {
+  const view = logView("orders", tab);
+  holder.replaceChildren(view.element);
+  for (let turn = 0; turn < 2; turn += 1) { await view.refresh({ logs: [] }); await pause(); }
+  result[tab] = cells();
+}
+[...holder.querySelectorAll("button")].find((each) => each.textContent === "Trim").click();
+byId("dialog").querySelector("input").value = first;
+byId("dialog").querySelector("form").requestSubmit();
+await pause();
+result.trim = asked.find(([path]) => path.endsWith(":trim"))[1];
+const view = logsView();
+holder.replaceChildren(view.element);
+const logs = { nodes: [], append_counts: [], append_bounds_s: [] };
+logs.logs = parse(`[{"name": "a", "replicas": [], ${ends}}]`);
+for (const now_ms of [1, 2]) view.refresh({ ...logs, now_ms });
+result.logs = cells();
+result.same = json(parse(`[${first}, 1.5, 7]`));"""
+    shown = result_of(site, script)
+    first, last = "9,007,199,254,740,993", "9,007,199,254,740,995"
+    expected = {
+        "overview": [first, last, last],
+        "records": [last],
+        "epochs": [first, "open", "3"],
+        "events": ['at 9007199254740993, peers {"n1":9007199254740995}'],
+        "tables": [first],
+        "cursors": [first, "3"],
+        "settings": ["8192 TiB"],
+        "logs": [f"{first} to {last}"],
+    }
+    for view, texts in expected.items():
+        assert set(texts) <= set(shown[view]), (view, shown[view])  # type: ignore[call-overload]
+    assert shown["trim"] == '{"until_index":9007199254740993}'
+    assert shown["same"] == "[9007199254740993,1.5,7]"
+
+
+def test_the_ends_of_a_log_and_a_failed_job_are_shown(site: Path) -> None:
+    script = """
+const { logView } = await import("./log.js");
+const pause = () => new Promise((resolve) => setTimeout(resolve, 20));
+let [end, calls] = [120, 0]; // indexes 20 to 119
+const answer = (document) => new Response(JSON.stringify(document));
+window.fetch = async (address) => {
+  calls += 1;
+  const query = new URL(address, location).searchParams;
+  const from = query.has("last") ? end - 1 : Number(query.get("from_index") ?? 20);
+  const until = Math.min(query.get("until_index") ?? end, end, from + Number(query.get("limit") ?? 1));
+  const indexes = Array.from({ length: Math.max(0, until - from) }, (_, place) => from + place);
+  const records = indexes.map((index) => ({ index, value: "v" }));
+  return answer({ records, next_index: until, begin_index: 20, has_more: until < end });
+};
+const view = logView("orders", "records");
+holder.append(view.element);
+const buttons = [...holder.querySelectorAll("button")].slice(-2);
+const [earlier, later] = buttons;
+const status = holder.querySelector("[role=status]");
+const noted = () => [...buttons.map((each) => each.ariaDisabled), status.textContent];
+result.ends = [noted().slice(0, 2)];
+async function press(button) {
+  button.focus();
+  button.click();
+  for (let turn = 0; turn < 5; turn += 1) await pause();
+  result.ends.push(noted());
+}
+await pause();
+for (const button of [later, earlier]) await press(button);
+const before = calls;
+await press(earlier);
+result.ignored = calls === before && document.activeElement === earlier;
+for (const button of [later, later]) await press(button);
+for (end of [120, 121]) {
+  await view.refresh({ logs: [{ name: "orders", committed_index: end - 1 }] });
+  result.ends.push(noted());
+}
+await press(later);
+const job = { state: "failed", updated_ms: 1, error: "<b>no</b> space", failed_ms: 1 };
+result.jobs = [];
+for (const other of [{}, { failed_ms: null, error: null }, { state: "running" }]) {
+  window.fetch = async () => answer({ tables: [{ name: "entries" }], job: { ...job, ...other } });
+  const tables = logView("orders", "tables");
+  holder.replaceChildren(tables.element);
+  for (let turn = 0; turn < 2; turn += 1) await tables.refresh({});
+  result.jobs.push(...[...holder.querySelectorAll("[role=alert], caption")].map((each) => each.textContent));
+}"""
+    shown = result_of(site, script)
+    begin, end = "records 20 to 69, beginning of the log", "records 70 to 119, end of the log"
+    assert shown["ends"] == [
+        ["true", "true"],  # nothing is known yet
+        ["false", "true", end],  # the button is ignored
+        ["true", "false", begin],
+        ["true", "false", begin],
+        ["false", "true", end],
+        ["false", "true", end],
+        ["false", "true", end],
+        ["false", "false", end],  # the log has grown
+        ["false", "true", "records 120 to 120, end of the log"],
+    ]
+    assert shown["ignored"] is True
+    failed, unknown, running = shown["jobs"]  # type: ignore[misc]
+    words = "The Spark job of this log has failed"
+    assert re.fullmatch(rf"{words} since 1970-01-01 [\d:]*.001: <b>no</b> space", failed)
+    assert re.fullmatch(rf"{words} \(reported .*\): the lines that it printed have the reason", unknown)
+    assert running.startswith("Spark job: running, reported 1970-01-01 ")

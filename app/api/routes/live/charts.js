@@ -1,6 +1,6 @@
 // Moving lines (uPlot) and the strip of epochs.
 
-import { clock, colorOf, time } from "./dom.js";
+import { clock, colorOf, minus, time } from "./dom.js";
 
 const KEPT = 300; // points: five minutes
 const SHOWN_S = 60; // at least
@@ -109,11 +109,12 @@ export function drawEpochs(canvas, epochs, endIndex) {
   const context = canvas.getContext("2d");
   if (!epochs.length) return;
   const begin = epochs[0].start_index;
-  const span = Math.max(1, endIndex - begin);
+  const at = (index) => Number(minus(index, begin));
+  const span = Math.max(1, at(endIndex));
   epochs.forEach((epoch, place) => {
     const end = place + 1 < epochs.length ? epochs[place + 1].start_index : endIndex;
-    const left = (canvas.width * (epoch.start_index - begin)) / span;
-    const width = Math.max(1, (canvas.width * (end - epoch.start_index)) / span);
+    const left = (canvas.width * at(epoch.start_index)) / span;
+    const width = Math.max(1, (canvas.width * (at(end) - at(epoch.start_index))) / span);
     context.fillStyle = colorOf(epoch.leader);
     context.fillRect(left, 0, width, canvas.height);
     if (width > 3) {

@@ -20,13 +20,20 @@ export function h(name, attributes = {}, ...children) {
 // The first and the last index of a range, inclusive; the last one is -1 when there is none.
 export function indexes(first, last) {
   if (last === null || last === undefined) return "–";
-  return last < 0 ? "none" : `${count(Math.max(0, first))} to ${count(last)}`;
+  return last < 0 ? "none" : `${count(first > 0 ? first : 0)} to ${count(last)}`;
 }
+
+// Arithmetic of indexes: numbers, or BigInts where a number would be rounded.
+const exact = (whole) => (Number.isSafeInteger(Number(whole)) ? Number(whole) : whole);
+export const plus = (index, added) => exact(BigInt(index) + BigInt(added));
+export const minus = (index, other) => exact(BigInt(index) - BigInt(other));
+export const largest = (...indexes) => indexes.reduce((found, each) => (each > found ? each : found));
 
 export const count = (value) => (value === null || value === undefined ? "–" : whole.format(value));
 
-export function bytes(size) {
-  if (size === null || size === undefined) return "–";
+export function bytes(held) {
+  if (held === null || held === undefined) return "–";
+  let size = Number(held);
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let place = 0;
   while (size >= 1024 && place < units.length - 1) { size /= 1024; place += 1; }

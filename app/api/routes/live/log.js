@@ -1,9 +1,9 @@
 // One log: who holds how much, its records, schema, epochs, events, tables, cursors and settings.
 
 import { drawEpochs, LineChart, Series } from "./charts.js";
-import { badge, bytes, count, duration, figure, h, named, roleBadge, swatch, table, time, update } from "./dom.js";
+import { badge, bytes, count, duration, figure, h, largest, minus, named, plus, roleBadge, swatch, table, time, update } from "./dom.js";
 import { recordsTab } from "./records.js";
-import { call, pathOf, Problem } from "./service.js";
+import { call, json, pathOf, Problem } from "./service.js";
 import { settingsTab } from "./settings.js";
 
 const TABS = ["overview", "records", "schema", "epochs", "events", "tables", "cursors", "settings"];
@@ -60,11 +60,11 @@ function overviewTab(log) {
       const state = await stateOf(log, "nodes");
       const seen = state.nodes.map((node) => node.status).filter(Boolean);
       const leading = seen.find((status) => ["leader", "master"].includes(status.role));
-      const committed = Math.max(-1, ...seen.map((status) => status.committed_index));
+      const committed = largest(-1, ...seen.map((status) => status.committed_index));
       const behind = lags(state.nodes, leading);
       let perSecond = null;
       if (before && state.now_ms > before.at) {
-        perSecond = Math.max(0, committed - before.committed) / ((state.now_ms - before.at) / 1000);
+        perSecond = Math.max(0, Number(minus(committed, before.committed))) / ((state.now_ms - before.at) / 1000);
         rates.add(state.now_ms, { "records/s": perSecond });
         rate.show(rates);
       }
@@ -112,7 +112,7 @@ export function lags(nodes, leading) {
     if (!leading) return null;
     if (node.id === leading.node) return 0;
     const watermark = watermarks.get(node.id) ?? -1;
-    return watermark === -1 ? null : Math.max(0, leading.end_index - watermark);
+    return watermark === -1 ? null : Math.max(0, Number(minus(leading.end_index, watermark)));
   };
   return Object.fromEntries(nodes.map((node) => [node.id, of(node)]));
 }
@@ -129,7 +129,7 @@ function epochsTab(log) {
   let state = null;
 
   function show() {
-    const end = Math.max(0, ...state.nodes.map((node) => (node.status ? node.status.next_index : 0)));
+    const end = largest(0, ...state.nodes.map((node) => (node.status ? node.status.next_index : 0)));
     drawEpochs(canvas, state.epochs, end);
     const leaders = [...new Set(state.epochs.map((epoch) => epoch.leader).filter(Boolean))].sort();
     legend.replaceChildren(...leaders.map((each) => h("span", {}, swatch(each), each)));
@@ -147,7 +147,7 @@ function epochsTab(log) {
         ["Leader", (epoch) => named(epoch.leader)],
         ["Start index", (epoch) => count(epoch.start_index), "number"],
         ["End index", (epoch) => (epoch.end_index === null ? "open" : count(epoch.end_index)), "number"],
-        ["Indexes", (epoch) => count((epoch.end_index === null ? end : epoch.end_index + 1) - epoch.start_index), "number"],
+        ["Indexes", (epoch) => count(minus(epoch.end_index === null ? end : plus(epoch.end_index, 1), epoch.start_index)), "number"],
         ["Started", (epoch) => time(epoch.started_ms)],
       ],
       rows.slice(0, Number(limit.value)),
@@ -169,7 +169,7 @@ const field = (text, input) => h("label", {}, text, input);
 function details(event) {
   return Object.entries(event.data)
     .filter(([name, value]) => value !== null && !["term", "epoch", "started_ms"].includes(name))
-    .map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`)
+    .map(([name, value]) => `${name} ${typeof value === "object" ? json(value) : value}`)
     .join(", ");
 }
 
@@ -213,8 +213,9 @@ function tablesTab(log) {
   return {
     element: h("section", {}, h("h2", {}, "Delta tables"), list),
     async refresh() {
-      const { tables } = await call(`${pathOf(log)}/tables`);
-      update(list, table(
+      const { tables, job } = await call(`${pathOf(log)}/tables`);
+      const failure = job?.state === "failed" && h("p", { role: "alert", class: "refusal" }, failureOf(job));
+      update(list, ...[failure].filter(Boolean), table(
         [
           ["Table", (each) => each.name],
           ["Version", (each) => count(each.version), "number"],
@@ -226,10 +227,15 @@ function tablesTab(log) {
           ...(tables.some((each) => each.catalog_name) ? [["In the catalog", (each) => each.catalog_name ?? "–", "value"]] : []),
         ],
         tables,
-        { empty: ["This node knows no Delta tables of the log. Set ", h("code", {}, "[tables] path"), ", and run ", h("code", {}, "commitlog materialize"), "."], stacks: true },
+        { caption: job && !failure ? `Spark job: ${job.state}, reported ${time(job.updated_ms)}` : null, empty: ["This node knows no Delta tables of the log. Set ", h("code", {}, "[tables] path"), ", and run ", h("code", {}, "commitlog materialize"), "."], stacks: true },
       ));
     },
   };
+}
+
+function failureOf({ error, failed_ms: failed, updated_ms: reported }) {
+  const when = failed === null ? `(reported ${time(reported)})` : `since ${time(failed)}`;
+  return `The Spark job of this log has failed ${when}: ${error ?? "the lines that it printed have the reason"}`;
 }
 
 function schemaTab(log) {
@@ -283,12 +289,12 @@ function cursorsTab(log) {
     element: h("section", {}, h("h2", {}, "Cursors"), list),
     async refresh() {
       const state = await stateOf(log, "cursors");
-      const end = Math.max(-1, ...state.nodes.map((node) => node.status?.committed_index ?? -1));
+      const end = largest(-1, ...state.nodes.map((node) => node.status?.committed_index ?? -1));
       update(list, table(
         [
           ["Cursor", (cursor) => cursor.name],
           ["Next index", (cursor) => count(cursor.index), "number"],
-          ["Indexes behind", (cursor) => count(Math.max(0, end + 1 - cursor.index)), "number"],
+          ["Indexes behind", (cursor) => count(largest(0, minus(plus(end, 1), cursor.index))), "number"],
           ["Holds retention back", (cursor) => (cursor.fence ? badge("yes", "warn") : "no")],
         ],
         state.cursors,

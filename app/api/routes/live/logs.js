@@ -1,7 +1,7 @@
 // All logs of the cluster, and the creation of one.
 
 import { LineChart, quantile, Series } from "./charts.js";
-import { ask, badge, byId, bytes, COLORS, count, figure, h, indexes, named, table, toast, update } from "./dom.js";
+import { ask, badge, byId, bytes, COLORS, count, figure, h, indexes, minus, named, table, toast, update } from "./dom.js";
 import { fetchRaw } from "./service.js";
 
 const LINES = 8; // as many as there are distinct colours
@@ -74,7 +74,7 @@ export function logsView() {
         for (const [name, committed] of now) {
           const old = before.committed.get(name);
           if (committed === null || old === undefined || old === null) continue;
-          const rate = Math.max(0, committed - old) / ((overview.now_ms - before.at) / 1000);
+          const rate = Math.max(0, Number(minus(committed, old))) / ((overview.now_ms - before.at) / 1000);
           rates.set(name, Math.round(rate));
           if (!name.startsWith("__")) points[name] = rate;
         }

@@ -1,6 +1,6 @@
 // The records of a log: pages by index, time or key, a live tail, a download, and a form that appends.
 
-import { ask, badge, count, h, indexes, save, table, time, toast, update } from "./dom.js";
+import { ask, badge, count, h, indexes, largest, minus, save, table, time, toast, update } from "./dom.js";
 import { call, fetchRaw, pathOf } from "./service.js";
 
 const PAGE = 50;
@@ -17,14 +17,25 @@ export function recordsTab(log) {
   const at = h("input", { type: "text", inputmode: "numeric", placeholder: "index" });
   const key = h("input", { type: "search", placeholder: "any" });
   const tail = h("input", { type: "checkbox", onchange: follow });
-  const earlier = h("button", { type: "button", onclick: () => choose(() => before(first)) }, "Earlier");
-  const later = h("button", { type: "button", onclick: () => choose(() => read({ from_index: next ?? 0 })) }, "Later");
+  const earlier = turn("Earlier", () => before(first));
+  const later = turn("Later", () => read({ from_index: next }, true));
   let records = [];
   let next = null;
   let first = 0;
   let newestFirst = true;
   let calls = 0; // a later call ends an earlier one
   let tails = 0; // a later tail ends an earlier one
+
+  // At an end of the log the button has no effect, and keeps the focus.
+  function turn(text, show) {
+    const button = h("button", { type: "button", "aria-disabled": "true", onclick: () => button.ariaDisabled === "true" || choose(show) }, text);
+    return button;
+  }
+
+  function atEnds(begin, isEnd) {
+    earlier.ariaDisabled = first <= largest(0, begin);
+    later.ariaDisabled = isEnd;
+  }
 
   start.addEventListener("change", () => {
     at.type = start.value === "time" ? "datetime-local" : "text";
@@ -57,12 +68,16 @@ export function recordsTab(log) {
     );
   }
 
-  const read = (query) => attempt(async (current) => {
+  // keeps: what is shown, if there is no record.
+  const read = (query, keeps = false) => attempt(async (current) => {
     const page = await get({ limit: PAGE, ...query });
     if (!current()) return;
-    records = page.records;
     next = page.next_index;
-    first = records.length ? records[0].index : page.next_index;
+    if (page.records.length || !keeps) {
+      records = page.records;
+      first = query.from_index ?? (query.from ? largest(0, page.begin_index) : records[0]?.index ?? next);
+    }
+    atEnds(page.begin_index, !page.has_more);
     show(page.has_more ? "" : "end of the log");
   });
 
@@ -72,13 +87,13 @@ export function recordsTab(log) {
     show("searching");
     const edge = await get({ last: 1 });
     if (!current()) return;
-    const stop = Math.min(end ?? edge.next_index, edge.next_index);
-    const begin = Math.max(0, edge.begin_index);
+    const stop = end < edge.next_index ? end : edge.next_index;
+    const begin = largest(0, edge.begin_index);
     let found = [];
-    let from = Math.max(begin, stop);
+    let from = largest(begin, stop);
     for (let size = PAGE; from > begin && found.length < PAGE; size = Math.min(4 * size, SEARCHED_MOST)) {
       const until = from; // exclusive, as of the route
-      from = Math.max(begin, from - size);
+      from = largest(begin, minus(from, size));
       const part = [];
       let page = { next_index: from, has_more: true };
       while (page.has_more && page.next_index < until) {
@@ -93,6 +108,7 @@ export function recordsTab(log) {
     records = found.slice(-PAGE);
     next = stop;
     first = found.length > PAGE ? records[0].index : from;
+    atEnds(begin, next >= edge.next_index);
     const notes = [first <= begin && "beginning of the log", next >= edge.next_index && "end of the log"];
     show(notes.filter(Boolean).join(", "));
   });
@@ -147,7 +163,10 @@ export function recordsTab(log) {
         if (tails !== mine) return;
         next = page.next_index;
         if (page.records.length) {
-          records = [...records, ...page.records].slice(-TAIL_KEPT);
+          const held = [...records, ...page.records];
+          records = held.slice(-TAIL_KEPT);
+          if (held.length > records.length) first = records[0].index;
+          atEnds(page.begin_index, !page.has_more);
           show("live");
         }
       } catch (error) {
@@ -191,7 +210,9 @@ export function recordsTab(log) {
       h("div", { class: "bar" }, status, h("span", { style: "margin-left:auto" }), earlier, later),
     ),
     close: () => { tails += 1; calls += 1; },
-    refresh: async () => {},
+    async refresh({ logs }) {
+      if (next !== null && logs.find((each) => each.name === log)?.committed_index >= next) later.ariaDisabled = false;
+    },
   };
 }
 

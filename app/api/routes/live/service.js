@@ -14,6 +14,11 @@ export class Problem extends Error {
   }
 }
 
+// An integer that a number cannot hold becomes a BigInt, and the same text again.
+export const parse = (text) => JSON.parse(text, (_, value, context) => (
+  typeof value === "number" && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source) ? BigInt(context.source) : value));
+export const json = (value) => JSON.stringify(value, (_, each) => (typeof each === "bigint" ? JSON.rawJSON(each) : each));
+
 export const token = () => sessionStorage.getItem(TOKEN);
 
 // Raises Error for a token that no header can carry. null: none.
@@ -33,11 +38,11 @@ export async function fetchRaw(path, { method = "GET", body, headers = {}, timeo
     method,
     cache: "no-store",
     headers: headersOf(body === undefined ? headers : { "content-type": "application/json", ...headers }),
-    body: body === undefined ? undefined : JSON.stringify(body),
+    body: body === undefined ? undefined : json(body),
     signal: AbortSignal.timeout(timeoutMs),
   });
   if (!answer.ok) {
-    const document = await answer.json().catch(() => ({}));
+    const document = await answer.text().then(parse).catch(() => ({}));
     throw new Problem(answer.status, document);
   }
   return answer;
@@ -45,7 +50,7 @@ export async function fetchRaw(path, { method = "GET", body, headers = {}, timeo
 
 export async function call(path, options) {
   const answer = await fetchRaw(path, options);
-  return answer.json();
+  return parse(await answer.text());
 }
 
 export const pathOf = (log) => `/v1/logs/${encodeURIComponent(log)}`;

@@ -1,7 +1,7 @@
 // What an operator changes of one log: settings, leadership, election, trim, deletion.
 
 import { ask, bytes, count, h, table, toast } from "./dom.js";
-import { call, fetchRaw, pathOf } from "./service.js";
+import { call, fetchRaw, json, parse, pathOf } from "./service.js";
 
 const DAY_MS = 86_400_000;
 const NOT_IN_RAFT = ["min_in_sync_replicas", "unclean"]; // without effect there
@@ -10,10 +10,10 @@ const DEFAULT = "default of the cluster ([retention])";
 function text(name, value) {
   if (name === "retention") {
     const { ms, bytes: size } = value ?? {};
-    return [ms && `${ms / DAY_MS} days`, size && bytes(size)].filter(Boolean).join(", ") || DEFAULT;
+    return [ms && `${Number(ms) / DAY_MS} days`, size && bytes(size)].filter(Boolean).join(", ") || DEFAULT;
   }
   if (Array.isArray(value)) return value.join(" ");
-  return typeof value === "object" ? JSON.stringify(value) : String(value);
+  return typeof value === "object" ? json(value) : String(value);
 }
 
 // Settings without a value, and those that the mode does not use, only distract.
@@ -31,7 +31,7 @@ export function settingsTab(log) {
   async function load() {
     const answer = await fetchRaw(pathOf(log));
     etag = answer.headers.get("etag");
-    config = await answer.json();
+    config = parse(await answer.text());
     transferButton.hidden = config.replication === "classic"; // its master is configured
     electButton.hidden = config.replication !== "controller";
     list.replaceChildren(table(
@@ -49,8 +49,8 @@ export function settingsTab(log) {
   async function change() {
     await load();
     const durability = h("select", {}, ["fsync", "replicated"].map((each) => h("option", { selected: each === config.durability }, each)));
-    const days = h("input", { type: "number", min: "0", step: "any", value: config.retention?.ms ? config.retention.ms / DAY_MS : "", placeholder: "default" });
-    const mib = h("input", { type: "number", min: "0", step: "any", value: config.retention?.bytes ? config.retention.bytes / 1_048_576 : "", placeholder: "default" });
+    const days = h("input", { type: "number", min: "0", step: "any", value: config.retention?.ms ? Number(config.retention.ms) / DAY_MS : "", placeholder: "default" });
+    const mib = h("input", { type: "number", min: "0", step: "any", value: config.retention?.bytes ? Number(config.retention.bytes) / 1_048_576 : "", placeholder: "default" });
     await ask({
       title: `Change ${log}`,
       fields: [["durability", "Durability", durability], ["days", "Keep for days", days], ["mib", "Keep at most MiB", mib]],
@@ -103,7 +103,8 @@ export function settingsTab(log) {
       confirm: "Trim",
       danger: true,
       act: (given) => {
-        const body = { until_index: Number(given.until) };
+        const until = Number(given.until);
+        const body = { until_index: Number.isSafeInteger(until) ? until : parse(given.until) };
         return done((answer) => `${log} begins at index ${count(answer.begin_index)}`, `${pathOf(log)}:trim`, { method: "POST", body });
       },
     });
