@@ -11,6 +11,7 @@ from app.controller.commands import (
     ApplyForReplicaId,
     CreateLog,
     DeleteLog,
+    Done,
     RegisterReplica,
     StepDown,
 )
@@ -43,6 +44,7 @@ class Bench:
         self.sent: list[Any] = []
         self.turns: list[Any] = []
         self.rounds = 0  # appended
+        self.now_ms = 1_000
         leader = SimpleNamespace(role=Role.LEADER, term=1, leader_id="c1", committed_index=0)
         leader.log = SimpleNamespace(end_index=0, last_term=1, next_index=1, begin_index=0)
         leader.state = MetadataLogState()
@@ -62,11 +64,27 @@ class Bench:
             replica=lambda: cast(LogDriver, leader),
             connected=lambda: ("n1", "n2"),
             send=lambda _target, message: self.sent.append(message),
-            clock=cast(Any, SimpleNamespace(monotonic_ms=lambda: 1_000, now_ms=lambda: 1_000)),
+            clock=cast(Any, SimpleNamespace(monotonic_ms=lambda: self.now_ms, now_ms=lambda: 1_000)),
             scheduler=cast(Any, SimpleNamespace(call_soon=self.turns.append)),
         )
         self.server.tick()
         assert self.server.is_active
+
+    def lead(
+        self, term: int, end_index: int = 0, last_term: int | None = None, committed_index: int = 0
+    ) -> None:
+        """Lead in a term, with such a log."""
+        self.leader.term, self.leader.committed_index = term, committed_index
+        self.leader.log.end_index = end_index
+        self.leader.log.last_term = term if last_term is None else last_term
+        self.server.tick()
+
+    def heartbeat(self, id: int, node: str, metadata_index: int) -> None:
+        """Take a heartbeat, and confirm the lead."""
+        self.leader.state.metadata._applied_index = 3
+        self.server.take(node, BrokerHeartbeat(id, metadata_index, ()))
+        self.server.tick()
+        self.reads.pop()(7)
 
     def append(self, _request: AppendRequest, done: Any) -> None:
         """The disk is full."""
@@ -126,6 +144,57 @@ def test_one_confirmation_answers_all_heartbeats_since_the_last_tick() -> None:
     bench.reads.pop()(ReadIndexUnavailable())
     bench.server.tick()
     assert (bench.reads, bench.sent) == ([], [])  # the node repeats it
+
+
+@pytest.mark.rule("R-08", "A-11")
+def test_a_heartbeat_is_not_answered_by_a_controller_that_has_led_again_meanwhile() -> None:
+    """The lease would be of a decision that its successor does not know."""
+    bench = Bench()
+    bench.server.take("n1", BrokerHeartbeat(1, -1, ()))
+    bench.server.tick()
+    bench.lead(2)
+    bench.reads.pop()(7)
+    assert bench.sent == []
+
+
+@pytest.mark.rule("R-05", "C-02")
+def test_a_controller_is_active_only_once_all_that_it_holds_is_committed() -> None:
+    """What it decides before may contradict an event that commits later. Until then it names the leader."""
+    bench = Bench()
+    for end_index, last_term, committed_index in ((1, 1, 1), (1, 2, 0), (2, 2, 1)):
+        bench.lead(2, end_index, last_term, committed_index)
+        assert not bench.server.is_active
+    bench.ask("n1", 1, DeleteLog("a"))
+    bench.server.take("n1", BrokerHeartbeat(2, -1, ()))
+    bench.leader.leader_id = "c2"
+    bench.ask("n1", 3, DeleteLog("a"))
+    bench.server.take("n1", BrokerHeartbeat(4, -1, ()))
+    hints = [(each.id, each.active) for each in bench.sent]
+    assert hints == [(1, None), (2, None), (3, "c2"), (4, "c2")]  # it names no other than the leader
+    bench.lead(2, 2, 2, 2)
+    assert bench.server.is_active
+
+
+@pytest.mark.rule("C-02")
+def test_a_node_is_answered_about_a_new_log_once_the_living_nodes_know_it_or_after_a_second() -> None:
+    """The caller may use the log at any of them next."""
+    for knows in (True, False):
+        bench = Bench()
+        for id, node in enumerate(("n1", "n2")):
+            bench.heartbeat(id, node, -1)
+        bench.sent.clear()
+        bench.server._answer([(("n1", 7), Done(3, created=True)), (("n1", 8), Done(3))])
+        assert [each.id for each in bench.sent] == [8]
+        bench.heartbeat(9, "n1", 3)
+        if knows:
+            bench.heartbeat(10, "n2", 3)
+        else:
+            bench.now_ms += 999
+            bench.server.tick()
+            assert [each.id for each in bench.sent] == [8, 9]
+            bench.now_ms += 1
+        bench.server.tick()
+        assert [each.id for each in bench.sent if isinstance(each, CommandAnswer)] == [8, 7]
 
 
 @pytest.mark.rule("R-08", "C-02")

@@ -49,6 +49,34 @@ def test_a_write_that_falls_due_during_a_sync_is_synced_after_it() -> None:
     assert len(disk.asked) == 1
 
 
+@pytest.mark.rule("R-11", "D-28")
+@pytest.mark.parametrize("changes", [False, True])
+def test_what_is_written_during_a_sync_is_synced_after_it_without_another_write(changes: bool) -> None:
+    """Its append waits for that sync. changes: the log gets `fsync` while the first one is under way."""
+    log, disk, rounds = open_log(MemoryFiles()), OneRound(), list[int]()
+    durability = Durability.REPLICATED if changes else Durability.FSYNC
+    syncer = LogSyncer(log, disk, durability, DriverConfig(), lambda: rounds.append(log.durable_index))
+    grow(log, 1, sync=False)
+    syncer.written(0)
+    syncer.tick(20)
+    source, then = disk.asked.pop()
+    ticket = source.start_sync()
+    grow(log, 1, sync=False)
+    syncer.written(25)
+    if changes:
+        syncer.change_durability(Durability.FSYNC)
+    assert disk.asked == []
+    ticket.run()
+    source.finish_sync(ticket)
+    then()
+    source, then = disk.asked.pop()
+    ticket = source.start_sync()
+    ticket.run()
+    source.finish_sync(ticket)
+    then()
+    assert (disk.asked, rounds[-1]) == ([], log.end_index)
+
+
 def test_no_sync_is_requested_while_a_truncation_is_under_way() -> None:
     log, disk = open_log(MemoryFiles()), OneRound()
     syncer = LogSyncer(log, disk, Durability.FSYNC, DriverConfig(), lambda: None)

@@ -33,7 +33,8 @@ class Scene:
     """One log with an event each millisecond, now = EVENTS."""
 
     def __init__(self, config: JournalConfig) -> None:
-        self.journal = Journal(MemoryFiles(), "data/journal/log", "n1", "log")
+        self.files = MemoryFiles()
+        self.journal = Journal(self.files, "data/journal/log", "n1", "log")
         for number in range(EVENTS):
             self.journal.append("start", 0, {}, number)
         ticket = self.journal.start_sync()
@@ -45,6 +46,10 @@ class Scene:
         disk: Any = SimpleNamespace(lane=lambda _name: self.lane)
         self.keeper = JournalKeeper(config, clock, disk, lambda what, _error: self.failures.append(what))
         self.hosted: Any = SimpleNamespace(name="log", journal=self.journal)
+
+    def reopened(self) -> Journal:
+        """Return the journal as the next start would find it."""
+        return Journal(self.files, "data/journal/log", "n1", "log")
 
     def trim(self) -> None:
         self.keeper.trim(self.hosted)
@@ -81,3 +86,16 @@ def test_one_trim_runs_at_a_time_and_a_full_disk_ends_no_node(error: DiskError, 
     assert len(scene.lane.waiting) == 1
     scene.lane.run(error)
     assert scene.failures == failures
+
+
+def test_a_trim_that_a_full_disk_did_not_record_is_recorded_by_the_next_check() -> None:
+    """The begin has moved in memory, so nothing exceeds the limit for now; its segments are still there."""
+    scene = Scene(JournalConfig(retention_ms=EVENTS - 300, retention_bytes=None))
+    scene.trim()
+    scene.lane.run(StorageFull("manifest", "write", "no space left"))
+    assert (scene.journal.begin_seq, scene.reopened().begin_seq) == (300, 0)
+    scene.trim()
+    scene.lane.run()
+    assert scene.reopened().begin_seq == 300
+    scene.trim()
+    assert scene.lane.waiting == []

@@ -44,9 +44,10 @@ class Log:
         self.state.committed(log.end_index)
         return batch
 
-    def data(self, age_ms: int = 0, size: int = 500) -> Batch:
+    def data(self, age_ms: int = 0, size: int = 500, count: int = 1) -> Batch:
         records = RecordColumns()
-        records.add(b"v" * size, timestamp_ms=NOW_MS - age_ms)
+        for _ in range(count):
+            records.add(b"v" * size, timestamp_ms=NOW_MS - age_ms)
         return self._append(encode_body(records), NOW_MS, control=False)
 
     def control(self, **value: Any) -> Batch:
@@ -100,6 +101,19 @@ def test_no_fence_is_passed(log: Log) -> None:
     assert log.until(Retention(ms=HOUR_MS)) == 4
     log.control(kind="cursor", name="other", index=0, fence=True)
     assert log.until(Retention(ms=HOUR_MS)) is None
+
+
+def test_a_part_of_a_batch_is_not_worth_a_trim(log: Log) -> None:
+    """A trim removes whole batches: each check would write another record and remove nothing."""
+    log.data(age_ms=9 * HOUR_MS, count=3)
+    log.data(age_ms=9 * HOUR_MS)
+    for index, until_index in ((2, None), (3, None), (4, 4)):
+        log.control(kind="cursor", name="etl", index=index, fence=True)
+        assert log.until(Retention(ms=HOUR_MS)) == until_index
+
+
+def test_an_empty_log_has_nothing_to_remove() -> None:
+    assert Log().until(Retention(ms=HOUR_MS, bytes=1)) is None
 
 
 def test_nothing_uncommitted_is_trimmed_and_no_trim_is_requested_twice(log: Log) -> None:
