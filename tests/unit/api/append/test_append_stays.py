@@ -12,7 +12,7 @@ from app.api.append.call import AppendCall, AppendHead
 from app.api.append.handler import AppendHandler
 from app.api.append.parameters import parse_append_query
 from app.api.http.messages import Response
-from app.errors import NoLeader
+from app.errors import NoLeader, NotLeader
 from app.log.contract import AppendStream
 from app.node.network.http_forwarder import NO_FORWARD, Lost, Relayed
 from app.node.tasks import TaskSupervisor
@@ -110,6 +110,29 @@ class LedElsewhere:
         return nullcontext()
 
 
+class LosesLead(LedElsewhere):
+    """A log whose driver finds out that n2 leads."""
+
+    leads = True
+
+    def __init__(self) -> None:
+        self.driver = SimpleNamespace(
+            append=lambda _request, done: done(NotLeader("n2")),
+            state=SimpleNamespace(schemas=SimpleNamespace(newest=None)),
+        )
+
+
+@pytest.mark.rule("D-29")
+def test_a_client_that_wants_no_forward_gets_the_url_of_the_leader_that_the_driver_names() -> None:
+    headers = [(b"content-type", b"application/octet-stream"), (NO_FORWARD, b"1")]
+    head = AppendHead("default", "/v1/logs/default/records", b"", headers)
+    forwarder = Forwarder()
+    response = answer_to(AppendCall(head, b"v", b"r"), LosesLead(), forwarder)
+    problem = json.loads(response.body)
+    assert (response.status, problem["leader"], problem["leader_url"]) == (421, "n2", "http://n2")
+    assert forwarder.sent == []
+
+
 @pytest.mark.parametrize("name", [b"timeout_ms", b"timeout%5Fms", b"%74imeout_ms"])
 def test_a_forwarded_append_has_the_rest_of_its_time_and_its_other_parameters(name: bytes) -> None:
     """A leader refuses a query that gives the time twice."""
@@ -130,23 +153,26 @@ def test_a_forwarded_append_has_the_rest_of_its_time_and_its_other_parameters(na
 
 
 @pytest.mark.parametrize(
-    ("headers", "status", "sent"),
-    [([], 504, 0), ([(b"idempotency-key", b"k")], 200, 1)],
-    ids=["plain", "with a key"],
+    ("headers", "query", "status", "sent"),
+    [
+        ([], b"", 504, 0),
+        ([(b"idempotency-key", b"k")], b"", 200, 1),
+        ([], b"producer_id=p&producer_epoch=0&producer_sequence=0", 200, 1),
+    ],
+    ids=["plain", "with a key", "of a producer"],
 )
-def test_an_append_whose_answer_was_lost_is_sent_again_only_with_a_key(
-    headers: list[tuple[bytes, bytes]], status: int, sent: int
+def test_an_append_whose_answer_was_lost_is_sent_again_only_if_a_repeat_is_recognized(
+    headers: list[tuple[bytes, bytes]], query: bytes, status: int, sent: int
 ) -> None:
-    """The leader may have stored it: a second attempt without a key would store it twice."""
+    """The leader may have stored it: a second attempt of any other would store it twice."""
 
     class LosesAnswers:
         def send(self, *given: Any) -> bool:
             given[-1](Lost("n2"))
             return True
 
-    head = AppendHead(
-        "default", "/v1/logs/default/records", b"", [(b"content-type", b"application/octet-stream"), *headers]
-    )
+    content_type = (b"content-type", b"application/octet-stream")
+    head = AppendHead("default", "/v1/logs/default/records", query, [content_type, *headers])
     forwarder = Forwarder()
     response = answer_to(AppendCall(head, b"v", b"r"), LedElsewhere(), forwarder, LosesAnswers())
     assert response.status == status
