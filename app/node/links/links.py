@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 import ssl
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol, cast
@@ -31,6 +32,7 @@ from app.node.links.tls_stream import TlsStream
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S: Final = 5.0  # from the connection to the proof
+REPORT_S: Final = 60.0  # between two lines about refused connections of one kind
 UNDERSTOOD_S: Final = 2.0  # silence after which the other side counts as without the handshake
 REFUSALS: Final = ("full", "late", "malformed", "identity", "proof", "certificate", "forged", "closed")
 
@@ -61,6 +63,7 @@ class Links:
         self.security = security or LinkSecurity()
         self.handshakes: HandshakesInProgress[WaitingConnection] = HandshakesInProgress(handshakes_max)
         self.refused: Counter[str] = Counter()  # by the reason, one of REFUSALS
+        self._silent_until_s: dict[str, float] = {}  # by the kind, until when none is logged
         self._plain_next: set[tuple[str, int]] = set()  # where a proof was not understood
 
     @property
@@ -121,20 +124,23 @@ class Links:
             displaced.close()
 
     def refuse(self, kind: str, reason: str, address: str) -> None:
-        """Count a connection that is closed, and log it: rarely, or a flood would fill the disk."""
+        """Count a connection that is closed, and log it: of each kind once in REPORT_S, or a flood would fill
+        the disk."""
         self.refused[kind] += 1
-        count = self.refused[kind]
-        if count & (count - 1) == 0:
-            logger.warning(
-                "connection of a node refused",
-                extra={
-                    "port": self.identity.purpose.value,
-                    "kind": kind,
-                    "reason": reason,
-                    "address": address,
-                    "count": count,
-                },
-            )
+        now_s = time.monotonic()
+        if now_s < self._silent_until_s.get(kind, now_s):
+            return
+        self._silent_until_s[kind] = now_s + REPORT_S
+        logger.warning(
+            "connection of a node refused",
+            extra={
+                "port": self.identity.purpose.value,
+                "kind": kind,
+                "reason": reason,
+                "address": address,
+                "count": self.refused[kind],
+            },
+        )
 
 
 def _hand_over(transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
