@@ -109,12 +109,14 @@ def _is_status(view: Mapping[str, Any]) -> bool:
 
 def status_table(log: str, views: list[dict[str, Any]]) -> Table:
     """Return the status documents as a table; `state` and `lag` are those of the newest leader: a former one
-    that is cut off may still report its own. Below it are the certificates that end soon."""
+    that is cut off may still report its own. Below it are the contradictions of
+    the nodes' configuration files, and the certificates that end soon."""
     leading = [view for view in views if view["role"] in ("leader", "master")]
     newest = max(leading, key=lambda view: view.get("term", 0), default={})
     peers = {peer["id"]: peer for peer in newest.get("peers", ())}
     table = Table(title=f"log {log}", title_justify="left", box=SIMPLE_HEAD)
-    table.caption, table.caption_justify = "\n".join(_ending_certificates(views)) or None, "left"
+    notes = [*_conflicts(views), *_ending_certificates(views)]
+    table.caption, table.caption_justify = "\n".join(notes) or None, "left"
     for name in ("node", "role"):
         table.add_column(name)
     for name in ("term", "begin", "committed", "end"):
@@ -135,6 +137,10 @@ def status_table(log: str, views: list[dict[str, Any]]) -> Table:
             _lag(peer),
         )
     return table
+
+
+def _conflicts(views: list[dict[str, Any]]) -> list[str]:
+    return [f"{view['node']}: {text}" for view in views for text in view.get("conflicts", ())]
 
 
 def _ending_certificates(views: list[dict[str, Any]]) -> list[str]:

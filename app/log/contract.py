@@ -427,7 +427,7 @@ class ReplicationCore(Protocol):
         ...
 
     has_room: bool  # set by the driver: false while its disk has no space for clients' records
-
+    may_found: bool  # set by the driver: false while other nodes report another group of a new log (R-10)
     may_truncate: bool  # whether an uncommitted record at a leader can be truncated: not in classic mode
 
     runs_ahead: bool  # its committed index may exceed what its leader knows to be committed (H-08)

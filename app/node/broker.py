@@ -21,6 +21,7 @@ from app.node.hosting.log_journals import LogJournals
 from app.node.hosting.log_lookup import LogLookup
 from app.node.hosting.node_links import load_links
 from app.node.hosting.node_logs import NodeLogs
+from app.node.hosting.rival_groups import RivalGroups
 from app.node.links.certificates import load_certificates, warn_before_the_end
 from app.node.links.links import Links
 from app.node.metadata.logs import MetadataLogs
@@ -28,6 +29,7 @@ from app.node.metadata.service import MetadataService, controller_log
 from app.node.network.append_carrier import AppendCarrier
 from app.node.network.append_messages import AppendMessage
 from app.node.network.audit_messages import AuditMessage
+from app.node.network.group_claims import GroupClaim
 from app.node.network.http_forwarder import Forwarder
 from app.node.network.node_directory import Directory
 from app.node.network.peer_connections import RetryConfig
@@ -88,7 +90,8 @@ class Broker:
         # The token of a client is checked once, by the node that it called: the leader must know that node.
         trusts_peers = settings.security.tokens_file is None or links.peer.proves_all
         self.takes_appends = trusts_peers and settings.tracing.endpoint is None
-        self.transport = self._peer_transport(links.peer)
+        self.rivals = RivalGroups(self.node.id, self._hosted)
+        self.rivals.peers = self.transport = self._peer_transport(links.peer)
         self.carrier = AppendCarrier(self.transport, self._chance)
         services = self._services()
         journals = LogJournals(services, settings.journal.segment_max_bytes, self._hosted)
@@ -195,16 +198,19 @@ class Broker:
             self.metadata_logs.follow_known(controller)
             self._node_logs.know_metadata(controller)
         opened += await self._node_logs.open_all(configured, settings.disk.threads)
+        self.rivals.opened({log.name: each for log, each in opened if isinstance(each, LogDriver)})
         self.disk.start()
         self._workers.start()
         await self.forwarder.start()
         await self.transport.start()
         await self._node_logs.serve_all(opened)
+        self.rivals.opened({})
         self._upkeep.start(self.tasks)
         await self.metadata_logs.follow()
         self._timer.start()
         self.tasks.keep("metadata", self.metadata_logs.run)
         self.tasks.keep("audit", self.audit.run)
+        self.tasks.keep("rival-groups", self.rivals.run)
         self.tasks.keep("certificates", lambda: warn_before_the_end(self.certificates, self.clock.now_ms))
         logger.info(
             "node started", extra={"node": self.node.id, "logs": len(self.logs), "data": self._data.path}
@@ -264,6 +270,12 @@ class Broker:
 
     def ha_address(self) -> str:
         return self.ha.address
+
+    def claims(self) -> dict[str, GroupClaim]:
+        return self.rivals.claims()
+
+    def claimed(self, peer_id: str, claims: dict[str, GroupClaim]) -> None:
+        self.rivals.heard(peer_id, claims)
 
     def connection_lost(self, peer_id: str) -> None:
         self.carrier.lost(peer_id)

@@ -100,7 +100,7 @@ def grants(
     an empty log, which compares by its beginning. A removed member with an empty log knows it by a notice
     alone: otherwise it would elect a voter whose disk was replaced, and whose configuration still names it.
     """
-    if not (member.sound or request.weighs):
+    if not (member.sound or request.weighs) or not member.may_take_part:
         return False
     if (request.last_term, request.last_index) < log.last_position:  # R-02
         return False

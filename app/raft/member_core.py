@@ -55,6 +55,14 @@ class MemberCore:
         self._member.electable = electable
 
     @property
+    def may_found(self) -> bool:
+        return self._member.may_found
+
+    @may_found.setter
+    def may_found(self, may_found: bool) -> None:
+        self._member.may_found = may_found
+
+    @property
     def committed_index(self) -> int:
         return self._member.committed_index
 

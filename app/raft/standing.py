@@ -93,7 +93,7 @@ class Standing:
         that names it, does not know which votes it needs.
         """
         member = self._member
-        if self.notice is not None or not member.electable:
+        if self.notice is not None or not member.electable or not member.may_take_part:
             return False
         if not member.knows_group and self.index == NO_INDEX:
             return False

@@ -27,10 +27,12 @@ class MemberState:
 
     sound: it holds all that it ever acknowledged or voted. An unsound member's acknowledgements and confirmed
     reads do not count, and its vote counts only when every voter grants (elections.py). electable: it holds
-    the log's state; without that it does not campaign. knows_group: `group` is that of the log's first
-    opening, if no record names another one. is_named: a record of the log names the group. group_index: of
-    the record that names another group than the configured one, NO_INDEX for none. former_voters: of the
-    group that the newest one replaced; () if the newest was known to be committed when it was adopted.
+    the log's state; without that it does not campaign. may_found: false while other nodes report another
+    group of the log: then a member neither campaigns nor votes before a record names its group. knows_group:
+    `group` is that of the log's first opening, if no record names another one. is_named: a record of the log
+    names the group. group_index: of the record that names another group than the configured one, NO_INDEX for
+    none. former_voters: of the group that the newest one replaced; () if the newest was known to be committed
+    when it was adopted.
     noticed_index: of a record that a peer knows to be committed, and that removes this member; NO_INDEX for
     none. stated_index and stated_by: the highest committed index that a leader has stated, as far as no later
     leader has shown that it is lost (EntryHandler.adopt_committed), and the last leader; NO_INDEX and None
@@ -49,6 +51,7 @@ class MemberState:
     leader_id: str | None = None
     sound: bool = True
     electable: bool = True
+    may_found: bool = True
     knows_group: bool = True
     is_named: bool = False
     group_index: int = NO_INDEX
@@ -62,6 +65,11 @@ class MemberState:
     @property
     def leads(self) -> bool:
         return self.role is Role.LEADER
+
+    @property
+    def may_take_part(self) -> bool:
+        """False for a member by which a second group of the log could begin."""
+        return self.may_found or self.is_named
 
     @property
     def majority(self) -> int:

@@ -126,6 +126,7 @@ STATUS_EXAMPLE: Final = {
     "sync_state_set": None,
     "confirm_offset": None,
     "certificates": [{"name": "tls_certificate", "end_ms": 1730000000000}],
+    "conflicts": ["the nodes differ in `replicas`: n2 has raft (n2, n3), n1 has raft (n1)"],
 }
 EPOCH_EXAMPLE: Final = {
     "epoch": 7,
@@ -242,7 +243,9 @@ _NULLABLE: Final = frozenset(
         "waits_for",
     )
 )  # fields whose example is a value, and that may be null
-_OPTIONAL: Final = frozenset(("schema_version", "holder", "unreachable_since_ms", "certificates"))
+_OPTIONAL: Final = frozenset(
+    ("schema_version", "holder", "unreachable_since_ms", "certificates", "conflicts")
+)
 _BY_NAME: Final = frozenset(("changed", "data", "failing", "limits", "peers", "priorities", "tables"))
 HEADERS_SCHEMA: Final[dict[str, Any]] = {
     "type": "array",

@@ -114,7 +114,13 @@ def _task_metrics(broker: Broker) -> Iterator[Metric]:
 
 
 def _node_metrics(broker: Broker) -> Iterator[Metric]:
-    """Yield the connections to the other nodes."""
+    """Yield the connections to the other nodes, and what contradicts between them."""
+    yield telemetry.gauge(
+        telemetry.GROUPS_DIFFER,
+        "1 while the configuration files of this node and the peer contradict each other about the log",
+        ("log", "peer"),
+        [((each.log, each.peer), 1.0) for each in broker.rivals.reported],
+    )
     yield telemetry.gauge(
         telemetry.PEER_MEMBER, "1 while the peer is a member of any log; other peers are called rarely",
         ("peer",),

@@ -102,7 +102,13 @@ def status_object(here: Served) -> dict[str, Any]:
         "sync_state_set": None if core.sync_state_set is None else list(core.sync_state_set),
         "confirm_offset": core.confirm_offset,
         **_certificates(broker),
+        **_conflicts(broker, hosted.name),
     }
+
+
+def _conflicts(broker: Broker, log: str) -> dict[str, Any]:
+    found = [str(each) for each in broker.rivals.reported if each.log == log]
+    return {"conflicts": found} if found else {}
 
 
 def _certificates(broker: Broker) -> dict[str, Any]:

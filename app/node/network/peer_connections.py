@@ -18,6 +18,7 @@ import msgspec
 from app.node.links.links import LinkedProtocol, Links
 from app.node.network import wire
 from app.node.network.frame_reader import LENGTH, FrameReader
+from app.node.network.group_claims import GroupClaim, announced
 from app.node.network.record_queue import FrameBuffer, RecordQueue
 from app.node.network.repair_messages import FetchAnswer
 from app.raft.config import RaftConfig
@@ -37,7 +38,6 @@ KEPT_MESSAGES: Final = 256  # for a peer without a connection
 KEPT_MESSAGE_MAX_BYTES: Final = 4096
 KEPT_S: Final = 3.0
 CARRIED_WAITING_MAX_BYTES: Final = MIB  # on a connection; beyond it no client's append joins the messages
-CARRIES_APPENDS: Final = " appends"  # after the version in a hello: earlier versions accept no other field
 UNACKNOWLEDGED_TIMEOUT_MS: Final = 5_000  # a peer that does not answer for this time: connect again
 
 WITH_RECORDS: Final = (PushRequest, FetchAnswer, StateChunk)  # messages that may carry records, in one order
@@ -47,7 +47,8 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sender and receiver. `to` detects an address that now belongs to another node.
 
     address: host:port at which the other nodes reach the sender. ha_address: where it accepts slaves.
-    version: with CARRIES_APPENDS after it if the sender takes the messages of append_messages.py.
+    version: with the groups of the sender's logs, and whether it takes the messages of append_messages.py
+    (group_claims.py).
     """
 
     protocol: int
@@ -90,6 +91,10 @@ class PeerOwner(Protocol):
         ...
 
     def is_member(self, peer_id: str) -> bool: ...
+
+    def claimed(self, peer_id: str, claims: dict[str, GroupClaim]) -> None:
+        """The peer has reported the groups of its logs."""
+        ...
 
     def connection_lost(self, peer_id: str) -> None:
         """The first connection to the peer was lost, or was never open."""
@@ -150,6 +155,7 @@ class OutgoingConnection(PeerConnection):
         super().__init__()
         self.peer_id = peer_id
         self.version: str | None = None
+        self.was_called = False  # at least once: it has answered, or it cannot be reached
         self.ha_address: str | None = None
         self._takes_appends = False
         self._owner = owner
@@ -183,7 +189,7 @@ class OutgoingConnection(PeerConnection):
                 if self._transport is not None:  # it was given up in the turn in which it was answered
                     self._transport.abort()
                     await self._lost.wait()
-                self.version = None
+                self.version, self.was_called = None, True
             else:
                 if address != self._address:  # it has moved meanwhile
                     self.close()
@@ -195,7 +201,7 @@ class OutgoingConnection(PeerConnection):
                 if self.version is not None:
                     delay_s, reached_s = RETRY_FIRST_S, loop.time()
                     self.ended()
-                self.version = None
+                self.version, self.was_called = None, True
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay_s * self._chance.uniform(0.5, 1.0)):
                     await self._hurry.wait()
@@ -270,9 +276,9 @@ class OutgoingConnection(PeerConnection):
             raise wire.CorruptFrame(f"{self.peer_id} refused: {bytes(frame[:200])!r}") from None
         if answer.cluster != self._owner.cluster_id or answer.source != self.peer_id:
             raise wire.CorruptFrame(f"{self._address} is not {self.peer_id} of this cluster")
-        self._takes_appends = answer.version.endswith(CARRIES_APPENDS)
-        self.version = answer.version.removesuffix(CARRIES_APPENDS)
-        self.ha_address = answer.ha_address
+        self.version, claims, self._takes_appends = announced(answer.version)
+        self.ha_address, self.was_called = answer.ha_address, True
+        self._owner.claimed(self.peer_id, claims)
         self.welcomed()
         oldest = asyncio.get_running_loop().time() - KEPT_S
         for when, buffers in self._kept:

@@ -1,8 +1,10 @@
 """Interface of the node that the transport between nodes uses."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from app.node.network.group_claims import GroupClaim
 from app.settings.model import Settings
 
 
@@ -49,6 +51,14 @@ class PeerHost(Protocol):
     def forget_peer(self, peer_id: str) -> bool:
         """A peer has not been a member for a long time, and cannot be reached. Return whether the transport
         may forget it too."""
+        ...
+
+    def claims(self) -> Mapping[str, GroupClaim]:
+        """Return the groups of the logs of this node. The peers receive them."""
+        ...
+
+    def claimed(self, peer_id: str, claims: dict[str, GroupClaim]) -> None:
+        """A peer has reported the groups of its logs."""
         ...
 
     def ha_address(self) -> str | None:

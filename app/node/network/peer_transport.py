@@ -34,8 +34,8 @@ from app.node.links.handshake import Identity, Purpose
 from app.node.links.links import Links
 from app.node.network import wire
 from app.node.network.frame_reader import LENGTH
+from app.node.network.group_claims import GroupClaim, announce, announced
 from app.node.network.peer_connections import (
-    CARRIES_APPENDS,
     HELLO_TIMEOUT_S,
     Hello,
     OutgoingConnection,
@@ -77,7 +77,7 @@ class PeerTransport:
         self.cluster_id = node.cluster_id
         self.node_id = node.node_id
         self.address = node.address
-        self._version = VERSION + CARRIES_APPENDS if takes_appends else VERSION
+        self._takes_appends = takes_appends
         self._listen = split_address(node.listen)
         self._host = host
         self._chance = chance
@@ -195,10 +195,23 @@ class PeerTransport:
             self.node_id,
             peer_id,
             self.address,
-            self._version,
+            announce(VERSION, self._host.claims(), takes_appends=self._takes_appends),
             ha_address=ha_address,
         )
         return msgspec.json.encode(hello)
+
+    def claimed(self, peer_id: str, claims: dict[str, GroupClaim]) -> None:
+        """The peer has reported the groups of its logs."""
+        self._host.claimed(peer_id, claims)
+
+    @property
+    def has_called_all(self) -> bool:
+        """True if each known peer has answered once, or could not be reached."""
+        return all(peer.was_called for peer in self._outgoing.values())
+
+    def is_connected(self, peer_id: str) -> bool:
+        """Return whether a connection with the peer is open, in any direction."""
+        return self.peer_version(peer_id) is not None or peer_id in self.connected()
 
     def received(self, source: str, frame: memoryview) -> None:
         log_id, message = wire.decode(frame)
@@ -288,6 +301,7 @@ class _Incoming(PeerConnection):
             return
         owner.links.handshakes.leave(self)
         owner.heard_from(self, hello.source, hello.address)
+        owner.claimed(hello.source, announced(hello.version).claims)
         self._reader.raise_limit(FRAME_MAX_BYTES)
         self._reply(owner.hello_to(hello.source))
 

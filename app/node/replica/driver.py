@@ -23,6 +23,7 @@ from typing import Any
 from app.errors import NoLeader, ReadIndexUnavailable, TransferFailed
 from app.log.commands import Command
 from app.log.contract import (
+    NO_INDEX,
     AppendRequest,
     CoreEvent,
     Durability,
@@ -302,6 +303,15 @@ class LogDriver:
     def group(self) -> GroupConfig:
         """The group as this replica knows it."""
         return self._state.group.group
+
+    @property
+    def is_unborn(self) -> bool:
+        """True before the first record of the log: only the configuration names the group."""
+        return self.log.end_index == NO_INDEX and self.state.membership is None
+
+    def let_found(self, may_found: bool) -> None:
+        """Set whether this replica may take part in the beginning of the log's group."""
+        self._core.may_found = may_found
 
     @property
     def addresses(self) -> Mapping[str, Address]:

@@ -9,6 +9,7 @@ from app.controller.commands import DeleteLog
 from app.controller.messages import CommandRequest
 from app.node.network.append_messages import DECLINED, CarriedAnswers, CarriedAppend, CarriedAppends
 from app.node.network.audit_messages import AuditRequest
+from app.node.network.group_claims import GroupClaim
 from app.node.network.peer_host import PeerIdentity
 from app.node.network.peer_transport import PeerTransport
 from app.node.network.repair_messages import DigestRequest, FetchRequest
@@ -40,6 +41,12 @@ class Outsider:
 
     def forget_peer(self, peer_id: str) -> bool:
         return False
+
+    def claims(self) -> dict[str, GroupClaim]:
+        return {}
+
+    def claimed(self, peer_id: str, claims: dict[str, GroupClaim]) -> None:
+        pass
 
     def ha_address(self) -> str | None:
         return None

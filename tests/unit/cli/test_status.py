@@ -1,4 +1,4 @@
-"""`commitlog status`: nodes that are silent, refuse or have certificates that end."""
+"""`commitlog status`: nodes that are silent, refuse, contradict each other or have certificates that end."""
 
 import json
 import time
@@ -98,6 +98,19 @@ def test_status_names_a_certificate_that_ends_soon() -> None:
     refused = "ended at 1970-01-01T00:00:00Z, connections with it are refused: replace it"
     assert any(line.startswith(f"n1: peer_tls_ca {refused}") for line in shown.splitlines())
     assert "n1: tls_ca" not in shown
+
+
+def test_status_names_the_contradictions_of_configuration_files() -> None:
+    text = "the nodes differ in `replicas`: n2 has raft (n2, n3), n1 has raft (n1)"
+
+    def answer(asked: Asked) -> Scripted:
+        if asked.path == "/v1/cluster":
+            return Scripted(200, {"nodes": [{"id": "n1", "url": node.url}]})
+        return Scripted(200, {**LEADER, "peers": [], "conflicts": [text]})
+
+    with fake_service(answer) as node:
+        shown = run("status", url=node.url).output
+    assert " ".join(shown.split()).endswith(f"n1: {text}")
 
 
 def test_status_of_an_unknown_log_is_not_found() -> None:

@@ -1,15 +1,17 @@
-"""State of a replica when it opens: committed index, trims, resets."""
+"""State of a replica when it opens: committed index, trims, resets; and the first group of a log (R-10)."""
 
 from pathlib import Path
 
 import pytest
 
 from app.log.commands import Trim
-from app.log.contract import NO_INDEX, Reset
+from app.log.contract import NO_INDEX, Reset, Role
 from app.raft.messages import Heartbeat, PushRequest, PushType, VoteAnswer, VoteRequest
 from app.raft.state import committed_at_open
+from storage.log.hard_state import HardState
 from tests.unit.node.replica.driver_support import Node, Seams, follower_of_n2, push_to, result
-from tests.unit.raft.support import Group, MemoryLog, log_of
+from tests.unit.raft.support import Group, Member, MemoryLog, log_of
+from tests.unit.raft.test_doubt import blank_group
 
 
 def trimmed_log(begin_index: int, *terms: int) -> MemoryLog:
@@ -145,3 +147,59 @@ def test_a_reset_survives_a_crash_before_the_next_checkpoint(tmp_path: Path) -> 
     node.driver.deliver("n2", Heartbeat(1, "n2", 5, 1))
     node.tick(20)
     assert node.seams.failures == []
+
+
+def let_found(group: Group, may_found: bool) -> None:
+    for member in group.members.values():
+        member.core.may_found = may_found
+
+
+@pytest.mark.rule("R-10")
+@pytest.mark.parametrize("blocked", [("n1",), ("n1", "n2", "n3")])
+def test_a_new_group_does_not_begin_while_one_of_its_voters_knows_another_one(
+    blocked: tuple[str, ...],
+) -> None:
+    group = blank_group()
+    for name in blocked:
+        group[name].core.may_found = False
+    group.pass_time(10_000)
+    assert not any(member.leads for member in group.members.values())
+    assert all(member.core.term == 0 for member in group.members.values())
+    let_found(group, True)
+    group.pass_time(5_000)
+    assert group.leader.core.group.voters == ("n1", "n2", "n3")
+
+
+@pytest.mark.rule("R-10")
+def test_a_voter_alone_waits_until_it_may_begin_the_group() -> None:
+    """It would otherwise lead in the instant in which it starts, before any other node could report."""
+    group = Group(1)
+    member = group.members["n1"] = Member("n1", group, MemoryLog(), HardState(), NO_INDEX)
+    member.core.may_found = False
+    member.core.start(group.now_ms)
+    group.pass_time(5_000)
+    assert (member.core.role, member.core.term) == (Role.FOLLOWER, 0)
+    member.core.may_found = True
+    group.pass_time(3_000)
+    assert member.leads
+
+
+@pytest.mark.rule("R-10")
+def test_a_group_that_exists_elects_leaders_whatever_other_nodes_report() -> None:
+    group = Group(3)
+    group.elect("n1")
+    group.settle()
+    let_found(group, False)
+    group.elect("n2")
+    group.settle()
+    assert group.leader.name == "n2"
+    assert group["n1"].log.end_index > NO_INDEX
+
+
+@pytest.mark.rule("R-10")
+def test_a_new_member_that_may_not_begin_a_group_refuses_its_vote() -> None:
+    group = blank_group()
+    group["n2"].core.may_found = False
+    group["n2"].step("n1", VoteRequest(1, NO_INDEX, 0, pre_vote=True, weighs=True))
+    answers = group.take("n2", "n1", VoteAnswer)
+    assert [message.granted for message in answers if isinstance(message, VoteAnswer)] == [False]

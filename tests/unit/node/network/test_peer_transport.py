@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from app.node.network import peer_connections as module
 from app.node.network.frame_reader import FrameReader
+from app.node.network.group_claims import GroupClaim
 from app.node.network.peer_connections import RetryConfig
 from app.node.network.peer_host import PeerIdentity
 from app.node.network.peer_transport import PeerTransport
@@ -56,6 +57,8 @@ class Host:
     connection_lost: Callable[[str], None] = lambda _peer: None
     is_member: Callable[[str], bool] = lambda _peer: True
     forget_peer: Callable[[str], bool] = lambda _peer: False
+    claims: Callable[[], dict[str, GroupClaim]] = dict
+    claimed: Callable[[str, dict[str, GroupClaim]], None] = lambda _peer, _claims: None
     ha_address: Callable[[], str | None] = lambda: None
 
 
@@ -150,11 +153,14 @@ def test_appends_are_sent_only_to_a_peer_that_announces_that_it_takes_them() -> 
     async def test() -> None:
         addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
         lost: list[str] = []
+        heard: dict[str, dict[str, GroupClaim]] = {}
 
         def node(k: int, *, takes_appends: bool) -> PeerTransport:
             name, other = f"n{k + 1}", f"n{2 - k}"
             local = PeerIdentity(cluster_id="c", node_id=name, listen=addresses[k], address=addresses[k])
-            peers, host = [(other, addresses[1 - k])], Host(connection_lost=lost.append)
+            claims = {name: GroupClaim("raft", (name,), is_named=False)}
+            host = Host(connection_lost=lost.append, claims=lambda: claims, claimed=heard.__setitem__)
+            peers = [(other, addresses[1 - k])]
             return PeerTransport(local, peers, host, random.Random(1), takes_appends=takes_appends)
 
         newer, older = node(0, takes_appends=True), node(1, takes_appends=False)
@@ -164,6 +170,9 @@ def test_appends_are_sent_only_to_a_peer_that_announces_that_it_takes_them() -> 
         await older.start()
         await until(lambda: newer.peer_version("n2") and older.peer_version("n1"))
         assert older.peer_version("n1") == newer.peer_version("n2") == VERSION
+        assert {peer: list(claims) for peer, claims in heard.items()} == {"n1": ["n1"], "n2": ["n2"]}
+        assert newer.has_called_all
+        assert newer.is_connected("n2")
         assert older.carries_appends("n1")
         assert not newer.carries_appends("n2")
         lost.clear()
