@@ -1,0 +1,142 @@
+"""Time limits of a connection, by the loop's time that the test gives: who is late, and who is not."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import uvicorn
+
+from app.api.read.outlet import OUTLET
+from app.listener.connection import _BODY_GRACE_S, _EOF_GRACE_S, Connection
+from app.listener.listener import Listener
+from app.settings.model import HttpSettings
+from app.telemetry import Meter
+from tests.support.connections import connect
+
+SETTINGS = HttpSettings(head_timeout_ms=10_000, body_timeout_ms=3_000, write_timeout_ms=9_000)
+KEEP_ALIVE_S = 2.0
+BODY_S = 3.0 + _BODY_GRACE_S
+POST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n"
+
+
+class Scene:
+    """A connection of an application that answers when the test lets it. Times: seconds since its begin."""
+
+    def __init__(self) -> None:
+        self.scopes: list[Any] = []
+        self.may_answer = asyncio.Event()
+        self.listener = Listener(SETTINGS, 100, Meter())
+        protocol: Any = partial(Connection, self.listener)
+        config = uvicorn.Config(
+            self.application,
+            http=protocol,
+            interface="asgi3",
+            lifespan="off",
+            log_config=None,
+            timeout_keep_alive=KEEP_ALIVE_S,  # type: ignore[arg-type]
+        )
+        config.load()
+        self.connection, self.transport = connect(self.listener, config)
+        self.connection._head_since_s = self.connection._received_s = 0.0
+
+    async def application(self, scope: Any, receive: Any, send: Any) -> None:
+        self.scopes.append(scope)
+        while (await receive()).get("more_body"):
+            pass
+        await self.may_answer.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    def receive(self, data: bytes, at_s: float = 0.0) -> None:
+        self.connection.data_received(data)
+        self.connection._received_s = at_s
+        if self.connection._in_head:
+            self.connection._head_since_s = 0.0
+
+    def ends_at(self, at_s: float) -> bool:
+        """Return whether the limits end the connection by then."""
+        self.connection.enforce(at_s)
+        return self.transport.closing
+
+
+def run(test: Callable[[Scene], Any]) -> None:
+    async def main() -> None:
+        scene = Scene()
+        await test(scene)
+        scene.transport.close()
+        scene.connection.connection_lost(None)
+        for task in scene.connection.tasks:
+            task.cancel()
+        await asyncio.gather(*scene.connection.tasks, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_a_client_without_a_request_is_idle_and_one_within_a_head_is_not() -> None:
+    async def idle(scene: Scene) -> None:
+        assert not scene.ends_at(KEEP_ALIVE_S)
+        assert scene.ends_at(KEEP_ALIVE_S + 0.1)
+        assert scene.transport.sent == b""
+
+    async def within_head(scene: Scene) -> None:
+        scene.receive(POST[:9])
+        assert not scene.ends_at(10.0)
+        assert scene.ends_at(10.1)
+        assert scene.transport.sent.startswith(b"HTTP/1.1 408 ")
+
+    run(idle)
+    run(within_head)
+
+
+def test_a_body_has_its_own_limit_from_its_last_part_on() -> None:
+    async def test(scene: Scene) -> None:
+        scene.receive(POST)
+        assert not scene.ends_at(BODY_S)
+        scene.receive(b"o", at_s=BODY_S)
+        assert not scene.ends_at(2 * BODY_S)
+        assert scene.ends_at(2 * BODY_S + 0.1)
+        assert scene.transport.sent.startswith(b"HTTP/1.1 408 ")
+
+    run(test)
+
+
+def test_a_client_that_waits_for_its_answer_is_not_late() -> None:
+    async def test(scene: Scene) -> None:
+        scene.receive(POST + b"ok")
+        assert not scene.ends_at(1_000.0)
+        scene.receive((POST + b"ok") * 3)  # the node reads no more until it has answered
+        assert scene.transport.paused
+        scene.receive(POST[:9])
+        assert not scene.ends_at(2_000.0)
+        assert not scene.ends_at(2_010.0)
+
+    run(test)
+
+
+@pytest.mark.parametrize("unread", [0, 5])
+def test_after_its_end_a_client_has_its_answers_for_a_time_limit(unread: int) -> None:
+    """What it has not read yet is on its way: only the limit of unread answers ends that."""
+
+    async def test(scene: Scene) -> None:
+        scene.receive(POST + b"ok")
+        assert scene.connection.eof_received()
+        scene.connection._eof_s = 0.0
+        scene.transport.get_write_buffer_size = lambda: unread  # type: ignore[method-assign]
+        assert not scene.ends_at(_EOF_GRACE_S)
+        assert scene.ends_at(_EOF_GRACE_S + 0.1) == (not unread)
+
+    run(test)
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_only_a_client_that_knows_chunks_gets_them_from_a_stream(version: bytes) -> None:
+    async def test(scene: Scene) -> None:
+        scene.receive(b"GET / HTTP/" + version + b"\r\nhost: x\r\n\r\n")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        [scope] = scene.scopes
+        assert (OUTLET in scope) == (version == b"1.1")
+
+    run(test)
