@@ -20,7 +20,7 @@ from app.controller.log_state import MetadataLogState
 from app.controller.messages import BrokerHeartbeat, CommandAnswer, CommandRequest
 from app.controller.metadata import Log, LogSpec, Replica
 from app.controller.senders import only_sender_of
-from app.errors import CommitlogError, ReadIndexUnavailable, StorageFull
+from app.errors import CommitlogError, QuorumTimeout, ReadIndexUnavailable, StorageFull
 from app.log.contract import AppendRequest, GroupConfig, Role
 from app.node.metadata.controller_server import MAX_OPEN_REQUESTS, ControllerServer, ControllerSetup
 from app.node.replica.driver import LogDriver
@@ -44,6 +44,7 @@ class Bench:
         self.sent: list[Any] = []
         self.turns: list[Any] = []
         self.rounds = 0  # appended
+        self.outcome: CommitlogError = StorageFull("n1")  # of each round
         self.now_ms = 1_000
         leader = SimpleNamespace(role=Role.LEADER, term=1, leader_id="c1", committed_index=0)
         leader.log = SimpleNamespace(end_index=0, last_term=1, next_index=1, begin_index=0)
@@ -87,9 +88,8 @@ class Bench:
         self.reads.pop()(7)
 
     def append(self, _request: AppendRequest, done: Any) -> None:
-        """The disk is full."""
         self.rounds += 1
-        done(StorageFull("n1"))
+        done(self.outcome)
 
     def ask(self, source: str, id: int, command: AnyCommand) -> None:
         self.server.take(source, CommandRequest(id, command, -1))
@@ -125,6 +125,18 @@ def test_a_round_that_a_full_disk_refuses_is_decided_again_once_a_tick() -> None
         assert bench.turn() == []
         assert bench.rounds == rounds
         bench.server.tick()
+
+
+@pytest.mark.rule("C-01")
+def test_a_round_whose_outcome_is_unknown_is_not_decided_a_second_time() -> None:
+    """Its events may commit later, and a second decision would contradict them."""
+    bench = Bench()
+    bench.outcome = QuorumTimeout(1)
+    bench.ask("n1", 1, CreateLog("b", LogSpec(replication="controller", replicas=("n1", "n2")), "change"))
+    for _ in range(3):
+        assert bench.turn() == []
+        bench.server.tick()
+    assert bench.rounds == 1
 
 
 @pytest.mark.rule("R-08", "C-05")

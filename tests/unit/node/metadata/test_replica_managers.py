@@ -11,7 +11,7 @@ from app.controller.config import ControllerConfig
 from app.controller.messages import BrokerHeartbeatAnswer
 from app.controller.metadata import Log
 from app.controller.state_machine import Metadata
-from app.node.metadata.replica_managers import ReplicasManagers
+from app.node.metadata.replica_managers import ManagedReplica, ReplicasManagers
 from storage.errors import StorageFull
 from tests.support.memory_files import MemoryFiles
 from tests.unit.controller.support import Quorum
@@ -94,6 +94,67 @@ def test_the_work_of_an_answer_does_not_grow_with_the_square_of_the_logs() -> No
     for answered in [*asked]:
         answered(Done(1, value=7))
     assert (len(saved), len(asked), steps[0]) == (100, 50, 150)
+
+
+@pytest.mark.rule("A-11", "C-05")
+def test_each_copy_gets_its_own_part_of_an_answer_and_all_are_asked_to_leave() -> None:
+    taken: dict[str, Any] = {}
+    left: list[str] = []
+    unused: Any = None
+    client: Any = SimpleNamespace(heartbeat_now=lambda: None)
+    known: list[Any] = [SimpleNamespace(log=lambda name: name)]
+    services: Any = SimpleNamespace(clock=SimpleNamespace(monotonic_ms=lambda: 0))
+    controller: Any = SimpleNamespace(log=SimpleNamespace(durable_index=7, first_index=3))
+    managers = ReplicasManagers(
+        services, ControllerConfig(), metadata=lambda: known[0], controller=lambda: controller, client=client
+    )
+    steps: list[tuple[str, int]] = []
+
+    class Manager:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def heartbeat_answered(self, *given: Any) -> None:
+            taken[self.name] = given
+
+        def step(self, _metadata: Any, _view: Any, _now_ms: int, durable_index: int) -> list[Any]:
+            steps.append((self.name, durable_index))
+            return []
+
+        def leave(self) -> None:
+            left.append(self.name)
+
+        def has_left(self, log: Any) -> bool:
+            assert log == self.name
+            return log != "c"
+
+    for name in ("a", "b", "c", "closed"):
+        manager: Any = Manager(name)
+        managers._replicas[name] = ManagedReplica(
+            manager, unused, unused, unused, lambda name=name: name != "closed"
+        )
+    answer = BrokerHeartbeatAnswer(
+        1, "c1", 9, (("b", 4), ("a", 5)), ("c",), ("n1", "n2"), leases=(900, 700), withheld_epochs=(6,)
+    )
+    managers.heartbeat_answered(answer, 77)
+    alive = ("n1", "n2")
+    assert taken == {
+        "a": ((("a", 5),), (), alive, 77, (700,), ()),
+        "b": ((("b", 4),), (), alive, 77, (900,), ()),
+        "c": ((), ("c",), alive, 77, (), (6,)),
+        "closed": ((), (), alive, 77, (), ()),
+    }
+    assert steps == [("a", 7), ("b", 7), ("c", 7)]
+    assert not managers.leave()
+    assert left == ["a", "b", "c", "closed"]
+    assert len(steps) == 6
+    managers.detach("c")
+    assert managers.leave()
+    controller.log = SimpleNamespace(durable_index=-1, first_index=3)  # all before 3 came with the state
+    managers.tick()
+    assert steps[-1] == ("b", 2)
+    known[0] = None
+    assert managers.leave()
 
 
 @pytest.mark.rule("C-03")
