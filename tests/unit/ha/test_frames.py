@@ -227,6 +227,19 @@ def test_garbage_is_refused_at_once(text: str, decode: Decode) -> None:
         FrameSplitter(decode).feed(bytes.fromhex(text))
 
 
+@pytest.mark.parametrize("wrong", ["end_offset", "next_index", "epoch"])
+def test_a_history_below_zero_is_refused(wrong: str) -> None:
+    numbers = {"end_offset": 100, "next_index": 5, "epoch": 3}
+
+    def preface() -> bytes:
+        return encode_preface(Preface(1, 2, history=History(**numbers, chain=bytes(8))))
+
+    assert decode_preface(memoryview(preface())) is not None
+    numbers[wrong] = -1
+    with pytest.raises(CorruptHaFrame):
+        decode_preface(memoryview(preface()))
+
+
 @pytest.mark.rule("A-07")
 def test_thousands_of_epochs_fit_into_one_handshake_byte_by_byte() -> None:
     answer = HandshakeAnswer(10_000_000, 20_000, tuple(EpochStart(n, n * 100) for n in range(1, 20_001)))
