@@ -1,4 +1,4 @@
-"""Time limits of a connection, by the loop's time that the test gives: who is late, and who is not."""
+"""Ends of a connection, by its time limits and by its client, at the loop's time that the test gives."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from app.listener.listener import Listener
 from app.settings.model import HttpSettings
 from app.telemetry import Meter
 from tests.support.connections import connect
+from tests.support.event_loop import until
 
 SETTINGS = HttpSettings(head_timeout_ms=10_000, body_timeout_ms=3_000, write_timeout_ms=9_000)
 KEEP_ALIVE_S = 2.0
@@ -43,6 +44,9 @@ class Scene:
 
     async def application(self, scope: Any, receive: Any, send: Any) -> None:
         self.scopes.append(scope)
+        if scope["path"].endswith(":stream"):
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"one", "more_body": True})
         while (await receive()).get("more_body"):
             pass
         await self.may_answer.wait()
@@ -138,5 +142,42 @@ def test_only_a_client_that_knows_chunks_gets_them_from_a_stream(version: bytes)
         await asyncio.sleep(0)
         [scope] = scene.scopes
         assert (OUTLET in scope) == (version == b"1.1")
+
+    run(test)
+
+
+def test_a_read_ends_with_its_client_and_a_write_does_not() -> None:
+    """A read may wait for a minute, and its answer has no reader; the client of a write may wait for it."""
+
+    async def read(scene: Scene) -> None:
+        scene.receive(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert not scene.connection.eof_received()
+
+    async def write(scene: Scene) -> None:
+        scene.receive(POST + b"ok")
+        assert scene.connection.eof_received()
+
+    async def write_over_tls(scene: Scene) -> None:
+        scene.connection.scheme = "https"
+        scene.receive(POST + b"ok")
+        assert not scene.connection.eof_received()
+
+    async def half_a_write(scene: Scene) -> None:
+        scene.receive(POST + b"o")
+        assert not scene.connection.eof_received()
+
+    for test in (read, write, write_over_tls, half_a_write):
+        run(test)
+
+
+def test_junk_within_a_stream_of_appends_adds_no_answer_to_those_of_the_stream() -> None:
+    """Its client would take the refusal for a part of the answer that it is reading."""
+
+    async def test(scene: Scene) -> None:
+        scene.receive(b"POST /x:stream HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n")
+        await until(lambda: scene.transport.sent.endswith(b"one\r\n"))
+        sent = bytes(scene.transport.sent)
+        scene.receive(b"zz\r\n")
+        assert (scene.transport.closing, bytes(scene.transport.sent)) == (True, sent)
 
     run(test)
