@@ -14,6 +14,7 @@ from app.settings.private_files import check_private
 
 SECRET_MIN_BYTES: Final = 16
 SECRET_MAX_BYTES: Final = 1_024
+_NOT_PEM: Final = "PEM files are needed, each of them complete, and a key without a passphrase"
 SECRETS_MAX: Final = 2  # the secret that this node uses, and the one before or after it
 
 
@@ -107,5 +108,9 @@ def readable(what: str) -> Iterator[None]:
     """Raise ConfigError, with the names of the settings, for files that cannot be loaded in the block."""
     try:
         yield
-    except OSError as error:  # ssl.SSLError is one
+    except ssl.SSLError as error:
+        is_other = error.reason == "KEY_VALUES_MISMATCH"
+        reason = "the key is not that of the certificate" if is_other else _NOT_PEM
+        raise ConfigError(f"[security] {what}: {reason}") from error
+    except OSError as error:
         raise ConfigError(f"[security] {what}: {error.strerror or error}") from error
