@@ -178,12 +178,13 @@ def build_info(version: str, node: str) -> Metric:
 # --- log lines ------------------------------------------------------------------------------------------
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/@+-]+")
-_CONTROL: Final = {code: f"\\u{code:04x}" for code in range(127, 160)}  # JSON escapes those before 32 alone
 _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
 class LineFormatter(logging.Formatter):
-    """One line for each record, as logfmt or as JSON: line breaks and control characters are escaped."""
+    """One line for each record, as logfmt or as JSON. All that is not printable is escaped: line breaks, also
+    those of Unicode, control characters, marks that reverse the order of the text, halves of surrogate pairs.
+    """
 
     def __init__(self, *, as_json: bool = False) -> None:
         super().__init__()
@@ -203,13 +204,25 @@ class LineFormatter(logging.Formatter):
         if record.exc_info:
             pairs["trace"] = self.formatException(record.exc_info)
         if self._as_json:
-            return json.dumps(pairs, ensure_ascii=False, default=str).translate(_CONTROL)
+            return _as_json(pairs)
         return " ".join(f"{name}={_quoted(value)}" for name, value in pairs.items())
 
 
 def _quoted(value: object) -> str:
     text = str(value)
-    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False).translate(_CONTROL)
+    return text if _PLAIN.fullmatch(text) else _as_json(text)
+
+
+def _as_json(value: object) -> str:
+    """Return JSON in which every character is printable."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def _escaped(sign: str) -> str:
+    if sign.isprintable():
+        return sign
+    return "\\u007f" if sign == "\x7f" else json.dumps(sign)[1:-1]  # which leaves that one as it is
 
 
 def configure_logging(level: int | str = logging.INFO, *, as_json: bool = False) -> None:

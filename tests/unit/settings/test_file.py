@@ -274,7 +274,7 @@ def test_the_level_holds_for_warnings_of_asyncio_too(level: str, printed: bool) 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_line_cannot_control_a_terminal(as_json: bool) -> None:
     """Text of an unidentified peer is in it, for example."""
-    text = "\x1b[2J \x9b2J \x7f \x85 ok"
+    text = "\x1b[2J \x9b2J \x7f \x85 \u2028 \u2029 \u202e \ud800 \U000e0001 ok 😀 é"
     line = LineFormatter(as_json=as_json).format(logging.makeLogRecord({"msg": "m", "reason": text}))
     assert line.isprintable()
     quoted = line[line.index('"\\u001b') :].removesuffix("}")
