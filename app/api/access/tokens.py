@@ -114,7 +114,7 @@ class Tokens:
             if not is_settled:
                 return
             if text != self._text:
-                self._replace(_parsed(self._path, text))
+                self._replace(await asyncio.to_thread(_parsed, self._path, text))
                 self._text = text
                 logger.info("tokens file read again", extra={"tokens": len(self._callers)})
         except ConfigError as error:
