@@ -31,6 +31,7 @@ from app.ha.frames import (
 )
 from app.ha.messages import INCOMING, Closed, Drained, Opened
 from app.node.links.links import LinkedProtocol, Links
+from app.node.links.unreached import Unreached
 from storage.units import KIB
 
 logger = logging.getLogger(__name__)
@@ -79,11 +80,13 @@ class AttachedLog:
     dialled: str = ""  # address of the last master that was dialled
     fruitless: int = 0  # consecutive own connections to it that ended without a byte
     dial_at_s: float = 0.0  # on the loop's clock: not before
+    unreached: Unreached = field(default_factory=lambda: Unreached("ha"))
 
     def next_dial_s(self, address: str) -> float:
         """Return when a master may be dialled, on the loop's clock. Another one than the last: at once."""
         if address != self.dialled:
             self.dialled, self.fruitless, self.dial_at_s = address, 0, 0.0
+            self.unreached.reached()
         return self.dial_at_s
 
 

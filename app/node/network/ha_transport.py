@@ -184,8 +184,10 @@ class HaTransport:
                     port,
                     connect.node,
                 )
+            owner.unreached.reached()
         except (OSError, TimeoutError, ValueError) as error:
             if self._connections.logs.get(owner.log_id) is owner:
+                owner.unreached.failed(connect.node, address, error, loop.time())
                 owner.deliver(key, Closed(f"{address}: {error!r}"))
 
 

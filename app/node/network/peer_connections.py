@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, cast
 import msgspec
 
 from app.node.links.links import LinkedProtocol, Links
+from app.node.links.unreached import Unreached
 from app.node.network import wire
 from app.node.network.frame_reader import LENGTH, FrameReader
 from app.node.network.group_claims import GroupClaim, announced
@@ -169,6 +170,7 @@ class OutgoingConnection(PeerConnection):
         self._hurry = asyncio.Event()
         self._limit: asyncio.Timeout | None = None  # of the call in progress
         self._second: RecordConnection | None = None  # while this connection is open
+        self._unreached = Unreached("peer")
 
     async def keep_connected(self) -> None:
         """Connect, wait until the connection is lost, pause, and repeat, until cancelled.
@@ -184,8 +186,8 @@ class OutgoingConnection(PeerConnection):
             address = self._address
             try:
                 await self._connect(*address)
-            except (OSError, TimeoutError, ValueError):
-                # The peer is down, or its host cannot exist: visible in /v1/cluster.
+            except (OSError, TimeoutError, ValueError) as error:  # it is down, or its host cannot exist
+                self.not_reached(error, loop.time())
                 if self._transport is not None:  # it was given up in the turn in which it was answered
                     self._transport.abort()
                     await self._lost.wait()
@@ -233,6 +235,7 @@ class OutgoingConnection(PeerConnection):
         """Call the peer at this address from now on; no effect if it is the known one."""
         if address != self._address:
             self._address = address
+            self._unreached.reached()
             self.close()
             self.hurry()
 
@@ -257,11 +260,18 @@ class OutgoingConnection(PeerConnection):
     def welcomed(self) -> None:
         """The connection is open: open the one for records."""
         logger.info("peer connected", extra={"peer": self.peer_id})
+        self._unreached.reached()
         self._second = self._owner.connect_for_records(self.peer_id, self._address)
 
     def ended(self) -> None:
         """The connection was open, and is lost."""
         logger.info("peer lost", extra={"peer": self.peer_id})
+
+    def not_reached(self, error: Exception, now_s: float) -> None:
+        """A call has failed."""
+        if self._owner.is_member(self.peer_id):
+            host, port = self._address
+            self._unreached.failed(self.peer_id, f"{host}:{port}", error, now_s)
 
     def _welcome_is_late(self) -> None:
         if self.version is None:
@@ -411,6 +421,9 @@ class RecordConnection(OutgoingConnection):
 
     def ended(self) -> None:
         """Do nothing: the first connection reports whether the peer is reached."""
+
+    def not_reached(self, error: Exception, now_s: float) -> None:
+        """Do nothing, as in `ended`."""
 
 
 def _bound_silence(transport: asyncio.Transport) -> None:

@@ -232,6 +232,11 @@ class PeerTransport:
         connection.source = peer_id
         if peer_id not in self._outgoing:
             self._unknown.add(peer_id)
+            logger.warning(
+                "a node calls that neither the file of this node nor a log names: if it belongs to the "
+                "cluster, add it to the file",
+                extra={"peer": peer_id, "address": address},
+            )
         self.add_peer(peer_id, address)
         self._outgoing[peer_id].hurry()
         of_peer = [each for each in self._incoming if each.source == peer_id]

@@ -1,0 +1,48 @@
+"""Log lines about an address that cannot be reached."""
+
+import logging
+import os
+from typing import Final
+
+logger = logging.getLogger(__name__)
+
+UNREACHED_S: Final = 5.0  # a restart of the other node is shorter
+
+
+class Unreached:
+    """One warning for each reason for which calls fail, once they have failed for UNREACHED_S seconds.
+
+    A call that succeeds, or one to another address, begins again: see `reached`. Times are seconds of the
+    event loop.
+    """
+
+    def __init__(self, port: str) -> None:
+        """port: `peer` or `ha`, for the log line."""
+        self._port = port
+        self._since_s: float | None = None
+        self._reported: set[str] = set()
+
+    def reached(self) -> None:
+        """Begin again: the next failure is the first one."""
+        self._since_s = None
+        self._reported.clear()
+
+    def failed(self, node: str | None, address: str, error: Exception, now_s: float) -> None:
+        """A call of the node at host:port has failed. node: its id, None if it is not known."""
+        if self._since_s is None:
+            self._since_s = now_s
+        reason = _reason(error)
+        if now_s - self._since_s >= UNREACHED_S and reason not in self._reported:
+            self._reported.add(reason)
+            logger.warning(
+                "a node cannot be reached",
+                extra={"port": self._port, "peer": node, "address": address, "reason": reason},
+            )
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    if isinstance(error, TimeoutError):
+        return "no answer: the node or its machine is down, or a firewall drops the packets"
+    return str(error) or type(error).__name__
