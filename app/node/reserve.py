@@ -152,6 +152,7 @@ class ReservedFiles:
         self.make_folders = files.make_folders
         self.rename = files.rename
         self.remove = files.remove
+        self.remove_folder = files.remove_folder
         self.sync_folder = files.sync_folder
         self.boot_id = files.boot_id
         self.created_at = files.created_at

@@ -17,6 +17,7 @@ from app.node.metadata.folders import LogFolders
 from app.node.metadata.replica_identity import IdentityFile
 from app.node.repair.marker import Note, RepairMarker
 from app.node.repair.receipts import ReceiptWriter
+from app.node.reserve import ReservedFiles
 from app.settings.model import LogSettings
 from storage.errors import CorruptFile, DiskError, SyncFailed
 from storage.file_system import FileSystem, write_durably
@@ -25,6 +26,7 @@ from storage.format.batch import stamp
 from storage.format.records import RecordColumns, encode_body
 from storage.log.aside import set_aside
 from storage.log.commitlog import Commitlog, CommitlogConfig
+from storage.watched_files import SyncsInProgress, WatchedFiles
 from tests.support.memory_files import MemoryFiles, PowerCut
 
 
@@ -56,7 +58,8 @@ def entries(folder: Path) -> list[str]:
 
 def test_a_log_that_was_deleted_leaves_nothing_in_the_data_folder(tmp_path: Path) -> None:
     """Three folders a log would stay: a node whose logs come and go would have millions in some years."""
-    files, data = OsFileSystem(), str(tmp_path)
+    no_reserve: Any = None  # none of these files meets a full disk
+    files, data = ReservedFiles(WatchedFiles(OsFileSystem(), SyncsInProgress()), no_reserve), str(tmp_path)
     folders = LogFolders(files, data)
     folders.finish_removals()
     folders.prepare("kept", 0, 1)
