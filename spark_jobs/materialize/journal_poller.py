@@ -10,7 +10,7 @@ from spark_jobs.source.log_reads import LogReads
 
 
 class JournalPoller:
-    """Next seqs of all journals, by log and node, asked when a caller wants them."""
+    """Next seqs of all journals, by node and log, asked when a caller wants them."""
 
     def __init__(self, client: LogReads, each_s: float) -> None:
         """client: of any log, for one thread at a time. each_s: least time between two rounds of calls."""
@@ -39,11 +39,11 @@ class JournalPoller:
             return
         for node in nodes:
             try:
-                for log, ends in self._client.ends(node.url).items():
-                    self._next_seqs.setdefault(log, {})[node.id] = ends.events
+                found = self._client.ends(node.url)
+                self._next_seqs[node.id] = {log: ends.events for log, ends in found.items()}
             except SourceError:
                 continue
 
     def of(self, log: str) -> Mapping[str, int]:
         """Return the next seq by node, as last reported."""
-        return self._next_seqs.get(log, {})
+        return {node: seqs[log] for node, seqs in list(self._next_seqs.items()) if log in seqs}

@@ -181,6 +181,8 @@ class RecordsQuery:
             wait(work)
         if not self._stopping.is_set() and ended == self._ended_queries:
             self.streamed.update({log: until for log, (_, until) in ranges.items()})
+            for log in self.streamed.keys() - end.logs.keys():  # deleted
+                del self.streamed[log]
             self._failures = 0
 
     def _deliver_unless_stopping(self, delivery: LogRows) -> None:

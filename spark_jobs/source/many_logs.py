@@ -1,9 +1,9 @@
 """A stream over many logs: the option `logs`. Each row has the name of its log in the column `log`.
 
 One call of a node finds where all logs end. New logs that match a pattern join at their beginning, deleted
-ones bring nothing. A log that was replaced, is shorter than what was read, or has trimmed what was not read
-is left out with a warning, and the others continue. For the job, whose tables decide what is written, it
-joins again at its end: the job of the log reads everything before that, with checks of its own.
+ones leave. A log that was replaced, is shorter than what was read, or has trimmed what was not read is left
+out with a warning, and the others continue. For the job, whose tables decide what is written, it joins again
+at its end: the job of the log reads everything before that, with checks of its own.
 """
 
 import logging
@@ -37,7 +37,8 @@ from spark_jobs.source.stopping import end_quietly
 FEW_RECORDS = 256  # of a log: their size is not looked up
 READ_THREADS = 4  # of one partition with several logs
 LEAVE_OUT_AFTER_S = 2.0  # a log that does not answer when a micro-batch is planned
-ASK_AGAIN_S = 5.0  # one that is left out
+ASK_AGAIN_S = 5.0  # one that is left out, or that no node reports
+FORGOTTEN_AT_ONCE = 8  # deleted logs in one micro-batch: each costs a call of every endpoint
 FIRST_LOOK_S = 0.05
 ASK_WITHIN_S = 0.2  # an endpoint that answers later counts with its answer before
 
@@ -122,7 +123,10 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             positions[log] = RecordsOffset(until, each.term, each.log_id, lost)
             batch[log] = (first, until)
             self._joined.pop(log, None)
-        return LogsOffset(positions, batch).to_json() if batch else start
+        if not batch:
+            return start
+        self._forget_deleted(positions, ends)
+        return LogsOffset(positions, batch).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begin, until = LogsOffset.from_json(start).logs, LogsOffset.from_json(end)
@@ -245,6 +249,30 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._left_out[log] = reason
             logger.warning("log %s: %s; it is left out, the other logs continue", log, reason)
         return 0
+
+    def _forget_deleted(self, positions: dict[str, RecordsOffset], ends: Mapping[str, LogEnds]) -> None:
+        """Remove the positions of deleted logs: where logs come and go, they would fill each offset. A later
+        log of the name is a new one.
+
+        A log that no node reports may exist still, and the stream would bring its records again: every
+        endpoint is asked for it.
+        """
+        now_s = time.monotonic()
+        due = (log for log in positions if log not in ends and now_s >= self._ask_at_s.get(log, 0.0))
+        for log in [log for log in due if positions[log].log_id][:FORGOTTEN_AT_ONCE]:
+            if not self._client(log).is_gone(positions[log].log_id):
+                self._ask_at_s[log] = now_s + ASK_AGAIN_S
+                return
+            del positions[log]
+            by_log: tuple[dict[str, Any], ...] = (
+                self._reads,
+                self._paces,
+                self._left_out,
+                self._joined,
+                self._ask_at_s,
+            )
+            for known in by_log:
+                known.pop(log, None)
 
     def _admit(self, log: str, first: int, until: int, logs: int) -> int:
         """Return the end of what a micro-batch with so many logs takes of [first, until), by its bytes."""

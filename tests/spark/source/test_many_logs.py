@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -176,6 +177,58 @@ def test_a_log_that_was_deleted_after_planning_is_left_out_and_the_other_logs_co
         assert sum(batch.num_rows for batch in reader.read(planned)) == (100 if created_again else 200)
     finally:
         reader.stop()
+
+
+class Comings:
+    """Logs that nodes report, each with 5 records: `default`, and those of the test, which come and go."""
+
+    def __init__(self, reader: LogsStreamReader, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reader = reader
+        self.offset = reader.initialOffset()
+        self.present = ["default"]
+        self.hidden: set[str] = set()  # no node reports them, and each has them
+        monkeypatch.setattr(LogReads, "ends", lambda *_: self.ends())
+        monkeypatch.setattr(LogReads, "is_gone", lambda client, _: client.log not in self.hidden)
+
+    def ends(self) -> dict[str, LogEnds]:
+        return {log: LogEnds(f"id of {log}", 0, 5, 1, 0) for log in self.present}
+
+    def bring(self, *present: str) -> None:
+        """Let these be the logs, and wait until the stream has met them all."""
+        self.present = list(present)
+
+        def has_met() -> bool:
+            self.offset = self.reader.latestOffset(self.offset, ReadAllAvailable())
+            return set(present) <= ends_of(self.offset).keys()
+
+        await_true(has_met)
+
+
+@pytest.fixture
+def comings(replicas: list[FakeReplica], monkeypatch: pytest.MonkeyPatch) -> Iterator[Comings]:
+    reader = reader_of(replicas[0].url, logs="*", startingIndex="{}")
+    yield Comings(reader, monkeypatch)
+    reader.stop()
+
+
+def test_deleted_logs_leave_the_offset_and_the_memory_of_a_stream(comings: Comings) -> None:
+    """An offset is in each micro-batch: with a new log each minute it would have megabytes in a month."""
+    for number in range(30):
+        comings.bring("default", f"run-{number}")
+    assert ends_of(comings.offset) == {"default": 5, "run-29": 5}
+    held = [len(each) for each in vars(comings.reader).values() if isinstance(each, dict)]
+    assert max(held) <= 2
+
+
+def test_a_log_that_no_node_reports_keeps_its_position_until_it_is_proved_to_be_deleted(
+    comings: Comings,
+) -> None:
+    """Without it the stream would bring its records again."""
+    comings.bring("default", "hidden")
+    comings.hidden = {"hidden"}
+    comings.bring("default", "run-1")
+    comings.bring("default", "run-2")
+    assert ends_of(comings.offset) == {"default": 5, "hidden": 5, "run-2": 5}
 
 
 def test_a_loss_that_is_accepted_is_a_row_and_counted(replicas: list[FakeReplica], log: FakeLog) -> None:
