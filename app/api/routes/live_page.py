@@ -192,7 +192,7 @@ def _log_row(broker: Broker, hosted: HostedLog) -> dict[str, Any]:
 
 
 async def _nodes(request: Request, broker: Broker, hosted: HostedLog) -> dict[str, Any]:
-    """Return one log as every node sees it; a silent node is shown as down."""
+    """Return one log as every node sees it; of a silent node there is no status."""
     nodes = [node for node in member_objects(broker) if node["id"] in hosted.members or not hosted.members]
     views = await asyncio.gather(*(_view(request, broker, hosted, node["id"]) for node in nodes))
     driver = hosted.driver

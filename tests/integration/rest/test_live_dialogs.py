@@ -266,10 +266,17 @@ def test_a_view_shows_nothing_of_a_revoked_token_and_is_read_again_after_the_log
       accepted = "second";
       await asked();
       result.old = view.textContent.includes("of first");
+      result.refusal = await until(() => view.textContent.includes("Log in to read the records"));
       result.second = await logIn("second");
       result.focused = await until(() => document.activeElement === view);
     """
-    assert result_of(site, script) == {"first": True, "old": False, "second": True, "focused": True}
+    assert result_of(site, script) == {
+        "first": True,
+        "old": False,
+        "refusal": True,
+        "second": True,
+        "focused": True,
+    }
 
 
 def test_a_token_that_no_header_can_carry_is_refused(site: Path) -> None:

@@ -161,7 +161,8 @@ def test_the_title_names_the_view(site: Path) -> None:
       const page = new DOMParser().parseFromString(await (await fetch("index.html")).text(), "text/html");
       for (const script of page.querySelectorAll("script")) script.remove();
       document.body.append(...page.body.children);
-      window.fetch = async () => new Response("{}", { status: 503 });
+      const cut = new TypeError("cut");
+      window.fetch = () => new Promise((_, fail) => setTimeout(() => fail(cut), 2_000));
       await import("./main.js");
       result.titles = [document.title];
       for (const view of ["#/nodes", "#/logs/orders/records"]) {
@@ -169,12 +170,17 @@ def test_the_title_names_the_view(site: Path) -> None:
         await new Promise((resolve) => window.addEventListener("hashchange", resolve, { once: true }));
         result.titles.push(document.title);
       }
+      document.activeElement.blur();
+      document.querySelector(".skip").click();
+      await new Promise((resolve) => setTimeout(resolve, 20));
+      result.skipped = [location.hash, document.activeElement.id];
+      while (byId("stale").hidden) await new Promise((resolve) => setTimeout(resolve, 100));
+      result.stale = byId("stale").textContent;
     """
-    assert result_of(site, script)["titles"] == [
-        "Logs - commitlog",
-        "Nodes - commitlog",
-        "orders - commitlog",
-    ]
+    shown = result_of(site, script)
+    assert shown["titles"] == ["Logs - commitlog", "Nodes - commitlog", "orders - commitlog"]
+    assert str(shown["stale"]).startswith("This node has not responded for 2 s (cut).")  # since the call
+    assert shown["skipped"] == ["#/logs/orders/records", "view"]  # the link skips to the content of the view
 
 
 def test_a_log_that_does_not_exist_is_reported_in_its_place(site: Path) -> None:
@@ -266,8 +272,13 @@ def test_a_leader_without_a_connection_is_not_shown_as_leader(site: Path) -> Non
       });
       result.rows = [...holder.querySelectorAll("tbody tr[data-key]")]
         .map((row) => [0, 2, 4, 7, 8].map((place) => row.cells[place].textContent));
+      result.figures = [...holder.querySelector(".figures").children].map((each) => each.textContent);
+      result.narrow = holder.querySelector("td:last-child").dataset.title;
     """
-    assert result_of(site, script)["rows"] == [
+    shown = result_of(site, script)
+    assert shown["narrow"] == "State"  # below the name on a telephone, not beyond the edge of the screen
+    assert shown["figures"][1:3] == ["3logs", "1log without a leader"]  # type: ignore[index]
+    assert shown["rows"] == [
         ["full", "n3", "0 to 9", "0", "serving"],
         ["less", "n2", "0 to 9", "\u2013", "without n1"],
         ["lost", "none", "0 to 9", "\u2013", "no leader"],
@@ -281,10 +292,16 @@ def test_the_caption_of_a_wide_table_stays_in_sight(site: Path) -> None:
       const columns = Array.from({ length: 60 }, (_, number) => [`Column ${number}`, () => "value"]);
       const caption = "words that need more room than the window has ".repeat(5);
       update(holder, table(columns, [{}], { caption, key: () => "row" }));
+      document.body.append(h("main", {}, h("section", {}, holder)));
       result.table = holder.querySelector("table").offsetWidth > innerWidth;
-      result.caption = holder.querySelector("caption").offsetWidth < innerWidth;
+      const right = (name) => holder.querySelector(name).getBoundingClientRect().right;
+      result.captions = [];
+      for (const size of [16, 32]) {
+        document.documentElement.style.fontSize = `${size}px`;
+        result.captions.push(right("caption") <= right(".scroll"));
+      }
     """
-    assert result_of(site, script) == {"table": True, "caption": True}
+    assert result_of(site, script) == {"table": True, "captions": [True, True]}
 
 
 def test_a_page_that_a_person_chooses_ends_the_live_tail(site: Path) -> None:
@@ -345,13 +362,17 @@ def test_a_long_key_is_shortened_until_its_record_is_opened(site: Path) -> None:
       const { keyCell, valueCell } = await import("./records.js");
       const record = { index: 1, key: "k".repeat(10_000), value: "v", term: 1, offset: 0, type: "data" };
       result.shown = keyCell(record).length;
-      result.others = [keyCell({ key: null }), keyCell({ key: "" }), keyCell({ key: "a" })];
+      result.others = [null, "", "a", "\\u202egnp.exe"].map((key) => keyCell({ key }));
       const cell = holder.appendChild(valueCell(record));
       cell.open = true;
       await new Promise((resolve) => setTimeout(resolve, 50));
       result.whole = [...cell.querySelectorAll("pre")].map((each) => each.textContent.length);
     """
-    assert result_of(site, script) == {"shown": 141, "others": ["\u2013", "", "a"], "whole": [10_000, 1]}
+    assert result_of(site, script) == {
+        "shown": 141,
+        "others": ["\u2013", "", "a", "\\u202egnp.exe"],
+        "whole": [10_000, 1],
+    }
 
 
 def test_a_long_name_in_a_legend_is_no_wider_than_the_screen(site: Path) -> None:
@@ -439,10 +460,13 @@ def test_a_removed_node_has_no_actions(site: Path) -> None:
       holder.append(view.element);
       const node = (id, voter, outside) => ({ id, voter, outside, alive: true, url: `http://${id}` });
       const nodes = [node("n1", true, false), node("n2", false, false), node("n3", false, true)];
-      view.refresh({ node: "n1", logs: [], nodes });
+      view.refresh({ node: "n1", logs: ["b", "a"].map((name) => ({ name, leader: "n1" })), nodes });
       result.labels = [...holder.querySelectorAll("button[aria-label]")].map((each) => each.ariaLabel);
+      result.leads = [...holder.querySelectorAll("td.name")].map((each) => each.textContent);
     """
-    assert result_of(site, script)["labels"] == ["Remove n1", "Promote n2", "Remove n2"]
+    shown = result_of(site, script)
+    assert shown["leads"] == ["2: a b", "\u2013", "\u2013"]
+    assert shown["labels"] == ["Remove n1", "Promote n2", "Remove n2"]
 
 
 @pytest.mark.parametrize(("names", "words"), [(["a"], "log"), (["a", "b"], "logs"), ([], "logs")])

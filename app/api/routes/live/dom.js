@@ -81,7 +81,7 @@ export function badge(text, kind = "") {
 }
 
 export function roleBadge(role) {
-  const kind = { leader: "good", master: "good", candidate: "warn", down: "bad", removed: "warn" }[role] || "";
+  const kind = { leader: "good", master: "good", candidate: "warn", "no status": "bad", removed: "warn" }[role] || "";
   return badge(role, kind);
 }
 

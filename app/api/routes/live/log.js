@@ -84,7 +84,7 @@ function overviewTab(log) {
       update(nodes, table(
         [
           ["Node", (node) => named(node.id)],
-          ["Role", (node) => roleBadge(node.status ? node.status.role : "down")],
+          ["Role", (node) => roleBadge(node.status ? node.status.role : "no status")],
           ["State", (node) => progress(peers.get(node.id))],
           ["Term", (node) => count(node.status?.term), "number"],
           ["Begin", (node) => count(node.status?.begin_index), "number"],
@@ -95,7 +95,7 @@ function overviewTab(log) {
           ["Bytes behind", (node) => (peers.get(node.id)?.unreachable_since_ms ? "unknown" : bytes(peers.get(node.id)?.lag_bytes)), "number"],
         ],
         state.nodes,
-        { caption: "The leader reports state, watermark, and what a replica lacks", key: (node) => node.id },
+        { caption: "The leader reports state, watermark, and what a replica lacks", key: (node) => node.id, stacks: true },
       ));
     },
   };

@@ -37,7 +37,7 @@ export function logsView() {
   const rates = new Map();
 
   function show(overview) {
-    const alive = new Set(overview.nodes.filter((node) => node.alive).map((node) => node.id));
+    const alive = living(overview);
     const wanted = search.value.toLowerCase();
     const rows = overview.logs
       .filter((log) => (system.checked || !log.name.startsWith("__")) && log.name.includes(wanted))
@@ -59,6 +59,7 @@ export function logsView() {
         caption: "Committed indexes that the log still has, control records included. The leader reports size, rate, and the records that the slowest replica lacks",
         empty: wanted ? "No such log" : "No log yet",
         key: (log) => log.name,
+        stacks: true,
       },
     ));
   }
@@ -86,12 +87,14 @@ export function logsView() {
       const p99 = before && quantile(overview.append_bounds_s, before.counts, after, 0.99);
       const ms = (seconds) => (seconds === null ? "–" : `${(seconds * 1000).toFixed(1)} ms`);
       const own = overview.logs.filter((log) => !log.name.startsWith("__"));
+      const headless = own.filter((log) => !living(overview).has(log.leader)).length;
       const expected = overview.nodes.filter((node) => node.alive || !node.outside);
       const alive = expected.filter((node) => node.alive).length;
       update(
         figures,
         figure(`${alive} of ${expected.length}`, "nodes connected"),
         figure(count(own.length), own.length === 1 ? "log" : "logs"),
+        ...(headless ? [figure(count(headless), headless === 1 ? "log without a leader" : "logs without a leader")] : []),
         figure(count([...rates.values()].reduce((sum, rate) => sum + rate, 0)), "records per second"),
         figure(ms(p50), "append p50 at the leaders"),
         figure(ms(p99), "append p99 at the leaders"),
@@ -101,6 +104,8 @@ export function logsView() {
     },
   };
 }
+
+const living = (overview) => new Set(overview.nodes.filter((node) => node.alive).map((node) => node.id));
 
 // A leader without a connection is not one: the log waits for another.
 function stateOf(log, alive) {

@@ -81,8 +81,8 @@ function answered(overview) {
 }
 
 // What was shown may be wrong by now: it is marked as old, and another node is looked for.
-async function silent(error) {
-  silentSince ??= Date.now();
+async function silent(error, askedMs) {
+  silentSince ??= askedMs; // an answer that does not arrive ends seconds later
   const seconds = Math.round((Date.now() - silentSince) / 1000);
   byId("pulse").textContent = "no response";
   byId("pulse").className = "lost";
@@ -96,6 +96,7 @@ async function silent(error) {
 
 async function poll() {
   if (document.visibilityState === "visible") {
+    const askedMs = Date.now();
     try {
       const overview = await call("/ui/overview.json");
       answered(overview);
@@ -115,7 +116,7 @@ async function poll() {
         byId("pulse").textContent = error.message;
         byId("pulse").className = "lost";
       } else {
-        await silent(error);
+        await silent(error, askedMs);
       }
     }
   }
@@ -125,6 +126,7 @@ async function poll() {
 byId("token").addEventListener("click", () => {
   if (token()) { setToken(null); showAgain(); } else logIn();
 });
+document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); byId("view").focus(); }); // its address would be a view
 window.addEventListener("hashchange", () => { if (location.hash !== shownFor) { show(); byId("view").focus({ preventScroll: true }); scrollTo(0, 0); } });
 const named = new URLSearchParams(location.search).get("log"); // an address of earlier versions
 if (named && !location.hash) history.replaceState(null, "", `/ui#/logs/${encodeURIComponent(named)}`);

@@ -1,6 +1,6 @@
 // The nodes of the cluster: who is there, and how one joins and leaves.
 
-import { ask, badge, h, named, table, toast, update } from "./dom.js";
+import { ask, badge, count, h, named, table, toast, update } from "./dom.js";
 import { call } from "./service.js";
 
 const MEMBERS = "/v1/cluster/members";
@@ -52,17 +52,22 @@ export function nodesView() {
           ["State", stateOf],
           ["Vote", (node) => (node.voter ? "voter" : node.outside ? "in no log" : "no vote")],
           ["Version", (node) => node.version ?? "–"],
-          ["Leads", (node) => overview.logs.filter((log) => node.alive && log.leader === node.id).map((log) => log.name).join(" ") || "–", "value"],
+          ["Leads", (node) => logsOf(node, overview.logs), "name"],
           ["URL", (node) => h("a", { href: `${node.url}/ui` }, node.url)],
           ["Actions", (node) => h("div", { class: "actions" }, node.outside ? null : [
             node.voter ? null : h("button", { "data-key": "promote", type: "button", onclick: () => promote(node), "aria-label": `Promote ${node.id}` }, "Promote"),
             h("button", { "data-key": "remove", type: "button", class: "danger", onclick: () => remove(node), "aria-label": `Remove ${node.id}` }, "Remove")]), "number"],
         ],
         overview.nodes,
-        { caption: `As ${overview.node} sees them`, key: (node) => node.id },
+        { caption: `As ${overview.node} sees them`, key: (node) => node.id, stacks: true },
       ));
     },
   };
+}
+
+function logsOf(node, logs) {
+  const led = logs.filter((log) => node.alive && log.leader === node.id).map((log) => log.name).sort();
+  return led.length ? `${count(led.length)}: ${led.join(" ")}` : "–";
 }
 
 // A node that was removed from every log is not missing when it is down.

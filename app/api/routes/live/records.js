@@ -63,7 +63,7 @@ export function recordsTab(log) {
     const local = () => { consistency = { consistency: "committed" }; open(); };
     status.textContent = "";
     list.replaceChildren(
-      h("p", { role: "alert" }, error.message),
+      h("p", { role: "alert" }, error.status === 401 ? "Log in to read the records" : error.message),
       error.code === "read-index-unavailable" ? h("button", { type: "button", onclick: local }, "Show the committed records of this node") : "",
     );
   }
@@ -216,7 +216,9 @@ export function recordsTab(log) {
   };
 }
 
-const shortened = (text) => (text.length > SHOWN ? `${text.slice(0, SHOWN)}…` : text);
+// Characters that change the direction of a text are shown by their codes: they would hide what it is.
+const shortened = (text) => (text.length > SHOWN ? `${text.slice(0, SHOWN)}…` : text)
+  .replace(/[\u202a-\u202e\u2066-\u2069]/g, (found) => `\\u${found.charCodeAt(0).toString(16)}`);
 
 export function keyCell(record) {
   if (record.key_base64) return h("span", {}, shortened(record.key_base64), " ", badge("base64"));
