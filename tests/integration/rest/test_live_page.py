@@ -312,7 +312,9 @@ for (const other of [{}, { failed_ms: null, error: null }, { state: "running" }]
         ["false", "true", "records 120 to 120, end of the log"],
     ]
     assert shown["ignored"] is True
-    failed, unknown, running = shown["jobs"]  # type: ignore[misc]
+    jobs = shown["jobs"]
+    assert isinstance(jobs, list)
+    failed, unknown, running = jobs
     words = "The Spark job of this log has failed"
     assert re.fullmatch(rf"{words} since 1970-01-01 [\d:]*.001: <b>no</b> space", failed)
     assert re.fullmatch(rf"{words} \(reported .*\): the lines that it printed have the reason", unknown)
