@@ -19,6 +19,7 @@ from tests.unit.node.replica import test_log_group
 from tests.unit.raft import (
     test_doubt_members,
     test_membership,
+    test_opening,
     test_planted_bugs,
     test_quorum,
     test_removal,
@@ -111,6 +112,16 @@ def the_first_group_is_not_written(patch: pytest.MonkeyPatch) -> None:
     def lead(original: Any, self: RaftCore, now_ms: int) -> None:
         original(self, now_ms)
         self._opening = {"kind": "term", "leader": self._member.node_id}
+
+
+@mutant("R-10", lambda _: test_opening.test_a_voter_alone_waits_until_it_may_begin_the_group())
+def a_group_begins_beside_another_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MemberState, "may_take_part", property(lambda _: True))
+
+
+@mutant("R-10", lambda _: test_opening.test_a_group_that_exists_elects_leaders_whatever_other_nodes_report())
+def a_group_that_exists_stops_beside_another_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MemberState, "may_take_part", property(lambda self: self.may_found))
 
 
 @mutant("R-10", lambda _: test_log_state.test_a_membership_goes_with_its_record())
