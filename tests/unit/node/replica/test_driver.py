@@ -8,6 +8,8 @@ import pytest
 from app.errors import CommitlogError, RequestOutstanding
 from app.log.commands import SetFence
 from app.log.contract import (
+    APPEND_MAX_BYTES,
+    NUMBER_MAX,
     Acks,
     AppendRequest,
     AppendResult,
@@ -16,6 +18,7 @@ from app.log.contract import (
     Role,
 )
 from app.log.driver_interfaces import DriverConfig
+from app.node.replica.append_checks import check_storable
 from app.raft.messages import (
     Heartbeat,
     PushType,
@@ -26,6 +29,7 @@ from storage.log.checkpoint import CheckpointFile
 from tests.unit.node.replica.driver_support import (
     Limits,
     Node,
+    Seams,
     code,
     follower_of_n2,
     keep_lead,
@@ -325,15 +329,55 @@ def test_producers_continue_within_one_turn_and_repeat(node: Node) -> None:
     assert code(node.append(producer=Producer("p", 0, 13))) == "producer-fenced"
 
 
-def test_timestamps_never_fall_under_another_leader(tmp_path: Path) -> None:
-    """The clock of this node is late: the log's order in time holds all the same."""
+class WallClock(Seams):
+    """A clock of the machine that an operator sets."""
+
+    wall_ms = 1_700_000_000_000
+
+    def now_ms(self) -> int:
+        return self.wall_ms
+
+
+def test_timestamps_never_fall_whatever_happens_to_the_clock(tmp_path: Path) -> None:
+    """Reads from a timestamp find their first record by bisection."""
     node = Node(tmp_path)
-    first = result(node.append())
-    node.restart()
-    node.seams.now -= 500_000
-    before = [batch.timestamp_ms for batch in node.driver.log.read_batches(0, 1 << 20)]
-    node.restart()
-    second = result(node.append())
-    stamps = [batch.timestamp_ms for batch in node.driver.log.read_batches(0, 1 << 20)]
-    assert stamps == sorted(stamps)
-    assert second.timestamp_ms == before[-1] > first.timestamp_ms
+    first_ms = result(node.append()).timestamp_ms
+    node.seams = clock = WallClock(now=node.seams.now)
+    clock.wall_ms = first_ms - 60_000
+    node.driver = node.open()  # the next leader's clock is late
+    node.driver.start()
+    clock.run()
+    opening = node.driver.log.batch_at(node.driver.log.end_index)
+    assert (opening.is_control, opening.timestamp_ms) == (True, first_ms)
+    stamped = []
+    for wall_ms in (first_ms - 50_000, first_ms + 5, first_ms + 5, first_ms - 1, first_ms + 7):
+        clock.wall_ms = wall_ms
+        stamped.append(result(node.append()).timestamp_ms - first_ms)
+    assert stamped == [0, 5, 5, 5, 7]
+
+
+def request_of(values: int = 1, producer: Producer | None = None) -> AppendRequest:
+    records = RecordColumns()
+    for _ in range(values):
+        records.add(b"v")
+    return AppendRequest(records, producer=producer)
+
+
+def test_an_append_has_at_least_one_record_and_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = request_of()
+    with pytest.raises(ValueError, match="got 0 records, 0 bytes"):
+        check_storable(request_of(0))
+    monkeypatch.setattr("app.node.replica.append_checks.APPEND_MAX_BYTES", one.records.packed_bytes)
+    check_storable(one)
+    with pytest.raises(ValueError, match="got 2 records"):
+        check_storable(request_of(2))
+    assert one.records.packed_bytes < APPEND_MAX_BYTES
+
+
+@pytest.mark.parametrize("number", [-1, NUMBER_MAX + 1])
+def test_numbers_of_a_producer_fit_into_the_log(number: int) -> None:
+    check_storable(request_of(producer=Producer("p", 0, 0)))
+    check_storable(request_of(producer=Producer("p", NUMBER_MAX, NUMBER_MAX)))
+    for producer in (Producer("p", number, 0), Producer("p", 0, number)):
+        with pytest.raises(ValueError, match=f"must be between 0 and {NUMBER_MAX}, got {number}"):
+            check_storable(request_of(producer=producer))

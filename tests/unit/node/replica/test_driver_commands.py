@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from app.errors import LeaderPendingFull
 from app.log.commands import ABSENT, CommandResult, DropCursor, MoveCursor, SetFence, Trim
 from app.log.driver_interfaces import DriverConfig
+from app.node.replica.append_queue import COMMANDS_MAX
 from storage.errors import StorageFull
 from storage.log.checkpoint import SnapshotFile
 from storage.log.commitlog import CommitlogConfig
@@ -27,6 +29,18 @@ def test_a_command_is_a_control_record_of_its_own(node: Node) -> None:
     assert (again.index, again.changed) == (1, False)
     assert code(node.command(SetFence("w-b", match_token=None))) == "fenced"
     assert done(node.command(SetFence(None, match_token="w-a"))).changed
+
+
+@pytest.mark.rule("D-29")
+def test_commands_beyond_the_limit_are_refused_at_once(node: Node) -> None:
+    answers: list[object] = []
+    for number in range(COMMANDS_MAX + 1):
+        node.driver.command(MoveCursor("etl", number, fence=False), answers.append)
+    assert [each.code for each in answers if isinstance(each, LeaderPendingFull)] == ["leader-pending-full"]
+    assert len(answers) == 1
+    node.seams.run()
+    assert [done(each).changed for each in answers[1:]] == [True] * COMMANDS_MAX
+    assert node.driver.state.cursors["etl"].position == COMMANDS_MAX - 1
 
 
 def test_fences_and_cursors_survive_a_restart(node: Node) -> None:
