@@ -315,6 +315,39 @@ def test_a_slave_below_the_masters_begin_starts_again_from_there() -> None:
     assert master.fates() == [(pending.last_index, "acknowledged")]
 
 
+@pytest.mark.rule("H-04", "H-06")
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_slave_whose_log_ends_where_the_masters_begins_continues_if_the_history_is_the_same(
+    is_same: bool,
+) -> None:
+    log = new_log(segment_max_bytes=2_000)
+    write(log, 1, opened_by="n1")
+    for _ in range(10):
+        write(log, 1, b"x" * 500)
+    old = copy(log, until=log.batch_at(log.last_segment_index - 1))
+    log.settle(log.end_index)
+    ticket = log.start_trim(log.last_segment_index)
+    assert ticket is not None
+    log.carry_out_trim(ticket)
+    assert (log.begin_index, log.begin_offset) == (old.next_index, old.end_offset)
+    master = Master(log, hard_state=HardState(1, "n1"))
+    pending = master.append(b"y")
+    history = history_of(old) if is_same else replace(history_of(old), chain=b"12345678")
+    key = master.connected(1, 2, history)
+    master.deliver(key, ClassicReport(old.end_offset))
+    if is_same:
+        frames = master.frames(key, ClassicFrame)
+        assert (frames[0].offset, [frame.restart for frame in frames]) == (
+            old.end_offset,
+            [False] * len(frames),
+        )
+        master.deliver(key, ClassicReport(log.end_offset))
+        assert master.fates() == [(pending.last_index, "acknowledged")]
+    else:
+        assert [type(message) for message in master.frames(key)] == [Disconnect]
+        assert master.fates() == []
+
+
 @pytest.mark.rule("H-04")
 def test_a_slave_starts_again_only_where_its_own_log_has_ended() -> None:
     slave = Slave(log_of(b"a"))
