@@ -19,7 +19,7 @@ from app.api.http.dependencies import ExactResponse, LogName
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.lane_call import RECORDS_ROUTE, log_of_records
 from app.api.http.messages import REQUEST_ID, Response, given_or_new_id
-from app.errors import CommitlogError, InvalidBody, InvalidRequest, TooLarge
+from app.errors import CommitlogError, InvalidBody, TooLarge
 from app.futures import settle
 from app.pauses import rest
 from app.settings.model import Limits
@@ -123,13 +123,10 @@ class PlainRoute:
                     task.cancel()
 
     def _announced(self, length: bytes | None) -> int:
-        """Return the Content-Length, 0 for a chunked body. Raises TooLarge, InvalidRequest."""
+        """Return the Content-Length, a number for the HTTP parser; 0 for a chunked body. Raises TooLarge."""
         if length is None:
             return 0
         limit = self._limits.max_request_bytes
-        if not length.isdigit():
-            got = repr(length[:40].decode("latin-1"))
-            raise InvalidRequest(("/headers/Content-Length", f"must be a whole number, got {got}"))
         announced = int(length)
         if announced > limit:
             raise _too_large(limit, str(announced))
