@@ -121,7 +121,7 @@ def test_a_client_that_waits_for_its_answer_is_not_late() -> None:
 
 @pytest.mark.parametrize("unread", [0, 5])
 def test_after_its_end_a_client_has_its_answers_for_a_time_limit(unread: int) -> None:
-    """What it has not read yet is on its way: only the limit of unread answers ends that."""
+    """An answer that it has not read yet may be on its way: the limit of unread answers applies instead."""
 
     async def test(scene: Scene) -> None:
         scene.receive(POST + b"ok")

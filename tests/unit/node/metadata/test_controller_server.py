@@ -171,7 +171,7 @@ def test_a_heartbeat_is_not_answered_by_a_controller_that_has_led_again_meanwhil
 
 @pytest.mark.rule("R-05", "C-02")
 def test_a_controller_is_active_only_once_all_that_it_holds_is_committed() -> None:
-    """What it decides before may contradict an event that commits later. Until then it names the leader."""
+    """An earlier decision may contradict an event that commits later. Until then it names the leader."""
     bench = Bench()
     for end_index, last_term, committed_index in ((1, 1, 1), (1, 2, 0), (2, 2, 1)):
         bench.lead(2, end_index, last_term, committed_index)

@@ -9,7 +9,7 @@ from tests.support.event_loop import until
 from tests.unit.node.metadata.test_logs import Metadata, follower, log_of
 
 
-def test_what_could_not_be_done_is_tried_again_without_a_change(
+def test_a_log_that_could_not_be_opened_is_tried_again_without_a_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A full disk has space again, or a file is free: the metadata need not change for that."""

@@ -51,7 +51,7 @@ def test_a_write_that_falls_due_during_a_sync_is_synced_after_it() -> None:
 
 @pytest.mark.rule("R-11", "D-28")
 @pytest.mark.parametrize("changes", [False, True])
-def test_what_is_written_during_a_sync_is_synced_after_it_without_another_write(changes: bool) -> None:
+def test_records_written_during_a_sync_are_synced_after_it_without_another_write(changes: bool) -> None:
     """Its append waits for that sync. changes: the log gets `fsync` while the first one is under way."""
     log, disk, rounds = open_log(MemoryFiles()), OneRound(), list[int]()
     durability = Durability.REPLICATED if changes else Durability.FSYNC
