@@ -1,6 +1,9 @@
 """Pauses between the rounds of periodic work."""
 
 import asyncio
+from typing import Final
+
+REPORT_S: Final = 60.0  # between two log lines about one failure that goes on
 
 
 def rest_s(interval_s: float) -> float:

@@ -23,6 +23,7 @@ from yarl import URL
 
 from app.api.http.messages import REQUEST_ID
 from app.errors import CommitlogError
+from app.pauses import REPORT_S
 from app.settings.model import TracingSettings
 from app.version import VERSION
 
@@ -34,7 +35,6 @@ WAITING_MAX: Final = 4_096  # spans in memory; later ones are dropped
 EXPORT_S: Final = 1.0
 _SPANS_A_REQUEST: Final = 512
 _TIMEOUT_S: Final = 5.0
-REPORT_S: Final = 60.0  # between two log lines about dropped spans
 _PATH_MAX: Final = 1_024  # characters of a path in a span; those of routes are shorter
 _PARENT = re.compile(  # W3C Trace Context, section 3.2: a version after 00 may have further fields
     rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?"

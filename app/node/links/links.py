@@ -28,11 +28,11 @@ from app.node.links.handshake import (
 from app.node.links.handshakes_in_progress import HANDSHAKES_MAX, HandshakesInProgress
 from app.node.links.sealed_frames import ForgedFrame, LinkBuffer, Opener, Sealer
 from app.node.links.tls_stream import TlsStream
+from app.pauses import REPORT_S
 
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S: Final = 5.0  # from the connection to the proof
-REPORT_S: Final = 60.0  # between two lines about refused connections of one kind
 UNDERSTOOD_S: Final = 2.0  # silence after which the other side counts as without the handshake
 REFUSALS: Final = ("full", "late", "malformed", "identity", "proof", "certificate", "forged", "closed")
 
