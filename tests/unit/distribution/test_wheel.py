@@ -22,9 +22,6 @@ IMPORT = re.compile(r"^\s*(?:from|import) ([a-z_][\w.]*)(?: import (\w+))?", re.
 PROGRAM = re.compile(r"\bcommitlog\.(?:cli|demo|local|spark)(?:\.[a-z_0-9]+)+")
 
 
-CHECKOUT, IMPORTS = modules(), import_graph()
-
-
 def own_modules(folder: Path) -> set[str]:
     files = (path.relative_to(folder).with_suffix("") for path in folder.rglob("*.py"))
     return {".".join(file.parts).removesuffix(".__init__") for file in files}
@@ -131,7 +128,7 @@ def distributions(*extras: str) -> set[str]:
 
 def foreign_imports(starts: tuple[str, ...], *, within_functions: bool) -> dict[str, str]:
     """Foreign packages that the modules of `starts` need, each with a module that imports it."""
-    known, graph = CHECKOUT, IMPORTS
+    known, graph = modules(), import_graph()
     waiting = [name for name in known if any(f"{name}.".startswith(f"{start}.") for start in starts)]
     seen: set[str] = set()
     found = {}
