@@ -52,9 +52,14 @@ class SystemClock:
         return self._monotonic_ns() // _MS
 
     @property
+    def wall_ms(self) -> int:
+        """The wall clock of this machine, milliseconds since 1970 UTC; it may jump."""
+        return self._wall_ns() // _MS
+
+    @property
     def offset_ms(self) -> int:
         """Milliseconds that the wall clock is ahead of `now_ms`; negative: behind it."""
-        return self._wall_ns() // _MS - self.now_ms()
+        return self.wall_ms - self.now_ms()
 
     def _report(self, ahead_ns: int) -> None:
         self._leapt = not self._leapt

@@ -75,6 +75,12 @@ def _process_metrics(broker: Broker) -> Iterator[Metric]:
         [((), broker.clock.offset_ms / 1000)],
     )
     yield telemetry.gauge(
+        telemetry.WALL_CLOCK,
+        "Wall clock of this node, seconds since 1970 UTC",
+        (),
+        [((), broker.clock.wall_ms / 1000)],
+    )
+    yield telemetry.gauge(
         telemetry.CERTIFICATE_END,
         "Time since 1970 UTC at which a certificate of this node ends, by its key in [security]",
         ("certificate",),

@@ -141,6 +141,7 @@ def test_health_and_metrics(cluster: Cluster) -> None:
     assert re.search(r'commitlog_http_requests_total\{method="POST",route="[^"]+",status="200"\} \d', lines)
     assert re.search(r"commitlog_append_seconds_count [1-9]", lines)
     assert re.search(r'commitlog_watermark\{log="default",peer="n2"\} \d', lines)
+    assert re.search(r"commitlog_wall_clock_timestamp_seconds \d", lines)
 
 
 def test_the_page_of_the_api_needs_no_network(cluster: Cluster) -> None:

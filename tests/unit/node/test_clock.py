@@ -46,6 +46,7 @@ def test_a_leap_ahead_ages_nothing_at_once(caplog: pytest.LogCaptureFixture) -> 
     assert seen[-1] == pytest.approx(80_000 * (1 + 1 / SLEW), abs=5)
     assert ["stepped by +86400.0 s" in record.getMessage() for record in caplog.records] == [True]
     assert machine.clock.offset_ms == pytest.approx(DAY_S * 1000 - 10_000, abs=5)
+    assert machine.clock.wall_ms == pytest.approx((1_700_000_000 + DAY_S + 80) * 1000, abs=5)
 
 
 def test_a_leap_back_never_lets_timestamps_fall() -> None:
