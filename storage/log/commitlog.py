@@ -267,7 +267,8 @@ class Commitlog(LogView):
         self._disk.verify_epochs()
 
     def close(self) -> None:
-        """Make everything durable, move the durable point to the end, and close the files."""
+        """Make everything durable, move the durable point to the end, and close the files. Batches in memory
+        are let go: who still refers to the log may keep it for days."""
         ticket = self.start_sync()
         if ticket is None:
             ticket = SyncTicket(self, self._disk.truncation_count, self.end_index, [])
@@ -277,6 +278,7 @@ class Commitlog(LogView):
             ticket.run()
             self.finish_sync(ticket)
         finally:
+            self._tail.drop_from(0)
             for segment in self._segments:
                 segment.close()
 

@@ -306,4 +306,4 @@ class NodeLogs:
         hosted.wake()
         await self._disk.lane(hosted.name).drain()
         if driver is not None:
-            driver.log.close()
+            driver.close()

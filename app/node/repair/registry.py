@@ -163,7 +163,7 @@ class Repairs:
     async def _close(self, driver: LogDriver) -> None:
         """Close the files of a log whose driver has ended."""
         try:
-            await in_thread(driver.log.close)
+            await in_thread(driver.close)
         except StorageError as error:  # its content is not used any more
             logger.warning("log %s: not closed cleanly: %s", driver.log_name, error)
 

@@ -181,6 +181,17 @@ class LogDriver:
         self._waiters.wake(MAX_INDEX)
         self._stop.end()
 
+    def close(self) -> None:
+        """Close the log of a driver that has ended, and let go of the state. Raises StorageError.
+
+        A driver and its parts refer to one another, so they stay until the collector of cycles finds them,
+        which may take days in a quiet node: batches and keys may have hundreds of megabytes.
+        """
+        try:
+            self.log.close()
+        finally:
+            self._state.forget()
+
     @property
     def has_ended(self) -> bool:
         """True once it does not serve the log any more: another driver may, with other records."""

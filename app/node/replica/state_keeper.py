@@ -69,6 +69,10 @@ class StateKeeper:
         """Start no more work on the log's files."""
         self.trimmer.stop()
 
+    def forget(self) -> None:
+        """Let go of everything: the log is closed."""
+        self.state.become(type(self.state)())
+
     def tick(self, now_ms: int) -> None:
         """Do what is due. now_ms: monotonic."""
         core = self._core

@@ -160,8 +160,7 @@ def test_a_log_is_closed_while_the_disk_hangs_for_another_one() -> None:
         lane._threads.lane("another").request_sync(stuck, lambda: None)
         ended: list[str] = []
         driver = SimpleNamespace(
-            abandon=lambda: ended.append("abandoned"),
-            log=SimpleNamespace(close=lambda: ended.append("closed")),
+            abandon=lambda: ended.append("abandoned"), close=lambda: ended.append("closed")
         )
         hosted = SimpleNamespace(name="log", driver=driver, ha=None, wake=lambda: None)
         ha = SimpleNamespace(detach=lambda _hosted: None)
@@ -193,7 +192,7 @@ def test_a_repair_begins_after_the_sync_that_was_requested_in_the_same_turn() ->
             serve=lambda _hosted, _driver: None,
             tasks=cast(Any, None),
         )
-        driver = SimpleNamespace(log=SimpleNamespace(close=lambda: order.append(("closed", source.rounds))))
+        driver = SimpleNamespace(close=lambda: order.append(("closed", source.rounds)))
         source.gate.clear()
         source.write()
         lane.request_sync(source, lambda: None)

@@ -331,7 +331,7 @@ def test_damage_that_is_found_by_the_opening_after_a_rollback_is_repaired(
     log.append(history(10))
     log.close()
     hosted.journal = cast(Any, "open")
-    hosted.driver = cast(Any, SimpleNamespace(abandon=lambda: None, log=log))
+    hosted.driver = cast(Any, SimpleNamespace(abandon=lambda: None, close=log.close))
     hosted.ha = cast(Any, SimpleNamespace(wanted_rollback=Rollback(1, 2)))
     scene.refusal = CorruptFile(f"{folder}/vote", "checksum")
     rollbacks = Rollbacks(scene.node_logs, scene.node_logs._services, lambda *_: None, cast(Any, scene.tasks))
