@@ -289,6 +289,13 @@ for (end of [120, 121]) {
   result.ends.push(noted());
 }
 await press(later);
+const start = holder.querySelector("select");
+start.value = "time";
+start.dispatchEvent(new Event("change"));
+calls = 0;
+holder.querySelector("form").requestSubmit(); // without a time
+await pause();
+result.without = calls;
 const job = { state: "failed", updated_ms: 1, error: "<b>no</b> space", failed_ms: 1 };
 result.jobs = [];
 for (const other of [{}, { failed_ms: null, error: null }, { state: "running" }]) {
@@ -311,7 +318,7 @@ for (const other of [{}, { failed_ms: null, error: null }, { state: "running" }]
         ["false", "false", end],  # the log has grown
         ["false", "true", "records 120 to 120, end of the log"],
     ]
-    assert shown["ignored"] is True
+    assert (shown["ignored"], shown["without"]) == (True, 0)
     jobs = shown["jobs"]
     assert isinstance(jobs, list)
     failed, unknown, running = jobs

@@ -40,7 +40,8 @@ export function recordsTab(log) {
   start.addEventListener("change", () => {
     at.type = start.value === "time" ? "datetime-local" : "text";
     at.placeholder = start.value === "index" ? "index" : "";
-    at.disabled = !["index", "time"].includes(start.value);
+    at.required = ["index", "time"].includes(start.value);
+    at.disabled = !at.required;
   });
   at.disabled = true;
 

@@ -1,10 +1,13 @@
-"""Rows of the page `/ui/`."""
+"""Rows and colours of the page `/ui/`."""
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from app.api.routes import live_page
 from app.api.routes.live_page import _log_row
 from app.log.contract import PeerStatus
 
@@ -34,3 +37,33 @@ def test_the_lag_of_a_log_is_not_known_while_a_slave_has_no_connection(
         settings=SimpleNamespace(raft=SimpleNamespace(election_timeout_ms=(500, 1_000))),
     )
     assert _log_row(broker, hosted)["lag_records"] == lag_records
+
+
+def luminance(color: str) -> float:
+    """Return the relative luminance of #rrggbb (WCAG 2)."""
+    parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_texts_borders_and_lines_have_the_contrast_of_wcag_aa(scheme: int) -> None:
+    folder = Path(live_page.__file__).with_name("live")
+    style = (folder / "page.css").read_text("utf-8")
+    pairs = re.findall(r"--(\w+): light-dark\((#\w{6}), (#\w{6})\)", style)
+    colors = {name: shades[scheme] for name, *shades in pairs}
+    for name in ("ink", "soft", "good", "warn", "bad", "data"):
+        for ground in ("card", "page"):
+            assert contrast(colors[name], colors[ground]) >= 4.5, (name, ground)
+    ((*borders,),) = re.findall(r"border: 1px solid light-dark\((#\w{6}), (#\w{6})\)", style)
+    lines = re.findall(r"#\w{6}", (folder / "dom.js").read_text("utf-8").split("COLORS = ")[1].split("]")[0])
+    assert len(lines) == 8
+    for color in (borders[scheme], *lines):
+        assert contrast(color, colors["card"]) >= 3, color
