@@ -224,6 +224,8 @@ _NULLABLE: Final = frozenset(
         "end_index",
         "end_offset",
         "epoch",
+        "error",
+        "failed_ms",
         "first_difference",
         "gap_bytes",
         "in_sync",
@@ -244,7 +246,7 @@ _NULLABLE: Final = frozenset(
     )
 )  # fields whose example is a value, and that may be null
 _OPTIONAL: Final = frozenset(
-    ("schema_version", "holder", "unreachable_since_ms", "certificates", "conflicts")
+    ("schema_version", "holder", "unreachable_since_ms", "certificates", "conflicts", "job")
 )
 _BY_NAME: Final = frozenset(("changed", "data", "failing", "limits", "peers", "priorities", "tables"))
 HEADERS_SCHEMA: Final[dict[str, Any]] = {
