@@ -4,11 +4,13 @@ import asyncio
 import random
 import re
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from app.api.access.tokens import Tokens
 from app.api.append.lane import AppendLane
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.lane_call import KNOWN_HEADS_MAX
@@ -247,6 +249,31 @@ def test_a_known_head_is_refused_once_its_token_is_gone_or_the_node_is_full() ->
         node.tokens._replace({})
         assert b" 401 " in await node.exchange([request])
         assert len(node.driver.stored) == 2
+
+    asyncio.run(run())
+
+
+def test_the_lane_takes_no_append_that_the_token_does_not_permit() -> None:
+    """It checks the rights once for a head: again whenever the rights of the token have changed."""
+
+    async def run() -> None:
+        node = Node(lane=True, tokens=True)
+        reader, writer = (
+            append(b"v", OCTETS, b"Authorization: Bearer " + name) for name in (b"reader", b"writer")
+        )
+
+        def set_rights(of_writer: str) -> None:
+            lines = Tokens(Path("tokens"), f"writer {of_writer}\nreader read\n")._callers
+            for digest, caller in lines.items():
+                node.tokens._callers[digest].grant = caller.grant
+
+        for rights, status in (("write", b" 200 "), ("read", b" 403 "), ("write", b" 200 ")):
+            set_rights(rights)
+            assert b" 403 " in await node.exchange([reader, reader])
+            assert (await node.exchange([writer, writer])).count(status) == 2
+        set_rights("write logs=other.*")
+        assert b" 403 " in await node.exchange([writer])
+        assert len(node.driver.stored) == 4
 
     asyncio.run(run())
 
