@@ -189,7 +189,7 @@ def test_a_node_that_is_gone_is_shown_as_unreachable_with_an_unknown_lag(
     assert re.search(r"no answer since \d\d:\d\d:\d\d", page)
     assert page.count("no answer since") == 1
     assert ">no status</span>" in page  # a node that is slow, or repairs its copy, is not down
-    assert '<td class="number" data-title="Records behind">unknown</td>' in page
+    assert '<td class="number" data-title="Bytes behind">unknown</td>' in page
 
 
 def test_indexes_that_a_number_cannot_hold_are_shown_as_they_are(site: Path) -> None:
