@@ -310,7 +310,8 @@ def test_a_page_that_a_person_chooses_ends_the_live_tail(site: Path) -> None:
       window.fetch = async (address) => {
         const query = new URL(address, location).searchParams;
         if (query.has("wait_ms")) await new Promise(() => {}); // the tail never ends
-        const page = { records: [row(7)], next_index: 8, begin_index: 0, has_more: false };
+        const records = Array.from({ length: 60 }, (_, index) => row(index));
+        const page = { records, next_index: 60, begin_index: 0, has_more: false };
         const headers = { "content-type": "application/json" };
         return new Response(JSON.stringify(page), { status: 200, headers });
       };
@@ -322,7 +323,8 @@ def test_a_page_that_a_person_chooses_ends_the_live_tail(site: Path) -> None:
       result.checked = [];
       for (const name of ["Earlier", "Later"]) {
         tail.click();
-        while (!holder.textContent.includes("Live, ")) await pause();
+        while (!/Live, .*end of/s.test(holder.textContent)) await pause();
+        await tab.refresh({ logs: [{ name: "orders", committed_index: 60 }] }); // Later has an effect
         [...holder.querySelectorAll("button")].find((each) => each.textContent === name).click();
         result.checked.push(tail.checked);
         while (holder.textContent.includes("Live, ")) await pause();
