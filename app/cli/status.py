@@ -109,13 +109,13 @@ def _is_status(view: Mapping[str, Any]) -> bool:
 
 def status_table(log: str, views: list[dict[str, Any]]) -> Table:
     """Return the status documents as a table; `state` and `lag` are those of the newest leader: a former one
-    that is cut off may still report its own. Below it are the contradictions of
-    the nodes' configuration files, and the certificates that end soon."""
+    that is cut off may still report its own. Below it are the contradictions of the nodes' configuration
+    files, a leader that is no row, and the certificates that end soon."""
     leading = [view for view in views if view["role"] in ("leader", "master")]
     newest = max(leading, key=lambda view: view.get("term", 0), default={})
     peers = {peer["id"]: peer for peer in newest.get("peers", ())}
     table = Table(title=f"log {log}", title_justify="left", box=SIMPLE_HEAD)
-    notes = [*_conflicts(views), *_ending_certificates(views)]
+    notes = [*_conflicts(views), *_unlisted_leaders(views), *_ending_certificates(views)]
     table.caption, table.caption_justify = "\n".join(notes) or None, "left"
     for name in ("node", "role"):
         table.add_column(name)
@@ -141,6 +141,15 @@ def status_table(log: str, views: list[dict[str, Any]]) -> Table:
 
 def _conflicts(views: list[dict[str, Any]]) -> list[str]:
     return [f"{view['node']}: {text}" for view in views for text in view.get("conflicts", ())]
+
+
+def _unlisted_leaders(views: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each leader that the nodes follow and the node that was asked does not list."""
+    followed = {str(view.get("leader") or view.get("master") or view["node"]) for view in views}
+    return [
+        f"the leader {leader} is not in the list of nodes: add it to the file of the node that was asked"
+        for leader in sorted(followed - {view["node"] for view in views})
+    ]
 
 
 def _ending_certificates(views: list[dict[str, Any]]) -> list[str]:

@@ -69,6 +69,15 @@ def test_status_takes_the_state_of_a_replica_from_the_newest_leader() -> None:
         assert sorted(str(cell) for cell in columns[1].cells) == ["down", "former master", "master", "slave"]
 
 
+@pytest.mark.parametrize(("listed", "noted"), [("n1", False), ("n4", True)])
+def test_status_names_a_leader_that_the_file_of_the_node_lacks(listed: str, noted: bool) -> None:
+    """Its row is missing, and the others would look like a log without a leader."""
+    follower = {**LEADER, "node": "n2", "role": "follower", "leader": "n1", "peers": []}
+    views = [follower, {"node": listed, "role": "down"}, {"node": "n3", "role": "candidate", "leader": None}]
+    caption = status_table("default", views).caption
+    assert (caption is not None and "the leader n1 is not in the list of nodes" in str(caption)) == noted
+
+
 def test_status_of_a_log_that_no_member_has_is_not_found_though_a_removed_node_cannot_know() -> None:
     def answer(asked: Asked) -> Scripted:
         if asked.path == "/v1/cluster":
