@@ -20,18 +20,19 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_jobs.job_lines import warn
-from spark_jobs.materialize.supervisor import reason_of
+from spark_jobs.materialize.supervisor import MaterializeFailed, reason_of
 from spark_jobs.materialize.workers import STOP_WITHIN_S, THREADS
 from spark_jobs.source.logs_planning import LogsOffset
 from spark_jobs.tables.conflicts import SPARK_ERRORS
 
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # after a failure of the query
 NAME = "commitlog-logs"
+_NO_JAVA = (Py4JNetworkError, ConnectionError)  # its process does not answer
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class RecordsQuery:
 
     def ensure_running(self, positions: Callable[[], Mapping[str, int]]) -> None:
         """Start the query, also after a failure, in a thread. positions: returns by log where the query
-        begins; it begins at the beginning of any other log."""
+        begins; it begins at the beginning of any other log. Raises MaterializeFailed when Java has ended."""
         if self._starting is not None:
             if not self._starting.done():
                 return
@@ -101,8 +102,13 @@ class RecordsQuery:
             error = starting.exception()
             if isinstance(error, Exception):
                 self._failed(error)
-        if self._query is not None and not self._query.isActive:
-            self._ended(self._query)
+        if self._query is not None:
+            try:
+                if not self._query.isActive:
+                    self._ended(self._query)
+            except (Py4JError, ConnectionError) as error:
+                self._forget()
+                self._failed(error)
         if self._query is None and time.monotonic() >= self._start_at_s:
             self._starting = self._threads.submit(self._start, positions())
 
@@ -136,19 +142,32 @@ class RecordsQuery:
             query.stop()
 
     def _ended(self, query: StreamingQuery) -> None:
+        error = query.exception()
+        self._forget()
+        if error is not None:
+            self._failed(error)
+
+    def _forget(self) -> None:
+        """The query has ended."""
         self._query = None
         self._ended_queries += 1
         self.begins = {}
         self.streamed.clear()
-        error = query.exception()
-        if error is not None:
-            self._failed(error)
 
     def _failed(self, error: Exception) -> None:
+        """Plan the next start. Raises MaterializeFailed when Java, which does not come back, is found missing
+        twice: once may be the stop of all processes of the job."""
+        if isinstance(error, _NO_JAVA) and self._failures:
+            raise MaterializeFailed(
+                "Java has ended; its own message, if any, is above. Without one the kernel has probably "
+                "killed it for want of memory (dmesg). Start the job again, with more memory or a smaller "
+                "driver_memory"
+            ) from error
         self._failures += 1
         pause_s = min(LONGEST_PAUSE_S, PAUSE_S * 2 ** (self._failures - 1))
         self._start_at_s = time.monotonic() + pause_s
-        warn(f"query: {reason_of(error)}; starting again from the ends of the tables")
+        reason = "Java does not answer" if isinstance(error, _NO_JAVA) else reason_of(error)
+        warn(f"query: {reason}; starting again from the ends of the tables")
 
     def _clear(self) -> None:
         if self._folder is not None:

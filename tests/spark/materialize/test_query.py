@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,12 +11,13 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from spark_jobs.errors import LogClash
+from spark_jobs.materialize import query as query_module
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.entries import EntriesJob
 from spark_jobs.materialize.journal_poller import JournalPoller
@@ -27,6 +29,7 @@ from spark_jobs.materialize.log_materializer import (
     query_options,
 )
 from spark_jobs.materialize.query import LogRows, RecordsQuery, is_large
+from spark_jobs.materialize.supervisor import MaterializeFailed
 from spark_jobs.materialize.workers import THREADS, Workers
 from spark_jobs.run import materialize
 from spark_jobs.source.ends_poller import LogEndsPoller
@@ -264,6 +267,37 @@ def test_a_stop_ends_a_micro_batch_whose_logs_wait_for_a_thread(tmp_path: Path) 
     assert not writing.is_alive()
     assert len(delivered) == THREADS
     assert query.streamed == {}
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_job_whose_java_has_ended_ends_and_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], begun: bool
+) -> None:
+    """It went on without a query, and reported a refused connection as if a node were down."""
+    monkeypatch.setattr(query_module, "PAUSE_S", 0.0)
+    spark: Any = Gone(ConnectionRefusedError(111, "Connection refused"))
+    query: Any = RecordsQuery(spark, {}, tmp_path, 1.0, lambda rows: None)
+    if begun:
+        query._query, query.begins = Gone(Py4JNetworkError("Answer from Java side is empty")), {"a": 7}
+    query.ensure_running(dict)  # it is found missing for the first time, here or by the start
+    assert query.begins == {}
+    wait([query._starting])
+    if not begun:
+        query.ensure_running(dict)
+        wait([query._starting])
+    with pytest.raises(MaterializeFailed, match=r"Java has ended.* killed it for want of memory"):
+        query.ensure_running(dict)
+    assert capsys.readouterr().err.count("query: Java does not answer; starting again") == 1
+
+
+class Gone:
+    """An object of Java, whose process has ended."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._error
 
 
 def test_a_micro_batch_that_a_stop_interrupts_is_not_an_error_of_the_query(tmp_path: Path) -> None:
