@@ -19,6 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from app.ha.frames import History
 from app.ha.messages import INCOMING, OUTGOING, Closed, Connect, Disconnect, HaMessage
 from app.log.driver_interfaces import Transport
 from app.node.links.links import Links
@@ -176,19 +177,35 @@ class HaTransport:
         address, history = connect.address or owner.master() or "", connect.history
         try:
             await asyncio.sleep(max(0.0, owner.next_dial_s(address) - loop.time()))
+            await self._reach(owner, key, connect.node, address, history)
+        except (OSError, TimeoutError, ValueError) as error:
+            if self._connections.logs.get(owner.log_id) is owner:
+                owner.deliver(key, Closed(f"{address}: {error!r}"))
+
+    async def _reach(
+        self, owner: AttachedLog, key: str, node: str, address: str, history: History | None
+    ) -> None:
+        """Connect, and note whether that succeeds. Raises OSError, TimeoutError, ValueError.
+
+        The core gives up a call that is not answered before the limit of this one: it ends by a cancellation.
+        """
+        now_s = asyncio.get_running_loop().time
+        try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S if self.links.is_plain else _PROOF_TIMEOUT_S):
                 host, port = split_address(address)
                 await self.links.connect(
                     lambda: HaConnection(self._connections, owner.log_id, key, history, address, owner),
                     host,
                     port,
-                    connect.node,
+                    node,
                 )
             owner.unreached.reached()
+        except asyncio.CancelledError:
+            owner.unreached.failed(node, address, TimeoutError(), now_s())
+            raise
         except (OSError, TimeoutError, ValueError) as error:
-            if self._connections.logs.get(owner.log_id) is owner:
-                owner.unreached.failed(connect.node, address, error, loop.time())
-                owner.deliver(key, Closed(f"{address}: {error!r}"))
+            owner.unreached.failed(node, address, error, now_s())
+            raise
 
 
 class HaLink:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.ha.messages import Connect
+from app.ha.messages import Connect, Disconnect
 from app.node.links import unreached as module
 from app.node.links.handshake import Identity, Purpose
 from app.node.links.links import Links
@@ -68,6 +68,35 @@ def test_a_slave_reports_that_the_ha_port_of_its_master_cannot_be_reached(
         ha.send("out-1", 1, Connect(address, node="n1"))
         await until(lambda: lines_of(caplog))
         assert lines_of(caplog) == [("ha", "n1", address, "Connection refused")]
+        await ha.stop()
+
+    asyncio.run(test())
+
+
+def test_a_slave_reports_an_ha_port_from_which_packets_do_not_return(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The core gives the call up before the transport does."""
+    monkeypatch.setattr(module, "UNREACHED_S", 0.0)
+
+    async def test() -> None:
+        links, called = Links(Identity("c", "n2", Purpose.HA)), asyncio.Event()
+
+        async def drops(*_: Any) -> None:
+            called.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(links, "connect", drops)
+        ha = HaTransport("127.0.0.1:0", links)
+        await ha.start()
+        ha.attach(1, Protocol.AUTO_SWITCH, lambda _key, _message: None)
+        ha.send("out-1", 1, Connect("10.0.0.1:10101", node="n1"))
+        await called.wait()
+        ha.send("out-1", 1, Disconnect("silent for too long"))
+        await until(lambda: lines_of(caplog))
+        [(port, node, address, reason)] = lines_of(caplog)
+        assert (port, node, address) == ("ha", "n1", "10.0.0.1:10101")
+        assert "a firewall drops the packets" in reason
         await ha.stop()
 
     asyncio.run(test())
