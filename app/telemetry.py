@@ -10,6 +10,7 @@ import re
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import Final
 
 from prometheus_client.core import (
@@ -35,6 +36,7 @@ TERM: Final = "commitlog_term"
 LEADING: Final = "commitlog_leading"
 DISK_WAITING: Final = "commitlog_disk_waiting"
 SYNC_WAITING: Final = "commitlog_disk_sync_waiting_seconds"
+SYNC_SECONDS: Final = "commitlog_disk_sync_seconds"
 JOURNAL_BYTES: Final = "commitlog_journal_bytes"
 JOURNAL_BEGIN_SEQ: Final = "commitlog_journal_begin_seq"
 JOURNAL_SUPPRESSED: Final = "commitlog_journal_suppressed_events"
@@ -125,16 +127,12 @@ class Meter:
         for (method, route, status), count in self.answers.items():
             answers.add_metric((method, route, str(status)), count)
         yield answers
-        total = 0
-        buckets = []
-        for bound, count in zip((*BUCKETS_S, float("inf")), self._append_buckets, strict=True):
-            total += count
-            buckets.append(("+Inf" if bound == float("inf") else str(bound), total))
-        histogram = HistogramMetricFamily(
-            APPEND_SECONDS, "Time from the arrival of an append to its acknowledgement, seconds"
+        yield histogram(
+            APPEND_SECONDS,
+            "Time from the arrival of an append to its acknowledgement, seconds",
+            self._append_buckets,
+            self._append_sum_s,
         )
-        histogram.add_metric((), buckets, self._append_sum_s)
-        yield histogram
         yield CounterMetricFamily(
             APPENDED_RECORDS,
             "Records of appends that this node acknowledged as the leader, without repeats",
@@ -169,6 +167,14 @@ def counter(
     family = CounterMetricFamily(name, text, labels=labels)
     for values, value in samples:
         family.add_metric(values, value)
+    return family
+
+
+def histogram(name: str, text: str, counts: Iterable[int], sum_s: float) -> Metric:
+    """counts: within each of BUCKETS_S, and beyond. sum_s: of all, seconds."""
+    labels = [*map(str, BUCKETS_S), "+Inf"]
+    family = HistogramMetricFamily(name, text)
+    family.add_metric((), list(zip(labels, accumulate(counts), strict=True)), sum_s)
     return family
 
 

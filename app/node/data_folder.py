@@ -14,9 +14,10 @@ DATA/reserve                  space for what must be written when the disk is fu
 from app.node.node_identity import check_stamp
 from app.node.reserve import RESERVE_NAME, Reserve, ReservedFiles
 from app.settings.model import Settings
+from app.telemetry import BUCKETS_S
 from storage.file_system import FileSystem, Lock
 from storage.files import OsFileSystem
-from storage.watched_files import SyncsInProgress, WatchedFiles
+from storage.watched_files import WatchedFiles, WatchedSyncs
 
 
 class DataFolder:
@@ -26,7 +27,7 @@ class DataFolder:
     def __init__(self, settings: Settings, disk_bytes: int) -> None:
         """disk_bytes: the size of the disk that the folder is on."""
         self.path = str(settings.node.data.absolute())
-        self.syncs = SyncsInProgress()
+        self.syncs = WatchedSyncs(BUCKETS_S)
         disk_files = WatchedFiles(OsFileSystem(), self.syncs)
         self.reserve = Reserve(disk_files, f"{self.path}/{RESERVE_NAME}", settings.disk.reserve_bytes)
         self.reserve.fit_to(disk_bytes)

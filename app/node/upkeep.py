@@ -17,7 +17,7 @@ from app.node.services import NodeServices
 from app.node.tasks import TaskSupervisor
 from app.pauses import rest
 from app.settings.model import Settings
-from storage.watched_files import SyncsInProgress
+from storage.watched_files import WatchedSyncs
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class SlowSyncs:
     Nothing else shows that a disk hangs: calls wait for it, and other nodes go on without this one.
     """
 
-    def __init__(self, syncs: SyncsInProgress) -> None:
+    def __init__(self, syncs: WatchedSyncs) -> None:
         self._syncs = syncs
         self._slow: tuple[float, str] | None = None  # the longest wait since the warning, and its file
 
@@ -64,7 +64,7 @@ class NodeUpkeep:
         disk: DiskThreads,
         hosted: HostedLogs,
         repairs: Repairs,
-        syncs: SyncsInProgress,
+        syncs: WatchedSyncs,
     ) -> None:
         self._scrubber = Scrubber(settings.scrub, services.files, disk, repairs.begin)
         self._reserve = reserve

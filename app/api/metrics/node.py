@@ -106,6 +106,9 @@ def _process_metrics(broker: Broker) -> Iterator[Metric]:
     )
     for name, text, number in disk:
         yield telemetry.gauge(name, text, (), [((), float(number))])
+    yield telemetry.histogram(
+        telemetry.SYNC_SECONDS, "Time of a sync of a file or folder, seconds", *broker.syncs.ended()
+    )
 
 
 def _task_metrics(broker: Broker) -> Iterator[Metric]:

@@ -10,7 +10,7 @@ from app.node.data_folder import DataFolder
 from app.node.upkeep import SLOW_SYNC_S, SlowSyncs
 from app.settings.file import parse
 from storage.errors import SyncFailed
-from storage.watched_files import SyncsInProgress
+from storage.watched_files import WatchedSyncs
 
 
 class Disk:
@@ -18,7 +18,7 @@ class Disk:
 
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.syncs = SyncsInProgress(lambda: self.now_s)
+        self.syncs = WatchedSyncs(now_s=lambda: self.now_s)
         self.slow = SlowSyncs(self.syncs)
 
     def sync(self, path: str, *, takes_s: float) -> None:
@@ -56,7 +56,7 @@ def test_syncs_that_return_in_time_are_not_reported(caplog: pytest.LogCaptureFix
 def test_the_wait_is_exactly_zero_without_a_sync() -> None:
     """The clock moves on with each call of it."""
     times_s = itertools.count(100.0)
-    assert SyncsInProgress(lambda: next(times_s)).longest() == (0.0, "")
+    assert WatchedSyncs(now_s=lambda: next(times_s)).longest() == (0.0, "")
 
 
 def test_the_oldest_of_several_syncs_is_named(caplog: pytest.LogCaptureFixture) -> None:

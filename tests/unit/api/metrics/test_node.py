@@ -2,12 +2,15 @@
 
 import asyncio
 import re
+from functools import partial
 from pathlib import Path
+
+import pytest
 
 from app.api.metrics.node import NodeCollector
 from app.node.broker import Broker
 from app.settings.file import parse
-from storage.watched_files import SyncsInProgress
+from storage.watched_files import WatchedSyncs
 from tests.support.in_process import node_in_process
 
 OPERATIONS = Path(__file__).parents[4] / "docs" / "operations.md"
@@ -23,7 +26,7 @@ def test_the_wait_of_the_oldest_sync_is_shown(tmp_path: Path) -> None:
     async def run() -> None:
         broker = Broker(settings)
         now_s = 5.0
-        broker.syncs = SyncsInProgress(lambda: now_s)
+        broker.syncs = WatchedSyncs(now_s=lambda: now_s)
 
         def waiting_s() -> float:
             name = "commitlog_disk_sync_waiting_seconds"
@@ -40,6 +43,27 @@ def test_the_wait_of_the_oldest_sync_is_shown(tmp_path: Path) -> None:
         assert waiting_s() == 0.0
 
     asyncio.run(run())
+
+
+def test_the_time_of_each_sync_counts_when_it_has_ended() -> None:
+    """A slow disk of one node delays no append while the others are a majority: nothing else shows it."""
+    now_s = 5.0
+    syncs = WatchedSyncs((0.25, 0.5), now_s=lambda: now_s)
+
+    def takes(seconds: float, error: OSError | None = None) -> None:
+        nonlocal now_s
+        before = syncs.ended()
+        now_s += seconds
+        assert syncs.ended() == before
+        if error is not None:
+            raise error
+
+    for seconds in (0.125, 0.5, 8.0):
+        syncs.run("file", partial(takes, seconds))
+    assert syncs.ended() == ([1, 1, 1], 8.625)
+    with pytest.raises(OSError, match="disk"):
+        syncs.run("file", partial(takes, 1.0, OSError("disk")))
+    assert syncs.ended() == ([1, 1, 2], 9.625)
 
 
 def test_a_metric_has_the_type_that_its_row_in_the_documentation_names(tmp_path: Path) -> None:

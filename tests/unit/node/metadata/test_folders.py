@@ -26,7 +26,7 @@ from storage.format.batch import stamp
 from storage.format.records import RecordColumns, encode_body
 from storage.log.aside import set_aside
 from storage.log.commitlog import Commitlog, CommitlogConfig
-from storage.watched_files import SyncsInProgress, WatchedFiles
+from storage.watched_files import WatchedFiles, WatchedSyncs
 from tests.support.memory_files import MemoryFiles, PowerCut
 
 
@@ -59,7 +59,7 @@ def entries(folder: Path) -> list[str]:
 def test_a_log_that_was_deleted_leaves_nothing_in_the_data_folder(tmp_path: Path) -> None:
     """Three folders a log would stay: a node whose logs come and go would have millions in some years."""
     no_reserve: Any = None  # none of these files meets a full disk
-    files, data = ReservedFiles(WatchedFiles(OsFileSystem(), SyncsInProgress()), no_reserve), str(tmp_path)
+    files, data = ReservedFiles(WatchedFiles(OsFileSystem(), WatchedSyncs()), no_reserve), str(tmp_path)
     folders = LogFolders(files, data)
     folders.finish_removals()
     folders.prepare("kept", 0, 1)
