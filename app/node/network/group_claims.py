@@ -5,21 +5,25 @@ text: `VERSION groups:JSON appends`. JSON is an object: log -> [mode, voters, is
 """
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
+from app.names import KNOWN_NODE_ID
+
 CARRIES_APPENDS: Final = " appends"  # at the end, where earlier versions look for it
 _GROUPS: Final = " groups:"
-_CLAIMS_MAX_BYTES: Final = 2_000  # of a hello, which has at most 4 096: claims beyond it are left out
+_CLAIMS_MAX_BYTES: Final = 2_500  # of a hello, which has at most 4 096: claims beyond it are left out
+
+_Name = Annotated[str, msgspec.Meta(pattern=rf"\A{KNOWN_NODE_ID.pattern.pattern}\Z")]  # people read it
 
 
 class GroupClaim(msgspec.Struct, frozen=True, array_like=True):
     """The group of one log at one node. voters: ascending; classic mode: the master; controller mode: none,
     because the controllers choose. is_named: the log names them, not only the configuration."""
 
-    mode: str
-    voters: tuple[str, ...]
+    mode: _Name
+    voters: tuple[_Name, ...]
     is_named: bool
 
     def excludes(self, other: "GroupClaim") -> bool:
@@ -48,12 +52,20 @@ class Announced(NamedTuple):
 
 
 def announce(version: str, claims: Mapping[str, GroupClaim], *, takes_appends: bool) -> str:
-    """Return the text; claims that do not fit are left out, the last ones first."""
-    kept = dict(claims)
-    while len(text := msgspec.json.encode(kept)) > _CLAIMS_MAX_BYTES:
-        kept.popitem()
-    groups = _GROUPS + text.decode() if kept else ""
+    """Return the text; the first claims that fit are in it."""
+    room_bytes = _CLAIMS_MAX_BYTES
+    kept: dict[str, GroupClaim] = {}
+    for log, claim in claims.items():
+        room_bytes -= len(_json(_json({log: claim})))  # a hello is JSON, too: it escapes each quote
+        if room_bytes < 0:
+            break
+        kept[log] = claim
+    groups = _GROUPS + _json(kept) if kept else ""
     return version + groups + (CARRIES_APPENDS if takes_appends else "")
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def announced(text: str) -> Announced:
