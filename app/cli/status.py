@@ -12,7 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from app.certificate_end import REPLACE, CertificateEnd
-from app.cli.context import CommandFailed, ExitCode, Target, print_json, print_table, target_options
+from app.cli.context import (
+    CommandFailed,
+    ExitCode,
+    Target,
+    print_json,
+    print_table,
+    printable,
+    target_options,
+)
 from app.cli.times import format_time
 from app.client import ClientError, CommitlogClient, Problem
 
@@ -110,13 +118,17 @@ def _is_status(view: Mapping[str, Any]) -> bool:
 def status_table(log: str, views: list[dict[str, Any]]) -> Table:
     """Return the status documents as a table; `state` and `lag` are those of the newest leader: a former one
     that is cut off may still report its own. Below it are the contradictions of the nodes' configuration
-    files, a leader that is no row, and the certificates that end soon."""
+    that is cut off may still report its own. Below it are the contradictions of the nodes' configuration
+    files, with keys such as `[controller] nodes`, which is no markup, a leader that is no row, and the
+    certificates that end soon."""
     leading = [view for view in views if view["role"] in ("leader", "master")]
     newest = max(leading, key=lambda view: view.get("term", 0), default={})
     peers = {peer["id"]: peer for peer in newest.get("peers", ())}
     table = Table(title=f"log {log}", title_justify="left", box=SIMPLE_HEAD)
     notes = [*_conflicts(views), *_unlisted_leaders(views), *_ending_certificates(views)]
-    table.caption, table.caption_justify = "\n".join(notes) or None, "left"
+    if notes:
+        table.caption = Text("\n".join(map(printable, notes)), style="table.caption")
+        table.caption_justify = "left"
     for name in ("node", "role"):
         table.add_column(name)
     for name in ("term", "begin", "committed", "end"):

@@ -5,6 +5,7 @@ import time
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 from rich.table import Table
 
 from app.cli.context import print_table
@@ -120,6 +121,16 @@ def test_status_names_the_contradictions_of_configuration_files() -> None:
     with fake_service(answer) as node:
         shown = run("status", url=node.url).output
     assert " ".join(shown.split()).endswith(f"n1: {text}")
+
+
+def test_the_contradictions_are_shown_as_they_are_while_the_status_is_watched() -> None:
+    """`--watch` prints the table with rich's markup, of which `[controller]` and `[/]` would be parts."""
+    text = "the nodes differ in `[controller] nodes`: n2 has raft (n2), n[/] has raft (\x1b[31m)"
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(status_table("__controller", [{**LEADER, "peers": [], "conflicts": [text]}]))
+    shown = " ".join(captured.get().split())
+    assert shown.endswith("n1: " + text.replace("\x1b", "\\x1b"))
 
 
 def test_status_of_an_unknown_log_is_not_found() -> None:
