@@ -7,9 +7,11 @@ is limited: a client without a token must not exhaust the node's memory or descr
 """
 
 import asyncio
+import fcntl
 import logging
 import math
 import re
+import termios
 from functools import partial
 from typing import Any, Final
 
@@ -123,10 +125,20 @@ class Connection(HttpToolsProtocol):
     def shutdown(self) -> None:
         """As uvicorn: close the connection if it is idle, otherwise after its answer. TLS is not awaited: the
         event loop would wait for 30 s until the client, which may read nothing, has ended its side too."""
+        has_all = self.scheme == "https" and self._client_has_all
         super().shutdown()
-        is_idle = self.transport.is_closing() and not self.transport.get_write_buffer_size()
-        if is_idle and self.scheme == "https":
+        if has_all and self.transport.is_closing() and not self.transport.get_write_buffer_size():
             self.transport.abort()
+
+    @property
+    def _client_has_all(self) -> bool:
+        """True if the kernel has nothing more to send. The transport of TLS does not report what waits below
+        it, for the kernel."""
+        descriptor = self.transport.get_extra_info("socket").fileno()
+        try:
+            return fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)) == bytes(4)
+        except OSError:  # it is closed
+            return False
 
     def _feed(self, data: bytes) -> None:
         """Parse received bytes. The header Upgrade is ignored (RFC 9110, section 7.8): clients for HTTP/2

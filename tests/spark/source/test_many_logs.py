@@ -187,8 +187,13 @@ class Comings:
         self.offset = reader.initialOffset()
         self.present = ["default"]
         self.hidden: set[str] = set()  # no node reports them, and each has them
+        self.asked: list[str] = []  # logs for which every endpoint was asked
         monkeypatch.setattr(LogReads, "ends", lambda *_: self.ends())
-        monkeypatch.setattr(LogReads, "is_gone", lambda client, _: client.log not in self.hidden)
+        monkeypatch.setattr(LogReads, "is_gone", lambda client, _: self.is_gone(client.log))
+
+    def is_gone(self, log: str) -> bool:
+        self.asked.append(log)
+        return log not in self.hidden
 
     def ends(self) -> dict[str, LogEnds]:
         return {log: LogEnds(f"id of {log}", 0, 5, 1, 0) for log in self.present}
@@ -229,6 +234,42 @@ def test_a_log_that_no_node_reports_keeps_its_position_until_it_is_proved_to_be_
     comings.bring("default", "run-1")
     comings.bring("default", "run-2")
     assert ends_of(comings.offset) == {"default": 5, "hidden": 5, "run-2": 5}
+
+
+def test_logs_that_may_be_deleted_are_asked_for_rarely_while_an_endpoint_gives_no_proof(
+    comings: Comings,
+) -> None:
+    """Each question may take as long as the node that does not answer it, and a micro-batch waits for it."""
+    old = [f"old-{number}" for number in range(20)]
+    comings.bring("default", *old)
+    comings.hidden = set(old)
+    for number in range(20):
+        comings.bring("default", f"run-{number}")
+    assert len(comings.asked) == 1
+
+
+def test_an_endpoint_that_does_not_answer_is_not_asked_for_deleted_logs(
+    replicas: list[FakeReplica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could not prove that they are deleted, and the micro-batch would wait for its time limit."""
+    reader = reader_of(f"{replicas[0].url},http://127.0.0.1:9", logs="*", startingIndex="{}")
+    comings = Comings(reader, monkeypatch)
+    answer = comings.ends
+
+    def ends(client: LogReads, url: str) -> dict[str, LogEnds]:
+        if url != replicas[0].url:
+            raise Unreachable(url)
+        return answer()
+
+    monkeypatch.setattr(LogReads, "ends", ends)
+    try:
+        comings.bring("default", "old")
+        comings.bring("default", "run-1")
+        comings.bring("default", "run-2")
+        assert comings.asked == []
+        assert ends_of(comings.offset) == {"default": 5, "old": 5, "run-1": 5, "run-2": 5}
+    finally:
+        reader.stop()
 
 
 def test_a_loss_that_is_accepted_is_a_row_and_counted(replicas: list[FakeReplica], log: FakeLog) -> None:
