@@ -118,7 +118,6 @@ def _is_status(view: Mapping[str, Any]) -> bool:
 def status_table(log: str, views: list[dict[str, Any]]) -> Table:
     """Return the status documents as a table; `state` and `lag` are those of the newest leader: a former one
     that is cut off may still report its own. Below it are the contradictions of the nodes' configuration
-    that is cut off may still report its own. Below it are the contradictions of the nodes' configuration
     files, with keys such as `[controller] nodes`, which is no markup, a leader that is no row, and the
     certificates that end soon."""
     leading = [view for view in views if view["role"] in ("leader", "master")]

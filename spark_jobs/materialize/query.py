@@ -202,6 +202,7 @@ class RecordsQuery:
             self.streamed.update({log: until for log, (_, until) in ranges.items()})
             for log in self.streamed.keys() - end.logs.keys():  # deleted
                 del self.streamed[log]
+            self.begins = {log: begin for log, begin in self.begins.items() if log in end.logs}
             self._failures = 0
 
     def _deliver_unless_stopping(self, delivery: LogRows) -> None:

@@ -49,8 +49,9 @@ class LogEndsPoller:
         for due in self._due.values():
             due.set()
 
-    def ask(self, within_s: float) -> None:
-        """Ask now, and wait for the endpoints that have answered their last call, `within_s` at most."""
+    def ask(self, within_s: float) -> bool:
+        """Ask now, and wait for the endpoints that have answered their last call, `within_s` at most. Return
+        whether every endpoint has answered."""
         now_s = time.monotonic()
         for due in self._due.values():
             due.set()
@@ -58,6 +59,8 @@ class LogEndsPoller:
             self._has_ended.wait_for(
                 lambda: all(asked_at_s >= now_s for asked_at_s, _ in list(self._seen.values())), within_s
             )
+            answered = [asked_at_s for asked_at_s, _ in self._seen.values() if asked_at_s >= now_s]
+        return len(answered) == len(self._endpoints)
 
     @property
     def has_answer(self) -> bool:

@@ -74,13 +74,13 @@ class LogReads:
 
     def is_gone(self, log_id: str) -> bool:
         """Return whether every endpoint answers that the log of this name is another one, or that there is
-        none: it was deleted, since one of them has reported its id."""
+        none: it was deleted, since one of them has reported its id. A 404 of a proxy proves nothing."""
         for endpoint in self._connection.endpoints:
             try:
                 if self._json(endpoint, self._path(""))["id"] == log_id:
                     return False
             except ClientError as error:
-                if not isinstance(error, Problem) or error.status != 404:
+                if not isinstance(error, Problem) or error.code != "log-not-found":
                     return False
         return True
 

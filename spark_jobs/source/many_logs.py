@@ -65,7 +65,9 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._paces: dict[str, SmallBatchPace] = {}
         self._left_out: dict[str, str] = {}  # with the reason
         self._joined: dict[str, RecordsOffset] = {}  # where logs joined again that have brought nothing since
-        self._ask_at_s: dict[str, float] = {}  # of logs that are left out
+        self._ask_at_s: dict[str, float] = {}  # of logs that are left out, or that no node reports
+        self._ask_deleted_at_s = 0.0
+        self._all_answer = False  # every endpoint, when the ends were asked for last
         self._turns = Turns(options.max_records_per_trigger, options.backlog_records)
 
     @plain_errors()
@@ -164,8 +166,7 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if time.monotonic() > give_up_at_s:
                     raise Unreachable(f"no endpoint of {', '.join(self.options.endpoints)} answers")
                 time.sleep(FIRST_LOOK_S)
-        else:
-            self._ends_poller.ask(ASK_WITHIN_S)
+        self._all_answer = self._ends_poller.ask(ASK_WITHIN_S)
         known = self._ends_poller.known()
         return {log: known[log] for log in selected(self.options.logs, known)}
 
@@ -255,13 +256,16 @@ class LogsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         log of the name is a new one.
 
         A log that no node reports may exist still, and the stream would bring its records again: every
-        endpoint is asked for it.
+        endpoint is asked for it, unless one does not answer now. A micro-batch waits for their answers.
         """
         now_s = time.monotonic()
-        due = (log for log in positions if log not in ends and now_s >= self._ask_at_s.get(log, 0.0))
-        for log in [log for log in due if positions[log].log_id][:FORGOTTEN_AT_ONCE]:
+        if not self._all_answer or now_s < self._ask_deleted_at_s:
+            return
+        due = [log for log, at in positions.items() if log not in ends and at.log_id]
+        due.sort(key=lambda log: self._ask_at_s.get(log, 0.0))  # each has its turn
+        for log in due[:FORGOTTEN_AT_ONCE]:
             if not self._client(log).is_gone(positions[log].log_id):
-                self._ask_at_s[log] = now_s + ASK_AGAIN_S
+                self._ask_at_s[log] = self._ask_deleted_at_s = now_s + ASK_AGAIN_S
                 return
             del positions[log]
             by_log: tuple[dict[str, Any], ...] = (

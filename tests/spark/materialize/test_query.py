@@ -317,6 +317,19 @@ def test_a_micro_batch_that_a_stop_interrupts_is_not_an_error_of_the_query(tmp_p
     assert query.streamed == {}
 
 
+def test_a_log_that_was_deleted_is_forgotten_with_the_place_where_the_query_began(tmp_path: Path) -> None:
+    """The next log of its name is read from its beginning: the query has passed none of its records."""
+    query = RecordsQuery(no_spark(), {"backlogRecords": "100"}, tmp_path, 1.0, lambda rows: None)
+    (tmp_path / "offsets").mkdir()
+    ranges = LogsOffset({"default": RecordsOffset(7, 1, "")}, {"default": (5, 7)})
+    (tmp_path / "offsets" / "0").write_text("v1\n{}\n" + json.dumps(ranges.to_json()))
+    query._folder = tmp_path
+    query.begins, query.streamed = {"default": 4, "deleted": 90}, {"default": 5, "deleted": 95}
+    query._write(cast(Any, SimpleNamespace(toArrow=lambda: pa.table({"log": ["default"] * 2}))), 0)
+    assert (query.passed("default"), query.passed("deleted")) == (7, 0)
+    assert query.begins == {"default": 4}
+
+
 @pytest.mark.parametrize("error", [Py4JError("stopped SparkContext"), ConnectionRefusedError()])
 def test_a_query_whose_spark_has_ended_is_stopped_without_a_traceback(
     tmp_path: Path, error: Exception

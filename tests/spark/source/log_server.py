@@ -278,7 +278,7 @@ class FakeReplica:
 
     async def describe(self, request: Request) -> Response:
         if self.is_deleted:
-            return problem(404, "not-found")
+            return problem(404, "log-not-found")
         return JSONResponse({"name": self.log.name, "id": self.log.id})
 
     async def tail(self, request: Request) -> Response:
@@ -300,7 +300,7 @@ class FakeReplica:
         query = request.query_params
         self.requests.append(str(request.url))
         if self.is_deleted:
-            return problem(404, "not-found")
+            return problem(404, "log-not-found")
         until = int(query.get("until_index", self.log.next_index))
         if "from_timestamp" in query:
             first = self.first_at(int(query["from_timestamp"]))
@@ -349,7 +349,7 @@ class FakeReplica:
         name = request.path_params["name"]
         found = self.log.cursors.get(name)
         if self.is_deleted:
-            return problem(404, "not-found")
+            return problem(404, "log-not-found")
         if request.method == "PUT":
             if self.refuse_moves:
                 return problem(503, "no-leader", retryable=True)

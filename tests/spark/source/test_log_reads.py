@@ -6,6 +6,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from app.client.errors import Problem
 from spark_jobs.errors import LogClash, LogTrimmed, RequestRefused, ShortRead, Unreachable
 from spark_jobs.source.answers import InvalidAnswer, Node, decoding
 from spark_jobs.source.log_reads import LogReads
@@ -31,6 +32,21 @@ def test_continues_at_another_replica_when_one_is_down(replicas: list[FakeReplic
     client = client_of(replicas)
     assert indexes(client, 0, 102) == [*range(102)]
     assert client.tail(confirmed=True).next_index == 102
+
+
+@pytest.mark.parametrize(
+    ("document", "is_proof"), [({"code": "log-not-found"}, True), ({"code": "not-found"}, False), ({}, False)]
+)
+def test_only_a_node_proves_that_a_log_was_deleted(
+    document: dict[str, str], is_proof: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy without a backend answers 404, too; a stream would begin such a log again."""
+
+    def refuse(*_: object) -> None:
+        raise Problem(404, document)
+
+    monkeypatch.setattr(LogReads, "_json", refuse)
+    assert LogReads(["http://127.0.0.1:9"], "default").is_gone("id") is is_proof
 
 
 def test_an_arrow_stream_that_ends_within_a_batch_is_an_invalid_answer() -> None:

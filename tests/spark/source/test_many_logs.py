@@ -226,9 +226,10 @@ def test_deleted_logs_leave_the_offset_and_the_memory_of_a_stream(comings: Comin
 
 
 def test_a_log_that_no_node_reports_keeps_its_position_until_it_is_proved_to_be_deleted(
-    comings: Comings,
+    comings: Comings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it the stream would bring its records again."""
+    """Without it the stream would bring its records again. It delays the proof for no other log."""
+    monkeypatch.setattr(many_logs, "ASK_AGAIN_S", 0.0)
     comings.bring("default", "hidden")
     comings.hidden = {"hidden"}
     comings.bring("default", "run-1")
