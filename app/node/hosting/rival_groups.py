@@ -21,7 +21,8 @@ from app.settings.model import Replication
 logger = logging.getLogger(__name__)
 
 GREETING_S: Final = 3.0  # a new group waits so long for nodes that neither answer nor refuse a call
-REPORT_AFTER_S: Final = 10.0  # a node that joins learns of its group meanwhile
+ASK_AFTER_S: Final = 5.0  # a node that joins, or was down, learns of its group meanwhile
+REPORT_AFTER_S: Final = 10.0
 REPEAT_S: Final = 300.0
 
 
@@ -53,6 +54,29 @@ class GreetedPeers(Protocol):
     @property
     def has_called_all(self) -> bool: ...
     def is_connected(self, peer_id: str) -> bool: ...
+    def greet(self, peer_id: str) -> None: ...
+
+
+class _Reminder:
+    """Conflicts about which something is due: after a time, and again each REPEAT_S seconds."""
+
+    def __init__(self, after_s: float) -> None:
+        self._after_s = after_s
+        self._last_s: dict[GroupConflict, float] = {}
+
+    def due(self, since_s: Mapping[GroupConflict, float]) -> list[GroupConflict]:
+        """Return those that are due now. since_s: all, and when each began; others are forgotten."""
+        now_s, last_s = _now_s(), self._last_s
+        due_s = {
+            each: last_s.get(each, since_s[each] + self._after_s - REPEAT_S) + REPEAT_S for each in since_s
+        }
+        due = [each for each in since_s if now_s >= due_s[each]]
+        self._last_s = {each: last_s[each] for each in since_s if each in last_s} | dict.fromkeys(due, now_s)
+        return due
+
+    def __contains__(self, conflict: GroupConflict) -> bool:
+        """Return whether it was due at least once."""
+        return conflict in self._last_s
 
 
 class RivalGroups:
@@ -66,7 +90,8 @@ class RivalGroups:
         self._opened: Mapping[str, LogDriver] = {}
         self._claims: dict[str, dict[str, GroupClaim]] = {}  # peer -> last report, without what agrees
         self._since_s: dict[GroupConflict, float] = {}
-        self._logged_s: dict[GroupConflict, float] = {}
+        self._asked = _Reminder(ASK_AFTER_S)
+        self._logged = _Reminder(REPORT_AFTER_S)
         self._begin_s = _now_s()
 
     def opened(self, drivers: Mapping[str, LogDriver]) -> None:
@@ -75,10 +100,9 @@ class RivalGroups:
         self.check()
 
     def claims(self) -> dict[str, GroupClaim]:
-        """Return what this node reports: the groups of the logs of its file that it keeps. One that was
-        removed from a group reports nothing of it."""
-        kept = self._kept().items()
-        return {log: _claim_of(*each) for log, each in kept if each[1].role is not Role.REMOVED}
+        """Return what this node reports: the groups of the logs of its file that it keeps."""
+        found = {log: (_claim_of(*each), each[1]) for log, each in self._kept().items()}
+        return {log: claim for log, (claim, driver) in found.items() if _is_current(claim, driver)}
 
     def heard(self, peer: str, claims: dict[str, GroupClaim]) -> None:
         """Take what a peer reports: its connection is open."""
@@ -88,7 +112,7 @@ class RivalGroups:
     @property
     def reported(self) -> list[GroupConflict]:
         """The conflicts that have lasted."""
-        return [conflict for conflict in self._since_s if conflict in self._logged_s]
+        return [conflict for conflict in self._since_s if conflict in self._logged]
 
     async def run(self) -> None:
         """Check as long as the node runs: often while new groups wait for the other nodes."""
@@ -98,20 +122,25 @@ class RivalGroups:
             await rest(0.1 if is_greeting else 1.0)
 
     def check(self) -> None:
-        """Let new groups begin or wait, and log conflicts that have lasted."""
+        """Let new groups begin or wait, and log conflicts that have lasted.
+
+        A hello is as old as its connection. So the peer is asked for a new one first.
+        """
         found: list[GroupConflict] = []
         waits = not self.peers.has_called_all and _now_s() - self._begin_s < GREETING_S
         self._claims = {peer: each for peer, each in self._claims.items() if self.peers.is_connected(peer)}
         for log, (hosted, driver) in self._kept().items():
             ours = _claim_of(hosted, driver)
             conflicts = [each for peer in self._claims if (each := self._conflict(log, peer, ours))]
-            if driver.role is Role.REMOVED:
-                conflicts = []
             is_rival = any(each.theirs.excludes(ours) for each in conflicts)
             driver.let_found(ours.is_named or not (waits or is_rival))
-            found += conflicts
+            found += conflicts if _is_current(ours, driver) else []
         self._since_s = {each: self._since_s.get(each, _now_s()) for each in found}
-        self._log()
+        for peer in {each.peer: None for each in self._asked.due(self._since_s)}:
+            self.peers.greet(peer)
+        for conflict in self._logged.due(self._since_s):
+            advice = "use the same file on all nodes (docs/operations.md, section 7)"
+            logger.error("log %s: %s: %s", conflict.log, conflict, advice)
 
     def _kept(self) -> dict[str, tuple[HostedLog, LogDriver]]:
         """Return the logs of the file of which this node keeps a replica, and their drivers."""
@@ -132,16 +161,6 @@ class RivalGroups:
         del self._claims[peer][log]
         return None
 
-    def _log(self) -> None:
-        now_s = _now_s()
-        for conflict, since_s in self._since_s.items():
-            due_s = self._logged_s.get(conflict, since_s - REPEAT_S + REPORT_AFTER_S) + REPEAT_S
-            if now_s >= due_s:
-                self._logged_s[conflict] = now_s
-                advice = "use the same file on all nodes (docs/operations.md, section 7)"
-                logger.error("log %s: %s: %s", conflict.log, conflict, advice)
-        self._logged_s = {each: at_s for each, at_s in self._logged_s.items() if each in self._since_s}
-
 
 def _claim_of(hosted: HostedLog, driver: LogDriver) -> GroupClaim:
     settings, named = hosted.settings, driver.state.membership
@@ -152,6 +171,13 @@ def _claim_of(hosted: HostedLog, driver: LogDriver) -> GroupClaim:
         return GroupClaim(mode.value, settings.replicas[:1], is_named=True)
     voters = driver.group.voters if named is None else named.voters
     return GroupClaim(mode.value, tuple(sorted(voters)), is_named=not driver.is_unborn)
+
+
+def _is_current(claim: GroupClaim, driver: LogDriver) -> bool:
+    """Return False for a replica that was removed, or that follows a leader of another group than it knows:
+    it has not received the changes of members yet."""
+    is_behind = bool(claim.voters) and driver.leader_id not in (None, *claim.voters)
+    return driver.role is not Role.REMOVED and not is_behind
 
 
 def _now_s() -> float:

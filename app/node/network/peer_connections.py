@@ -239,6 +239,11 @@ class OutgoingConnection(PeerConnection):
             self.close()
             self.hurry()
 
+    def greet(self) -> None:
+        """Exchange hellos again, by a new connection for records: this one stays open."""
+        if self._second is not None:
+            self._second.close()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         hello = self._owner.hello_to(self.peer_id)

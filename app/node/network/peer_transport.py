@@ -213,6 +213,12 @@ class PeerTransport:
         """Return whether a connection with the peer is open, in any direction."""
         return self.peer_version(peer_id) is not None or peer_id in self.connected()
 
+    def greet(self, peer_id: str) -> None:
+        """Exchange hellos with a connected peer again: what they report may have changed."""
+        peer = self._outgoing.get(peer_id)
+        if peer is not None:
+            peer.greet()
+
     def received(self, source: str, frame: memoryview) -> None:
         log_id, message = wire.decode(frame)
         self._host.deliver(source, log_id, message)

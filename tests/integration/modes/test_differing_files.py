@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,8 @@ import httpx
 import pytest
 
 from app.api.metrics.node import NodeCollector
+from app.log.commands import ChangeMembers
+from app.log.contract import ChangeKind
 from app.main import build_app
 from app.node.broker import Broker
 from app.node.hosting import rival_groups
@@ -155,6 +158,49 @@ def test_a_node_that_joins_is_not_reported(tmp_path: Path) -> None:
                 assert not first.rivals.reported
 
     asyncio.run(run())
+
+
+async def change_controllers(brokers: list[Broker], kind: ChangeKind, node_id: str) -> None:
+    """Change the members of the log of the metadata, once its leader can."""
+    while True:
+        leader = next((each for each in brokers if each.metadata.hosted.leads), None)
+        if leader is not None and leader.metadata.hosted.driver is not None:
+            done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            leader.metadata.hosted.driver.command(ChangeMembers(kind, node_id), done.set_result)
+            if not isinstance(await done, Exception):
+                return
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.rule("R-10")
+def test_a_new_disk_and_a_file_with_former_controllers_are_not_reported_for_long(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The present controller kept what the node reported when it connected: the controllers of its file."""
+    monkeypatch.setattr(rival_groups, "ASK_AFTER_S", 1.0)
+
+    async def run() -> None:
+        files = Files(tmp_path)
+
+        def node(name: str) -> Broker:
+            return files.node(name, "n1", "n2", "n3", controller={"nodes": ["n1"]})
+
+        async with started(node("n1")) as first, started(node("n2")) as second:
+            async with started(node("n3")) as third:
+                await until(lambda: third.metadata.hosted.leader_id)
+                await change_controllers([first, second], ChangeKind.PROMOTE, "n2")
+                await change_controllers([first, second], ChangeKind.REMOVE, "n1")
+                await until(lambda: third.metadata.hosted.voters == ("n2",))
+            shutil.rmtree(tmp_path / "n3")
+            assert not caplog.records
+            async with started(node("n3")) as third:
+                await until(lambda: caplog.records)
+                await until(lambda: third.metadata.hosted.voters == ("n2",))
+                await until(lambda: not second.rivals.reported and not third.rivals.reported)
+
+    with caplog.at_level(logging.ERROR, logger=rival_groups.__name__):
+        caplog.clear()
+        asyncio.run(run())
 
 
 @pytest.mark.rule("R-10")

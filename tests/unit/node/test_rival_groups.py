@@ -10,7 +10,7 @@ from app.log.contract import GroupConfig, Role
 from app.node.hosted_log import CONFIGURED
 from app.node.hosted_logs import HostedLogs
 from app.node.hosting import rival_groups
-from app.node.hosting.rival_groups import GREETING_S, REPEAT_S, REPORT_AFTER_S, RivalGroups
+from app.node.hosting.rival_groups import ASK_AFTER_S, GREETING_S, REPEAT_S, REPORT_AFTER_S, RivalGroups
 from app.node.network.group_claims import GroupClaim
 from app.settings.model import Replication
 
@@ -23,11 +23,13 @@ class Scene:
         self.connected = True
         self.has_called_all = True
         self.may_found: bool | None = None
+        self.greeted: list[str] = []
         self._caplog = caplog
         patch.setattr(rival_groups, "_now_s", lambda: self.now_s)
         self.state = SimpleNamespace(membership=None)
         self.driver = SimpleNamespace(
             role=Role.FOLLOWER,
+            leader_id=None,
             state=self.state,
             group=GroupConfig(voters=("n1",)),
             is_unborn=True,
@@ -41,6 +43,9 @@ class Scene:
 
     def is_connected(self, _peer_id: str) -> bool:
         return self.connected
+
+    def greet(self, peer_id: str) -> None:
+        self.greeted.append(peer_id)
 
     def name_group(self, *voters: str) -> None:
         self.driver.is_unborn = False
@@ -115,3 +120,41 @@ def test_a_replica_that_was_removed_reports_nothing(scene: Scene) -> None:
     scene.hear("n2")
     assert scene.lines_after(REPORT_AFTER_S) == 0
     assert scene.rivals.claims() == {}
+
+
+@pytest.mark.rule("R-10")
+def test_the_peer_is_asked_again_before_a_contradiction_is_reported(scene: Scene) -> None:
+    """A hello is as old as its connection. A node with a new disk, whose file names the former members, was
+    reported by the present ones until it restarted, although it had received the log."""
+    scene.name_group("n1")
+    scene.hear("n2", is_named=False)
+    assert scene.lines_after(ASK_AFTER_S) == 0
+    assert scene.greeted == ["n2"]
+    scene.hear("n1")
+    assert scene.lines_after(REPORT_AFTER_S) == 0
+    assert scene.greeted == ["n2"]
+    assert not scene.rivals.reported
+
+
+@pytest.mark.rule("R-10")
+def test_a_group_that_waits_for_an_outdated_report_begins(scene: Scene) -> None:
+    scene.hear("n2")
+    assert scene.may_found is False
+    assert scene.lines_after(ASK_AFTER_S) == 0
+    scene.rivals.heard("n2", {})
+    assert scene.greeted == ["n2"]
+    assert scene.may_found is True
+
+
+@pytest.mark.rule("R-10")
+def test_a_replica_that_follows_a_leader_outside_its_group_reports_nothing(scene: Scene) -> None:
+    """It receives the changes of members; until then it does not begin a group either."""
+    scene.driver.leader_id = "n2"
+    scene.hear("n2")
+    assert scene.rivals.claims() == {}
+    assert scene.lines_after(REPORT_AFTER_S) == 0
+    assert scene.may_found is False
+    scene.driver.leader_id = None
+    assert list(scene.rivals.claims()) == ["a"]
+    assert scene.lines_after(0) == 0
+    assert scene.lines_after(REPORT_AFTER_S) == 1

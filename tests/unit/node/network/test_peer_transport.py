@@ -173,6 +173,11 @@ def test_appends_are_sent_only_to_a_peer_that_announces_that_it_takes_them() -> 
         assert {peer: list(claims) for peer, claims in heard.items()} == {"n1": ["n1"], "n2": ["n2"]}
         assert newer.has_called_all
         assert newer.is_connected("n2")
+        heard.clear()
+        newer.greet("n2")
+        newer.greet("nobody")
+        await until(lambda: len(heard) == 2)
+        assert newer.peer_version("n2") == VERSION
         assert older.carries_appends("n1")
         assert not newer.carries_appends("n2")
         lost.clear()
