@@ -8,7 +8,7 @@ from app.controller.metadata import CONTROLLER_LOG
 from app.log.contract import GroupConfig
 from app.log.driver_interfaces import Transport
 from app.log.state import LogState
-from app.node.hosted_log import HostedLog
+from app.node.hosted_log import CONFIGURED, HostedLog
 from app.node.metadata.service import controller_raft
 from app.node.opening.open_replica import LogIdentity, open_replica
 from app.node.opening.replica_modes import AutoSwitchMode, ClassicMode, RaftMode
@@ -47,6 +47,7 @@ class LogOpener:
         """Recover a log and create its driver; sound, sound_if_alone, begins, predates_folder: as in
         RaftMode.
 
+        A log of the file does not begin before RivalGroups has compared what the nodes report of it (R-10).
         In controller mode a copy that is not sound is a new replica (C-03); in classic mode it has opened no
         epoch.
 
@@ -63,7 +64,9 @@ class LogOpener:
                 begins=begins,
                 predates_folder=predates_folder,
             )
-            return open_replica(self._services, log, raft, journal=hosted.journal, events=events).driver
+            driver = open_replica(self._services, log, raft, journal=hosted.journal, events=events).driver
+            driver.let_found(hosted.generation != CONFIGURED)
+            return driver
         if settings.replication is Replication.CLASSIC:
             classic = replace(self._classic(hosted), sound=sound)
             return open_replica(self._ha_services, log, classic, journal=hosted.journal, events=events).driver

@@ -16,9 +16,13 @@ from app.log.commands import ChangeMembers
 from app.log.contract import ChangeKind
 from app.main import build_app
 from app.node.broker import Broker
+from app.node.hosted_log import HostedLog
 from app.node.hosting import rival_groups
+from app.node.opening.opener import LogOpener
+from app.node.replica.driver import LogDriver
 from app.settings.file import parse
 from app.telemetry import GROUPS_DIFFER
+from storage.errors import StorageFull
 from tests.support.event_loop import until
 from tests.support.in_process import free_address
 
@@ -95,6 +99,34 @@ def test_a_second_group_of_a_log_does_not_begin_beside_the_first_one(
         asyncio.run(run())
     line = "log orders: the nodes differ in `replicas`: n1 has raft (n1), n2 has raft (n2): use the same file"
     assert any(record.getMessage().startswith(line) for record in caplog.records)
+
+
+@pytest.mark.rule("R-10")
+def test_a_log_that_is_opened_later_begins_no_second_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk was full when the node started, or the log was damaged: a voter alone leads in the instant in
+    which its replica starts."""
+    opened = LogOpener.open
+
+    async def run() -> None:
+        files = Files(tmp_path)
+        async with started(files.node("n1", "n1", "n2", logs=orders("n1"))) as first:
+            await until(lambda: leads(first))
+            refusals = [StorageFull("orders", "write", "no space left")]
+
+            def full_at_first(opener: LogOpener, hosted: HostedLog, *given: Any, **named: Any) -> LogDriver:
+                if hosted.name == "orders" and refusals:
+                    raise refusals.pop()
+                return opened(opener, hosted, *given, **named)
+
+            monkeypatch.setattr(LogOpener, "open", full_at_first)
+            async with started(files.node("n2", "n1", "n2", logs=orders("n2"))) as second:
+                await until(lambda: is_reported(second))
+                assert not refusals
+                assert not leads(second)
+
+    asyncio.run(run())
 
 
 async def check_views(broker: Broker) -> None:
