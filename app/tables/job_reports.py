@@ -3,6 +3,8 @@
 A job replaces its file twice a second (spark_jobs/materialize/progress.py). A file elsewhere is not read.
 """
 
+import os
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +12,9 @@ import msgspec
 
 from app.tables.delta_log import is_url
 from app.tables.names import FAILED, PROGRESS_FILE
+from storage.units import MIB
 
+FILE_MAX_BYTES: Final = 64 * MIB  # of a larger file nothing is known: a log has some 500 bytes
 _FILES: Final = PROGRESS_FILE.replace(".", "*.")
 
 
@@ -52,10 +56,27 @@ def job_report(root: str, log: str) -> JobReport | None:
 
 
 def _read(path: Path) -> _Document:
+    nothing = _Document("", 0, {})
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Document)
-    except (OSError, msgspec.DecodeError):  # removed meanwhile, not readable for this user, not of a job
-        return _Document("", 0, {})
+        data = _content(path)
+        return nothing if data is None else msgspec.json.decode(data, type=_Document)
+    except OSError:  # removed meanwhile, or not readable for this user
+        return nothing
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # not of a job
+        return nothing
+
+
+def _content(path: Path) -> bytes | None:
+    """Return the content, None for a pipe, a device, a folder or a large file. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe may have no writer
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > FILE_MAX_BYTES:
+            return None
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(FILE_MAX_BYTES)
+    finally:
+        os.close(descriptor)
 
 
 def _report(document: _Document, log: str) -> JobReport:

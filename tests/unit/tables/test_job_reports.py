@@ -1,12 +1,15 @@
 """The last report of the job that writes a log's tables, from the files in their folder."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.tables.job_reports import JobReport, job_report
+from app.tables.job_reports import FILE_MAX_BYTES, JobReport, job_report
+
+NOT_UTF_8 = '{"state": "failed", "updated_ms": 1, "logs": {"a": {"error": "\udcff"}}}'
 
 
 def write(path: Path, **document: Any) -> None:
@@ -40,10 +43,24 @@ def test_the_newest_report_about_the_log_counts(tmp_path: Path) -> None:
     assert job_report(str(tmp_path), "a") == JobReport("running", 6, None, None)
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"state": 1}', '{"state": "failed", "updated_ms": 1}', "\udcff"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"state": 1}', '{"state": "failed", "updated_ms": 1}', "\udcff", NOT_UTF_8]
+)
 def test_a_file_that_is_no_report_is_left_out(text: str, tmp_path: Path) -> None:
     (tmp_path / "progress.json").write_bytes(text.encode(errors="surrogateescape"))
     (tmp_path / "progress-a.json").mkdir()
     assert job_report(str(tmp_path), "a") is None
     assert job_report(str(tmp_path / "none"), "a") is None
     assert job_report("s3://bucket/tables", "a") is None
+
+
+def test_a_file_that_could_block_or_fill_the_memory_of_a_node_is_not_read(tmp_path: Path) -> None:
+    """A node reads the files at each call, in a few threads that all calls share."""
+    os.mkfifo(tmp_path / "progress-fifo.json")
+    (tmp_path / "progress-device.json").symlink_to("/dev/zero")
+    (tmp_path / "progress-deep.json").write_text('{"x": ' + "[" * 100_000)
+    (tmp_path / "progress-sparse.json").touch()
+    os.truncate(tmp_path / "progress-sparse.json", FILE_MAX_BYTES + 1)
+    assert job_report(str(tmp_path), "a") is None
+    write(tmp_path / "progress.json", logs={"a": {}})
+    assert job_report(str(tmp_path), "a") == JobReport("running", 9, None, None)
