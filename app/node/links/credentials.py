@@ -109,8 +109,16 @@ def readable(what: str) -> Iterator[None]:
     try:
         yield
     except ssl.SSLError as error:
-        is_other = error.reason == "KEY_VALUES_MISMATCH"
-        reason = "the key is not that of the certificate" if is_other else _NOT_PEM
-        raise ConfigError(f"[security] {what}: {reason}") from error
+        raise ConfigError(f"[security] {what}: {_reason(error)}") from error
     except OSError as error:
         raise ConfigError(f"[security] {what}: {error.strerror or error}") from error
+
+
+def _reason(error: ssl.SSLError) -> str:
+    """Return what is wrong with a certificate or key. One that is complete may be refused, too, such as an RSA
+    key of 1 024 bits: OpenSSL names the reason then."""
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return "the key is not that of the certificate"
+    if error.reason in (None, "NO_CERTIFICATE_OR_CRL_FOUND") or error.library == "PEM":
+        return _NOT_PEM
+    return f"OpenSSL refuses it: {error.reason.lower().replace('_', ' ')}"

@@ -7,7 +7,7 @@ import pytest
 from app.errors import ConfigError
 from app.node.links.credentials import load_link_security
 from app.settings.model import SecuritySettings
-from tests.support.certificates import make_authority, make_certificate
+from tests.support.certificates import make_authority, make_certificate, openssl
 
 INCOMPLETE = "PEM files are needed, each of them complete"
 
@@ -47,3 +47,16 @@ def test_a_file_that_is_half_written_is_named_with_the_reason(
     assert str(files[names[part]]) in str(refusal.value)
     assert reason in str(refusal.value)
     assert "_ssl.c" not in str(refusal.value)
+
+
+def test_a_key_that_is_too_weak_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """Both files are complete: another copy of them would be no better."""
+    authority = make_authority(tmp_path)
+    certificate, key = tmp_path / "weak.pem", tmp_path / "weak.key"
+    weak = ("-newkey", "rsa:512", "-nodes", "-subj", "/CN=n1")
+    openssl("req", "-x509", *weak, "-keyout", key, "-out", certificate)
+    key.chmod(0o600)
+    settings = SecuritySettings(peer_tls_certificate=certificate, peer_tls_key=key, peer_tls_ca=authority)
+    with pytest.raises(ConfigError) as refusal:
+        load_link_security(settings)
+    assert f"peer_tls_key {key}: OpenSSL refuses it: ee key too small" in str(refusal.value)
