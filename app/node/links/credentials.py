@@ -115,8 +115,8 @@ def readable(what: str) -> Iterator[None]:
 
 
 def _reason(error: ssl.SSLError) -> str:
-    """Return what is wrong with a certificate or key. One that is complete may be refused, too, such as an RSA
-    key of 1 024 bits: OpenSSL names the reason then."""
+    """Return what is wrong with a certificate or key. A complete one may be refused, too, such as an RSA key
+    of 1 024 bits: OpenSSL names the reason then."""
     if error.reason == "KEY_VALUES_MISMATCH":
         return "the key is not that of the certificate"
     if error.reason in (None, "NO_CERTIFICATE_OR_CRL_FOUND") or error.library == "PEM":
