@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import shutil
 import signal
 import tempfile
 import threading
@@ -10,6 +9,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from spark_jobs.scratch_folder import make_scratch, remove_scratch
 
 STOPPED: Final = 0  # exit code of a job that runs until a signal
 INTERRUPTED: Final[Mapping[int, int]] = {
@@ -23,13 +24,13 @@ def end_at_once(exit_codes: Mapping[int, int]) -> None:
 
     Call it before the imports of Spark. A job that finishes its work at a signal calls `finish_at_signals`
     when Spark has started. From now on, the temporary files of this process and of the JVM are in a folder
-    that is removed at the end, if one can be made.
+    that is removed at the end, if one can be made; those of jobs that were killed are removed now.
     """
-    folder = ""
+    folder: Path | None = None
     with suppress(OSError):  # the session will refuse to start, in one sentence (machine.py)
-        folder = tempfile.mkdtemp(prefix="commitlog-job-")
-        os.environ["TMPDIR"] = tempfile.tempdir = folder
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        folder = make_scratch("commitlog-job-")
+        os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+        atexit.register(remove_scratch, folder)
 
     def end(number: int, _: object) -> None:
         os.write(2, f"stopped by {signal.Signals(number).name}\n".encode())
@@ -38,7 +39,8 @@ def end_at_once(exit_codes: Mapping[int, int]) -> None:
             with suppress(OSError):  # it has ended
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder is not None:
+            remove_scratch(folder)
         os._exit(exit_codes[number])  # a raised exception would become a traceback of Py4J
 
     for number in exit_codes:

@@ -7,8 +7,6 @@ after a failure, all jobs do so.
 """
 
 import json
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -27,6 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_jobs.job_lines import warn
 from spark_jobs.materialize.supervisor import MaterializeFailed, reason_of
 from spark_jobs.materialize.workers import STOP_WITHIN_S, THREADS
+from spark_jobs.scratch_folder import make_scratch, remove_scratch
 from spark_jobs.source.logs_planning import LogsOffset
 from spark_jobs.tables.conflicts import SPARK_ERRORS
 
@@ -131,7 +130,7 @@ class RecordsQuery:
         self._clear()
         if self._checkpoints is not None:
             self._checkpoints.mkdir(parents=True, exist_ok=True)
-        self._folder = Path(tempfile.mkdtemp(prefix="commitlog-stream-", dir=self._checkpoints)).absolute()
+        self._folder = make_scratch("commitlog-stream-", self._checkpoints)
         reader = self.spark.readStream.format("commitlog").options(**self._options)
         writer = reader.option("startingIndex", json.dumps(dict(positions))).load().writeStream
         writer = writer.foreachBatch(self._write).option("checkpointLocation", f"file:{self._folder}")
@@ -171,7 +170,7 @@ class RecordsQuery:
 
     def _clear(self) -> None:
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove_scratch(self._folder)
 
     def _write(self, batch: DataFrame, batch_id: int) -> None:
         """Write a micro-batch. Called by Spark, in a thread of its own."""
