@@ -58,9 +58,10 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Close the connection after what was sent."""
+    """Close the connection after what was sent. node: at its other end, for the log line; empty: unknown."""
 
     reason: str
+    node: str = ""
 
 
 ConnectionEvent = Opened | Closed | Drained

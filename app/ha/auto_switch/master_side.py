@@ -229,9 +229,11 @@ class MasterSide:
         return connection
 
     def _drop(self, key: str, reason: str) -> None:
-        if self._forget(key) is not None:
+        connection = self._forget(key)
+        if connection is not None:
             self.needs_check = True
-            self._outbox.send(key, Disconnect(reason))
+            node = connection.node if connection.replica is None else connection.replica.node
+            self._outbox.send(key, Disconnect(reason, node or ""))
 
     def _answer(self, connection: SlaveConnection) -> None:
         """Send a slave our epochs (A-07); an older connection of the same copy is over.

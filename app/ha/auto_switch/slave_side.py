@@ -153,7 +153,7 @@ class SlaveSide:
             self._leave(reason, now_ms)
 
     def _leave(self, reason: str, now_ms: int, *, pauses: int = 1) -> None:
-        self._outbox.send(self._key, Disconnect(reason))
+        self._outbox.send(self._key, Disconnect(reason, self._master.node))
         self._forget(now_ms, pauses=pauses)
 
     def _forget(self, now_ms: int, *, pauses: int) -> None:

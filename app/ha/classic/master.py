@@ -285,7 +285,7 @@ class ClassicMasterCore(StaticGroup):
 
     def _drop(self, slave: Slave, reason: str) -> None:
         self._forget(slave)
-        self._outbox.send(slave.key, Disconnect(reason))
+        self._outbox.send(slave.key, Disconnect(reason, slave.id if slave.is_replica else ""))
 
     def _reported(self, slave: Slave, max_offset: int, now_ms: int) -> None:
         sender = slave.sender

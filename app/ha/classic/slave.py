@@ -194,7 +194,7 @@ class ClassicSlaveCore(StaticGroup):
         return History(*end, in_doubt, for_earlier, begin_index)
 
     def _leave(self, reason: str, now_ms: int, *, refused: bool = False) -> None:
-        self._outbox.send(self._key, Disconnect(reason))
+        self._outbox.send(self._key, Disconnect(reason, self._member.leader_id or ""))
         self._forget(reason, now_ms, refused=refused)
 
     def _forget(self, reason: str, now_ms: int, *, refused: bool = False) -> None:

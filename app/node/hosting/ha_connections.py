@@ -49,6 +49,7 @@ class HaConnections:
             hosted.log_id,
             Protocol.CLASSIC if classic else Protocol.AUTO_SWITCH,
             driver.deliver,
+            name=hosted.name,
             place=settings.replicas.index(node_id) + 1 if node_id in settings.replicas else 0,
             by_number=self._settings.ha.speaks_by_number(self.address),
             master=partial(self._peers.peer_ha_address, master_id),

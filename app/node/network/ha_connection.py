@@ -70,6 +70,7 @@ class AttachedLog:
     log_id: int
     protocol: Protocol
     deliver: Deliver
+    name: str
     place: int
     by_number: bool
     master: Callable[[], str | None]
@@ -154,11 +155,13 @@ class ConnectionTable:
         owner.fruitless += 1
         owner.dial_at_s = asyncio.get_running_loop().time() + pause_s
 
-    def log_closed(self, connection: "HaConnection", reason: str, level: int) -> None:
-        """Log why a connection ended; rate-limited for unidentified peers, so that probes do not fill the
-        log."""
+    def log_closed(self, connection: "HaConnection", reason: str, level: int, node: str = "") -> None:
+        """Log why a connection to `node` ended (empty: unknown); rate-limited for unidentified peers, so that
+        probes do not fill the log."""
         if not connection.is_unidentified:
-            logger.log(level, "HA connection closed", extra={"connection": connection.key, "reason": reason})
+            log = "" if connection.owner is None else connection.owner.name
+            extra = {"log": log, "peer": node, "connection": connection.key, "reason": reason}
+            logger.log(level, "HA connection closed", extra=extra)
             return
         self._unidentified_count += 1
         if self._unidentified_count & (self._unidentified_count - 1) == 0:

@@ -87,6 +87,7 @@ class HaTransport:
         protocol: Protocol,
         deliver: Deliver,
         *,
+        name: str = "",
         place: int = 0,
         by_number: bool = False,
         master: Callable[[], str | None] = lambda: None,
@@ -96,15 +97,16 @@ class HaTransport:
         """Take connections of a log from now on: what arrives is passed to deliver(key, message).
 
         A log may be attached again, by another core: the connections of the old one end, a listener stays.
-        place: of this replica among the log's, from 1. by_number: this node's handshakes are of newer builds.
-        master: where to connect to for a core that names no address. takes_more: False while the driver has
-        too much to do: its connections are not read then. replicas: nodes by place, of a classic log.
+        name: of the log, for log lines. place: of this replica among the log's, from 1.
+        by_number: this node's handshakes are of newer builds. master: where to connect to for a core that
+        names no address. takes_more: False while the driver has too much to do: its connections are not read
+        then. replicas: nodes by place, of a classic log.
         """
         before = self._connections.logs.get(log_id)
         self._end_connections(log_id)
         listener = None if before is None else before.listener
         self._connections.logs[log_id] = AttachedLog(
-            log_id, protocol, deliver, place, by_number, master, takes_more, replicas, listener
+            log_id, protocol, deliver, name, place, by_number, master, takes_more, replicas, listener
         )
 
     def _end_connections(self, log_id: int) -> None:
@@ -154,7 +156,7 @@ class HaTransport:
             if (task := self._connecting.get((log_id, target))) is not None:
                 task.cancel()
             if connection is not None:
-                self._connections.log_closed(connection, message.reason, logging.INFO)
+                self._connections.log_closed(connection, message.reason, logging.INFO, message.node)
                 connection.close()
         elif connection is not None:
             connection.write(message)

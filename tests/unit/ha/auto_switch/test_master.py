@@ -205,9 +205,11 @@ def test_silent_connections_are_closed() -> None:
     master.take()
     master.tick(200)
     sent = master.take()
-    assert [target for target, message in sent if isinstance(message, Disconnect)] == [mute]
+    silent = "silent for too long"
+    ended = [(target, message) for target, message in sent if isinstance(message, Disconnect)]
+    assert ended == [(mute, Disconnect(silent))]
     master.tick(2_000)
-    assert len(master.frames(talker, Disconnect)) == 1
+    assert master.frames(talker, Disconnect) == [Disconnect(silent, "n3")]
 
 
 # --- fencing --------------------------------------------------------------------------------

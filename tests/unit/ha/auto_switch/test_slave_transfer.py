@@ -160,7 +160,7 @@ def test_a_lost_or_silent_connection_is_made_again_after_a_pause() -> None:
     key = slave.dialled()
     slave.take()
     slave.tick(CONFIG.ha_housekeeping_interval_ms + 1)
-    assert len(slave.frames(key, Disconnect)) == 1
+    assert slave.frames(key, Disconnect) == [Disconnect("the master is silent", "n1")]
 
 
 @pytest.mark.rule("H-02")

@@ -304,9 +304,11 @@ def test_silent_slaves_are_closed() -> None:
     master.tick(1_900)
     master.deliver(key, ClassicReport(master.log.end_offset))
     master.tick(200)
-    assert [target for target, message in master.take() if isinstance(message, Disconnect)] == [mute]
+    silent = "silent for too long"
+    sent = [(target, message) for target, message in master.take() if isinstance(message, Disconnect)]
+    assert sent == [(mute, Disconnect(silent))]
     master.tick(1_900)
-    assert Disconnect in [type(message) for message in master.frames(key)]
+    assert Disconnect(silent, "n2") in master.frames(key)
 
 
 def test_appends_without_room_are_refused_and_the_opening_is_tried_again() -> None:

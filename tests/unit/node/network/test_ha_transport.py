@@ -16,6 +16,7 @@ import pytest
 from app.errors import CommitlogError
 from app.ha.config import HaConfig
 from app.ha.frames import Preface, decode_preface, encode_preface
+from app.ha.messages import Disconnect
 from app.ha.roles import MANAGER, KnownReplica, Lease, MasterRole, SlaveRole
 from app.log.contract import Acks, AppendRequest, AppendResult, Durability
 from app.node.clock import LoopScheduler, SystemClock
@@ -388,6 +389,28 @@ def test_unidentified_peers_with_impossible_reports_do_not_fill_the_log(
         asyncio.run(scenario())
     logged = [record for record in caplog.records if record.name == "app.node.network.ha_connection"]
     assert [record.message for record in logged] == ["unidentified peers at the HA port"] * 7  # 1, 2, 4, … 64
+
+
+def test_the_line_about_a_connection_that_a_core_ends_names_the_log_and_the_node(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        ha = HaTransport("127.0.0.1:0", Links(Identity("c", "n1", Purpose.HA)))
+        await ha.start()
+        came: list[str] = []
+        ha.attach(1, Protocol.CLASSIC, lambda key, _message: came.append(key), name="orders")
+        reader, writer = await dial(ha.address)
+        writer.write(encode_preface(Preface(1, 2)))
+        await until(lambda: came)
+        ha.send(came[0], 1, Disconnect("silent for too long", "n2"))
+        assert await reader.read() == b""
+        writer.close()
+        await ha.stop()
+
+    with caplog.at_level(logging.INFO, "app.node.network.ha_connection"):
+        asyncio.run(scenario())
+    [line] = [record.__dict__ for record in caplog.records if record.message == "HA connection closed"]
+    assert [line[name] for name in ("log", "peer", "reason")] == ["orders", "n2", "silent for too long"]
 
 
 def test_silent_connections_are_closed_and_bounded(tmp_path: Path) -> None:
