@@ -8,6 +8,7 @@ is in use or damaged, an address in use, or a failed disk (R-11: at once).
 
 import asyncio
 import contextlib
+import errno
 import gc
 import importlib.abc
 import logging
@@ -165,7 +166,7 @@ async def _run(settings: Settings, ready: Callable[[Settings], None], refused: C
         refused(f"configuration refused: {error}")
         return EXIT_CONFIG
     except (StorageError, OSError) as error:
-        refused(f"node cannot start: {error}")
+        refused(f"node cannot start: {error}{_files_advice(error)}")
         return EXIT_FAILED
     except RuntimeError as error:
         if "thread" not in str(error):
@@ -216,6 +217,13 @@ async def _start(broker: Broker) -> None:
     if broker.failed.done():
         _end_at_once(broker.failed.result())
     await starting
+
+
+def _files_advice(error: Exception) -> str:
+    """Return what to do about a start that has failed for want of file descriptors, else nothing."""
+    if not any(os.strerror(number) in str(error) for number in (errno.EMFILE, errno.ENFILE)):
+        return ""
+    return f": raise the limit of open files (ulimit -n, LimitNOFILE) of {descriptors_allowed()}"
 
 
 def _raise_descriptor_limit() -> None:

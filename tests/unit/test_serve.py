@@ -1,7 +1,9 @@
 """The REST listener: many clients that connect at once to a busy node are accepted together."""
 
 import asyncio
+import errno
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from app import serve
 from app.node.broker import Broker
 from app.serve import ACCEPTED_IN_A_TURN, Front, bind
 from app.settings.file import load
+from storage.errors import Exhausted
 from tests.support.cluster import free_ports
 
 CLIENTS = 8 * ACCEPTED_IN_A_TURN
@@ -65,6 +68,34 @@ def test_an_address_in_use_is_an_error_before_anything_is_opened() -> None:
         bind("no-such-host.invalid:1")
     for door in doors:
         door.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "advises"),
+    [
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), True),
+        (Exhausted("n1/node.json", "open", os.strerror(errno.ENFILE)), True),
+        (OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)), False),
+    ],
+)
+def test_a_node_without_file_descriptors_for_its_start_names_the_limit(
+    error: Exception, advises: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(_broker: Broker) -> None:
+        raise error
+
+    monkeypatch.setattr(serve, "_start", fails)
+    file = tmp_path / "cluster.toml"
+    ports = free_ports(2)
+    file.write_text(
+        f'[cluster]\nid = "c"\n[[nodes]]\nid = "n1"\nlisten = "127.0.0.1:{ports[0]}"\n'
+        f'peer_listen = "127.0.0.1:{ports[1]}"\ndata = "{tmp_path}/n1"\n'
+    )
+    reasons: list[str] = []
+    code = asyncio.run(serve._run(load(file, "n1"), lambda _: None, reasons.append))
+    assert (code, len(reasons)) == (serve.EXIT_FAILED, 1)
+    assert reasons[0].startswith(f"node cannot start: {error}")
+    assert ("(ulimit -n, LimitNOFILE)" in reasons[0]) == advises
 
 
 class CountingFront(Front):
