@@ -139,7 +139,8 @@ def verdict(result: Mapping[str, Any]) -> str:
         if node in compared and begin > first
     ]
     start = f"from index {first:,} " if first else ""
-    return (
-        f"{', '.join(compared)} hold the same {result['batches']:,} batches, {result['bytes']:,} bytes, "
-        f"{start}up to index {result['until_index'] - 1:,}{''.join(later)}"
-    )
+    size = f"{result['batches']:,} batches, {result['bytes']:,} bytes"
+    held = f"{', '.join(compared)} hold the same {size},"
+    if len(compared) < 2:
+        held = f"no two replicas were compared: {', '.join(compared) or 'none'} holds {size},"
+    return f"{held} {start}up to index {result['until_index'] - 1:,}{''.join(later)}"
