@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 import click
 from click.core import ParameterSource
@@ -15,6 +16,7 @@ from click.core import ParameterSource
 from app.durations import Seconds
 from app.local_problem import local_problem
 from app.names import check_cursor_name, check_idempotency_key, check_log_name, check_token
+from app.settings.addresses import is_loopback
 
 if TYPE_CHECKING:  # `--help` imports neither
     from rich.table import Table
@@ -25,7 +27,10 @@ PIPE_WIDTH = 10_000  # columns; tables in a pipe are not squeezed
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 _CONTROL |= {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"}
 
-ADVICE = "start a local cluster with `commitlog up`, or check the address of --endpoint or of the context"
+ADVICE = "check the address of --endpoint or of the context, and whether the node runs"
+LOCAL_ADVICE = (
+    "start a local cluster with `commitlog up`, or check the address of --endpoint or of the context"
+)
 UNKNOWN = "the outcome is unknown: the service may have carried it out, or may still do so"
 GIVE_UP_S = 10.0
 JOB_NODES_S = 5.0  # to ask for the nodes before a job starts: a host that is down costs two seconds
@@ -97,13 +102,18 @@ def exit_code_of(error: "ClientError", *, writes: bool) -> ExitCode:
     return ExitCode.FAILED
 
 
-def failure_of(error: "ClientError", *, writes: bool, note: str = "") -> CommandFailed:
+def failure_of(
+    error: "ClientError", endpoints: Sequence[str], *, writes: bool, note: str = ""
+) -> CommandFailed:
     """Return the failure of a command whose call has failed. note: what the user should know beyond it."""
     from app.client.errors import NoAnswer, Problem
 
     code = exit_code_of(error, writes=writes)
     never_reached = isinstance(error, NoAnswer) and error.outcome == "not_applied"
-    advice = f"\n{ADVICE}" if never_reached and error.retryable else ""
+    advice = ""
+    if never_reached and error.retryable:
+        local = all(is_loopback(f"{urlsplit(url).hostname}:0") for url in endpoints)
+        advice = f"\n{LOCAL_ADVICE if local else ADVICE}"
     if code is ExitCode.OUTCOME_UNKNOWN:
         advice = f"\n{UNKNOWN}"
     if isinstance(error, Problem):
@@ -167,7 +177,7 @@ class Target:
                 if connection.nodes:
                     known_nodes.remember(self.endpoints[0], connection.nodes, connection.cluster)
             except ClientError as error:
-                raise failure_of(error, writes=writes) from error
+                raise failure_of(error, self.endpoints, writes=writes) from error
 
 
 def target_options(command: Command) -> Command:

@@ -188,7 +188,7 @@ def set_schema(
             done = client.put_schema(**asked, if_match=version if if_match is None else if_match)
         except ConditionFailed as problem:
             note = "" if if_match is not None else f"It was {version} when this command began: run it again."
-            raise failure_of(problem, writes=True, note=note) from problem
+            raise failure_of(problem, target.endpoints, writes=True, note=note) from problem
         except Problem as problem:
             if problem.code == "schema-incompatible":
                 raise _incompatible(problem.document) from problem

@@ -267,7 +267,8 @@ def _append_all(
         except ClientError as error:
             doubt = "" if error.outcome == "not_applied" else _doubt(len(batch))
             notes = (_place(error, skipped + count), _rest(count, skipped), doubt)
-            raise failure_of(error, writes=True, note="; ".join(filter(None, notes))) from error
+            note = "; ".join(filter(None, notes))
+            raise failure_of(error, target.endpoints, writes=True, note=note) from error
         except KeyboardInterrupt:
             rest = _rest(count, skipped) or "no append has been answered yet"
             if not is_open:

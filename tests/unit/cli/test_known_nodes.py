@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from app.cli.context import failure_of
 from app.client import CommitlogClient, NoAnswer, known_nodes
 from tests.support.cluster import free_ports
 from tests.unit.cli.fake_service import Asked, FakeService, Scripted, committed, fake_service
@@ -134,6 +135,22 @@ def test_a_refused_connection_is_reported_at_once_unless_the_caller_waits() -> N
     with CommitlogClient(closed(), give_up_s=0.3) as client, pytest.raises(NoAnswer):
         client.connection.call("GET", "/v1/logs")
     assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "is_local"),
+    [
+        (["http://127.0.0.1:8101", "http://[::1]:8102", "http://localhost:8103"], True),
+        (["http://127.0.0.1:8101", "http://n2.example:8101"], False),
+        (["https://10.0.0.1"], False),
+    ],
+)
+def test_a_local_cluster_is_proposed_only_where_a_command_calls_one(
+    endpoints: list[str], is_local: bool
+) -> None:
+    failure = failure_of(NoAnswer("no node answers", sent=False), endpoints, writes=False)
+    assert "check the address of --endpoint" in failure.message
+    assert ("`commitlog up`" in failure.message) == is_local
 
 
 def test_a_lost_connection_is_described_in_one_clause() -> None:
