@@ -121,7 +121,7 @@ def test_a_connection_of_a_core_that_has_ended_is_not_the_next_ones() -> None:
 
 
 def attach_to(table: ConnectionTable, deliver: Callable[[str, Any], None]) -> AttachedLog:
-    owner = AttachedLog(1, Protocol.AUTO_SWITCH, deliver, 1, False, lambda: None, lambda: True)
+    owner = AttachedLog(1, Protocol.AUTO_SWITCH, deliver, "log", 1, False, lambda: None, lambda: True)
     table.logs[owner.log_id] = owner
     return owner
 
