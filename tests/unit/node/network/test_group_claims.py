@@ -74,7 +74,12 @@ def test_a_hello_of_a_node_with_many_logs_encodes_no_more_than_it_carries(
     """A node with 1,000 logs in its file spent 50 ms of its event loop for each hello."""
     encoded: list[object] = []
     encode = group_claims._json
-    monkeypatch.setattr(group_claims, "_json", lambda value: (encoded.append(value), encode(value))[1])
+
+    def counted(value: object) -> str:
+        encoded.append(value)
+        return encode(value)
+
+    monkeypatch.setattr(group_claims, "_json", counted)
     claims = {f"orders-{k}": raft("n1", "n2", "n3") for k in range(1_000)}
     kept = announced(announce("1.2.3", claims, takes_appends=True)).claims
     assert list(kept) == list(claims)[: len(kept)]
