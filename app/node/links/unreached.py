@@ -7,10 +7,12 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 UNREACHED_S: Final = 5.0  # a restart of the other node is shorter
+REASONS_MAX: Final = 10  # whatever listens at the address chooses a part of some reasons
 
 
 class Unreached:
-    """One warning for each reason for which calls fail, once they have failed for UNREACHED_S seconds.
+    """One warning for each of the first REASONS_MAX reasons for which calls fail, once they have failed for
+    UNREACHED_S seconds.
 
     A call that succeeds, or one to another address, begins again: see `reached`. Times are seconds of the
     event loop.
@@ -32,7 +34,8 @@ class Unreached:
         if self._since_s is None:
             self._since_s = now_s
         reason = _reason(error)
-        if now_s - self._since_s >= UNREACHED_S and reason not in self._reported:
+        is_new = reason not in self._reported and len(self._reported) < REASONS_MAX
+        if now_s - self._since_s >= UNREACHED_S and is_new:
             self._reported.add(reason)
             logger.warning(
                 "a node cannot be reached",

@@ -10,8 +10,8 @@ import pytest
 from app.ha.messages import Connect, Disconnect
 from app.node.links import unreached as module
 from app.node.links.handshake import Identity, Purpose
-from app.node.links.links import Links
-from app.node.links.unreached import UNREACHED_S, Unreached
+from app.node.links.links import LinkRefused, Links
+from app.node.links.unreached import REASONS_MAX, UNREACHED_S, Unreached
 from app.node.network.ha_connection import Protocol
 from app.node.network.ha_transport import HaTransport
 from tests.support.cluster import free_ports
@@ -52,6 +52,15 @@ def test_each_reason_is_reported_once_when_calls_have_failed_for_a_while(
     assert len(lines_of(caplog)) == 3
     unreached.failed("n2", "a:1", REFUSED, 200.0 + UNREACHED_S)
     assert lines_of(caplog)[3] == ("peer", "n2", "a:1", "Connection refused")
+
+
+def test_what_answers_at_the_address_causes_a_bounded_number_of_lines(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    unreached = Unreached("peer")
+    for number in range(1_000):
+        unreached.failed("n2", "a:1", LinkRefused(f"x{number} answered, not n2"), 100.0 + number)
+    assert len(lines_of(caplog)) == REASONS_MAX
 
 
 def test_a_slave_reports_that_the_ha_port_of_its_master_cannot_be_reached(
