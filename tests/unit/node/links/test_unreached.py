@@ -54,7 +54,7 @@ def test_each_reason_is_reported_once_when_calls_have_failed_for_a_while(
     assert lines_of(caplog)[3] == ("peer", "n2", "a:1", "Connection refused")
 
 
-def test_what_answers_at_the_address_causes_a_bounded_number_of_lines(
+def test_a_bounded_number_of_reasons_is_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     unreached = Unreached("peer")
