@@ -62,6 +62,7 @@ class ClassicMasterCore(StaticGroup):
         auto_in_sync_replicas: bool,
         options: LogOptions,
         recorded: SyncFloor | None,
+        begins: bool,
     ) -> None:
         """start: its group has all replicas of the log, in their configured order.
 
@@ -69,7 +70,7 @@ class ClassicMasterCore(StaticGroup):
         append is asynchronous). auto_in_sync_replicas: an append needs only the slaves in sync when they are
         fewer than sync_slaves, never fewer than min_in_sync_replicas - 1. options: with fewer replicas in
         sync than min_in_sync_replicas, the master included, synchronous appends are refused. recorded: by the
-        newest epoch of this copy, None: unknown.
+        newest epoch of this copy, None: unknown. begins: as in MasterEpoch.
         """
         self._log = log
         self._replicas = start.group.voters
@@ -97,6 +98,7 @@ class ClassicMasterCore(StaticGroup):
             needs=self._needs,
             options=options,
             recorded=recorded,
+            begins=begins,
             grace_ms=config.opening_wait_ms,
         )
         self._pending = PendingAppends()

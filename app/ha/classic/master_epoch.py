@@ -36,10 +36,11 @@ class MasterEpoch:
         needs: SlaveNeeds,
         options: LogOptions,
         recorded: SyncFloor | None,
+        begins: bool,
         grace_ms: int,
     ) -> None:
-        """found: as on the disk. recorded: by the newest epoch of this copy, None: unknown. grace_ms: time of
-        the other replicas to connect."""
+        """found: as on the disk. recorded: by the newest epoch of this copy, None: unknown. begins: an empty
+        copy is that of a new log, and no disk was replaced. grace_ms: time of the others to connect."""
         self._member = member
         self._log = log
         self._outbox = outbox
@@ -50,7 +51,7 @@ class MasterEpoch:
         self._recorded = recorded
         self._grace_ms = grace_ms
         self._opened_term = found.term if found.voted_for == member.node_id else NO_INDEX
-        self._was_slave = found.voted_for not in (None, member.node_id)
+        self._is_new = begins and found == HardState()
         self._may_lack = may_lack(found)
         self.waiting: Opening | None = None
         self.control: TermRecord | None = None
@@ -148,13 +149,12 @@ class MasterEpoch:
             self._wait(now_ms)
 
     def _wait(self, now_ms: int) -> None:
-        term = self._member.term
         self.control = self._retry_ms = None
-        knows_epoch = term > 0 and term != self._opened_term
+        may_have_held = not self._is_new and self._opened_term != self._member.term
         self.waiting = Opening(
             [replica for replica in self._replicas if replica != self._member.node_id],
             required=self._required,
-            needs_all=is_empty(self._log) and (self._was_slave or knows_epoch),
+            needs_all=is_empty(self._log) and may_have_held,
             grace_ms=self._grace_ms,
             now_ms=now_ms,
         )

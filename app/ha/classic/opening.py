@@ -13,8 +13,9 @@ first:
 - A replica whose log is of a newer epoch, or of the same one and longer, prevents the opening while this is
   so: what it holds would be lost. It also closes the epoch of an open master: another one has taken over
   since, or this copy has lost its end.
-- An empty copy is that of a new log, or of a replaced disk. Only the other replicas can decide which. If it
-  was a slave, or knows of an epoch that it has not opened, it may lack records, and waits for all others.
+- An empty copy is that of a new log, or of a replaced disk. Only the other replicas can decide which, so it
+  waits for all of them. It needs none if it has opened the only epoch that it knows, or if the log is newer
+  than the data folder (node/opening/folder_birth.py).
 - A master that restarts in its own epoch does not need their reports, but considers those that connect in
   time. An epoch is no longer its own once it was a slave: another master may have taken appends since.
 

@@ -68,7 +68,7 @@ class LogOpener:
             driver.let_found(hosted.generation != CONFIGURED)
             return driver
         if settings.replication is Replication.CLASSIC:
-            classic = replace(self._classic(hosted), sound=sound)
+            classic = replace(self._classic(hosted), sound=sound, begins=begins)
             return open_replica(self._ha_services, log, classic, journal=hosted.journal, events=events).driver
         auto_switch = AutoSwitchMode(
             replicas=settings.replicas,

@@ -179,7 +179,8 @@ class ClassicMode(_HaMode):
 
     master_address: where the master takes slaves of this log. sync_slaves, min_in_sync_replicas,
     auto_in_sync_replicas, unclean, raised_from: as in ClassicMasterCore and LogOptions. sound: false when a
-    repair may have lost records of this copy.
+    repair may have lost records of this copy. begins: as in RaftMode; without it the master of an empty
+    folder waits for all replicas.
     """
 
     master_id: str
@@ -190,6 +191,7 @@ class ClassicMode(_HaMode):
     unclean: bool = False
     raised_from: int = 0
     sound: bool = True
+    begins: bool = False
 
     def judge(self, found: FoundFolder) -> Trust:
         """Return the trust; a slave's copy, and one that may lack records which it held, have opened no epoch
@@ -231,6 +233,7 @@ class ClassicMode(_HaMode):
                     raised_from=self.raised_from,
                 ),
                 recorded=replica.state.sync_floor if is_whole(replica.state, log) else None,
+                begins=self.begins and self.sound,
             )
         return ClassicSlaveCore(
             start, log, master_id=self.master_id, master_address=self.master_address, config=self.config

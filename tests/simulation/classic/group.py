@@ -64,7 +64,6 @@ class ClassicNode(SimulatedProcess):
         self.names = group.names  # as in the configuration of its incarnation, with the two settings
         self.sync_slaves, self.auto = group.sync_slaves, group.auto
         self.unclean = False  # in the configuration of its next incarnation
-        self.is_blank = False  # its disk was replaced, and it has not started since
         self.lost_us: int | None = None  # when its copy was replaced, if it has not started since
         self.copies: dict[
             str, tuple[str, LogDriver]
@@ -125,7 +124,7 @@ class ClassicNode(SimulatedProcess):
         except StorageError as error:
             self._fail("start", error)
             return
-        self.unclean = self.is_blank = False
+        self.unclean = False
         self.lost_us = None
         self.driver.start()
         self._tick(life)

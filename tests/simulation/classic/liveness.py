@@ -24,6 +24,7 @@ REASONS: Final = {
     "slaves-down": "too few slaves run with a disk that works",
     "lines": "too few of these slaves are connected to the master",
     "grace": "the master has not opened its epoch: the other replicas have ha_opening_wait_ms to connect",
+    "unheard": "the master holds nothing, and a replica that may hold records is down or cut off",
     "operator": "the master refuses a copy, or to open its epoch: an operator decides",
     "recent": "the cause has ended, and the bound has not passed since",
 }
@@ -74,6 +75,8 @@ class ClassicLiveness:
         opening = core._epoch.waiting
         if opening is not None and core._now_ms < opening._until_ms:
             return "grace", frozenset()
+        if opening is not None and opening._needs_all and len(slaves) < len(group.nodes) - 1:
+            return "unheard", frozenset()
         return None, frozenset(node.name for node in (master, *slaves))
 
     def _needs_operator(self, slaves: list[ClassicNode]) -> bool:

@@ -18,7 +18,6 @@ LONG_CUT_US: Final = (10_000_000, 15_000_000)
 STALL_US: Final = (300_000, 6_000_000)
 CLOCK_RATES: Final = (0.96, 1.04)
 CHANGED_ACKS: Final = 0.5  # of the role changes
-QUIET_US: Final = 8_000_000
 LOOK_US: Final = 1_000_000  # an operator looks so often
 PATIENCE_LOOKS: Final = 5  # ... and acts on what stays so long
 FOLDER: Final = f"data/logs/{LOG_NAME}"
@@ -49,7 +48,6 @@ class Nemesis:
         self._world = group.world
         self.counts: Counter[str] = Counter()
         self.active = True
-        self._quiet_until_us = 0  # no faults before
         self._old_copies: dict[str, dict[str, bytes]] = {}  # by node: a backup of the log's folder
         self._blocked = 0  # looks in a row at a master that takes no appends
         self._refused: Counter[str] = Counter()  # the same for slaves that are refused
@@ -60,7 +58,7 @@ class Nemesis:
 
     def _strike(self) -> None:
         self._world.after(self._world.between(PAUSE_US), self._strike)
-        if not self.active or self._world.now_us < self._quiet_until_us:
+        if not self.active:
             return
         chance, group = self._world.random, self._group
         kind = chance.choices(list(EVENTS), weights=list(EVENTS.values()))[0]
@@ -98,7 +96,7 @@ class Nemesis:
         elif kind == "replaced disk of a slave":
             done = node is not group.master and self._replace(node, lasting_us)
         elif kind == "replaced disk of the master":
-            done = self._replace_masters()
+            done = self._replace(group.master, lasting_us)
         elif kind == "restored copy":
             done = self._restore_copy(node, lasting_us)
         else:
@@ -144,16 +142,6 @@ class Nemesis:
     def _is_elsewhere(self, node: "ClassicNode") -> bool:
         return any(self._holds_all(other) for other in self._group.nodes.values() if other is not node)
 
-    def _replace_masters(self) -> bool:
-        """A master without its disk cannot distinguish a new log from a lost one when it hears no replica, so
-        its operator starts it only while the others run and can reach it."""
-        others = [node for node in self._group.nodes.values() if node is not self._group.master]
-        if not all(node.is_at_work for node in others) or not self._replace(self._group.master, 1_000):
-            return False
-        self._quiet_until_us = self._world.now_us + QUIET_US
-        self.heal()
-        return True
-
     def _holds_all(self, node: "ClassicNode") -> bool:
         index = self._group.ledger.highest_index
         if not node.is_at_work:
@@ -175,7 +163,7 @@ class Nemesis:
         if node.alive:
             node.crash(power=False)
         node.files.put_folder(FOLDER, self._old_copies.pop(node.name))
-        node.is_blank, node.lost_us = False, self._world.now_us
+        node.lost_us = self._world.now_us
         self.back(node, after_us)
         return True
 
@@ -183,15 +171,14 @@ class Nemesis:
         if node.alive:
             node.crash(power=True)
         node.files = SickFiles(Random(self._world.random.getrandbits(64)))
-        node.is_blank, node.lost_us = True, self._world.now_us
+        node.lost_us = self._world.now_us
 
     # --- the operator ------------------------------------------------------------------------------------
 
     def change_roles(self, node: "ClassicNode") -> bool:
-        """The old master is stopped; then every node gets the new file and is restarted, one by one. A new
-        disk becomes no master: it could not distinguish a new log from a lost one (_replace_masters)."""
+        """The old master is stopped; then every node gets the new file and is restarted, one by one."""
         group = self._group
-        if node is group.master or node.is_blank:
+        if node is group.master:
             return False
         if group.master.alive:
             group.master.crash(power=False)

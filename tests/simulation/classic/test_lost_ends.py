@@ -1,4 +1,4 @@
-"""A slave whose power fails under `replicated` may lack what it acknowledged (H-07)."""
+"""A copy may lack what it acknowledged: after a power failure under `replicated`, on a new disk (H-07)."""
 
 import pytest
 
@@ -44,6 +44,27 @@ def test_no_master_opens_without_a_record_that_a_power_failure_took_from_a_slave
     group.run(HA.opening_wait_ms / 1_000 + 1)
     assert "n1" in (group.master.driver.status().core.waits_for or "")
     n1.start()
+    assert group.run_until(lambda: group.nemesis.counts["operator changed the master"] > 0, 15)
+    assert group.run_until(lambda: all(holds(node, taken) for node in group.nodes.values()), 30)
+    group._check_acknowledged()
+
+
+@pytest.mark.rule("H-07")
+def test_a_master_with_a_new_disk_waits_for_slaves_that_connect_late() -> None:
+    """It began the log again after a wait, and kept its own log if that became the longer one."""
+    group = ClassicGroup(ONE_SYNC_SLAVE, faults=False, clients=0)
+    master, *slaves = group.nodes.values()
+    assert group.run_until(lambda: master.driver._core.accepts_appends, 8)
+    taken = appended(group, "acknowledged").last_index
+    assert group.run_until(lambda: all(holds(node, taken) for node in slaves), 2)
+    for slave in slaves:
+        group.network.cuts[master.name, slave.name] = None
+    group.nemesis.wipe(master)
+    master.start()
+    group.run(HA.opening_wait_ms / 1_000 + 1)
+    assert master.driver.log.end_index < 0
+    assert "n2, n3 may hold records" in (master.driver.status().core.waits_for or "")
+    group.network.heal()
     assert group.run_until(lambda: group.nemesis.counts["operator changed the master"] > 0, 15)
     assert group.run_until(lambda: all(holds(node, taken) for node in group.nodes.values()), 30)
     group._check_acknowledged()

@@ -52,6 +52,7 @@ class Master(Lab):
         hard_state: HardState | None = None,
         auto_sync: bool = True,
         waits: bool = False,
+        begins: bool = True,
         auto_in_sync_replicas: bool = False,
         **settings: Any,
     ) -> None:
@@ -73,6 +74,7 @@ class Master(Lab):
             auto_in_sync_replicas=auto_in_sync_replicas,
             options=LogOptions(durability=self.durability, **options),
             recorded=settings.get("recorded", SyncFloor(0, sure, len(NAMES) - 1)),
+            begins=begins,
         )
         self.core.start(self.now_ms)
         self.carry_out()

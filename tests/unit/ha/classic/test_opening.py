@@ -311,8 +311,26 @@ def test_a_new_log_opens_when_all_replicas_are_empty_or_none_objects() -> None:
     assert is_open(alone)
 
 
+@pytest.mark.rule("H-07")
+def test_a_master_with_an_empty_folder_hears_all_before_it_begins_the_log() -> None:
+    """Its disk may be new. When it began after a wait, and its log became the longer one, it refused the
+    slave that held the acknowledged records, and continued without them."""
+    master = Master(waits=True, begins=False)
+    master.slave(1, place=3, at=0)
+    master.tick(10 * WAIT_MS)
+    assert not is_open(master)
+    assert (master.core.status().waits_for or "").startswith("n2 may hold records")
+    connect(master, log_of(b"a", opened_by="n1"), place=2, number=2)
+    master.tick()
+    assert not is_open(master)
+    assert "make n2 the master" in (master.core.status().waits_for or "")
+    master.slave(3, place=2, at=0)  # its operator has removed its copy
+    master.tick()
+    assert is_open(master)
+
+
 def test_a_master_whose_disk_was_replaced_does_not_begin_the_log_again() -> None:
-    master = Master(waits=True)
+    master = Master(waits=True, begins=False)
     connect(master, log_of(b"a", opened_by="n1"), place=2)
     master.tick(WAIT_MS)
     assert not is_open(master)

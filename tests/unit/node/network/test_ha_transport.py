@@ -132,7 +132,12 @@ async def classic_master(folder: Path, *, sync_slaves: int = 1) -> AsyncIterator
     node = Node("n1", folder)
     await node.ha.start()
     mode = ClassicMode(
-        replicas=REPLICAS, config=QUICK, master_id="n1", master_address="", sync_slaves=sync_slaves
+        replicas=REPLICAS,
+        config=QUICK,
+        master_id="n1",
+        master_address="",
+        sync_slaves=sync_slaves,
+        begins=True,
     )
     driver = open_replica(node.services, LOG, mode).driver
     node.serve(driver, Protocol.CLASSIC, 1)

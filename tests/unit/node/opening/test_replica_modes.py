@@ -273,13 +273,38 @@ def test_a_slave_that_becomes_the_master_knows_what_its_newest_epoch_needs(
     assert (node.driver.status().core.waits_for is None) == (sync_slaves == 2 and confirmed)
 
 
+@pytest.mark.rule("H-07")
+@pytest.mark.parametrize(("begins", "sound"), [(True, True), (False, True), (True, False)])
+def test_a_classic_master_begins_a_log_alone_only_if_no_disk_was_replaced(
+    tmp_path: Path, begins: bool, sound: bool
+) -> None:
+    mode = ClassicMode(
+        replicas=("n1", "n2"),
+        config=HaConfig(),
+        master_id="n1",
+        master_address="n1:1",
+        sync_slaves=1,
+        sound=sound,
+        begins=begins,
+    )
+    node = Node(tmp_path, mode=mode)
+    for _ in range(60):
+        node.tick(100)
+    assert (node.driver.log.end_index == 0) == (begins and sound)
+
+
 @pytest.mark.rule("A-01", "H-07")
 def test_a_classic_master_whose_log_was_set_aside_waits_for_the_replicas_that_may_hold_it(
     tmp_path: Path,
 ) -> None:
     """Also for one that is not sound the repair ends: it opens the empty log, and no epoch."""
     mode = ClassicMode(
-        replicas=("n1", "n2"), config=HaConfig(), master_id="n1", master_address="n1:1", sync_slaves=1
+        replicas=("n1", "n2"),
+        config=HaConfig(),
+        master_id="n1",
+        master_address="n1:1",
+        sync_slaves=1,
+        begins=True,
     )
     node = Node(tmp_path, mode=mode)
     for _ in range(60):

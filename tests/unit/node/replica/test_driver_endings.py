@@ -252,7 +252,12 @@ def report(node: Node) -> None:
 def master(tmp_path: Path) -> Node:
     """n1, the master of n2, which holds everything."""
     mode = ClassicMode(
-        replicas=("n1", "n2"), config=HaConfig(), master_id="n1", master_address="n1:1", sync_slaves=1
+        replicas=("n1", "n2"),
+        config=HaConfig(),
+        master_id="n1",
+        master_address="n1:1",
+        sync_slaves=1,
+        begins=True,
     )
     node = Node(tmp_path, mode=mode)
     node.tick(10_000)
