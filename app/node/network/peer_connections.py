@@ -40,6 +40,12 @@ KEPT_MESSAGE_MAX_BYTES: Final = 4096
 KEPT_S: Final = 3.0
 CARRIED_WAITING_MAX_BYTES: Final = MIB  # on a connection; beyond it no client's append joins the messages
 UNACKNOWLEDGED_TIMEOUT_MS: Final = 5_000  # a peer that does not answer for this time: connect again
+_IDLE_S: Final = 10  # then the system asks whether the peer is still there
+_TCP_OPTIONS: Final = {
+    "TCP_USER_TIMEOUT": UNACKNOWLEDGED_TIMEOUT_MS,
+    "TCP_KEEPIDLE": _IDLE_S,
+    "TCP_KEEPINTVL": UNACKNOWLEDGED_TIMEOUT_MS // 1000,
+}
 
 WITH_RECORDS: Final = (PushRequest, FetchAnswer, StateChunk)  # messages that may carry records, in one order
 
@@ -249,7 +255,7 @@ class OutgoingConnection(PeerConnection):
         hello = self._owner.hello_to(self.peer_id)
         assert self._transport is not None
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
-        _bound_silence(self._transport)
+        bound_silence(self._transport)
         self._transport.write(LENGTH.pack(len(hello)) + hello)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -431,12 +437,17 @@ class RecordConnection(OutgoingConnection):
         """Do nothing, as in `ended`."""
 
 
-def _bound_silence(transport: asyncio.Transport) -> None:
-    """Let the system give up a connection whose bytes are not acknowledged, where it can.
+def bound_silence(transport: asyncio.BaseTransport) -> None:
+    """Let the system give up a connection whose bytes are not acknowledged, where it can; an idle one, too: a
+    machine that has lost its power would otherwise count as connected permanently.
 
     Otherwise a connection that survived a long partition continues only after TCP's doubled timers.
     """
     connected = transport.get_extra_info("socket")
-    option = getattr(socket, "TCP_USER_TIMEOUT", None)
-    if connected is not None and option is not None:
-        connected.setsockopt(socket.IPPROTO_TCP, option, UNACKNOWLEDGED_TIMEOUT_MS)
+    if connected is None:
+        return
+    with contextlib.suppress(OSError):  # the connection is lost already
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _TCP_OPTIONS.items():
+            if hasattr(socket, name):
+                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -43,6 +43,7 @@ from app.node.network.peer_connections import (
     PeerRefusal,
     RecordConnection,
     RetryConfig,
+    bound_silence,
 )
 from app.node.network.peer_host import PeerHost, PeerIdentity
 from app.settings.addresses import split_address
@@ -281,6 +282,7 @@ class _Incoming(PeerConnection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        bound_silence(transport)
         self._owner.joined(self)
         peer = transport.get_extra_info("peername")
         self._address = str(peer[0]) if isinstance(peer, tuple) else ""

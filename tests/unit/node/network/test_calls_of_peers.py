@@ -1,6 +1,7 @@
 """Calls of a peer that end late, or at the wrong moment: one connection of each kind is left."""
 
 import asyncio
+import socket
 import time
 from typing import Any
 
@@ -112,5 +113,32 @@ def test_a_peer_that_moves_during_a_call_is_called_at_its_new_address_at_once(
         await second.stop()
         accepted[0].close()
         other.close()
+
+    run(test)
+
+
+@pytest.mark.rule("R-10")
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_an_idle_connection_with_a_machine_that_has_lost_its_power_is_given_up(is_sealed: bool) -> None:
+    """It counted as open permanently: the report of such a node kept a new group from beginning."""
+
+    async def test() -> None:
+        pair = Pair()
+        if is_sealed:
+            for node in pair.nodes:
+                node.links.security = SECRET
+        first, second = pair.nodes
+        await first.start()
+        await second.start()
+        await until(lambda: first.peer_version("n2") and first.connected())
+        for connection in (first._outgoing["n2"], *first._incoming):
+            assert connection._transport is not None
+            opened = connection._transport.get_extra_info("socket")
+            assert opened.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                timeout_ms = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+                assert timeout_ms == module.UNACKNOWLEDGED_TIMEOUT_MS
+        await first.stop()
+        await second.stop()
 
     run(test)
