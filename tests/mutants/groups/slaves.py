@@ -223,9 +223,20 @@ plant(
 plant(
     "an_empty_copy_of_a_slave_begins_the_log_alone",
     "A-01",
-    (MasterEpoch, "_wait", "is_empty(self._log) and (", "False and ("),
+    (MasterEpoch, "_wait", "is_empty(self._log) and may_have_held", "False"),
     lambda _: test_opening.test_an_empty_copy_that_knows_of_another_master_does_not_begin_the_log_alone(
         HardState(0, "n2")
+    ),
+    mode="classic",
+)
+
+
+plant(
+    "a_master_with_a_new_disk_begins_the_log_alone",
+    "H-07",
+    (ClassicMode, "core", "begins=self.begins and self.sound", "begins=True"),
+    lambda folder: test_replica_modes.test_a_classic_master_begins_a_log_alone_only_if_no_disk_was_replaced(
+        folder, begins=False, sound=True
     ),
     mode="classic",
 )
