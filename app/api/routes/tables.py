@@ -26,6 +26,8 @@ from app.api.http.openapi import answers
 from app.api.http.query import WHOLE, WholeNumber
 from app.api.http.query import Query as Parameters
 from app.api.read.query import QueryOrdinal, QueryTimestampMs
+from app.api.read.reader import Reader
+from app.api.read.selection import Consistency
 from app.errors import InvalidRequest, NoSuchCut, NotYetMaterialized, TableNotFound
 from app.errors.tables import no_table
 from app.node.hosted_log import HostedLog
@@ -91,6 +93,8 @@ class KnownTables:
         if self.root is None:
             return None
         if log not in self._logs:
+            for known in [each for each in self._logs if each.deleting]:  # the collector may take days
+                del self._logs[known]
             self._logs[log] = (LogTables(self.root, log.name), asyncio.Lock())
         tables, lock = self._logs[log]
         async with lock:
@@ -223,11 +227,12 @@ async def at(call: Call, log: LogName, query: Annotated[AtQuery, Query()]) -> Re
 
 
 async def _cut(call: Call, here: Served, query: AtQuery) -> dict[str, Any]:
-    """Return the versions of all tables at one point of the log. Raises NoSuchCut."""
+    """Return the versions of all tables at one point of the log. Raises NoSuchCut, Repairing, LogDeleting."""
     state = await known_tables(call).query(here.hosted, lambda found: found.find(ENTRIES))
     if state is None or not _is_ours(here, state):
         raise NoSuchCut(no_table(ENTRIES, here.hosted.name), None)
     held_index = (await _table_object(here, state))["materialized_index"]
+    _check_served(here)
     index = _point(here.driver, query)
     if index > held_index:
         raise NoSuchCut(
@@ -248,10 +253,16 @@ async def _found(call: Call, here: Served, table: str) -> TableState:
     return state
 
 
+def _check_served(here: Served) -> None:
+    """As Reader.check_served: the files of a driver that has ended are those of another log by now."""
+    Reader(here, Consistency.COMMITTED).check_served()
+
+
 async def _table_object(
     here: Served, state: TableState, lags: dict[LagKey, Lag] | None = None
 ) -> dict[str, Any]:
-    """lags: those that the same response has computed."""
+    """lags: those that the same response has computed. Raises Repairing, LogDeleting."""
+    _check_served(here)
     held_index, lag_records, lag_ms = None, None, None
     held = _held_index(here, state)
     if held is not None:

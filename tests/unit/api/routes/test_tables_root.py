@@ -3,14 +3,19 @@
 import asyncio
 import gc
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from app.api.http.log_call import Served
+from app.api.routes import tables
 from app.api.routes.tables import KnownTables
+from app.errors import LogDeleting, Repairing
 from app.log.contract import Durability
 from app.node.hosted_log import HostedLog
 from app.settings.model import LogSettings, Replication
-from app.tables.catalog import LogTables
+from app.tables.catalog import LogTables, TableState
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/t", "dbfs:/t", "file:/t", "abfss://c@a.dfs.core.windows.net/t"])
@@ -20,17 +25,57 @@ def test_a_url_is_no_folder_of_this_machine(url: str) -> None:
     assert KnownTables("t").root == str(Path.cwd() / "t")
 
 
+def hosted(name: str) -> HostedLog:
+    settings = LogSettings(
+        name=name, replication=Replication.RAFT, durability=Durability.FSYNC, replicas=("n1",)
+    )
+    return HostedLog(settings, 7)
+
+
 def test_nothing_is_kept_of_the_tables_of_deleted_logs(tmp_path: Path) -> None:
     """The files of a table in memory are some hundred bytes each, and logs may come and go for years."""
 
-    async def read(known: KnownTables, name: str) -> None:
-        settings = LogSettings(
-            name=name, replication=Replication.RAFT, durability=Durability.FSYNC, replicas=("n1",)
-        )
-        assert await known.query(HostedLog(settings, 7), LogTables.all) == []
+    async def read(known: KnownTables, log: HostedLog) -> None:
+        assert await known.query(log, LogTables.all) == []
 
     known = KnownTables(str(tmp_path))
     for number in range(5):
-        asyncio.run(read(known, f"log-{number}"))
+        asyncio.run(read(known, hosted(f"log-{number}")))
     gc.collect()
     assert [len(each) for each in vars(known).values() if not isinstance(each, str)] == [0]
+    logs = [hosted(f"log-{number}") for number in range(5)]
+    for log in logs:  # what has ended refers to the log until the collector of cycles finds it
+        asyncio.run(read(known, log))
+        log.deleting = True
+    assert [len(each) for each in vars(known).values() if not isinstance(each, str)] == [1]
+
+
+@pytest.mark.parametrize("deleting", [False, True])
+def test_a_call_that_waits_for_tables_ends_when_its_log_is_repaired_or_deleted(
+    deleting: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It read the files of the next log through the one that had ended, and a good log was repaired."""
+    log, driver = hosted("log"), cast(Any, SimpleNamespace(log=None))
+    log.driver = driver
+    state = TableState("entries", "/t/log/entries", 1, 5, None)
+
+    async def query(*_: object) -> TableState:
+        return state
+
+    async def described(here: Served, _: TableState) -> dict[str, Any]:
+        here.hosted.driver, here.hosted.deleting = None, deleting
+        return {"materialized_index": 5}
+
+    here = Served(cast(Any, None), log, driver)
+    known = SimpleNamespace(query=query)
+    call = cast(
+        Any,
+        SimpleNamespace(request=SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(tables=known)))),
+    )
+    expected = LogDeleting if deleting else Repairing
+    with monkeypatch.context() as patched:
+        patched.setattr(tables, "_table_object", described)
+        with pytest.raises(expected):
+            asyncio.run(tables._cut(call, here, tables.AtQuery(timestamp=1)))
+    with pytest.raises(expected):
+        asyncio.run(tables._table_object(here, state))
