@@ -71,6 +71,7 @@ class StateKeeper:
 
     def forget(self) -> None:
         """Let go of everything: the log is closed."""
+        self.transfer.forget()
         self.state.become(type(self.state)())
 
     def tick(self, now_ms: int) -> None:

@@ -200,6 +200,11 @@ class StateTransfer:
         """The log was truncated: a replay may have applied removed records, and starts again."""
         self._taken = None
 
+    def forget(self) -> None:
+        """Let go of every state that is received, rebuilt or sent: the log is closed."""
+        self._restoring = self._taken = self._rebuilt = None
+        self._served.clear()
+
     # --- the side that has the state
 
     def serve(self, source: str, request: StateRequest) -> None:

@@ -16,7 +16,7 @@ from app.log.snapshot import Capture
 from app.log.state import DAY_MS
 from app.node.opening.replica_modes import ClassicMode
 from app.node.state.checkpoints import load_snapshot
-from app.raft.messages import Heartbeat, PushAnswer, PushCode, PushRequest
+from app.raft.messages import Heartbeat, PushAnswer, PushCode, PushRequest, StateRequest
 from storage.errors import CorruptLog
 from storage.files import OsFileSystem
 from storage.log.checkpoint import SnapshotFile
@@ -87,6 +87,21 @@ def test_a_closed_log_lets_go_of_its_batches_and_keys(tmp_path: Path) -> None:
     node.seams.run()
     driver.close()
     assert (driver.state.key_count, log._tail.reaches(log.end_index)) == (0, False)
+
+
+def test_a_closed_log_lets_go_of_the_states_that_it_receives_and_sends(tmp_path: Path) -> None:
+    """Each may be as large as the state of the log itself."""
+    node = Node(tmp_path, config=DriverConfig(state_chunk_bytes=1))
+    result(node.append(b"v", idempotency_key="k"))
+    transfer = node.driver._state.transfer
+    transfer.serve("n2", StateRequest(7, 0))
+    transfer._begin()
+    assert transfer._served
+    assert transfer._restoring is not None
+    node.driver.abandon()
+    node.seams.run()
+    node.driver.close()
+    assert (transfer._served, transfer._restoring) == ({}, None)
 
 
 @pytest.mark.rule("R-09")
