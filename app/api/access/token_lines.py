@@ -73,13 +73,17 @@ def parse_line(line: str) -> TokenLine | None:
     if not words:
         return None
     first, *rest = words
-    plain = not first.lower().startswith(PREFIX)
+    plain = (
+        PREFIX not in first.lower()
+    )  # also after a quotation mark, or the byte order mark of a joined file
     if plain:
         digest = digest_of(first.encode())
     elif found := _HASH.fullmatch(first):
         digest = bytes.fromhex(found[1])
     else:
-        raise ConfigError(f"`{PREFIX}` must be followed by 64 hexadecimal digits, all in lower case")
+        raise ConfigError(
+            f"`{PREFIX}` must begin its line and be followed by 64 hexadecimal digits, all in lower case"
+        )
     return TokenLine(digest, _grant(digest, rest, plain), plain)
 
 

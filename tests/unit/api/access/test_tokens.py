@@ -171,6 +171,8 @@ def test_requests_in_flight_are_limited() -> None:
         "sha256:abc read",
         "SHA256:" + "a" * 64 + " read",
         "sha256:" + "A" * 64 + " read",
+        '"sha256:' + "a" * 64 + '" read',
+        "\ufeff\ufeffsha256:" + "a" * 64 + " read",
         "sha256:" + "a" * 64,  # without a scope
         "t shout",
         "t a b c",
