@@ -73,9 +73,7 @@ def parse_line(line: str) -> TokenLine | None:
     if not words:
         return None
     first, *rest = words
-    plain = (
-        PREFIX not in first.lower()
-    )  # also after a quotation mark, or the byte order mark of a joined file
+    plain = PREFIX not in first.lower()  # also after a quotation mark, or the mark of a joined file
     if plain:
         digest = digest_of(first.encode())
     elif found := _HASH.fullmatch(first):
