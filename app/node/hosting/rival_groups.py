@@ -134,7 +134,8 @@ class RivalGroups:
             conflicts = [each for peer in self._claims if (each := self._conflict(log, peer, ours))]
             is_rival = any(each.theirs.excludes(ours) for each in conflicts)
             driver.let_found(ours.is_named or not (waits or is_rival))
-            found += conflicts if _is_current(ours, driver) else []
+            if conflicts and _is_current(ours, driver):
+                found += conflicts
         self._since_s = {each: self._since_s.get(each, _now_s()) for each in found}
         for peer in {each.peer: None for each in self._asked.due(self._since_s)}:
             self.peers.greet(peer)
