@@ -180,29 +180,37 @@ def test_a_deleted_log_is_removed_everywhere_and_a_new_one_of_its_name_starts_em
     assert cluster.values("n2", name) == ["new"]
 
 
+@pytest.mark.rule("H-07")
+@pytest.mark.parametrize("replication", ["raft", "classic"])
 def test_a_node_that_slept_through_a_deletion_removes_its_copy_and_takes_part_in_the_next(
-    cluster: Cluster,
+    cluster: Cluster, replication: str
 ) -> None:
-    create(cluster, "n1", name="slept")
-    assert cluster.append("n1", "old", log="slept").status_code == 200
+    """A log that is created at run time needs not all of its replicas, also in classic mode."""
+    name = f"slept-{replication}"
+
+    def appended(value: str) -> bool:
+        return cluster.append("n1", value, log=name, params={"timeout_ms": 20_000}).status_code == 200
+
+    create(cluster, "n1", name=name, replication=replication)
+    eventually(lambda: appended("old"), what="the log has a leader", timeout_s=WAIT_S)
     cluster.kill("n3")
-    assert cluster.call("DELETE", "n1", "/v1/logs/slept").status_code == 202
+    assert cluster.call("DELETE", "n1", f"/v1/logs/{name}").status_code == 202
     eventually(
-        lambda: create(cluster, "n1", name="slept").status_code == 201,
+        lambda: create(cluster, "n1", name=name, replication=replication).status_code == 201,
         what="the name is free: a dead node does not hold it",
         timeout_s=WAIT_S,
     )
-    assert cluster.append("n1", "new", log="slept").status_code == 200
+    eventually(lambda: appended("new"), what="two replicas suffice", timeout_s=WAIT_S)
     cluster.start("n3")
     cluster.wait_ready("n3")
     eventually(
-        lambda: cluster.get("n3", "/v1/logs/slept/records", params={"consistency": "committed"}).json()[
+        lambda: cluster.get("n3", f"/v1/logs/{name}/records", params={"consistency": "committed"}).json()[
             "records"
         ],
         what="n3 has a copy of the new log",
         timeout_s=WAIT_S,
     )
-    assert cluster.values("n3", "slept") == ["new"]
+    assert cluster.values("n3", name) == ["new"]
 
 
 @pytest.mark.rule("R-07", "C-09")
