@@ -202,10 +202,12 @@ class OutgoingConnection(PeerConnection):
                 if address != self._address:  # it has moved meanwhile
                     self.close()
                 timer = loop.call_later(HELLO_TIMEOUT_S, self._welcome_is_late)
-                await self._lost.wait()
+                try:
+                    await self._lost.wait()
+                finally:
+                    timer.cancel()
                 if address == self._address:
                     self._hurry.clear()  # it was set while the connection was open
-                timer.cancel()
                 if self.version is not None:
                     delay_s, reached_s = RETRY_FIRST_S, loop.time()
                     self.ended()

@@ -1,8 +1,10 @@
 """Calls of a peer that end late, or at the wrong moment: one connection of each kind is left."""
 
 import asyncio
+import gc
 import socket
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -140,5 +142,25 @@ def test_an_idle_connection_with_a_machine_that_has_lost_its_power_is_given_up(i
                 assert timeout_ms == module.UNACKNOWLEDGED_TIMEOUT_MS
         await first.stop()
         await second.stop()
+
+    run(test)
+
+
+def test_a_connection_that_was_cut_is_let_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timer of its welcome held the connection for records and its task: a line that flaps left many."""
+    monkeypatch.setattr(module, "HELLO_TIMEOUT_S", 60.0)
+
+    async def test() -> None:
+        pair = Pair()
+        first, second = pair.nodes
+        for node in pair.nodes:
+            await node.start()
+        await until(lambda: first._outgoing["n2"].records_apart)
+        held = weakref.ref(first._outgoing["n2"]._second)
+        for connection in list(second._incoming):
+            connection.close()
+        await until(lambda: gc.collect() >= 0 and held() is None, 10.0)
+        for node in pair.nodes:
+            await node.stop()
 
     run(test)
