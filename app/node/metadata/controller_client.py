@@ -74,7 +74,9 @@ class ControllerClient:
         self._heartbeat_due_ms = 0
         self._is_unheard = False  # no active controller has answered the last heartbeat
         self._stopped = False
-        self.missed_heartbeats = 0  # that no active controller answered before the next one was due
+        # Sent in vain after two intervals without an answer. A single one may be late: a controller whose
+        # logs are quiet answers in its next tick, which may come after the repeat.
+        self.missed_heartbeats = 0
         self.silent = False  # send no heartbeats for now: this node is not a member of the cluster
 
     def ask(self, command: AnyCommand, answered: Answered, timeout_ms: int) -> None:
@@ -109,8 +111,9 @@ class ControllerClient:
         if now_ms >= self._heartbeat_due_ms and self._reports_itself:
             if self._is_unheard:
                 self._hint = None  # the named controller did not answer
-                sent_ms = self._heartbeats[-1][1]
-                self.missed_heartbeats += now_ms - sent_ms >= self._config.retry_interval_ms
+                was_due = now_ms - self._heartbeats[-1][1] >= self._config.retry_interval_ms
+                is_late = now_ms - self._answered[1] >= 2 * self._config.heartbeat_interval_ms
+                self.missed_heartbeats += was_due and is_late
             self._heartbeat(now_ms)
         ended, self._ended = self._ended, []
         for asked in ended:
