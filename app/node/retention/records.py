@@ -8,6 +8,7 @@ replicas (clocks.py).
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,6 +20,7 @@ from app.log.state import LogState
 from app.node.hosted_log import HostedLog
 from app.node.replica.driver import LogDriver
 from app.node.retention.clocks import PeerClocks
+from app.pauses import REPORT_S
 from app.settings.model import Replication, RetentionConfig
 from storage.errors import StorageError
 from storage.log.commitlog import Commitlog
@@ -46,21 +48,28 @@ class Retention:
         return cls(chosen.get("ms"), chosen.get("bytes"))
 
 
-def retained_from(
-    log: Commitlog, state: LogState, committed_index: int, retention: Retention, now_ms: int
-) -> int | None:
+def retained_from(log: Commitlog, state: LogState, until: int) -> int | None:
     """Return the index below which everything may be removed, None for nothing. Raises CorruptLog,
-    DiskError."""
-    begin = log.begin_index
-    if begin == NO_INDEX or committed_index < begin:
+    DiskError.
+
+    until: as `exceeded_until` returns it. A fence keeps the records from its position on.
+    """
+    if until == 0:
         return None
-    until = max(_young_from(log, retention.ms, now_ms), _small_from(log, retention.bytes))
-    until = min(until, committed_index + 1)
     fence = state.fenced_below(until)
     if fence is not None:
         until = min(until, fence[1])
-    removed = max(begin, state.trim_index)  # or about to be: the last trim may still be in progress
+    removed = max(log.begin_index, state.trim_index)  # or about to be: the last trim may be in progress
     return until if _holds_data(log, removed, until) else None
+
+
+def exceeded_until(log: Commitlog, committed_index: int, retention: Retention, now_ms: int) -> int:
+    """Return the index below which the committed records exceed a limit, whether a fence keeps them or not;
+    0 for none. Raises CorruptLog, DiskError."""
+    if log.begin_index == NO_INDEX or committed_index < log.begin_index:
+        return 0
+    until = max(_young_from(log, retention.ms, now_ms), _small_from(log, retention.bytes))
+    return min(until, committed_index + 1)
 
 
 def _young_from(log: Commitlog, ms: int | None, now_ms: int) -> int:
@@ -110,6 +119,9 @@ class RetentionKeeper:
         self._default = default
         self._clocks = clocks
         self._node_id = node_id
+        # By log: the fence that keeps records (cursor, position), and when it may be logged again, s
+        self._held: dict[str, tuple[tuple[str, int], float]] = {}
+        self._held_before: dict[str, tuple[tuple[str, int], float]] = {}  # at the check before
 
     async def run(self, logs: Mapping[str, HostedLog]) -> None:
         """Run as long as the node. logs: as the node keeps them."""
@@ -120,6 +132,7 @@ class RetentionKeeper:
     async def trim_all(self, logs: Iterable[HostedLog]) -> None:
         """Trim what is due. A node that cannot compare its clock removes nothing by age."""
         self._clocks.begin_round()
+        self._held_before, self._held = self._held, {}
         for hosted in logs:
             driver, retention = hosted.driver, Retention.of(hosted.settings.retention, self._default)
             if driver is None or not hosted.leads or retention == Retention():
@@ -147,7 +160,9 @@ class RetentionKeeper:
 
     def _trim(self, hosted: HostedLog, driver: LogDriver, retention: Retention, now_ms: int) -> None:
         committed_index = min(driver.committed_index, driver.log.durable_index)
-        until_index = retained_from(driver.log, driver.state, committed_index, retention, now_ms)
+        exceeded = exceeded_until(driver.log, committed_index, retention, now_ms)
+        self._report_fence(hosted.name, driver.state.fenced_below(exceeded), exceeded, time.monotonic())
+        until_index = retained_from(driver.log, driver.state, exceeded)
         if until_index is None:
             return
 
@@ -158,3 +173,15 @@ class RetentionKeeper:
                 logger.info("retention", extra={"log": hosted.name, "until_index": until_index})
 
         driver.command(Trim(until_index), done)
+
+    def _report_fence(self, log: str, fence: tuple[str, int] | None, until_index: int, now_s: float) -> None:
+        """Log which fence keeps records below `until_index`, at most once in REPORT_S, if it has not moved
+        since the last check: the log grows until the disk is full, and nothing else names the cursor."""
+        if fence is None:
+            return
+        before, due_s = self._held_before.get(log, (None, now_s))
+        if before == fence and now_s >= due_s:
+            due_s = now_s + REPORT_S
+            extra = {"log": log, "cursor": fence[0], "next_index": fence[1], "until_index": until_index}
+            logger.warning("a fencing cursor keeps records that retention would remove", extra=extra)
+        self._held[log] = fence, due_s

@@ -8,6 +8,7 @@ import pytest
 
 from app.log.contract import Role
 from app.node.network.repair_messages import PeerCall, TermAnswer, TermRequest
+from app.node.retention import records as module
 from app.node.retention.clocks import KEPT_MS, TRIES, PeerClocks, earlier_of
 from app.node.retention.records import RetentionKeeper
 from app.settings.model import Replication, RetentionConfig
@@ -73,15 +74,19 @@ class Hosted:
         )
 
 
+def settle(log: Log) -> None:
+    ticket = log.log.start_sync()
+    assert ticket is not None
+    ticket.run()
+    log.log.finish_sync(ticket)
+
+
 def trims_of(peers: Peers, replication: Replication = Replication.RAFT) -> list[int]:
     """Records that a retention of a day removes from a log with records of 0 to 9 hours."""
     log = Log()
     for age_h in (9, 6, 3, 0):
         log.data(age_ms=age_h * HOUR_MS)
-    ticket = log.log.start_sync()
-    assert ticket is not None
-    ticket.run()
-    log.log.finish_sync(ticket)
+    settle(log)
     hosted: Any = Hosted(log, replication)
     keeper = RetentionKeeper(RetentionConfig(ms=DAY_MS), PeerClocks(peers, peers), "n1")
     asyncio.run(keeper.trim_all([hosted, hosted]))
@@ -101,6 +106,37 @@ def test_a_raft_leader_that_knows_no_majority_of_the_clocks_removes_nothing_by_a
     assert trims_of(Peers(late_ms, n2=None, n3=None)) == []
     assert trims_of(Peers(late_ms, n2=0, n3=0)) == []  # older versions, which report no clock
     assert trims_of(Peers(late_ms, n2=None, n3=None), Replication.CLASSIC) == [4, 4]
+
+
+def test_a_fence_that_keeps_old_records_and_does_not_move_is_named_once_a_minute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log grows until the disk is full: the cursor may be one of any reader."""
+    now_s, log, peers = 0.0, Log(), Peers(NOW_MS, n2=NOW_MS, n3=NOW_MS)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    for _ in range(8):
+        log.data(age_ms=9 * HOUR_MS)
+    keeper = RetentionKeeper(RetentionConfig(ms=HOUR_MS), PeerClocks(peers, peers), "n1")
+
+    def named_at(at_s: float, *logs: Any) -> list[tuple[str, str, int, int]]:
+        nonlocal now_s
+        now_s = at_s
+        caplog.clear()
+        asyncio.run(keeper.trim_all(logs))
+        lines = [line.__dict__ for line in caplog.records if "fencing cursor" in line.message]
+        return [(line["log"], line["cursor"], line["next_index"], line["until_index"]) for line in lines]
+
+    settle(log)
+    log.control(kind="cursor", name="etl", index=2, fence=True)
+    hosted: Any = Hosted(log)
+    assert named_at(0, hosted) == []  # it may move until the next check
+    assert named_at(30, hosted) == [("default", "etl", 2, 8)]
+    log.control(kind="cursor", name="other", index=6, fence=True)
+    assert (named_at(60, hosted), len(named_at(90, hosted))) == ([], 1)
+    log.control(kind="cursor", name="etl", index=5, fence=True)
+    assert named_at(150, hosted) == []  # it has moved
+    assert named_at(180) == []  # the log is gone, or another node leads it
+    assert named_at(210, hosted) == []
 
 
 def test_each_peer_that_answers_is_asked_once_a_round() -> None:

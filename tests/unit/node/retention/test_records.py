@@ -6,7 +6,7 @@ import pytest
 
 from app.errors import ConfigError
 from app.log.state import LogState
-from app.node.retention.records import Retention, retained_from
+from app.node.retention.records import Retention, exceeded_until, retained_from
 from app.settings.file import parse
 from app.settings.model import RetentionConfig, ScrubConfig
 from storage.format.batch import Batch, stamp
@@ -54,7 +54,8 @@ class Log:
         return self._append(encode_control(value), NOW_MS, control=True)
 
     def until(self, retention: Retention) -> int | None:
-        return retained_from(self.log, self.state, self.log.end_index, retention, NOW_MS)
+        exceeded = exceeded_until(self.log, self.log.end_index, retention, NOW_MS)
+        return retained_from(self.log, self.state, exceeded)
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_an_empty_log_has_nothing_to_remove() -> None:
 def test_nothing_uncommitted_is_trimmed_and_no_trim_is_requested_twice(log: Log) -> None:
     for _ in range(10):
         log.data(age_ms=9 * HOUR_MS)
-    assert retained_from(log.log, log.state, 5, Retention(ms=HOUR_MS), NOW_MS) == 6
+    assert exceeded_until(log.log, 5, Retention(ms=HOUR_MS), NOW_MS) == 6
     log.control(kind="trim", until_index=11)
     assert log.until(Retention(ms=HOUR_MS)) is None  # on its way: only control records lie behind it
 
