@@ -2,6 +2,7 @@
 
 import logging
 import os
+import ssl
 from typing import Final
 
 logger = logging.getLogger(__name__)
@@ -19,7 +20,7 @@ class Unreached:
     """
 
     def __init__(self, port: str) -> None:
-        """port: `peer` or `ha`, for the log line."""
+        """port: `peer`, `ha` or `rest`, for the log line."""
         self._port = port
         self._since_s: float | None = None
         self._reported: set[str] = set()
@@ -30,7 +31,7 @@ class Unreached:
         self._reported.clear()
 
     def failed(self, node: str | None, address: str, error: Exception, now_s: float) -> None:
-        """A call of the node at host:port has failed. node: its id, None if it is not known."""
+        """A call of the node at `address` has failed. node: its id, None if it is not known."""
         if self._since_s is None:
             self._since_s = now_s
         reason = _reason(error)
@@ -44,6 +45,8 @@ class Unreached:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):  # its number is OpenSSL's
+        return str(error)
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     if isinstance(error, TimeoutError):

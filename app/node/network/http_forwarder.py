@@ -15,6 +15,7 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
+from app.node.links.unreached import Unreached
 from app.settings.model import NodeSettings, SecuritySettings
 from storage.units import MIB
 
@@ -123,6 +124,7 @@ class Forwarder:
     def __init__(self, security: SecuritySettings) -> None:
         self._security = security
         self._session: aiohttp.ClientSession | None = None
+        self._unreached: dict[str, Unreached] = {}  # by node
 
     async def start(self) -> None:
         self._session = aiohttp.ClientSession(
@@ -228,7 +230,7 @@ class Forwarder:
             allow_redirects=False,
             timeout=timeout,
         )
-        return _Opening(target, context)
+        return _Opening(target, context, self._unreached.setdefault(target.id, Unreached("rest")))
 
 
 async def _once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
@@ -247,14 +249,25 @@ async def _once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerTy
 class _Opening:
     """Send a call and wait for the head of its answer, with the two errors of this module."""
 
-    def __init__(self, target: NodeSettings, context: "aiohttp.client._RequestContextManager") -> None:
+    def __init__(
+        self,
+        target: NodeSettings,
+        context: "aiohttp.client._RequestContextManager",
+        unreached: Unreached,
+    ) -> None:
         self._target = target
         self._context = context
+        self._unreached = unreached
 
     async def __aenter__(self) -> aiohttp.ClientResponse:
         try:
-            return await self._context.__aenter__()
+            answer = await self._context.__aenter__()
+            self._unreached.reached()
+            return answer
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
+            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+            now_s = asyncio.get_running_loop().time()
+            self._unreached.failed(self._target.id, self._target.url, cause, now_s)
             raise NotSent(f"{self._target.id}: {error}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Lost(f"{self._target.id}: {error!r}") from error

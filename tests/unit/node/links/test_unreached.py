@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import socket
+import ssl
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from app.node.links.links import LinkRefused, Links
 from app.node.links.unreached import REASONS_MAX, UNREACHED_S, Unreached
 from app.node.network.ha_connection import Protocol
 from app.node.network.ha_transport import HaTransport
+from app.node.network.http_forwarder import Forwarder, NotSent
+from app.settings.model import SecuritySettings
 from tests.support.cluster import free_ports
 from tests.support.event_loop import run, until
 from tests.unit.node.network.test_peer_transport import Pair
@@ -41,17 +45,19 @@ def test_each_reason_is_reported_once_when_calls_have_failed_for_a_while(
         unreached.failed("n2", "a:1", REFUSED, 100.0 + UNREACHED_S)
         unreached.failed("n2", "a:1", TimeoutError(), 101.0 + UNREACHED_S)
         unreached.failed("n2", "a:1", socket.gaierror(-2, "Name or service not known"), 190.0)
+        unreached.failed("n2", "a:1", ssl.SSLCertVerificationError(1, "Hostname mismatch"), 191.0)
     reasons = [reason for _, _, _, reason in lines_of(caplog)]
     assert reasons == [
         "Connection refused",
         "no answer: the node or its machine is down, or a firewall drops the packets",
         "[Errno -2] Name or service not known",
+        "Hostname mismatch",
     ]
     unreached.reached()
     unreached.failed("n2", "a:1", REFUSED, 200.0)
-    assert len(lines_of(caplog)) == 3
+    assert len(lines_of(caplog)) == 4
     unreached.failed("n2", "a:1", REFUSED, 200.0 + UNREACHED_S)
-    assert lines_of(caplog)[3] == ("peer", "n2", "a:1", "Connection refused")
+    assert lines_of(caplog)[4] == ("peer", "n2", "a:1", "Connection refused")
 
 
 def test_a_bounded_number_of_reasons_is_reported(
@@ -80,6 +86,25 @@ def test_a_slave_reports_that_the_ha_port_of_its_master_cannot_be_reached(
         await ha.stop()
 
     asyncio.run(test())
+
+
+def test_a_node_reports_another_one_that_its_forwarded_calls_do_not_reach(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With TLS the reason may be a certificate without the host of `url`: the caller learns `no-leader`."""
+    monkeypatch.setattr(module, "UNREACHED_S", 0.0)
+    target: Any = SimpleNamespace(id="n2", url=f"http://127.0.0.1:{free_ports(1)[0]}")
+
+    async def test() -> None:
+        forwarder = Forwarder(SecuritySettings())
+        await forwarder.start()
+        for _ in range(2):
+            with pytest.raises(NotSent):
+                await forwarder.send(target, "GET", b"/", (), b"", b"r1", 5.0)
+        await forwarder.stop()
+
+    asyncio.run(test())
+    assert lines_of(caplog) == [("rest", "n2", target.url, "Connection refused")]
 
 
 def test_a_slave_reports_an_ha_port_from_which_packets_do_not_return(
