@@ -76,6 +76,6 @@ def test_a_call_that_waits_for_tables_ends_when_its_log_is_repaired_or_deleted(
     with monkeypatch.context() as patched:
         patched.setattr(tables, "_table_object", described)
         with pytest.raises(expected):
-            asyncio.run(tables._cut(call, here, tables.AtQuery(timestamp=1)))
+            asyncio.run(tables._cut(call, here, tables.AtQuery.model_validate({"timestamp": 1})))
     with pytest.raises(expected):
         asyncio.run(tables._table_object(here, state))
