@@ -12,6 +12,7 @@ from typing import Any
 from app.errors import CommitlogError, InvariantError, NoLeader, NotEnoughInSync
 from app.ha.classic.master_epoch import MasterEpoch
 from app.ha.classic.needs import SlaveNeeds
+from app.ha.classic.opening import FoundCopy
 from app.ha.classic.slaves import Ranges, Slave, Unfit, held_by, start_of
 from app.ha.config import HaConfig
 from app.ha.flow import Flow
@@ -70,7 +71,7 @@ class ClassicMasterCore(StaticGroup):
         append is asynchronous). auto_in_sync_replicas: an append needs only the slaves in sync when they are
         fewer than sync_slaves, never fewer than min_in_sync_replicas - 1. options: with fewer replicas in
         sync than min_in_sync_replicas, the master included, synchronous appends are refused. recorded: by the
-        newest epoch of this copy, None: unknown. begins: as in MasterEpoch.
+        newest epoch of this copy, None: unknown. begins: as in FoundCopy.
         """
         self._log = log
         self._replicas = start.group.voters
@@ -94,11 +95,9 @@ class ClassicMasterCore(StaticGroup):
             self._member,
             log,
             self._outbox,
-            found=start.hard_state,
+            found=FoundCopy(start.hard_state, recorded, begins),
             needs=self._needs,
             options=options,
-            recorded=recorded,
-            begins=begins,
             grace_ms=config.opening_wait_ms,
         )
         self._pending = PendingAppends()

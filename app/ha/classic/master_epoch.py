@@ -8,7 +8,7 @@ synchronous append which this copy may lack.
 from typing import Final
 
 from app.ha.classic.needs import SlaveNeeds
-from app.ha.classic.opening import Opening, may_lack
+from app.ha.classic.opening import FoundCopy, Opening, may_lack
 from app.ha.classic.slaves import Slave
 from app.ha.log import HaLog, is_empty
 from app.log.contract import NO_INDEX, LogOptions
@@ -32,15 +32,13 @@ class MasterEpoch:
         log: HaLog,
         outbox: Outbox,
         *,
-        found: HardState,
+        found: FoundCopy,
         needs: SlaveNeeds,
         options: LogOptions,
-        recorded: SyncFloor | None,
-        begins: bool,
         grace_ms: int,
     ) -> None:
-        """found: as on the disk. recorded: by the newest epoch of this copy, None: unknown. begins: an empty
-        copy is that of a new log, and no disk was replaced. grace_ms: time of the others to connect."""
+        """grace_ms: time of the other replicas to connect."""
+        vote = found.vote
         self._member = member
         self._log = log
         self._outbox = outbox
@@ -48,15 +46,15 @@ class MasterEpoch:
         self._needs = needs
         self._unclean = options.unclean
         self._raised_from = options.raised_from
-        self._recorded = recorded
+        self._recorded = found.floor
         self._grace_ms = grace_ms
-        self._opened_term = found.term if found.voted_for == member.node_id else NO_INDEX
-        self._is_new = begins and found == HardState()
-        self._may_lack = may_lack(found)
+        self._opened_term = vote.term if vote.voted_for == member.node_id else NO_INDEX
+        self._is_new = found.begins and vote == HardState()
+        self._may_lack = may_lack(vote)
         self.waiting: Opening | None = None
         self.control: TermRecord | None = None
         self.open_index = NO_INDEX
-        self._before = recorded  # `recorded` without the record of this epoch
+        self._before = found.floor  # `_recorded` without the record of this epoch
         self._retry_ms: int | None = None  # the disk has no space for that record: when it is tried again
 
     @property

@@ -23,8 +23,22 @@ The others have `grace_ms` to connect, so that an objection arrives before the e
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from app.log.recorded_values import SyncFloor
 from storage.log.hard_state import HardState
+
+
+class FoundCopy(NamedTuple):
+    """The copy of a master as its start finds it.
+
+    vote: as on the disk. floor: recorded by the newest epoch of this copy, None: unknown. begins: if the copy
+    is empty, it is that of a new log, and no disk was replaced.
+    """
+
+    vote: HardState
+    floor: SyncFloor | None
+    begins: bool
 
 
 def may_lack(vote: HardState) -> bool:
