@@ -32,6 +32,9 @@ class _Document(msgspec.Struct):
     error: str | None = None
 
 
+_NOTHING: Final = _Document("", 0, {})
+
+
 class JobReport(msgspec.Struct, frozen=True):
     """The last report of the job of a log.
 
@@ -46,24 +49,24 @@ class JobReport(msgspec.Struct, frozen=True):
     failed_ms: int | None
 
 
-def job_report(root: str, log: str) -> JobReport | None:
-    """Return the newest report of a job that writes the tables below ROOT/LOG. None if there is none that can
-    be read, and for tables at a URL. Blocks on I/O."""
-    if is_url(root):
-        return None
-    found = [document for path in Path(root).glob(_FILES) if log in (document := _read(path)).logs]
-    return max((_report(each, log) for each in found), key=lambda report: report.updated_ms, default=None)
+def job_reports(root: str) -> dict[str, JobReport]:
+    """Return the newest report about each log of the jobs that write the tables below ROOT/LOG. A log without
+    a report that can be read is left out, as are all logs of tables at a URL. Blocks on I/O."""
+    documents = [] if is_url(root) else [_read(path) for path in Path(root).glob(_FILES)]
+    newest: dict[str, JobReport] = {}
+    for document in sorted(documents, key=lambda each: each.updated_ms):
+        newest |= _reports(document)
+    return newest
 
 
 def _read(path: Path) -> _Document:
-    nothing = _Document("", 0, {})
+    """Return a document without logs for a file that is removed meanwhile, is not readable for this user, or
+    is not of a job."""
     try:
         data = _content(path)
-        return nothing if data is None else msgspec.json.decode(data, type=_Document)
-    except OSError:  # removed meanwhile, or not readable for this user
-        return nothing
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # not of a job
-        return nothing
+        return _NOTHING if data is None else msgspec.json.decode(data, type=_Document)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _NOTHING
 
 
 def _content(path: Path) -> bytes | None:
@@ -79,12 +82,14 @@ def _content(path: Path) -> bytes | None:
         os.close(descriptor)
 
 
-def _report(document: _Document, log: str) -> JobReport:
-    own = document.logs[log]
-    if own.error is not None:
-        return JobReport(FAILED, document.updated_ms, own.error, own.failed_ms)
-    if document.state != FAILED:
-        return JobReport(document.state, document.updated_ms, None, None)
-    if document.error is None and any(each.error is not None for each in document.logs.values()):
-        return JobReport("done", document.updated_ms, None, None)  # with --once; the job reports other logs
-    return JobReport(FAILED, document.updated_ms, document.error, document.updated_ms)
+def _reports(document: _Document) -> dict[str, JobReport]:
+    names_logs = any(each.error is not None for each in document.logs.values())
+    others = JobReport(document.state, document.updated_ms, None, None)
+    if document.state == FAILED and document.error is None and names_logs:
+        others = JobReport("done", document.updated_ms, None, None)  # with --once; the job reports other logs
+    elif document.state == FAILED:
+        others = JobReport(FAILED, document.updated_ms, document.error, document.updated_ms)
+    return {
+        log: others if own.error is None else JobReport(FAILED, document.updated_ms, own.error, own.failed_ms)
+        for log, own in document.logs.items()
+    }

@@ -34,7 +34,7 @@ from app.node.hosted_log import HostedLog
 from app.node.replica.driver import LogDriver
 from app.tables.catalog import NONE, LogTables, TableState, is_typed
 from app.tables.delta_log import is_url
-from app.tables.job_reports import JobReport, job_report
+from app.tables.job_reports import JobReport, job_reports
 from app.tables.names import CURRENT, DEAD_LETTERS, ENTRIES, EPOCH_TABLES, JOURNAL_TABLES, RECORDS
 from storage.format.records import MIN_TIMESTAMP_MS
 from storage.log.commitlog import Commitlog
@@ -86,7 +86,7 @@ class KnownTables:
 
     async def job(self, log: str) -> JobReport | None:
         """Return the last report of the job that writes the tables, None if it is not known."""
-        return None if self.root is None else await asyncio.to_thread(job_report, self.root, log)
+        return None if self.root is None else (await asyncio.to_thread(job_reports, self.root)).get(log)
 
     async def query(self, log: HostedLog, ask: Callable[[LogTables], Result]) -> Result | None:
         """Return what `ask` finds, None when [tables] path is not set."""

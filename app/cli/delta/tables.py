@@ -164,7 +164,7 @@ def _show_folder(root: Path, log: str | None, as_json: bool) -> None:
     """Show the tables below a folder, from their own Delta logs. log: None for those of all logs."""
     from app.tables.catalog import catalog_names
     from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaLogError
-    from app.tables.job_reports import job_report
+    from app.tables.job_reports import job_reports
 
     if not root.is_dir():
         raise CommandFailed(f"{root} does not exist; set the folder with --tables", ExitCode.NOT_FOUND)
@@ -183,8 +183,12 @@ def _show_folder(root: Path, log: str | None, as_json: bool) -> None:
         for path, snapshot in snapshots
         if snapshot is not None
     ]
-    reports = {folder.name: job_report(str(folder.parent), folder.name) for folder in names}
-    jobs = {name: report for name, report in sorted(reports.items()) if report is not None}
+    reports = {parent: job_reports(str(parent)) for parent in {folder.parent for folder in names}}
+    jobs = {
+        each.name: reports[each.parent][each.name]
+        for each in sorted(names)
+        if each.name in reports[each.parent]
+    }
     if as_json:
         documents = [
             {

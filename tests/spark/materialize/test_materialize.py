@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from app.errors import ConfigError
 from app.tables.delta_log import DeltaLog
-from app.tables.job_reports import job_report
+from app.tables.job_reports import job_reports
 from spark_jobs import run
 from spark_jobs.errors import LogClash, RequestRefused
 from spark_jobs.materialize.config import MaterializeConfig, interval_s
@@ -201,7 +201,7 @@ def test_a_table_of_another_cluster_is_not_written_to(
     monkeypatch.setattr(log, "cluster", "elsewhere")
     with pytest.raises(LogClash, match="another cluster"):
         materialize(config, spark=spark)
-    report = job_report(str(config.tables), "default")
+    report = job_reports(str(config.tables)).get("default")
     assert report is not None
     assert (report.state, "another cluster" in (report.error or "")) == ("failed", True)
     assert 0 <= report.updated_ms - (report.failed_ms or 0) < 60_000
@@ -218,7 +218,7 @@ def test_the_failure_of_a_whole_job_is_reported_for_its_logs(
     monkeypatch.setattr(run, "_poll", fail)
     with pytest.raises(ConfigError):
         materialize(config, spark=spark)
-    report = job_report(str(config.tables), "default")
+    report = job_reports(str(config.tables)).get("default")
     assert report is not None
     assert (report.state, report.error) == ("failed", "the catalog has another table of this name")
     assert report.failed_ms == report.updated_ms

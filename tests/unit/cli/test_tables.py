@@ -90,6 +90,27 @@ def test_a_folder_shows_the_tables_of_all_logs_or_of_one(tmp_path: Path) -> None
     assert (of_its_folder.exit_code, "entries" in of_its_folder.output) == (0, True)
 
 
+def test_the_reports_about_all_logs_of_a_folder_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With thousands of logs the file has megabytes."""
+    names = [f"log-{number}" for number in range(5)]
+    for log in names:
+        DeltaFiles(tmp_path / log / "entries").create()
+    logs = {log: {"error": "full", "failed_ms": 7} for log in names}
+    (tmp_path / "progress.json").write_text(json.dumps({"state": "failed", "updated_ms": 9, "logs": logs}))
+    opened, really_open = [], os.open
+
+    def counted(path: str, *how: int) -> int:
+        opened.append(str(path))
+        return really_open(path, *how)
+
+    monkeypatch.setattr(os, "open", counted)
+    shown = run("tables", "--tables", str(tmp_path), "--json", url="http://127.0.0.1:1").output
+    assert list(json.loads(shown)["jobs"]) == names
+    assert opened.count(str(tmp_path / "progress.json")) == 1
+
+
 def test_a_wait_and_a_point_are_asked_of_the_service() -> None:
     with answering(Scripted(200, TABLE)) as node:
         assert run("tables", "--wait", "42", url=node.url).exit_code == 0

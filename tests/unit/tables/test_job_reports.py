@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
-from app.tables.job_reports import FILE_MAX_BYTES, JobReport, job_report
+from app.tables.job_reports import FILE_MAX_BYTES, JobReport, job_reports
 
 NOT_UTF_8 = '{"state": "failed", "updated_ms": 1, "logs": {"a": {"error": "\udcff"}}}'
+
+
+def job_report(root: str, log: str) -> JobReport | None:
+    return job_reports(root).get(log)
 
 
 def write(path: Path, **document: Any) -> None:
