@@ -43,7 +43,7 @@ from app.api.routes import (
     replicas,
     tables,
 )
-from app.api.routes.tables import KnownTables
+from app.api.routes.tables import KnownJobs, KnownTables
 from app.api.schemas import routes as schemas
 from app.media_types import JSON
 from app.middleware import HttpMiddleware
@@ -110,6 +110,7 @@ def build_app(settings: Settings, broker: Broker) -> Application:
     app.state.broker = broker
     app.state.tokens = tokens
     app.state.tables = KnownTables(settings.tables.path)
+    app.state.jobs = KnownJobs(app.state.tables.root)
     app.state.appends = handler
     routers = [appends.router(), *(part.router for part in _PARTS)]
     for router in routers:

@@ -5,6 +5,7 @@ A job replaces its file twice a second (spark_jobs/materialize/progress.py). A f
 
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -52,11 +53,43 @@ class JobReport(msgspec.Struct, frozen=True):
 def job_reports(root: str) -> dict[str, JobReport]:
     """Return the newest report about each log of the jobs that write the tables below ROOT/LOG. A log without
     a report that can be read is left out, as are all logs of tables at a URL. Blocks on I/O."""
-    documents = [] if is_url(root) else [_read(path) for path in Path(root).glob(_FILES)]
     newest: dict[str, JobReport] = {}
-    for document in sorted(documents, key=lambda each: each.updated_ms):
+    for document in sorted(map(_read, _files(root)), key=lambda each: each.updated_ms):
         newest |= _reports(document)
     return newest
+
+
+class JobReports:
+    """The reports below a root, as of `job_reports`. The files are read again only after one has changed."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._stamps: dict[Path, tuple[int, ...] | None] = {}
+        self._found: Mapping[str, JobReport] = {}
+
+    def read(self) -> Mapping[str, JobReport]:
+        """Return the newest report about each log. Blocks on I/O; of one thread at a time."""
+        stamps = {path: _stamp(path) for path in _files(self._root)}  # before the files are read
+        if stamps != self._stamps:
+            self._found, self._stamps = job_reports(self._root), stamps
+        return self._found
+
+
+def _files(root: str) -> list[Path]:
+    """Return the files of reports; none of a folder that cannot be read, and at a URL."""
+    try:
+        return [] if is_url(root) else list(Path(root).glob(_FILES))
+    except OSError:
+        return []
+
+
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    """Return what differs after a file was replaced or written; None for a file that is removed meanwhile."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 def _read(path: Path) -> _Document:

@@ -1,6 +1,6 @@
 """Metrics of the logs of a node: replicas, peers of each log, repairs, scrubs, journals."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import Metric
 
@@ -11,6 +11,8 @@ from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
 from app.node.repair.interfaces import RepairState
 from app.node.replica.driver import LogDriver
+from app.tables.job_reports import JobReport
+from app.tables.names import FAILED
 from storage.log.journal import Journal
 
 Seen = Sequence[tuple[str, ReplicaStatus]]
@@ -142,6 +144,16 @@ def journal_metrics(broker: Broker) -> Iterator[Metric]:
         "Events not written since the start because of the rate limit of their kind",
         ("log",),
         [((log,), float(journal.suppressed)) for log, journal in journals],
+    )
+
+
+def job_metric(jobs: Mapping[str, JobReport]) -> Metric:
+    """Return the failures that the Spark jobs of the logs have reported."""
+    return telemetry.gauge(
+        telemetry.TABLES_JOB_FAILED,
+        "1 while the last report of the Spark job of the log's tables is that it has failed",
+        ("log",),
+        [((log,), float(job.state == FAILED)) for log, job in jobs.items()],
     )
 
 

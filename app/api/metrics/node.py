@@ -1,16 +1,21 @@
 """Metrics of a node: the process, its disk, its tasks, the other nodes; and the collector of all metrics."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Final
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from app import telemetry
 from app.api.metrics.controller_mode import controller_mode_metrics
-from app.api.metrics.logs import journal_metrics, peer_metrics, repair_metrics, replica_metrics
+from app.api.metrics.logs import job_metric, journal_metrics, peer_metrics, repair_metrics, replica_metrics
 from app.api.metrics.slaves import connection_metrics, slave_metrics
 from app.node.broker import Broker
+from app.tables.job_reports import JobReport
 from app.version import VERSION
+
+_NO_JOBS: Final[Mapping[str, JobReport]] = MappingProxyType({})
 
 
 class Collected(Collector):
@@ -24,10 +29,12 @@ class Collected(Collector):
 
 
 class NodeCollector:
-    """Collector of all metrics of a node, read when Prometheus asks."""
+    """Collector of all metrics of a node, read when Prometheus asks. jobs: reports of the Spark jobs, by
+    log."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, jobs: Mapping[str, JobReport] = _NO_JOBS) -> None:
         self._broker = broker
+        self._jobs = jobs
 
     def collect(self) -> Iterator[Metric]:
         broker = self._broker
@@ -43,6 +50,7 @@ class NodeCollector:
         yield from controller_mode_metrics(broker)
         yield from repair_metrics(broker)
         yield from journal_metrics(broker)
+        yield job_metric({log: job for log, job in self._jobs.items() if log in broker.logs})
         yield from _task_metrics(broker)
         yield from _node_metrics(broker)
 

@@ -19,6 +19,7 @@ from app.api.http.dependencies import NodeBroker, Nothing, body_answer, json_ans
 from app.api.http.openapi import answers
 from app.api.metrics.node import Collected, NodeCollector
 from app.api.routes import documentation
+from app.api.routes.tables import known_jobs
 from app.errors import PROBLEMS, CommitlogError, NotFound
 
 router = APIRouter(tags=["operations"])
@@ -116,8 +117,9 @@ async def readyz(request: Request, broker: NodeBroker, query: Nothing) -> Respon
     responses=answers(content={"text/plain": {"schema": {"type": "string"}}}, of_a_log=False),
     response_class=Response,
 )
-async def metrics(broker: NodeBroker, query: Nothing) -> Response:
-    collected = Collected(NodeCollector(broker).collect())
+async def metrics(request: Request, broker: NodeBroker, query: Nothing) -> Response:
+    jobs = await known_jobs(request).last()
+    collected = Collected(NodeCollector(broker, jobs).collect())
     text = await asyncio.to_thread(generate_latest, collected)  # 0.1 s for a thousand logs
     return body_answer(text, CONTENT_TYPE_PLAIN_0_0_4)
 

@@ -10,12 +10,12 @@ index that a leader has reported in `events`.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Request
 from msgspec import structs
 from pydantic import Field
 from starlette.responses import Response
@@ -34,7 +34,7 @@ from app.node.hosted_log import HostedLog
 from app.node.replica.driver import LogDriver
 from app.tables.catalog import NONE, LogTables, TableState, is_typed
 from app.tables.delta_log import is_url
-from app.tables.job_reports import JobReport, job_reports
+from app.tables.job_reports import JobReport, JobReports
 from app.tables.names import CURRENT, DEAD_LETTERS, ENTRIES, EPOCH_TABLES, JOURNAL_TABLES, RECORDS
 from storage.format.records import MIN_TIMESTAMP_MS
 from storage.log.commitlog import Commitlog
@@ -43,6 +43,7 @@ from storage.units import MIB
 router = APIRouter(tags=["tables"])
 
 _POLL_S: Final = 0.1
+_JOBS_WAIT_S: Final = 0.5
 _READ_BYTES: Final = MIB  # at once
 _COUNT_BYTES: Final = 16 * MIB  # of log, for an exact lag; beyond it control records count as data
 TABLE_EXAMPLE: Final[dict[str, Any]] = {
@@ -84,10 +85,6 @@ class KnownTables:
         self.root = root if root is None or is_url(root) else str(FilePath(root).absolute())
         self._logs: WeakKeyDictionary[HostedLog, tuple[LogTables, asyncio.Lock]] = WeakKeyDictionary()
 
-    async def job(self, log: str) -> JobReport | None:
-        """Return the last report of the job that writes the tables, None if it is not known."""
-        return None if self.root is None else (await asyncio.to_thread(job_reports, self.root)).get(log)
-
     async def query(self, log: HostedLog, ask: Callable[[LogTables], Result]) -> Result | None:
         """Return what `ask` finds, None when [tables] path is not set."""
         if self.root is None:
@@ -99,6 +96,34 @@ class KnownTables:
         tables, lock = self._logs[log]
         async with lock:
             return await asyncio.to_thread(ask, tables)
+
+
+class KnownJobs:
+    """The last reports of the jobs that write the tables, by log.
+
+    One read at a time, in a thread. A file system that does not answer holds no more threads, and delays no
+    call by more than _JOBS_WAIT_S: the answer is then what was read before.
+    """
+
+    def __init__(self, root: str | None) -> None:
+        self._reports = None if root is None else JobReports(root)
+        self._reading: asyncio.Future[Mapping[str, JobReport]] | None = None
+        self._began_s = 0.0
+        self._last: Mapping[str, JobReport] = {}
+
+    async def last(self) -> Mapping[str, JobReport]:
+        """Return the last report about each log that has one, none when [tables] path is not set."""
+        if self._reports is None:
+            return {}
+        loop = asyncio.get_running_loop()
+        reading = self._reading
+        if reading is None or reading.done():
+            reading = self._reading = loop.run_in_executor(None, self._reports.read)
+            self._began_s = loop.time()
+        await asyncio.wait((reading,), timeout=max(0.0, self._began_s + _JOBS_WAIT_S - loop.time()))
+        if reading.done():
+            self._last = reading.result()
+        return self._last
 
 
 class WaitQuery(Parameters):
@@ -130,6 +155,11 @@ def known_tables(call: Call) -> KnownTables:
     return known
 
 
+def known_jobs(request: Request) -> KnownJobs:
+    known: KnownJobs = request.app.state.jobs
+    return known
+
+
 @router.get(
     "/v1/logs/{log}/tables",
     summary="List the Delta tables of a log",
@@ -148,7 +178,7 @@ async def tables(call: Call, log: LogName, query: Annotated[LookQuery, Query()])
     found = await known_tables(call).query(here.hosted, LogTables.all) or []
     lags: dict[LagKey, Lag] = {}  # most tables end at the same index
     answer: dict[str, Any] = {"tables": [await _table_object(here, state, lags) for state in found]}
-    if (job := await known_tables(call).job(log)) is not None:
+    if (job := (await known_jobs(call.request).last()).get(log)) is not None:
         answer["job"] = structs.asdict(job)
     return here.answer(answer)
 

@@ -1,5 +1,6 @@
 """The last report of the job that writes a log's tables, from the files in their folder."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.tables.job_reports import FILE_MAX_BYTES, JobReport, job_reports
+from app.tables.job_reports import FILE_MAX_BYTES, JobReport, JobReports, job_reports
 
 NOT_UTF_8 = '{"state": "failed", "updated_ms": 1, "logs": {"a": {"error": "\udcff"}}}'
 
@@ -68,3 +69,39 @@ def test_a_file_that_could_block_or_fill_the_memory_of_a_node_is_not_read(tmp_pa
     assert job_report(str(tmp_path), "a") is None
     write(tmp_path / "progress.json", logs={"a": {}})
     assert job_report(str(tmp_path), "a") == JobReport("running", 9, None, None)
+
+
+def test_files_are_read_again_only_after_one_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each scrape of the metrics asks for the reports, and a file of thousands of logs has megabytes."""
+    opened, really_open = [], os.open
+
+    def counted(path: Path, *how: int) -> int:
+        opened.append(path.name)
+        return really_open(path, *how)
+
+    monkeypatch.setattr(os, "open", counted)
+    reports = JobReports(str(tmp_path))
+    assert reports.read() == {}
+    write(tmp_path / "progress.json", logs={"a": {"error": "full"}, "b": {}})
+    for _ in range(3):
+        assert {log: job.state for log, job in reports.read().items()} == {"a": "failed", "b": "running"}
+    assert opened == ["progress.json"]
+    write(tmp_path / "progress.new", logs={"a": {}, "b": {}})
+    (tmp_path / "progress.new").replace(tmp_path / "progress.json")
+    assert {job.state for job in reports.read().values()} == {"running"}
+    (tmp_path / "progress.json").unlink()
+    assert reports.read() == {}
+    assert opened == ["progress.json"] * 2
+
+
+def test_a_folder_that_cannot_be_listed_has_no_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    write(tmp_path / "progress.json", logs={"a": {}})
+    monkeypatch.setattr(os, "scandir", fails)
+    assert JobReports(str(tmp_path)).read() == {}

@@ -1,6 +1,7 @@
 """Metrics of a node: their types and names, and the syncs that wait for its disk."""
 
 import asyncio
+import json
 import re
 from functools import partial
 from pathlib import Path
@@ -64,6 +65,27 @@ def test_the_time_of_each_sync_counts_when_it_has_ended() -> None:
     with pytest.raises(OSError, match="disk"):
         syncs.run("file", partial(takes, 1.0, OSError("disk")))
     assert syncs.ended() == ([1, 1, 2], 9.625)
+
+
+def test_a_failed_spark_job_is_shown_for_the_logs_of_the_node(tmp_path: Path) -> None:
+    """`CommitlogTablesBehind` fires only while records wait, and 20 minutes later."""
+    document = {"state": "running", "updated_ms": 9, "logs": {"default": {}, "deleted": {"error": "full"}}}
+
+    async def run() -> None:
+        async with node_in_process(tmp_path, tables={"path": str(tmp_path)}) as node:
+
+            async def shown() -> list[str]:
+                text = (await node.client.get("/metrics")).text
+                return [line for line in text.splitlines() if line.startswith("commitlog_tables_job_failed")]
+
+            assert await shown() == []
+            (tmp_path / "progress.json").write_text(json.dumps(document))
+            assert await shown() == ['commitlog_tables_job_failed{log="default"} 0.0']
+            document["logs"] = {"default": {"error": "full"}}
+            (tmp_path / "progress.json").write_text(json.dumps(document))
+            assert await shown() == ['commitlog_tables_job_failed{log="default"} 1.0']
+
+    asyncio.run(run())
 
 
 def test_a_metric_has_the_type_that_its_row_in_the_documentation_names(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,12 +11,13 @@ import pytest
 
 from app.api.http.log_call import Served
 from app.api.routes import tables
-from app.api.routes.tables import KnownTables
+from app.api.routes.tables import KnownJobs, KnownTables
 from app.errors import LogDeleting, Repairing
 from app.log.contract import Durability
 from app.node.hosted_log import HostedLog
 from app.settings.model import LogSettings, Replication
 from app.tables.catalog import LogTables, TableState
+from app.tables.job_reports import JobReport, JobReports
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/t", "dbfs:/t", "file:/t", "abfss://c@a.dfs.core.windows.net/t"])
@@ -48,6 +50,37 @@ def test_nothing_is_kept_of_the_tables_of_deleted_logs(tmp_path: Path) -> None:
         asyncio.run(read(known, log))
         log.deleting = True
     assert [len(each) for each in vars(known).values() if not isinstance(each, str)] == [1]
+
+
+def test_a_folder_that_does_not_answer_delays_no_report_and_holds_one_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The metrics and the list of logs have the reports too: they must not wait for a network file system."""
+    answers, reads = threading.Event(), []
+    failed = {"a": JobReport("failed", 9, "full", 7)}
+
+    def read(_: JobReports) -> dict[str, JobReport]:
+        reads.append(len(reads))
+        if len(reads) == 2:
+            assert answers.wait(60)
+        return failed if len(reads) < 3 else {}
+
+    async def run() -> None:
+        known = KnownJobs("/t")
+        monkeypatch.setattr(tables, "_JOBS_WAIT_S", 60.0)
+        assert await known.last() == failed
+        monkeypatch.setattr(tables, "_JOBS_WAIT_S", 0.0)
+        for _ in range(3):
+            assert await known.last() == failed
+        monkeypatch.setattr(tables, "_JOBS_WAIT_S", 60.0)
+        answers.set()
+        assert await known.last() == failed
+        assert len(reads) == 2
+        assert await known.last() == {}
+
+    monkeypatch.setattr(JobReports, "read", read)
+    asyncio.run(run())
+    assert asyncio.run(KnownJobs(None).last()) == {}
 
 
 @pytest.mark.parametrize("deleting", [False, True])
