@@ -16,12 +16,14 @@ from app.cli.context import (
     complete_logs,
     print_json,
     print_table,
+    printable,
     target_options,
 )
 from app.client import CommitlogClient
 from app.client.errors import Problem
 from app.client.operations import Operations
 from app.durations import Seconds
+from app.tables.names import FAILED
 
 _RETRY_S = 0.5
 NO_BOUND = "none"
@@ -330,11 +332,14 @@ def _list(target: Target) -> None:
     if have_masters:
         table.add_column("master")
         table.add_column("in sync")
+    if any_failed := any(log.get("tables_job") == FAILED for log in logs):
+        table.add_column("Spark job")
     for log in logs:
         replicas = ", ".join(map(str, log.get("replicas", [])))
         in_sync = ", ".join(map(str, log.get("sync_state_set") or []))
         cells = [log["name"], log.get("replication"), log.get("durability"), replicas]
-        table.add_row(*cells, *([log.get("master") or "", in_sync] if have_masters else ()))
+        cells += [log.get("master") or "", in_sync] if have_masters else []
+        table.add_row(*cells, *([printable(log.get("tables_job") or "")] if any_failed else ()))
     print_table(table)
 
 

@@ -238,6 +238,7 @@ _NULLABLE: Final = frozenset(
         "materialized_index",
         "reason",
         "sync_state_set",
+        "tables_job",
         "token",
         "transfer_bytes_per_s",
         "value",

@@ -26,10 +26,12 @@ from app.api.read.epochs import epoch_object
 from app.api.routes import documentation
 from app.api.routes.cluster import event_object, status_object, unreachable_since_ms
 from app.api.routes.members import member_objects
+from app.api.routes.tables import job_state, known_jobs
 from app.errors import NotFound
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
 from app.node.network.http_forwarder import Lost, NotSent
+from app.tables.job_reports import JobReport
 from app.telemetry import BUCKETS_S
 from storage.units import NO_INDEX
 
@@ -77,8 +79,10 @@ async def page() -> Response:
 @router.get("/ui/overview.json")
 async def overview(request: Request, broker: NodeBroker, query: Nothing) -> Response:
     others = [node["id"] for node in member_objects(broker) if node["alive"] and node["id"] != broker.node.id]
+    jobs = await known_jobs(request).last()
     answers = await asyncio.gather(*(_ask(request, broker, node, "/ui/led.json") for node in others))
-    return json_answer(_overview(broker, caller_of(request), [each for each in answers if each is not None]))
+    answered = [each for each in answers if each is not None]
+    return json_answer(_overview(broker, caller_of(request), answered, jobs))
 
 
 @router.get("/ui/led.json")
@@ -86,9 +90,10 @@ async def led(request: Request, broker: NodeBroker, query: Nothing) -> Response:
     """The logs that this node leads and their appends, for the overview at another node."""
     caller = caller_of(request)
     hosted = [each for each in broker.logs.values() if each.leads and caller.sees(each.name)]
+    jobs = await known_jobs(request).last()
     return json_answer(
         {
-            "logs": [_log_row(broker, each) for each in hosted],
+            "logs": [_log_row(broker, each) | {"tables_job": job_state(each.name, jobs)} for each in hosted],
             "append_counts": broker.meter.append_counts,
         }
     )
@@ -121,17 +126,26 @@ def _file(name: str) -> bytes:
     return (_FOLDER / name).read_bytes()
 
 
-def _overview(broker: Broker, caller: Caller, others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _overview(
+    broker: Broker, caller: Caller, others: Sequence[Mapping[str, Any]], jobs: Mapping[str, JobReport]
+) -> dict[str, Any]:
     """Return the nodes, and all logs that the caller may see.
 
     others: what other nodes report of the logs that they lead. Of each other log: what this node knows. An
-    append is counted by the leader that serves it, so the counts of all nodes are added.
+    append is counted by the leader that serves it, so the counts of all nodes are added. jobs: the reports of
+    Spark jobs that this node finds, which are preferred to those of a leader.
     """
     led = {row["name"]: row for answer in others for row in answer["logs"]}
     own = broker.meter.append_counts
     named = (each.get("append_counts", ()) for each in others)  # another version may count otherwise
     counts = [own, *(each for each in named if len(each) == len(own))]
     visible = [hosted for hosted in broker.logs.values() if caller.sees(hosted.name)]
+    rows = [
+        led[hosted.name]
+        if hosted.leader_id != broker.node.id and hosted.name in led
+        else _log_row(broker, hosted)
+        for hosted in visible
+    ]
     return {
         "cluster": broker.settings.cluster_id,
         "node": broker.node.id,
@@ -139,12 +153,7 @@ def _overview(broker: Broker, caller: Caller, others: Sequence[Mapping[str, Any]
         "nodes": _nodes_of_the_cluster(broker),
         "login": caller.grant is not UNRESTRICTED,
         "has_docs": documentation.is_built(),
-        "logs": [
-            led[hosted.name]
-            if hosted.leader_id != broker.node.id and hosted.name in led
-            else _log_row(broker, hosted)
-            for hosted in visible
-        ],
+        "logs": [row | {"tables_job": job_state(row["name"], jobs) or row.get("tables_job")} for row in rows],
         "append_bounds_s": BUCKETS_S,
         "append_counts": [sum(each) for each in zip(*counts, strict=True)],
     }

@@ -24,6 +24,7 @@ from app.api.routes.replicas import (
     fewest_logs,
     wanted_nodes,
 )
+from app.api.routes.tables import job_state, known_jobs
 from app.controller.commands import ChangeLog, CreateLog, DeleteLog
 from app.controller.metadata import AUDIT_LOG, LOG_CREATED, LOG_DELETING, PRIORITY_MAX, Log, LogSpec
 from app.controller.settings_of_logs import complaint_about_version, complaints_about, whole_changes
@@ -99,7 +100,9 @@ class LogsQuery(QueryModel):
 @router.get(
     "/v1/logs",
     summary="List the logs",
-    responses=answers(example={"logs": [LOG_EXAMPLE]}, of_a_log=False),
+    description="`tables_job`: the state that the Spark job of the log's tables has last reported (`running`,"
+    " `done`, `stopped`, `failed`); null if the node finds no report. `GET …/tables` has the whole report.",
+    responses=answers(example={"logs": [{**LOG_EXAMPLE, "tables_job": "running"}]}, of_a_log=False),
     response_class=Response,
 )
 async def logs(call: Call, query: Annotated[LogsQuery, Query()]) -> Response:
@@ -108,8 +111,13 @@ async def logs(call: Call, query: Annotated[LogsQuery, Query()]) -> Response:
     if broker.metadata.hosted.removed:  # it does not know new logs
         await call.elsewhere(broker.metadata.hosted)
     caller = caller_of(call.request)
+    jobs = await known_jobs(call.request).last()
     known = [
-        {**_log_object(broker, hosted), **({"ends": _ends(hosted)} if query.ends else {})}
+        {
+            **_log_object(broker, hosted),
+            "tables_job": job_state(name, jobs),
+            **({"ends": _ends(hosted)} if query.ends else {}),
+        }
         for name, hosted in broker.logs.items()
         if name != AUDIT_LOG and caller.sees(name)
     ]
@@ -118,7 +126,7 @@ async def logs(call: Call, query: Annotated[LogsQuery, Query()]) -> Response:
         for name, each in broker.metadata_logs.unsupported.items()
         if name not in broker.logs and caller.sees(name)
     ]
-    none = {"ends": None} if query.ends else {}
+    none = {"tables_job": None, **({"ends": None} if query.ends else {})}
     return json_answer({"logs": [*known, *({**_unsupported_object(each.log), **none} for each in foreign)]})
 
 

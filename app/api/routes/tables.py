@@ -160,6 +160,11 @@ def known_jobs(request: Request) -> KnownJobs:
     return known
 
 
+def job_state(log: str, jobs: Mapping[str, JobReport]) -> str | None:
+    """Return the state that the Spark job of a log has reported, None without a report."""
+    return jobs[log].state if log in jobs else None
+
+
 @router.get(
     "/v1/logs/{log}/tables",
     summary="List the Delta tables of a log",

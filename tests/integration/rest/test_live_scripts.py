@@ -334,17 +334,20 @@ def test_a_page_that_a_person_chooses_ends_the_live_tail(site: Path) -> None:
     assert result_of(site, script)["checked"] == [False, False]
 
 
-def test_a_node_that_was_removed_is_not_missing(site: Path) -> None:
+def test_a_removed_node_is_not_missing_and_a_log_whose_spark_job_failed_shows_it(site: Path) -> None:
     script = """
       const { logsView } = await import("./logs.js");
       const { nodesView } = await import("./nodes.js");
+      const log = { replication: "raft", leader: "n1", replicas: ["n1"], begin_index: 0, committed_index: 1 };
+      const jobs = { a: undefined, b: "running", c: "failed" };
       const overview = {
-        node: "n1", logs: [], append_bounds_s: [1], append_counts: [0, 0], now_ms: 1,
+        node: "n1", append_bounds_s: [1], append_counts: [0, 0], now_ms: 1,
         nodes: [
           { id: "n1", alive: true, voter: true, outside: false },
           { id: "n2", alive: false, voter: true, outside: false },
           { id: "n3", alive: false, voter: false, outside: true },
         ],
+        logs: Object.entries(jobs).map(([name, job]) => ({ ...log, name, tables_job: job })),
       };
       const [logs, nodes] = [logsView(), nodesView()];
       holder.append(logs.element, nodes.element);
@@ -353,9 +356,12 @@ def test_a_node_that_was_removed_is_not_missing(site: Path) -> None:
         .map((each) => each.textContent).find((text) => /^\\d+ of \\d+$/.test(text));
       result.states = [...nodes.element.querySelectorAll("tbody tr[data-key]")]
         .map((row) => [1, 2].map((place) => row.cells[place].textContent));
+      result.logs = [...logs.element.querySelectorAll("tbody tr[data-key]")]
+        .map((row) => [...row.cells].at(-1).textContent);
     """
     shown = result_of(site, script)
     assert shown["connected"] == "1 of 2"
+    assert shown["logs"] == ["serving", "serving", "serving Spark job failed"]
     assert shown["states"] == [["connected", "voter"], ["no connection", "voter"], ["removed", "in no log"]]
 
 

@@ -228,6 +228,15 @@ def test_logs_show_masters_only_where_one_has_a_master() -> None:
         assert "n2, n3" in shown
 
 
+def test_logs_show_the_spark_jobs_only_where_one_has_failed() -> None:
+    log = {"name": "a", "replication": "raft", "durability": "fsync", "replicas": ["n1"], "master": None}
+    runs, failed = ({**log, "tables_job": state} for state in ("running", "failed"))
+    for logs, is_shown in (([log, runs], False), ([log, runs, failed], True)):
+        with answering(Scripted(200, {"logs": logs})) as node:
+            shown = run("logs", url=node.url).output
+            assert ("Spark job" in shown, "failed" in shown) == (is_shown, is_shown)
+
+
 def test_replicas_change_until_nothing_is_leaving_any_more() -> None:
     """In Raft mode the call is repeated while the new member catches up; then the log is read."""
     log = {"name": "a", "replicas": ["n1", "n4"], "leaving": ["n2"]}

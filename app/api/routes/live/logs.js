@@ -52,7 +52,7 @@ export function logsView() {
         ["Size", (log) => bytes(log.size_bytes), "number"],
         ["Records/s", (log) => count(rates.get(log.name) ?? null), "number"],
         ["Records behind", (log) => count(log.lag_records), "number"],
-        ["State", (log) => stateOf(log, alive)],
+        ["State", (log) => [stateOf(log, alive), ...(log.tables_job === "failed" ? [" ", badge("Spark job failed", "warn")] : [])]],
       ],
       rows,
       {

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from app.node.hosted_log import HostedLog
 from app.settings.model import LogSettings, Replication
 from app.tables.catalog import LogTables, TableState
 from app.tables.job_reports import JobReport, JobReports
+from tests.support.in_process import node_in_process
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/t", "dbfs:/t", "file:/t", "abfss://c@a.dfs.core.windows.net/t"])
@@ -112,3 +114,23 @@ def test_a_call_that_waits_for_tables_ends_when_its_log_is_repaired_or_deleted(
             asyncio.run(tables._cut(call, here, tables.AtQuery.model_validate({"timestamp": 1})))
     with pytest.raises(expected):
         asyncio.run(tables._table_object(here, state))
+
+
+def test_the_lists_of_logs_show_that_a_spark_job_has_failed(tmp_path: Path) -> None:
+    """They showed a log as serving, as if all was well with it."""
+    logs = {"default": {"error": "full", "failed_ms": 7}, "deleted": {}}
+    document = {"state": "running", "updated_ms": 9, "logs": logs}
+
+    async def run() -> None:
+        async with node_in_process(tmp_path, tables={"path": str(tmp_path)}) as node:
+
+            async def shown(path: str) -> list[str | None]:
+                found = (await node.client.get(path)).json()["logs"]
+                return [each.get("tables_job") for each in found if each["name"] == "default"]
+
+            lists = ("/v1/logs", "/ui/overview.json", "/ui/led.json")
+            assert [await shown(path) for path in lists] == [[None]] * 3
+            (tmp_path / "progress.json").write_text(json.dumps(document))
+            assert [await shown(path) for path in lists] == [["failed"]] * 3
+
+    asyncio.run(run())
