@@ -26,6 +26,9 @@ JOURNAL_TABLES: Final = (JOURNALS, "watermarks", "sync_state_sets", "quarantine_
 EPOCH_TABLES: Final = ("epochs", "epoch_files")
 PROGRESS_FILE: Final = "progress.json"  # of the job, beside the logs' folders; or progress-NAME.json
 FAILED: Final = "failed"  # state of a job, in that file
+RUNNING: Final = "running"  # likewise; the job writes the file twice a second
+SILENT_MS: Final = 60_000
+"""Without a report for longer, a running job was probably killed, or cannot write the file."""
 CATALOG_NAMES_FILE: Final = "_catalog_names.json"  # in the folder of a log: {table: name in a catalog}
 COVERED_INDEX: Final = "covered_index"  # note of a commit of `events`: the newest committed index in them
 BEGIN_PROPERTY: Final = "commitlog.beginIndex"  # of `entries`: every data record from this index on is a row

@@ -298,11 +298,12 @@ await pause();
 result.without = calls;
 const job = { state: "failed", updated_ms: 1, error: "<b>no</b> space", failed_ms: 1 };
 result.jobs = [];
-for (const other of [{}, { failed_ms: null, error: null }, { state: "running" }]) {
+const runs = { state: "running" };
+for (const other of [{}, { failed_ms: null, error: null }, runs, { ...runs, updated_ms: -90_000 }]) {
   window.fetch = async () => answer({ tables: [{ name: "entries" }], job: { ...job, ...other } });
   const tables = logView("orders", "tables");
   holder.replaceChildren(tables.element);
-  for (let turn = 0; turn < 2; turn += 1) await tables.refresh({});
+  for (let turn = 0; turn < 2; turn += 1) await tables.refresh({ now_ms: 1 });
   result.jobs.push(...[...holder.querySelectorAll("[role=alert], caption")].map((each) => each.textContent));
 }"""
     shown = result_of(site, script)
@@ -321,8 +322,9 @@ for (const other of [{}, { failed_ms: null, error: null }, { state: "running" }]
     assert (shown["ignored"], shown["without"]) == (True, 0)
     jobs = shown["jobs"]
     assert isinstance(jobs, list)
-    failed, unknown, running = jobs
+    failed, unknown, running, silent = jobs
     words = "The Spark job of this log has failed"
     assert re.fullmatch(rf"{words} since 1970-01-01 [\d:]*.001: <b>no</b> space", failed)
     assert re.fullmatch(rf"{words} \(reported .*\): the lines that it printed have the reason", unknown)
     assert running.startswith("Spark job: running, reported 1970-01-01 ")
+    assert silent.startswith("The Spark job of this log has not reported for 90.0 s, since 1969-12-31 ")

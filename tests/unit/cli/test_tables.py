@@ -90,6 +90,31 @@ def test_a_folder_shows_the_tables_of_all_logs_or_of_one(tmp_path: Path) -> None
     assert (of_its_folder.exit_code, "entries" in of_its_folder.output) == (0, True)
 
 
+def test_a_job_that_was_killed_does_not_look_as_if_it_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last report stays, as does that of a job which cannot write it because the disk is full."""
+    job = {"state": "running", "updated_ms": 1_730_000_000_000, "error": None, "failed_ms": None}
+    words = (
+        "The Spark job of default has not reported for 3,600 s, since 2024-10-27T03:33:20.000Z, when it was"
+    )
+    DeltaFiles(tmp_path / "default" / "entries").create()
+    (tmp_path / "progress.json").write_text(json.dumps({**job, "logs": {"default": {}}}))
+    for now_ms, state, is_silent in (
+        (1_730_003_600_000, "running", True),
+        (1_730_003_600_000, "stopped", False),
+        (1_730_000_005_000, "running", False),
+    ):
+        monkeypatch.setattr(time, "time_ns", lambda now_ms=now_ms: now_ms * 1_000_000)
+        with answering(Scripted(200, {"tables": [TABLE], "job": {**job, "state": state}})) as node:
+            shown = run("tables", url=node.url).output
+            assert (words in shown, f"Spark job of default: {state}" in shown) == (is_silent, not is_silent)
+    folder = ("tables", "--tables", str(tmp_path))
+    assert words not in run(*folder, url="http://127.0.0.1:1").output
+    monkeypatch.setattr(time, "time_ns", lambda: 1_730_003_600_000_000_000)
+    assert words in run(*folder, url="http://127.0.0.1:1").output
+
+
 def test_the_reports_about_all_logs_of_a_folder_are_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

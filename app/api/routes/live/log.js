@@ -6,6 +6,7 @@ import { recordsTab } from "./records.js";
 import { call, json, pathOf, Problem } from "./service.js";
 import { settingsTab } from "./settings.js";
 
+const SILENT_MS = 60_000; // as for `commitlog tables`
 const TABS = ["overview", "records", "schema", "epochs", "events", "tables", "cursors", "settings"];
 const MAKERS = { overview: overviewTab, records: recordsTab, schema: schemaTab, epochs: epochsTab, events: eventsTab, tables: tablesTab, cursors: cursorsTab, settings: settingsTab };
 
@@ -212,9 +213,10 @@ function tablesTab(log) {
   const list = h("div");
   return {
     element: h("section", {}, h("h2", {}, "Delta tables"), list),
-    async refresh() {
+    async refresh({ now_ms: now }) {
       const { tables, job } = await call(`${pathOf(log)}/tables`);
-      const failure = job?.state === "failed" && h("p", { role: "alert", class: "refusal" }, failureOf(job));
+      const words = job && (failureOf(job) ?? silenceOf(job, now));
+      const failure = words && h("p", { role: "alert", class: "refusal" }, words);
       update(list, ...[failure].filter(Boolean), table(
         [
           ["Table", (each) => each.name],
@@ -233,9 +235,17 @@ function tablesTab(log) {
   };
 }
 
-function failureOf({ error, failed_ms: failed, updated_ms: reported }) {
+function failureOf({ state, error, failed_ms: failed, updated_ms: reported }) {
+  if (state !== "failed") return null;
   const when = failed === null ? `(reported ${time(reported)})` : `since ${time(failed)}`;
   return `The Spark job of this log has failed ${when}: ${error ?? "the lines that it printed have the reason"}`;
+}
+
+// A running job reports twice a second.
+function silenceOf({ state, updated_ms: reported }, now) {
+  if (state !== "running" || !(now - reported > SILENT_MS)) return null;
+  return `The Spark job of this log has not reported for ${duration(now - reported)}, since ${time(reported)}, when it was running: `
+    + "check that its process runs, and that the disk of the tables has space";
 }
 
 function schemaTab(log) {
