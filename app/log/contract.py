@@ -312,6 +312,7 @@ class PeerStatus:
     reason: str | None = None  # reason for which it is refused
     heard_ms: int | None = None
     is_node: bool = True
+    has_room: bool = True  # False while it reports to its leader that its disk is full (Raft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,8 +407,7 @@ class ReplicationCore(Protocol):
 
     @property
     def sound(self) -> bool:
-        """False while this replica may lack what it acknowledged before its disk was damaged: it has no
-        vote."""
+        """False while this replica may lack what it acknowledged (its disk was damaged): it has no vote."""
         ...
 
     @property

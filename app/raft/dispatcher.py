@@ -112,13 +112,19 @@ class Dispatcher:
         if (push := self._first_pending()) is not None:
             push.sent_ms = -self._config.max_push_timeout_ms - 1
 
-    def status(self, heard_ms: int) -> PeerStatus:
-        """Return the progress of the peer. heard_ms: when it last answered."""
+    def status(self, heard_ms: int, *, has_room: bool) -> PeerStatus:
+        """Return the progress of the peer. heard_ms: when it last answered. has_room: on its disk."""
         known = self.state is DispatcherState.APPEND
         lag_bytes = max(0, self._log.end_offset - self._acked_offset) if known else None
         watermark = self._quorum.watermarks.get(self.peer, NO_INDEX)
         return PeerStatus(
-            self.peer, self.state.value, watermark, len(self._pending), lag_bytes, heard_ms=heard_ms
+            self.peer,
+            self.state.value,
+            watermark,
+            len(self._pending),
+            lag_bytes,
+            heard_ms=heard_ms,
+            has_room=has_room,
         )
 
     @property

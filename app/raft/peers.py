@@ -126,7 +126,10 @@ class Peers:
         return majority_ms
 
     def status(self) -> tuple[PeerStatus, ...]:
-        return tuple(dispatcher.status(self.heard_ms[peer]) for peer, dispatcher in self.dispatchers.items())
+        return tuple(
+            dispatcher.status(self.heard_ms[peer], has_room=self.has_room.get(peer, True))
+            for peer, dispatcher in self.dispatchers.items()
+        )
 
     def is_awake(self, peer: str, now_ms: int) -> bool:
         """Return whether it was heard within the shortest election timeout."""

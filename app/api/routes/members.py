@@ -1,6 +1,7 @@
 """Members of the cluster and leadership of its logs: add, promote, remove, transfer (C-05, R-09, R-10)."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Final
 from urllib.parse import quote
@@ -39,7 +40,7 @@ from app.errors import (
     TransferFailed,
 )
 from app.log.commands import ChangeMembers, check_address
-from app.log.contract import ChangeKind
+from app.log.contract import ChangeKind, PeerStatus
 from app.log.state import Address
 from app.names import KNOWN_NODE_ID, NODE_ID
 from app.node.broker import Broker
@@ -368,6 +369,13 @@ def taken_addresses(broker: Broker, new_id: str, address: Address) -> dict[str, 
     return known
 
 
+def not_taken_over(target: str, peers: Sequence[PeerStatus], longest_ms: int) -> TransferFailed:
+    """peers: as the leader knows them, which names the cause."""
+    is_full = any(peer.id == target and not peer.has_room for peer in peers)
+    cause = f": the disk of {target} is full" if is_full else ""
+    return TransferFailed(f"{target} did not become leader within {longest_ms} ms{cause}")
+
+
 @router.post(
     "/v1/cluster/leader:transfer",
     summary="Transfer the leadership of a log",
@@ -399,7 +407,7 @@ async def transfer(call: Call, query: Nothing) -> Response:
         deadline_ms = broker.clock.monotonic_ms() + longest_ms
         while driver.leader_id != target:
             if broker.clock.monotonic_ms() >= deadline_ms or (hosted.leads and not driver.is_transferring):
-                raise TransferFailed(f"{target} did not become leader within {longest_ms} ms")
+                raise not_taken_over(target, driver.status().core.peers, longest_ms)
             await hosted.leadership_changed(_TRANSFER_POLL_S)
         return json_answer({"log": asked.log, "leader": target, "term": max(driver.term, term)})
 

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 
+from app.api.routes.members import not_taken_over
 from app.errors import AlreadyLeader, StorageFull, TransferFailed
 from app.log.contract import AppendFate, ChangeKind
 from app.raft.config import RaftConfig
@@ -269,6 +270,19 @@ def test_records_are_refused_while_no_majority_has_room_for_them() -> None:
     group["n2"].core.has_room = True
     group.pass_time(300)
     assert leader.core.refusal is None
+
+
+@pytest.mark.rule("R-09")
+def test_a_transfer_to_a_voter_whose_disk_is_full_fails_with_that_cause() -> None:
+    """The refusal named no cause."""
+    group = Group(3)
+    leader = group.elect("n1")
+    group["n2"].core.has_room = False
+    group.pass_time(300)
+    peers = leader.core.status().peers
+    for target, cause in (("n2", ": the disk of n2 is full"), ("n3", "")):
+        failed = not_taken_over(target, peers, 900)
+        assert failed.detail == f"{target} did not become leader within 900 ms{cause}"
 
 
 def preferred_group(**raft: int) -> tuple[Group, Member]:
