@@ -4,14 +4,15 @@ import errno
 import socket
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from app.certificate_end import CertificateEnd
 from app.errors import ConfigError
-from app.node.links.certificates import Certificate, load_certificates
+from app.node.links.certificates import Certificate, host_names, load_certificates, names_host
 from app.serve import check_security
 from app.settings.addresses import split_address
 from app.settings.file import load
-from app.settings.model import NodeSettings
+from app.settings.model import NodeSettings, Settings
 from app.setup.checks import Check, State, check_disk
 
 
@@ -28,6 +29,7 @@ def check_node(config: Path, node: str) -> list[Check]:
     return [
         Check("configuration", State.OK, f"{config}, {node}"),
         *map(_check_certificate, certificates),
+        *_check_host(settings),
         _check_addresses(settings.node),
         check_disk(settings.node.data.absolute()),
     ]
@@ -73,3 +75,25 @@ def _check_certificate(certificate: Certificate) -> Check:
         state = State.MISSING if end.is_refused else State.WARNING
         return Check(certificate.setting, state, text, end.advice)
     return Check(certificate.setting, State.OK, text)
+
+
+def _check_host(settings: Settings) -> list[Check]:
+    """Compare the host of the node's URL with its certificate: clients and the other nodes refuse another
+    one. A warning: the certificate that they see may be that of a proxy."""
+    path, node = settings.security.tls_certificate, settings.node
+    url = urlsplit(node.url)
+    if path is None or url.hostname is None or url.scheme != "https":
+        return []
+    try:
+        names = host_names(path.read_bytes())
+    except (OSError, ValueError):  # as load_certificates has reported
+        return []
+    of_listen = " (from `listen`)" if url.netloc == node.listen else ""
+    text = f"{path} names {', '.join(names) or 'no host'}; `url` of {node.id}{of_listen} is {node.url}"
+    if names_host(names, url.hostname):
+        return [Check("tls_certificate host", State.OK, text)]
+    remedy = (
+        f"set `url` of {node.id} to a host that the certificate names, or make a certificate that names "
+        f"{url.hostname} (subjectAltName; docs/operations.md, section 2)"
+    )
+    return [Check("tls_certificate host", State.WARNING, text, remedy)]

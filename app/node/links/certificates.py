@@ -5,8 +5,9 @@ valid one for other nodes it still answers what it can alone; and its clock may 
 """
 
 import asyncio
+import ipaddress
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -77,3 +78,28 @@ def spans_of(pem: bytes) -> list[tuple[int, int]]:
         (int(each.not_valid_before_utc.timestamp()) * 1000, int(each.not_valid_after_utc.timestamp()) * 1000)
         for each in certificates
     ]
+
+
+def host_names(pem: bytes) -> tuple[str, ...]:
+    """Return the hosts that the first certificate of a PEM file names: DNS names and IP addresses, as its
+    subjectAltName has them. Raises ValueError."""
+    from cryptography import x509
+
+    extensions = x509.load_pem_x509_certificates(pem)[0].extensions
+    try:
+        found = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    addresses = map(str, found.get_values_for_type(x509.IPAddress))
+    return (*found.get_values_for_type(x509.DNSName), *addresses)
+
+
+def names_host(names: Sequence[str], host: str) -> bool:
+    """Return whether a client that calls `host` accepts a certificate with these names (RFC 9525). A name may
+    have `*` as its first label."""
+    try:
+        return str(ipaddress.ip_address(host)) in names
+    except ValueError:
+        wanted = host.lower()
+        wildcard = f"*.{wanted.partition('.')[2]}"
+        return any(name.lower() in (wanted, wildcard) for name in names)

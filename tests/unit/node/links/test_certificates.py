@@ -13,8 +13,17 @@ from click.testing import CliRunner
 
 from app.cli.main import cli
 from app.log.state import DAY_MS
-from app.node.links.certificates import Certificate, load_certificates, spans_of, warn_before_the_end
+from app.node.links.certificates import (
+    Certificate,
+    load_certificates,
+    names_host,
+    spans_of,
+    warn_before_the_end,
+)
+from app.settings.file import parse
 from app.settings.model import SecuritySettings
+from app.setup.checks import Check, State
+from app.setup.node_checks import _check_host
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.in_process import node_in_process
 
@@ -128,3 +137,38 @@ def test_doctor_checks_the_files_of_a_node(tmp_path: Path, days: int, state: str
     assert (found()["configuration"], found()["tls_certificate"]) == ("ok", state)
     key.chmod(0o644)
     assert found()["configuration"] == "missing"
+
+
+def test_a_client_accepts_a_host_that_the_certificate_names() -> None:
+    names = ("n1", "N1.example", "*.example.org", "127.0.0.1", "::1")
+    for host in ("n1", "n1.EXAMPLE", "a.example.org", "127.0.0.1", "0:0::1"):
+        assert names_host(names, host), host
+    for host in ("n2", "example.org", "a.b.example.org", "127.0.0.2", "1.example"):
+        assert not names_host(names, host), host
+    assert not names_host((), "n1")
+
+
+def test_doctor_compares_the_certificate_with_the_host_of_the_url(tmp_path: Path) -> None:
+    """Clients and the other nodes refuse the node otherwise, and its own checks were all well."""
+    names = "DNS:n1.example,IP:127.0.0.1"
+    certificate, key = make_certificate(make_authority(tmp_path), "node", names, days=90)
+    security = {"tls_certificate": str(certificate), "tls_key": str(key), "allow_insecure": True}
+    node = {"id": "n1", "peer_listen": "127.0.0.1:2", "data": "d", "listen": "127.0.0.1:1"}
+
+    def found(**changes: str) -> list[Check]:
+        nodes = [{**node, **changes}]
+        return _check_host(parse({"cluster": {"id": "c"}, "nodes": nodes, "security": security}, "n1"))
+
+    for changes in ({}, {"listen": "0.0.0.0:1", "url": "https://n1.example:1"}):
+        assert [check.state for check in found(**changes)] == [State.OK]
+    assert found(url="http://n2.example") == []  # that of a proxy, which speaks TLS with the node
+    (by_url,) = found(url="https://n2.example:1")
+    assert by_url.detail == (
+        f"{certificate} names n1.example, 127.0.0.1; `url` of n1 is https://n2.example:1"
+    )
+    (by_listen,) = found(listen="0.0.0.0:1")
+    assert by_listen.detail.endswith("; `url` of n1 (from `listen`) is https://0.0.0.0:1")
+    for check, host in ((by_url, "n2.example"), (by_listen, "0.0.0.0")):
+        assert check.state is State.WARNING
+        assert check.remedy.startswith("set `url` of n1 to a host that the certificate names, or make a")
+        assert f"certificate that names {host} (subjectAltName" in check.remedy
