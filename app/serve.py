@@ -101,7 +101,7 @@ def keep_pandas_out() -> None:
 
 def check_security(security: SecuritySettings) -> None:
     """Raise ConfigError for a file that cannot be used, before a peer or a client sees this node."""
-    Tokens.load(security.tokens_file)
+    Tokens.check(security.tokens_file)  # build_app loads it, and warns
     load_link_security(security)
     _tls_of_clients(security)
     authority = security.tls_ca

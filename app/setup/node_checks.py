@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from app.api.access.tokens import Tokens
 from app.certificate_end import CertificateEnd
 from app.errors import ConfigError
 from app.node.links.certificates import Certificate, host_names, load_certificates, names_host
@@ -21,6 +22,7 @@ def check_node(config: Path, node: str) -> list[Check]:
     try:
         settings = load(config, node)
         check_security(settings.security)
+        Tokens.load(settings.security.tokens_file)  # which warns
     except ConfigError as error:
         return [
             Check("configuration", State.MISSING, str(error), f"correct {config} (docs/configuration.md)")

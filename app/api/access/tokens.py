@@ -41,6 +41,12 @@ class Tokens:
         if path is not None:
             self._replace(_parsed(path, text))
 
+    @staticmethod
+    def check(path: Path | None) -> None:
+        """Raise ConfigError for a file that `load` refuses. Logs nothing."""
+        if path is not None:
+            _lines(path, _read(path))
+
     @classmethod
     def load(cls, path: Path | None) -> "Tokens":
         """Read the file. Raises ConfigError, also if it has no tokens: every caller would be refused."""
@@ -153,7 +159,7 @@ def _read(path: Path) -> str:
         raise ConfigError(f"tokens_file {path}: {error}") from error
 
 
-def _parsed(path: Path, text: str) -> dict[bytes, TokenLine]:
+def _lines(path: Path, text: str) -> dict[bytes, TokenLine]:
     """Return the lines by digest. Raises ConfigError."""
     try:
         lines = parse_lines(text)
@@ -161,6 +167,12 @@ def _parsed(path: Path, text: str) -> dict[bytes, TokenLine]:
         raise ConfigError(f"tokens_file {path}, {error}") from error
     if not lines:
         raise ConfigError(f"tokens_file {path} must contain at least one token")
+    return lines
+
+
+def _parsed(path: Path, text: str) -> dict[bytes, TokenLine]:
+    """As _lines, with a warning about tokens in plain text."""
+    lines = _lines(path, text)
     plain = sum(line.plain for line in lines.values())
     if plain:
         logger.warning(

@@ -13,6 +13,8 @@ from app.api.access.token_lines import TokenLine, hash_line, new_token, parse_li
 from app.api.access.tokens import Tokens
 from app.cli.access.token import token_command
 from app.errors import ConfigError, Forbidden, RateLimited, Unauthenticated
+from app.serve import check_security
+from app.settings.model import SecuritySettings
 
 READ = frozenset((Scope.READ,))
 APPEND = frozenset((Scope.APPEND,))
@@ -52,6 +54,21 @@ def test_a_file_of_earlier_versions_keeps_its_meaning(
     for scope in (Scope.APPEND, Scope.CURSORS, Scope.ADMIN):
         with pytest.raises(Forbidden):
             reader.require(frozenset((scope,)), "default")
+
+
+def test_a_start_warns_once_about_tokens_in_plain_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file is checked before the node opens a port, and loaded afterwards."""
+    file = tmp_path / "tokens"
+    file.write_text("secret-w\n")
+    file.chmod(0o644)
+    check_security(SecuritySettings(tokens_file=file))
+    Tokens.load(file)
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == 2
+    assert "1 tokens in plain text" in warnings[0]
+    assert "can be read by all users" in warnings[1]
 
 
 def test_an_invalid_token_is_refused(tmp_path: Path) -> None:
