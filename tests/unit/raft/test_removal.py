@@ -447,3 +447,30 @@ def test_the_committed_index_that_a_lost_leader_stated_ends_with_the_next_leader
     group.take()
     group.pass_time(5_000)
     assert any(member.leads for member in group.members.values())
+
+
+@pytest.mark.rule("R-10")
+def test_a_voter_that_missed_the_replacement_of_all_voters_follows_when_it_is_added_again() -> None:
+    """n3 did not run. It is a candidate of the former group, whose voters it asks: they do not run now."""
+    group, leader = led_group(3)
+    group.join("n4")
+    for kind, name in ((ChangeKind.ADD, "n4"), (ChangeKind.PROMOTE, "n4"), (ChangeKind.REMOVE, "n3")):
+        leader.change(kind, name)
+        group.pass_time(200, "n1", "n2", "n4")
+    leader.core.transfer("n4", group.now_ms)
+    group.pass_time(500, "n1", "n2", "n4")
+    leader = group["n4"]
+    for name in ("n2", "n1", "n1"):  # the first of two voters that leaves becomes a learner before
+        leader.change(ChangeKind.REMOVE, name)
+        group.pass_time(500, "n1", "n2", "n4")
+    assert leader.core.group == GroupConfig(voters=("n4",))
+    group.take()
+    group.pass_time(5_000, "n3", "n4")
+    assert group["n3"].core.role is Role.CANDIDATE
+    leader.change(ChangeKind.ADD, "n3")
+    group.pass_time(1_000, "n3", "n4")
+    assert group["n3"].core.role is Role.LEARNER
+    assert group["n3"].log.batches == leader.log.batches
+    leader.change(ChangeKind.REMOVE, "n3")
+    group.pass_time(1_000, "n3", "n4")
+    assert group["n3"].core.role is Role.REMOVED
