@@ -17,6 +17,8 @@ from urllib.parse import quote, unquote
 
 import pyarrow as pa
 
+from app.tables.table_files import DataFile, TableFiles
+
 if TYPE_CHECKING:
     from pyarrow import fs
 
@@ -41,18 +43,6 @@ class DeltaLogError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class DataFile:
-    """One file of a table. rows: None without statistics. least, most: by column."""
-
-    path: str
-    size_bytes: int
-    rows: int | None
-    least: Mapping[str, Any]
-    most: Mapping[str, Any]
-    has_removed_rows: bool = False  # a deletion vector names them
-
-
-@dataclass(frozen=True, slots=True)
 class Commit:
     """Content of a commit. operation: as Delta names it, such as WRITE. note: the JSON object that its
     writer left, empty for none. added: its files. removes_rows: it removed files, and not only to arrange
@@ -74,10 +64,10 @@ class Commit:
 class DeltaSnapshot:
     """A table at one version.
 
-    files: by path as the log has it; empty if the DeltaLog does not keep them. reader_features: beyond the
-    plain format, without those that are known to be unused. writer_features: None for a protocol without a
-    list of them. transactions: the newest version by application. partition_columns: names. schema: of the
-    columns, in Spark's JSON.
+    files: by path as the log has it; empty if the DeltaLog keeps none, or OrderedFiles. reader_features:
+    beyond the plain format, without those that are known to be unused. writer_features: None for a protocol
+    without a list of them. transactions: the newest version by application. partition_columns: names. schema:
+    of the columns, in Spark's JSON.
     """
 
     path: str
@@ -105,10 +95,12 @@ class DeltaSnapshot:
 class DeltaLog:
     """The log of one table, replayed once and then commit by commit. Not safe for use by two threads."""
 
-    def __init__(self, path: str, *, keeps_files: bool = True) -> None:
-        """keeps_files: False: a snapshot has no files, and costs the same for any number of them."""
+    def __init__(self, path: str, *, keeps_files: bool = True, files: TableFiles | None = None) -> None:
+        """keeps_files: False: a snapshot has no files, and costs the same for any number of them. files: to
+        fill with those of the newest version."""
         self.path = path.rstrip("/")
         self._keeps_files = keeps_files
+        self._added = files or TableFiles()
         self._files, root = file_system_of(self.path)
         self._folder = f"{root.rstrip('/')}/{LOG_FOLDER}"
         self._stamp: tuple[Any, ...] | None = None  # of the newest commit's file: identifies the table
@@ -116,7 +108,7 @@ class DeltaLog:
 
     def _forget(self) -> None:
         self._version = -1
-        self._added: dict[str, DataFile] = {}
+        self._added.clear()
         self._properties: dict[str, str] = {}
         self._features: tuple[str, ...] = ()
         self._writer_features: tuple[str, ...] | None = None
@@ -148,7 +140,7 @@ class DeltaLog:
             self._snapshot = DeltaSnapshot(
                 self.path,
                 self._version,
-                dict(self._added),
+                self._added.snapshot(),
                 dict(self._properties),
                 self._used_features(),
                 self._writer_features,
@@ -227,9 +219,9 @@ class DeltaLog:
         if (transaction := action.get("txn")) is not None:
             self._transactions[transaction["appId"]] = int(transaction["version"])
         if (added := action.get("add")) is not None:
-            self._added[added["path"]] = _data_file(self.path, added)
+            self._added.add(added["path"], _data_file(self.path, added))
         if (removed := action.get("remove")) is not None:
-            self._added.pop(removed["path"], None)
+            self._added.remove(removed["path"])
         if (metadata := action.get("metaData")) is not None:
             self._properties = dict(metadata.get("configuration") or {})
             self._partition_columns = tuple(metadata.get("partitionColumns") or ())
@@ -242,7 +234,7 @@ class DeltaLog:
 
     def _used_features(self) -> tuple[str, ...]:
         unused = set()
-        if self._keeps_files and not any(file.has_removed_rows for file in self._added.values()):
+        if self._keeps_files and not self._added.has_removed_rows:
             unused.add(DELETION_VECTORS)
         if self._properties.get(MAPPING_PROPERTY, "none") == "none":
             unused.add(COLUMN_MAPPING)

@@ -15,7 +15,8 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from app.tables.delta_log import DataFile, DeltaLog, DeltaLogError, DeltaSnapshot
+from app.tables.delta_log import DeltaLog, DeltaLogError, DeltaSnapshot
+from app.tables.table_files import DataFile, OrderedFiles
 from spark_jobs.errors import TableUnreadable
 from spark_jobs.session.locations import is_url
 from spark_jobs.tables.local_commits import NeedsSpark
@@ -42,16 +43,18 @@ class IndexedRows:
         self._path = path
         self._schema = arrow_schema(table.schema)
         self._position = position
-        self._log = None if is_url(path) else DeltaLog(path)
+        self._files = OrderedFiles(position)
+        self._log = None if is_url(path) else DeltaLog(path, files=self._files)
         self._spark_records = FIRST_SPARK_RECORDS  # of the next query: not many more than fit into a piece
 
     def end(self) -> int:
         """Return the index after the last row, 0 without rows."""
         try:
-            return max((int(file.most[self._position]) + 1 for file in self._files()), default=0)
+            last = self._newest_files().last()
+            return 0 if last is None else last + 1
         except (NeedsSpark, DeltaLogError):
-            last = F.coalesce(F.max(self._position) + 1, F.lit(0))
-            return int(read_table(self._spark, self._path).agg(last).collect()[0][0])
+            end = F.coalesce(F.max(self._position) + 1, F.lit(0))
+            return int(read_table(self._spark, self._path).agg(end).collect()[0][0])
 
     def check_end(self, until: int) -> None:
         """Raise TableClash if the table has lost the rows before `until`."""
@@ -89,26 +92,20 @@ class IndexedRows:
     def _local_piece(
         self, first: int, until: int, columns: Sequence[str], max_records: int
     ) -> tuple[int, pa.Table]:
-        inside = [
-            file
-            for file in self._files()
-            if file.most[self._position] >= first and file.least[self._position] < until
-        ]
-        inside.sort(key=lambda file: int(file.least[self._position]))
+        inside = self._newest_files().between(first, until)
         begins = [int(file.least[self._position]) for file in inside]
         first = max(first, begins[0] if inside else until)
         end = _end_of_piece(first, until, min(max_records, self._indexes_of(inside)), begins)
         return end, self._in_order(self._from_files(inside, first, end, columns))
 
-    def _files(self) -> list[DataFile]:
+    def _newest_files(self) -> OrderedFiles:
         """Return the table's data files. Raises NeedsSpark, DeltaLogError."""
         snapshot = None if self._log is None else self._log.snapshot()
         if snapshot is None or snapshot.reader_features:
             raise NeedsSpark(f"only Spark can read {self._path}")
-        files = list(snapshot.files.values())
-        if not all(self._position in file.least and self._position in file.most for file in files):
+        if self._files.has_unbounded:
             raise NeedsSpark(f"files of {self._path} have no statistics")
-        return files
+        return self._files
 
     def _by_spark(self, first: int, until: int, columns: Sequence[str]) -> DataFrame:
         rows, position = read_table(self._spark, self._path), F.col(self._position)

@@ -13,7 +13,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from app.tables.delta_log import DataFile, DeltaSnapshot
+from app.tables.delta_log import DeltaSnapshot
+from app.tables.table_files import DataFile
 from spark_jobs.tables.local_commits import LocalTable, NeedsSpark, Rewrite
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.table import Table

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from app.tables.delta_log import LOG_FOLDER, DataFile, DeltaLog
+from app.tables.delta_log import LOG_FOLDER, DeltaLog
+from app.tables.table_files import DataFile
 from spark_jobs.tables import snapshot as snapshots
 from spark_jobs.tables.data_files import write_file
 from spark_jobs.tables.journal_table import JournalTable

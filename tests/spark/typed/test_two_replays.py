@@ -13,8 +13,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from app.tables.delta_log import LOG_FOLDER, DataFile, DeltaLog
+from app.tables.delta_log import LOG_FOLDER, DeltaLog
 from app.tables.names import MOVED_PROPERTY
+from app.tables.table_files import DataFile
 from spark_jobs.materialize.replay import DeadLetterReplay
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
