@@ -11,14 +11,24 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from app.tables.delta_log import DeltaLog
 from spark_jobs import upkeep
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.progress import Progress
 from spark_jobs.run import materialize
 from spark_jobs.tables.snapshot import read_snapshot
-from spark_jobs.tables.table import TABLES, identifier, read_table
+from spark_jobs.tables.table import ENTRIES, TABLES, identifier, read_table
+from spark_jobs.tables.table_writer import TableWriter
 from spark_jobs.tables.transforms import index_check
-from spark_jobs.upkeep import Kept, NotKept, keep_all_up, keep_round_up, keep_up
+from spark_jobs.upkeep import (
+    MIN_CUBE,
+    TARGET_CUBE,
+    Kept,
+    NotKept,
+    keep_all_up,
+    keep_round_up,
+    keep_up,
+)
 from tests.spark.conftest import endpoints
 from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.source.looks import await_materialized, await_true
@@ -78,6 +88,31 @@ def test_tables_are_compacted_while_the_stream_continues(
     spark.conf.unset("spark.databricks.delta.retentionDurationCheck.enabled")
     assert len(list(Path(path).rglob("part-*.parquet"))) == len(read_snapshot(path).files) < before
     assert read_table(spark, path).count() == 110
+
+
+def test_a_group_of_files_that_is_large_enough_is_not_written_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Else each round would write the whole table."""
+    path = tmp_path / "entries"
+    TableWriter(spark, str(path), ENTRIES).create()
+    assert set(upkeep.SETTINGS) >= {MIN_CUBE, TARGET_CUBE}
+    for name in (MIN_CUBE, TARGET_CUBE):
+        spark.conf.set(name, "1")
+    try:
+        known = set[str]()
+        for first in (0, 4):
+            for index in range(first, first + 4):
+                rows = spark.range(index, index + 1).selectExpr("id AS index")
+                rows.write.format("delta").mode("append").save(str(path))
+            assert keep_up(spark, str(path)).files_removed == 4
+            snapshot = DeltaLog(str(path)).snapshot()
+            assert snapshot is not None
+            assert snapshot.files.keys() > known
+            known = set(snapshot.files)
+    finally:
+        for name in (MIN_CUBE, TARGET_CUBE):
+            spark.conf.unset(name)
 
 
 def test_a_table_that_fails_leaves_the_others_alone(
