@@ -1,8 +1,8 @@
 """Checkpoints of tables whose commits the driver makes itself, written by Spark behind those commits.
 
 A checkpoint sums up the commits before it, so readers of a long history open the table fast; Delta also
-removes old commits with it. Nothing waits for one: commits continue, and a table whose checkpoint failed is
-complete without it.
+removes old commits with it. Before it the table's small files are merged (merging.py). Nothing waits for
+either: commits continue, and a table for which one failed is complete without it.
 
 Source: the Delta transaction log protocol, section Checkpoints.
 """
@@ -14,7 +14,11 @@ from typing import Any
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
+from app.tables.delta_log import DeltaLogError
+from spark_jobs.errors import SourceError
 from spark_jobs.session.spark_session import delta_snapshot
+from spark_jobs.tables.local_commits import NeedsSpark
+from spark_jobs.tables.merging import merge_small_files
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +59,23 @@ class CheckpointWriter:
                 path = next(iter(self._due))
                 spark = self._due.pop(path)
             try:
+                merge(path)
                 write_checkpoint(spark, path)
             except (Py4JError, OSError) as error:  # OSError: the session has ended
                 if not is_stopped(spark):
                     logger.warning("%s: no checkpoint was written: %s", path, error)
             except Exception:  # it is seen here alone, and the other tables are still due
                 logger.exception("%s: no checkpoint was written", path)
+
+
+def merge(path: str) -> None:
+    """Merge the small files of a table if they have become too many."""
+    try:
+        merge_small_files(path)
+    except NeedsSpark:
+        pass  # the table is left to OPTIMIZE
+    except (DeltaLogError, SourceError, OSError) as error:
+        logger.warning("%s: its small files were not merged: %s", path, error)
 
 
 def write_checkpoint(spark: SparkSession, path: str) -> None:

@@ -47,15 +47,15 @@ class WrittenFile:
         """Return the largest value of a column of integers that has bounds."""
         return int(self.statistics["maxValues"][column])
 
-    def action(self) -> DeltaAction:
-        """Return the action that adds the file to its table."""
+    def action(self, *, is_new: bool = True) -> DeltaAction:
+        """Return the action that adds the file to its table. is_new: False: its rows were there before."""
         return {
             "add": {
                 "path": self.name,
                 "partitionValues": {},
                 "size": self.size_bytes,
                 "modificationTime": self.modified_ms,
-                "dataChange": True,
+                "dataChange": is_new,
                 "stats": compact_json(self.statistics),
             }
         }

@@ -17,7 +17,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaLogError, DeltaSnapshot
+from app.tables.table_files import DataFile
 from spark_jobs.errors import SourceError
 from spark_jobs.tables.data_files import DeltaAction, WrittenFile, compact_json, sync_to_disk, write_file
 
@@ -78,7 +79,7 @@ class LocalTable:
     """One table in a local folder. One call at a time.
 
     request_checkpoint: called with the path after a commit whose version is to have a checkpoint; returns at
-    once. keeps_files: needed for `replace` and `rewrite`; costs memory by the number of the table's files.
+    once. keeps_files: needed for `replace`, `rewrite` and `merge`; costs memory by the number of files.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class LocalTable:
         files: Sequence[WrittenFile] | None = None
         with self._uncommitted() as uncommitted:
             while True:
-                snapshot = self._plain_snapshot()
+                snapshot = self.snapshot()
                 is_claimed = snapshot.transactions.get(application, -1) >= claim
                 if is_claimed or (is_next is not None and not is_next()):
                     self._remove(uncommitted)
@@ -198,7 +199,7 @@ class LocalTable:
         """Make a commit with this claim alone, unless the table has it, or a higher one; return whether it
         did. Raises NeedsSpark, DeltaLogError."""
         while True:
-            snapshot = self._plain_snapshot()
+            snapshot = self.snapshot()
             if snapshot.transactions.get(application, -1) >= claim:
                 return False
             written = _written(snapshot, (), {}, "Append")
@@ -237,7 +238,7 @@ class LocalTable:
         due: Rewrite | None = None
         with self._uncommitted() as added:
             while True:
-                snapshot = self._plain_snapshot()
+                snapshot = self.snapshot()
                 if snapshot.properties.get(APPEND_ONLY, "false") == "true":
                     raise NeedsSpark(f"{self.path} takes appends alone")
                 if claim is not None and snapshot.transactions.get(claim[0], -1) >= claim[1]:
@@ -259,6 +260,24 @@ class LocalTable:
                     return True
             self._remove(added)
         return False
+
+    def merge(self, files: Mapping[str, DataFile], write: Callable[[], WrittenFile]) -> bool:
+        """Replace files, by path as the log has them, by one that `write` makes of their rows; return whether
+        it did: not if the table no longer has each of them. Raises NeedsSpark, DeltaLogError, FileMissing.
+        """
+        with self._uncommitted() as added:
+            while True:
+                snapshot = self.snapshot()
+                if any(snapshot.files.get(path) != file for path, file in files.items()):
+                    self._remove(added)
+                    return False
+                if not added:
+                    added.append(write())
+                self._check(added)
+                actions = [_arranged(snapshot, files.values(), added[0]), added[0].action(is_new=False)]
+                actions += [_removed(path, file.size_bytes, is_gone=False) for path, file in files.items()]
+                if self._extend(snapshot, actions):
+                    return True
 
     @contextlib.contextmanager
     def _uncommitted(self) -> Iterator[list[WrittenFile]]:
@@ -285,8 +304,9 @@ class LocalTable:
         for file in files:
             (self.path / file.name).unlink(missing_ok=True)
 
-    def _plain_snapshot(self) -> DeltaSnapshot:
-        """Return the newest version, if it is one that this module can extend. Raises NeedsSpark."""
+    def snapshot(self) -> DeltaSnapshot:
+        """Return the newest version, if it is one that this module can extend. Raises NeedsSpark,
+        DeltaLogError."""
         snapshot = self._log.snapshot()
         if snapshot is None:
             raise NeedsSpark(f"{self.path} is not a Delta table")
@@ -389,6 +409,23 @@ def _written(
     )
 
 
+def _arranged(snapshot: DeltaSnapshot, removed: Collection[DataFile], added: WrittenFile) -> DeltaAction:
+    """As Delta notes that it has compacted files by itself."""
+    metrics = {
+        "numRemovedFiles": len(removed),
+        "numRemovedBytes": sum(file.size_bytes for file in removed),
+        "numAddedFiles": 1,
+        "numAddedBytes": added.size_bytes,
+    }
+    return _commit_info(
+        "OPTIMIZE",
+        {"predicate": "[]", "zOrderBy": "[]", "auto": "true"},
+        readVersion=snapshot.version,
+        isBlindAppend=False,
+        operationMetrics={name: str(value) for name, value in metrics.items()},
+    )
+
+
 def _commit_info(operation: str, parameters: Mapping[str, str], **more: Any) -> DeltaAction:
     info = {"timestamp": _now_ms(), "operation": operation, "operationParameters": parameters}
     return {"commitInfo": {**info, "isolationLevel": "Serializable", "engineInfo": ENGINE, **more}}
@@ -398,8 +435,9 @@ def _transaction(application: str, claim: int) -> DeltaAction:
     return {"txn": {"appId": application, "version": claim, "lastUpdated": _now_ms()}}
 
 
-def _removed(path: str, size_bytes: int) -> DeltaAction:
-    file = {"path": path, "deletionTimestamp": _now_ms(), "dataChange": True, "extendedFileMetadata": True}
+def _removed(path: str, size_bytes: int, *, is_gone: bool = True) -> DeltaAction:
+    """is_gone: False: its rows are in another file now."""
+    file = {"path": path, "deletionTimestamp": _now_ms(), "dataChange": is_gone, "extendedFileMetadata": True}
     return {"remove": {**file, "partitionValues": {}, "size": size_bytes}}
 
 

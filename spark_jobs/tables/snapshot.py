@@ -139,16 +139,32 @@ def columns_of(schema: StructType, columns: Sequence[str]) -> pa.Schema:
     return pa.schema([known.field(name) for name in columns])
 
 
-def read_rows(file: TableFile | DataFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """Return all rows of a data file. Raises TableUnreadable unless they are as many as the table states."""
+def read_rows(
+    file: TableFile | DataFile, columns: list[str], within: tuple[str, int, int] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Return all rows of a data file. within: a column, and the bounds [first, until) of the rows that are
+    due: row groups that have none are not read. Raises TableUnreadable unless the file has as many rows as
+    the table states."""
     files, name = file_system_of(file.path)
-    count = 0
     with pq.ParquetFile(files.open_input_file(name), coerce_int96_timestamp_unit="us") as parquet:
-        for rows in parquet.iter_batches(ROWS_AT_ONCE, columns=columns):
-            count += rows.num_rows
-            yield rows
-    if count != file.rows:
-        raise TableUnreadable(file.path, f"the file has {count} rows, its Delta log specifies {file.rows}")
+        count = parquet.metadata.num_rows
+        if count != file.rows:
+            raise TableUnreadable(
+                file.path, f"the file has {count} rows, its Delta log specifies {file.rows}"
+            )
+        groups = None if within is None else _groups_within(parquet.metadata, *within)
+        yield from parquet.iter_batches(ROWS_AT_ONCE, row_groups=groups, columns=columns)
+
+
+def _groups_within(metadata: pq.FileMetaData, column: str, first: int, until: int) -> list[int]:
+    """Return the row groups that may have values of [first, until) in a column of integers."""
+    places = [place for place in range(metadata.num_columns) if metadata.schema.column(place).path == column]
+    found = []
+    for group in range(metadata.num_row_groups):
+        bounds = metadata.row_group(group).column(places[0]).statistics if places else None
+        if bounds is None or not bounds.has_min_max or (bounds.max >= first and bounds.min < until):
+            found.append(group)
+    return found
 
 
 def _plain_snapshot(path: str) -> DeltaSnapshot:

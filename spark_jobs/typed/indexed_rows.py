@@ -17,11 +17,10 @@ from pyspark.sql.types import StructType
 
 from app.tables.delta_log import DeltaLog, DeltaLogError, DeltaSnapshot
 from app.tables.table_files import DataFile, OrderedFiles
-from spark_jobs.errors import TableUnreadable
 from spark_jobs.session.locations import is_url
+from spark_jobs.tables.file_rows import rows_of_file
 from spark_jobs.tables.local_commits import NeedsSpark
 from spark_jobs.tables.schemas import arrow_schema
-from spark_jobs.tables.snapshot import read_rows
 from spark_jobs.tables.table import Table, TableClash, read_table
 from spark_jobs.typed.layout import changes
 from storage.units import MIB
@@ -121,7 +120,7 @@ class IndexedRows:
             least, most = file.least[self._position], file.most[self._position]
             if most >= first and least < until:
                 is_whole = least >= first and most < until
-                for rows in rows_of_file(file, wanted):
+                for rows in rows_of_file(file, wanted, (self._position, first, until)):
                     found.append(rows if is_whole else rows.filter(inside))
         return pa.Table.from_batches(found, wanted)
 
@@ -180,31 +179,3 @@ def check_columns(snapshot: DeltaSnapshot, schema: StructType) -> None:
     held = StructType.fromJson(json.loads(snapshot.schema))
     if other := next(changes(schema, held), None):
         raise NeedsSpark(f"{snapshot.path} has another column {'.'.join(other.path)}")
-
-
-def rows_of_file(file: DataFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a data file as `filled`. Raises NeedsSpark for a file that cannot be read here, too:
-    it has no statistics, or was removed meanwhile."""
-    try:
-        for rows in read_rows(file, wanted.names):
-            yield filled(rows, wanted)
-    except (TableUnreadable, OSError, pa.ArrowException) as error:
-        raise NeedsSpark(f"{file.path}: {error}") from error
-
-
-def filled(rows: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
-    """Return rows of a data file with the columns `wanted`; null for those that the table got later.
-
-    Raises NeedsSpark for a column of another type.
-    """
-    known = set(rows.schema.names)
-    try:
-        arrays = [
-            rows.column(each.name).cast(each.type)
-            if each.name in known
-            else pa.nulls(rows.num_rows, each.type)
-            for each in wanted
-        ]
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        raise NeedsSpark(str(error)) from error
-    return pa.RecordBatch.from_arrays(arrays, schema=wanted)

@@ -1,15 +1,19 @@
 """Rows of a table by index, in pieces: each row of the range once, whatever the files are."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.materialize.replay import DeadLetterReplay
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
+from spark_jobs.tables import merging
+from spark_jobs.tables.file_rows import rows_of_file
 from spark_jobs.tables.local_commits import NeedsSpark
 from spark_jobs.tables.table import ENTRIES
 from spark_jobs.typed import indexed_rows
@@ -38,6 +42,29 @@ def test_each_row_of_a_range_is_in_one_piece(tmp_path: Path, max_records: int) -
             for (end, _), indexes in zip(pieces, found, strict=True):
                 assert all(index < end for index in indexes)
             assert pieces[-1][0] == until
+
+
+def test_a_piece_of_a_large_file_reads_the_row_groups_that_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a file of a gigabyte is read again for each of its pieces."""
+    log = FakeLog()
+    log.append_many(40)
+    fill_entries(log, tmp_path)  # files of 10 rows
+    monkeypatch.setattr(merging, "GROUP_BYTES", 1)  # each file a row group
+    assert merging.merge_small_files(str(tmp_path / ENTRIES.name), 1) == 4
+    read: list[int] = []
+
+    def counted(*given: Any) -> Iterator[pa.RecordBatch]:
+        for rows in rows_of_file(*given):
+            read.append(rows.num_rows)
+            yield rows
+
+    monkeypatch.setattr(indexed_rows, "rows_of_file", counted)
+    reader = IndexedRows(no_spark(), str(tmp_path / ENTRIES.name), ENTRIES, "index")
+    found = [rows["index"].to_pylist() for _, rows in reader.pieces(5, 35, ["index"], 10)]
+    assert list(chain(*found)) == list(range(5, 35))
+    assert sum(read) == 60  # each piece is in two of them
 
 
 def needs_spark(*_: object) -> None:

@@ -1,0 +1,242 @@
+"""Small files that the driver merges: the same rows in fewer files, beside appends and other writers."""
+
+import json
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from app.tables.delta_log import DeltaLog, DeltaSnapshot
+from app.tables.table_files import DataFile
+from spark_jobs.tables import checkpoints, merging
+from spark_jobs.tables.checkpoints import CheckpointWriter
+from spark_jobs.tables.data_files import WrittenFile
+from spark_jobs.tables.local_commits import LocalTable, NeedsSpark
+from spark_jobs.tables.merging import due_runs, merge_small_files
+from spark_jobs.tables.removals import Removals
+from spark_jobs.tables.snapshot import read_plain, read_snapshot
+from spark_jobs.tables.table import ENTRIES, identifier, read_table
+from tests.spark.no_spark import no_spark
+from tests.spark.tables.test_local_commits import append, create, indexes, rows, table_at
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LocalTable:
+    """Thirty files of one to three rows."""
+    made = table_at(str(tmp_path / "entries"))
+    assert create(made)
+    end = 0
+    for number in range(30):
+        assert append(made, end, end + 1 + number % 3)
+        end += 1 + number % 3
+    return made
+
+
+def files_of(table: LocalTable) -> list[DataFile]:
+    snapshot = DeltaLog(str(table.path)).snapshot()
+    assert snapshot is not None
+    return list(snapshot.files.values())
+
+
+def on_disk(table: LocalTable) -> set[str]:
+    return {path.name for path in table.path.glob("*.parquet")}
+
+
+def during(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Do something each time that a merged file is written and not committed."""
+    write = merging.write_pieces
+
+    def written(*given: Any, **named: Any) -> WrittenFile:
+        file = write(*given, **named)
+        act()
+        return file
+
+    monkeypatch.setattr(merging, "write_pieces", written)
+
+
+def test_small_files_become_one_with_the_same_rows(table: LocalTable) -> None:
+    before, held = read_plain(str(table.path), ENTRIES.schema, ENTRIES.schema.names), on_disk(table)
+    assert before is not None
+    removals = Removals(no_spark(), str(table.path))
+    removals.start()
+    assert merge_small_files(str(table.path), 29) == 30
+    known = read_plain(str(table.path), ENTRIES.schema, ENTRIES.schema.names)
+    assert known is not None
+    assert known.equals(before.sort_by("index"))
+    [file] = files_of(table)
+    assert (file.rows, file.least["index"], file.most["index"]) == (60, 0, 59)
+    assert set(file.least) == set(ENTRIES.statistics)
+    assert read_snapshot(str(table.path)).next_index == 60
+    assert held < on_disk(table)  # VACUUM removes them when no version needs them
+    commit = DeltaLog(str(table.path)).commit(31)
+    assert commit is not None
+    assert (commit.operation, commit.removes_rows, removals.found()) == ("OPTIMIZE", False, [])
+    assert not append(table, 50, 60, claim=50)  # the claims are those from before
+    assert append(table, 60, 61)
+    assert indexes(table) == list(range(61))
+
+
+def test_few_small_files_stay(table: LocalTable) -> None:
+    assert merge_small_files(str(table.path), 30) == 0
+    assert len(files_of(table)) == 30
+
+
+def snapshot_of(*files: tuple[int, int], **more: Any) -> DeltaSnapshot:
+    """A table with files of these first indexes and sizes."""
+    found = {
+        f"part-{number}": DataFile("", size, 1, {"index": first}, {"index": first}, **more)
+        for number, (first, size) in enumerate(files)
+    }
+    return DeltaSnapshot("", 1, found, {})
+
+
+def test_neighbours_are_merged_up_to_the_size_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "SMALL_BYTES", 10)
+    monkeypatch.setattr(merging, "MERGED_BYTES", 20)
+    found = due_runs(snapshot_of((30, 9), (0, 1), (10, 2), (20, 10), (60, 9), (40, 9), (50, 9), (70, 10)), 5)
+    assert [[file.least["index"] for file in run.values()] for run in found] == [[0, 10], [30, 40], [50, 60]]
+    assert [list(run) for run in found] == [["part-1", "part-2"], ["part-0", "part-5"], ["part-6", "part-4"]]
+    assert due_runs(snapshot_of((0, 9), (1, 10), (2, 9), (3, 11)), 1) == []
+
+
+def test_files_whose_order_is_not_known_stay() -> None:
+    known = snapshot_of((0, 1), (1, 1))
+    assert len(due_runs(known, 1)) == 1
+    unknown = DataFile("", 1, None, {}, {})
+    assert due_runs(DeltaSnapshot("", 1, {**known.files, "other": unknown}, {}), 1) == []
+
+
+def test_rows_that_are_appended_meanwhile_stay(table: LocalTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = table_at(str(table.path))
+    during(monkeypatch, lambda: append(other, 60, 65))
+    assert merge_small_files(str(table.path), 29) == 30
+    assert indexes(table) == list(range(65))
+    assert sorted(file.rows or 0 for file in files_of(table)) == [5, 60]
+
+
+def test_files_that_another_writer_replaces_meanwhile_are_not_merged(
+    table: LocalTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = table_at(str(table.path))
+
+    def replace() -> None:
+        assert other.replace(lambda: rows(7, 9), statistics=ENTRIES.statistics, claim=None, note={})
+
+    during(monkeypatch, replace)
+    before = on_disk(table)
+    assert merge_small_files(str(table.path), 29) == 0
+    assert indexes(table) == [7, 8]
+    assert len(on_disk(table) - before) == 1  # of the other writer
+
+
+def test_a_failure_leaves_the_table_as_it_was(table: LocalTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError("No space left on device")
+
+    before = on_disk(table)
+    file = files_of(table)[3].path
+    monkeypatch.setattr(LocalTable, "_extend", lambda *_given: fail())
+    with pytest.raises(OSError, match="No space"):
+        merge_small_files(str(table.path), 29)
+    monkeypatch.undo()
+    assert on_disk(table) == before
+    Path(file).unlink()
+    with pytest.raises(NeedsSpark, match="No such file"):
+        merge_small_files(str(table.path), 29)
+    assert len(files_of(table)) == 30
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_order_of_appends_changes_and_merges_keeps_each_row_once(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging, "SMALL_BYTES", 6_000)
+    monkeypatch.setattr(merging, "MERGED_BYTES", 20_000)
+    choose = random.Random(seed)
+    writers = [table_at(str(tmp_path / "entries")) for _ in range(2)]
+    assert create(writers[0])
+    held, end = set[int](), 0
+    for _ in range(30):
+        table = choose.choice(writers)
+        kind = choose.random()
+        if kind < 0.7:
+            until = end + choose.randrange(1, 40)
+            assert append(table, end, until)
+            held.update(range(end, until))
+            end = until
+        elif kind < 0.9:
+            merge_small_files(str(table.path), choose.randrange(5))
+        else:
+            held = set(range(end // 2, end))
+            kept = partial(rows, end // 2, end)
+            assert not held or table.replace(kept, statistics=ENTRIES.statistics, claim=None, note={})
+        assert indexes(table) == sorted(held)
+    assert DeltaLog(str(writers[0].path)).snapshot().rows == len(held)  # type: ignore[union-attr]
+
+
+def test_columns_that_a_table_got_later_are_null_in_its_older_rows(tmp_path: Path, table: LocalTable) -> None:
+    schema = json.loads(table.snapshot().schema)
+    schema["fields"].append({"name": "added", "type": "long", "nullable": True, "metadata": {}})
+    log = table.path / "_delta_log"
+    metadata = json.loads((log / f"{0:020d}.json").read_text().splitlines()[1])
+    metadata["metaData"]["schemaString"] = json.dumps(schema)
+    (log / f"{31:020d}.json").write_text(json.dumps(metadata) + "\n")
+    assert merge_small_files(str(table.path), 29) == 30
+    [file] = files_of(table)
+    found = pq.read_table(file.path)
+    assert (found.num_rows, found["added"].null_count) == (60, 60)
+    assert found.schema.field("added").type == pa.int64()
+
+
+def test_spark_reads_each_version_and_a_stream_sees_no_change(
+    spark: SparkSession, table: LocalTable, tmp_path: Path
+) -> None:
+    path = str(table.path)
+    stream = spark.readStream.format("delta").load(path).writeStream.format("memory").queryName("merged")
+    options = {"checkpointLocation": str(tmp_path / "checkpoint")}
+    stream.options(**options).trigger(availableNow=True).start().awaitTermination()
+    assert merge_small_files(path, 29) == 30
+    assert append(table, 60, 63)
+    into = str(tmp_path / "into")
+    again = spark.readStream.format("delta").load(path).writeStream.format("delta").options(**options)
+    again.trigger(availableNow=True).start(into).awaitTermination()
+    for held, due in ((into, range(60, 63)), (path, range(63))):
+        found = read_table(spark, held).select("index").orderBy("index").collect()
+        assert [row["index"] for row in found] == list(due)
+    before = spark.read.format("delta").option("versionAsOf", 30).load(path)
+    assert (before.count(), len(before.inputFiles())) == (60, 30)
+    history = spark.sql(f"DESCRIBE HISTORY {identifier(path)}").where("version = 31").collect()[0]
+    assert (history["operation"], history["operationMetrics"]["numRemovedFiles"]) == ("OPTIMIZE", "30")
+
+
+def test_a_checkpoint_is_written_after_the_merge(
+    spark: SparkSession, table: LocalTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "merge_small_files", lambda path: merge_small_files(path, 29))
+    writer = CheckpointWriter()
+    writer.request(spark, str(table.path))
+    assert writer.finish(60)
+    assert (table.path / "_delta_log" / f"{31:020d}.checkpoint.parquet").exists()
+    assert len(files_of(table)) == 1
+    assert indexes(table) == list(range(60))
+
+
+def test_a_table_that_only_spark_can_change_gets_its_checkpoint(
+    spark: SparkSession, table: LocalTable, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark.sql(
+        f"ALTER TABLE {identifier(str(table.path))} SET TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true')"
+    )
+    monkeypatch.setattr(checkpoints, "merge_small_files", lambda path: merge_small_files(path, 29))
+    writer = CheckpointWriter()
+    writer.request(spark, str(table.path))
+    assert writer.finish(60)
+    assert (table.path / "_delta_log" / f"{31:020d}.checkpoint.parquet").exists()
+    assert len(files_of(table)) == 30
+    assert [record.message for record in caplog.records] == []
