@@ -98,7 +98,7 @@ def main() -> None:
     began, load = time.monotonic(), os.getloadavg()[0]
     peers = Peers() if options.without_peers else fetch_peers()
     appends = turns(ROWS, options.turns, options.seconds, options.port, peers)
-    others = service.measure(records=300_000, fill_mib=512, seconds=options.seconds)
+    others = service.measure(records=1_000_000, fill_mib=512, seconds=options.seconds)
     text = "\n".join(
         [
             f"Run on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: commitlog {VERSION}, {os.cpu_count()} cores "
