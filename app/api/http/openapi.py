@@ -238,7 +238,6 @@ _NULLABLE: Final = frozenset(
         "materialized_index",
         "reason",
         "sync_state_set",
-        "tables_job",
         "token",
         "transfer_bytes_per_s",
         "value",
@@ -247,7 +246,7 @@ _NULLABLE: Final = frozenset(
     )
 )  # fields whose example is a value, and that may be null
 _OPTIONAL: Final = frozenset(
-    ("schema_version", "holder", "unreachable_since_ms", "certificates", "conflicts", "job")
+    ("schema_version", "holder", "unreachable_since_ms", "certificates", "conflicts", "job", "tables_job")
 )
 _BY_NAME: Final = frozenset(("changed", "data", "failing", "limits", "peers", "priorities", "tables"))
 HEADERS_SCHEMA: Final[dict[str, Any]] = {

@@ -26,7 +26,7 @@ from app.api.read.epochs import epoch_object
 from app.api.routes import documentation
 from app.api.routes.cluster import event_object, status_object, unreachable_since_ms
 from app.api.routes.members import member_objects
-from app.api.routes.tables import job_state, known_jobs
+from app.api.routes.tables import job_of, known_jobs
 from app.errors import NotFound
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
@@ -93,7 +93,7 @@ async def led(request: Request, broker: NodeBroker, query: Nothing) -> Response:
     jobs = await known_jobs(request).last()
     return json_answer(
         {
-            "logs": [_log_row(broker, each) | {"tables_job": job_state(each.name, jobs)} for each in hosted],
+            "logs": [_log_row(broker, each) | job_of(each.name, jobs) for each in hosted],
             "append_counts": broker.meter.append_counts,
         }
     )
@@ -153,7 +153,7 @@ def _overview(
         "nodes": _nodes_of_the_cluster(broker),
         "login": caller.grant is not UNRESTRICTED,
         "has_docs": documentation.is_built(),
-        "logs": [row | {"tables_job": job_state(row["name"], jobs) or row.get("tables_job")} for row in rows],
+        "logs": [row | job_of(row["name"], jobs) for row in rows],
         "append_bounds_s": BUCKETS_S,
         "append_counts": [sum(each) for each in zip(*counts, strict=True)],
     }

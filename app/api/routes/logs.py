@@ -24,7 +24,7 @@ from app.api.routes.replicas import (
     fewest_logs,
     wanted_nodes,
 )
-from app.api.routes.tables import job_state, known_jobs
+from app.api.routes.tables import job_of, known_jobs
 from app.controller.commands import ChangeLog, CreateLog, DeleteLog
 from app.controller.metadata import AUDIT_LOG, LOG_CREATED, LOG_DELETING, PRIORITY_MAX, Log, LogSpec
 from app.controller.settings_of_logs import complaint_about_version, complaints_about, whole_changes
@@ -101,7 +101,7 @@ class LogsQuery(QueryModel):
     "/v1/logs",
     summary="List the logs",
     description="`tables_job`: the state that the Spark job of the log's tables has last reported (`running`,"
-    " `done`, `stopped`, `failed`); null if the node finds no report. `GET …/tables` has the whole report.",
+    " `done`, `stopped`, `failed`); absent if the node finds none. `GET …/tables` has the whole report.",
     responses=answers(example={"logs": [{**LOG_EXAMPLE, "tables_job": "running"}]}, of_a_log=False),
     response_class=Response,
 )
@@ -115,7 +115,7 @@ async def logs(call: Call, query: Annotated[LogsQuery, Query()]) -> Response:
     known = [
         {
             **_log_object(broker, hosted),
-            "tables_job": job_state(name, jobs),
+            **job_of(name, jobs),
             **({"ends": _ends(hosted)} if query.ends else {}),
         }
         for name, hosted in broker.logs.items()
@@ -126,7 +126,7 @@ async def logs(call: Call, query: Annotated[LogsQuery, Query()]) -> Response:
         for name, each in broker.metadata_logs.unsupported.items()
         if name not in broker.logs and caller.sees(name)
     ]
-    none = {"tables_job": None, **({"ends": None} if query.ends else {})}
+    none = {"ends": None} if query.ends else {}
     return json_answer({"logs": [*known, *({**_unsupported_object(each.log), **none} for each in foreign)]})
 
 

@@ -160,9 +160,10 @@ def known_jobs(request: Request) -> KnownJobs:
     return known
 
 
-def job_state(log: str, jobs: Mapping[str, JobReport]) -> str | None:
-    """Return the state that the Spark job of a log has reported, None without a report."""
-    return jobs[log].state if log in jobs else None
+def job_of(log: str, jobs: Mapping[str, JobReport]) -> dict[str, str]:
+    """Return the state that the Spark job of a log has reported, as a field of the log; none without a
+    report."""
+    return {"tables_job": jobs[log].state} if log in jobs else {}
 
 
 @router.get(
