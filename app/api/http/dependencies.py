@@ -1,8 +1,8 @@
 """Shared parts of every FastAPI route: the node, the log in the path, answers, and the request."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Annotated, Final, cast
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Annotated, Any, Final, TypeVar, cast
 
 from fastapi import Depends, Path, Query, Request
 from starlette.responses import Response
@@ -12,6 +12,7 @@ from app.api.http.in_flight_limit import Reservation
 from app.api.http.messages import PageResponse, as_json
 from app.api.http.messages import Response as Answer
 from app.api.http.query import NoQuery
+from app.errors import RequestTimeout
 from app.media_types import JSON
 from app.names import LOG_NAME, SYSTEM
 from app.node.broker import Broker
@@ -31,6 +32,8 @@ async def _node(request: Request) -> Broker:
 def request_id_of(request: Request) -> bytes:
     return cast(bytes, request.scope["commitlog.request_id"])
 
+
+Result = TypeVar("Result")
 
 RESERVATION: Final = "commitlog.reservation"  # in an ASGI scope
 ROWS_AT_ONCE: Final = 500  # of a list, rendered on the event loop: some milliseconds
@@ -98,6 +101,30 @@ async def rows_answer(
         return json_answer(content(), headers=headers)
 
     return rendered() if rows <= ROWS_AT_ONCE else await asyncio.to_thread(rendered)
+
+
+async def while_connected(request: Request, answer: Coroutine[Any, Any, Result]) -> Result:
+    """Return the answer. It is cancelled when the client disconnects before. Raises RequestTimeout.
+
+    For a call without a body, whose answer may be cancelled at any point.
+    """
+    answering = asyncio.create_task(answer)
+
+    async def end_at_disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        answering.cancel()
+
+    watching = asyncio.create_task(end_at_disconnect())
+    try:
+        await asyncio.wait((answering,))
+        if answering.cancelled() and watching.done():
+            raise RequestTimeout("the client disconnected before the answer")
+        return answering.result()
+    finally:
+        answering.cancel()
+        watching.cancel()
+        await asyncio.wait((answering, watching))
 
 
 def body_answer(

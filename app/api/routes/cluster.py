@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
 
 from app.api.access.rules import caller_of
-from app.api.http.dependencies import LogName, Nothing, json_answer, rows_answer
+from app.api.http.dependencies import LogName, Nothing, json_answer, rows_answer, while_connected
 from app.api.http.leader_headers import log_headers
 from app.api.http.log_call import Call, Served
 from app.api.http.openapi import (
@@ -188,6 +188,11 @@ async def watermarks(call: Call, log: LogName, query: Annotated[WatermarksQuery,
     response_class=Response,
 )
 async def events(call: Call, log: LogName, query: Annotated[EventsQuery, Query()]) -> Response:
+    answer = _events(call, log, query)
+    return await (while_connected(call.request, answer) if query.wait_ms else answer)
+
+
+async def _events(call: Call, log: str, query: EventsQuery) -> Response:
     broker, hosted = call.broker, call.find(log)
     journal = hosted.journal
     if journal is None:

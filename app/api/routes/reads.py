@@ -7,7 +7,14 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.responses import Response
 
-from app.api.http.dependencies import ExactResponse, LogName, hold, request_id_of, reserve
+from app.api.http.dependencies import (
+    ExactResponse,
+    LogName,
+    hold,
+    request_id_of,
+    reserve,
+    while_connected,
+)
 from app.api.http.json_decoding import MAX_ORDINAL
 from app.api.http.log_call import Call
 from app.api.http.messages import Response as Answer
@@ -31,6 +38,7 @@ from app.api.read.rendering import record_objects
 from app.api.read.selection import Consistency, RecordPage, Selection, select
 from app.errors import InvalidRequest
 from app.media_types import ARROW_STREAM, BATCHES, EVENTS, JSON, NDJSON, PARQUET
+from app.node.hosted_log import HostedLog
 from storage.units import MIB
 
 router = APIRouter(tags=["records"])
@@ -86,6 +94,21 @@ async def read(
     resume = header_index("Last-Event-ID", last_event_id, least=-1) if media_type == EVENTS else None
     if media_type == BATCHES and (query.key is not None or query.term is not None):
         raise InvalidRequest(("/query/key", "packed batches cannot be filtered; remove key and term"))
+    answer = _read(call, hosted, query, media_type, wanted_min, resume)
+    if media_type == EVENTS or not (query.wait_ms or wanted_min is not None):
+        return await answer  # a stream ends itself
+    return await while_connected(request, answer)
+
+
+async def _read(
+    call: Call,
+    hosted: HostedLog,
+    query: ReadQuery,
+    media_type: str,
+    wanted_min: int | None,
+    resume: int | None,
+) -> Response:
+    request = call.request
     wait_ms = query.wait_ms if "wait_ms" in query.model_fields_set else DEFAULT_MIN_INDEX_WAIT_MS
     reader = await confirmed_reader(
         call, hosted, query.consistency, wanted_min, wait_ms, from_index=_first_index(query, resume)
