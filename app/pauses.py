@@ -1,9 +1,34 @@
-"""Pauses between the rounds of periodic work."""
+"""Pauses between the rounds of periodic work, and between log lines about one failure."""
 
 import asyncio
+from collections.abc import Container, Hashable
+from math import inf
 from typing import Final
 
 REPORT_S: Final = 60.0  # between two log lines about one failure that goes on
+
+
+class Repeats:
+    """Limit of what is repeated while its subject lasts: once in an interval for each subject."""
+
+    def __init__(self, interval_s: float = REPORT_S) -> None:
+        self._interval_s = interval_s
+        self._last_s: dict[Hashable, float] = {}
+
+    def is_due(self, subject: Hashable, now_s: float) -> bool:
+        """Return whether to act on a subject; if so, this time counts as the last one."""
+        if now_s < self._last_s.get(subject, -inf) + self._interval_s:
+            return False
+        self._last_s[subject] = now_s
+        return True
+
+    def keep(self, subjects: Container[Hashable]) -> None:
+        """Forget all other subjects: each of them is due when it returns."""
+        self._last_s = {each: last_s for each, last_s in self._last_s.items() if each in subjects}
+
+    def __contains__(self, subject: Hashable) -> bool:
+        """Return whether it was due at least once."""
+        return subject in self._last_s
 
 
 def rest_s(interval_s: float) -> float:

@@ -23,7 +23,7 @@ from yarl import URL
 
 from app.api.http.messages import REQUEST_ID
 from app.errors import CommitlogError
-from app.pauses import REPORT_S
+from app.pauses import Repeats
 from app.settings.model import TracingSettings
 from app.version import VERSION
 
@@ -76,7 +76,7 @@ class Tracer:
         self._ended: deque[Span] = deque()
         self._failure: object = "it is too slow"  # of the newest request
         self._reported = 0  # dropped spans that log lines have named
-        self._silent_until_s = 0.0
+        self._reports = Repeats()
 
     def begin(self, name: str, parent: bytes | None, kind: int = _INTERNAL) -> Span:
         """Begin a span. parent: a traceparent; without a valid one the span begins a trace."""
@@ -143,10 +143,9 @@ class Tracer:
 
     def _report(self, now_s: float) -> None:
         """Log how many spans were dropped since the last line about it, at most once in REPORT_S."""
-        if self.dropped == self._reported or now_s < self._silent_until_s:
+        if self.dropped == self._reported or not self._reports.is_due(self._url, now_s):
             return
         count, self._reported = self.dropped - self._reported, self.dropped
-        self._silent_until_s = now_s + REPORT_S
         address = self._url.with_user(None)  # the password ends with it
         logger.warning("%d spans dropped, collector %s: %s", count, address, self._failure)
 

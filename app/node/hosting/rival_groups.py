@@ -15,7 +15,7 @@ from app.node.hosted_log import CONFIGURED, HostedLog
 from app.node.hosted_logs import HostedLogs
 from app.node.network.group_claims import GroupClaim
 from app.node.replica.driver import LogDriver
-from app.pauses import rest
+from app.pauses import Repeats, rest
 from app.settings.model import Replication
 
 logger = logging.getLogger(__name__)
@@ -57,28 +57,6 @@ class GreetedPeers(Protocol):
     def greet(self, peer_id: str) -> None: ...
 
 
-class _Reminder:
-    """Conflicts about which something is due: after a time, and again each REPEAT_S seconds."""
-
-    def __init__(self, after_s: float) -> None:
-        self._after_s = after_s
-        self._last_s: dict[GroupConflict, float] = {}
-
-    def due(self, since_s: Mapping[GroupConflict, float]) -> list[GroupConflict]:
-        """Return those that are due now. since_s: all, and when each began; others are forgotten."""
-        now_s, last_s = _now_s(), self._last_s
-        due_s = {
-            each: last_s.get(each, since_s[each] + self._after_s - REPEAT_S) + REPEAT_S for each in since_s
-        }
-        due = [each for each in since_s if now_s >= due_s[each]]
-        self._last_s = {each: last_s[each] for each in since_s if each in last_s} | dict.fromkeys(due, now_s)
-        return due
-
-    def __contains__(self, conflict: GroupConflict) -> bool:
-        """Return whether it was due at least once."""
-        return conflict in self._last_s
-
-
 class RivalGroups:
     """Owned by the event loop. peers: set before the first call."""
 
@@ -90,8 +68,8 @@ class RivalGroups:
         self._opened: Mapping[str, LogDriver] = {}
         self._claims: dict[str, dict[str, GroupClaim]] = {}  # peer -> last report, without what agrees
         self._since_s: dict[GroupConflict, float] = {}
-        self._asked = _Reminder(ASK_AFTER_S)
-        self._logged = _Reminder(REPORT_AFTER_S)
+        self._asked = Repeats(REPEAT_S)
+        self._logged = Repeats(REPEAT_S)
         self._begin_s = _now_s()
 
     def opened(self, drivers: Mapping[str, LogDriver]) -> None:
@@ -137,11 +115,17 @@ class RivalGroups:
             if conflicts and _is_current(ours, driver):
                 found += conflicts
         self._since_s = {each: self._since_s.get(each, _now_s()) for each in found}
-        for peer in {each.peer: None for each in self._asked.due(self._since_s)}:
+        for peer in {each.peer: None for each in self._due(self._asked, ASK_AFTER_S)}:
             self.peers.greet(peer)
-        for conflict in self._logged.due(self._since_s):
+        for conflict in self._due(self._logged, REPORT_AFTER_S):
             advice = "use the same file on all nodes (docs/operations.md, section 7)"
             logger.error("log %s: %s: %s", conflict.log, conflict, advice)
+
+    def _due(self, repeats: Repeats, after_s: float) -> list[GroupConflict]:
+        """Return the conflicts that are due: those that have lasted for `after_s`, again each REPEAT_S."""
+        now_s, since_s = _now_s(), self._since_s
+        repeats.keep(since_s)
+        return [each for each in since_s if now_s >= since_s[each] + after_s and repeats.is_due(each, now_s)]
 
     def _kept(self) -> dict[str, tuple[HostedLog, LogDriver]]:
         """Return the logs of the file of which this node keeps a replica, and their drivers."""

@@ -28,7 +28,7 @@ from app.node.links.handshake import (
 from app.node.links.handshakes_in_progress import HANDSHAKES_MAX, HandshakesInProgress
 from app.node.links.sealed_frames import ForgedFrame, LinkBuffer, Opener, Sealer
 from app.node.links.tls_stream import TlsStream
-from app.pauses import REPORT_S
+from app.pauses import Repeats
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Links:
         self.security = security or LinkSecurity()
         self.handshakes: HandshakesInProgress[WaitingConnection] = HandshakesInProgress(handshakes_max)
         self.refused: Counter[str] = Counter()  # by the reason, one of REFUSALS
-        self._silent_until_s: dict[str, float] = {}  # by the kind, until when none is logged
+        self._reports = Repeats()  # by the kind
         self._plain_next: set[tuple[str, int]] = set()  # where a proof was not understood
 
     @property
@@ -127,10 +127,8 @@ class Links:
         """Count a connection that is closed, and log it: of each kind once in REPORT_S, or a flood would fill
         the disk."""
         self.refused[kind] += 1
-        now_s = time.monotonic()
-        if now_s < self._silent_until_s.get(kind, now_s):
+        if not self._reports.is_due(kind, time.monotonic()):
             return
-        self._silent_until_s[kind] = now_s + REPORT_S
         logger.warning(
             "connection of a node refused",
             extra={

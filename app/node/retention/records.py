@@ -20,7 +20,7 @@ from app.log.state import LogState
 from app.node.hosted_log import HostedLog
 from app.node.replica.driver import LogDriver
 from app.node.retention.clocks import PeerClocks
-from app.pauses import REPORT_S
+from app.pauses import Repeats
 from app.settings.model import Replication, RetentionConfig
 from storage.errors import StorageError
 from storage.log.commitlog import Commitlog
@@ -119,9 +119,9 @@ class RetentionKeeper:
         self._default = default
         self._clocks = clocks
         self._node_id = node_id
-        # By log: the fence that keeps records (cursor, position), and when it may be logged again, s
-        self._held: dict[str, tuple[tuple[str, int], float]] = {}
-        self._held_before: dict[str, tuple[tuple[str, int], float]] = {}  # at the check before
+        self._fences: dict[str, tuple[str, int]] = {}  # by log, those that keep records: cursor, position
+        self._fences_before: dict[str, tuple[str, int]] = {}  # at the check before
+        self._reports = Repeats()  # by log
 
     async def run(self, logs: Mapping[str, HostedLog]) -> None:
         """Run as long as the node. logs: as the node keeps them."""
@@ -132,7 +132,8 @@ class RetentionKeeper:
     async def trim_all(self, logs: Iterable[HostedLog]) -> None:
         """Trim what is due. A node that cannot compare its clock removes nothing by age."""
         self._clocks.begin_round()
-        self._held_before, self._held = self._held, {}
+        self._fences_before, self._fences = self._fences, {}
+        self._reports.keep(self._fences_before)
         for hosted in logs:
             driver, retention = hosted.driver, Retention.of(hosted.settings.retention, self._default)
             if driver is None or not hosted.leads or retention == Retention():
@@ -179,9 +180,7 @@ class RetentionKeeper:
         since the last check: the log grows until the disk is full, and nothing else names the cursor."""
         if fence is None:
             return
-        before, due_s = self._held_before.get(log, (None, now_s))
-        if before == fence and now_s >= due_s:
-            due_s = now_s + REPORT_S
+        self._fences[log] = fence
+        if self._fences_before.get(log) == fence and self._reports.is_due(log, now_s):
             extra = {"log": log, "cursor": fence[0], "next_index": fence[1], "until_index": until_index}
             logger.warning("a fencing cursor keeps records that retention would remove", extra=extra)
-        self._held[log] = fence, due_s

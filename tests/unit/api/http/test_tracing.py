@@ -14,6 +14,7 @@ import pytest
 from app.api.http import tracing
 from app.api.http.tracing import TracedApp, Tracer
 from app.errors import NoLeader
+from app.pauses import REPORT_S
 from app.settings.model import TracingSettings
 
 PARENT = b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-01"
@@ -162,7 +163,7 @@ def test_dropped_spans_are_reported_once_in_a_minute(
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(export(5))
-        now_s += tracing.REPORT_S
+        now_s += REPORT_S
         asyncio.run(export(1))
     first, second = (record.getMessage() for record in caplog.records)
     assert first == "1 spans dropped, collector http://collector:4318/v1/traces: refused"

@@ -7,6 +7,7 @@ import pytest
 from app.node.links import links as links_module
 from app.node.links.handshake import Identity, Purpose
 from app.node.links.links import Links
+from app.pauses import REPORT_S
 
 
 def test_a_new_reason_is_logged_although_many_connections_were_refused(
@@ -19,7 +20,7 @@ def test_a_new_reason_is_logged_although_many_connections_were_refused(
     for _ in range(5_000):
         links.refuse("certificate", "expired", "10.0.0.3")
     links.refuse("proof", "a connection without a handshake", "10.0.0.9")
-    now_s += links_module.REPORT_S
+    now_s += REPORT_S
     for _ in range(2):
         links.refuse("certificate", "the certificate of n3 names n2", "10.0.0.3")
     lines = [(line.__dict__["reason"], line.__dict__["count"]) for line in caplog.records]
