@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Final, TypeVar
-from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, Path, Query, Request
 from msgspec import structs
@@ -78,20 +77,19 @@ Result = TypeVar("Result")
 class KnownTables:
     """The tables of all logs, as they were read last. One read of a log's tables at a time, in a thread.
 
-    What was read of a log ends with it: a node keeps nothing of deleted logs.
+    What was read of a log ends with its driver: a node keeps nothing of logs that are deleted or moved away.
     """
 
     def __init__(self, root: str | None) -> None:
         self.root = root if root is None or is_url(root) else str(FilePath(root).absolute())
-        self._logs: WeakKeyDictionary[HostedLog, tuple[LogTables, asyncio.Lock]] = WeakKeyDictionary()
+        self._logs: dict[HostedLog, tuple[LogTables, asyncio.Lock]] = {}
 
     async def query(self, log: HostedLog, ask: Callable[[LogTables], Result]) -> Result | None:
         """Return what `ask` finds, None when [tables] path is not set."""
         if self.root is None:
             return None
         if log not in self._logs:
-            for known in [each for each in self._logs if each.deleting]:  # the collector may take days
-                del self._logs[known]
+            self._logs = {each: known for each, known in self._logs.items() if each.driver is not None}
             self._logs[log] = (LogTables(self.root, log.name), asyncio.Lock())
         tables, lock = self._logs[log]
         async with lock:
