@@ -69,7 +69,7 @@ export function recordsTab(log) {
     );
   }
 
-  // keeps: what is shown, if there is no record.
+  // keeps: the records that are shown remain if the page has none.
   const read = (query, keeps = false) => attempt(async (current) => {
     const page = await get({ limit: PAGE, ...query });
     if (!current()) return;

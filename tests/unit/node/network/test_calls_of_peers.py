@@ -84,8 +84,7 @@ def test_a_call_that_uvloop_gives_up_when_it_is_answered_is_followed_by_another(
         await first.start()
         await until(lambda: len(calls) == 3)  # the one for records, too
         await until(lambda: first._outgoing["n2"].records_apart)
-        await first.stop()
-        await second.stop()
+        await pair.stop()
 
     run(test)
 
@@ -111,8 +110,7 @@ def test_a_peer_that_moves_during_a_call_is_called_at_its_new_address_at_once(
         await until(lambda: second.connected() or first._incoming)
         first.place_peer("n2", pair.addresses[1])
         await until(lambda: first.peer_version("n2"))
-        await first.stop()
-        await second.stop()
+        await pair.stop()
         accepted[0].close()
         other.close()
 
@@ -129,9 +127,8 @@ def test_an_idle_connection_with_a_machine_that_has_lost_its_power_is_given_up(i
         if is_sealed:
             for node in pair.nodes:
                 node.links.security = SECRET
-        first, second = pair.nodes
-        await first.start()
-        await second.start()
+        first, _ = pair.nodes
+        await pair.start()
         await until(lambda: first.peer_version("n2") and first.connected())
         for connection in (first._outgoing["n2"], *first._incoming):
             assert connection._transport is not None
@@ -140,8 +137,7 @@ def test_an_idle_connection_with_a_machine_that_has_lost_its_power_is_given_up(i
             if hasattr(socket, "TCP_USER_TIMEOUT"):
                 timeout_ms = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
                 assert timeout_ms == module.UNACKNOWLEDGED_TIMEOUT_MS
-        await first.stop()
-        await second.stop()
+        await pair.stop()
 
     run(test)
 
@@ -153,14 +149,12 @@ def test_a_connection_that_was_cut_is_let_go_at_once(monkeypatch: pytest.MonkeyP
     async def test() -> None:
         pair = Pair()
         first, second = pair.nodes
-        for node in pair.nodes:
-            await node.start()
+        await pair.start()
         await until(lambda: first._outgoing["n2"].records_apart)
         held = weakref.ref(first._outgoing["n2"]._second)
         for connection in list(second._incoming):
             connection.close()
         await until(lambda: gc.collect() >= 0 and held() is None, 10.0)
-        for node in pair.nodes:
-            await node.stop()
+        await pair.stop()
 
     run(test)

@@ -72,6 +72,14 @@ class Pair:
         self.lost: list[tuple[str, str]] = []
         self.nodes = [self.node(k, clusters[k]) for k in (0, 1)]
 
+    async def start(self) -> None:
+        for node in self.nodes:
+            await node.start()
+
+    async def stop(self) -> None:
+        for node in self.nodes:
+            await node.stop()
+
     def node(self, k: int, cluster: str = "c", node_id: str | None = None) -> PeerTransport:
         name = node_id or f"n{k + 1}"
 
@@ -93,10 +101,9 @@ def test_messages_arrive_in_order_and_after_a_restart_of_the_peer(monkeypatch: p
         pair = Pair()
         first, second = pair.nodes
         first.send("n2", 5, Heartbeat(3, "n1", 7, 99))  # no connection yet: it waits a little
-        await first.start()
-        await second.start()
+        await pair.start()
         await until(lambda: first.peer_version("n2") and second.peer_version("n1"))
-        first.send("nobody", 5, HEARTBEAT)
+        first.send("unknown", 5, HEARTBEAT)  # without effect
         for number in range(100):
             first.send("n2", 5, Heartbeat(3, "n1", 7, 100 + number))
         await until(lambda: len(pair.received) == 101)
@@ -141,8 +148,7 @@ def test_a_call_without_an_answer_is_repeated_once_the_peer_is_heard(monkeypatch
         await until(lambda: calls)
         await second.start()
         await until(lambda: first.peer_version("n2") and second.peer_version("n1"))
-        await first.stop()
-        await second.stop()
+        await pair.stop()
 
     run(test)
 
@@ -165,7 +171,7 @@ def test_appends_are_sent_only_to_a_peer_that_announces_that_it_takes_them() -> 
 
         newer, older = node(0, takes_appends=True), node(1, takes_appends=False)
         assert not newer.carries_appends("n2")
-        assert not newer.carries_appends("nobody")
+        assert not newer.carries_appends("unknown")
         await newer.start()
         await older.start()
         await until(lambda: newer.peer_version("n2") and older.peer_version("n1"))
@@ -175,7 +181,7 @@ def test_appends_are_sent_only_to_a_peer_that_announces_that_it_takes_them() -> 
         assert newer.is_connected("n2")
         heard.clear()
         newer.greet("n2")
-        newer.greet("nobody")
+        newer.greet("unknown")  # without effect
         await until(lambda: len(heard) == 2)
         assert newer.peer_version("n2") == VERSION
         assert older.carries_appends("n1")
@@ -192,9 +198,8 @@ def test_appends_are_sent_only_to_a_peer_that_announces_that_it_takes_them() -> 
 def test_a_message_that_cannot_be_handled_costs_the_connection_only() -> None:
     async def test() -> None:
         pair = Pair()
-        first, second = pair.nodes
-        await first.start()
-        await second.start()
+        first, _ = pair.nodes
+        await pair.start()
         await until(lambda: first.peer_version("n2"))
         first.send("n2", 5, object())  # cannot be encoded
         first.send("n2", 5, Heartbeat(3, "n1", 7, 13))  # the receiver raises
@@ -202,8 +207,7 @@ def test_a_message_that_cannot_be_handled_costs_the_connection_only() -> None:
         await until(lambda: first.peer_version("n2"))
         first.send("n2", 5, HEARTBEAT)
         await until(lambda: pair.received[-1][3] == HEARTBEAT)
-        for node in pair.nodes:
-            await node.stop()
+        await pair.stop()
 
     run(test)
 
@@ -226,8 +230,7 @@ def test_no_heartbeat_waits_behind_records() -> None:
     async def test() -> None:
         pair = Pair()
         first, second = pair.nodes
-        for node in pair.nodes:
-            await node.start()
+        await pair.start()
         await until(lambda: len(second.connected()) == len(first.connected()) == 2)
         await until(lambda: first._outgoing["n2"].records_apart)
         *_, with_records = second._incoming  # the newest
@@ -246,8 +249,7 @@ def test_no_heartbeat_waits_behind_records() -> None:
         assert [(each.type, each.index) for each in pushes] == [
             found for k in range(1, 5) for found in ((PushType.APPEND, k - 1), (PushType.COMMIT, k))
         ]
-        for node in pair.nodes:
-            await node.stop()
+        await pair.stop()
 
     run(test)
 
@@ -256,8 +258,7 @@ def test_without_the_second_connection_records_leave_on_the_first() -> None:
     async def test() -> None:
         pair = Pair()
         first, second = pair.nodes
-        for node in pair.nodes:
-            await node.start()
+        await pair.start()
         await until(lambda: first._outgoing["n2"].records_apart)
         *_, with_records = second._incoming
         with_records.close()
@@ -280,9 +281,8 @@ def test_beyond_its_bound_messages_are_dropped(monkeypatch: pytest.MonkeyPatch) 
 
     async def test() -> None:
         pair = Pair()
-        first, second = pair.nodes
-        await first.start()
-        await second.start()
+        first, _ = pair.nodes
+        await pair.start()
         await until(lambda: first.peer_version("n2"))
         for number in range(1000):
             first.send("n2", 5, Heartbeat(3, "n1", 7, 100 + number))
@@ -290,8 +290,7 @@ def test_beyond_its_bound_messages_are_dropped(monkeypatch: pytest.MonkeyPatch) 
         first.send("n2", 5, Heartbeat(3, "n1", 7, 5000))
         await until(lambda: pair.received[-1][3].round == 5000)
         assert 2 <= len(pair.received) < 100
-        for node in pair.nodes:
-            await node.stop()
+        await pair.stop()
 
     run(test)
 
@@ -356,15 +355,13 @@ def test_nodes_that_are_not_members_are_refused(frame: bytes, reason: bytes) -> 
 def test_a_node_of_another_cluster_never_connects() -> None:
     async def test() -> None:
         pair = Pair(("one", "two"))
-        for node in pair.nodes:
-            await node.start()
+        await pair.start()
         for _ in range(50):
             pair.nodes[0].send("n2", 5, HEARTBEAT)
             await asyncio.sleep(0.005)
         assert pair.nodes[0].peer_version("n2") is None
         assert pair.received == []
-        for node in pair.nodes:
-            await node.stop()
+        await pair.stop()
 
     run(test)
 
@@ -449,18 +446,16 @@ def test_a_host_that_cannot_exist_does_not_end_the_calls_of_a_peer() -> None:
 
     async def test() -> None:
         pair = Pair()
-        first, second = pair.nodes
+        first, _ = pair.nodes
         first._outgoing.clear()
         first.add_peer("n2", "two..example:9102")
-        await first.start()
-        await second.start()
+        await pair.start()
         for _ in range(3):
             await asyncio.sleep(0.02)
         assert len(first._tasks) == 1
         first.place_peer("n2", pair.addresses[1])
         await until(lambda: first.peer_version("n2"))
-        for node in (first, second):
-            await node.stop()
+        await pair.stop()
 
     run(test)
 
@@ -468,13 +463,11 @@ def test_a_host_that_cannot_exist_does_not_end_the_calls_of_a_peer() -> None:
 def test_a_peer_that_is_not_known_yet_is_placed() -> None:
     async def test() -> None:
         pair = Pair()
-        first, second = pair.nodes
+        first, _ = pair.nodes
         first._outgoing.clear()
-        await first.start()
-        await second.start()
+        await pair.start()
         first.place_peer("n2", pair.addresses[1])
         await until(lambda: first.peer_version("n2"))
-        for node in (first, second):
-            await node.stop()
+        await pair.stop()
 
     run(test)
