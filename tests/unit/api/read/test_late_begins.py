@@ -16,10 +16,8 @@ from app.api.read.selection import Consistency
 from app.api.routes.block_digests import DigestsQuery, digests
 from app.api.routes.reads import _first_index
 from app.errors import IndexTrimmed, Repairing
-from app.ha.config import HaConfig
 from app.log.commands import Trim
-from app.node.opening.replica_modes import ClassicMode
-from tests.unit.node.replica.driver_support import Node, result
+from tests.unit.node.replica.driver_support import Node, classic_mode, result
 from tests.unit.node.replica.test_driver_commands import done
 from tests.unit.node.replica.test_driver_state_transfer import transferred
 
@@ -40,10 +38,7 @@ def new_slave(tmp_path: Path, begin_index: int, *, trimmed: bool) -> tuple[Node,
     offset, batches = log.batch_at(begin_index).offset, log.read_batches(begin_index, 1 << 20)
     if trimmed:
         done(source.command(Trim(begin_index)))
-    mode = ClassicMode(
-        replicas=("n1", "n2"), config=HaConfig(), master_id="n2", master_address="n2:1", sync_slaves=1
-    )
-    copy = Node(tmp_path / "copy", mode=mode)
+    copy = Node(tmp_path / "copy", mode=classic_mode("n2"))
 
     def begin() -> None:
         copy.driver.log.reset(begin_index, offset)

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 
 from app.controller.replicas_manager import CopyIdentity
-from app.ha.config import HaConfig
 from app.ha.frames import ClassicFrame
 from app.ha.messages import OUTGOING, Opened
 from app.log.contract import NO_INDEX, Durability
 from app.node.metadata.replica_identity import IdentityFile
 from app.node.opening.open_replica import FoundFolder, LogIdentity
-from app.node.opening.replica_modes import ClassicMode
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from storage.errors import CorruptLog, DiskError, UnreadableFile, as_damage
 from storage.format.records import encode_control
@@ -22,7 +20,7 @@ from storage.log.clean_stop import CleanStop
 from storage.log.hard_state import HardState, HardStateFile
 from tests.support.memory_files import MemoryFiles
 from tests.unit.ha.group import LOG_NAME, Group
-from tests.unit.node.replica.driver_support import Node
+from tests.unit.node.replica.driver_support import Node, classic_mode
 from tests.unit.raft.support import MemoryLog
 
 FOLDER = f"data/logs/{LOG_NAME}"
@@ -233,15 +231,7 @@ def judge_classic(
         has_log=not is_new,
         has_journal=not is_new,
     )
-    mode = ClassicMode(
-        replicas=("n1", "n2"),
-        config=HaConfig(),
-        master_id=master,
-        master_address="",
-        sync_slaves=1,
-        sound=sound,
-    )
-    mode.judge(found)
+    classic_mode(master, sound=sound).judge(found)
 
 
 @pytest.mark.rule("H-07")
@@ -251,9 +241,7 @@ def test_a_slave_that_becomes_the_master_knows_what_its_newest_epoch_needs(
 ) -> None:
     """The file asks for both slaves; with one, this copy may lack what n2 and n3 alone have acknowledged. A
     new copy that has not caught up may lack what the disk before it has acknowledged."""
-    mode = ClassicMode(
-        replicas=("n2", "n1", "n3"), config=HaConfig(), master_id="n2", master_address="n2:1", sync_slaves=1
-    )
+    mode = replace(classic_mode("n2"), replicas=("n2", "n1", "n3"))
     node = Node(tmp_path, mode=mode)
     node.tick(1)
     node.driver.deliver(f"{OUTGOING}1", Opened())
@@ -278,16 +266,7 @@ def test_a_slave_that_becomes_the_master_knows_what_its_newest_epoch_needs(
 def test_a_classic_master_begins_a_log_alone_only_if_no_disk_was_replaced(
     tmp_path: Path, begins: bool, sound: bool
 ) -> None:
-    mode = ClassicMode(
-        replicas=("n1", "n2"),
-        config=HaConfig(),
-        master_id="n1",
-        master_address="n1:1",
-        sync_slaves=1,
-        sound=sound,
-        begins=begins,
-    )
-    node = Node(tmp_path, mode=mode)
+    node = Node(tmp_path, mode=classic_mode("n1", sound=sound, begins=begins))
     for _ in range(60):
         node.tick(100)
     assert (node.driver.log.end_index == 0) == (begins and sound)
@@ -298,14 +277,7 @@ def test_a_classic_master_whose_log_was_set_aside_waits_for_the_replicas_that_ma
     tmp_path: Path,
 ) -> None:
     """Also for one that is not sound the repair ends: it opens the empty log, and no epoch."""
-    mode = ClassicMode(
-        replicas=("n1", "n2"),
-        config=HaConfig(),
-        master_id="n1",
-        master_address="n1:1",
-        sync_slaves=1,
-        begins=True,
-    )
+    mode = classic_mode("n1", begins=True)
     node = Node(tmp_path, mode=mode)
     for _ in range(60):
         node.tick(100)

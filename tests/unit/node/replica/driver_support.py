@@ -243,12 +243,21 @@ def keep_lead(node: Node) -> None:
     node.seams.run()
 
 
+def classic_mode(master: str, **options: Any) -> ClassicMode:
+    """Return the mode of a replica of n1 and n2."""
+    return ClassicMode(
+        replicas=("n1", "n2"),
+        config=HaConfig(),
+        master_id=master,
+        master_address=f"{master}:1",
+        sync_slaves=1,
+        **options,
+    )
+
+
 def classic_slave(folder: Path) -> Node:
     """n1 in classic mode, connected to its master n2."""
-    mode = ClassicMode(
-        replicas=("n1", "n2"), config=HaConfig(), master_id="n2", master_address="n2:1", sync_slaves=1
-    )
-    node = Node(folder, mode=mode)
+    node = Node(folder, mode=classic_mode("n2"))
     node.tick(1)
     node.driver.deliver(f"{OUTGOING}1", Opened())
     node.seams.run()

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from app.errors import CommitlogError, ReadIndexUnavailable, RequestOutstanding
-from app.ha.config import HaConfig
 from app.ha.frames import ClassicReport
 from app.ha.messages import INCOMING, Opened
 from app.log.commands import Command, CommandResult, MoveCursor, SetFence
@@ -18,12 +17,11 @@ from app.log.contract import (
     Role,
 )
 from app.log.driver_interfaces import DriverConfig
-from app.node.opening.replica_modes import ClassicMode
 from app.raft.messages import Heartbeat, HeartbeatAnswer, PushAnswer, PushCode, PushRequest, PushType
 from storage.errors import StorageFull
 from storage.format.batch import Batch
 from storage.format.records import RecordColumns
-from tests.unit.node.replica.driver_support import Limits, Node, code, leading_node, result
+from tests.unit.node.replica.driver_support import Limits, Node, classic_mode, code, leading_node, result
 
 FOLLOWER_LIFE = 9
 
@@ -147,10 +145,7 @@ def test_a_command_that_changes_nothing_is_confirmed_too(led: Led) -> None:
 @pytest.mark.rule("H-07")
 def test_a_classic_master_confirms_nothing_that_no_slave_has(tmp_path: Path) -> None:
     """The repeat of a fence was answered with 200 while only the disk of the master had the fence."""
-    mode = ClassicMode(
-        replicas=("n1", "n2"), config=HaConfig(), master_id="n1", master_address="n1:1", sync_slaves=1
-    )
-    node = Node(tmp_path, mode=mode)
+    node = Node(tmp_path, mode=classic_mode("n1"))
 
     def slave_sends(*messages: Any) -> None:
         for message in messages:

@@ -7,21 +7,19 @@ from typing import Any
 import pytest
 
 from app.errors import CommitlogError, ReadIndexUnavailable
-from app.ha.config import HaConfig
 from app.ha.frames import ClassicReport, History
 from app.ha.messages import INCOMING, Closed, Opened
 from app.log.contract import Acks, Durability, LogOptions, Role
 from app.log.driver_interfaces import DriverConfig
 from app.log.snapshot import Capture
 from app.log.state import DAY_MS
-from app.node.opening.replica_modes import ClassicMode
 from app.node.state.checkpoints import load_snapshot
 from app.raft.messages import Heartbeat, PushAnswer, PushCode, PushRequest, StateRequest
 from storage.errors import CorruptLog
 from storage.files import OsFileSystem
 from storage.log.checkpoint import SnapshotFile
 from storage.log.commitlog import Commitlog
-from tests.unit.node.replica.driver_support import Limits, Node, code, result
+from tests.unit.node.replica.driver_support import Limits, Node, classic_mode, code, result
 from tests.unit.node.replica.test_driver import keep_lead, leading_node
 
 SLAVE = f"{INCOMING}1"
@@ -266,15 +264,7 @@ def report(node: Node) -> None:
 @pytest.fixture
 def master(tmp_path: Path) -> Node:
     """n1, the master of n2, which holds everything."""
-    mode = ClassicMode(
-        replicas=("n1", "n2"),
-        config=HaConfig(),
-        master_id="n1",
-        master_address="n1:1",
-        sync_slaves=1,
-        begins=True,
-    )
-    node = Node(tmp_path, mode=mode)
+    node = Node(tmp_path, mode=classic_mode("n1", begins=True))
     node.tick(10_000)
     node.driver.deliver(SLAVE, Opened(2, History(0, 0, 0, bytes(8)), "n2"))
     node.driver.deliver(SLAVE, ClassicReport(0))

@@ -4,17 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from app.ha.config import HaConfig
 from app.log.commands import MoveCursor, Trim
 from app.log.contract import Producer
 from app.log.driver_interfaces import DriverConfig
 from app.node.network.wire import decode, encode
-from app.node.opening.replica_modes import ClassicMode
 from app.raft.messages import StateChunk, StateRequest
 from storage.errors import CorruptFile
 from storage.files import OsFileSystem
 from storage.log.commitlog import Commitlog
-from tests.unit.node.replica.driver_support import Node, result
+from tests.unit.node.replica.driver_support import Node, classic_mode, result
 from tests.unit.node.replica.test_driver_commands import done
 from tests.unit.storage.support import sync_log
 
@@ -327,10 +325,7 @@ def test_a_copy_of_a_log_with_a_master_may_join_once_its_state_is_on_its_disk(tm
     for number in range(4):
         result(source.append(idempotency_key=f"k{number}"))
     done(source.command(Trim(3)))
-    mode = ClassicMode(
-        replicas=("n1", "n2"), config=HaConfig(), master_id="n2", master_address="n2:1", sync_slaves=1
-    )
-    copy = Node(tmp_path / "copy", mode=mode)
+    copy = Node(tmp_path / "copy", mode=classic_mode("n2"))
     log = source.driver.log
     copy.driver.log.reset(3, log.batch_at(3).offset)
     copy.driver.log.append(log.read_batches(3, 1 << 20))

@@ -29,6 +29,18 @@ class OneRound:
     def request_sync(self, source: SyncSource, then: Callable[[], None]) -> None:
         self.asked.append((source, then))
 
+    def begin(self) -> Callable[[], None]:
+        """Begin the round that was requested last; return what ends it."""
+        source, then = self.asked.pop()
+        ticket = source.start_sync()
+
+        def end() -> None:
+            ticket.run()
+            source.finish_sync(ticket)
+            then()
+
+        return end
+
 
 @pytest.mark.rule("R-11")
 def test_a_write_that_falls_due_during_a_sync_is_synced_after_it() -> None:
@@ -37,14 +49,11 @@ def test_a_write_that_falls_due_during_a_sync_is_synced_after_it() -> None:
     grow(log, 1, sync=False)
     syncer.written(0)
     syncer.tick(20)
-    source, then = disk.asked.pop()
-    ticket = source.start_sync()
+    end = disk.begin()
     grow(log, 1, sync=False)
     syncer.written(25)
     syncer.tick(40)  # due, while the first round is still under way
-    ticket.run()
-    source.finish_sync(ticket)
-    then()
+    end()
     syncer.tick(60)
     assert len(disk.asked) == 1
 
@@ -59,21 +68,14 @@ def test_records_written_during_a_sync_are_synced_after_it_without_another_write
     grow(log, 1, sync=False)
     syncer.written(0)
     syncer.tick(20)
-    source, then = disk.asked.pop()
-    ticket = source.start_sync()
+    end = disk.begin()
     grow(log, 1, sync=False)
     syncer.written(25)
     if changes:
         syncer.change_durability(Durability.FSYNC)
     assert disk.asked == []
-    ticket.run()
-    source.finish_sync(ticket)
-    then()
-    source, then = disk.asked.pop()
-    ticket = source.start_sync()
-    ticket.run()
-    source.finish_sync(ticket)
-    then()
+    end()
+    disk.begin()()
     assert (disk.asked, rounds[-1]) == ([], log.end_index)
 
 
