@@ -142,7 +142,7 @@ def _actions_of(routes: Sequence[BaseRoute]) -> dict[str, tuple[str, ...]]:
     return actions
 
 
-def serve_openapi(app: FastAPI, path: str = OPENAPI_PATH) -> None:
+def serve_openapi(app: FastAPI) -> None:
     """Serve the OpenAPI document. It is made once, when it is first requested, and kept as bytes: clients
     without a token may request it, and to encode it again would occupy the event loop for 20 ms each time."""
 
@@ -155,4 +155,4 @@ def serve_openapi(app: FastAPI, path: str = OPENAPI_PATH) -> None:
     async def serve(_request: Request) -> Response:
         return body_answer(document(), JSON)
 
-    app.add_route(path, serve, include_in_schema=False)
+    app.add_route(OPENAPI_PATH, serve, include_in_schema=False)

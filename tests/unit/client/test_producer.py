@@ -29,7 +29,6 @@ class Log:
     def __init__(self, refuse: Callable[[Asked, int], Scripted | None] = lambda asked, attempt: None) -> None:
         self.expected = 0
         self.attempts: dict[int, int] = {}
-        self.open = self.most_open = 0
         self._refuse = refuse
         self._lock = threading.Lock()
 

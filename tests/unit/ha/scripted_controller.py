@@ -30,7 +30,6 @@ class Controller:
     last_master: str | None = None
     cut: dict[str, None] = field(default_factory=dict)
     unclean_epoch: int = 0
-    unclean_elections: int = 0
     never_in_set: dict[str, None] = field(default_factory=dict)  # learners
 
     @property
@@ -144,7 +143,6 @@ class Controller:
         self.epoch += 1
         if unclean:
             self.unclean_epoch = self.epoch
-            self.unclean_elections += 1
         self.master, self.members, self.set_epoch = best, (best,), self.set_epoch + 1
         self.last_master = best
         self.elections += 1
