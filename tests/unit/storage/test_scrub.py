@@ -90,6 +90,17 @@ def test_a_valid_batch_of_another_history_is_found_by_the_chain() -> None:
         scrub(files, log)
 
 
+def remove_records(log: Commitlog, act: str) -> None:
+    if act == "trim":
+        ticket = log.start_trim(log.end_index - 20)
+        assert ticket is not None
+        ticket.run()
+    elif act == "cut":
+        log.truncate_after(log.floor_batch_end(log.end_index - 3))
+    else:
+        log.reset(5_000, 400_000)
+
+
 @pytest.mark.parametrize("real", [False, True])
 def test_a_trim_a_cut_and_a_reset_may_come_in_between(
     real: bool, tmp_path_factory: pytest.TempPathFactory
@@ -103,14 +114,7 @@ def test_a_trim_a_cut_and_a_reset_may_come_in_between(
         steps = iter(Scrub(files, log, 3_000))
         next(steps).run()
         pending = next(steps)
-        if act == "trim":
-            ticket = log.start_trim(log.end_index - 20)
-            assert ticket is not None
-            ticket.run()
-        elif act == "cut":
-            log.truncate_after(log.floor_batch_end(log.end_index - 3))
-        else:
-            log.reset(5_000, 400_000)
+        remove_records(log, act)
         pending.run()
         for step in steps:
             step.run()
@@ -130,14 +134,7 @@ def test_the_index_of_a_segment_that_has_left_the_log_is_not_rebuilt(act: str) -
     first = next(steps)
     files.remove(f"{FOLDER}/{name}")
     first.run()
-    if act == "trim":
-        ticket = log.start_trim(log.end_index - 20)
-        assert ticket is not None
-        ticket.run()
-    elif act == "cut":
-        log.truncate_after(log.floor_batch_end(log.end_index - 3))
-    else:
-        log.reset(5_000, 400_000)
+    remove_records(log, act)
     for step in steps:
         step.run()
     assert files.exists(f"{FOLDER}/{name}") == (act == "cut")  # then the segment is still there
