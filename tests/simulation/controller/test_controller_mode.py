@@ -15,7 +15,7 @@ from app.raft.messages import TimeoutNow
 from tests.simulation.classic import group as classic
 from tests.simulation.controller.cluster import HaCluster
 from tests.simulation.controller.nemesis import EVENTS
-from tests.simulation.controller.plan import LOG_NAME, HaPlan, plan_with_acks
+from tests.simulation.controller.plan import LOG_NAME, USUAL, HaPlan, plan_with_acks
 from tests.simulation.controller.run import rare_events, run_seed, run_seeds
 from tests.simulation.world.network import LATE_US, LinkFaults, Network
 from tests.simulation.world.promises import Violation
@@ -147,6 +147,22 @@ def test_a_controller_that_was_overtaken_grants_no_lease() -> None:
         cluster.run(1.5)
         assert cluster.checker.counts["elections"] >= 2
         cluster.settle()
+
+
+@pytest.mark.rule("C-02", "C-10", "A-11")
+@pytest.mark.parametrize("seed", range(3))
+def test_a_master_accepts_appends_all_the_time_while_another_controller_becomes_active(seed: int) -> None:
+    """With the default times of the product."""
+    plan = HaPlan(own_controllers=True, faults=False, timing=USUAL, links=LinkFaults())
+    cluster = HaCluster(seed, plan)
+    cluster.run(6)
+    (active,) = [node for node in cluster.nodes.values() if node.is_active]
+    (master,) = [node for node in cluster.brokers if node.acknowledges]
+    active.crash(power=False)
+    cluster.hang_up(active.name)
+    assert not cluster.run_until(lambda: not master.acknowledges, 3)
+    assert [node.is_active for node in cluster.nodes.values()].count(True) == 1
+    assert cluster.checker.counts["elections"] == 1
 
 
 @pytest.mark.rule("C-05", "C-07", "C-12", "A-11")
