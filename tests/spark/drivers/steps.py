@@ -49,6 +49,7 @@ def drive(config: MaterializeConfig, parent: Connection, before: str | None, aft
         return result
 
     _observe(note)
+    os.fsync = lambda _file: None  # a process that dies loses nothing that it has written
     events.MAX_EVENTS_PER_TRIGGER, typed.CURRENT_EACH_S = EVENTS_OF_A_BATCH, CURRENT_EACH_S
     try:
         materialize(config, spark=no_spark())

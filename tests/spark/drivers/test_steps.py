@@ -98,7 +98,7 @@ class Drivers:
         self._config = replace(self._ending, available_now=not follows)
         self._processes = multiprocessing.get_context("forkserver")
         # Also what a driver imports with its first table: each fork would do so again.
-        self._processes.set_forkserver_preload([drive.__module__, "pyarrow.dataset"])
+        self._processes.set_forkserver_preload([drive.__module__, "pyarrow.acero", "pyarrow.dataset"])
         self._pipes: list[Connection] = []  # open while drivers may send
 
     def pause(self, before: str) -> BaseProcess:
