@@ -1,6 +1,7 @@
 """The cursor `__entries`: where it stands, and who holds it."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -272,7 +273,7 @@ def test_the_cursor_follows_the_table(replicas: list[FakeReplica], log: FakeLog,
     assert reported.lag_records == 0
     log.append_many(5)
     stop = threading.Event()
-    following = MaterializeConfig(endpoint=config.endpoint, tables=tables, trigger="200 milliseconds")
+    following = replace(config, available_now=False, trigger="200 milliseconds", cursor_each_s=0.0)
     failures: list[Exception] = []
 
     def follow() -> None:
