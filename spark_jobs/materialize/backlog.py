@@ -23,7 +23,7 @@ from spark_jobs.session.spark_session import is_remote
 from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.reading import RecordsPartition, read_records
 from spark_jobs.tables import schemas
-from spark_jobs.tables.data_files import WrittenFile, write_pieces
+from spark_jobs.tables.local.data_files import WrittenFile, write_pieces
 from spark_jobs.tables.table import ENTRIES
 from storage.units import MIB
 

@@ -36,8 +36,8 @@ from spark_jobs.source.planning import RecordsOffset, check_not_shorter, check_s
 from spark_jobs.tables import schemas
 from spark_jobs.tables.claims import MAX_REFUSALS, append_once
 from spark_jobs.tables.conflicts import SPARK_ERRORS
-from spark_jobs.tables.data_files import WrittenFile
-from spark_jobs.tables.local_commits import NeedsSpark
+from spark_jobs.tables.local.commits import NeedsSpark
+from spark_jobs.tables.local.data_files import WrittenFile
 from spark_jobs.tables.removals import Removals
 from spark_jobs.tables.snapshot import EntriesSnapshot, last_timestamp_us, read_snapshot
 from spark_jobs.tables.table import ENTRIES, TableClash, read_table, set_properties, table_properties

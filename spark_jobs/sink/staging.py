@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import WriterCommitMessage
 
 from spark_jobs.errors import SinkError
-from spark_jobs.tables.data_files import sync_to_disk
+from spark_jobs.tables.local.data_files import sync_to_disk
 from storage.format.records import BODY_SCHEMA
 from storage.units import MIB
 

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from app.tables.delta_log import DeltaLogError
 from spark_jobs.errors import SourceError
 from spark_jobs.session.spark_session import delta_snapshot
-from spark_jobs.tables.local_commits import NeedsSpark
+from spark_jobs.tables.local.commits import NeedsSpark
 from spark_jobs.tables.merging import merge_small_files
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from app.tables.table_files import DataFile
 from spark_jobs.errors import TableUnreadable
-from spark_jobs.tables.local_commits import NeedsSpark
+from spark_jobs.tables.local.commits import NeedsSpark
 from spark_jobs.tables.snapshot import read_rows
 
 

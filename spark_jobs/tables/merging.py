@@ -20,9 +20,9 @@ from pyspark.sql.types import StructType
 
 from app.tables.delta_log import DeltaSnapshot
 from app.tables.table_files import DataFile
-from spark_jobs.tables.data_files import WrittenFile, write_pieces
 from spark_jobs.tables.file_rows import rows_of_file
-from spark_jobs.tables.local_commits import LocalTable
+from spark_jobs.tables.local.commits import LocalTable
+from spark_jobs.tables.local.data_files import WrittenFile, write_pieces
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.table import STATISTICS_PROPERTY
 from storage.units import MIB

@@ -1,7 +1,7 @@
 """Writer of one table of a log: creation, and appends that are made once (claims.append_once).
 
 The driver makes commits itself where they are as exclusive as Spark's: in a local folder whose commits are
-hard links (local_commits.py). They add a few rows, or files that tasks of Spark have written. Spark makes
+hard links (local/commits.py). They add a few rows, or files that tasks of Spark have written. Spark makes
 all other commits.
 """
 
@@ -21,8 +21,8 @@ from spark_jobs.session.locations import is_url
 from spark_jobs.session.spark_session import is_remote
 from spark_jobs.tables.checkpoints import CHECKPOINTS
 from spark_jobs.tables.claims import append_once, claim_alone, newest_claim, precompute_claims
-from spark_jobs.tables.data_files import WrittenFile
-from spark_jobs.tables.local_commits import LocalTable, NeedsSpark
+from spark_jobs.tables.local.commits import LocalTable, NeedsSpark
+from spark_jobs.tables.local.data_files import WrittenFile
 from spark_jobs.tables.table import Table, create_table, settings_of_table
 
 LOG_STORE = "spark.delta.logStore.file.impl"

@@ -30,7 +30,7 @@ from spark_jobs.errors import ColumnClash, LogClash, RowsLost
 from spark_jobs.session.locations import is_url
 from spark_jobs.tables.claims import MAX_REFUSALS
 from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, PROTOCOL_CHANGED, SPARK_ERRORS, repeated
-from spark_jobs.tables.local_commits import NeedsSpark
+from spark_jobs.tables.local.commits import NeedsSpark
 from spark_jobs.tables.merge import insert_clause
 from spark_jobs.tables.removals import Removals
 from spark_jobs.tables.restores import Restores

@@ -21,7 +21,7 @@ from spark_jobs.session.locations import is_url
 from spark_jobs.session.spark_session import sibling_of
 from spark_jobs.tables.claims import newest_claim
 from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, Result, repeated
-from spark_jobs.tables.local_commits import NeedsSpark
+from spark_jobs.tables.local.commits import NeedsSpark
 from spark_jobs.tables.merge import insert_clause, update_clause
 from spark_jobs.tables.restores import Restores
 from spark_jobs.tables.table import (

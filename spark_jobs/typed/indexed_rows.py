@@ -19,7 +19,7 @@ from app.tables.delta_log import DeltaLog, DeltaLogError, DeltaSnapshot
 from app.tables.table_files import DataFile, OrderedFiles
 from spark_jobs.session.locations import is_url
 from spark_jobs.tables.file_rows import rows_of_file
-from spark_jobs.tables.local_commits import NeedsSpark
+from spark_jobs.tables.local.commits import NeedsSpark
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.table import Table, TableClash, read_table
 from spark_jobs.typed.layout import changes

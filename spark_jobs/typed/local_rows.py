@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from app.tables.delta_log import DeltaSnapshot
 from app.tables.table_files import DataFile
 from spark_jobs.tables.file_rows import rows_of_file
-from spark_jobs.tables.local_commits import LocalTable, NeedsSpark, Rewrite
+from spark_jobs.tables.local.commits import LocalTable, NeedsSpark, Rewrite
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.table import Table
 from spark_jobs.typed.indexed_rows import check_columns

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from spark_jobs.tables.data_files import statistics_of
+from spark_jobs.tables.local.data_files import statistics_of
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.table import ENTRIES, PROPERTIES
 from spark_jobs.tables.table_writer import TableWriter

@@ -15,7 +15,7 @@ from spark_jobs.materialize import entries, lease
 from spark_jobs.run import materialize, parse_arguments
 from spark_jobs.source.data_source import RecordsStreamReader
 from spark_jobs.tables.journal_table import JournalTable
-from spark_jobs.tables.local_commits import LocalTable
+from spark_jobs.tables.local.commits import LocalTable
 from spark_jobs.tables.table import ENTRIES, EVENTS
 from spark_jobs.tables.table_writer import TableWriter
 from tests.spark.fast import fast_session

@@ -14,7 +14,7 @@ from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.logs_planning import LogRange
 from spark_jobs.source.many_logs import read_ranges
 from spark_jobs.source.options import parse_options
-from spark_jobs.tables.local_commits import LocalTable
+from spark_jobs.tables.local.commits import LocalTable
 from spark_jobs.typed.claimed_table import ClaimedTable
 from tests.spark.conftest import endpoints
 from tests.spark.no_spark import no_spark

@@ -24,7 +24,7 @@ from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.planning import RecordsOffset
 from spark_jobs.source.reading import RecordsPartition
 from spark_jobs.tables.conflicts import SPARK_ERRORS
-from spark_jobs.tables.local_commits import LocalTable
+from spark_jobs.tables.local.commits import LocalTable
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.table import ENTRIES, TableClash, read_table
 from tests.spark.conftest import endpoints

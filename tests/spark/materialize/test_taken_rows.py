@@ -15,8 +15,8 @@ from spark_jobs.materialize.entries import EntriesJob
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables import table_writer
 from spark_jobs.tables.claims import MAX_REFUSALS
-from spark_jobs.tables.data_files import write_file
-from spark_jobs.tables.local_commits import LocalTable
+from spark_jobs.tables.local.commits import LocalTable
+from spark_jobs.tables.local.data_files import write_file
 from spark_jobs.tables.removals import TableReplaced
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import ENTRIES, TableClash

@@ -22,7 +22,7 @@ from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.progress import Progress
 from spark_jobs.notebook import run_notebook
 from spark_jobs.run import materialize
-from spark_jobs.tables.local_commits import LocalTable
+from spark_jobs.tables.local.commits import LocalTable
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import CURRENT, DEAD_LETTERS, ENTRIES, RECORDS, TABLES, identifier
 from spark_jobs.tables.travel import at

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 from app.tables.delta_log import DeltaLog
 from spark_jobs.tables.checkpoints import CheckpointWriter
-from spark_jobs.tables.local_commits import LocalTable
+from spark_jobs.tables.local.commits import LocalTable
 from spark_jobs.tables.table import ENTRIES, create_table, settings_of_table
 
 

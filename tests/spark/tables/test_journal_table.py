@@ -13,9 +13,9 @@ import pytest
 from app.tables.delta_log import LOG_FOLDER, DeltaLog
 from app.tables.table_files import DataFile
 from spark_jobs.tables import snapshot as snapshots
-from spark_jobs.tables.data_files import write_file
 from spark_jobs.tables.journal_table import JournalTable
-from spark_jobs.tables.local_commits import LocalTable
+from spark_jobs.tables.local.commits import LocalTable
+from spark_jobs.tables.local.data_files import write_file
 from spark_jobs.tables.removals import TableReplaced
 from spark_jobs.tables.schemas import EVENTS as EVENTS_COLUMNS
 from spark_jobs.tables.schemas import arrow_schema

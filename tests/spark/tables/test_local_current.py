@@ -12,8 +12,8 @@ import pytest
 
 from app.schemas import LogSchema
 from app.tables.delta_log import DeltaLog
-from spark_jobs.tables.data_files import write_file
-from spark_jobs.tables.local_commits import LocalTable, NeedsSpark, Rewrite
+from spark_jobs.tables.local.commits import LocalTable, NeedsSpark, Rewrite
+from spark_jobs.tables.local.data_files import write_file
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import ENTRIES, Table, settings_of_table

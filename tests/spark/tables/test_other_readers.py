@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.run import materialize
-from spark_jobs.tables.data_files import LAST_CHARACTER, statistics_of
+from spark_jobs.tables.local.data_files import LAST_CHARACTER, statistics_of
 from spark_jobs.tables.table import TABLES, TYPED_TABLES, identifier, read_table, set_properties
 from tests.spark.conftest import endpoints
 from tests.spark.no_spark import no_spark

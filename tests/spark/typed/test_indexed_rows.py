@@ -14,7 +14,7 @@ from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables import merging
 from spark_jobs.tables.file_rows import rows_of_file
-from spark_jobs.tables.local_commits import NeedsSpark
+from spark_jobs.tables.local.commits import NeedsSpark
 from spark_jobs.tables.table import ENTRIES
 from spark_jobs.typed import indexed_rows
 from spark_jobs.typed.decoding import COLUMNS

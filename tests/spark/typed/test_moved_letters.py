@@ -14,7 +14,7 @@ from app.tables.names import REFILL_PROPERTY
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables import restores
-from spark_jobs.tables.local_commits import LocalTable, Rewrite
+from spark_jobs.tables.local.commits import LocalTable, Rewrite
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import DEAD_LETTERS, RECORDS, Table
 from spark_jobs.typed.claimed_table import ClaimedTable

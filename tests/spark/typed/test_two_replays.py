@@ -19,8 +19,8 @@ from app.tables.table_files import DataFile
 from spark_jobs.materialize.replay import DeadLetterReplay
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
-from spark_jobs.tables.data_files import write_file
-from spark_jobs.tables.local_commits import LocalTable
+from spark_jobs.tables.local.commits import LocalTable
+from spark_jobs.tables.local.data_files import write_file
 from spark_jobs.tables.removals import TableReplaced
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, Table, TableClash

@@ -20,7 +20,7 @@ from spark_jobs.errors import StrayRows
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables import removals, restores, table_writer
-from spark_jobs.tables.local_commits import LocalTable, NeedsSpark
+from spark_jobs.tables.local.commits import LocalTable, NeedsSpark
 from spark_jobs.tables.removals import TableReplaced
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, RECORDS, TableClash, settings_of_table

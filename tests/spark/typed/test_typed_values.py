@@ -22,7 +22,7 @@ from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.replay import DeadLetterReplay
 from spark_jobs.run import materialize
 from spark_jobs.source.log_reads import LogReads
-from spark_jobs.tables.local_commits import LocalTable
+from spark_jobs.tables.local.commits import LocalTable
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import identifier
 from spark_jobs.typed.values import wrong_copies

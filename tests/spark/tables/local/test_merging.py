@@ -16,14 +16,14 @@ from app.tables.delta_log import DeltaLog, DeltaSnapshot
 from app.tables.table_files import DataFile
 from spark_jobs.tables import checkpoints, merging
 from spark_jobs.tables.checkpoints import CheckpointWriter
-from spark_jobs.tables.data_files import WrittenFile
-from spark_jobs.tables.local_commits import LocalTable, NeedsSpark
+from spark_jobs.tables.local.commits import LocalTable, NeedsSpark
+from spark_jobs.tables.local.data_files import WrittenFile
 from spark_jobs.tables.merging import due_runs, merge_small_files
 from spark_jobs.tables.removals import Removals
 from spark_jobs.tables.snapshot import read_plain, read_snapshot
 from spark_jobs.tables.table import ENTRIES, identifier, read_table
 from tests.spark.no_spark import no_spark
-from tests.spark.tables.test_local_commits import append, create, indexes, rows, table_at
+from tests.spark.tables.local.entries import append, create, indexes, rows, table_at
 
 
 @pytest.fixture

@@ -28,7 +28,13 @@ from pyspark.sql.types import StructType
 from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaLogError, DeltaSnapshot
 from app.tables.table_files import DataFile
 from spark_jobs.errors import SourceError
-from spark_jobs.tables.data_files import DeltaAction, WrittenFile, compact_json, sync_to_disk, write_file
+from spark_jobs.tables.local.data_files import (
+    DeltaAction,
+    WrittenFile,
+    compact_json,
+    sync_to_disk,
+    write_file,
+)
 
 WRITER_FEATURES = ("domainMetadata", "clustering", "invariants", "appendOnly")  # of a clustered table
 HARMLESS_FEATURES = ("checkpointProtection",)  # left by DROP FEATURE: binds those that remove old commits

@@ -5,7 +5,6 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,17 @@ from pyspark.sql import SparkSession
 
 from app.tables.delta_log import LOG_FOLDER, DeltaLog
 from spark_jobs.errors import TableUnreadable
-from spark_jobs.tables import local_commits
 from spark_jobs.tables.checkpoints import CHECKPOINTS
 from spark_jobs.tables.claims import append_once, claim_alone, newest_claim
-from spark_jobs.tables.data_files import LAST_CHARACTER, WrittenFile, statistics_of, write_file, write_pieces
-from spark_jobs.tables.local_commits import FileMissing, LocalTable, NeedsSpark
+from spark_jobs.tables.local import commits
+from spark_jobs.tables.local.commits import FileMissing, LocalTable, NeedsSpark
+from spark_jobs.tables.local.data_files import (
+    LAST_CHARACTER,
+    WrittenFile,
+    statistics_of,
+    write_file,
+    write_pieces,
+)
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.snapshot import read_plain, read_rows
 from spark_jobs.tables.table import (
@@ -30,51 +35,20 @@ from spark_jobs.tables.table import (
     create_table,
     identifier,
     read_table,
-    settings_of_table,
 )
 from spark_jobs.tables.table_writer import TableWriter
 from storage.units import MIB
+from tests.spark.tables.local.entries import (
+    AT,
+    BEFORE_1970,
+    LONG_AGO,
+    append,
+    create,
+    indexes,
+    rows,
+    table_at,
+)
 from tests.support.disk_steps import record_disk_steps
-
-AT = datetime(2026, 1, 2, 3, 4, 5, 678_901, UTC)
-
-
-BEFORE_1970 = datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC)
-LONG_AGO = datetime(1, 1, 1, 0, 0, 0, 1_000, UTC)
-
-
-def table_at(path: str, due: Callable[[str], None] = lambda path: None) -> LocalTable:
-    return LocalTable(path, due, keeps_files=True)
-
-
-def rows(first: int, until: int) -> pa.Table:
-    headers = [{"name": "a", "value": b"1"}]
-    reported = [
-        {"log": "l", "index": index, "term": 1, "offset": 100 * index, "timestamp": AT, "headers": headers}
-        for index in range(first, until)
-    ]
-    if first == 0:
-        reported[0]["timestamp"] = LONG_AGO
-    return pa.Table.from_pylist(
-        [{**row, "key": b"k", "value": f"v{row['index']}".encode()} for row in reported],
-        arrow_schema(ENTRIES.schema),
-    )
-
-
-def create(table: LocalTable) -> bool:
-    return table.create(
-        ENTRIES.schema,
-        cluster_by=ENTRIES.cluster_by,
-        comments=ENTRIES.columns,
-        properties=settings_of_table(ENTRIES, {"commitlog.owner": "me"}),
-    )
-
-
-def append(table: LocalTable, first: int, until: int, claim: int | None = None) -> bool:
-    claim = first if claim is None else claim
-    return table.append(
-        rows(first, until), statistics=ENTRIES.statistics, application="a", claim=claim, note={"first": first}
-    )
 
 
 @pytest.fixture
@@ -83,12 +57,6 @@ def made(tmp_path: Path) -> Callable[[], LocalTable]:
     path = str(tmp_path / "entries")
     assert create(table_at(path))
     return lambda: table_at(path)
-
-
-def indexes(table: LocalTable) -> list[int]:
-    held = read_plain(str(table.path), ENTRIES.schema, ["index"])
-    assert held is not None
-    return sorted(held["index"].to_pylist())
 
 
 def test_a_file_that_lacks_rows_is_not_read_as_a_part_of_the_table(made: Callable[[], LocalTable]) -> None:
@@ -176,7 +144,7 @@ def test_a_link_whose_answer_was_lost_is_the_own_commit(
         link(source, name)
         raise FileExistsError(name)
 
-    monkeypatch.setattr(local_commits.os, "link", lost)
+    monkeypatch.setattr(commits.os, "link", lost)
     assert append(made(), 0, 10)
     assert indexes(made()) == list(range(10))
 
@@ -196,7 +164,7 @@ def test_commits_that_the_plain_protocol_cannot_make_are_left_to_spark(
         raise PermissionError(errno.EPERM, "no links here")
 
     with monkeypatch.context() as patch:
-        patch.setattr(local_commits.os, "link", refuse)
+        patch.setattr(commits.os, "link", refuse)
         with pytest.raises(NeedsSpark, match="no links here"):
             append(table, 0, 1)
         with pytest.raises(NeedsSpark, match="no links here"):
@@ -239,7 +207,7 @@ def test_files_of_a_commit_that_may_have_been_made_stay(
         late[name] = source.read_text()
         raise OSError(errno.EIO, "no answer", str(name))
 
-    monkeypatch.setattr(local_commits.os, "link", lost)
+    monkeypatch.setattr(commits.os, "link", lost)
     with pytest.raises(NeedsSpark, match="no answer"):
         append(table, 0, 10)
     for name, actions in late.items():
@@ -489,7 +457,7 @@ def test_spark_and_the_driver_write_one_table(spark: SparkSession, tmp_path: Pat
 
 def test_a_table_that_a_feature_was_dropped_from_is_extended(made: Callable[[], LocalTable]) -> None:
     table = made()
-    features = [*local_commits.WRITER_FEATURES, "checkpointProtection"]
+    features = [*commits.WRITER_FEATURES, "checkpointProtection"]
     protocol = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": features}
     log = table.path / "_delta_log"
     (log / f"{1:020d}.json").write_text(json.dumps({"protocol": protocol}) + "\n")
