@@ -31,7 +31,9 @@ SMALL_FILES_MAX: Final = 1_000
 SMALL_BYTES: Final = 4 * MIB  # a file below it is small, compressed
 MERGED_BYTES: Final = 32 * MIB  # of a new file at most, compressed, about: a piece of typed/indexed_rows.py
 GROUP_BYTES: Final = 16 * MIB  # of a row group in memory, about
-POSITIONS: Final = ("index", "_index", "seq")  # the first one that a table has gives its order
+POSITIONS: Final = ("_index", "index", "seq")
+"""The first one that a table has gives its order. A user's column of `records` may have the name of a later
+one."""
 
 Run = dict[str, DataFile]  # files that follow each other, by path in the log
 
@@ -71,7 +73,11 @@ def due_runs(snapshot: DeltaSnapshot, most: int) -> list[Run]:
 def _position(snapshot: DeltaSnapshot) -> str | None:
     """Return the column that gives the order of the files: each has a bound of it."""
     files = snapshot.files.values()
-    return next((name for name in POSITIONS if all(name in file.least for file in files)), None)
+    return next((name for name in POSITIONS if all(_has_number(file, name) for file in files)), None)
+
+
+def _has_number(file: DataFile, name: str) -> bool:
+    return isinstance(file.least.get(name), int)
 
 
 def _write(table: LocalTable, snapshot: DeltaSnapshot, files: Sequence[DataFile]) -> WrittenFile:

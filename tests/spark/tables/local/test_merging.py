@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from app.tables.delta_log import DeltaLog, DeltaSnapshot
 from app.tables.table_files import DataFile
@@ -20,6 +21,7 @@ from spark_jobs.tables.local.commits import LocalTable, NeedsSpark
 from spark_jobs.tables.local.data_files import WrittenFile
 from spark_jobs.tables.merging import due_runs, merge_small_files
 from spark_jobs.tables.removals import Removals
+from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.snapshot import read_plain, read_snapshot
 from spark_jobs.tables.table import ENTRIES, identifier, read_table
 from tests.spark.no_spark import no_spark
@@ -180,13 +182,33 @@ def test_any_order_of_appends_changes_and_merges_keeps_each_row_once(
     assert DeltaLog(str(writers[0].path)).snapshot().rows == len(held)  # type: ignore[union-attr]
 
 
-def test_columns_that_a_table_got_later_are_null_in_its_older_rows(tmp_path: Path, table: LocalTable) -> None:
+def test_a_column_of_a_schema_may_have_the_name_of_a_position(tmp_path: Path) -> None:
+    """The file's order is that of the records, whatever the user calls a column."""
+    kinds = StructType([StructField("_index", LongType()), StructField("index", StringType())])
+    table = LocalTable(str(tmp_path / "records"), lambda _path: None)
+    names = dict.fromkeys(kinds.names, "")
+    assert table.create(kinds, cluster_by=["index"], comments=names, properties={})
+    for number, name in enumerate("cab"):
+        written = pa.table({"_index": [number], "index": [name]}, arrow_schema(kinds))
+        append = partial(table.append, written, application="test", claim=number + 1, note={})
+        assert append(statistics=kinds.names)
+    assert merge_small_files(str(table.path), 2) == 3
+    [file] = files_of(table)
+    assert pq.read_table(file.path)["index"].to_pylist() == ["c", "a", "b"]
+
+
+def set_in_metadata(table: LocalTable, **changed: Any) -> None:
+    """Make the commit of a user who changes the table."""
+    log, version = table.path / "_delta_log", table.snapshot().version
+    metadata = json.loads((log / f"{0:020d}.json").read_text().splitlines()[1])
+    metadata["metaData"].update(changed)
+    (log / f"{version + 1:020d}.json").write_text(json.dumps(metadata) + "\n")
+
+
+def test_columns_that_a_table_got_later_are_null_in_its_older_rows(table: LocalTable) -> None:
     schema = json.loads(table.snapshot().schema)
     schema["fields"].append({"name": "added", "type": "long", "nullable": True, "metadata": {}})
-    log = table.path / "_delta_log"
-    metadata = json.loads((log / f"{0:020d}.json").read_text().splitlines()[1])
-    metadata["metaData"]["schemaString"] = json.dumps(schema)
-    (log / f"{31:020d}.json").write_text(json.dumps(metadata) + "\n")
+    set_in_metadata(table, schemaString=json.dumps(schema))
     assert merge_small_files(str(table.path), 29) == 30
     [file] = files_of(table)
     found = pq.read_table(file.path)
