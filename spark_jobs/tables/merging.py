@@ -24,7 +24,6 @@ from spark_jobs.tables.file_rows import rows_of_file
 from spark_jobs.tables.local.commits import LocalTable
 from spark_jobs.tables.local.data_files import WrittenFile, write_pieces
 from spark_jobs.tables.schemas import arrow_schema
-from spark_jobs.tables.table import STATISTICS_PROPERTY
 from storage.units import MIB
 
 SMALL_FILES_MAX: Final = 1_000
@@ -82,8 +81,9 @@ def _has_number(file: DataFile, name: str) -> bool:
 
 def _write(table: LocalTable, snapshot: DeltaSnapshot, files: Sequence[DataFile]) -> WrittenFile:
     schema = arrow_schema(StructType.fromJson(json.loads(snapshot.schema)))
-    listed = snapshot.properties.get(STATISTICS_PROPERTY, "").split(",")
-    statistics = [name for name in listed if name in schema.names]
+    # a user may have changed the property of the table, or have named columns there in another way
+    known = set[str]().union(*(file.least for file in files))
+    statistics = [each.name for each in schema if each.name in known and not pa.types.is_nested(each.type)]
     return write_pieces(table.path, _groups(files, schema), schema, statistics)
 
 

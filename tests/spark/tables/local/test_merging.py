@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from app.tables.catalog import LogTables
 from app.tables.delta_log import DeltaLog, DeltaSnapshot
 from app.tables.table_files import DataFile
 from spark_jobs.tables import checkpoints, merging
@@ -23,7 +24,7 @@ from spark_jobs.tables.merging import due_runs, merge_small_files
 from spark_jobs.tables.removals import Removals
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.snapshot import read_plain, read_snapshot
-from spark_jobs.tables.table import ENTRIES, identifier, read_table
+from spark_jobs.tables.table import ENTRIES, STATISTICS_PROPERTY, identifier, read_table
 from tests.spark.no_spark import no_spark
 from tests.spark.tables.local.entries import append, create, indexes, rows, table_at
 
@@ -195,6 +196,19 @@ def test_a_column_of_a_schema_may_have_the_name_of_a_position(tmp_path: Path) ->
     assert merge_small_files(str(table.path), 2) == 3
     [file] = files_of(table)
     assert pq.read_table(file.path)["index"].to_pylist() == ["c", "a", "b"]
+    assert (file.least, file.most) == ({"_index": 0, "index": "a"}, {"_index": 2, "index": "c"})
+
+
+@pytest.mark.parametrize("listed", ["", "INDEX,`term`", "index,headers"])
+def test_a_merged_file_has_the_statistics_of_its_files(table: LocalTable, listed: str) -> None:
+    """Whatever a user made of the property since: readers find the end of the table in them."""
+    set_in_metadata(table, configuration={STATISTICS_PROPERTY: listed} if listed else {})
+    assert merge_small_files(str(table.path), 29) == 30
+    [file] = files_of(table)
+    assert set(file.least) == set(file.most) == set(ENTRIES.statistics)
+    state = LogTables(str(table.path.parents[1]), table.path.parent.name).find("entries")
+    assert state is not None
+    assert state.held_index == 59
 
 
 def set_in_metadata(table: LocalTable, **changed: Any) -> None:
