@@ -76,6 +76,8 @@ def merge(path: str) -> None:
         pass  # the table is left to OPTIMIZE
     except (DeltaLogError, SourceError, OSError) as error:
         logger.warning("%s: its small files were not merged: %s", path, error)
+    except Exception:  # its checkpoint is due in every case
+        logger.exception("%s: its small files were not merged", path)
 
 
 def write_checkpoint(spark: SparkSession, path: str) -> None:

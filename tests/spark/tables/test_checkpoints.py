@@ -2,13 +2,16 @@
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from app.tables.delta_log import DeltaLog
+from spark_jobs.tables import checkpoints
 from spark_jobs.tables.checkpoints import CheckpointWriter
 from spark_jobs.tables.local.commits import LocalTable
 from spark_jobs.tables.table import ENTRIES, create_table, settings_of_table
+from tests.spark.no_spark import no_spark
 
 
 def test_each_table_gets_its_checkpoint_though_another_fails(
@@ -43,6 +46,23 @@ def test_an_unexpected_failure_is_logged_and_the_other_tables_get_their_checkpoi
     assert writer.finish(60)
     assert [record.message for record in caplog.records] == ["no session: no checkpoint was written"]
     assert (path / "_delta_log" / f"{0:020d}.checkpoint.parquet").exists()
+
+
+@pytest.mark.parametrize("error", [ValueError("damaged"), pa.ArrowNotImplementedError("a type")])
+def test_a_table_whose_files_cannot_be_merged_gets_its_checkpoint(
+    error: Exception, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: str) -> int:
+        raise error
+
+    written: list[str] = []
+    monkeypatch.setattr(checkpoints, "merge_small_files", fail)
+    monkeypatch.setattr(checkpoints, "write_checkpoint", lambda spark, path: written.append(path))
+    writer = CheckpointWriter()
+    writer.request(no_spark(), "one")
+    assert writer.finish(60)
+    assert written == ["one"]
+    assert [record.message for record in caplog.records] == ["one: its small files were not merged"]
 
 
 def test_a_table_that_has_a_checkpoint_gets_later_ones(
