@@ -52,21 +52,34 @@ def merge_small_files(path: str, most: int = SMALL_FILES_MAX) -> int:
 
 
 def due_runs(snapshot: DeltaSnapshot, most: int) -> list[Run]:
-    """Return the small files that are to become one file each; none unless there are more than `most`."""
+    """Return the small files that are to become one file each; none unless there are more than `most`.
+
+    Those of a run have bounds of the same columns. deltalake 1.6 takes a file without bounds of a column for
+    one without rows: it finds in a merged file what it finds in the small ones.
+    """
     position = _position(snapshot)
     small = sum(file.size_bytes < SMALL_BYTES for file in snapshot.files.values())
     if small <= most or position is None:
         return []
-    runs: list[Run] = [{}]
-    size = 0
+    runs: list[Run] = []
+    begun: dict[frozenset[str], tuple[Run, int]] = {}  # the run that continues, and its size
     for path, file in sorted(snapshot.files.items(), key=lambda each: int(each[1].least[position])):
-        if file.size_bytes >= SMALL_BYTES or size + file.size_bytes > MERGED_BYTES:
-            runs.append({})
-            size = 0
-        if file.size_bytes < SMALL_BYTES:
-            runs[-1][path] = file
-            size += file.size_bytes
+        if file.size_bytes >= SMALL_BYTES:
+            begun.clear()
+            continue
+        run, size = begun.get(bounded := _bounded(file), ({}, 0))
+        if size + file.size_bytes > MERGED_BYTES:
+            run, size = {}, 0
+        if not run:
+            runs.append(run)
+        run[path] = file
+        begun[bounded] = run, size + file.size_bytes
     return [run for run in runs if len(run) > 1]
+
+
+def _bounded(file: DataFile) -> frozenset[str]:
+    """Return the columns of which a file has bounds."""
+    return frozenset(file.least.keys() & file.most.keys())
 
 
 def _position(snapshot: DeltaSnapshot) -> str | None:
@@ -82,7 +95,7 @@ def _has_number(file: DataFile, name: str) -> bool:
 def _write(table: LocalTable, snapshot: DeltaSnapshot, files: Sequence[DataFile]) -> WrittenFile:
     schema = arrow_schema(StructType.fromJson(json.loads(snapshot.schema)))
     # a user may have changed the property of the table, or have named columns there in another way
-    known = set[str]().union(*(file.least for file in files))
+    known = _bounded(files[0])
     statistics = [each.name for each in schema if each.name in known and not pa.types.is_nested(each.type)]
     return write_pieces(table.path, _groups(files, schema), schema, statistics)
 

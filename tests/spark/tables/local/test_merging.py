@@ -3,15 +3,18 @@
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from math import nan
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
 from app.tables.catalog import LogTables
 from app.tables.delta_log import DeltaLog, DeltaSnapshot
@@ -108,6 +111,17 @@ def test_neighbours_are_merged_up_to_the_size_of_a_file(monkeypatch: pytest.Monk
     assert due_runs(snapshot_of((0, 9), (1, 10), (2, 9), (3, 11)), 1) == []
 
 
+def test_files_with_bounds_of_the_same_columns_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "SMALL_BYTES", 10)
+    monkeypatch.setattr(merging, "MERGED_BYTES", 20)
+    files = dict(snapshot_of(*((first, 9 + (first == 5)) for first in range(10))).files)
+    for number in (1, 3, 7):
+        bounds = {"index": number, "price": 1.5}
+        files[f"part-{number}"] = replace(files[f"part-{number}"], least=bounds, most=bounds)
+    found = due_runs(DeltaSnapshot("", 1, files, {}), 5)
+    assert [[file.least["index"] for file in run.values()] for run in found] == [[0, 2], [1, 3], [6, 8]]
+
+
 def test_files_whose_order_is_not_known_stay() -> None:
     known = snapshot_of((0, 1), (1, 1))
     assert len(due_runs(known, 1)) == 1
@@ -128,10 +142,10 @@ def test_files_that_another_writer_replaces_meanwhile_are_not_merged(
 ) -> None:
     other = table_at(str(table.path))
 
-    def replace() -> None:
+    def act() -> None:
         assert other.replace(lambda: rows(7, 9), statistics=ENTRIES.statistics, claim=None, note={})
 
-    during(monkeypatch, replace)
+    during(monkeypatch, act)
     before = on_disk(table)
     assert merge_small_files(str(table.path), 29) == 0
     assert indexes(table) == [7, 8]
@@ -197,6 +211,23 @@ def test_a_column_of_a_schema_may_have_the_name_of_a_position(tmp_path: Path) ->
     [file] = files_of(table)
     assert pq.read_table(file.path)["index"].to_pylist() == ["c", "a", "b"]
     assert (file.least, file.most) == ({"_index": 0, "index": "a"}, {"_index": 2, "index": "c"})
+
+
+def test_a_reader_that_finds_rows_by_their_bounds_finds_them_in_a_merged_file(tmp_path: Path) -> None:
+    """deltalake 1.6 takes a file without bounds of a column, as one with NaN, for one without such rows."""
+    deltalake = pytest.importorskip("deltalake", reason="an environment without `make setup`")
+    kinds = StructType([StructField("_index", LongType()), StructField("price", DoubleType())])
+    table = LocalTable(str(tmp_path / "records"), lambda _path: None)
+    names = dict.fromkeys(kinds.names, "")
+    assert table.create(kinds, cluster_by=["price"], comments=names, properties={})
+    for number, price in enumerate([1.0, nan, 3.0, None, nan, 5.0]):
+        written = pa.table({"_index": [number], "price": [price]}, arrow_schema(kinds))
+        append = partial(table.append, written, application="test", claim=number + 1, note={})
+        assert append(statistics=kinds.names)
+    assert merge_small_files(str(table.path), 2) == 6
+    assert sorted(file.rows or 0 for file in files_of(table)) == [3, 3]
+    dear = deltalake.DeltaTable(str(table.path)).to_pyarrow_dataset().to_table(filter=pc.field("price") > 2)
+    assert sorted(dear["_index"].to_pylist()) == [2, 5]
 
 
 @pytest.mark.parametrize("listed", ["", "INDEX,`term`", "index,headers"])
