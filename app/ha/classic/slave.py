@@ -177,7 +177,7 @@ class ClassicSlaveCore(StaticGroup):
         self._key = f"{OUTGOING}{self._connections}"
         self._connecting = True
         self._heard_ms = now_ms
-        self._outbox.send(self._key, Connect(self._address, self._history))
+        self._outbox.send(self._key, Connect(self._address, self._history, self._member.leader_id or ""))
 
     @property
     def _history(self) -> History:

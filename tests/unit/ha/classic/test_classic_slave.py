@@ -34,7 +34,7 @@ def test_a_slave_connects_reports_and_comes_back_after_a_pause() -> None:
     log = master_log()
     slave = Slave(copy(log))
     slave.tick()
-    assert slave.sent[-1] == ("out-1", Connect("n1:10101", history_of(log)))
+    assert slave.sent[-1] == ("out-1", Connect("n1:10101", history_of(log), node="n1"))
     key = slave.dialled()
     assert slave.take() == [(key, ClassicReport(log.end_offset))]
     slave.deliver(key, ClassicFrame(log.end_offset))
@@ -42,7 +42,7 @@ def test_a_slave_connects_reports_and_comes_back_after_a_pause() -> None:
     slave.tick(CONFIG.ha_reconnect_interval_ms - 1)
     assert slave.take() == []
     slave.tick(1)
-    assert slave.take() == [("out-2", Connect("n1:10101", history_of(log)))]
+    assert slave.take() == [("out-2", Connect("n1:10101", history_of(log), node="n1"))]
 
 
 @pytest.mark.rule("H-02")
