@@ -1,10 +1,13 @@
 """How the REST listener ends the answers of the application, where uvicorn alone would do it wrong."""
 
+import asyncio
 from functools import partial
+from typing import Any, cast
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from app.api.http.dependencies import WAITING
 from app.api.read.outlet import OUTLET, write_chunks
 
 
@@ -30,9 +33,13 @@ def ended_by_close(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
 
 
 def closed_when_cut_off(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
-    """Return the application, which gets the outlet of its answer. An answer that it does not complete ends
-    with the connection. It sends nothing on a connection that has ended: uvloop raises an error at a write
-    before it reports the end."""
+    """Return the application, which gets the outlet of its answer, and the set of tasks for end_waiting.
+
+    An answer that it does not complete ends with the connection. It sends nothing on a connection that has
+    ended: uvloop raises an error at a write before it reports the end.
+    """
+    tasks: set[asyncio.Task[Any]] = set()
+    cast("dict[str, Any]", cycle.scope)[WAITING] = tasks
 
     async def closed(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["http_version"] != "1.0":
@@ -49,3 +56,10 @@ def closed_when_cut_off(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
             cycle.transport.close()
 
     return closed
+
+
+def end_waiting(cycle: RequestResponseCycle) -> None:
+    """Cancel what the call waits for: its client has disconnected."""
+    waiting: set[asyncio.Task[Any]] = cast("dict[str, Any]", cycle.scope).get(WAITING, set())
+    while waiting:
+        waiting.pop().cancel()

@@ -27,7 +27,7 @@ from app.api.http.messages import PageResponse, Response, new_request_id, proble
 from app.api.http.single_headers import repeated_header
 from app.api.read.lane import KnownPoll, LanePoll, PollLane
 from app.errors import BadRequest, CommitlogError, CrossOrigin, HeadTooLarge, RateLimited, RequestTimeout
-from app.listener.asgi_calls import closed_when_cut_off, ended_by_close
+from app.listener.asgi_calls import closed_when_cut_off, end_waiting, ended_by_close
 from app.listener.listener import PIPELINED_MAX, Listener, header_lines
 from app.listener.refusals import refusal_of
 
@@ -81,6 +81,8 @@ class Connection(HttpToolsProtocol):
             self._lane.abandon(self._running)
         if isinstance(self._running, LanePoll) and self._running.task is not None:
             self._running.task.cancel()
+        if isinstance(self._running, RequestResponseCycle):
+            end_waiting(self._running)
         if isinstance(self.cycle, LaneCall):
             self.cycle = None  # type: ignore[assignment]  # as uvicorn leaves it before the first request
         super().connection_lost(exc)

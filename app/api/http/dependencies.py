@@ -36,6 +36,7 @@ def request_id_of(request: Request) -> bytes:
 Result = TypeVar("Result")
 
 RESERVATION: Final = "commitlog.reservation"  # in an ASGI scope
+WAITING: Final = "commitlog.waiting"  # likewise: tasks that the connection cancels and removes at its end
 ROWS_AT_ONCE: Final = 500  # of a list, rendered on the event loop: some milliseconds
 PIECE_BYTES: Final = 256 * KIB  # of a body, written at once
 
@@ -106,25 +107,19 @@ async def rows_answer(
 async def while_connected(request: Request, answer: Coroutine[Any, Any, Result]) -> Result:
     """Return the answer. It is cancelled when the client disconnects before. Raises RequestTimeout.
 
-    For a call without a body, whose answer may be cancelled at any point.
+    For a call whose answer may be cancelled at any point.
     """
+    waiting: set[asyncio.Task[Any]] = request.scope.get(WAITING, set())
     answering = asyncio.create_task(answer)
-
-    async def end_at_disconnect() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        answering.cancel()
-
-    watching = asyncio.create_task(end_at_disconnect())
+    waiting.add(answering)
     try:
         await asyncio.wait((answering,))
-        if answering.cancelled() and watching.done():
+        if answering.cancelled() and answering not in waiting:
             raise RequestTimeout("the client disconnected before the answer")
         return answering.result()
     finally:
+        waiting.discard(answering)
         answering.cancel()
-        watching.cancel()
-        await asyncio.wait((answering, watching))
 
 
 def body_answer(
