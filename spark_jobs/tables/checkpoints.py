@@ -72,9 +72,9 @@ def merge(path: str) -> None:
     """Merge the small files of a table if they have become too many."""
     try:
         merge_small_files(path)
-    except NeedsSpark:
+    except (NeedsSpark, DeltaLogError):
         pass  # the table is left to OPTIMIZE
-    except (DeltaLogError, SourceError, OSError) as error:
+    except (SourceError, OSError) as error:
         logger.warning("%s: its small files were not merged: %s", path, error)
     except Exception:  # its checkpoint is due in every case
         logger.exception("%s: its small files were not merged", path)
