@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 LOG_FOLDER = "_delta_log"
 CHECKPOINT = ".checkpoint.parquet"
 CHECKPOINT_ACTIONS = ("metaData", "protocol", "txn")
-FILE_ACTIONS = ("add", "remove")
-_OF_FILES = tuple(b'{"%s"' % name.encode() for name in FILE_ACTIONS)
+_OF_FILES = (b'{"add"', b'{"remove"')
 DELETION_VECTORS = "deletionVectors"  # a reader feature, as COLUMN_MAPPING is
 COLUMN_MAPPING = "columnMapping"
 MAPPING_PROPERTY = "delta.columnMapping.mode"
@@ -186,10 +185,14 @@ class DeltaLog:
             import pyarrow.parquet as pq
 
             with self._files.open_input_file(f"{self._folder}/{checkpoints[-1]}") as file:
-                wanted = (*CHECKPOINT_ACTIONS, *(FILE_ACTIONS if self._keeps_files else ()))
+                # not what was removed: that is for VACUUM
+                wanted = (*CHECKPOINT_ACTIONS, *(("add",) if self._keeps_files else ()))
                 parquet = pq.ParquetFile(file)
                 known = [name for name in wanted if name in parquet.schema_arrow.names]
-                self._apply_all(parquet.read(columns=known).to_pylist())
+                actions = parquet.read(columns=known)
+                for name in known:
+                    for action in actions[name].drop_null().to_pylist():
+                        self._apply({name: action})
             self._version = _number(checkpoints[-1])
         for name in sorted(names):
             version = _number(name) if _is_commit(name) else -1

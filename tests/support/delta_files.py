@@ -17,6 +17,7 @@ class DeltaFiles:
         self.log.mkdir(parents=True)
         self.version = -1
         self.added: list[dict[str, Any]] = []
+        self.removed: list[str] = []  # of the next checkpoint
         self.properties: dict[str, str] = {}
 
     def create(self, timestamp_ms: int = 0, **properties: str) -> int:
@@ -67,10 +68,12 @@ class DeltaFiles:
     def checkpoint(self) -> None:
         """Write a checkpoint of the newest version."""
         rows = [{"add": added} for added in self.added]
+        rows += [{"remove": {"path": path}} for path in self.removed]
         rows += [{"metaData": {"configuration": list(self.properties.items())}}]
         kinds = pa.schema(
             [
                 ("add", pa.struct([("path", pa.string()), ("size", pa.int64()), ("stats", pa.string())])),
+                ("remove", pa.struct([("path", pa.string())])),
                 ("metaData", pa.struct([("configuration", pa.map_(pa.string(), pa.string()))])),
             ]
         )

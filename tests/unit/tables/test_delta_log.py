@@ -1,7 +1,9 @@
 """Delta logs without Spark: rows of a table, through checkpoints, clean-ups and a table created again."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +63,27 @@ def test_a_checkpoint_replaces_the_commits_before_it(tmp_path: Path) -> None:
         {"first_index": 40, "until_index": 50},
         [49],
     )
+
+
+def test_files_that_were_removed_before_a_checkpoint_are_not_looked_at(tmp_path: Path) -> None:
+    """A checkpoint names each file that was merged in a week: of a busy table, half a million."""
+    table = DeltaFiles(tmp_path / "entries")
+    table.create()
+    for start in range(0, 50, 10):
+        table.bring(start, start + 10)
+    table.removed = ["old-1.parquet", "old-2.parquet", "part-2.parquet"]  # the last one came back
+    table.checkpoint()
+    applied: list[object] = []
+
+    class Counted(DeltaLog):
+        def _apply(self, action: Mapping[str, Any]) -> None:
+            applied.append(action)
+            super()._apply(action)
+
+    snapshot = Counted(str(table.folder)).snapshot()
+    assert snapshot is not None
+    assert sorted(snapshot.files) == [f"part-{number}.parquet" for number in range(1, 6)]
+    assert len(applied) == 6  # the properties too
 
 
 class Compared(int):
