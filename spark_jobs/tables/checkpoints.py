@@ -1,15 +1,16 @@
 """Checkpoints of tables whose commits the driver makes itself, written by Spark behind those commits.
 
 A checkpoint sums up the commits before it, so readers of a long history open the table fast; Delta also
-removes old commits with it. Before it the table's small files are merged (merging.py). Nothing waits for
-either: commits continue, and a table for which one failed is complete without it.
+removes old commits with it. Before some checkpoints the table's small files are merged (merging.py). Nothing
+waits for either: commits continue, and a table for which one failed is complete without it.
 
 Source: the Delta transaction log protocol, section Checkpoints.
 """
 
 import logging
 import threading
-from typing import Any
+from collections import Counter
+from typing import Any, Final
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
@@ -20,6 +21,8 @@ from spark_jobs.session.spark_session import delta_snapshot
 from spark_jobs.tables.local.commits import NeedsSpark
 from spark_jobs.tables.merging import merge_small_files
 
+MERGE_EACH: Final = 10  # checkpoints of a table: a search for small files reads its whole log
+
 logger = logging.getLogger(__name__)
 
 
@@ -29,6 +32,7 @@ class CheckpointWriter:
 
     def __init__(self) -> None:
         self._due: dict[str, SparkSession] = {}  # by path
+        self._begun: Counter[str] = Counter()  # by path: how many checkpoints
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
@@ -59,7 +63,9 @@ class CheckpointWriter:
                 path = next(iter(self._due))
                 spark = self._due.pop(path)
             try:
-                merge(path)
+                if self._begun[path] % MERGE_EACH == 0:
+                    merge(path)
+                self._begun[path] += 1
                 write_checkpoint(spark, path)
             except (Py4JError, OSError) as error:  # OSError: the session has ended
                 if not is_stopped(spark):

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from app.tables.delta_log import DeltaLog
 from spark_jobs.tables import checkpoints
-from spark_jobs.tables.checkpoints import CheckpointWriter
+from spark_jobs.tables.checkpoints import MERGE_EACH, CheckpointWriter
 from spark_jobs.tables.local.commits import LocalTable
 from spark_jobs.tables.table import ENTRIES, create_table, settings_of_table
 from tests.spark.no_spark import no_spark
@@ -63,6 +63,19 @@ def test_a_table_whose_files_cannot_be_merged_gets_its_checkpoint(
     assert writer.finish(60)
     assert written == ["one"]
     assert [record.message for record in caplog.records] == ["one: its small files were not merged"]
+
+
+def test_small_files_are_looked_for_with_few_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search lists all commits of a week: of a busy table, 600 000."""
+    looked: list[str] = []
+    monkeypatch.setattr(checkpoints, "merge_small_files", looked.append)
+    monkeypatch.setattr(checkpoints, "write_checkpoint", lambda _spark, _path: None)
+    writer = CheckpointWriter()
+    for _ in range(MERGE_EACH + 1):
+        for path in ("one", "two"):
+            writer.request(no_spark(), path)
+            assert writer.finish(60)
+    assert looked == ["one", "two"] * 2
 
 
 def test_a_table_that_has_a_checkpoint_gets_later_ones(
