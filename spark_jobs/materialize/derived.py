@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.errors import RequestRefused
 from spark_jobs.job_lines import warn
+from spark_jobs.materialize.journal_table import JournalTable
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables import schemas
-from spark_jobs.tables.journal_table import JournalTable
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import (
     EVENTS,

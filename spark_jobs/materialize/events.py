@@ -17,11 +17,11 @@ from spark_jobs.materialize.derived import (
     SyncStateSetsTable,
     WatermarksTable,
 )
+from spark_jobs.materialize.journal_table import JournalTable
 from spark_jobs.source.events import EVENTS_ARROW, EventsPartition, plan_partitions, read_events, scan
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.options import parse_options
 from spark_jobs.source.planning import EventsOffset, JournalPosition, check_same_log
-from spark_jobs.tables.journal_table import JournalTable
 from spark_jobs.tables.table import EVENTS, QUARANTINE_TRUNCATED, SYNC_STATE_SETS, WATERMARKS, Table
 
 MAX_EVENTS_PER_TRIGGER = 50_000

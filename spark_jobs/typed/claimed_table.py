@@ -31,7 +31,6 @@ from spark_jobs.session.locations import is_url
 from spark_jobs.tables.claims import MAX_REFUSALS
 from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, PROTOCOL_CHANGED, SPARK_ERRORS, repeated
 from spark_jobs.tables.local.commits import NeedsSpark
-from spark_jobs.tables.merge import insert_clause
 from spark_jobs.tables.removals import Removals
 from spark_jobs.tables.restores import Restores
 from spark_jobs.tables.table import (
@@ -52,6 +51,7 @@ from spark_jobs.tables.table import (
 from spark_jobs.tables.table_writer import TableWriter, links_commits, local_table
 from spark_jobs.typed.layout import ColumnChange, changes, is_part, is_widened
 from spark_jobs.typed.local_rows import LocalRows
+from spark_jobs.typed.merge import insert_clause
 from storage.units import NO_INDEX
 
 WIDENING = {"delta.enableTypeWidening": "true"}

@@ -22,7 +22,6 @@ from spark_jobs.session.spark_session import sibling_of
 from spark_jobs.tables.claims import newest_claim
 from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, Result, repeated
 from spark_jobs.tables.local.commits import NeedsSpark
-from spark_jobs.tables.merge import insert_clause, update_clause
 from spark_jobs.tables.restores import Restores
 from spark_jobs.tables.table import (
     ENTRIES,
@@ -37,6 +36,7 @@ from spark_jobs.typed.claimed_table import MERGE_ATTEMPTS, ClaimedTable
 from spark_jobs.typed.indexed_rows import IndexedRows
 from spark_jobs.typed.layout import CompatibilityGroup
 from spark_jobs.typed.local_current import IS_GONE, REMOVED_AT, LocalCurrent
+from spark_jobs.typed.merge import insert_clause, update_clause
 
 TXN_SETTINGS: Final = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 CHANGE_DATA_FEED: Final = {"delta.enableChangeDataFeed": "true"}

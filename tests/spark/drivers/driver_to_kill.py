@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from spark_jobs.materialize import entries, lease
+from spark_jobs.materialize.journal_table import JournalTable
 from spark_jobs.run import materialize, parse_arguments
 from spark_jobs.source.data_source import RecordsStreamReader
-from spark_jobs.tables.journal_table import JournalTable
 from spark_jobs.tables.local.commits import LocalTable
 from spark_jobs.tables.table import ENTRIES, EVENTS
 from spark_jobs.tables.table_writer import TableWriter

@@ -10,9 +10,9 @@ import pytest
 
 from spark_jobs.errors import SourceError
 from spark_jobs.materialize.config import MaterializeConfig
+from spark_jobs.materialize.journal_table import JournalTable
 from spark_jobs.materialize.supervisor import MaterializeFailed
 from spark_jobs.run import materialize
-from spark_jobs.tables.journal_table import JournalTable
 from spark_jobs.tables.table import EVENTS, TableClash
 from tests.integration.modes.test_controller_mode import create, log_settings, wait_acknowledged, wait_in_sync
 from tests.spark.no_spark import no_spark

@@ -12,8 +12,8 @@ import pytest
 
 from app.tables.delta_log import LOG_FOLDER, DeltaLog
 from app.tables.table_files import DataFile
+from spark_jobs.materialize.journal_table import JournalTable
 from spark_jobs.tables import snapshot as snapshots
-from spark_jobs.tables.journal_table import JournalTable
 from spark_jobs.tables.local.commits import LocalTable
 from spark_jobs.tables.local.data_files import write_file
 from spark_jobs.tables.removals import TableReplaced
