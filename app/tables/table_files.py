@@ -111,12 +111,13 @@ class OrderedFiles(TableFiles):
         return [file for file in self._files[begin:end] if file.most[self.column] >= first]
 
     def _is_bounded(self, file: DataFile) -> bool:
-        return self.column in file.least and self.column in file.most
+        bounds = file.least.get(self.column), file.most.get(self.column)
+        return all(isinstance(bound, int) for bound in bounds)
 
     def _append(self, file: DataFile) -> None:
-        most = int(file.most[self.column])
+        most = file.most[self.column]
         self._most_so_far.append(max(most, self._most_so_far[-1]) if self._files else most)
-        self._least.append(int(file.least[self.column]))
+        self._least.append(file.least[self.column])
         self._files.append(file)
 
     def _sort(self) -> None:
@@ -124,6 +125,6 @@ class OrderedFiles(TableFiles):
             return
         self._files, self._least, self._most_so_far = [], [], []
         bounded = filter(self._is_bounded, self._by_path.values())
-        for file in sorted(bounded, key=lambda file: int(file.least[self.column])):
+        for file in sorted(bounded, key=lambda file: file.least[self.column]):
             self._append(file)
         self._is_sorted = True

@@ -81,6 +81,17 @@ def test_files_without_bounds_are_counted_until_they_are_removed() -> None:
     assert files.between(0, 100) == [of(0, 9), of(10, 19)]
 
 
+@pytest.mark.parametrize("bound", [None, "7"])
+def test_a_bound_that_is_no_number_is_none(bound: object) -> None:
+    """Of a file of another program: Spark reads the table."""
+    files = OrderedFiles("index")
+    files.add("one", of(0, 9))
+    for number, (least, most) in enumerate([(bound, 7), (7, bound), (bound, bound)]):
+        files.add(f"other-{number}", DataFile("", 1, 1, {"index": least}, {"index": most}))
+    assert files.has_unbounded
+    assert (files.between(0, 100), files.last()) == ([of(0, 9)], 9)
+
+
 def test_a_log_fills_them_from_its_checkpoint_and_commits(tmp_path: Path) -> None:
     table = DeltaFiles(tmp_path / "entries")
     table.create()
