@@ -109,7 +109,14 @@ def _groups(files: Sequence[DataFile], schema: pa.Schema) -> Iterator[pa.Table]:
             group.append(rows)
             size += rows.nbytes
             if size >= GROUP_BYTES:
-                yield pa.Table.from_batches(group, schema).combine_chunks()
-                group, size = [], 0
+                yield _taken(group, schema)
+                size = 0
     if group:
-        yield pa.Table.from_batches(group, schema).combine_chunks()
+        yield _taken(group, schema)
+
+
+def _taken(group: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+    """Return the rows of a group, and empty it: they are in memory once."""
+    rows = pa.Table.from_batches(group, schema)
+    group.clear()
+    return rows

@@ -26,8 +26,10 @@ from app.tables.names import BEGIN_PROPERTY
 from spark_jobs.errors import TableUnreadable
 from spark_jobs.session.locations import is_url
 from spark_jobs.tables.schemas import arrow_schema
+from storage.units import MIB
 
 ROWS_AT_ONCE = 8_192
+BYTES_AT_ONCE = 8 * MIB  # and about so many in memory, where no value is repeated
 UNPLAIN = (TableUnreadable, OSError, KeyError, pa.ArrowInvalid)  # KeyError: a column that was added later
 _REMEDIES = {  # by reader feature
     DELETION_VECTORS: "deletionVectors (rows were deleted; REORG TABLE ... APPLY (PURGE) rewrites the files)",
@@ -153,7 +155,18 @@ def read_rows(
                 file.path, f"the file has {count} rows, its Delta log specifies {file.rows}"
             )
         groups = None if within is None else _groups_within(parquet.metadata, *within)
-        yield from parquet.iter_batches(ROWS_AT_ONCE, row_groups=groups, columns=columns)
+        at_once = _rows_at_once(parquet.metadata, columns)
+        yield from parquet.iter_batches(at_once, row_groups=groups, columns=columns)
+
+
+def _rows_at_once(metadata: pq.FileMetaData, columns: Sequence[str]) -> int:
+    groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+    parts = (group.column(place) for group in groups for place in range(group.num_columns))
+    sizes = (
+        part.total_uncompressed_size for part in parts if part.path_in_schema.partition(".")[0] in columns
+    )
+    fitting: int = BYTES_AT_ONCE * metadata.num_rows // max(1, sum(sizes))
+    return max(1, min(ROWS_AT_ONCE, fitting))
 
 
 def _groups_within(metadata: pq.FileMetaData, column: str, first: int, until: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from math import nan
@@ -28,6 +28,7 @@ from spark_jobs.tables.removals import Removals
 from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.snapshot import read_plain, read_snapshot
 from spark_jobs.tables.table import ENTRIES, STATISTICS_PROPERTY, identifier, read_table
+from storage.units import MIB
 from tests.spark.no_spark import no_spark
 from tests.spark.tables.local.entries import append, create, indexes, rows, table_at
 
@@ -259,6 +260,31 @@ def test_columns_that_a_table_got_later_are_null_in_its_older_rows(table: LocalT
     found = pq.read_table(file.path)
     assert (found.num_rows, found["added"].null_count) == (60, 60)
     assert found.schema.field("added").type == pa.int64()
+
+
+def test_files_whose_rows_are_large_are_read_in_small_pieces(
+    table: LocalTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small file may hold rows of a hundred times its size."""
+    written: list[int] = []
+    write = merging.write_pieces
+
+    def noted(pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
+        for piece in pieces:
+            written.append(piece.nbytes)
+            yield piece
+
+    zeros = pa.array([bytes(MIB)] * 24, pa.binary())
+    large = rows(60, 84)
+    large = large.set_column(large.schema.get_field_index("value"), "value", zeros)
+    assert table.append(large, statistics=ENTRIES.statistics, application="test", claim=60, note={})
+    monkeypatch.setattr(merging, "GROUP_BYTES", MIB)
+    monkeypatch.setattr(
+        merging, "write_pieces", lambda folder, pieces, *given: write(folder, noted(pieces), *given)
+    )
+    assert merge_small_files(str(table.path), 30) == 31
+    assert indexes(table) == list(range(84))
+    assert max(written) < 9 * MIB
 
 
 def test_spark_reads_each_version_and_a_stream_sees_no_change(
