@@ -81,8 +81,8 @@ def spans_of(pem: bytes) -> list[tuple[int, int]]:
 
 
 def host_names(pem: bytes) -> tuple[str, ...]:
-    """Return the hosts that the first certificate of a PEM file names: DNS names and IP addresses, as its
-    subjectAltName has them. Raises ValueError."""
+    """Return the hosts that the first certificate of a PEM file names, as its subjectAltName has them:
+    `DNS:n1.example`, `IP:127.0.0.1`. Raises ValueError."""
     from cryptography import x509
 
     extensions = x509.load_pem_x509_certificates(pem)[0].extensions
@@ -90,16 +90,16 @@ def host_names(pem: bytes) -> tuple[str, ...]:
         found = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return ()
-    addresses = map(str, found.get_values_for_type(x509.IPAddress))
-    return (*found.get_values_for_type(x509.DNSName), *addresses)
+    names, addresses = found.get_values_for_type(x509.DNSName), found.get_values_for_type(x509.IPAddress)
+    return (*(f"DNS:{name}" for name in names), *(f"IP:{address}" for address in addresses))
 
 
 def names_host(names: Sequence[str], host: str) -> bool:
-    """Return whether a client that calls `host` accepts a certificate with these names (RFC 9525). A name may
-    have `*` as its first label."""
+    """Return whether a client that calls `host` accepts a certificate with these names (RFC 9525), as OpenSSL
+    does: an address only as an address. A name may begin with `*`, before two labels at least."""
     try:
-        return str(ipaddress.ip_address(host)) in names
+        return f"IP:{ipaddress.ip_address(host)}" in names
     except ValueError:
-        wanted = host.lower()
-        wildcard = f"*.{wanted.partition('.')[2]}"
-        return any(name.lower() in (wanted, wildcard) for name in names)
+        parent = host.lower().partition(".")[2]
+        wanted = (f"dns:{host.lower()}", f"dns:*.{parent}" if "." in parent else "")
+        return any(name.lower() in wanted for name in names)

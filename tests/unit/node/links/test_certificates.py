@@ -140,10 +140,20 @@ def test_doctor_checks_the_files_of_a_node(tmp_path: Path, days: int, state: str
 
 
 def test_a_client_accepts_a_host_that_the_certificate_names() -> None:
-    names = ("n1", "N1.example", "*.example.org", "127.0.0.1", "::1")
+    names = (
+        "DNS:n1",
+        "DNS:N1.example",
+        "DNS:*.example.org",
+        "DNS:*.internal",
+        "DNS:10.0.0.1",
+        "IP:127.0.0.1",
+        "IP:::1",
+    )
     for host in ("n1", "n1.EXAMPLE", "a.example.org", "127.0.0.1", "0:0::1"):
         assert names_host(names, host), host
     for host in ("n2", "example.org", "a.b.example.org", "127.0.0.2", "1.example"):
+        assert not names_host(names, host), host
+    for host in ("n1.internal", "10.0.0.1"):  # OpenSSL refuses both
         assert not names_host(names, host), host
     assert not names_host((), "n1")
 
@@ -164,7 +174,7 @@ def test_doctor_compares_the_certificate_with_the_host_of_the_url(tmp_path: Path
     assert found(url="http://n2.example") == []  # that of a proxy, which speaks TLS with the node
     (by_url,) = found(url="https://n2.example:1")
     assert by_url.detail == (
-        f"{certificate} names n1.example, 127.0.0.1; `url` of n1 is https://n2.example:1"
+        f"{certificate} names DNS:n1.example, IP:127.0.0.1; `url` of n1 is https://n2.example:1"
     )
     (by_listen,) = found(listen="0.0.0.0:1")
     assert by_listen.detail.endswith("; `url` of n1 (from `listen`) is https://0.0.0.0:1")
