@@ -31,6 +31,7 @@ import uvloop
 from app.api.access.hosts import KnownHosts
 from app.api.access.tokens import Tokens
 from app.errors import ConfigError
+from app.listener import lost_connections
 from app.listener.connection import Connection
 from app.listener.listener import Listener
 from app.listener.tls_handshakes import TlsHandshakes
@@ -74,8 +75,14 @@ def serve(
         refused(f"configuration refused: {error}")
         return EXIT_CONFIG
     keep_pandas_out()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(_run(settings, ready, refused))
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    loop = uvloop.new_event_loop()
+    loop.set_exception_handler(lost_connections.report)
+    return loop
 
 
 class _WithoutPandas(importlib.abc.MetaPathFinder):
