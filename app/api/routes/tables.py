@@ -11,6 +11,7 @@ index that a leader has reported in `events`.
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Final, TypeVar
 
@@ -30,6 +31,7 @@ from app.api.read.selection import Consistency
 from app.errors import InvalidRequest, NoSuchCut, NotYetMaterialized, TableNotFound
 from app.errors.tables import no_table
 from app.node.hosted_log import HostedLog
+from app.node.job_threads import in_thread
 from app.node.replica.driver import LogDriver
 from app.tables.catalog import NONE, LogTables, TableState, is_typed
 from app.tables.delta_log import is_url
@@ -93,19 +95,19 @@ class KnownTables:
             self._logs[log] = (LogTables(self.root, log.name), asyncio.Lock())
         tables, lock = self._logs[log]
         async with lock:
-            return await asyncio.to_thread(ask, tables)
+            return await in_thread(partial(ask, tables))
 
 
 class KnownJobs:
     """The last reports of the jobs that write the tables, by log.
 
-    One read at a time, in a thread. A file system that does not answer holds no more threads, and delays no
-    call by more than _JOBS_WAIT_S: the answer is then what was read before.
+    One read at a time, in a thread. A file system that does not answer holds no more threads, delays no call
+    by more than _JOBS_WAIT_S (the answer is then what was read before), and no stop of the node.
     """
 
     def __init__(self, root: str | None) -> None:
         self._reports = None if root is None else JobReports(root)
-        self._reading: asyncio.Future[Mapping[str, JobReport]] | None = None
+        self._reading: asyncio.Task[Mapping[str, JobReport]] | None = None
         self._began_s = 0.0
         self._last: Mapping[str, JobReport] = {}
 
@@ -116,7 +118,7 @@ class KnownJobs:
         loop = asyncio.get_running_loop()
         reading = self._reading
         if reading is None or reading.done():
-            reading = self._reading = loop.run_in_executor(None, self._reports.read)
+            reading = self._reading = loop.create_task(in_thread(self._reports.read))
             self._began_s = loop.time()
         await asyncio.wait((reading,), timeout=max(0.0, self._began_s + _JOBS_WAIT_S - loop.time()))
         if reading.done():

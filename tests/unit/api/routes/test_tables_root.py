@@ -18,6 +18,7 @@ from app.node.hosted_log import HostedLog
 from app.settings.model import LogSettings, Replication
 from app.tables.catalog import LogTables, TableState
 from app.tables.job_reports import JobReport, JobReports
+from tests.support.event_loop import until
 from tests.support.in_process import node_in_process
 
 
@@ -74,6 +75,26 @@ def test_a_folder_that_does_not_answer_delays_no_report_and_holds_one_thread(
     monkeypatch.setattr(JobReports, "read", read)
     asyncio.run(run())
     assert asyncio.run(KnownJobs(None).last()) == {}
+
+
+def test_a_folder_that_does_not_answer_keeps_no_node_from_its_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop waited for the thread, and the process stayed until it was killed: after one scrape."""
+    stopped, begun, ended = threading.Event(), [], []
+
+    def hang(of: object) -> Any:
+        begun.append(type(of))
+        ended.append(stopped.wait(3))
+
+    async def call() -> None:
+        await KnownJobs("/t").last()
+        tasks = [asyncio.create_task(KnownTables("/t").query(hosted("log"), hang))]
+        await until(lambda: len(begun) == len(tasks) + 1)
+
+    monkeypatch.setattr(tables, "_JOBS_WAIT_S", 0.0)
+    monkeypatch.setattr(JobReports, "read", hang)
+    asyncio.run(call())
+    assert (begun, ended) == ([JobReports, LogTables], [])
+    stopped.set()
 
 
 @pytest.mark.parametrize("deleting", [False, True])
