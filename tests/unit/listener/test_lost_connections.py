@@ -1,4 +1,4 @@
-"""What the loop of a node logs about errors in connections."""
+"""Log lines of the loop of a node about errors in connections."""
 
 import asyncio
 import logging

@@ -83,7 +83,7 @@ def test_files_without_bounds_are_counted_until_they_are_removed() -> None:
 
 @pytest.mark.parametrize("bound", [None, "7"])
 def test_a_bound_that_is_no_number_is_none(bound: object) -> None:
-    """Of a file of another program: Spark reads the table."""
+    """Another program may write such a file: Spark reads the table."""
     files = OrderedFiles("index")
     files.add("one", of(0, 9))
     for number, (least, most) in enumerate([(bound, 7), (7, bound), (bound, bound)]):
