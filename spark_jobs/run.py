@@ -10,7 +10,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ from spark_jobs.materialize.followed_logs import FollowedLogs, first_line
 from spark_jobs.materialize.journal_poller import JournalPoller
 from spark_jobs.materialize.lease import MOVE_EACH_S
 from spark_jobs.materialize.log_materializer import LogMaterializer, SharedParts, query_options
-from spark_jobs.materialize.progress import LogProgress, Progress, ProgressFile
+from spark_jobs.materialize.progress import WRITE_EACH_S, LogProgress, Progress, ProgressFile
 from spark_jobs.materialize.query import LogRows, RecordsQuery
 from spark_jobs.materialize.supervisor import MaterializeFailed
 from spark_jobs.materialize.workers import Kind, Workers
@@ -191,13 +191,21 @@ def _poll(
         # without the catalog, which may take seconds for each table
         polled_s = time.monotonic() - began_s
         if named is not None and (logs.done or began_s >= named_at_s):
-            named.refresh(logs.progress())
+            named.refresh(_reported(logs, file))
             named_at_s = time.monotonic() + CATALOG_EACH_S
         if logs.done:
             return
         stop.wait(pause_after(polled_s))
         wake.wait(POLL_INTERVAL_S)
         wake.clear()
+
+
+def _reported(logs: FollowedLogs, file: ProgressFile) -> Iterator[str]:
+    """Yield the logs for the catalog, which may take seconds for each table, and report between them."""
+    for log in logs.progress():
+        if time.monotonic() - file.written_at_s >= WRITE_EACH_S:
+            file.write("running", logs.progress())
+        yield log
 
 
 def pause_after(polled_s: float) -> float:

@@ -6,14 +6,17 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.progress import LogProgress, Progress, ProgressFile
-from spark_jobs.run import ProgressLines
+from spark_jobs.run import ProgressLines, _poll
 from tests.spark.conftest import endpoints
 from tests.spark.session.standalone import write_conf
 from tests.spark.source.log_server import FakeReplica
@@ -23,6 +26,24 @@ from tests.support.cluster import eventually
 @pytest.fixture
 def config(tmp_path: Path, replicas: list[FakeReplica]) -> MaterializeConfig:
     return MaterializeConfig(endpoint=endpoints(replicas), tables=tmp_path / "tables")
+
+
+def test_a_job_reports_while_a_catalog_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job whose catalog needs seconds for each table was shown as one that was probably killed."""
+    file, written = ProgressFile(tmp_path / "progress.json"), []
+    monkeypatch.setattr(ProgressFile, "_replace", lambda _, text: written.append(json.loads(text)["state"]))
+
+    def refresh(logs: Iterable[str]) -> None:
+        for _ in logs:
+            file.written_at_s -= 60
+
+    logs = SimpleNamespace(
+        progress=lambda: dict.fromkeys("abc", LogProgress(1, 0, 0, 0, 0, 1, 0)), poll=lambda: None, done=True
+    )
+    shared = SimpleNamespace(journals=SimpleNamespace(ask_when_due=lambda _: None), workers=None, query=None)
+    named, event = SimpleNamespace(refresh=refresh), threading.Event()
+    _poll(cast(Any, logs), cast(Any, shared), cast(Any, named), event, event, file)
+    assert written == ["running"] * 3
 
 
 def test_the_program_follows_the_log_and_ends_cleanly_on_sigterm(
