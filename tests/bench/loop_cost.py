@@ -1,4 +1,5 @@
-"""Processor time of the event loop for one append: one node in this process, real files, no sockets.
+"""Processor time of the event loop for one append, or one long poll: one node in this process, real files, no
+sockets.
 
     python -m tests.bench.loop_cost [--rounds 60] [--kinds "one record,100 records as Arrow"]
                                     [--against CHECKOUT --turns 6]
@@ -8,6 +9,8 @@ alternate, and the last lines have the least of each and their ratio. The minimu
 on what else runs on the machine, so it shows the effect of a change that the rates of `rest_append` cannot
 show there. The time of the disk threads and of system calls on sockets is not in it. Part of a cluster's cost
 is not in it either: the frames to the followers.
+
+The cost of a long poll includes its part of the append of POLLED_RECORDS records that all polls wait for.
 """
 
 import argparse
@@ -48,6 +51,9 @@ SCHEMA = SchemaRecord(
     definition="id BIGINT NOT NULL, time TIMESTAMP, price DOUBLE, tags ARRAY<STRING>, text STRING",
     on_invalid="reject",
 )
+POLLS = "100 long polls"
+POLLED_RECORDS = 45  # between two answers to a poll, about as many as 1 500 appends per second make
+NEXT_INDEX = b"\r\ncommitlog-next-index: "
 EXCHANGES = 5  # of every connection in a round
 
 
@@ -57,6 +63,7 @@ class Answers(asyncio.Transport):
     waiting = 0
     all_here: "asyncio.Future[None]"
     last = b""
+    closing = False
 
     def write(self, data: Any) -> None:
         Answers.last = bytes(data)
@@ -64,14 +71,37 @@ class Answers(asyncio.Transport):
         if not Answers.waiting:
             Answers.all_here.set_result(None)
 
+    def writelines(self, parts: Any) -> None:
+        self.write(parts[0])
+
+    def close(self) -> None:
+        self.closing = True
+
     def is_closing(self) -> bool:
-        return False
+        return self.closing
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return ("127.0.0.1", 1) if name.endswith("name") else default
 
     def get_write_buffer_size(self) -> int:
         return 0
+
+
+class PollAnswers(Answers):
+    """The client's end of a connection that sends the next poll after each answer."""
+
+    connection: Any
+
+    def write(self, data: Any) -> None:
+        super().write(data)
+        start = Answers.last.index(NEXT_INDEX) + len(NEXT_INDEX)
+        self.poll(Answers.last[start : Answers.last.index(b"\r\n", start)])
+
+    def poll(self, index: bytes) -> None:
+        head = (
+            b"GET /v1/logs/default/records?from_index=%b&wait_ms=10000 HTTP/1.1\r\nHost: node\r\n\r\n" % index
+        )
+        asyncio.get_running_loop().call_soon(self.connection.data_received, head)
 
 
 def requests() -> dict[str, tuple[int, bytes]]:
@@ -96,6 +126,7 @@ def requests() -> dict[str, tuple[int, bytes]]:
         "100 records as a packed batch": (8, _request(BATCHES, packed_batch([value] * BATCH_RECORDS))),
         OBJECTS: (8, _request("application/x-ndjson", objects())),
         CHECKED_OBJECTS: (8, _request("application/x-ndjson", objects())),
+        POLLS: (100, _request(BATCHES, packed_batch([value] * POLLED_RECORDS))),
     }
 
 
@@ -122,7 +153,7 @@ async def measure(folder: Path, rounds: int, kinds: list[str]) -> None:
     broker = Broker(settings)
     await broker.start()
     application = build_app(settings, broker)
-    listener = Listener(settings.http, 1000, broker.meter, application.lane)
+    listener = Listener(settings.http, 1000, broker.meter, application.lane, application.polls)
     config = uvicorn.Config(application.asgi, lifespan="off", log_config=None, access_log=False)
     config.load()
     while not broker.lookup.find("default").leads:  # noqa: ASYNC110  # what is awaited has no event
@@ -140,26 +171,42 @@ async def measure(folder: Path, rounds: int, kinds: list[str]) -> None:
             is_set = loop.create_future()
             driver.command(SetSchema(SCHEMA), is_set.set_result)
             await is_set
-        connections: list[Any] = []
-        for _ in range(count):
-            given = {"config": config, "server_state": ServerState(), "app_state": {}, "_loop": loop}
+        state = ServerState()
+
+        def connect(client: Answers, state: ServerState = state) -> Any:
+            given = {"config": config, "server_state": state, "app_state": {}, "_loop": loop}
             connection: Any = Connection(listener, **given)
-            connection.connection_made(Answers())
-            connections.append(connection)
+            connection.connection_made(client)
+            return connection
+
+        senders = [connect(Answers()) for _ in range(1 if kind == POLLS else count)]
+        pollers = [PollAnswers() for _ in range(count if kind == POLLS else 0)]
+        await _exchange(senders, [], request)
+        for poller in pollers:
+            poller.connection = connect(poller)
+            poller.poll(b"%d" % (broker.lookup.find("default").serving.committed_index + 1))
         costs_us = []
         for _ in range(rounds):
             began_s = time.thread_time()
             for _ in range(EXCHANGES):
-                Answers.waiting, Answers.all_here = count, loop.create_future()
-                for connection in connections:
-                    connection.data_received(request)
-                await Answers.all_here
+                await _exchange(senders, pollers, request)
             costs_us.append((time.thread_time() - began_s) * 1e6 / count / EXCHANGES)
         assert Answers.last.startswith(b"HTTP/1.1 200 "), Answers.last
         costs_us.sort()
         least_us, median_us = round(costs_us[0], 1), round(costs_us[len(costs_us) // 2], 1)
         print_figure(append=kind, connections=count, least_us=least_us, median_us=median_us)
+        for poller in pollers:
+            poller.connection.connection_lost(None)
     await broker.stop()
+
+
+async def _exchange(senders: list[Any], pollers: list[PollAnswers], request: bytes) -> None:
+    """Append once by each sender, and wait for the answers to them and to each poll."""
+    Answers.waiting = len(senders) + len(pollers)
+    Answers.all_here = asyncio.get_running_loop().create_future()
+    for connection in senders:
+        connection.data_received(request)
+    await Answers.all_here
 
 
 def compare(other: Path, turns: int, arguments: list[str]) -> None:
