@@ -12,7 +12,6 @@ import logging
 import math
 import re
 import termios
-from functools import partial
 from typing import Any, Final
 
 import httptools
@@ -23,12 +22,12 @@ from app.api.append.group_answers import GroupAnswers
 from app.api.append.lane import AppendLane, LaneAppend
 from app.api.http.dependencies import PIECE_BYTES
 from app.api.http.lane_call import LaneCall
-from app.api.http.messages import PageResponse, Response, new_request_id, problem_response
+from app.api.http.messages import Response, header_lines, new_request_id, problem_response
 from app.api.http.single_headers import repeated_header
-from app.api.read.lane import KnownPoll, LanePoll, PollLane
+from app.api.read.poll_groups import LanePoll
 from app.errors import BadRequest, CommitlogError, CrossOrigin, HeadTooLarge, RateLimited, RequestTimeout
 from app.listener.asgi_calls import closed_when_cut_off, end_waiting, ended_by_close
-from app.listener.listener import PIPELINED_MAX, Listener, header_lines
+from app.listener.listener import PIPELINED_MAX, Listener
 from app.listener.refusals import refusal_of
 
 logger = logging.getLogger(__name__)
@@ -79,8 +78,8 @@ class Connection(HttpToolsProtocol):
         self._listener.closed(self)
         if isinstance(self._running, LaneAppend) and self._running.more_body:
             self._lane.abandon(self._running)
-        if isinstance(self._running, LanePoll) and self._running.task is not None:
-            self._running.task.cancel()
+        if isinstance(self._running, LanePoll):
+            self._running.groups.abandon(self._running)
         if isinstance(self._running, RequestResponseCycle):
             end_waiting(self._running)
         if isinstance(self.cycle, LaneCall):
@@ -242,8 +241,7 @@ class Connection(HttpToolsProtocol):
         if isinstance(self.cycle, LaneAppend):
             self._body_has_arrived(self.cycle)
         elif isinstance(self.cycle, LanePoll):
-            assert self._listener.polls is not None
-            self._begin_poll(self._listener.polls, self.cycle)
+            self._begin_poll(self.cycle)
         else:
             super().on_message_complete()
 
@@ -296,8 +294,13 @@ class Connection(HttpToolsProtocol):
             return False
         lane, polls = self._listener.lane, self._listener.polls
         if polls is not None and len(data) == body_start and data.startswith(b"GET "):
-            poll = polls.known(data)
-            return poll is not None and self._take_poll(polls, *poll)
+            seen = polls.known(data)
+            poll = None if seen is None else polls.begin(*seen, keep_alive=True)
+            if poll is not None:
+                self.cycle = self._running = poll  # type: ignore[assignment]  # as in on_headers_complete
+                self._head_since_s = self._received_s
+                self._begin_poll(poll)
+            return poll is not None
         known = None if lane is None else lane.known(data[:body_start])
         if lane is None or known is None or len(data) - body_start > known.size_bytes:
             return False
@@ -315,31 +318,30 @@ class Connection(HttpToolsProtocol):
             lane.handle(append, self)
         return True
 
-    def _take_poll(self, polls: PollLane, known: KnownPoll, from_index: int) -> bool:
-        poll = polls.begin(known, from_index, keep_alive=True)
-        if poll is None:
-            return False
-        self.cycle = self._running = poll  # type: ignore[assignment]  # as in on_headers_complete
-        self._head_since_s = self._received_s
-        self._begin_poll(polls, poll)
-        return True
+    def _begin_poll(self, poll: LanePoll) -> None:
+        self._awaited_by_a_stop(poll.groups.add(poll, self))
 
-    def _begin_poll(self, polls: PollLane, poll: LanePoll) -> None:
-        task = poll.task = self.loop.create_task(self._answer_poll(polls, poll))
-        self.tasks.add(task)  # a clean stop waits for them
-        task.add_done_callback(partial(self._poll_has_ended, polls, poll))
+    def _awaited_by_a_stop(self, task: asyncio.Task[None]) -> None:
+        if task not in self.tasks:
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
 
-    def _poll_has_ended(self, polls: PollLane, poll: LanePoll, task: asyncio.Task[None]) -> None:
-        self.tasks.discard(task)
-        polls.left(poll)
+    def answer_poll(self, poll: LanePoll, status: int, lines: bytes, body: bytes | memoryview) -> None:
+        """As PollSource.answer_poll."""
+        head = b"".join(self._head_of(poll, status, lines))
+        if self.flow.write_paused or len(body) > PIECE_BYTES:
+            poll.writing = self.loop.create_task(self._write_in_pieces(poll, head, memoryview(body)))
+            self._awaited_by_a_stop(poll.writing)
+            poll.writing.add_done_callback(lambda _: poll.groups.left(poll))
+            return
+        if not self.transport.is_closing():
+            self.transport.writelines((head, body))
+        poll.groups.left(poll)
+        poll.response_complete = True
+        self._has_answered(poll)
 
-    async def _answer_poll(self, polls: PollLane, poll: LanePoll) -> None:
-        await self._write_poll(poll, await polls.answer(poll))
-
-    async def _write_poll(self, poll: LanePoll, answer: PageResponse) -> None:
-        """Write an answer; a large one in pieces as the client reads it, as ExactResponse does."""
-        head = b"".join(self._head_of(poll, answer.status, header_lines(answer.headers)))
-        rest = memoryview(answer.body)
+    async def _write_in_pieces(self, poll: LanePoll, head: bytes, rest: memoryview) -> None:
+        """Write an answer as the client reads it, as ExactResponse does."""
         while rest or head:
             if self.flow.write_paused:
                 await self.flow.drain()

@@ -4,13 +4,13 @@ connection.py has the connections themselves.
 """
 
 import asyncio
-from collections.abc import Iterable
 from typing import Final, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from app.api.access.hosts import KnownHosts
 from app.api.append.lane import AppendLane
+from app.api.http.messages import header_lines
 from app.api.read.lane import PollLane
 from app.pauses import rest
 from app.settings.model import HttpSettings
@@ -85,7 +85,3 @@ class Listener:
             now_s = loop.time()
             for connection in list(self._connections):
                 connection.enforce(now_s)
-
-
-def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    return b"".join([b"%b: %b\r\n" % header for header in headers])

@@ -69,6 +69,11 @@ def json_response(
     )
 
 
+def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return headers as they are sent."""
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
 def is_problem(body: bytes) -> bool:
     """Return whether a body is a problem document as `problem_response` writes it."""
     return body.startswith(_PROBLEM_BEGIN)

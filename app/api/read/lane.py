@@ -1,104 +1,42 @@
 """Fast lane of long polls: a connection takes them before ASGI, as the lane of appends takes appends.
 
-A reader that waits at the end of a log repeats one request with another `from_index`. FastAPI needs ten times
-as long for it as the read itself. The lane takes a poll whose head has nothing special, and answers it by the
-same functions as the plain route. Everything else, every refusal at its beginning included, is left to the
-plain route: both give the same bytes. A request whose head differs only in the digits of `from_index` from
-one that the HTTP parser has accepted needs no parser.
+A reader that waits at the end of a log repeats one request with another `from_index`. FastAPI needs ten
+times as long for it as the read itself. The lane takes a poll whose head has nothing special, and
+poll_groups.py answers it by the functions of the plain route. Everything else, every refusal at its beginning
+included, is left to the plain route: both give the same bytes. A request whose head differs only in the
+digits of `from_index` from one that the HTTP parser has accepted needs no parser.
 """
 
-import asyncio
-import logging
 import re
 from typing import Final
 from urllib.parse import parse_qsl
 
 from pydantic import ValidationError
 
-from app.api.access.caller import TO_READ, Caller, Grant
+from app.api.access.caller import TO_READ
 from app.api.access.tokens import Tokens
-from app.api.http.in_flight_limit import InFlightLimit, Reservation
+from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.lane_call import (
     KNOWN_HEADS_MAX,
-    RECORDS_ROUTE,
     SPECIAL_HEADERS,
-    LaneCall,
     is_repeatable,
     lane_headers,
     log_of_records,
 )
-from app.api.http.log_call import Served
-from app.api.http.messages import REQUEST_ID, PageResponse, RawHeaders, given_or_new_id, problem_response
+from app.api.http.messages import RawHeaders
 from app.api.http.negotiation import accepted_type
 from app.api.http.query import query_refusal
-from app.api.read.page_answer import FORMATS, PAGES, page_answer
+from app.api.read.page_answer import FORMATS, PAGES
+from app.api.read.poll_groups import KnownPoll, LanePoll, PollGroups
 from app.api.read.query import ReadQuery
-from app.api.read.reader import Reader
 from app.api.read.selection import Consistency
-from app.errors import CommitlogError, Internal, Repairing
+from app.errors import CommitlogError
 from app.names import SYSTEM
 from app.node.broker import Broker
-from storage.errors import StorageError
-
-logger = logging.getLogger(__name__)
 
 _URL: Final = re.compile(rb"[A-Za-z0-9._/-]+\?[A-Za-z0-9_=&-]+")  # nothing that would have to be decoded
 _START: Final = re.compile(rb"(?<=[?&]from_index=)(?:0|[1-9][0-9]{0,17})(?![0-9])")
 _DECLINED: Final = SPECIAL_HEADERS | {b"commitlog-min-index", b"commitlog-no-forward"}
-
-
-class KnownPoll:
-    """The part of a poll's head that its repetitions share. permitted: the grant that permitted it last."""
-
-    __slots__ = ("authorization", "given_id", "log", "media_type", "path", "permitted", "query")
-
-    def __init__(
-        self,
-        log: str,
-        path: str,
-        query: ReadQuery,
-        media_type: str,
-        given_id: bytes | None,
-        authorization: bytes | None,
-    ) -> None:
-        self.log = log
-        self.path = path
-        self.query = query
-        self.media_type = media_type
-        self.given_id = given_id
-        self.authorization = authorization
-        self.permitted: Grant | None = None
-
-
-class LanePoll(LaneCall):
-    """One poll in the lane. task: finds its answer."""
-
-    __slots__ = (
-        "caller", "from_index", "granted", "keep_alive", "known", "more_body", "request_id", "reservation",
-        "response_complete", "served", "task",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        known: KnownPoll,
-        from_index: int,
-        served: Served,
-        caller: Caller,
-        reservation: Reservation,
-        *,
-        keep_alive: bool,
-    ) -> None:
-        self.known = known
-        self.from_index = from_index
-        self.served = served
-        self.caller = caller
-        self.granted = caller.grant
-        self.reservation = reservation
-        self.keep_alive = keep_alive
-        self.request_id = given_or_new_id(known.given_id)
-        self.more_body = False
-        self.response_complete = False
-        self.task: asyncio.Task[None] | None = None
 
 
 class PollLane:
@@ -109,6 +47,7 @@ class PollLane:
         self._broker = broker
         self._tokens = tokens
         self._in_flight = in_flight
+        self._groups = PollGroups(broker, in_flight)
         self._known: dict[tuple[bytes, bytes], KnownPoll] = {}  # by the bytes around from_index
 
     def known(self, raw: bytes) -> tuple[KnownPoll, int] | None:
@@ -178,42 +117,7 @@ class PollLane:
         except CommitlogError:
             self._in_flight.leave(0)
             return None
-        served, reservation = Served(self._broker, hosted, driver), self._in_flight.reservation()
-        return LanePoll(known, from_index, served, caller, reservation, keep_alive=keep_alive)
-
-    async def answer(self, poll: LanePoll) -> PageResponse:
-        """Return the answer to a poll. Never raises."""
-        known = poll.known
-        try:
-            reader = Reader(poll.served, known.query.consistency)
-            await reader.confirm()
-            query = known.query.model_copy(update={"from_index": poll.from_index})
-            range_ = await reader.range_of(query)
-            answer = await page_answer(reader, range_, query, known.media_type, poll.reservation.reach)
-            if not poll.caller.holds(poll.granted):
-                raise poll.caller.revocation()
-            answer.headers.append((REQUEST_ID, poll.request_id))
-        except Exception as error:
-            refusal = self._refusal(error, poll)
-            problem = problem_response(refusal, instance=known.path, request_id=poll.request_id)
-            answer = PageResponse(problem.status, problem.headers, problem.body)
-        self._broker.meter.answered("GET", RECORDS_ROUTE, answer.status)
-        return answer
-
-    def _refusal(self, error: Exception, poll: LanePoll) -> CommitlogError:
-        """Return the refusal that an exception becomes; details of a failure are only logged."""
-        if isinstance(error, CommitlogError):
-            return error
-        extra = {"request_id": poll.request_id.decode("ascii")}
-        if isinstance(error, StorageError):
-            if self._broker.repairs.report(error, "read"):
-                return Repairing()
-            logger.error("storage: %s", error, extra=extra)
-        else:
-            logger.error("request failed", exc_info=error, extra={**extra, "path": poll.known.path})
-        return Internal()
-
-    def left(self, poll: LanePoll) -> None:
-        """The poll has been answered, or its client has disconnected."""
-        poll.caller.leave()
-        self._in_flight.leave(poll.reservation.bytes)
+        reservation = self._in_flight.reservation()
+        poll = LanePoll(self._groups, known, from_index, caller, reservation, keep_alive=keep_alive)
+        poll.hosted, poll.driver = hosted, driver
+        return poll

@@ -8,6 +8,7 @@ from app.api.http.messages import PageResponse
 from app.api.read.page_rendering import rendered_page
 from app.api.read.query import ReadQuery
 from app.api.read.reader import Range, Reader
+from app.api.read.shared_pages import RenderedPage
 from app.api.read.tail_pages import tail_page, waits_at_the_end
 from app.media_types import ARROW_STREAM, BATCHES, EVENTS, JSON, NDJSON, PARQUET
 
@@ -22,19 +23,30 @@ async def page_answer(
 
     reserve(bytes): counts them as in flight. Raises what it raises, and what Reader.page raises.
     """
-    wanted = query.selection()
-    if waits_at_the_end(reader, range_, wanted, query.wait_ms):
-        found = await tail_page(reader, range_, wanted, query.wait_ms, query.encoding, media_type)
-    else:
-        page = await reader.page(range_, wanted, query.wait_ms)
-        reserve(page.size_bytes)
-        has_more = reader.has_more(page, range_)
-        name = reader.hosted.name
-        found = await rendered_page(name, reader.head(), page, has_more, query.encoding, media_type)
+    found = await page_of(reader, range_, query, media_type, reserve)
     body = found.body or b""
     reserve(len(body))
+    return PageResponse(200, headers_of(reader, media_type, found), body)
+
+
+async def page_of(
+    reader: Reader, range_: Range, query: ReadQuery, media_type: str, reserve: Callable[[int], None]
+) -> RenderedPage:
+    """As `page_answer`, without the headers. reserve: called before a page that is not shared is rendered."""
+    wanted = query.selection()
+    if waits_at_the_end(reader, range_, wanted, query.wait_ms):
+        return await tail_page(reader, range_, wanted, query.wait_ms, query.encoding, media_type)
+    page = await reader.page(range_, wanted, query.wait_ms)
+    reserve(page.size_bytes)
+    has_more = reader.has_more(page, range_)
+    name = reader.hosted.name
+    return await rendered_page(name, reader.head(), page, has_more, query.encoding, media_type)
+
+
+def headers_of(reader: Reader, media_type: str, found: RenderedPage) -> list[tuple[bytes, bytes]]:
+    """Return the headers of the answer with that page."""
     shown = None if media_type == JSON else found.has_more
-    return PageResponse(200, answer_headers(reader, media_type, len(body), found.next_index, shown), body)
+    return answer_headers(reader, media_type, len(found.body or b""), found.next_index, shown)
 
 
 def answer_headers(

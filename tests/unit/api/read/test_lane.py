@@ -52,13 +52,13 @@ class Fronts:
             await until(lambda: not transport.paused)
             if not transport.closing:
                 connection.data_received(piece)
-        await until(lambda: transport.closing or _answers(transport.sent) >= answers)
+        await until(lambda: transport.closing or whole_answers(transport.sent) >= answers)
         transport.close()
         connection.connection_lost(None)
         return re.sub(rb"\r\ndate: [^\r]+", b"", bytes(transport.sent))
 
 
-def _answers(sent: bytes) -> int:
+def whole_answers(sent: bytes) -> int:
     """Return the number of whole answers."""
     count, rest = 0, bytes(sent)
     while (end := rest.find(b"\r\n\r\n")) >= 0:
@@ -108,7 +108,7 @@ def random_request(chance: random.Random) -> bytes:
     return get(query % chance.randrange(8), *lines, path=path)
 
 
-async def _fill(node: InProcess, values: int) -> None:
+async def fill(node: InProcess, values: int) -> None:
     """Append records."""
     octets = {"content-type": "application/octet-stream"}
     for number in range(values):
@@ -122,7 +122,7 @@ def test_lane_and_plain_route_agree_on_random_requests(tmp_path: Path, tokens: b
     async def run() -> None:
         async with node_in_process(tmp_path) as node:
             fronts = Fronts(node, tokens=tokens)
-            await _fill(node, 4)
+            await fill(node, 4)
             seen = b""
             for seed in range(100):
                 chance = random.Random(seed)
@@ -147,7 +147,7 @@ def test_a_known_head_with_another_index_is_answered_without_the_parser(tmp_path
     async def run() -> None:
         async with node_in_process(tmp_path) as node:
             fronts = Fronts(node)
-            await _fill(node, 3)
+            await fill(node, 3)
             end = node.broker.lookup.find("default").serving.committed_index + 1  # type: ignore[union-attr]
             heads = [get(b"?from_index=%d&wait_ms=1" % index) for index in (0, 1, end, end + 1, 10**17)]
             connection, transport = fronts.connect(0)
@@ -155,7 +155,7 @@ def test_a_known_head_with_another_index_is_answered_without_the_parser(tmp_path
                 if number == 1:
                     connection.parser = None  # a parser would be used from here on
                 connection.data_received(head)
-                await until(lambda wanted=number + 1: _answers(transport.sent) == wanted)  # type: ignore[misc]
+                await until(lambda wanted=number + 1: whole_answers(transport.sent) == wanted)  # type: ignore[misc]
             transport.sent = bytearray(re.sub(rb"\r\ndate: [^\r]+", b"", bytes(transport.sent)))
             assert bytes(transport.sent) == await fronts.exchange(1, heads, len(heads))
             assert transport.sent.count(b'"code":"index-out-of-range"') == 2
@@ -167,7 +167,7 @@ def test_a_poll_waits_and_a_client_that_disconnects_ends_it(tmp_path: Path) -> N
     async def run() -> None:
         async with node_in_process(tmp_path) as node:
             fronts = Fronts(node)
-            await _fill(node, 1)
+            await fill(node, 1)
             end = node.broker.lookup.find("default").serving.committed_index + 1  # type: ignore[union-attr]
             (stays, transport), (leaves, left) = fronts.connect(0), fronts.connect(0)
             for connection in (stays, leaves):
@@ -177,8 +177,8 @@ def test_a_poll_waits_and_a_client_that_disconnects_ends_it(tmp_path: Path) -> N
             leaves.connection_lost(None)
             await until(lambda: fronts.in_flight.requests == 1)
             assert not transport.sent
-            await _fill(node, 1)
-            await until(lambda: _answers(transport.sent) == 1)
+            await fill(node, 1)
+            await until(lambda: whole_answers(transport.sent) == 1)
             assert b'"value":"v0"' in transport.sent
             assert not left.sent
             assert fronts.in_flight.requests == 0
@@ -229,14 +229,14 @@ def test_a_large_page_is_sent_as_its_client_reads_it(tmp_path: Path) -> None:
             await until(lambda: fronts.in_flight.bytes > len(value))
             assert not transport.sent
             connection.resume_writing()
-            await until(lambda: _answers(transport.sent) == 1)
+            await until(lambda: whole_answers(transport.sent) == 1)
             connection.data_received(request)
             connection.pause_writing()
             await until(lambda: fronts.in_flight.bytes > len(value))
             fronts.tokens._replace({})
             connection.resume_writing()
             await until(lambda: transport.closing)
-            assert _answers(transport.sent) == 1
+            assert whole_answers(transport.sent) == 1
             await until(lambda: fronts.in_flight.bytes == 0)
 
     asyncio.run(run())
