@@ -334,9 +334,9 @@ class Connection(HttpToolsProtocol):
             self._awaited_by_a_stop(poll.writing)
             poll.writing.add_done_callback(lambda _: poll.groups.left(poll))
             return
+        poll.groups.left(poll)
         if not self.transport.is_closing():
             self.transport.writelines((head, body))
-        poll.groups.left(poll)
         poll.response_complete = True
         self._has_answered(poll)
 

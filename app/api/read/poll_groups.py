@@ -8,7 +8,7 @@ its poll: rights, limits, request id, and a connection that is slow.
 
 import asyncio
 import logging
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from typing import Final, Protocol
 
 from app.api.access.caller import Caller, Grant
@@ -25,6 +25,7 @@ from app.api.read.tail_pages import MomentPages, waits_at_the_end
 from app.errors import CommitlogError, Internal, Repairing
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
+from app.node.replica.commit_waiters import answer
 from app.node.replica.driver import LogDriver
 from storage.errors import StorageError
 
@@ -127,7 +128,7 @@ class PollGroups:
         group = self.arriving.get(key)
         if group is None:
             group = self.arriving[key] = PollGroup(self, key, poll)
-        group.take((poll,))
+        group.take(poll)
         return group.task
 
     def abandon(self, poll: LanePoll) -> None:
@@ -176,12 +177,10 @@ class PollGroup:
         self.task = asyncio.get_running_loop().create_task(self._run())
         self.task.add_done_callback(self._has_ended)
 
-    def take(self, polls: Iterable[LanePoll], until_s: float = 0.0, known_end: int = 0) -> None:
-        """Answer these polls too. until_s: end of their wait. known_end: what they must see."""
-        self._known_end = max(self._known_end, known_end)
-        for poll in polls:
-            poll.group = self
-            self._polls[poll] = until_s
+    def take(self, poll: LanePoll) -> None:
+        """Answer a poll of this turn too."""
+        poll.group = self
+        self._polls[poll] = 0.0
 
     def forget(self, poll: LanePoll) -> bool:
         """Give a poll no answer; return whether it had none yet."""
@@ -247,23 +246,42 @@ class PollGroup:
             self._index = found.next_index
 
     def _has_joined(self) -> bool:
-        """Return whether another group has taken the polls of this one; otherwise it takes others."""
+        """Return whether another group has taken the polls of this one; otherwise it takes others.
+
+        The group whose first poll gives up earlier takes the other one: it does not sleep beyond that.
+        """
         self._key = (self._driver, self._index, self._known.content)
-        other = self._groups.waiting.setdefault(self._key, self)
-        if other is self:
-            return False
-        for poll, until_s in self._polls.items():
-            other.take((poll,), until_s, self._known_end)
-        self._polls.clear()
-        return True
+        waiting = self._groups.waiting
+        other = waiting.get(self._key)
+        if other is not None and other.gives_up_s <= self.gives_up_s:
+            other.take_from(self)
+            return True
+        waiting[self._key] = self
+        if other is not None:
+            self.take_from(other)
+            other.task.cancel()
+        return False
+
+    @property
+    def gives_up_s(self) -> float:
+        """The end of the first wait."""
+        return min(self._polls.values())
+
+    def take_from(self, other: "PollGroup") -> None:
+        """Take all polls of another group."""
+        self._known_end = max(self._known_end, other._known_end)
+        for poll in other._polls:
+            poll.group = self
+        self._polls |= other._polls
+        other._polls.clear()
 
     async def _moment(self, pages: MomentPages) -> LogHead | None:
         """Wait for the moment that has the index; None when no poll waits any more."""
         reader, loop = self._reader, asyncio.get_running_loop()
         pace = pace_of(reader)
         while self._polls:
-            left_s = min(self._polls.values()) - loop.time()
-            if not await pace.grown(reader, self._index, max(0.0, left_s)):
+            left_s = max(0.0, self.gives_up_s - loop.time())
+            if not await pace.grown(reader, self._index, left_s):
                 stops, now_s = self._groups.broker.waits.stopping, loop.time()
                 late = [poll for poll, until_s in self._polls.items() if stops or until_s <= now_s]
                 await self._answer(await pages.empty(self._index), late)
@@ -315,4 +333,4 @@ class PollGroup:
 
     def _send(self, poll: LanePoll, status: int, lines: bytes, body: bytes | memoryview) -> None:
         self._groups.broker.meter.answered("GET", RECORDS_ROUTE, status)
-        poll.source.answer_poll(poll, status, lines, body)
+        answer(poll.source.answer_poll, poll, status, lines, body)  # a defect there is that of one poll

@@ -259,6 +259,22 @@ def test_no_poll_waits_for_the_slow_client_of_another(tmp_path: Path, size_bytes
     play(tmp_path, test)
 
 
+def test_a_connection_that_fails_harms_no_other_poll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(scene: Scene) -> None:
+        broken, sound = scene.poll(), scene.poll()
+        await scene.waiting(2)
+
+        def fail(_: object) -> None:
+            raise OSError("a defect")
+
+        monkeypatch.setattr(broken, "writelines", fail)
+        await fill(scene.node, 1)
+        assert b'"value":"v0"' in (await scene.answered([sound]))[0]
+        await scene.is_left()
+
+    play(tmp_path, test)
+
+
 def test_answers_beyond_the_memory_of_a_node_are_refused_one_by_one(tmp_path: Path) -> None:
     async def test(scene: Scene) -> None:
         pairs = [scene.both(get(LONG % index)) for index in (scene.end, scene.end, 0)]
@@ -403,19 +419,25 @@ def test_polls_at_a_replica_that_may_be_ahead_of_its_leader_see_what_each_was_pe
     play(tmp_path, test)
 
 
-def test_a_group_goes_on_after_records_that_it_does_not_select(tmp_path: Path) -> None:
-    """And joins the polls that wait where it arrives."""
+@pytest.mark.parametrize("late_is_there", [False, True])
+def test_a_group_goes_on_after_records_that_it_does_not_select(tmp_path: Path, late_is_there: bool) -> None:
+    """It shares the page with the polls that wait where it arrives, and gives up first."""
 
     async def test(scene: Scene) -> None:
-        early = scene.poll()
+        query, end = LONG + b"&consistency=committed", scene.end
+        early = scene.poll(get(query % end))
         await scene.waiting(1)
+        (group,) = scene.groups.waiting.values()
+        late = [scene.poll(get(query % (end + 1)))] if late_is_there else []
+        await scene.waiting(1 + len(late), groups=1 + len(late))
         moved = await scene.node.client.put("/v1/logs/default/cursors/c", json={"index": 0})
         assert moved.status_code == 200, moved.text
-        await until(lambda: [key[1] for key in scene.groups.waiting] == [scene.end])  # type: ignore[index]
-        late = scene.poll()
+        await until(lambda: [key[1] for key in scene.groups.waiting] == [end + 1])  # type: ignore[index]
+        late = late or [scene.poll(get(query % (end + 1)))]
         await scene.waiting(2)
+        assert [*scene.groups.waiting.values()] == [group]
         await fill(scene.node, 1)
-        answers = await scene.answered([early, late])
+        answers = await scene.answered([early, *late])
         assert answers[0] == answers[1]
         assert b'"value":"v0"' in answers[0]
 
