@@ -303,10 +303,29 @@ def test_a_log_that_is_deleted_or_repaired_ends_the_polls_at_it(tmp_path: Path, 
         await until(lambda: len(pace_of(group._reader)._waiting) == len(pairs) + 1)
         hosted.driver, hosted.deleting = None, deleting
         pace_of(group._reader)._wake()
+        while not any(lane.sent for lane, _ in pairs):  # noqa: ASYNC110  # in each turn
+            await asyncio.sleep(0)
+        assert not scene.groups.waiting  # the group refuses the rest, and takes no other poll
         answers = {each for pair in pairs for each in await scene.answered([*pair])}
         hosted.driver, hosted.deleting = driver, False
         assert len(answers) == 1
         assert (b"log-deleting" if deleting else b"repairing") in answers.pop()
+
+    play(tmp_path, test)
+
+
+def test_a_log_that_is_deleted_between_two_answers_refuses_the_second(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        hosted, driver = scene.node.broker.lookup.find("default"), scene.driver
+        clients = [scene.poll() for _ in range(WOKEN_AT_ONCE + 1)]
+        await scene.waiting(len(clients))
+        appended = asyncio.ensure_future(fill(scene.node, 1))
+        while len(_unanswered(clients)) > 1:  # noqa: ASYNC110  # in each turn
+            await asyncio.sleep(0)
+        hosted.driver = None
+        assert b"repairing" in (await scene.answered(clients))[-1]
+        hosted.driver = driver
+        await appended
 
     play(tmp_path, test)
 
