@@ -64,7 +64,7 @@ class Scene:
         connection.connection_lost(None)
 
     async def waiting(self, count: int, groups: int = 1) -> None:
-        """Return once so many polls wait in so many groups at the end of the log."""
+        """Wait until so many polls wait in so many groups at the end of the log."""
         waiting = self.groups.waiting
         await until(lambda: sum(len(group._polls) for group in waiting.values()) == count)
         assert (len(waiting), len(self.groups.arriving)) == (groups, 0)
@@ -75,7 +75,7 @@ class Scene:
         return [re.sub(rb"\r\ndate: [^\r]+", b"", bytes(each.sent)) for each in transports]
 
     async def is_left(self) -> None:
-        """Return once nothing of a poll is left."""
+        """Wait until nothing of a poll is left."""
         await until(lambda: not self.fronts.in_flight.requests)
         assert [*self.groups.waiting, *self.groups.arriving] == []
         assert self.fronts.in_flight.bytes == 0
