@@ -286,8 +286,9 @@ class PollGroup:
                 late = [poll for poll, until_s in self._polls.items() if stops or until_s <= now_s]
                 await self._answer(await pages.empty(self._index), late)
                 continue
-            head = await pace.moment(self._index, self._known_end, PAGE_S, reader.head)
-            if head.visible_end >= self._known_end:
+            known_end = self._known_end
+            head = await pace.moment(self._index, known_end, PAGE_S, reader.head)
+            if self._known_end == known_end:  # no poll that has joined meanwhile knows of more
                 pace.put_off(PAGE_S * (len(self._polls) - 1))
                 return head
         return None

@@ -461,3 +461,28 @@ def test_a_group_goes_on_after_records_that_it_does_not_select(tmp_path: Path, l
         assert b'"value":"v0"' in answers[0]
 
     play(tmp_path, test)
+
+
+def test_polls_that_have_seen_more_than_a_replaced_copy_has_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slave's committed index falls when its master's log replaces its own from an earlier batch on."""
+    moment = TailPace.moment
+
+    async def test(scene: Scene) -> None:
+        request, calls, seen = get(LONG % (scene.end - 2)), itertools.count(), scene.end - 1
+
+        def fallen(_: LogDriver) -> int:
+            assert next(calls) < 1000  # the event loop turns
+            return seen - 1
+
+        async def falling(pace: TailPace, *arguments: Any) -> LogHead:
+            monkeypatch.setattr(LogDriver, "committed_index", property(fallen))
+            return await moment(pace, *arguments)
+
+        monkeypatch.setattr(TailPace, "moment", falling)
+        answers = [(await scene.answered([scene.poll(request, front)]))[0] for front in (LANE, PLAIN)]
+        assert answers[0] == answers[1]
+        assert answers[0].count(b'"value":') == 1
+
+    play(tmp_path, test)
