@@ -331,7 +331,7 @@ def test_a_log_that_is_deleted_between_two_answers_refuses_the_second(tmp_path: 
 
 
 @pytest.mark.parametrize("error", [IndexTrimmed(2), ReadIndexUnavailable(), RuntimeError("a defect")])
-def test_what_ends_a_read_ends_all_polls_that_share_it(
+def test_an_error_of_a_read_ends_all_polls_that_share_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """A trim, a lost leadership or a defect between the arrival of a poll and its read."""
@@ -439,7 +439,7 @@ def test_polls_at_a_replica_that_may_be_ahead_of_its_leader_see_what_each_was_pe
 
 
 @pytest.mark.parametrize("late_is_there", [False, True])
-def test_a_group_goes_on_after_records_that_it_does_not_select(tmp_path: Path, late_is_there: bool) -> None:
+def test_a_group_continues_after_records_that_it_does_not_select(tmp_path: Path, late_is_there: bool) -> None:
     """It shares the page with the polls that wait where it arrives, and gives up first."""
 
     async def test(scene: Scene) -> None:
