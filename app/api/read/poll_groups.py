@@ -162,6 +162,7 @@ class PollGroup:
 
     Invariant: all that was committed when one of its polls was confirmed is before `_known_end`, or it is not
     yet in `waiting`. A poll is in one group until it has its answer.
+    gives_up_s: no wait ends before.
     """
 
     def __init__(self, groups: PollGroups, key: Hashable, first: LanePoll) -> None:
@@ -173,6 +174,7 @@ class PollGroup:
         self._driver = first.driver
         self._reader = Reader(Served(groups.broker, first.hosted, first.driver), known.query.consistency)
         self._known_end = 0
+        self.gives_up_s = 0.0
         self._polls: dict[LanePoll, float] = {}  # with the end of its wait; 0.0 before it is confirmed
         self.task = asyncio.get_running_loop().create_task(self._run())
         self.task.add_done_callback(self._has_ended)
@@ -232,8 +234,8 @@ class PollGroup:
     async def _wait(self, pages: MomentPages) -> None:
         """As tail_page, for all polls of the group, and of those that it takes meanwhile."""
         self._known_end = self._reader.visible_end
-        until_s = asyncio.get_running_loop().time() + self._known.query.wait_ms / 1000
-        self._polls = dict.fromkeys(self._polls, until_s)
+        self.gives_up_s = asyncio.get_running_loop().time() + self._known.query.wait_ms / 1000
+        self._polls = dict.fromkeys(self._polls, self.gives_up_s)
         while not self._has_joined():
             head = await self._moment(pages)
             self._takes_no_more()
@@ -248,7 +250,7 @@ class PollGroup:
     def _has_joined(self) -> bool:
         """Return whether another group has taken the polls of this one; otherwise it takes others.
 
-        The group whose first poll gives up earlier takes the other one: it does not sleep beyond that.
+        The group that gives up first takes the other one: it does not sleep beyond that.
         """
         self._key = (self._driver, self._index, self._known.content)
         waiting = self._groups.waiting
@@ -261,11 +263,6 @@ class PollGroup:
             self.take_from(other)
             other.task.cancel()
         return False
-
-    @property
-    def gives_up_s(self) -> float:
-        """The end of the first wait."""
-        return min(self._polls.values())
 
     def take_from(self, other: "PollGroup") -> None:
         """Take all polls of another group."""
@@ -280,6 +277,7 @@ class PollGroup:
         reader, loop = self._reader, asyncio.get_running_loop()
         pace = pace_of(reader)
         while self._polls:
+            self.gives_up_s = min(self._polls.values())
             left_s = max(0.0, self.gives_up_s - loop.time())
             if not await pace.grown(reader, self._index, left_s):
                 stops, now_s = self._groups.broker.waits.stopping, loop.time()
