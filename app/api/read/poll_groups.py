@@ -148,9 +148,12 @@ class PollGroups:
         if isinstance(error, CommitlogError):
             return error
         extra = {"request_id": poll.request_id.decode("ascii")}
-        if isinstance(error, StorageError):
-            if self.broker.repairs.report(error, "read"):
+        try:
+            if isinstance(error, StorageError) and self.broker.repairs.report(error, "read"):
                 return Repairing()
+        except Exception:  # of the disk that has damaged the log
+            logger.exception("no repair has begun", extra=extra)
+        if isinstance(error, StorageError):
             logger.error("storage: %s", error, extra=extra)
         else:
             logger.error("request failed", exc_info=error, extra={**extra, "path": poll.known.path})

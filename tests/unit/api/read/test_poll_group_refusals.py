@@ -1,0 +1,32 @@
+"""Refusals of long polls that share a read: those of the plain route, and each poll is counted once."""
+
+from pathlib import Path
+
+import pytest
+
+from app.api.read.reader import Reader
+from storage.errors import CorruptLog, DiskError
+from tests.unit.api.read.test_lane import get
+from tests.unit.api.read.test_poll_groups import LONG, Scene, play
+
+
+def test_polls_are_answered_when_the_repair_that_they_report_cannot_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk that has damaged the log does not read the note of the repair either."""
+
+    async def damaged(*arguments: object) -> None:
+        raise CorruptLog("logs/default/0", 7, "checksum")
+
+    def fail(*arguments: object) -> bool:
+        raise DiskError("repairs/default", "read", "input/output error")
+
+    async def test(scene: Scene) -> None:
+        monkeypatch.setattr(scene.node.broker.repairs, "report", fail)
+        pairs = [scene.both(get(LONG % scene.end)) for _ in range(3)]
+        monkeypatch.setattr(Reader, "range_of", damaged)
+        answers = {each for pair in pairs for each in await scene.answered([*pair])}
+        assert len(answers) == 1
+        assert b'"code":"internal"' in answers.pop()
+
+    play(tmp_path, test)
