@@ -330,6 +330,8 @@ class PollGroup:
 
     def _refuse(self, poll: LanePoll, error: Exception) -> None:
         refusal = self._groups.refusal(error, poll)
+        if not poll.caller.holds(poll.granted):
+            refusal = poll.caller.revocation()
         problem = problem_response(refusal, instance=poll.known.path, request_id=poll.request_id)
         self._send(poll, problem.status, header_lines(problem.headers), problem.body)
 

@@ -6,7 +6,7 @@ import pytest
 
 from app.api.read.reader import Reader
 from storage.errors import CorruptLog, DiskError
-from tests.unit.api.read.test_lane import get
+from tests.unit.api.read.test_lane import READER, get
 from tests.unit.api.read.test_poll_groups import LONG, Scene, play
 
 
@@ -30,3 +30,21 @@ def test_polls_are_answered_when_the_repair_that_they_report_cannot_begin(
         assert b'"code":"internal"' in answers.pop()
 
     play(tmp_path, test)
+
+
+def test_polls_whose_token_was_removed_learn_no_other_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(scene: Scene) -> None:
+        pair = scene.both(get(LONG % scene.end, READER))
+        await scene.waiting(1)
+        hosted = scene.node.broker.lookup.find("default")
+        driver, hosted.driver = hosted.driver, None
+        scene.fronts.tokens._replace({})
+        scene.node.broker.waits.end()
+        answers = {*await scene.answered([*pair])}
+        hosted.driver = driver
+        assert len(answers) == 1
+        assert answers.pop().startswith(b"HTTP/1.1 401 ")
+
+    play(tmp_path, test, tokens=True)
