@@ -1,5 +1,4 @@
-"""HTTP/1.1 connections of the REST listener: uvicorn's protocol, with limits for clients and a lane for
-appends.
+"""HTTP/1.1 connections of the REST listener: uvicorn's protocol, with limits for clients and two fast lanes.
 
 A client occupies a connection by an incomplete request head or body, by an answer that it does not read, or
 by silence. Each of these ends after a time limit, a head also at a size limit, and the number of connections
@@ -80,6 +79,7 @@ class Connection(HttpToolsProtocol):
             self._lane.abandon(self._running)
         if isinstance(self._running, LanePoll):
             self._running.groups.abandon(self._running)
+            self._running = None  # it refers to this connection
         if isinstance(self._running, RequestResponseCycle):
             end_waiting(self._running)
         if isinstance(self.cycle, LaneCall):

@@ -1,5 +1,8 @@
-"""Refusals of long polls that share a read: those of the plain route, and each poll is counted once."""
+"""Ends of long polls that share a read: refusals as those of the plain route, and nothing is left."""
 
+import asyncio
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -7,7 +10,7 @@ import pytest
 from app.api.read.reader import Reader
 from storage.errors import CorruptLog, DiskError
 from tests.unit.api.read.test_lane import READER, get
-from tests.unit.api.read.test_poll_groups import LONG, Scene, play
+from tests.unit.api.read.test_poll_groups import LANE, LONG, Scene, play
 
 
 def test_polls_are_answered_when_the_repair_that_they_report_cannot_begin(
@@ -48,3 +51,28 @@ def test_polls_whose_token_was_removed_learn_no_other_reason(
         assert answers.pop().startswith(b"HTTP/1.1 401 ")
 
     play(tmp_path, test, tokens=True)
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_a_closed_connection_needs_no_garbage_collector(tmp_path: Path, is_answered: bool) -> None:
+    """A node whose collector runs rarely would keep many."""
+
+    async def test(scene: Scene) -> None:
+        connection, transport = scene.fronts.connect(LANE)
+        connection.data_received(get(LONG % (0 if is_answered else scene.end)))
+        if is_answered:
+            await scene.answered([transport])
+        else:
+            await scene.waiting(1)
+        transport.close()
+        connection.connection_lost(None)
+        found = weakref.ref(connection)
+        del connection
+        await asyncio.sleep(0)
+        assert found() is None
+
+    gc.disable()
+    try:
+        play(tmp_path, test)
+    finally:
+        gc.enable()
