@@ -234,6 +234,10 @@ class PollGroup:
         else:
             await self._wait(MomentPages(reader, range_, wanted, query.encoding, known.media_type))
 
+    def _reserve(self, size_bytes: int) -> None:
+        """Reserve memory for the page, which all share, at one poll. Raises RateLimited."""
+        next(iter(self._polls)).reservation.reach(size_bytes)
+
     async def _wait(self, pages: MomentPages) -> None:
         """As tail_page, for all polls of the group, and of those that it takes meanwhile."""
         self._known_end = self._reader.visible_end
@@ -318,15 +322,6 @@ class PollGroup:
             self._refuse(poll, refusal)
         else:
             self._send(poll, 200, lines + _ID_LINE % poll.request_id, body)
-
-    def _reserve(self, size_bytes: int) -> None:
-        """Reserve memory for the answer to each poll; refuse those for which there is none."""
-        for poll in list(self._polls):
-            try:
-                poll.reservation.reach(size_bytes)
-            except CommitlogError as refusal:
-                del self._polls[poll]
-                self._refuse(poll, refusal)
 
     def _refuse(self, poll: LanePoll, error: Exception) -> None:
         refusal = self._groups.refusal(error, poll)

@@ -2,14 +2,16 @@
 
 import asyncio
 import gc
+import itertools
 import weakref
 from pathlib import Path
 
 import pytest
 
 from app.api.read.reader import Reader
+from app.api.read.tail_pace import WOKEN_AT_ONCE
 from storage.errors import CorruptLog, DiskError
-from tests.unit.api.read.test_lane import READER, get
+from tests.unit.api.read.test_lane import READER, fill, get
 from tests.unit.api.read.test_poll_groups import LANE, LONG, Scene, play
 
 
@@ -76,3 +78,22 @@ def test_a_closed_connection_needs_no_garbage_collector(tmp_path: Path, is_answe
         play(tmp_path, test)
     finally:
         gc.enable()
+
+
+def test_few_polls_are_refused_in_a_turn_of_the_loop(tmp_path: Path) -> None:
+    """A read before the end of the log, for which the node has no memory."""
+
+    async def test(scene: Scene) -> None:
+        await fill(scene.node, 10)
+        in_flight = scene.fronts.in_flight
+        in_flight.bytes += in_flight._max_bytes
+        clients = [scene.poll(get(LONG % 0 + b"&limit=1")) for _ in range(2 * WOKEN_AT_ONCE + 1)]
+        turns = [0]  # answers after each
+        while turns[-1] < len(clients):
+            await asyncio.sleep(0)
+            turns.append(sum(bool(each.sent) for each in clients))
+        in_flight.bytes -= in_flight._max_bytes
+        assert {after - before for before, after in itertools.pairwise(turns)} <= {0, 1, WOKEN_AT_ONCE}
+        assert {each[9:12] for each in await scene.answered(clients)} == {b"429"}
+
+    play(tmp_path, test)
