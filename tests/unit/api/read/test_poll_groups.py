@@ -5,6 +5,7 @@ import itertools
 import random
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -330,17 +331,17 @@ def test_a_log_that_is_deleted_between_two_answers_refuses_the_second(tmp_path: 
     play(tmp_path, test)
 
 
-@pytest.mark.parametrize("error", [IndexTrimmed(2), ReadIndexUnavailable(), RuntimeError("a defect")])
+@pytest.mark.parametrize("error", [partial(IndexTrimmed, 2), ReadIndexUnavailable, RuntimeError])
 def test_an_error_of_a_read_ends_all_polls_that_share_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Callable[[], Exception]
 ) -> None:
     """A trim, a lost leadership or a defect between the arrival of a poll and its read."""
 
     async def fail(*arguments: object) -> None:
-        raise error
+        raise error()  # one that is kept would keep the connections of its traceback
 
     async def test(scene: Scene) -> None:
-        is_unconfirmed = isinstance(error, ReadIndexUnavailable)
+        is_unconfirmed = error is ReadIndexUnavailable
         pairs = [scene.both(get(LONG % 0)) for _ in range(WOKEN_AT_ONCE + 1)]
         monkeypatch.setattr(Reader, "confirm" if is_unconfirmed else "range_of", fail)
         answers = {each for pair in pairs for each in await scene.answered([*pair])}
