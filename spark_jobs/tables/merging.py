@@ -38,7 +38,7 @@ Run = dict[str, DataFile]  # files that follow each other, by path in the log
 
 
 def merge_small_files(path: str, most: int = SMALL_FILES_MAX) -> int:
-    """Merge the small files of the table at `path` if it has more than `most`. Return how many became fewer.
+    """Merge the small files of the table at `path` if it has more than `most`. Return how many were replaced.
 
     Raises NeedsSpark, DeltaLogError, SourceError, OSError.
     """

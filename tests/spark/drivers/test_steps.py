@@ -7,10 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
+
+import pytest
 
 from app.tables.names import CURSOR
 from spark_jobs.materialize.config import MaterializeConfig
@@ -97,8 +100,6 @@ class Drivers:
         )
         self._config = replace(self._ending, available_now=not follows)
         self._processes = multiprocessing.get_context("forkserver")
-        # Also what a driver imports with its first table: each fork would do so again.
-        self._processes.set_forkserver_preload([drive.__module__, "pyarrow.acero", "pyarrow.dataset"])
         self._pipes: list[Connection] = []  # open while drivers may send
 
     def pause(self, before: str) -> BaseProcess:
@@ -145,6 +146,18 @@ def check_rows(log: FakeLog, folder: Path) -> None:
     assert all(contents(folder.parent).values())
 
 
+@pytest.fixture
+def driver_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fork drivers from a server of their own, which has imported what each of them needs. That of the other
+    tests of this process may have imported a node, and a hundred drivers would import the rest each."""
+    server = forkserver.ForkServer()
+    server.set_forkserver_preload([drive.__module__, "pyarrow.acero", "pyarrow.dataset"])
+    monkeypatch.setattr(forkserver, "connect_to_new_process", server.connect_to_new_process)
+    yield
+    server._stop()  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("driver_server")
 def test_a_driver_that_ends_or_pauses_between_any_two_steps_leaves_each_row_once(tmp_path: Path) -> None:
     with replicas_of(new_log()) as replicas:
         assert set(Drivers(replicas, tmp_path / "undisturbed").run()) == set(STEPS)
