@@ -63,7 +63,7 @@ def due_runs(snapshot: DeltaSnapshot, most: int) -> list[Run]:
         return []
     runs: list[Run] = []
     begun: dict[frozenset[str], tuple[Run, int]] = {}  # the run that continues, and its size
-    for path, file in sorted(snapshot.files.items(), key=lambda each: int(each[1].least[position])):
+    for path, file in sorted(snapshot.files.items(), key=lambda each: each[1].least[position]):
         if file.size_bytes >= SMALL_BYTES:
             begun.clear()
             continue
@@ -85,11 +85,9 @@ def _bounded(file: DataFile) -> frozenset[str]:
 def _position(snapshot: DeltaSnapshot) -> str | None:
     """Return the column that gives the order of the files: each has a bound of it."""
     files = snapshot.files.values()
-    return next((name for name in POSITIONS if all(_has_number(file, name) for file in files)), None)
-
-
-def _has_number(file: DataFile, name: str) -> bool:
-    return isinstance(file.least.get(name), int)
+    return next(
+        (name for name in POSITIONS if all(isinstance(file.least.get(name), int) for file in files)), None
+    )
 
 
 def _write(table: LocalTable, snapshot: DeltaSnapshot, files: Sequence[DataFile]) -> WrittenFile:

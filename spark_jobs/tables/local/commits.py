@@ -17,7 +17,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -182,35 +182,24 @@ class LocalTable:
         note: Mapping[str, Any],
         is_next: Callable[[], bool] | None = None,
     ) -> Sequence[WrittenFile] | None:
-        """As `append`, of files that `write` makes in the folder of the table: called at most once, and not
-        for a claim that the table has already. Return the files, None if they were refused. Raises
-        FileMissing."""
-        files: Sequence[WrittenFile] | None = None
-        with self._uncommitted() as uncommitted:
-            while True:
-                snapshot = self.snapshot()
-                is_claimed = snapshot.transactions.get(application, -1) >= claim
-                if is_claimed or (is_next is not None and not is_next()):
-                    self._remove(uncommitted)
-                    return None
-                if files is None:
-                    uncommitted += (files := write())
-                self._check(files)
-                written = _written(snapshot, files, note, "Append")
-                added = [file.action() for file in files]
-                if self._extend(snapshot, [written, _transaction(application, claim), *added]):
-                    return files
+        """As `append`, of files that `write` makes in the folder of the table: called once, and not for a
+        claim that the table has already. Return the files, None if they were refused. Raises FileMissing."""
+
+        def due(snapshot: DeltaSnapshot, files: list[WrittenFile]) -> list[DeltaAction] | None:
+            is_claimed = snapshot.transactions.get(application, -1) >= claim
+            if is_claimed or (is_next is not None and not is_next()):
+                return None
+            if not files:
+                files += write()
+            written = _written(snapshot, files, note, "Append")
+            return [written, _transaction(application, claim), *(file.action() for file in files)]
+
+        return self._change(due)
 
     def claim(self, application: str, claim: int) -> bool:
         """Make a commit with this claim alone, unless the table has it, or a higher one; return whether it
         did. Raises NeedsSpark, DeltaLogError."""
-        while True:
-            snapshot = self.snapshot()
-            if snapshot.transactions.get(application, -1) >= claim:
-                return False
-            written = _written(snapshot, (), {}, "Append")
-            if self._extend(snapshot, [written, _transaction(application, claim)]):
-                return True
+        return self.append_files(lambda: (), application=application, claim=claim, note={}) is not None
 
     def replace(
         self,
@@ -241,57 +230,67 @@ class LocalTable:
         whether it did. change: called with the newest version, and again when another writer was first; if it
         returns the same object then, the files that were written for it are used. Raises NeedsSpark,
         DeltaLogError, FileMissing."""
-        due: Rewrite | None = None
-        with self._uncommitted() as added:
-            while True:
-                snapshot = self.snapshot()
-                if snapshot.properties.get(APPEND_ONLY, "false") == "true":
-                    raise NeedsSpark(f"{self.path} takes appends alone")
-                if claim is not None and snapshot.transactions.get(claim[0], -1) >= claim[1]:
-                    break
-                before, due = due, change(snapshot)
-                if not due.removed and not due.added and claim is None:
-                    break  # else the claim alone is due: no row that others add later was considered
-                if due is not before:
-                    self._remove(added)
-                    added.clear()
-                    for rows in due.added:
-                        added.append(write_file(self.path, rows, statistics))
-                self._check(added)
-                actions = [_written(snapshot, added, note, due.mode, is_blind=False)]
-                actions += [file.action() for file in added]
-                actions += [_removed(path, snapshot.files[path].size_bytes) for path in due.removed]
-                actions += [] if claim is None else [_transaction(*claim)]
-                if self._extend(snapshot, actions):
-                    return True
-            self._remove(added)
-        return False
+        rewrite: Rewrite | None = None
+
+        def due(snapshot: DeltaSnapshot, added: list[WrittenFile]) -> list[DeltaAction] | None:
+            nonlocal rewrite
+            if snapshot.properties.get(APPEND_ONLY, "false") == "true":
+                raise NeedsSpark(f"{self.path} takes appends alone")
+            if claim is not None and snapshot.transactions.get(claim[0], -1) >= claim[1]:
+                return None
+            before, rewrite = rewrite, change(snapshot)
+            if not rewrite.removed and not rewrite.added and claim is None:
+                return None  # else the claim alone is due: no row that others add later was considered
+            if rewrite is not before:
+                self._remove(added)
+                added.clear()
+                for rows in rewrite.added:
+                    added.append(write_file(self.path, rows, statistics))
+            return [
+                _written(snapshot, added, note, rewrite.mode, is_blind=False),
+                *(file.action() for file in added),
+                *(_removed(path, snapshot.files[path].size_bytes) for path in rewrite.removed),
+                *([] if claim is None else [_transaction(*claim)]),
+            ]
+
+        return self._change(due) is not None
 
     def merge(self, files: Mapping[str, DataFile], write: Callable[[], WrittenFile]) -> bool:
         """Replace files, by path as the log has them, by one that `write` makes of their rows; return whether
         it did: not if the table no longer has each of them. Raises NeedsSpark, DeltaLogError, FileMissing.
         """
-        with self._uncommitted() as added:
-            while True:
-                snapshot = self.snapshot()
-                if any(snapshot.files.get(path) != file for path, file in files.items()):
-                    self._remove(added)
-                    return False
-                if not added:
-                    added.append(write())
-                self._check(added)
-                actions = [_arranged(snapshot, files.values(), added[0]), added[0].action(is_new=False)]
-                actions += [_removed(path, file.size_bytes, is_gone=False) for path, file in files.items()]
-                if self._extend(snapshot, actions):
-                    return True
 
-    @contextlib.contextmanager
-    def _uncommitted(self) -> Iterator[list[WrittenFile]]:
-        """Yield a list for files that no commit names yet. They are removed after a failure, except one after
-        which a commit may name them."""
+        def due(snapshot: DeltaSnapshot, added: list[WrittenFile]) -> list[DeltaAction] | None:
+            if any(snapshot.files.get(path) != file for path, file in files.items()):
+                return None
+            if not added:
+                added.append(write())
+            removed = [_removed(path, file.size_bytes, is_gone=False) for path, file in files.items()]
+            return [_arranged(snapshot, files.values(), added[0]), added[0].action(is_new=False), *removed]
+
+        return self._change(due) is not None
+
+    def _change(
+        self, due: Callable[[DeltaSnapshot, list[WrittenFile]], Sequence[DeltaAction] | None]
+    ) -> Sequence[WrittenFile] | None:
+        """Commit the actions that are due after the newest version. Return the files that they add; None if
+        nothing is due.
+
+        due: called with the newest version and the files that it has written, and again when another writer
+        was first. It writes files, and adds them to the list. They are removed unless they are committed or
+        may be. Raises NeedsSpark, DeltaLogError, FileMissing.
+        """
         files: list[WrittenFile] = []
         try:
-            yield files
+            while True:
+                snapshot = self.snapshot()
+                actions = due(snapshot, files)
+                if actions is None:
+                    self._remove(files)
+                    return None
+                self._check(files)
+                if self._extend(snapshot, actions):
+                    return files
         except CommitUnknown:
             raise
         except (NeedsSpark, DeltaLogError, SourceError, OSError):
