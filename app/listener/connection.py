@@ -273,7 +273,7 @@ class Connection(HttpToolsProtocol):
             return None
         keep_alive = parser.should_keep_alive()
         if method == b"GET" and listener.polls is not None:
-            return listener.polls.take(raw, self.url, self.headers, keep_alive=keep_alive)
+            return listener.polls.take(self, raw, self.url, self.headers, keep_alive=keep_alive)
         if method == b"POST" and listener.lane is not None:
             now_s = self._received_s
             return listener.lane.take(raw, self.url, self.headers, keep_alive=keep_alive, now_s=now_s)
@@ -295,7 +295,7 @@ class Connection(HttpToolsProtocol):
         lane, polls = self._listener.lane, self._listener.polls
         if polls is not None and len(data) == body_start and data.startswith(b"GET "):
             seen = polls.known(data)
-            poll = None if seen is None else polls.begin(*seen, keep_alive=True)
+            poll = None if seen is None else polls.begin(self, *seen, keep_alive=True)
             if poll is not None:
                 self.cycle = self._running = poll  # type: ignore[assignment]  # as in on_headers_complete
                 self._head_since_s = self._received_s
@@ -319,7 +319,7 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _begin_poll(self, poll: LanePoll) -> None:
-        self._awaited_by_a_stop(poll.groups.add(poll, self))
+        self._awaited_by_a_stop(poll.groups.add(poll))
 
     def _awaited_by_a_stop(self, task: asyncio.Task[None]) -> None:
         if task not in self.tasks:

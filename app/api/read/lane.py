@@ -23,11 +23,12 @@ from app.api.http.lane_call import (
     lane_headers,
     log_of_records,
 )
+from app.api.http.log_call import Served
 from app.api.http.messages import RawHeaders
 from app.api.http.negotiation import accepted_type
 from app.api.http.query import query_refusal
 from app.api.read.page_answer import FORMATS, PAGES
-from app.api.read.poll_groups import KnownPoll, LanePoll, PollGroups
+from app.api.read.poll_groups import KnownPoll, LanePoll, PollGroups, PollSource
 from app.api.read.query import ReadQuery
 from app.api.read.selection import Consistency
 from app.errors import CommitlogError
@@ -59,7 +60,7 @@ class PollLane:
         return None if known is None else (known, int(start[0]))
 
     def take(
-        self, raw: bytes | None, url: bytes, headers: RawHeaders, *, keep_alive: bool
+        self, source: PollSource, raw: bytes | None, url: bytes, headers: RawHeaders, *, keep_alive: bool
     ) -> LanePoll | None:
         """Return the poll that the head of a GET begins; None: the plain route answers the request.
 
@@ -69,7 +70,7 @@ class PollLane:
         known = None if start is None else self._read(url, headers)
         if start is None or known is None:
             return None
-        poll = self.begin(known, int(start[0]), keep_alive=keep_alive)
+        poll = self.begin(source, known, int(start[0]), keep_alive=keep_alive)
         if poll is not None and raw is not None and keep_alive and is_repeatable(raw, b"GET"):
             place = _START.search(raw)
             if place is not None and raw.startswith(url, len(b"GET ")):
@@ -98,7 +99,9 @@ class PollLane:
             return None
         return KnownPoll(log, raw_path, query, media_type, read.given_id, read.authorization)
 
-    def begin(self, known: KnownPoll, from_index: int, *, keep_alive: bool) -> LanePoll | None:
+    def begin(
+        self, source: PollSource, known: KnownPoll, from_index: int, *, keep_alive: bool
+    ) -> LanePoll | None:
         """Count a poll with that head as in progress, and return it; None: the plain route answers it."""
         try:
             caller = self._tokens.caller(known.path, known.authorization)
@@ -117,7 +120,7 @@ class PollLane:
         except CommitlogError:
             self._in_flight.leave(0)
             return None
-        reservation = self._in_flight.reservation()
-        poll = LanePoll(self._groups, known, from_index, caller, reservation, keep_alive=keep_alive)
-        poll.hosted, poll.driver = hosted, driver
-        return poll
+        here, reservation = Served(self._broker, hosted, driver), self._in_flight.reservation()
+        return LanePoll(
+            self._groups, source, known, from_index, here, caller, reservation, keep_alive=keep_alive
+        )

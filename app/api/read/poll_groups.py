@@ -24,9 +24,7 @@ from app.api.read.tail_pace import PAGE_S, WOKEN_AT_ONCE, pace_of
 from app.api.read.tail_pages import MomentPages, waits_at_the_end
 from app.errors import CommitlogError, Internal, Repairing
 from app.node.broker import Broker
-from app.node.hosted_log import HostedLog
 from app.node.replica.commit_waiters import answer
-from app.node.replica.driver import LogDriver
 from storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
@@ -62,23 +60,21 @@ class KnownPoll:
 
 
 class LanePoll(LaneCall):
-    """One poll in the lane. group: finds its answer. writing: gives a large answer to a slow client."""
+    """One poll in the lane. group: finds its answer, from `PollGroups.add` on. writing: gives a large answer
+    to a slow client."""
 
     __slots__ = (
-        "caller", "driver", "from_index", "granted", "group", "groups", "hosted", "keep_alive", "known",
-        "more_body", "request_id", "reservation", "response_complete", "source", "writing",
+        "caller", "from_index", "granted", "group", "groups", "here", "keep_alive", "known", "more_body",
+        "request_id", "reservation", "response_complete", "source", "writing",
     )  # fmt: skip
-
-    hosted: HostedLog
-    driver: LogDriver
-    group: "PollGroup"
-    source: "PollSource"
 
     def __init__(
         self,
         groups: "PollGroups",
+        source: "PollSource",
         known: KnownPoll,
         from_index: int,
+        here: Served,
         caller: Caller,
         reservation: Reservation,
         *,
@@ -87,6 +83,8 @@ class LanePoll(LaneCall):
         self.known = known
         self.from_index = from_index
         self.groups = groups
+        self.source = source
+        self.here = here
         self.caller = caller
         self.granted = caller.grant
         self.reservation = reservation
@@ -94,6 +92,7 @@ class LanePoll(LaneCall):
         self.request_id = given_or_new_id(known.given_id)
         self.more_body = False
         self.response_complete = False
+        self.group: PollGroup | None = None
         self.writing: asyncio.Task[None] | None = None
 
 
@@ -112,7 +111,7 @@ class PollGroups:
     """The groups of a node. Owned by the event loop.
 
     arriving: groups that take the polls of this turn. waiting: groups at the end of their log, which take
-    other groups.
+    later groups.
     """
 
     def __init__(self, broker: Broker, in_flight: InFlightLimit) -> None:
@@ -121,10 +120,9 @@ class PollGroups:
         self.waiting: dict[Hashable, PollGroup] = {}
         self._in_flight = in_flight
 
-    def add(self, poll: LanePoll, source: PollSource) -> "asyncio.Task[None]":
+    def add(self, poll: LanePoll) -> "asyncio.Task[None]":
         """Answer a poll. Return the task that does so now: a clean stop waits for it."""
-        poll.source = source
-        key = (poll.driver, poll.from_index, poll.known.content)
+        key = (poll.here.driver, poll.from_index, poll.known.content)
         group = self.arriving.get(key)
         if group is None:
             group = self.arriving[key] = PollGroup(self, key, poll)
@@ -135,7 +133,7 @@ class PollGroups:
         """The client has disconnected, or the answer was given."""
         if poll.writing is not None:
             poll.writing.cancel()
-        elif poll.group.forget(poll):
+        elif poll.group is None or poll.group.forget(poll):
             self.left(poll)
 
     def left(self, poll: LanePoll) -> None:
@@ -165,7 +163,7 @@ class PollGroup:
 
     Invariant: all that was committed when one of its polls was confirmed is before `_known_end`, or it is not
     yet in `waiting`. A poll is in one group until it has its answer.
-    gives_up_s: no wait ends before.
+    gives_up_s: it sleeps until then; no wait ends before.
     """
 
     def __init__(self, groups: PollGroups, key: Hashable, first: LanePoll) -> None:
@@ -174,8 +172,7 @@ class PollGroup:
         self._key = key
         self._known = known
         self._index = first.from_index
-        self._driver = first.driver
-        self._reader = Reader(Served(groups.broker, first.hosted, first.driver), known.query.consistency)
+        self._reader = Reader(first.here, known.query.consistency)
         self._known_end = 0
         self.gives_up_s = 0.0
         self._polls: dict[LanePoll, float] = {}  # with the end of its wait; 0.0 before it is confirmed
@@ -255,21 +252,14 @@ class PollGroup:
             self._index = found.next_index
 
     def _has_joined(self) -> bool:
-        """Return whether another group has taken the polls of this one; otherwise it takes others.
-
-        The group that gives up first takes the other one: it does not sleep beyond that.
-        """
-        self._key = (self._driver, self._index, self._known.content)
-        waiting = self._groups.waiting
-        other = waiting.get(self._key)
-        if other is not None and other.gives_up_s <= self.gives_up_s:
-            other.take_from(self)
-            return True
-        waiting[self._key] = self
-        if other is not None:
-            self.take_from(other)
-            other.task.cancel()
-        return False
+        """Return whether the group that waits at this index has taken the polls of this one. Otherwise this
+        group waits there, or beside one that sleeps until after its end."""
+        self._key = (self._reader.driver, self._index, self._known.content)
+        other = self._groups.waiting.setdefault(self._key, self)
+        if other is self or other.gives_up_s > self.gives_up_s:
+            return False
+        other.take_from(self)
+        return True
 
     def take_from(self, other: "PollGroup") -> None:
         """Take all polls of another group."""

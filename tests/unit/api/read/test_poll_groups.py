@@ -441,24 +441,28 @@ def test_polls_at_a_replica_that_may_be_ahead_of_its_leader_see_what_each_was_pe
 
 @pytest.mark.parametrize("late_is_there", [False, True])
 def test_a_group_continues_after_records_that_it_does_not_select(tmp_path: Path, late_is_there: bool) -> None:
-    """It shares the page with the polls that wait where it arrives, and gives up first."""
+    """Where it arrives it shares the page with the polls that wait there, but none waits beyond its end."""
 
     async def test(scene: Scene) -> None:
         query, end = LONG + b"&consistency=committed", scene.end
-        early = scene.poll(get(query % end))
-        await scene.waiting(1)
+        early = [scene.poll(get(query % end)) for _ in range(2)]
+        await scene.waiting(2)
         (group,) = scene.groups.waiting.values()
         late = [scene.poll(get(query % (end + 1)))] if late_is_there else []
-        await scene.waiting(1 + len(late), groups=1 + len(late))
+        await scene.waiting(2 + len(late), groups=1 + len(late))
+        poll, other = group._polls
+        group._polls = {poll: asyncio.get_running_loop().time(), other: group.gives_up_s}
         moved = await scene.node.client.put("/v1/logs/default/cursors/c", json={"index": 0})
         assert moved.status_code == 200, moved.text
+        (ended,) = await scene.answered(early[:1])
+        assert b'"records":[]' in ended
         await until(lambda: [key[1] for key in scene.groups.waiting] == [end + 1])  # type: ignore[index]
-        late = late or [scene.poll(get(query % (end + 1)))]
+        late.append(scene.poll(get(query % (end + 1))))
         await scene.waiting(2)
-        assert [*scene.groups.waiting.values()] == [group]
+        assert (group in scene.groups.waiting.values()) is not late_is_there
         await fill(scene.node, 1)
-        answers = await scene.answered([early, *late])
-        assert answers[0] == answers[1]
+        answers = await scene.answered([*early[1:], *late])
+        assert set(answers) == {answers[0]}
         assert b'"value":"v0"' in answers[0]
 
     play(tmp_path, test)
