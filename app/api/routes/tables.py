@@ -20,7 +20,7 @@ from msgspec import structs
 from pydantic import Field
 from starlette.responses import Response
 
-from app.api.http.dependencies import LogName
+from app.api.http.dependencies import LogName, while_connected
 from app.api.http.log_call import Call, Served
 from app.api.http.openapi import answers
 from app.api.http.query import WHOLE, WholeNumber
@@ -94,8 +94,10 @@ class KnownTables:
             self._logs = {each: known for each, known in self._logs.items() if each.driver is not None}
             self._logs[log] = (LogTables(self.root, log.name), asyncio.Lock())
         tables, lock = self._logs[log]
-        async with lock:
-            return await in_thread(partial(ask, tables))
+        await lock.acquire()
+        reading = asyncio.create_task(in_thread(partial(ask, tables)))
+        reading.add_done_callback(lambda _: lock.release())  # later than a call whose client disconnects
+        return await asyncio.shield(reading)
 
 
 class KnownJobs:
@@ -198,6 +200,10 @@ async def tables(call: Call, log: LogName, query: Annotated[LookQuery, Query()])
     response_class=Response,
 )
 async def wait(call: Call, log: LogName, table: TableName, query: Annotated[WaitQuery, Query()]) -> Response:
+    return await while_connected(call.request, _wait(call, log, table, query))
+
+
+async def _wait(call: Call, log: str, table: str, query: WaitQuery) -> Response:
     here = await call.replica(log)
     if table not in FOLLOWING and not is_typed(table):
         await _found(call, here, table)
@@ -246,6 +252,10 @@ async def one_table(
     response_class=Response,
 )
 async def at(call: Call, log: LogName, query: Annotated[AtQuery, Query()]) -> Response:
+    return await while_connected(call.request, _at(call, log, query))
+
+
+async def _at(call: Call, log: str, query: AtQuery) -> Response:
     hosted = call.find(log)
     if len(query.model_fields_set - {"timeout_ms"}) != 1:
         raise InvalidRequest(("/query", "exactly one of index, timestamp and epoch is required"))

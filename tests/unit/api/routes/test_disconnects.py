@@ -18,6 +18,8 @@ CALLS = (
     "records?from=latest&wait_ms=60000 Accept: application/vnd.commitlog.batch",
     "records?from_index=0&wait_ms=60000 Commitlog-Min-Index: 1000",
     "events?from_seq=1000&wait_ms=60000",
+    "tables/entries:wait?index=1000&timeout_ms=60000",
+    "tables:at?index=1000&timeout_ms=60000",
 )
 
 
@@ -26,7 +28,7 @@ def test_a_call_that_waits_ends_when_its_client_disconnects(version: str, tmp_pa
     """Its task and its place among the open reads stayed until `wait_ms`."""
 
     async def run() -> None:
-        async with node_in_process(tmp_path) as node:
+        async with node_in_process(tmp_path, tables={"path": str(tmp_path / "tables")}) as node:
             config = uvicorn.Config(node.app, lifespan="off", log_config=None, access_log=False)
             config.load()
             listener, open_reads = Listener(HttpSettings(), 9, node.broker.meter), node.app._in_flight

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -44,6 +45,29 @@ def test_nothing_is_kept_of_the_tables_of_logs_that_the_node_does_not_serve(tmp_
         assert asyncio.run(known.query(log, LogTables.all)) == []
         log.driver = log.driver if log is logs[0] else None  # the others are deleted, or moved away
     assert [*known._logs] == [logs[0], logs[-1]]
+
+
+def test_a_call_that_ends_leaves_the_tables_to_its_thread() -> None:
+    """Its client has disconnected. The thread still reads what the next call would change."""
+    begun, ends, reads = threading.Event(), threading.Event(), []
+
+    def read(number: int, _: LogTables) -> None:
+        reads.append(number)
+        begun.set()
+        assert ends.wait(60)
+        reads.append(number)
+
+    async def run() -> None:
+        known, log = KnownTables("/t"), hosted("a")
+        first, second = (asyncio.create_task(known.query(log, partial(read, each))) for each in (1, 2))
+        await until(begun.is_set)
+        first.cancel()
+        await asyncio.wait((first,))
+        asyncio.get_running_loop().call_soon(ends.set)
+        await second
+
+    asyncio.run(run())
+    assert reads == [1, 1, 2, 2]
 
 
 def test_a_folder_that_does_not_answer_delays_no_report_and_holds_one_thread(
