@@ -77,7 +77,8 @@ class Transfer:
         return self._attempt is not None and self._attempt.paused
 
     def begin(self, to: str | None, now_ms: int) -> str:
-        """Choose the voter and begin; return it. to: None for the most up-to-date one.
+        """Choose the voter and begin; return it. to: None for the most up-to-date one, if possible of those
+        with disk space.
 
         Raises AlreadyLeader, and TransferFailed for a target that is not a voter, is silent or could not
         lead. A transfer to another voter in progress is given up.
@@ -96,7 +97,8 @@ class Transfer:
             raise TransferFailed(f"{to} is not a voter of this log")
         if not awake or (to is not None and to not in awake):
             raise TransferFailed(f"{to or 'each other voter'} could not lead at present, or does not answer")
-        target = to or max(awake, key=self._quorum.watermarks.__getitem__)
+        has_room, watermarks = self._peers.has_room, self._quorum.watermarks
+        target = to or max(awake, key=lambda voter: (has_room.get(voter, True), watermarks[voter]))
         if self._attempt is None or self._attempt.target != target:
             deadline_ms = now_ms + self._config.transfer_catch_up_ms
             self._attempt = Attempt(target, deadline_ms, self._log.end_index, now_ms)

@@ -273,6 +273,17 @@ def test_records_are_refused_while_no_majority_has_room_for_them() -> None:
 
 
 @pytest.mark.rule("R-09")
+@pytest.mark.parametrize("full", [("n2",), ("n3",), ("n2", "n3")])
+def test_a_transfer_chooses_a_voter_whose_disk_is_full_only_if_there_is_no_other(full: tuple[str]) -> None:
+    group = Group(3)
+    leader = group.elect("n1")
+    for name in full:
+        group[name].core.has_room = False
+    group.pass_time(300)
+    assert leader.core.transfer(None, group.now_ms) in ({"n2", "n3"}.difference(full) or full)
+
+
+@pytest.mark.rule("R-09")
 def test_a_transfer_to_a_voter_whose_disk_is_full_fails_with_that_cause() -> None:
     """The refusal named no cause."""
     group = Group(3)
