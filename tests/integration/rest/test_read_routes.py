@@ -3,6 +3,7 @@
 import io
 import json
 import time
+import uuid
 from typing import Any
 
 import pyarrow as pa
@@ -55,30 +56,30 @@ def test_starts(filled: Cluster) -> None:
     assert (indexes(latest), latest["next_index"]) == ([], 101)
 
 
-def test_a_start_and_an_end_by_time(cluster: Cluster) -> None:
+def test_a_start_and_an_end_by_time(cluster: Cluster, own_logs: list[str]) -> None:
+    name = f"t{uuid.uuid4().hex}"
+    own_logs.append(name)
+    assert cluster.call("POST", cluster.ids[0], "/v1/logs", json={"name": name}).status_code == 201
+
     def send(*timestamps: int) -> int:
         records = [{"value": "timed", "timestamp": timestamp} for timestamp in timestamps]
         made = cluster.call(
-            "POST", cluster.leader("other"), "/v1/logs/other/records", json={"records": records}
+            "POST", cluster.leader(name), f"/v1/logs/{name}/records", json={"records": records}
         )
         first_index: int = made.json()["first_index"]
         return first_index
 
     def found(**params: int) -> list[int]:
-        answer = cluster.get(cluster.ids[0], "/v1/logs/other/records", params=params)
+        answer = cluster.get(cluster.ids[0], f"/v1/logs/{name}/records", params=params)
         return indexes(answer.json())
 
-    # later than any clock of a test and than another attempt, so that all other records are earlier
-    future = 200_000_000_000_000 + time.time_ns() // 1_000_000
-    first = send(future + 10, future + 20)
-    second = send(future + 30, future + 25)
-    assert found(from_timestamp=future + 11) == [first + 1, second, second + 1]
-    assert found(from_timestamp=future + 30) == [second, second + 1]
-    assert found(from_timestamp=future + 10, until_timestamp=future + 30) == [first, first + 1]
-    assert found(from_timestamp=future + 31) == []
-    assert found(from_index=second + 1, until_timestamp=future + 26) == [
-        second + 1
-    ]  # an earlier record is later
+    first = send(10, 20)
+    second = send(30, 25)
+    assert found(from_timestamp=11) == [first + 1, second, second + 1]
+    assert found(from_timestamp=30) == [second, second + 1]
+    assert found(from_timestamp=10, until_timestamp=30) == [first, first + 1]
+    assert found(from_timestamp=31) == []
+    assert found(from_index=second + 1, until_timestamp=26) == [second + 1]  # an earlier record is later
 
 
 def test_control_records_have_no_part_in_a_read_by_time(filled: Cluster) -> None:
