@@ -3,12 +3,13 @@
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
@@ -48,6 +49,8 @@ STEPS = (*OPENING, *FIRST_BATCH, *SECOND_BATCH, *BESIDE, "progress done")
 """All steps of a driver of `new_log` that ends with the log; those of one row in their order."""
 LATE = ("cursor 13", "current 2", "current_v2 2")
 """Steps of a driver that follows the log: `current` comes after rows and cursor moves that it lacks."""
+STATUSES: Final = threading.Lock()
+"""Held to read exit codes: the start of a process reads those of all others, and of two reads one fails."""
 
 
 def new_log() -> FakeLog:
@@ -112,14 +115,13 @@ class Drivers:
     def kill(self, after: str) -> None:
         """Run a driver that is killed after a step."""
         process, _ = self._start(self._config, None, after)
-        process.join(ENDS_WITHIN_S)
-        assert process.exitcode == -signal.SIGKILL, after
+        assert exit_code(process) == -signal.SIGKILL, after
 
     def run(self) -> list[str]:
         """Run a driver to the end of the log; return its steps."""
         process, parent = self._start(self._ending, None, None)
         made: list[str] = parent.recv()
-        process.join()
+        exit_code(process)
         return made
 
     def _start(
@@ -128,9 +130,17 @@ class Drivers:
         parent, child = self._processes.Pipe()
         self._pipes.append(parent)
         process = self._processes.Process(target=drive, args=(config, child, before, after))
-        process.start()
+        with STATUSES:
+            process.start()
         child.close()
         return process, parent
+
+
+def exit_code(process: BaseProcess) -> int | None:
+    """Return the exit code of a process, None if it does not end in time."""
+    wait([process.sentinel], ENDS_WITHIN_S)
+    with STATUSES:
+        return process.exitcode
 
 
 def contents(tables: Path) -> dict[str, list[str]]:
@@ -193,9 +203,8 @@ def try_step(
         if not drivers.follow:
             assert paused.pid is not None
             os.kill(paused.pid, signal.SIGCONT)
-            paused.join(ENDS_WITHIN_S)
-            assert paused.exitcode == 0, step
+            assert exit_code(paused) == 0, step
             assert contents(drivers.tables) == expected, step
     finally:
         paused.kill()
-        paused.join()
+        exit_code(paused)
