@@ -441,7 +441,7 @@ def test_polls_at_a_replica_that_may_be_ahead_of_its_leader_see_what_each_was_pe
 
 @pytest.mark.parametrize("late_is_there", [False, True])
 def test_a_group_continues_after_records_that_it_does_not_select(tmp_path: Path, late_is_there: bool) -> None:
-    """Where it arrives it shares the page with the polls that wait there, but none waits beyond its end."""
+    """It shares the page with the polls that wait where it arrives, but no poll waits beyond its end."""
 
     async def test(scene: Scene) -> None:
         query, end = LONG + b"&consistency=committed", scene.end
