@@ -50,7 +50,8 @@ from spark_jobs.session.settings import (
 from spark_jobs.session.spark_session import JavaNotFound, open_session
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.options import parse_endpoints
-from spark_jobs.tables.table import EPOCH_FILES, EPOCHS, table_properties
+from spark_jobs.tables.metadata import table_properties
+from spark_jobs.tables.table import EPOCH_FILES, EPOCHS
 from spark_jobs.tables.transforms import epoch_differences
 from spark_jobs.typed.invariants import misplaced, outdated
 from spark_jobs.typed.layout import CompatibilityGroup, compatibility_groups

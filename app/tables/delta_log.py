@@ -63,21 +63,33 @@ class Commit:
 class DeltaSnapshot:
     """A table at one version.
 
-    files: by path as the log has it; empty if the DeltaLog keeps none, or OrderedFiles. reader_features:
-    beyond the plain format, without those that are known to be unused. writer_features: None for a protocol
-    without a list of them. transactions: the newest version by application. partition_columns: names. schema:
-    of the columns, in Spark's JSON.
+    files: by path as the log has it; empty if the DeltaLog keeps none, or OrderedFiles. metadata: as the log
+    has it. reader_features: beyond the plain format, without those that are known to be unused.
+    writer_features: None for a protocol without a list of them. transactions: the newest version by
+    application.
     """
 
     path: str
     version: int
     files: Mapping[str, DataFile] = field(repr=False)
-    properties: Mapping[str, str] = field(repr=False)
+    metadata: Mapping[str, Any] = field(repr=False)
     reader_features: tuple[str, ...] = ()
     writer_features: tuple[str, ...] | None = None
     transactions: Mapping[str, int] = field(default_factory=dict, repr=False)
-    partition_columns: tuple[str, ...] = ()
-    schema: str = field(default="", repr=False)
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        return self.metadata.get("configuration") or {}
+
+    @property
+    def partition_columns(self) -> tuple[str, ...]:
+        """Return their names."""
+        return tuple(self.metadata.get("partitionColumns") or ())
+
+    @property
+    def schema(self) -> str:
+        """Return the columns in Spark's JSON."""
+        return str(self.metadata.get("schemaString") or "")
 
     @property
     def size_bytes(self) -> int:
@@ -108,12 +120,10 @@ class DeltaLog:
     def _forget(self) -> None:
         self._version = -1
         self._added.clear()
-        self._properties: dict[str, str] = {}
+        self._metadata: Mapping[str, Any] = {}
         self._features: tuple[str, ...] = ()
         self._writer_features: tuple[str, ...] | None = None
         self._transactions: dict[str, int] = {}
-        self._partition_columns: tuple[str, ...] = ()
-        self._schema = ""
         self._snapshot: DeltaSnapshot | None = None
 
     def snapshot(self) -> DeltaSnapshot | None:
@@ -140,12 +150,10 @@ class DeltaLog:
                 self.path,
                 self._version,
                 self._added.snapshot(),
-                dict(self._properties),
+                self._metadata,
                 self._used_features(),
                 self._writer_features,
                 dict(self._transactions),
-                self._partition_columns,
-                self._schema,
             )
         return self._snapshot
 
@@ -191,7 +199,7 @@ class DeltaLog:
                 known = [name for name in wanted if name in parquet.schema_arrow.names]
                 actions = parquet.read(columns=known)
                 for name in known:
-                    for action in actions[name].drop_null().to_pylist():
+                    for action in actions[name].drop_null().to_pylist(maps_as_pydicts="strict"):
                         self._apply({name: action})
             self._version = _number(checkpoints[-1])
         for name in sorted(names):
@@ -226,9 +234,7 @@ class DeltaLog:
         if (removed := action.get("remove")) is not None:
             self._added.remove(removed["path"])
         if (metadata := action.get("metaData")) is not None:
-            self._properties = dict(metadata.get("configuration") or {})
-            self._partition_columns = tuple(metadata.get("partitionColumns") or ())
-            self._schema = str(metadata.get("schemaString") or "")
+            self._metadata = metadata
         if (protocol := action.get("protocol")) is not None:
             plain = int(protocol["minReaderVersion"]) == 1
             self._features = () if plain else tuple(protocol.get("readerFeatures") or (COLUMN_MAPPING,))
@@ -239,7 +245,7 @@ class DeltaLog:
         unused = set()
         if self._keeps_files and not self._added.has_removed_rows:
             unused.add(DELETION_VECTORS)
-        if self._properties.get(MAPPING_PROPERTY, "none") == "none":
+        if (self._metadata.get("configuration") or {}).get(MAPPING_PROPERTY, "none") == "none":
             unused.add(COLUMN_MAPPING)
         return tuple(name for name in self._features if name not in unused)
 

@@ -38,9 +38,10 @@ from spark_jobs.tables.claims import MAX_REFUSALS, append_once
 from spark_jobs.tables.conflicts import SPARK_ERRORS
 from spark_jobs.tables.local.commits import NeedsSpark
 from spark_jobs.tables.local.data_files import WrittenFile
+from spark_jobs.tables.metadata import set_properties, table_properties
 from spark_jobs.tables.removals import Removals
 from spark_jobs.tables.snapshot import EntriesSnapshot, last_timestamp_us, read_snapshot
-from spark_jobs.tables.table import ENTRIES, TableClash, read_table, set_properties, table_properties
+from spark_jobs.tables.table import ENTRIES, TableClash, read_table
 from spark_jobs.tables.table_writer import TableWriter
 from spark_jobs.tables.transforms import entries
 from storage.units import MIB

@@ -10,8 +10,9 @@ from app.tables.delta_log import DeltaLog
 from app.tables.names import RESTORED_PROPERTY
 from spark_jobs.session.locations import is_url
 from spark_jobs.session.spark_session import is_remote
+from spark_jobs.tables.metadata import set_properties, table_properties
 from spark_jobs.tables.removals import TableReplaced
-from spark_jobs.tables.table import newest_commits, set_properties, table_properties
+from spark_jobs.tables.table import newest_commits
 
 HISTORY: Final = 100  # newest commits that the first call reads
 

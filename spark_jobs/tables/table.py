@@ -313,7 +313,7 @@ def create_table(
         try:
             spark.sql(
                 f"CREATE TABLE {identifier(path)} ({columns}) USING delta "
-                f"CLUSTER BY ({clustering}) TBLPROPERTIES ({_pairs(settings)})"
+                f"CLUSTER BY ({clustering}) TBLPROPERTIES ({property_list(settings)})"
             )
             return True
         except SPARK_ERRORS as error:
@@ -364,15 +364,6 @@ def is_table(spark: SparkSession, path: str) -> bool:
     return True
 
 
-def table_properties(spark: SparkSession, path: str) -> dict[str, str]:
-    rows = spark.sql(f"SHOW TBLPROPERTIES {identifier(path)}").collect()
-    return {row["key"]: row["value"] for row in rows}
-
-
-def set_properties(spark: SparkSession, path: str, properties: Mapping[str, str]) -> None:
-    spark.sql(f"ALTER TABLE {identifier(path)} SET TBLPROPERTIES ({_pairs(properties)})")
-
-
 def read_table(spark: SparkSession, path: str) -> DataFrame:
     return spark.read.format("delta").load(path)
 
@@ -383,7 +374,7 @@ def collect_table(spark: SparkSession, path: str, table: Table, columns: Sequenc
     return read_table(spark, path).select(*columns).toArrow() if rows is None else rows
 
 
-def _pairs(properties: Mapping[str, str]) -> str:
+def property_list(properties: Mapping[str, str]) -> str:
     return ", ".join(f"'{name}' = '{quoted(value)}'" for name, value in properties.items())
 
 

@@ -5,6 +5,7 @@ hard links (local/commits.py). They add a few rows, or files that tasks of Spark
 all other commits.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructField
 
 from app.tables.delta_log import DeltaLogError
 from app.tables.names import application_of
@@ -70,6 +72,15 @@ class TableWriter:
             except NeedsSpark:
                 pass
         return create_table(self.spark, self.path, self.table, properties)
+
+    def add_columns(self, columns: Sequence[StructField]) -> bool:
+        """Add columns unless the table has one of them; return False if only Spark can do so. columns: as of
+        `LocalTable.add_columns`."""
+        if self._local is not None:
+            with contextlib.suppress(NeedsSpark, DeltaLogError):
+                self._local.add_columns(columns)
+                return True
+        return False
 
     def append(
         self,

@@ -32,6 +32,7 @@ from app.tables.catalog import is_typed
 from app.tables.delta_log import DeltaLog, table_folders
 from app.tables.names import CURRENT, KEYS_PROPERTY, RECORDS
 from spark_jobs.session.locations import is_url, location
+from spark_jobs.tables.metadata import table_properties
 from spark_jobs.tables.table import (
     ENTRIES,
     TABLES,
@@ -41,7 +42,6 @@ from spark_jobs.tables.table import (
     quoted_name,
     read_table,
     table_path,
-    table_properties,
 )
 from spark_jobs.tables.transforms import latest_watermarks
 

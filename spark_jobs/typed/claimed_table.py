@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType, TimestampNTZType
+from pyspark.sql.types import DataType, StructField, StructType, TimestampNTZType
 
 from app.tables.delta_log import DeltaLog, DeltaLogError, DeltaSnapshot
 from app.tables.names import (
@@ -31,6 +31,7 @@ from spark_jobs.session.locations import is_url
 from spark_jobs.tables.claims import MAX_REFUSALS
 from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, PROTOCOL_CHANGED, SPARK_ERRORS, repeated
 from spark_jobs.tables.local.commits import NeedsSpark
+from spark_jobs.tables.metadata import set_properties, table_properties
 from spark_jobs.tables.removals import Removals
 from spark_jobs.tables.restores import Restores
 from spark_jobs.tables.table import (
@@ -43,10 +44,8 @@ from spark_jobs.tables.table import (
     quoted,
     quoted_name,
     read_table,
-    set_properties,
     settings_of_table,
     sql_type,
-    table_properties,
 )
 from spark_jobs.tables.table_writer import TableWriter, links_commits, local_table
 from spark_jobs.typed.layout import ColumnChange, changes, is_part, is_widened
@@ -161,7 +160,7 @@ class ClaimedTable:
         return table_properties(self.spark, self.path) if snapshot is None else snapshot.properties
 
     def _create(self, properties: Mapping[str, str]) -> bool:
-        if any(is_part(TimestampNTZType, each.dataType) for each in self.table.schema):
+        if any(_needs_feature(each.dataType) for each in self.table.schema):
             return create_table(self.spark, self.path, self.table, properties)  # a feature, which Spark adds
         return self._writer.create(properties)
 
@@ -183,14 +182,29 @@ class ClaimedTable:
         self._repeated(self._change_columns)
 
     def _change_columns(self) -> None:
-        due = list(changes(self._columns(), self.table.schema))
-        for each in due:
-            if each.held is not None and not is_widened(each.held, each.type):
-                held, wanted = each.held.simpleString(), each.type.simpleString()
-                raise ColumnClash(self.path, ".".join(each.path), held, wanted)
+        while due := list(changes(self._columns(), self.table.schema)):
+            for each in due:
+                if each.held is not None and not is_widened(each.held, each.type):
+                    held, wanted = each.held.simpleString(), each.type.simpleString()
+                    raise ColumnClash(self.path, ".".join(each.path), held, wanted)
+            if not self._add_here(due):
+                self._change_by_spark(due)
+                break
+
+    def _add_here(self, due: Sequence[ColumnChange]) -> bool:
+        """Add the columns that are due, unless another writer was first. Return False if only Spark can make
+        these changes."""
+        if any(each.held is not None or len(each.path) > 1 or _needs_feature(each.type) for each in due):
+            return False
+        added = [
+            StructField(each.path[0], each.type, metadata={"comment": self._comment(each)}) for each in due
+        ]
+        return self._writer.add_columns(added)
+
+    def _change_by_spark(self, due: Sequence[ColumnChange]) -> None:
         if any(each.held is not None for each in due):
             set_properties(self.spark, self.path, WIDENING)
-        if any(is_part(TimestampNTZType, each.type) for each in due):
+        if any(_needs_feature(each.type) for each in due):
             set_properties(self.spark, self.path, TIMES_WITHOUT_OFFSET)
         for each in due:
             self.spark.sql(f"ALTER TABLE {identifier(self.path)} {self._clause(each)}")
@@ -221,8 +235,10 @@ class ClaimedTable:
         path, kind = ".".join(map(quoted_name, change.path)), sql_type(change.type)
         if change.held is not None:
             return f"ALTER COLUMN {path} TYPE {kind}"
-        comment = self.table.columns.get(change.path[0], "") if len(change.path) == 1 else ""
-        return f"ADD COLUMNS ({path} {kind} COMMENT '{quoted(comment)}')"
+        return f"ADD COLUMNS ({path} {kind} COMMENT '{quoted(self._comment(change))}')"
+
+    def _comment(self, change: ColumnChange) -> str:
+        return self.table.columns.get(change.path[0], "") if len(change.path) == 1 else ""
 
     def refresh(self) -> None:
         """Read the progress of the table: from its statistics, if only Spark can read it by a query."""
@@ -396,3 +412,8 @@ class ClaimedTable:
             return None if self._commits is None else self._commits.snapshot()
         except DeltaLogError:
             return None
+
+
+def _needs_feature(kind: DataType) -> bool:
+    """Return whether a table needs a feature of Delta for a column of this type, which only Spark adds."""
+    return is_part(TimestampNTZType, kind)

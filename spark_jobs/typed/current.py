@@ -22,14 +22,13 @@ from spark_jobs.session.spark_session import sibling_of
 from spark_jobs.tables.claims import newest_claim
 from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, Result, repeated
 from spark_jobs.tables.local.commits import NeedsSpark
+from spark_jobs.tables.metadata import set_properties, table_properties
 from spark_jobs.tables.restores import Restores
 from spark_jobs.tables.table import (
     ENTRIES,
     identifier,
     quoted_name,
     read_table,
-    set_properties,
-    table_properties,
 )
 from spark_jobs.tables.table_writer import TableWriter, links_commits, local_table
 from spark_jobs.typed.claimed_table import MERGE_ATTEMPTS, ClaimedTable

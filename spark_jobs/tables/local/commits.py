@@ -15,19 +15,28 @@ import contextlib
 import errno
 import json
 import os
-import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaLogError, DeltaSnapshot
 from app.tables.table_files import DataFile
 from spark_jobs.errors import SourceError
+from spark_jobs.tables.local.actions import (
+    WRITER_FEATURES,
+    claim_action,
+    commit_info,
+    creation,
+    merge_info,
+    metadata_action,
+    remove_action,
+    write_info,
+)
 from spark_jobs.tables.local.data_files import (
     DeltaAction,
     WrittenFile,
@@ -36,12 +45,11 @@ from spark_jobs.tables.local.data_files import (
     write_file,
 )
 
-WRITER_FEATURES = ("domainMetadata", "clustering", "invariants", "appendOnly")  # of a clustered table
 HARMLESS_FEATURES = ("checkpointProtection",)  # left by DROP FEATURE: binds those that remove old commits
 CHECKPOINT_INTERVAL = "delta.checkpointInterval"
 INVARIANTS = "delta.invariants"
 APPEND_ONLY = "delta.appendOnly"
-ENGINE = "commitlog"
+DELTA = "delta."
 REFUSALS = (  # of a link that was not made
     *(errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV),
     *(errno.EMLINK, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT),
@@ -109,37 +117,7 @@ class LocalTable:
             return False
         if self.path.is_dir() and any(entry.name != LOG_FOLDER for entry in self.path.iterdir()):
             raise NeedsSpark(f"{self.path} holds files of no Delta table")
-        described = schema.jsonValue()
-        for column in described["fields"]:
-            column["metadata"] = {"comment": comments[column["name"]]}
-        clustering = {"clusteringColumns": [[name] for name in cluster_by], "domainName": "delta.clustering"}
-        parameters = {
-            "partitionBy": "[]",
-            "clusterBy": compact_json(list(cluster_by)),
-            "isManaged": "false",
-            "properties": compact_json(dict(properties)),
-        }
-        actions: list[DeltaAction] = [
-            _commit_info("CREATE TABLE", parameters, isBlindAppend=True, operationMetrics={}),
-            {
-                "metaData": {
-                    "id": str(uuid.uuid4()),
-                    "format": {"provider": "parquet", "options": {}},
-                    "schemaString": compact_json(described),
-                    "partitionColumns": [],
-                    "configuration": dict(properties),
-                    "createdTime": _now_ms(),
-                }
-            },
-            {"protocol": {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": WRITER_FEATURES}},
-            {
-                "domainMetadata": {
-                    "domain": "delta.clustering",
-                    "configuration": compact_json(clustering),
-                    "removed": False,
-                }
-            },
-        ]
+        actions = creation(schema, cluster_by=cluster_by, comments=comments, properties=properties)
         log = self.path / LOG_FOLDER
         new = [folder for folder in (log, *log.parents) if not folder.is_dir()]
         try:
@@ -191,8 +169,8 @@ class LocalTable:
                 return None
             if not files:
                 files += write()
-            written = _written(snapshot, files, note, "Append")
-            return [written, _transaction(application, claim), *(file.action() for file in files)]
+            info = write_info(snapshot, files, note, "Append")
+            return [info, claim_action(application, claim), *(file.action() for file in files)]
 
         return self._change(due)
 
@@ -247,10 +225,10 @@ class LocalTable:
                 for rows in rewrite.added:
                     added.append(write_file(self.path, rows, statistics))
             return [
-                _written(snapshot, added, note, rewrite.mode, is_blind=False),
+                write_info(snapshot, added, note, rewrite.mode, is_blind=False),
                 *(file.action() for file in added),
-                *(_removed(path, snapshot.files[path].size_bytes) for path in rewrite.removed),
-                *([] if claim is None else [_transaction(*claim)]),
+                *(remove_action(path, snapshot.files[path].size_bytes) for path in rewrite.removed),
+                *([] if claim is None else [claim_action(*claim)]),
             ]
 
         return self._change(due) is not None
@@ -265,10 +243,44 @@ class LocalTable:
                 return None
             if not added:
                 added.append(write())
-            removed = [_removed(path, file.size_bytes, is_gone=False) for path, file in files.items()]
-            return [_arranged(snapshot, files.values(), added[0]), added[0].action(is_new=False), *removed]
+            removed = (remove_action(path, file.size_bytes, is_gone=False) for path, file in files.items())
+            info = merge_info(snapshot, files.values(), added[0])
+            return [info, added[0].action(is_new=False), *removed]
 
         return self._change(due) is not None
+
+    def set_properties(self, changed: Mapping[str, str]) -> None:
+        """Set properties without a meaning for Delta. Raises NeedsSpark, DeltaLogError."""
+        if any(name.lower().startswith(DELTA) for name in changed):
+            raise NeedsSpark(
+                f"{self.path}: only Spark knows what these properties change: {', '.join(changed)}"
+            )
+
+        def due(snapshot: DeltaSnapshot, _: list[WrittenFile]) -> list[DeltaAction] | None:
+            if changed.items() <= snapshot.properties.items():
+                return None
+            noted = {"properties": compact_json(dict(changed))}
+            info = commit_info(snapshot, "SET TBLPROPERTIES", noted, is_blind=True)
+            return [info, metadata_action(snapshot, configuration={**snapshot.properties, **changed})]
+
+        self._change(due)
+
+    def add_columns(self, columns: Sequence[StructField]) -> None:
+        """Add columns after those that are there, unless one of these has such a name, in small letters or
+        capitals. columns: of types that need no feature of Delta. Raises NeedsSpark, DeltaLogError."""
+
+        def due(snapshot: DeltaSnapshot, _: list[WrittenFile]) -> list[DeltaAction] | None:
+            schema = json.loads(snapshot.schema)
+            known = {each["name"].lower() for each in schema["fields"]}
+            if not known.isdisjoint(each.name.lower() for each in columns):
+                return None
+            added = [each.jsonValue() for each in columns]
+            noted = {"columns": compact_json([{"column": each} for each in added])}
+            changed = {**schema, "fields": [*schema["fields"], *added]}
+            info = commit_info(snapshot, "ADD COLUMNS", noted, is_blind=True)
+            return [info, metadata_action(snapshot, schemaString=compact_json(changed))]
+
+        self._change(due)
 
     def _change(
         self, due: Callable[[DeltaSnapshot, list[WrittenFile]], Sequence[DeltaAction] | None]
@@ -388,63 +400,3 @@ def _is_linked(file: Path, name: Path) -> bool:
         return False
     except OSError as error:
         raise CommitUnknown(f"{name}: {error}") from error
-
-
-def _written(
-    snapshot: DeltaSnapshot,
-    added: Sequence[WrittenFile],
-    note: Mapping[str, Any],
-    mode: str,
-    *,
-    is_blind: bool = True,
-) -> DeltaAction:
-    """is_blind: what is added depends on no row of the table."""
-    metrics = {
-        "numFiles": len(added),
-        "numOutputRows": sum(file.rows for file in added),
-        "numOutputBytes": sum(file.size_bytes for file in added),
-    }
-    return _commit_info(
-        "WRITE",
-        {"mode": mode, "partitionBy": "[]"},
-        readVersion=snapshot.version,
-        isBlindAppend=is_blind,
-        operationMetrics={name: str(value) for name, value in metrics.items()},
-        userMetadata=json.dumps(note),
-    )
-
-
-def _arranged(snapshot: DeltaSnapshot, removed: Collection[DataFile], added: WrittenFile) -> DeltaAction:
-    """As Delta notes that it has compacted files by itself."""
-    metrics = {
-        "numRemovedFiles": len(removed),
-        "numRemovedBytes": sum(file.size_bytes for file in removed),
-        "numAddedFiles": 1,
-        "numAddedBytes": added.size_bytes,
-    }
-    return _commit_info(
-        "OPTIMIZE",
-        {"predicate": "[]", "zOrderBy": "[]", "auto": "true"},
-        readVersion=snapshot.version,
-        isBlindAppend=False,
-        operationMetrics={name: str(value) for name, value in metrics.items()},
-    )
-
-
-def _commit_info(operation: str, parameters: Mapping[str, str], **more: Any) -> DeltaAction:
-    info = {"timestamp": _now_ms(), "operation": operation, "operationParameters": parameters}
-    return {"commitInfo": {**info, "isolationLevel": "Serializable", "engineInfo": ENGINE, **more}}
-
-
-def _transaction(application: str, claim: int) -> DeltaAction:
-    return {"txn": {"appId": application, "version": claim, "lastUpdated": _now_ms()}}
-
-
-def _removed(path: str, size_bytes: int, *, is_gone: bool = True) -> DeltaAction:
-    """is_gone: False: its rows are in another file now."""
-    file = {"path": path, "deletionTimestamp": _now_ms(), "dataChange": is_gone, "extendedFileMetadata": True}
-    return {"remove": {**file, "partitionValues": {}, "size": size_bytes}}
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -15,9 +15,10 @@ from spark_jobs.materialize import entries as entries_of_a_log
 from spark_jobs.materialize.entries import EntriesJob
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.claims import append_once
+from spark_jobs.tables.metadata import set_properties
 from spark_jobs.tables.removals import TableReplaced
 from spark_jobs.tables.schemas import arrow_schema
-from spark_jobs.tables.table import ENTRIES, TableClash, create_table, identifier, read_table, set_properties
+from spark_jobs.tables.table import ENTRIES, TableClash, create_table, identifier, read_table
 from spark_jobs.tables.transforms import entries, index_check
 from tests.spark.conftest import Batch
 from tests.spark.source.log_server import FakeLog, FakeReplica

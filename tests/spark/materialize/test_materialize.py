@@ -30,6 +30,7 @@ from spark_jobs.materialize.supervisor import reason_of
 from spark_jobs.run import materialize, parse_arguments
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.catalog import CatalogTables
+from spark_jobs.tables.metadata import table_properties
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import (
     ENTRIES,
@@ -39,7 +40,6 @@ from spark_jobs.tables.table import (
     TableClash,
     identifier,
     read_table,
-    table_properties,
 )
 from tests.spark.conftest import endpoints
 from tests.spark.source.log_server import FIRST_TIMESTAMP_MS, FakeLog, FakeReplica

@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.run import materialize
 from spark_jobs.tables.local.data_files import LAST_CHARACTER, statistics_of
-from spark_jobs.tables.table import TABLES, TYPED_TABLES, identifier, read_table, set_properties
+from spark_jobs.tables.metadata import set_properties
+from spark_jobs.tables.table import TABLES, TYPED_TABLES, identifier, read_table
 from tests.spark.conftest import endpoints
 from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from spark_jobs.errors import RowsLost
-from spark_jobs.tables import restores as module
 from spark_jobs.tables.removals import TableReplaced
 from spark_jobs.tables.restores import Restores
 from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES
@@ -20,9 +19,8 @@ from tests.spark.no_spark import no_spark
 from tests.support.delta_files import DeltaFiles
 
 
-def test_a_restore_behind_removed_commits_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restore_behind_removed_commits_is_found(tmp_path: Path) -> None:
     """The driver was suspended until the commits after its last look were removed from the history."""
-    monkeypatch.setattr(module, "table_properties", lambda spark, path: {})
     files = DeltaFiles(tmp_path / "records")
     files.create()
     restores = Restores(no_spark(), str(files.folder))

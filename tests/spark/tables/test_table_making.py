@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from app.errors import ConfigError
 from spark_jobs.tables import table as tables
+from spark_jobs.tables.metadata import table_properties
 from spark_jobs.tables.table import (
     EPOCHS,
     create_table,
@@ -19,7 +20,6 @@ from spark_jobs.tables.table import (
     is_table,
     read_table,
     table_path,
-    table_properties,
 )
 from spark_jobs.tables.views import create_views
 

@@ -9,11 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from app.tables.delta_log import DeltaLog, DeltaSnapshot
+from app.tables.delta_log import DeltaSnapshot
 from app.tables.names import REFILL_PROPERTY
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.source.log_reads import LogReads
-from spark_jobs.tables import restores
 from spark_jobs.tables.local.commits import LocalTable, Rewrite
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import DEAD_LETTERS, RECORDS, Table
@@ -22,11 +21,10 @@ from spark_jobs.typed.current import CurrentTable
 from spark_jobs.typed.decoding import COLUMNS
 from spark_jobs.typed.indexed_rows import IndexedRows
 from spark_jobs.typed.restored import RestoredTables
-from tests.spark.materialize.opened_job import commit_of_user
 from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.typed.test_typed_kills import fill_entries
-from tests.spark.user_restore import Content, restore
+from tests.spark.user_restore import restore
 
 OLDER, NEWER = b'{"id":1}', b'{"id":"x"}'
 
@@ -98,7 +96,7 @@ def test_no_driver_writes_moved_letters_again(
     state: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    changed: list[Mapping[str, str]] = []  # properties, which only Spark can change
+    changed: list[Mapping[str, str]] = []  # properties
     monkeypatch.setattr(ClaimedTable, "set_properties", lambda table, properties: changed.append(properties))
     rebuilt: list[CurrentTable] = []  # by Spark
     monkeypatch.setattr(CurrentTable, "rebuild", lambda table, *_: rebuilt.append(table))
@@ -133,7 +131,6 @@ def test_current_is_rebuilt_after_a_kill_once_dead_letters_is_made_again(
         if len(rebuilt) == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(ClaimedTable, "set_properties", set_properties)
     monkeypatch.setattr(CurrentTable, "rebuild", rebuild)
     typed.extend(log.next_index)
     shutil.rmtree(tmp_path / DEAD_LETTERS.name)
@@ -153,11 +150,8 @@ def test_a_letter_that_was_moved_to_a_later_group_is_in_a_table_whatever_the_use
 ) -> None:
     """RESTORE of `dead_letters` takes the note that the group has letters older than itself."""
     letter, later = 2, 2  # its index, and the version that reads it
-    monkeypatch.setattr(ClaimedTable, "set_properties", set_properties)
     monkeypatch.setattr(CurrentTable, "rebuild", lambda *_: None)
     monkeypatch.setattr(RestoredTables, "_add_letters", lambda *_: None)  # RESTORE took none that is due
-    for name in ("table_properties", "set_properties"):
-        monkeypatch.setattr(restores, name, lambda *_: {})
     typed.extend(log.next_index)
     assert typed.decoder is not None
     group = typed.decoder.layout[-1]
@@ -182,11 +176,8 @@ def test_a_letter_that_was_moved_to_a_later_group_is_in_a_table_whatever_the_use
     assert letter in indexes(tmp_path, DEAD_LETTERS)
 
 
-def test_a_refill_that_is_complete_leaves_the_note_of_another_driver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refill_that_is_complete_leaves_the_note_of_another_driver(tmp_path: Path) -> None:
     """Which may be killed before it has changed `current`."""
-    monkeypatch.setattr(ClaimedTable, "set_properties", set_properties)
     own, other, later = (
         ClaimedTable(no_spark(), str(tmp_path / "records"), RECORDS, "_index") for _ in "123"
     )
@@ -196,10 +187,3 @@ def test_a_refill_that_is_complete_leaves_the_note_of_another_driver(
     assert later.open("default", "id")
     later.refilled()
     assert not own.open("default", "id")
-
-
-def set_properties(table: ClaimedTable, changed: Mapping[str, str]) -> None:
-    """Do as Spark, which alone can change properties."""
-    metadata = Content(Path(table.path), DeltaLog(table.path).versions()[-1]).metadata
-    configuration = {**metadata["configuration"], **changed}
-    commit_of_user(table, "SET TBLPROPERTIES", {"metaData": {**metadata, "configuration": configuration}})

@@ -126,7 +126,6 @@ def test_no_record_is_twice_in_a_table_that_another_driver_has_made_again(
     log: FakeLog, replicas: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, appends: str
 ) -> None:
     """Its rows are in other commits, so the claim of the first driver does not name one of them."""
-    monkeypatch.setattr(ClaimedTable, "set_properties", lambda *_: None)  # which only Spark can change
     monkeypatch.setattr(CurrentTable, "rebuild", lambda *_: None)  # by Spark
     fill_entries(log, tmp_path)
     first, other = (without_spark(replicas, tmp_path) for _ in range(2))
@@ -191,8 +190,6 @@ def test_current_is_not_brought_up_to_date_from_entries_that_have_lost_rows_too(
     typed.extend(log.next_index)
     rebuilt: list[int] = []
     monkeypatch.setattr(CurrentTable, "rebuild", lambda table, *until: rebuilt.append(until[1]))
-    monkeypatch.setattr(restores, "table_properties", lambda *_: {})
-    monkeypatch.setattr(restores, "set_properties", lambda *_: None)
     restore(tmp_path / CURRENT, 1)
     typed.open()
     for until in (log.schemas[1]["index"], log.next_index):
@@ -214,9 +211,6 @@ def test_a_current_that_was_restored_is_brought_up_to_date_once_records_is_made_
         found.append([row["_index"] for row in rows_of(Path(table.records_path))])
 
     monkeypatch.setattr(CurrentTable, "rebuild", rebuild)
-    monkeypatch.setattr(ClaimedTable, "set_properties", lambda *_: None)  # which only Spark can change
-    monkeypatch.setattr(restores, "table_properties", lambda *_: {})
-    monkeypatch.setattr(restores, "set_properties", lambda *_: None)
     restore(tmp_path / CURRENT, 0)
     shutil.rmtree(tmp_path / RECORDS.name)
     typed.open()
@@ -268,7 +262,6 @@ def test_a_repair_is_due_until_entries_has_the_records_that_it_lost_meanwhile(
         steps.append("rebuilt")
 
     monkeypatch.setattr(CurrentTable, "rebuild", rebuild)
-    monkeypatch.setattr(restores, "table_properties", lambda *_: {})
     monkeypatch.setattr(restores, "set_properties", lambda *given: steps.append("noted"))
     restore(tmp_path / CURRENT, 1)
     with pytest.raises(TableClash, match="entries refuses the records from index"):

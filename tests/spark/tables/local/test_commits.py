@@ -19,6 +19,7 @@ from spark_jobs.errors import TableUnreadable
 from spark_jobs.tables.checkpoints import CHECKPOINTS
 from spark_jobs.tables.claims import append_once, claim_alone, newest_claim
 from spark_jobs.tables.local import commits
+from spark_jobs.tables.local.actions import WRITER_FEATURES
 from spark_jobs.tables.local.commits import FileMissing, LocalTable, NeedsSpark
 from spark_jobs.tables.local.data_files import (
     LAST_CHARACTER,
@@ -457,7 +458,7 @@ def test_spark_and_the_driver_write_one_table(spark: SparkSession, tmp_path: Pat
 
 def test_a_table_that_a_feature_was_dropped_from_is_extended(made: Callable[[], LocalTable]) -> None:
     table = made()
-    features = [*commits.WRITER_FEATURES, "checkpointProtection"]
+    features = [*WRITER_FEATURES, "checkpointProtection"]
     protocol = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": features}
     log = table.path / "_delta_log"
     (log / f"{1:020d}.json").write_text(json.dumps({"protocol": protocol}) + "\n")
