@@ -86,6 +86,7 @@ PRODUCERS: Final = "commitlog_producers"
 CURSORS: Final = "commitlog_cursors"
 FENCE_LAG: Final = "commitlog_fence_lag_records"
 TABLES_JOB_FAILED: Final = "commitlog_tables_job_failed"
+TABLES_JOB_SILENT: Final = "commitlog_tables_job_silent"
 BUILD: Final = "commitlog_build"
 
 BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)

@@ -34,6 +34,11 @@ COVERED_INDEX: Final = "covered_index"  # note of a commit of `events`: the newe
 BEGIN_PROPERTY: Final = "commitlog.beginIndex"  # of `entries`: every data record from this index on is a row
 
 
+def is_silent(state: str, updated_ms: int, now_ms: int) -> bool:
+    """Return whether a job has last reported that it runs, longer ago than a job that runs can have."""
+    return state == RUNNING and now_ms - updated_ms > SILENT_MS
+
+
 def application_of(table: str) -> str:
     """Return the application under which commits of rows claim a place in a table (Delta's `txnAppId`)."""
     return f"commitlog-{table}"

@@ -12,7 +12,7 @@ from app.node.hosted_log import HostedLog
 from app.node.repair.interfaces import RepairState
 from app.node.replica.driver import LogDriver
 from app.tables.job_reports import JobReport
-from app.tables.names import FAILED
+from app.tables.names import FAILED, is_silent
 from storage.log.journal import Journal
 
 Seen = Sequence[tuple[str, ReplicaStatus]]
@@ -147,13 +147,19 @@ def journal_metrics(broker: Broker) -> Iterator[Metric]:
     )
 
 
-def job_metric(jobs: Mapping[str, JobReport]) -> Metric:
-    """Return the failures that the Spark jobs of the logs have reported."""
-    return telemetry.gauge(
+def job_metrics(jobs: Mapping[str, JobReport], now_ms: int) -> Iterator[Metric]:
+    """Yield the failures that the Spark jobs of the logs have reported, and the jobs that report no more."""
+    yield telemetry.gauge(
         telemetry.TABLES_JOB_FAILED,
         "1 while the last report of the Spark job of the log's tables is that it has failed",
         ("log",),
         [((log,), float(job.state == FAILED)) for log, job in jobs.items()],
+    )
+    yield telemetry.gauge(
+        telemetry.TABLES_JOB_SILENT,
+        "1 while the last report of the Spark job of the log's tables is that it runs, and is a minute old",
+        ("log",),
+        [((log,), float(is_silent(job.state, job.updated_ms, now_ms))) for log, job in jobs.items()],
     )
 
 

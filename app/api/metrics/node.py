@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from app import telemetry
 from app.api.metrics.controller_mode import controller_mode_metrics
-from app.api.metrics.logs import job_metric, journal_metrics, peer_metrics, repair_metrics, replica_metrics
+from app.api.metrics.logs import job_metrics, journal_metrics, peer_metrics, repair_metrics, replica_metrics
 from app.api.metrics.slaves import connection_metrics, slave_metrics
 from app.node.broker import Broker
 from app.tables.job_reports import JobReport
@@ -50,7 +50,8 @@ class NodeCollector:
         yield from controller_mode_metrics(broker)
         yield from repair_metrics(broker)
         yield from journal_metrics(broker)
-        yield job_metric({log: job for log, job in self._jobs.items() if log in broker.logs})
+        jobs = {log: job for log, job in self._jobs.items() if log in broker.logs}
+        yield from job_metrics(jobs, broker.clock.now_ms())
         yield from _task_metrics(broker)
         yield from _node_metrics(broker)
 

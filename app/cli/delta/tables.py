@@ -25,7 +25,7 @@ from app.cli.delta.job_options import spark_conf_option, tables_option
 from app.cli.times import Time, format_time
 from app.client.tables import Cut, Listing, MaterializedTable, Tables, TablesJob
 from app.local.spark_job import DEFAULT_TABLES, JOB, become_job, job_arguments
-from app.tables.names import ENTRIES, FAILED, RUNNING, SILENT_MS
+from app.tables.names import ENTRIES, FAILED, is_silent
 from storage.units import MIB
 
 if TYPE_CHECKING:
@@ -119,9 +119,9 @@ def _show_listing(listing: Listing, target: Target) -> None:
 
 def _job_line(log: str, job: "TablesJob | JobReport") -> str:
     """Return the last report of the job of a log for people."""
-    reported = f"reported {format_time(job.updated_ms)}"
-    if _is_silent(job):
-        age_s = (_now_ms() - job.updated_ms) // 1_000
+    reported, now_ms = f"reported {format_time(job.updated_ms)}", _now_ms()
+    if is_silent(job.state, job.updated_ms, now_ms):
+        age_s = (now_ms - job.updated_ms) // 1_000
         return (
             f"The Spark job of {log} has not reported for {age_s:,} s, since {format_time(job.updated_ms)}, "
             "when it was running: check that its process runs, and that the disk of the tables has space"
@@ -131,11 +131,6 @@ def _job_line(log: str, job: "TablesJob | JobReport") -> str:
     when = f"({reported})" if job.failed_ms is None else f"since {format_time(job.failed_ms)}"
     reason = "the lines that it printed have the reason" if job.error is None else printable(job.error)
     return f"The Spark job of {log} has failed {when}: {reason}"
-
-
-def _is_silent(job: "TablesJob | JobReport") -> bool:
-    """Return whether a job has last reported that it runs, longer ago than a job that runs can have."""
-    return job.state == RUNNING and _now_ms() - job.updated_ms > SILENT_MS
 
 
 def _now_ms() -> int:
@@ -235,7 +230,7 @@ def _show_folder(root: Path, log: str | None, as_json: bool) -> None:
         view.add_row(name, *cells, *([catalog_name or ""] * named))
     print_table(view)
     for name, job in jobs.items():
-        if job.state == FAILED or _is_silent(job):
+        if job.state == FAILED or is_silent(job.state, job.updated_ms, _now_ms()):
             click.echo(_job_line(name, job))
 
 

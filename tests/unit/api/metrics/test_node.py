@@ -11,6 +11,7 @@ import pytest
 from app.api.metrics.node import NodeCollector
 from app.node.broker import Broker
 from app.settings.file import parse
+from app.tables.names import SILENT_MS
 from storage.watched_files import WatchedSyncs
 from tests.support.in_process import node_in_process
 
@@ -67,23 +68,31 @@ def test_the_time_of_each_sync_counts_when_it_has_ended() -> None:
     assert syncs.ended() == ([1, 1, 2], 9.625)
 
 
-def test_a_failed_spark_job_is_shown_for_the_logs_of_the_node(tmp_path: Path) -> None:
+def test_a_spark_job_that_fails_or_reports_no_more_is_shown_for_the_logs_of_the_node(tmp_path: Path) -> None:
     """`CommitlogTablesBehind` fires only while records wait, and 20 minutes later."""
-    document = {"state": "running", "updated_ms": 9, "logs": {"default": {}, "deleted": {"error": "full"}}}
+    logs: dict[str, dict[str, str]] = {"default": {}, "deleted": {"error": "full"}}
 
     async def run() -> None:
         async with node_in_process(tmp_path, tables={"path": str(tmp_path)}) as node:
 
             async def shown() -> list[str]:
                 text = (await node.client.get("/metrics")).text
-                return [line for line in text.splitlines() if line.startswith("commitlog_tables_job_failed")]
+                return [line for line in text.splitlines() if line.startswith("commitlog_tables_job_")]
 
+            async def shown_after(state: str, age_ms: int) -> tuple[str, ...]:
+                document = {"state": state, "updated_ms": node.broker.clock.now_ms() - age_ms, "logs": logs}
+                file.write_text(json.dumps(document))
+                return tuple(line.partition('{log="default"} ')[2] for line in await shown())
+
+            file = tmp_path / "progress.json"
             assert await shown() == []
-            (tmp_path / "progress.json").write_text(json.dumps(document))
-            assert await shown() == ['commitlog_tables_job_failed{log="default"} 0.0']
-            document["logs"] = {"default": {"error": "full"}}
-            (tmp_path / "progress.json").write_text(json.dumps(document))
-            assert await shown() == ['commitlog_tables_job_failed{log="default"} 1.0']
+            assert await shown_after("running", 0) == ("0.0", "0.0")
+            assert await shown_after("running", SILENT_MS + 1) == ("0.0", "1.0")
+            assert await shown_after("done", SILENT_MS + 1) == ("0.0", "0.0")
+            logs["default"] = {"error": "full"}
+            assert await shown_after("running", SILENT_MS + 1) == ("1.0", "0.0")
+            file.unlink()
+            assert await shown() == []
 
     asyncio.run(run())
 
