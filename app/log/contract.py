@@ -23,6 +23,7 @@ import msgspec
 from app.errors import CommitlogError
 from app.log.control_records import AnyControlRecord
 from app.log.events import JournalEvent
+from app.log.producers import Producer
 from storage.format.batch import BATCH_MAX_BYTES, Batch
 from storage.format.records import RecordColumns, RecordTable
 from storage.log.hard_state import HardState
@@ -32,7 +33,6 @@ from storage.units import NO_INDEX as NO_INDEX
 if TYPE_CHECKING:
     from app.raft.messages import GroupNotice
 
-NUMBER_MAX: Final = 2**63 - 1  # largest number of a producer: snapshots store eight bytes
 APPEND_MAX_BYTES: Final = BATCH_MAX_BYTES - MIB  # of packed records; the rest is for header and marks
 
 
@@ -163,16 +163,6 @@ class ChangeKind(StrEnum):
     ADD = "add"  # as a learner
     PROMOTE = "promote"  # to a voter
     REMOVE = "remove"
-
-
-@dataclass(frozen=True, slots=True)
-class Producer:
-    """An idempotent producer's claim on one append (docs/api.md §3). `sequence` counts appends."""
-
-    id: str
-    epoch: int
-    sequence: int
-    allow_gap: bool = False
 
 
 @dataclass(slots=True)

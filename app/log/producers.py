@@ -4,17 +4,29 @@
 import struct
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple
 
 from app.errors import ProducerFenced, SequenceGap
 from app.log.claims import CLAIM_BYTES, Claim, unpack_claim
 
+NUMBER_MAX: Final = 2**63 - 1  # largest epoch and sequence: snapshots store eight bytes
 REMEMBERED_SEQUENCES: Final = 5
 
 # A history: epoch(8), then for each remembered append, oldest first: sequence(8) claim(56), little-endian
 _NUMBER = struct.Struct("<q")
 _ENTRY_BYTES: Final = _NUMBER.size + CLAIM_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """An idempotent producer's claim on one append (docs/api.md §3). `sequence` counts appends."""
+
+    id: str
+    epoch: int
+    sequence: int
+    allow_gap: bool = False
 
 
 class Undo(NamedTuple):

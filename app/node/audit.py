@@ -22,7 +22,8 @@ from app.controller.metadata import AUDIT_LOG, LogSpec
 from app.errors import CommitlogError
 from app.futures import settle
 from app.log.claims import DIGEST_BYTES
-from app.log.contract import AppendRequest, AppendResult, Producer
+from app.log.contract import AppendRequest, AppendResult
+from app.log.producers import Producer
 from app.node.hosted_log import HostedLog
 from app.node.metadata.service import MetadataService
 from app.node.network.audit_messages import (

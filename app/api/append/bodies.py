@@ -10,7 +10,8 @@ from app.api.append.json_bodies import AppendIn, check_record_size, decode_appen
 from app.api.append.parameters import parse_idempotency_key
 from app.api.http.compression import too_large, unpack
 from app.errors import CommitlogError, InvalidBody, InvalidRequest, TooLarge
-from app.log.contract import APPEND_MAX_BYTES, AppendRequest, Producer
+from app.log.contract import APPEND_MAX_BYTES, AppendRequest
+from app.log.producers import Producer
 from app.media_types import ARROW_STREAM, JSON, NDJSON, OCTETS
 from app.schemas.json_text import count_sign
 from app.settings.model import Limits

@@ -7,7 +7,8 @@ from urllib.parse import unquote_plus
 
 from app.api.http.json_decoding import MAX_ORDINAL
 from app.errors import InvalidRequest
-from app.log.contract import Acks, Producer
+from app.log.contract import Acks
+from app.log.producers import Producer
 
 MAX_TIMEOUT_MS: Final = 60_000
 DEFAULT_TIMEOUT_MS: Final = 5_000

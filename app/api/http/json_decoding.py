@@ -9,7 +9,7 @@ import msgspec.inspect
 from msgspec import Raw
 
 from app.errors import InvalidJson, InvalidRequest
-from app.log.contract import NUMBER_MAX
+from app.log.producers import NUMBER_MAX
 from app.schemas.errors import pointer_of
 from app.schemas.json_text import shown
 from storage.units import KIB

@@ -15,8 +15,9 @@ from app.errors import (
     TermMismatch,
 )
 from app.log.claims import Claim
-from app.log.contract import APPEND_MAX_BYTES, NUMBER_MAX, AppendRequest, Producer
+from app.log.contract import APPEND_MAX_BYTES, AppendRequest
 from app.log.driver_interfaces import AppendLimits
+from app.log.producers import NUMBER_MAX, Producer
 from app.log.state import LogState
 from app.node.replica.open_appends import OpenAppend
 from storage.format.batch import AppendMark, EncodedBody

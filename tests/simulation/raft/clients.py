@@ -8,10 +8,10 @@ from zlib import crc32
 import pyarrow as pa
 
 from app.api.read.selection import Consistency
-from app.errors import CommitlogError, CursorNotFound, IdempotencyKeyReused
-from app.errors.base import Outcome
+from app.errors import CommitlogError, CursorNotFound, IdempotencyKeyReused, Outcome
 from app.log.commands import Command, CommandResult, MoveCursor
-from app.log.contract import Acks, AppendRequest, AppendResult, Producer
+from app.log.contract import Acks, AppendRequest, AppendResult
+from app.log.producers import Producer
 from app.log.state import LogCursor
 from storage.format.records import BODY_SCHEMA, RecordColumns, RecordTable
 from tests.simulation.raft.checks import SafetyChecker

@@ -6,7 +6,8 @@ import pyarrow as pa
 import pytest
 
 from app.api.append.append_digest import append_digest
-from app.log.contract import Acks, AppendRequest, Producer
+from app.log.contract import Acks, AppendRequest
+from app.log.producers import Producer
 from storage.format.records import BODY_SCHEMA, Headers, RecordColumns, RecordTable
 
 Row = tuple[bytes | None, bytes | None, int | None, Headers | None]  # as of RecordColumns.add

@@ -28,7 +28,8 @@ from app.api.append.json_bodies import (
 from app.api.append.parameters import AppendParameters, parse_append_query, parse_idempotency_key
 from app.api.http.compression import unpack
 from app.errors import CommitlogError, InvalidBody, InvalidRequest, TooLarge, UnsupportedMediaType
-from app.log.contract import APPEND_MAX_BYTES, Acks, AppendRequest, Producer
+from app.log.contract import APPEND_MAX_BYTES, Acks, AppendRequest
+from app.log.producers import Producer
 from app.settings.model import Limits
 from storage.format.records import RecordColumns
 

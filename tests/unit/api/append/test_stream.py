@@ -17,7 +17,7 @@ from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.json_decoding import MAX_ORDINAL
 from app.api.http.messages import Response, problem_response
 from app.errors import StorageFull
-from app.log.contract import Producer
+from app.log.producers import Producer
 from app.node.network.http_forwarder import Forwarder, Lost
 from app.settings.model import Limits, SecuritySettings
 

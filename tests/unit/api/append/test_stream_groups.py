@@ -19,7 +19,7 @@ from app.api.append.parameters import AppendParameters
 from app.api.append.stream_groups import GROUP_BYTES, lines_of_answers, records_of_group, take_group
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.messages import Response
-from app.log.contract import Producer
+from app.log.producers import Producer
 from app.settings.model import Limits
 
 

@@ -9,14 +9,9 @@ from app.errors import CommitlogError, ReadIndexUnavailable, RequestOutstanding
 from app.ha.frames import ClassicReport
 from app.ha.messages import INCOMING, Opened
 from app.log.commands import Command, CommandResult, MoveCursor, SetFence
-from app.log.contract import (
-    AppendRequest,
-    AppendResult,
-    AppendStream,
-    Producer,
-    Role,
-)
+from app.log.contract import AppendRequest, AppendResult, AppendStream, Role
 from app.log.driver_interfaces import DriverConfig
+from app.log.producers import Producer
 from app.raft.messages import Heartbeat, HeartbeatAnswer, PushAnswer, PushCode, PushRequest, PushType
 from storage.errors import StorageFull
 from storage.format.batch import Batch

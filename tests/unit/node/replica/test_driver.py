@@ -7,17 +7,9 @@ import pytest
 
 from app.errors import CommitlogError, RequestOutstanding
 from app.log.commands import SetFence
-from app.log.contract import (
-    APPEND_MAX_BYTES,
-    NUMBER_MAX,
-    Acks,
-    AppendRequest,
-    AppendResult,
-    Durability,
-    Producer,
-    Role,
-)
+from app.log.contract import APPEND_MAX_BYTES, Acks, AppendRequest, AppendResult, Durability, Role
 from app.log.driver_interfaces import DriverConfig
+from app.log.producers import NUMBER_MAX, Producer
 from app.node.replica.append_checks import check_storable
 from app.raft.messages import (
     Heartbeat,

@@ -7,13 +7,9 @@ import pytest
 
 from app.errors import CommitlogError, ReadIndexUnavailable
 from app.log.commands import SetFence
-from app.log.contract import (
-    AppendRequest,
-    Durability,
-    Producer,
-    Role,
-)
+from app.log.contract import AppendRequest, Durability, Role
 from app.log.driver_interfaces import DriverConfig
+from app.log.producers import Producer
 from app.node.replica import read_gate as read_gate
 from app.node.replica.driver import LogDriver
 from app.raft.messages import (

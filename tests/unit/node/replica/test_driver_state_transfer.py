@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from app.log.commands import MoveCursor, Trim
-from app.log.contract import Producer
 from app.log.driver_interfaces import DriverConfig
+from app.log.producers import Producer
 from app.node.network.wire import decode, encode
 from app.raft.messages import StateChunk, StateRequest
 from storage.errors import CorruptFile

@@ -9,8 +9,9 @@ import pytest
 
 from app.errors import CommitlogError, LeaderPendingFull
 from app.log.commands import SetFence
-from app.log.contract import AppendRequest, AppendResult, AppendStream, Durability, Producer
+from app.log.contract import AppendRequest, AppendResult, AppendStream, Durability
 from app.log.driver_interfaces import AppendLimits, DriverConfig
+from app.log.producers import Producer
 from app.node.replica.append_checks import check_quota
 from app.node.replica.append_queue import GATHER_MAX_BYTES, GATHER_MAX_MS
 from app.node.replica.open_appends import OpenAppend
