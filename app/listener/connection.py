@@ -24,20 +24,23 @@ from app.api.http.lane_call import LaneCall
 from app.api.http.messages import Response, header_lines, new_request_id, problem_response
 from app.api.http.single_headers import repeated_header
 from app.api.read.poll_groups import LanePoll
-from app.errors import BadRequest, CommitlogError, CrossOrigin, HeadTooLarge, RateLimited, RequestTimeout
+from app.errors import BadRequest, CommitlogError, RateLimited, RequestTimeout
 from app.listener.asgi_calls import closed_when_cut_off, end_waiting, ended_by_close
 from app.listener.listener import PIPELINED_MAX, Listener
-from app.listener.refusals import refusal_of
+from app.listener.refusals import (
+    MAX_HEADERS,
+    check_head,
+    check_header,
+    check_target,
+    head_too_large,
+    refusal_of,
+)
 
 logger = logging.getLogger(__name__)
 
-MAX_HEADERS: Final = 256  # in one request head
-TARGET_MAX_BYTES: Final = 65_535  # the parser of targets takes no more
 STREAM_SUFFIX: Final = ":stream"
 HEAD_END: Final = b"\r\n\r\n"
 UPGRADE: Final = re.compile(rb"\r\nupgrade(?=[ \t]*:)", re.IGNORECASE)
-VERSIONS: Final = ("1.1", "1.0")
-BODY_HEADERS: Final = (b"content-length", b"transfer-encoding")
 BLANKS: Final = b" \t"  # around a header's value, not part of it (RFC 9110, section 5.5)
 _BODY_GRACE_S: Final = 5.0  # the append route has a body timeout of its own, and a better answer
 _EOF_GRACE_S: Final = 6.0  # the default time limit of an append is 5 s
@@ -107,7 +110,7 @@ class Connection(HttpToolsProtocol):
             self._break_off(refusal_of(error))
             return
         if self._in_head and self._head_bytes > self._listener.settings.max_head_bytes:
-            self._break_off(self._head_too_large())
+            self._break_off(head_too_large(self._listener.settings.max_head_bytes))
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more. Return whether the connection stays open: for the answers to complete
@@ -163,13 +166,11 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._parsing = True
         self._head_size = 0
-        self._hosts = 0
 
     def on_url(self, url: bytes) -> None:
         self._count_head(len(url))
         super().on_url(url)
-        if len(self.url) > TARGET_MAX_BYTES:
-            raise HeadTooLarge(f"a request target may have at most {TARGET_MAX_BYTES} bytes")
+        check_target(self.url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_head(len(name) + len(value))
@@ -178,37 +179,19 @@ class Connection(HttpToolsProtocol):
         name, value = name.lower(), value.strip(BLANKS)
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = self.parser.get_http_version() == "1.1"  # RFC 9110, section 10.1.1
-        elif name == b"host":
-            self._hosts += 1
-            self._check_host(value)
-        elif name == b"transfer-encoding" and value.lower() != b"chunked":
-            raise BadRequest("the only transfer coding is chunked; a compressed body has a Content-Encoding")
+        else:
+            check_header(name, value, self._listener.hosts)
         self.headers.append((name, value))
 
     def _count_head(self, size_bytes: int) -> None:
         """Count a part of the head: a whole request in one piece leaves it before its size is compared."""
         self._head_size += size_bytes
         if self._head_size > self._listener.settings.max_head_bytes or len(self.headers) >= MAX_HEADERS:
-            raise self._head_too_large()
-
-    def _check_host(self, host: bytes) -> None:
-        known = self._listener.hosts
-        if known is not None and not known.have(host):
-            raise CrossOrigin(
-                f"{host[:100].decode('latin-1')} is not a name of this node, which needs no token; use an "
-                "address of its [[nodes]] url, or set [security] tokens_file or allow_insecure_rest"
-            )
+            raise head_too_large(self._listener.settings.max_head_bytes)
 
     def on_headers_complete(self) -> None:
-        if self.parser.should_upgrade() and any(name in BODY_HEADERS for name, _ in self.headers):
-            raise BadRequest("a request with a body may not ask for another protocol")
-        version = self.parser.get_http_version()
-        if version not in VERSIONS:
-            raise BadRequest(f"the version of HTTP must be 1.1 or 1.0, got {version}")
-        if version == "1.0" and any(name == b"transfer-encoding" for name, _ in self.headers):
-            raise BadRequest("HTTP/1.0 has no transfer codings")
-        if self._hosts != 1 and (self._hosts or version != "1.0"):
-            raise BadRequest(f"a request needs exactly one Host header, got {self._hosts}")
+        parser = self.parser
+        check_head(self.headers, parser.get_http_version(), asks_upgrade=parser.should_upgrade())
         if len(self.pipeline) >= PIPELINED_MAX:
             raise BadRequest(f"at most {PIPELINED_MAX} requests may wait for an earlier answer")
         self._in_head = False
@@ -456,12 +439,6 @@ class Connection(HttpToolsProtocol):
             self._unsent_since_s = now_s
         self._unsent_bytes = unsent_bytes
         return now_s - self._unsent_since_s
-
-    def _head_too_large(self) -> HeadTooLarge:
-        return HeadTooLarge(
-            f"a request head may have at most {self._listener.settings.max_head_bytes} bytes "
-            f"and {MAX_HEADERS} headers"
-        )
 
     # --- refusals -----------------------------------------------------------------------------------------
 
