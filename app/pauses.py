@@ -15,19 +15,19 @@ class Repeats:
         self._interval_s = interval_s
         self._last_s: dict[Hashable, float] = {}
 
-    def is_due(self, subject: Hashable, now_s: float) -> bool:
-        """Return whether to act on a subject; if so, this time counts as the last one."""
+    def allow(self, subject: Hashable, now_s: float) -> bool:
+        """Return whether to act on a subject now; if so, this time counts as the last one."""
         if now_s < self._last_s.get(subject, -inf) + self._interval_s:
             return False
         self._last_s[subject] = now_s
         return True
 
     def keep(self, subjects: Container[Hashable]) -> None:
-        """Forget all other subjects: each of them is due when it returns."""
+        """Forget all other subjects: each of them is allowed when it returns."""
         self._last_s = {each: last_s for each, last_s in self._last_s.items() if each in subjects}
 
     def __contains__(self, subject: Hashable) -> bool:
-        """Return whether it was due at least once."""
+        """Return whether it was allowed at least once."""
         return subject in self._last_s
 
 

@@ -191,7 +191,7 @@ def _poll(
         # without the catalog, which may take seconds for each table
         polled_s = time.monotonic() - began_s
         if named is not None and (logs.done or began_s >= named_at_s):
-            named.refresh(_reported(logs, file))
+            named.refresh(_with_reports(logs, file))
             named_at_s = time.monotonic() + CATALOG_EACH_S
         if logs.done:
             return
@@ -200,7 +200,7 @@ def _poll(
         wake.clear()
 
 
-def _reported(logs: FollowedLogs, file: ProgressFile) -> Iterator[str]:
+def _with_reports(logs: FollowedLogs, file: ProgressFile) -> Iterator[str]:
     """Yield the logs for the catalog, which may take seconds for each table, and report between them."""
     for log in logs.progress():
         if time.monotonic() - file.written_at_s >= WRITE_EACH_S:

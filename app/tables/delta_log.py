@@ -63,9 +63,9 @@ class Commit:
 class DeltaSnapshot:
     """A table at one version.
 
-    files: by path as the log has it; empty if the DeltaLog keeps none, or OrderedFiles. metadata: as the log
-    has it. reader_features: beyond the plain format, without those that are known to be unused.
-    writer_features: None for a protocol without a list of them. transactions: the newest version by
+    files: by path as the log has it; empty if the DeltaLog keeps none, or fills those of its caller.
+    metadata: as the log has it. reader_features: beyond the plain format, without those that are known to be
+    unused. writer_features: None for a protocol without a list of them. transactions: the newest version by
     application.
     """
 
@@ -107,11 +107,12 @@ class DeltaLog:
     """The log of one table, replayed once and then commit by commit. Not safe for use by two threads."""
 
     def __init__(self, path: str, *, keeps_files: bool = True, files: TableFiles | None = None) -> None:
-        """keeps_files: False: a snapshot has no files, and costs the same for any number of them. files: to
-        fill with those of the newest version."""
+        """keeps_files: False: a snapshot has no files, and costs the same for any number of them. files: of
+        the caller, filled with those of the newest version; then a snapshot has no copy of them."""
         self.path = path.rstrip("/")
         self._keeps_files = keeps_files
-        self._added = files or TableFiles()
+        self._added = TableFiles() if files is None else files
+        self._copies_files = files is None
         self._files, root = file_system_of(self.path)
         self._folder = f"{root.rstrip('/')}/{LOG_FOLDER}"
         self._stamp: tuple[Any, ...] | None = None  # of the newest commit's file: identifies the table
@@ -149,7 +150,7 @@ class DeltaLog:
             self._snapshot = DeltaSnapshot(
                 self.path,
                 self._version,
-                self._added.snapshot(),
+                self._added.by_path() if self._copies_files else {},
                 self._metadata,
                 self._used_features(),
                 self._writer_features,

@@ -30,8 +30,8 @@ class TableFiles:
         """Return whether a file has rows that a deletion vector removes."""
         return self._with_removed_rows > 0
 
-    def snapshot(self) -> dict[str, DataFile]:
-        """Return the files of this version."""
+    def by_path(self) -> dict[str, DataFile]:
+        """Return a copy of this version."""
         return dict(self._by_path)
 
     def clear(self) -> None:
@@ -72,10 +72,6 @@ class OrderedFiles(TableFiles):
     def has_unbounded(self) -> bool:
         """Return whether a file has no statistics of the column. It is in no result of a search."""
         return self._unbounded > 0
-
-    def snapshot(self) -> dict[str, DataFile]:
-        """Return nothing: a copy costs more with each file. `between` searches."""
-        return {}
 
     def clear(self) -> None:
         super().clear()

@@ -37,29 +37,30 @@ one."""
 Run = dict[str, DataFile]  # files that follow each other, by path in the log
 
 
-def merge_small_files(path: str, most: int = SMALL_FILES_MAX) -> int:
-    """Merge the small files of the table at `path` if it has more than `most`. Return how many were replaced.
+def merge_small_files(path: str, max_small: int = SMALL_FILES_MAX) -> int:
+    """Merge the small files of the table at `path` if it has more than `max_small`. Return how many were
+    replaced.
 
     Raises NeedsSpark, DeltaLogError, SourceError, OSError.
     """
     table = LocalTable(path, lambda _path: None, keeps_files=True)  # the caller sees to checkpoints
     snapshot = table.snapshot()
     merged = 0
-    for run in due_runs(snapshot, most):
+    for run in due_runs(snapshot, max_small):
         if table.merge(run, partial(_write, table, snapshot, list(run.values()))):
             merged += len(run)
     return merged
 
 
-def due_runs(snapshot: DeltaSnapshot, most: int) -> list[Run]:
-    """Return the small files that are to become one file each; none unless there are more than `most`.
+def due_runs(snapshot: DeltaSnapshot, max_small: int) -> list[Run]:
+    """Return the small files that are to become one file each; none unless there are more than `max_small`.
 
     Those of a run have bounds of the same columns. deltalake 1.6 takes a file without bounds of a column for
     one without rows: it finds in a merged file what it finds in the small ones.
     """
     position = _position(snapshot)
     small = sum(file.size_bytes < SMALL_BYTES for file in snapshot.files.values())
-    if small <= most or position is None:
+    if small <= max_small or position is None:
         return []
     runs: list[Run] = []
     begun: dict[frozenset[str], tuple[Run, int]] = {}  # the run that continues, and its size

@@ -143,7 +143,7 @@ class Tracer:
 
     def _report(self, now_s: float) -> None:
         """Log how many spans were dropped since the last line about it, at most once in REPORT_S."""
-        if self.dropped == self._reported or not self._reports.is_due(self._url, now_s):
+        if self.dropped == self._reported or not self._reports.allow(self._url, now_s):
             return
         count, self._reported = self.dropped - self._reported, self.dropped
         address = self._url.with_user(None)  # the password ends with it

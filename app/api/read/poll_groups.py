@@ -240,7 +240,7 @@ class PollGroup:
         self._known_end = self._reader.visible_end
         self.gives_up_s = asyncio.get_running_loop().time() + self._known.query.wait_ms / 1000
         self._polls = dict.fromkeys(self._polls, self.gives_up_s)
-        while not self._has_joined():
+        while not self._join():
             head = await self._moment(pages)
             self._takes_no_more()
             if head is None:
@@ -251,9 +251,9 @@ class PollGroup:
                 return
             self._index = found.next_index
 
-    def _has_joined(self) -> bool:
-        """Return whether the group that waits at this index has taken the polls of this one. Otherwise this
-        group waits there, or beside one that sleeps until after its end."""
+    def _join(self) -> bool:
+        """Give the polls to the group that waits at this index; return whether it has taken them. Otherwise
+        this group waits there, or beside one that sleeps until after its end."""
         self._key = (self._reader.driver, self._index, self._known.content)
         other = self._groups.waiting.setdefault(self._key, self)
         if other is self or other.gives_up_s > self.gives_up_s:

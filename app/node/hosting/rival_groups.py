@@ -125,7 +125,7 @@ class RivalGroups:
         """Return the conflicts that are due: those that have lasted for `after_s`, again each REPEAT_S."""
         now_s, since_s = _now_s(), self._since_s
         repeats.keep(since_s)
-        return [each for each in since_s if now_s >= since_s[each] + after_s and repeats.is_due(each, now_s)]
+        return [each for each in since_s if now_s >= since_s[each] + after_s and repeats.allow(each, now_s)]
 
     def _kept(self) -> dict[str, tuple[HostedLog, LogDriver]]:
         """Return the logs of the file of which this node keeps a replica, and their drivers."""

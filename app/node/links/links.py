@@ -127,7 +127,7 @@ class Links:
         """Count a connection that is closed, and log it: of each kind once in REPORT_S, or a flood would fill
         the disk."""
         self.refused[kind] += 1
-        if not self._reports.is_due(kind, time.monotonic()):
+        if not self._reports.allow(kind, time.monotonic()):
             return
         logger.warning(
             "connection of a node refused",

@@ -181,6 +181,6 @@ class RetentionKeeper:
         if fence is None:
             return
         self._fences[log] = fence
-        if self._fences_before.get(log) == fence and self._reports.is_due(log, now_s):
+        if self._fences_before.get(log) == fence and self._reports.allow(log, now_s):
             extra = {"log": log, "cursor": fence[0], "next_index": fence[1], "until_index": until_index}
             logger.warning("a fencing cursor keeps records that retention would remove", extra=extra)
