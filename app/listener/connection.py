@@ -56,7 +56,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(**given)
         self._listener = listener
         self._in_head = True
-        self._head_bytes = 0  # of the incoming head
+        self._head_bytes = 0  # received of the incoming head
         self._head_since_s = 0.0
         self._received_s = 0.0
         self._eof_s = math.inf  # since when the client sends no more
@@ -165,7 +165,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._parsing = True
-        self._head_size = 0
+        self._parsed_head_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         self._count_head(len(url))
@@ -184,9 +184,12 @@ class Connection(HttpToolsProtocol):
         self.headers.append((name, value))
 
     def _count_head(self, size_bytes: int) -> None:
-        """Count a part of the head: a whole request in one piece leaves it before its size is compared."""
-        self._head_size += size_bytes
-        if self._head_size > self._listener.settings.max_head_bytes or len(self.headers) >= MAX_HEADERS:
+        """Count a parsed part of the head: `_head_bytes` of a request in one piece is never compared."""
+        self._parsed_head_bytes += size_bytes
+        if (
+            self._parsed_head_bytes > self._listener.settings.max_head_bytes
+            or len(self.headers) >= MAX_HEADERS
+        ):
             raise head_too_large(self._listener.settings.max_head_bytes)
 
     def on_headers_complete(self) -> None:

@@ -111,16 +111,16 @@ class DeltaLog:
         the caller, filled with those of the newest version; then a snapshot has no copy of them."""
         self.path = path.rstrip("/")
         self._keeps_files = keeps_files
-        self._added = TableFiles() if files is None else files
+        self._files = TableFiles() if files is None else files
         self._copies_files = files is None
-        self._files, root = file_system_of(self.path)
+        self._file_system, root = file_system_of(self.path)
         self._folder = f"{root.rstrip('/')}/{LOG_FOLDER}"
         self._stamp: tuple[Any, ...] | None = None  # of the newest commit's file: identifies the table
         self._forget()
 
     def _forget(self) -> None:
         self._version = -1
-        self._added.clear()
+        self._files.clear()
         self._metadata: Mapping[str, Any] = {}
         self._features: tuple[str, ...] = ()
         self._writer_features: tuple[str, ...] | None = None
@@ -150,7 +150,7 @@ class DeltaLog:
             self._snapshot = DeltaSnapshot(
                 self.path,
                 self._version,
-                self._added.by_path() if self._copies_files else {},
+                self._files.by_path() if self._copies_files else {},
                 self._metadata,
                 self._used_features(),
                 self._writer_features,
@@ -193,7 +193,7 @@ class DeltaLog:
         if checkpoints:
             import pyarrow.parquet as pq
 
-            with self._files.open_input_file(f"{self._folder}/{checkpoints[-1]}") as file:
+            with self._file_system.open_input_file(f"{self._folder}/{checkpoints[-1]}") as file:
                 # not what was removed: that is for VACUUM
                 wanted = (*CHECKPOINT_ACTIONS, *(("add",) if self._keeps_files else ()))
                 parquet = pq.ParquetFile(file)
@@ -231,9 +231,9 @@ class DeltaLog:
         if (transaction := action.get("txn")) is not None:
             self._transactions[transaction["appId"]] = int(transaction["version"])
         if (added := action.get("add")) is not None:
-            self._added.add(added["path"], _data_file(self.path, added))
+            self._files.add(added["path"], _data_file(self.path, added))
         if (removed := action.get("remove")) is not None:
-            self._added.remove(removed["path"])
+            self._files.remove(removed["path"])
         if (metadata := action.get("metaData")) is not None:
             self._metadata = metadata
         if (protocol := action.get("protocol")) is not None:
@@ -244,7 +244,7 @@ class DeltaLog:
 
     def _used_features(self) -> tuple[str, ...]:
         unused = set()
-        if self._keeps_files and not self._added.has_removed_rows:
+        if self._keeps_files and not self._files.has_removed_rows:
             unused.add(DELETION_VECTORS)
         if (self._metadata.get("configuration") or {}).get(MAPPING_PROPERTY, "none") == "none":
             unused.add(COLUMN_MAPPING)
@@ -253,18 +253,18 @@ class DeltaLog:
     # --- files
 
     def _listed(self) -> list[str]:
-        return [info.base_name for info in _entries(self._files, self._folder)]
+        return [info.base_name for info in _entries(self._file_system, self._folder)]
 
     def _name(self, version: int) -> str:
         return f"{self._folder}/{version:020d}.json"
 
     def _stamp_of(self, version: int) -> tuple[Any, ...] | None:
-        info = self._files.get_file_info(self._name(version))
+        info = self._file_system.get_file_info(self._name(version))
         return (info.size, info.mtime_ns) if info.is_file else None
 
     def _read_commit(self, version: int, *, files: bool = True) -> list[Mapping[str, Any]]:
         """Return the actions of a commit. files: False: without those of data files."""
-        with self._files.open_input_file(self._name(version)) as file:
+        with self._file_system.open_input_file(self._name(version)) as file:
             lines = file.read().splitlines()
         return [json.loads(line) for line in lines if files or not line.startswith(_OF_FILES)]
 
