@@ -92,8 +92,9 @@ async def read(
     media_type = accepted_type(request.scope["headers"], FORMATS)
     wanted_min = header_index("Commitlog-Min-Index", min_index)
     resume = header_index("Last-Event-ID", last_event_id, least=-1) if media_type == EVENTS else None
-    if media_type == BATCHES and (query.key is not None or query.term is not None):
-        raise InvalidRequest(("/query/key", "packed batches cannot be filtered; remove key and term"))
+    if media_type == BATCHES and (filters := query.model_fields_set & {"key", "term"}):
+        problem = "packed batches cannot be filtered; remove key and term"
+        raise InvalidRequest(*((f"/query/{name}", problem) for name in sorted(filters)))
     answer = _read(call, hosted, query, media_type, wanted_min, resume)
     if media_type == EVENTS or not (query.wait_ms or wanted_min is not None):
         return await answer  # a stream ends itself

@@ -73,3 +73,15 @@ def test_a_packed_page_reads_each_batch_once(tmp_path: Path, monkeypatch: pytest
             assert [batch.base_index for batch in batches_in(answer)] == read == [first, last]
 
     asyncio.run(run())
+
+
+def test_a_packed_page_names_the_filters_that_it_refuses(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with node_in_process(tmp_path) as node:
+            for filters in ({"term": 1}, {"key": "k"}, {"key": "k", "term": 1}):
+                answer = await node.client.get(RECORDS, params=filters, headers={"Accept": BATCHES})
+                assert answer.status_code == 422
+                pointers = [error["pointer"] for error in answer.json()["errors"]]
+                assert pointers == [f"/query/{name}" for name in filters]
+
+    asyncio.run(run())
