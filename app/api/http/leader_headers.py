@@ -13,15 +13,18 @@ from app.settings.model import Replication
 COMMITTED_INDEX: Final = b"commitlog-committed-index"
 
 
-def log_headers(broker: Broker, hosted: HostedLog) -> list[tuple[bytes, bytes]]:
-    """Return term, committed index and leader of a log that this node serves; nothing for another."""
+def log_headers(
+    broker: Broker, hosted: HostedLog, shown: tuple[int, int] | None = None
+) -> list[tuple[bytes, bytes]]:
+    """Return term, committed index and leader of a log that this node serves; nothing for another.
+
+    shown: the term and the committed index that the answer reports; None: those of now.
+    """
     driver = hosted.serving
     if driver is None:
         return []
-    headers = [
-        (b"commitlog-term", b"%d" % driver.term),
-        (COMMITTED_INDEX, b"%d" % driver.committed_index),
-    ]
+    term, committed_index = shown or (driver.term, driver.committed_index)
+    headers = [(b"commitlog-term", b"%d" % term), (COMMITTED_INDEX, b"%d" % committed_index)]
     leader = broker.nodes.find(driver.leader_id)
     if leader is not None:
         headers.insert(0, (b"commitlog-leader", leader.url.encode("latin-1")))

@@ -7,7 +7,7 @@ from app.api.http.leader_headers import log_headers
 from app.api.http.messages import PageResponse
 from app.api.read.page_rendering import rendered_page
 from app.api.read.query import ReadQuery
-from app.api.read.reader import Range, Reader
+from app.api.read.reader import LogHead, Range, Reader
 from app.api.read.shared_pages import RenderedPage
 from app.api.read.tail_pages import tail_page, waits_at_the_end
 from app.media_types import ARROW_STREAM, BATCHES, EVENTS, JSON, NDJSON, PARQUET
@@ -45,23 +45,27 @@ async def page_of(
 
 def headers_of(reader: Reader, media_type: str, found: RenderedPage) -> list[tuple[bytes, bytes]]:
     """Return the headers of the answer with that page."""
-    shown = None if media_type == JSON else found.has_more
-    return answer_headers(reader, media_type, len(found.body or b""), found.next_index, shown)
+    assert found.head is not None  # it is a page of records
+    has_more = None if media_type == JSON else found.has_more
+    size_bytes = len(found.body or b"")
+    return answer_headers(reader, found.head, media_type, size_bytes, found.next_index, has_more)
 
 
 def answer_headers(
-    reader: Reader, media_type: str, size_bytes: int, next_index: int, has_more: bool | None
+    reader: Reader, head: LogHead, media_type: str, size_bytes: int, next_index: int, has_more: bool | None
 ) -> list[tuple[bytes, bytes]]:
-    """Return the headers of a page. size_bytes: of its body. has_more: None for an answer whose body contains
-    it."""
+    """Return the headers of a page. head: the log at the moment of the page. size_bytes: of its body.
+    has_more: None for an answer whose body contains it."""
     content = (b"content-type", media_type.encode("ascii")), (b"content-length", b"%d" % size_bytes)
-    return [*content, *page_headers(reader, next_index, has_more)]
+    return [*content, *page_headers(reader, head, next_index, has_more)]
 
 
-def page_headers(reader: Reader, next_index: int, has_more: bool | None) -> list[tuple[bytes, bytes]]:
+def page_headers(
+    reader: Reader, head: LogHead, next_index: int, has_more: bool | None
+) -> list[tuple[bytes, bytes]]:
     """Return the headers of a page that do not depend on its content."""
     headers = [
-        *log_headers(reader.broker, reader.hosted),
+        *log_headers(reader.broker, reader.hosted, (head.term, head.committed_index)),
         next_index_header(next_index),
         (b"commitlog-log-id", b"%016x" % reader.hosted.log_id),
         (b"vary", b"accept"),  # one URL has several formats (RFC 9110, section 12.5.5)

@@ -44,7 +44,7 @@ async def rendered_page(
             return as_lines(page.columns, encoding)
         return as_arrow(page.columns) if media_type == ARROW_STREAM else as_parquet(page.columns)
 
-    return RenderedPage(page.next_index, has_more, await rendered(page, render))
+    return RenderedPage(page.next_index, has_more, await rendered(page, render), head)
 
 
 async def rendered(page: RecordPage, render: Callable[[], Rendered]) -> Rendered:

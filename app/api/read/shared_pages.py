@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Final, NamedTuple
 
+from app.api.read.reader import LogHead
 from storage.units import MIB
 
 KEPT_MAX: Final = 32  # pages of a log: one selection each, mostly
@@ -13,11 +14,13 @@ PAGE_MAX_BYTES: Final = 2 * MIB  # a larger one is not kept
 
 
 class RenderedPage(NamedTuple):
-    """The bytes of a page, or of an event. body: None when no record is selected."""
+    """The bytes of a page, or of an event. body: None when no record is selected. head: the log as the page
+    reports it; None for an event, which has no headers."""
 
     next_index: int
     has_more: bool
     body: bytes | memoryview | None
+    head: LogHead | None = None
 
 
 class SharedPages:

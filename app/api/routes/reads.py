@@ -126,7 +126,7 @@ async def _read(
             head=bool(request.scope.get("commitlog.head")),
             write=request.scope.get(OUTLET),
         )
-        stream.raw_headers.extend(page_headers(reader, range_.start_index, None))
+        stream.raw_headers.extend(page_headers(reader, reader.head(), range_.start_index, None))
         return stream
     if not await reader.started(range_, query.wait_ms / 1000):
         range_.until_index = range_.start_index  # all that has arrived is older
@@ -163,9 +163,8 @@ async def _batches(request: Request, reader: Reader, range_: Range, query: ReadQ
         body = b"".join(parts) if size <= MIB else await asyncio.to_thread(b"".join, parts)
         page.next_index = batches[-1].next_index if batches else range_.start_index
     has_more = reader.has_more(page, range_)
-    return ExactResponse(
-        Answer(200, answer_headers(reader, BATCHES, len(body), page.next_index, has_more), body)
-    )
+    headers = answer_headers(reader, reader.head(), BATCHES, len(body), page.next_index, has_more)
+    return ExactResponse(Answer(200, headers, body))
 
 
 def header_index(name: str, raw: str | None, *, least: int = 0) -> int | None:
