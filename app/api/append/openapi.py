@@ -6,6 +6,7 @@ from app.api.append.parameters import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
 from app.api.http.json_decoding import MAX_ORDINAL
 from app.api.http.openapi import (
     APPEND_ANSWER_EXAMPLE,
+    BUFFERING,
     HEADERS_SCHEMA,
     OF_A_COMMIT,
     answers,
@@ -14,14 +15,26 @@ from app.api.http.openapi import (
 )
 from app.media_types import NDJSON
 from app.names import IDEMPOTENCY_KEY
+from storage.format.records import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 
 _TEXT: Final = {"type": "string"}
 _NAME: Final = {"type": "string", "minLength": 1, "maxLength": 255}
 _INTEGER: Final = {"type": "integer", "minimum": 0, "maximum": MAX_ORDINAL}
+_TIMESTAMP: Final = {
+    "type": "integer",
+    "minimum": MIN_TIMESTAMP_MS,
+    "maximum": MAX_TIMESTAMP_MS,
+    "description": "Milliseconds since 1970 UTC, within the years 1 to 9999",
+}
 _RECORD: Final[dict[str, Any]] = {
     "type": "object",
     "additionalProperties": False,
     "description": "Has exactly one of value, value_json and value_base64. `value: null` is a tombstone.",
+    "oneOf": [{"required": [name]} for name in ("value", "value_json", "value_base64")],
+    "not": {
+        "required": ["key", "key_base64"],
+        "properties": {"key": {"type": "string"}, "key_base64": {"type": "string"}},
+    },
     "properties": {
         "value": {"type": ["string", "null"]},
         "value_json": {
@@ -29,8 +42,8 @@ _RECORD: Final[dict[str, Any]] = {
         },
         "value_base64": {"type": "string", "contentEncoding": "base64"},
         "key": {"type": ["string", "null"]},
-        "key_base64": {"type": "string", "contentEncoding": "base64"},
-        "timestamp": {"type": ["integer", "null"], "description": "Milliseconds since 1970 UTC"},
+        "key_base64": {"type": ["string", "null"], "contentEncoding": "base64"},
+        "timestamp": _TIMESTAMP | {"type": ["integer", "null"]},
         "headers": HEADERS_SCHEMA | {"type": ["array", "null"]},
     },
 }
@@ -38,7 +51,7 @@ _PRODUCER: Final[dict[str, Any]] = {
     "type": ["object", "null"],
     "additionalProperties": False,
     "properties": {
-        "id": _TEXT,
+        "id": _NAME,
         "epoch": _INTEGER,
         "sequence": _INTEGER,
         "allow_gap": {"type": "boolean", "default": False},
@@ -50,9 +63,9 @@ _REQUEST: Final[dict[str, Any]] = {
     "additionalProperties": False,
     "properties": {
         "records": {"type": "array", "minItems": 1, "items": _RECORD},
-        "match_index": {"type": ["integer", "null"], "minimum": 0},
-        "match_term": {"type": ["integer", "null"], "minimum": 0},
-        "fencing_token": {"type": ["string", "null"], "minLength": 1, "maxLength": 255},
+        "match_index": _INTEGER | {"type": ["integer", "null"]},
+        "match_term": _INTEGER | {"type": ["integer", "null"]},
+        "fencing_token": _NAME | {"type": ["string", "null"]},
         "producer": _PRODUCER,
     },
     "required": ["records"],
@@ -141,15 +154,7 @@ OPENAPI_EXTRA: Final[dict[str, Any]] = {
         ),
         _parameter("header", "Content-Encoding", {"type": "string", "enum": ["gzip", "zstd"]}, "Compression"),
         _parameter("header", "Commitlog-Key", _TEXT, "Key of an octet-stream record"),
-        _parameter(
-            "header", "Commitlog-Timestamp", {"type": "integer"}, "Timestamp of an octet-stream record"
-        ),
-        _parameter(
-            "header",
-            "Commitlog-No-Forward",
-            {"type": "string", "enum": ["1"]},
-            "Do not forward the append to the leader; answer 421 if this node is not the leader",
-        ),
+        _parameter("header", "Commitlog-Timestamp", _TIMESTAMP, "Timestamp of an octet-stream record"),
     ],
 }
 
@@ -165,11 +170,7 @@ STREAM_EXTRA: Final[dict[str, Any]] = {
             "application/vnd.commitlog.batch": _BINARY,
         },
     },
-    "parameters": [
-        parameter
-        for parameter in OPENAPI_EXTRA["parameters"]
-        if parameter["in"] == "query" or parameter["name"] == "Commitlog-No-Forward"
-    ],
+    "parameters": [parameter for parameter in OPENAPI_EXTRA["parameters"] if parameter["in"] == "query"],
 }
 
 STREAM_RESPONSES: Final = answers(
@@ -177,6 +178,7 @@ STREAM_RESPONSES: Final = answers(
     "quorum-timeout",
     content={NDJSON: {"schema": schema_of(APPEND_ANSWER_EXAMPLE), "example": APPEND_ANSWER_EXAMPLE}},
     description="One answer per append; ends after the first problem",
+    headers=(BUFFERING,),
 )
 
 RESPONSES: Final = {

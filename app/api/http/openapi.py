@@ -17,6 +17,7 @@ _EVERYWHERE: Final = (
     "rate-limited",
     "internal",
 )
+_OF_HTTP: Final = ("bad-request", "request-timeout", "head-too-large", "cross-origin")  # before any route
 OF_A_BODY: Final = (  # of routes that read JSON
     "invalid-json",
     "invalid-body",
@@ -32,7 +33,7 @@ _OF_A_LOG: Final = (
     "log-unsupported",
 )
 _OF_TOKENS: Final = ("unauthenticated", "forbidden")  # of routes that are not open to everyone
-_OF_WRITES: Final = ("forbidden", "cross-origin")
+_CONDITIONS: Final = frozenset(("config-changed", "cursor-moved", "schema-changed"))  # of `If-Match`
 OF_A_COMMIT: Final = (  # of routes whose change is a record of a log
     "not-leader",
     "no-leader",
@@ -196,6 +197,7 @@ _HEADERS: Final = {
 }
 ETAG, LOCATION, HAS_MORE, LOG_ID = "ETag", "Location", "Commitlog-Has-More", "Commitlog-Log-Id"
 RETRY_AFTER, ALLOW, WWW_AUTHENTICATE = "Retry-After", "Allow", "WWW-Authenticate"
+VARY, BUFFERING, ACCEPT, ACCEPT_ENCODING = "Vary", "X-Accel-Buffering", "Accept", "Accept-Encoding"
 _OF_SOME: Final = {
     ETAG: ("string", "Version for `If-Match`"),
     LOCATION: ("string", "Path of what was created"),
@@ -204,6 +206,13 @@ _OF_SOME: Final = {
     RETRY_AFTER: ("integer", "Seconds after which a retry may succeed"),
     ALLOW: ("string", "Methods of the route"),
     WWW_AUTHENTICATE: ("string", "`Bearer`: a token is required"),
+    VARY: ("string", "`accept`: the format of a read depends on the request's `Accept`"),
+    BUFFERING: ("string", "`no`: a proxy passes each part of a stream on at once"),
+    ACCEPT: ("string", "Content types that the route accepts"),
+    ACCEPT_ENCODING: ("string", "Content encodings that the route accepts"),
+    "Content-Security-Policy": ("string", "Policy of a page for people"),
+    "X-Content-Type-Options": ("string", "`nosniff`"),
+    "X-Frame-Options": ("string", "`DENY`"),
 }
 
 
@@ -213,41 +222,16 @@ def headers_of(more: tuple[str, ...] = ()) -> dict[str, Any]:
     return {name: {"$ref": f"#/components/headers/{name}"} for name in (*_HEADERS, *more)}
 
 
-_NULLABLE: Final = frozenset(
-    (
-        "acked_offset",
-        "acks_needed",
-        "active",
-        "catalog_name",
-        "committed_ms",
-        "confirm_offset",
-        "end_index",
-        "end_offset",
-        "epoch",
-        "error",
-        "failed_ms",
-        "first_difference",
-        "gap_bytes",
-        "in_sync",
-        "key",
-        "lag_bytes",
-        "lag_ms",
-        "lag_records",
-        "leader",
-        "master",
-        "materialized_index",
-        "reason",
-        "sync_state_set",
-        "token",
-        "transfer_bytes_per_s",
-        "value",
-        "version",
-        "waits_for",
-    )
-)  # fields whose example is a value, and that may be null
-_OPTIONAL: Final = frozenset(
-    ("schema_version", "holder", "unreachable_since_ms", "certificates", "conflicts", "job", "tables_job")
-)
+_NULLABLE: Final = frozenset((  # fields whose example is a value, and that may be null
+    "acked_offset", "acks_needed", "active", "catalog_name", "committed_ms", "confirm_offset",
+    "end_index", "end_offset", "ends", "epoch", "error", "failed_ms", "first_difference", "gap_bytes",
+    "in_sync", "key", "lag_bytes", "lag_ms", "lag_records", "leader", "master", "materialized_index",
+    "reason", "sync_state_set", "token", "transfer_bytes_per_s", "value", "version", "waits_for",
+))  # fmt: skip
+_OPTIONAL: Final = frozenset((
+    "certificates", "conflicts", "ends", "holder", "job", "schema_version", "tables_job",
+    "unreachable_since_ms",
+))  # fmt: skip
 _BY_NAME: Final = frozenset(("changed", "data", "failing", "limits", "peers", "priorities", "tables"))
 HEADERS_SCHEMA: Final[dict[str, Any]] = {
     "type": "array",
@@ -259,6 +243,7 @@ HEADERS_SCHEMA: Final[dict[str, Any]] = {
             "description": 'Name and value; a value that is not UTF-8 text is {"base64": "..."}',
             "type": ["string", "object"],
             "properties": {"base64": {"type": "string", "contentEncoding": "base64"}},
+            "additionalProperties": False,
             "required": ["base64"],
         },
     },
@@ -351,6 +336,11 @@ def answers(
     return responses
 
 
+def unchanged(description: str) -> dict[str, Any]:
+    """Return the response 304 of a route."""
+    return {"description": description, "headers": headers_of((ETAG,))}
+
+
 def add_problems(responses: dict[Any, dict[str, Any]], *codes: str) -> None:
     """Add problems with examples to the `responses` of a route, by status."""
     for code in codes:
@@ -380,12 +370,43 @@ def complete(document: dict[str, Any], is_open: Callable[[str], bool]) -> None:
     document["security"] = [{}, {"bearer": []}]
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
+            add_problems(operation["responses"], *_OF_HTTP)
             if not is_open(path):
                 add_problems(operation["responses"], *_OF_TOKENS)
-            if method != "get":
-                add_problems(operation["responses"], *_OF_WRITES)
             if method == "post":
                 add_problems(operation["responses"], "unsupported-media-type")
+            headers = [] if path.startswith("/v1/cluster/members") else _conditions_of(method, operation)
+            if "421" in operation["responses"]:
+                headers.append(_NO_FORWARD)
+            if headers:
+                operation["parameters"] = [*operation.get("parameters", ()), *headers]
+
+
+def _conditions_of(method: str, operation: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the conditional headers that a route takes, by its responses."""
+    responses = operation["responses"]
+    examples = responses["412"]["content"][PROBLEM]["examples"] if "412" in responses else {}
+    takes = [_IF_MATCH] if _CONDITIONS & examples.keys() else []
+    if "304" in responses or (takes and method == "put"):
+        takes.append(_IF_NONE_MATCH)
+    return takes
+
+
+def _header(name: str, schema: dict[str, Any], text: str) -> dict[str, Any]:
+    return {"in": "header", "name": name, "required": False, "schema": schema, "description": text}
+
+
+_IF_MATCH: Final = _header(
+    "If-Match", {"type": "string"}, "ETag that the resource must have; `*`: it must exist"
+)
+_IF_NONE_MATCH: Final = _header(
+    "If-None-Match", {"type": "string"}, "`GET`: ETag that the client holds. `PUT`, `*`: it must not exist"
+)
+_NO_FORWARD: Final = _header(
+    "Commitlog-No-Forward",
+    {"type": "string", "enum": ["1"]},
+    "Do not forward the call to another node; answer 421 where it would be",
+)
 
 
 def json_request(kind: type[msgspec.Struct], example: Any) -> dict[str, Any]:
@@ -410,6 +431,7 @@ def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
 _PROBLEM_HEADERS: Final = {
     401: (WWW_AUTHENTICATE,),
     405: (ALLOW,),
+    415: (ACCEPT, ACCEPT_ENCODING),
     429: (RETRY_AFTER,),
     503: (RETRY_AFTER,),
     504: (RETRY_AFTER,),

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from app.api.http.dependencies import LogName, Nothing
 from app.api.http.json_decoding import Name, Ordinal
 from app.api.http.log_call import Call, Served
-from app.api.http.openapi import ETAG, OF_A_BODY, OF_A_COMMIT, answers, json_request
+from app.api.http.openapi import ETAG, OF_A_BODY, OF_A_COMMIT, answers, json_request, unchanged
 from app.api.http.preconditions import NEVER, is_held, wanted_version
 from app.api.read.reader import Reader
 from app.api.read.selection import Consistency
@@ -66,7 +66,7 @@ async def cursors(call: Call, log: LogName, query: Nothing) -> Response:
     responses=answers(
         "cursor-not-found", "cursor-moved", "read-index-unavailable", example=CURSOR_EXAMPLE, headers=(ETAG,)
     )
-    | {304: {"description": "The client holds this version: `If-None-Match` names its ETag"}},
+    | {304: unchanged("The client holds this version: `If-None-Match` names its ETag")},
     response_class=Response,
 )
 async def cursor(call: Call, log: LogName, name: CursorName, query: Nothing) -> Response:

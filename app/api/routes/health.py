@@ -159,7 +159,11 @@ async def problem_list(query: Nothing) -> Response:
 @router.get(
     "/problems/{code}",
     summary="Description of a problem",
-    responses=answers(content={"text/html": {"schema": {"type": "string"}}}, of_a_log=False),
+    responses=answers(
+        content={"text/html": {"schema": {"type": "string"}}},
+        of_a_log=False,
+        headers=("Content-Security-Policy", "X-Content-Type-Options", "X-Frame-Options"),
+    ),
     response_class=Response,
 )
 async def problem_page(

@@ -41,6 +41,8 @@ PositiveInt64 = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 NodeIds = tuple[str, ...]
 Priorities = dict[str, Annotated[int, msgspec.Meta(ge=0, le=PRIORITY_MAX)]]
 _NEW_LOG: Final = {**LOG_EXAMPLE, "name": "orders"}
+_ENDS: Final = {"begin_index": 0, "committed_index": 44, "term": 7, "events": 18}
+_LISTED_LOG: Final = {**LOG_EXAMPLE, "tables_job": "running", "ends": _ENDS}
 UNSUPPORTED: Final = "unsupported"  # as a log's state
 FIXED_MASTER: Final = ("/preferred", "a log in classic mode has a fixed master, the first of its replicas")
 _NO_VERSION: Final = 0  # the ETag of a log of the configuration file that the controllers do not know yet
@@ -102,7 +104,7 @@ class LogsQuery(QueryModel):
     summary="List the logs",
     description="`tables_job`: the state that the Spark job of the log's tables has last reported (`running`,"
     " `done`, `stopped`, `failed`); absent if the node finds none. `GET …/tables` has the whole report.",
-    responses=answers(example={"logs": [{**LOG_EXAMPLE, "tables_job": "running"}]}, of_a_log=False),
+    responses=answers(example={"logs": [_LISTED_LOG]}, of_a_log=False),
     response_class=Response,
 )
 async def logs(call: Call, query: Annotated[LogsQuery, Query()]) -> Response:

@@ -20,11 +20,13 @@ from app.api.http.log_call import Call
 from app.api.http.messages import Response as Answer
 from app.api.http.negotiation import accepted_type
 from app.api.http.openapi import (
+    BUFFERING,
     HAS_MORE,
     LOG_ID,
     READ_EXAMPLE,
     RECORD_EXAMPLE,
     TAIL_EXAMPLE,
+    VARY,
     answers,
     schema_of,
 )
@@ -76,7 +78,7 @@ LastEventId = Annotated[
         "not-yet-replicated",
         content=_READ_CONTENT,
         description="Records in index order; empty at the end of the log",
-        headers=(HAS_MORE, LOG_ID),
+        headers=(HAS_MORE, LOG_ID, VARY, BUFFERING),
     ),
     response_class=Response,
 )

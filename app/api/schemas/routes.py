@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from app.api.http.dependencies import LogName, Nothing, reserve
 from app.api.http.log_call import Call, LogCall, Served
-from app.api.http.openapi import ETAG, OF_A_BODY, OF_A_COMMIT, answers, json_request
+from app.api.http.openapi import ETAG, OF_A_BODY, OF_A_COMMIT, answers, json_request, unchanged
 from app.api.http.preconditions import is_held, wanted_version
 from app.api.http.query import WHOLE
 from app.api.read.query import ConsistencyQuery
@@ -42,7 +42,7 @@ Version = Annotated[
 ]
 Consistent = Annotated[ConsistencyQuery, Query()]
 _UNCHANGED: Final[dict[int | str, dict[str, Any]]] = {
-    304: {"description": "The client holds the newest version: `If-None-Match` names its ETag"}
+    304: unchanged("The client holds the newest version: `If-None-Match` names its ETag")
 }
 
 
