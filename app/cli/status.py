@@ -86,7 +86,7 @@ def _watch(target: Target, client: CommitlogClient) -> None:
 
 def node_views(client: CommitlogClient) -> list[dict[str, Any]]:
     """The status documents of all nodes that keep the log, in the cluster's order; of a silent node its id,
-    url and role "down".
+    url, role "down" and the reason.
 
     A node that refuses has the code of its problem as its role, such as "repairing".
 
@@ -103,8 +103,9 @@ def node_views(client: CommitlogClient) -> list[dict[str, Any]]:
         except Problem as error:
             final = final if error.retryable else error
             views.append({"node": node["id"], "url": node["url"], "role": error.code})
-        except ClientError:
-            views.append({"node": node["id"], "url": node["url"], "role": "down"})
+        except ClientError as error:
+            silent = {"node": node["id"], "url": node["url"], "role": "down", "reason": str(error)}
+            views.append(silent)
     if final is not None and not any(map(_is_status, views)):
         raise final
     return views
@@ -117,14 +118,14 @@ def _is_status(view: Mapping[str, Any]) -> bool:
 
 def status_table(log: str, views: list[dict[str, Any]]) -> Table:
     """Return the status documents as a table; `state` and `lag` are those of the newest leader: a former one
-    that is cut off may still report its own. Below it are the contradictions of the nodes' configuration
-    files, with keys such as `[controller] nodes`, which is no markup, a leader that is no row, and the
-    certificates that end soon."""
+    that is cut off may still report its own. Below it are the reasons of silent nodes, the contradictions
+    of the nodes' configuration files, with keys such as `[controller] nodes`, which is no markup, a leader
+    that is no row, and the certificates that end soon."""
     leading = [view for view in views if view["role"] in ("leader", "master")]
     newest = max(leading, key=lambda view: view.get("term", 0), default={})
     peers = {peer["id"]: peer for peer in newest.get("peers", ())}
     table = Table(title=f"log {log}", title_justify="left", box=SIMPLE_HEAD)
-    notes = [*_conflicts(views), *_unlisted_leaders(views), *_ending_certificates(views)]
+    notes = [*_silent(views), *_conflicts(views), *_unlisted_leaders(views), *_ending_certificates(views)]
     if notes:
         table.caption = Text("\n".join(map(printable, notes)), style="table.caption")
         table.caption_justify = "left"
@@ -148,6 +149,10 @@ def status_table(log: str, views: list[dict[str, Any]]) -> Table:
             _lag(peer),
         )
     return table
+
+
+def _silent(views: list[dict[str, Any]]) -> list[str]:
+    return [f"{view['node']}: {view['reason']}" for view in views if "reason" in view]
 
 
 def _conflicts(views: list[dict[str, Any]]) -> list[str]:

@@ -36,7 +36,10 @@ def test_status_shows_a_silent_node_as_down() -> None:
     assert table.exit_code == 0
     assert "leader" in table.output
     assert "1,024 B" in table.output
-    assert [view["role"] for view in json.loads(document.output)["nodes"]] == ["leader", "down"]
+    silent = json.loads(document.output)["nodes"][1]
+    assert silent["role"] == "down"
+    assert silent["reason"].startswith(f"{dead} does not answer (")
+    assert "n2: " + silent["reason"] in " ".join(table.output.split())
 
 
 def test_status_shows_since_when_a_peer_does_not_answer_and_no_lag() -> None:
