@@ -122,7 +122,9 @@ class Tokens:
             if text != self._text:
                 self._replace(await asyncio.to_thread(_parsed, self._path, text))
                 self._text = text
-                logger.info("tokens file read again", extra={"tokens": len(self._callers)})
+            elif self._failure is None:
+                return
+            logger.info("tokens file read again", extra={"tokens": len(self._callers)})
         except ConfigError as error:
             if str(error) != self._failure:
                 logger.error("the tokens file is not used, the tokens read before it stay valid: %s", error)

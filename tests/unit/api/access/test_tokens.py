@@ -323,6 +323,22 @@ def test_a_broken_file_leaves_the_tokens_as_they_were(
     assert tokens.caller("/v1/logs", b"Bearer next").may(READ, None)
 
 
+def test_a_file_that_is_put_back_as_it_was_ends_the_failure_with_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "tokens"
+    tokens = tokens_of(tmp_path, "old read")
+    before = file.read_text()
+    file.write_text("x y z")
+    read_again(tokens)
+    file.write_text(before)
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            read_again(tokens)
+    assert not tokens.failing
+    assert len([line for line in caplog.records if "tokens file read again" in line.message]) == 1
+
+
 def test_a_file_that_other_users_can_write_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("one\n")
