@@ -77,8 +77,10 @@ def _placed(complaint: str, pointer: str, text: bytes, kind: Any) -> tuple[str, 
     steps = _STEP.findall(match["path"] or "")
     parts = [name or number for name, number in steps if number != "..."]  # a value of unknown key
     if field := _FIELD.fullmatch(detail):
+        known = ", ".join(_fields(kind, parts))
         parts.append(field["name"])
-        detail = "unknown field" if "unknown" in field["kind"] else "required field is missing"
+        is_unknown = "unknown" in field["kind"]
+        detail = f"unknown field; the fields are {known}" if is_unknown else "required field is missing"
     elif detail.startswith(_NO_CHOICE) and (choices := _choices(kind, parts)):
         detail = f"must be one of {', '.join(choices)}{_received(text, parts, detail)}"
     elif (
@@ -88,16 +90,42 @@ def _placed(complaint: str, pointer: str, text: bytes, kind: Any) -> tuple[str, 
         and not _UNSHOWN.intersection(parts)
     ):
         detail += _received(text, parts, detail)
+    elif parts[-1:] == ["value"] and "value_json" in _fields(kind, parts[:-1]):
+        detail += "; `value_json` takes any JSON value"
     return pointer + pointer_of(parts), detail
 
 
 def _choices(kind: Any, parts: Sequence[str]) -> Sequence[str]:
     """Return the values that the field at `parts` of an object of `kind` may have; none for other fields."""
-    info = msgspec.inspect.type_info(kind)
-    for part in parts:
-        fields = info.fields if isinstance(info, msgspec.inspect.StructType) else ()
-        info = next((field.type for field in fields if field.encode_name == part), msgspec.inspect.AnyType())
+    info = _type_at(kind, parts)
     return [str(value) for value in info.values] if isinstance(info, msgspec.inspect.LiteralType) else ()
+
+
+def _fields(kind: Any, parts: Sequence[str]) -> Sequence[str]:
+    """Return the names of the fields of the object at `parts` of a `kind`; none for other values."""
+    info = _type_at(kind, parts)
+    fields = info.fields if isinstance(info, msgspec.inspect.StructType) else ()
+    return [field.encode_name for field in fields]
+
+
+def _type_at(kind: Any, parts: Sequence[str]) -> msgspec.inspect.Type:
+    """Return the type of the value at `parts` of a `kind`; of several types that of an object or a list."""
+    info = _nested(msgspec.inspect.type_info(kind))
+    for part in parts:
+        if isinstance(info, msgspec.inspect.ListType):
+            info = _nested(info.item_type)
+            continue
+        fields = info.fields if isinstance(info, msgspec.inspect.StructType) else ()
+        found = (field.type for field in fields if field.encode_name == part)
+        info = _nested(next(found, msgspec.inspect.AnyType()))
+    return info
+
+
+def _nested(info: msgspec.inspect.Type) -> msgspec.inspect.Type:
+    """Return the first type of a union that is an object or a list; the type itself if none is."""
+    kinds = (msgspec.inspect.StructType, msgspec.inspect.ListType)
+    types = info.types if isinstance(info, msgspec.inspect.UnionType) else ()
+    return next((each for each in types if isinstance(each, kinds)), info)
 
 
 def _received(text: bytes, parts: Sequence[str], detail: str) -> str:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.api.append.json_bodies import RecordIn
+from app.api.append.json_bodies import AppendIn, RecordIn
 from app.api.http import json_decoding
 from app.api.http.json_decoding import decode_as
 from app.api.routes.cursors import CursorIn
@@ -94,6 +94,26 @@ def test_a_choice_that_does_not_exist_is_refused_with_those_that_do() -> None:
         decode_as(SchemaIn, b'{"format": "xml", "definition": "id BIGINT"}')
     detail = 'must be one of avro, json, protobuf, got "xml"'
     assert refused.value.errors == [{"pointer": "/format", "detail": detail}]
+
+
+def test_an_unknown_field_is_refused_with_those_of_its_object() -> None:
+    known = "value, value_json, value_base64, key, key_base64, timestamp, headers"
+    for kind, body, pointer in (
+        (RecordIn, b'{"order": 17}', "/order"),
+        (AppendIn, b'{"records": [{"value": "a"}, {"order": 17}]}', "/records/1/order"),
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            decode_as(kind, body)
+        assert refused.value.errors == [
+            {"pointer": pointer, "detail": f"unknown field; the fields are {known}"}
+        ]
+
+
+def test_a_value_that_is_not_text_is_refused_with_the_field_for_json() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        decode_as(AppendIn, b'{"records": [{"value": {"order": 17}}]}')
+    detail = "Expected `str | null`, got `object`; `value_json` takes any JSON value"
+    assert refused.value.errors == [{"pointer": "/records/0/value", "detail": detail}]
 
 
 def test_a_fault_of_the_whole_body_is_not_at_a_pointer() -> None:
