@@ -215,7 +215,7 @@ class Environment:
         _print_step(f"4/6 Java: {self._run([str(self.python), '-c', find_java], 'find Java').strip()}")
         _print_step("5/6 jars: download Delta's and check their SHA-1; compile ours")
         self._run([str(self.python), "-m", "spark_jobs.session.jars"], "have the jars")
-        _print_step("6/6 modules and Spark's classes: write them for a faster start of each session, 200 MB")
+        _print_step("6/6 modules and Spark's classes, 200 MB, for faster starts: takes one to two minutes")
         archive = [str(self.python), "-m", "spark_jobs.session.make_class_archive"]
         with ThreadPoolExecutor() as beside:
             beside.submit(self._compile)
