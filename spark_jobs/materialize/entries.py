@@ -10,8 +10,7 @@ by tasks of Spark (backlog.py), both with the range and the checks of a stream (
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,7 +31,7 @@ from spark_jobs.source.answers import Place
 from spark_jobs.source.data_source import RecordsStreamReader
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.options import BETWEEN, parse_options
-from spark_jobs.source.planning import RecordsOffset, check_not_shorter, check_same_log, check_same_term
+from spark_jobs.source.planning import RecordsOffset, check_not_shorter, check_same_log, check_same_place
 from spark_jobs.tables import schemas
 from spark_jobs.tables.claims import MAX_REFUSALS, append_once
 from spark_jobs.tables.conflicts import SPARK_ERRORS
@@ -133,11 +132,10 @@ class EntriesJob:
         offset = RecordsOffset(self.next_index, last.term if self.rows > 0 else None, log_id)
         check_not_shorter(self.client.log, offset, tail.next_index)
         if self.rows > 0:
-            place = self.client.place(offset.next_index - 1)
-            check_same_term(self.client.log, offset, None if place is None else place.term)
-            if place is not None:
-                self._check_place(place, last)
+            check_same_place(self.client.log, offset, last, self.client.place(offset.next_index - 1))
             if self.next_index < tail.begin_index:
+                if self._has_grown(self.next_index):
+                    return self.open()
                 raise RecordsTrimmed(self.client.log, self.path, self.next_index, tail.begin_index)
         self.offset = offset
         self._is_verified = False
@@ -152,15 +150,6 @@ class EntriesJob:
             if self.rows > 0:
                 # what was left when the driver before this one ended
                 dependent.extend(self.next_index, offset.term)
-
-    def _check_place(self, found: Place, last: Place) -> None:
-        """Raise LogClash unless the log's record at the place of the table's last row may be the same: a
-        cluster that was wiped has the same ids, and terms from 1 on."""
-        due, us = f"the record at index {self.next_index - 1}", found.timestamp_us
-        if found.offset != last.offset:
-            raise LogClash(self.client.log, f"{due} is at byte {found.offset}, it was at {last.offset}")
-        if last.timestamp_us not in (None, us):
-            raise LogClash(self.client.log, f"{due} has the time {us} us, it had {last.timestamp_us} us")
 
     def open_after(self, clash: LogClash) -> None:
         """Open the table again if a clash is about control records after its last row. An unclean election
@@ -188,8 +177,7 @@ class EntriesJob:
 
         Raises TableClash if the table refuses a claim without another writer, RecordsTrimmed.
         """
-        with self._for_table():
-            return self._step()
+        return self._for_table(self._step, otherwise=True)
 
     def _step(self) -> bool:
         assert self._reader is not None
@@ -216,16 +204,27 @@ class EntriesJob:
         self._note_end(end, count, (began_s, planned_s, read_s))
         return True
 
-    @contextmanager
-    def _for_table(self) -> Iterator[None]:
-        """Raise RecordsTrimmed for LogTrimmed, also from a task of Spark."""
+    def _for_table(self, work: Callable[[], bool], *, otherwise: bool) -> bool:
+        """Return the result of `work`. Raises RecordsTrimmed for LogTrimmed, also from a task of Spark.
+
+        otherwise: returned if another driver has written what was trimmed to the table, which is open again.
+        """
         try:
-            yield
+            return work()
         except (LogTrimmed, *SPARK_ERRORS) as error:
             if (own := own_error(error)) is None or own[0] is not LogTrimmed:
                 raise
+            first = self.offset.next_index
+            if self._has_grown(first):
+                self.open()
+                return otherwise
             begin_index = self.client.tail(confirmed=False).begin_index
-            raise RecordsTrimmed(self.client.log, self.path, self.offset.next_index, begin_index) from error
+            raise RecordsTrimmed(self.client.log, self.path, first, begin_index) from error
+
+    def _has_grown(self, end: int) -> bool:
+        """Return whether the table has rows after `end`, where it ended when it was read."""
+        self.refresh()
+        return self.next_index > end
 
     def _let_dependents_repair(self) -> None:
         """Let the dependents repair what RESTORE took from their tables: the log has nothing new for them.
@@ -276,10 +275,13 @@ class EntriesJob:
         count = self.rows
         end = self._reader.offset_at(until, self.offset.log_id)
         self._verify(end)
-        with self._for_table():
+
+        def write() -> bool:
             self._write_large(end, lambda: batch)
-        self._note_end(end, count, (began_s, began_s, began_s))
-        return True
+            self._note_end(end, count, (began_s, began_s, began_s))
+            return True
+
+        return self._for_table(write, otherwise=False)
 
     def _verify(self, end: RecordsOffset) -> None:
         """Raise LogClash unless the log still has the table's last record, if it may have been replaced since

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from spark_jobs.errors import LogClash, ShortRead
+from spark_jobs.source.answers import Place
 
 EARLIEST, LATEST = "earliest", "latest"
 SMALL_BATCHES_AT_ONCE = 20  # by a stream with minRecordsPerTrigger
@@ -94,6 +95,22 @@ def check_same_term(log: str, offset: RecordsOffset, found_term: int | None) -> 
             log,
             f"the record at index {offset.next_index - 1} is of term {found_term}, it was of {offset.term}",
         )
+
+
+def check_same_place(log: str, offset: RecordsOffset, last: Place, found: Place | None) -> None:
+    """Raise LogClash unless the record before `offset` may be the one that was read, at `last`: a cluster
+    that was wiped has the same ids, and terms from 1 on.
+
+    found: None when that record was trimmed: then nothing is checked.
+    """
+    if found is None:
+        return
+    check_same_term(log, offset, found.term)
+    due = f"the record at index {offset.next_index - 1}"
+    if found.offset != last.offset:
+        raise LogClash(log, f"{due} is at byte {found.offset}, it was at {last.offset}")
+    if last.timestamp_us not in (None, found.timestamp_us):
+        raise LogClash(log, f"{due} has the time {found.timestamp_us} us, it had {last.timestamp_us} us")
 
 
 def check_not_shorter(log: str, offset: RecordsOffset, next_index: int) -> None:

@@ -18,7 +18,7 @@ from spark_jobs.tables.claims import MAX_REFUSALS
 from spark_jobs.tables.local.commits import LocalTable
 from spark_jobs.tables.local.data_files import write_file
 from spark_jobs.tables.removals import TableReplaced
-from spark_jobs.tables.snapshot import read_plain
+from spark_jobs.tables.snapshot import EntriesSnapshot, read_plain
 from spark_jobs.tables.table import ENTRIES, TableClash
 from spark_jobs.tables.table_writer import TableWriter
 from tests.spark.conftest import endpoints
@@ -263,6 +263,42 @@ def test_records_that_were_trimmed_before_the_table_has_them_are_named_with_a_re
     held = read_plain(job.path, ENTRIES.schema, ["index"])
     assert held is not None
     assert held["index"].to_pylist() == [index for index in DATA if index >= 60]
+
+
+@pytest.mark.parametrize("held", [0, 40])
+def test_records_that_another_job_took_before_they_were_trimmed_are_not_missed(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path, held: int
+) -> None:
+    """A job is slow to begin, and its typed tables may take minutes. The job before it works until then, and
+    retention removes what the table has."""
+    other, rows = opened_job(replicas, tmp_path)
+    assert held == 0 or other.take(rows(0, held), 0.0)
+    job, _ = opened_job(replicas, tmp_path)
+    assert other.take(rows(held, 60), 0.0)
+    log.begin_index = 60
+    assert job.step()
+    assert (job.read_until, job.rows) == (60, 58)
+    assert job.step()
+    assert (job.next_index, job.rows) == (102, len(DATA))
+
+
+def test_a_job_opens_beside_another_one_whose_records_are_trimmed(
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, rows = opened_job(replicas, tmp_path)
+    other, _ = opened_job(replicas, tmp_path)
+    assert other.take(rows(0, 40), 0.0)
+    adopt = EntriesJob._adopt
+
+    def adopt_and_trim(opened: EntriesJob, snapshot: EntriesSnapshot | None) -> None:
+        adopt(opened, snapshot)
+        if opened is job and log.begin_index == 0:
+            assert other.take(rows(40, 60), 0.0)
+            log.begin_index = 60
+
+    monkeypatch.setattr(EntriesJob, "_adopt", adopt_and_trim)
+    job.open()
+    assert (job.read_until, job.rows) == (60, 58)
 
 
 def test_a_cluster_that_was_wiped_is_not_the_one_of_the_table_though_its_records_are_as_long(
