@@ -194,6 +194,7 @@ RESPONSES: Final = {
         "too-large",
         "unsupported-media-type",
         "idempotency-key-reused",
+        "schema-mismatch",
         "not-enough-in-sync",
         "flush-slave-timeout",
         *OF_A_COMMIT,
