@@ -14,10 +14,11 @@ from app.api.http.dependencies import Nothing, json_answer
 from app.api.http.json_decoding import Name
 from app.api.http.leader_headers import COMMITTED_INDEX
 from app.api.http.log_call import Act, Call, Served
-from app.api.http.openapi import OF_A_BODY, OF_A_COMMIT, answers, json_request
+from app.api.http.openapi import OF_A_BODY, OF_A_COMMIT, answers, json_request, schema_of
 from app.api.read.query import OneLogQuery
 from app.api.routes.move_master import move_master
 from app.api.routes.replicas import (
+    LEARNER,
     LEAVING,
     OF_REPLICAS,
     VOTER,
@@ -42,6 +43,7 @@ from app.errors import (
 from app.log.commands import ChangeMembers, check_address
 from app.log.contract import ChangeKind, PeerStatus
 from app.log.state import Address
+from app.media_types import JSON
 from app.names import KNOWN_NODE_ID, NODE_ID
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
@@ -60,6 +62,20 @@ MEMBER_EXAMPLE: Final = {
     "alive": True,
     "version": VERSION,
 }
+_CHANGED_EXAMPLE: Final = {"members": [MEMBER_EXAMPLE | {"role": "learner"}]}
+
+
+def _changed() -> dict[str, Any]:
+    """Return the content of the answer to a change: `role` is of a change of one log, null without a
+    replica."""
+    schema = schema_of(_CHANGED_EXAMPLE)
+    member = schema["properties"]["members"]["items"]
+    member["required"].remove("role")
+    member["properties"]["role"] = {"type": ["string", "null"], "enum": [VOTER, LEARNER, LEAVING, None]}
+    return {JSON: {"schema": schema, "example": _CHANGED_EXAMPLE}}
+
+
+_CHANGED: Final = _changed()
 _TRANSFER_POLL_S: Final = 0.05
 _LEARN_S: Final = 1.0
 _LEAVING_POLL_S: Final = 0.02
@@ -145,7 +161,7 @@ def _members_answer(broker: Broker, of: HostedLog | None = None) -> Response:
     "/v1/cluster/members",
     summary="Add a node as a learner",
     description="A learner receives the log and does not vote. A log has one membership change at a time.",
-    responses=answers(*_REFUSALS, *OF_A_BODY, example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
+    responses=answers(*_REFUSALS, *OF_A_BODY, content=_CHANGED, of_a_log=False),
     openapi_extra=json_request(
         MemberIn, {"id": "n4", "url": "http://127.0.0.1:8104", "peer_address": "127.0.0.1:9104"}
     ),
@@ -163,7 +179,7 @@ async def add_member(call: Call, query: OneLog) -> Response:
 @router.post(
     "/v1/cluster/members/{id}:promote",
     summary="Promote a learner to voter",
-    responses=answers(*_REFUSALS, example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
+    responses=answers(*_REFUSALS, content=_CHANGED, of_a_log=False),
     response_class=Response,
 )
 async def promote_member(call: Call, id: MemberId, query: OneLog) -> Response:
@@ -178,7 +194,7 @@ async def promote_member(call: Call, id: MemberId, query: OneLog) -> Response:
     summary="Make a replica a learner",
     description="Controller mode only. The replica leaves the SyncStateSet as soon as the log can do without "
     "it, and still receives the log.",
-    responses=answers(*OF_REPLICAS, *OF_A_COMMIT, example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
+    responses=answers(*OF_REPLICAS, *OF_A_COMMIT, content=_CHANGED, of_a_log=False),
     response_class=Response,
 )
 async def demote_member(call: Call, id: MemberId, query: OneLog) -> Response:
@@ -197,7 +213,7 @@ async def demote_member(call: Call, id: MemberId, query: OneLog) -> Response:
     "that log while it has replicas of logs in controller or classic mode. A leader transfers its leadership "
     "once its removal is committed. Of a log in controller mode the replica leaves once the log can do "
     "without it; `last-in-sync` refuses one without which too few in-sync replicas would be left.",
-    responses=answers(*_REFUSALS, *OF_REPLICAS, example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
+    responses=answers(*_REFUSALS, *OF_REPLICAS, content=_CHANGED, of_a_log=False),
     response_class=Response,
 )
 async def remove_member(call: Call, id: MemberId, query: Forced) -> Response:

@@ -80,6 +80,11 @@ def test_the_document_names_every_header_condition_and_problem(tmp_path: Path) -
             assert set(log["ends"]) == set(named["properties"]["ends"]["properties"])
             assert "ends" not in named["required"]
             await check("GET", "/problems/{code}", 200)
+            promoted = (await node.client.post("/v1/cluster/members/n1:promote?log=default")).json()
+            responses = document["paths"]["/v1/cluster/members/{id}:promote"]["post"]["responses"]
+            member = responses["200"]["content"]["application/json"]["schema"]["properties"]["members"]
+            assert set(promoted["members"][0]) == set(member["items"]["properties"])
+            assert "role" not in member["items"]["required"]
             everywhere = {"bad-request", "cross-origin", "request-timeout", "head-too-large"}
             described = set[str]()
             for operations in document["paths"].values():
