@@ -78,12 +78,12 @@ async def healthz(query: Nothing) -> Response:
 @router.get(
     "/readyz",
     summary="Readiness of this node",
-    description="503 while a log has no leader (a master without a lease is none; in classic mode a slave "
-    "has one as long as the configuration names it, also while it is down) or is under repair, while this "
-    "node has not caught up with a log, has not loaded the list of logs or could not open one, and while a "
-    "background task fails (`failing`: its name and error). A replica that was removed from its log's group "
-    "is ready: the node forwards the calls. With tokens configured, `logs` and `failing` have the names that "
-    "the token may see, none without a token; the counts are of all.",
+    description="503 while a log has no leader (a master without a lease is none; in classic mode a "
+    "slave has one as long as the configuration names it, also while it is down) or is under repair, "
+    "while this node has not caught up with a log, has not loaded the list of logs or could not open one, "
+    "and while a background task fails (`failing`: its name and error). A replica that was removed from "
+    "its log's group is ready: the node forwards the calls. With tokens configured, `logs` and `failing` "
+    "have the names that the token may see, none without a token; the counts are of all.",
     responses=answers(example=_READY, of_a_log=False)
     | answers(example={**_READY, "ready": False}, description="Not ready", of_a_log=False, status=503),
     response_class=Response,
