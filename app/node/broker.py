@@ -17,6 +17,7 @@ from app.node.disk import DiskThreads
 from app.node.hosted_log import HostedLog
 from app.node.hosted_logs import HostedLogs
 from app.node.hosting.ha_connections import HaConnections
+from app.node.hosting.leaderless_logs import LeaderlessLogs
 from app.node.hosting.log_journals import LogJournals
 from app.node.hosting.log_lookup import LogLookup
 from app.node.hosting.node_links import load_links
@@ -211,6 +212,8 @@ class Broker:
         self.tasks.keep("metadata", self.metadata_logs.run)
         self.tasks.keep("audit", self.audit.run)
         self.tasks.keep("rival-groups", self.rivals.run)
+        leaderless = LeaderlessLogs(self.node.id, self._hosted, self.transport.is_connected)
+        self.tasks.keep("leaderless-logs", leaderless.run)
         self.tasks.keep("certificates", lambda: warn_before_the_end(self.certificates, self.clock.now_ms))
         logger.info(
             "node started", extra={"node": self.node.id, "logs": len(self.logs), "data": self._data.path}
