@@ -135,13 +135,19 @@ class HostedLog:
 
     @property
     def no_leader(self) -> NoLeader:
-        """The refusal while no leader is known here. A replica without a vote adds what an election needs."""
-        if not self.in_doubt or self.settings.replication is not Replication.RAFT:
+        """The refusal while no leader is known here. In Raft mode it states what an election needs."""
+        if self.settings.replication is not Replication.RAFT:
             return NoLeader()
+        voters = ", ".join(self.voters)
+        if not self.in_doubt:
+            return NoLeader(
+                f"no leader is known: a majority of the voters {voters} must run and reach one another. "
+                f"`commitlog status --log {self.name}` shows which of them answer"
+            )
         return NoLeader(
             "no leader is known, and the replica of this node has no vote yet: it is new, or it may have "
             "lost what it acknowledged. A new log elects its first leader when the configurations of its "
-            "nodes name the same voters, and all of its voters run: " + ", ".join(self.voters)
+            "nodes name the same voters, and all of its voters run: " + voters
         )
 
     @property
