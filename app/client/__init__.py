@@ -1,6 +1,7 @@
-"""The Python client of commitlog: `from app.client import CommitlogClient`.
+"""The Python client of commitlog: `CommitlogClient`, `RecordProducer`, `Consumer`, and those for asyncio.
 
-The parts that a command line seldom needs are imported when they are used: asyncio alone takes 0.05 s.
+docs/client.md has examples. `help(CommitlogClient)` describes the calls, `app.client.operations` has
+the administrative ones, `app.client.data_frames` those for Arrow, pandas and polars.
 """
 
 from importlib import import_module
@@ -59,7 +60,7 @@ __all__ = [
     "in_batches",
 ]
 
-_LATER: Final = {  # name -> module of this package
+_LATER: Final = {  # name -> module of this package, imported when it is used: asyncio alone takes 0.05 s
     "AsyncCommitlogClient": "asynchronous",
     "AsyncConsumer": "asynchronous",
     "AsyncProducer": "asynchronous",
