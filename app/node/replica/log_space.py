@@ -59,13 +59,15 @@ class LogSpace:
             except storage_errors.StorageFull:
                 self._full_ms, self._tries = now_ms, self._tries + 1
                 if not self._release(control=control, leads=leads):
-                    self._warn(now_ms)
+                    self._warn(now_ms, leads=leads)
                     return False
 
-    def _warn(self, now_ms: int) -> None:
+    def _warn(self, now_ms: int, *, leads: bool) -> None:
         if self._warned_ms is None or now_ms - self._warned_ms >= WARN_MS:
             self._warned_ms = now_ms
-            logger.warning("log %s: the disk is full", self._log_name)
+            consequence = "appends are refused" if leads else "records of the leader are not stored"
+            advice = "make space (docs/operations.md, section 8)"
+            logger.warning("log %s: the disk is full, %s: %s", self._log_name, consequence, advice)
 
     def _release(self, *, control: bool, leads: bool) -> bool:
         if self._reserve is None or (leads and not control):

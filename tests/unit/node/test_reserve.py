@@ -128,10 +128,15 @@ def test_a_full_disk_is_reported_once_in_ten_seconds(caplog: pytest.LogCaptureFi
     def full(_batches: Sequence[Batch]) -> None:
         raise StorageFull("log", "write", "no space left")
 
-    space, batch = LogSpace("orders", "n1", None), SimpleNamespace(is_control=False)
-    for now_ms in range(0, 25_000, 50):
-        assert not space.write(full, [cast(Any, batch)], leads=True, now_ms=now_ms)
-    assert [record.getMessage() for record in caplog.records] == ["log orders: the disk is full"] * 3
+    batch = SimpleNamespace(is_control=False)
+    consequences = {True: "appends are refused", False: "records of the leader are not stored"}
+    for leads, consequence in consequences.items():
+        caplog.clear()
+        space = LogSpace("orders", "n1", None)
+        for now_ms in range(0, 25_000, 50):
+            assert not space.write(full, [cast(Any, batch)], leads=leads, now_ms=now_ms)
+        line = f"log orders: the disk is full, {consequence}: make space (docs/operations.md, section 8)"
+        assert [record.getMessage() for record in caplog.records] == [line] * 3
 
 
 @pytest.mark.rule("D-28")
