@@ -49,7 +49,7 @@ class LeaderlessLogs:
         self._since_s = {name: self._since_s.get(name, now_s) for name in lacking}
         self._logged.keep(lacking)
         lasting = [name for name, since_s in self._since_s.items() if now_s >= since_s + LEADERLESS_S]
-        due = [name for name in lasting if self._logged.is_due(name, now_s)]
+        due = [name for name in lasting if self._logged.allow(name, now_s)]
         if due:
             self._is_reported = True
             members = {member for name in due for member in lacking[name].members} - {self._node_id}
