@@ -200,7 +200,7 @@ class DeltaLog:
                 known = [name for name in wanted if name in parquet.schema_arrow.names]
                 actions = parquet.read(columns=known)
                 for name in known:
-                    for action in actions[name].drop_null().to_pylist(maps_as_pydicts="strict"):
+                    for action in actions[name].drop_null().to_pylist():
                         self._apply({name: action})
             self._version = _number(checkpoints[-1])
         for name in sorted(names):
@@ -235,7 +235,7 @@ class DeltaLog:
         if (removed := action.get("remove")) is not None:
             self._files.remove(removed["path"])
         if (metadata := action.get("metaData")) is not None:
-            self._metadata = metadata
+            self._metadata = _with_maps(metadata)
         if (protocol := action.get("protocol")) is not None:
             plain = int(protocol["minReaderVersion"]) == 1
             self._features = () if plain else tuple(protocol.get("readerFeatures") or (COLUMN_MAPPING,))
@@ -351,6 +351,14 @@ def _data_file(table: str, added: Mapping[str, Any]) -> DataFile:
     where = name if name.startswith("/") or is_url(name) else f"{table}/{name}"
     least, most = stats.get("minValues") or {}, stats.get("maxValues") or {}
     return DataFile(where, int(added["size"]), rows, least, most, bool(removed))
+
+
+def _with_maps(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return metadata with dictionaries: Arrow, which reads checkpoints, has lists of pairs."""
+    known = {**metadata, "configuration": dict(metadata.get("configuration") or {})}
+    if (form := metadata.get("format")) is not None:
+        known["format"] = {**form, "options": dict(form.get("options") or {})}
+    return known
 
 
 def _commit_of(table: str, version: int, actions: list[Mapping[str, Any]]) -> Commit:

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from app.tables import delta_log
@@ -63,6 +65,29 @@ def test_a_checkpoint_replaces_the_commits_before_it(tmp_path: Path) -> None:
         {"first_index": 40, "until_index": 50},
         [49],
     )
+
+
+def test_the_metadata_of_a_checkpoint_is_as_that_of_its_commit(tmp_path: Path) -> None:
+    """Also with a pyarrow that gives maps as lists of pairs alone, before 20."""
+    table = DeltaFiles(tmp_path / "entries")
+    metadata = {
+        "id": "1",
+        "format": {"provider": "parquet", "options": {"compression": "snappy"}},
+        "schemaString": "{}",
+        "configuration": {"owner": "me"},
+    }
+    table.commit({"metaData": metadata})
+    before = DeltaLog(str(table.folder)).snapshot()
+    strings = pa.map_(pa.string(), pa.string())
+    form = pa.struct([("provider", pa.string()), ("options", strings)])
+    kinds = {"id": pa.string(), "name": pa.string(), "format": form, "schemaString": pa.string()}
+    kind = pa.struct({**kinds, "configuration": strings})
+    checkpoint = table.log / f"{table.version:020d}.checkpoint.parquet"
+    pq.write_table(pa.table({"metaData": pa.array([None, metadata], kind)}), checkpoint)
+    after = DeltaLog(str(table.folder)).snapshot()
+    assert before is not None
+    assert after is not None
+    assert after.metadata == {**before.metadata, "name": None} == {**metadata, "name": None}
 
 
 def test_files_that_were_removed_before_a_checkpoint_are_not_looked_at(tmp_path: Path) -> None:
