@@ -43,7 +43,7 @@ from spark_jobs.tables.snapshot import EntriesSnapshot, last_timestamp_us, read_
 from spark_jobs.tables.table import ENTRIES, TableClash, read_table
 from spark_jobs.tables.table_writer import TableWriter
 from spark_jobs.tables.transforms import entries
-from storage.units import MIB
+from storage.units import MIB, NO_INDEX
 
 APPLICATION = "commitlog-entries"
 SMALL_BATCH_RECORDS = 20_000  # up to this number the driver reads and writes a batch itself
@@ -124,9 +124,13 @@ class EntriesJob:
             self._adopt(snapshot)
             tail = self.client.tail(confirmed=True)  # read after the table, whose end is never beyond it
         if self.rows == 0:
-            self._begin(tail.begin_index)
             if properties.get(BEGIN_PROPERTY) != str(tail.begin_index):
+                if self._has_grown(NO_INDEX):
+                    return self.open()
                 set_properties(self.spark, self.path, {BEGIN_PROPERTY: str(tail.begin_index)})
+            if tail.begin_index > 0:
+                warn(f"{self.path}: begins at index {tail.begin_index}, as the log does now")
+            self.next_index = tail.begin_index
         self.covered_index = self.next_index - 1  # it may be another table than before
         last = self._last_place(snapshot)
         offset = RecordsOffset(self.next_index, last.term if self.rows > 0 else None, log_id)
@@ -224,7 +228,7 @@ class EntriesJob:
     def _has_grown(self, end: int) -> bool:
         """Return whether the table has rows after `end`, where it ended when it was read."""
         self.refresh()
-        return self.next_index > end
+        return self.rows > 0 and self.next_index > end
 
     def _let_dependents_repair(self) -> None:
         """Let the dependents repair what RESTORE took from their tables: the log has nothing new for them.
@@ -491,10 +495,3 @@ class EntriesJob:
             return Place(snapshot.last_term, snapshot.last_offset, last_timestamp_us(snapshot))
         row = read_table(self.spark, self.path).where(F.col("index") == self.next_index - 1)
         return Place(*row.select("term", "offset", F.unix_micros("timestamp")).collect()[0])
-
-    def _begin(self, begin_index: int) -> None:
-        """Start a table without rows at the log's present beginning."""
-        if begin_index > 0:
-            warn(f"{self.path}: begins at index {begin_index}, as the log does now")
-        self.next_index = begin_index
-        self.covered_index = max(self.covered_index, begin_index - 1)

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from app.tables.delta_log import DeltaLog
+from app.tables.names import BEGIN_PROPERTY
 from spark_jobs.errors import LogClash, RecordsTrimmed
 from spark_jobs.materialize.entries import EntriesJob
 from spark_jobs.source.log_reads import LogReads
@@ -18,7 +19,7 @@ from spark_jobs.tables.claims import MAX_REFUSALS
 from spark_jobs.tables.local.commits import LocalTable
 from spark_jobs.tables.local.data_files import write_file
 from spark_jobs.tables.removals import TableReplaced
-from spark_jobs.tables.snapshot import EntriesSnapshot, read_plain
+from spark_jobs.tables.snapshot import EntriesSnapshot, read_plain, read_snapshot
 from spark_jobs.tables.table import ENTRIES, TableClash
 from spark_jobs.tables.table_writer import TableWriter
 from tests.spark.conftest import endpoints
@@ -282,23 +283,25 @@ def test_records_that_another_job_took_before_they_were_trimmed_are_not_missed(
     assert (job.next_index, job.rows) == (102, len(DATA))
 
 
+@pytest.mark.parametrize("held", [0, 40])
 def test_a_job_opens_beside_another_one_whose_records_are_trimmed(
-    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    replicas: list[FakeReplica], log: FakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int
 ) -> None:
     job, rows = opened_job(replicas, tmp_path)
     other, _ = opened_job(replicas, tmp_path)
-    assert other.take(rows(0, 40), 0.0)
+    assert held == 0 or other.take(rows(0, held), 0.0)
     adopt = EntriesJob._adopt
 
     def adopt_and_trim(opened: EntriesJob, snapshot: EntriesSnapshot | None) -> None:
         adopt(opened, snapshot)
         if opened is job and log.begin_index == 0:
-            assert other.take(rows(40, 60), 0.0)
+            assert other.take(rows(held, 60), 0.0)
             log.begin_index = 60
 
     monkeypatch.setattr(EntriesJob, "_adopt", adopt_and_trim)
     job.open()
     assert (job.read_until, job.rows) == (60, 58)
+    assert read_snapshot(job.path).properties[BEGIN_PROPERTY] == "0"
 
 
 def test_a_cluster_that_was_wiped_is_not_the_one_of_the_table_though_its_records_are_as_long(
