@@ -79,8 +79,8 @@ def _placed(complaint: str, pointer: str, text: bytes, kind: Any) -> tuple[str, 
     if field := _FIELD.fullmatch(detail):
         known = ", ".join(_fields(kind, parts))
         parts.append(field["name"])
-        is_unknown = "unknown" in field["kind"]
-        detail = f"unknown field; the fields are {known}" if is_unknown else "required field is missing"
+        unknown = f"unknown field; the fields are {known}" if known else "unknown field"
+        detail = unknown if "unknown" in field["kind"] else "required field is missing"
     elif detail.startswith(_NO_CHOICE) and (choices := _choices(kind, parts)):
         detail = f"must be one of {', '.join(choices)}{_received(text, parts, detail)}"
     elif (

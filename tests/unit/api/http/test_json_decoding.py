@@ -7,6 +7,7 @@ import pytest
 from app.api.append.json_bodies import AppendIn, RecordIn
 from app.api.http import json_decoding
 from app.api.http.json_decoding import decode_as
+from app.api.http.log_call import _NoFields
 from app.api.routes.cursors import CursorIn
 from app.api.routes.log_actions import FenceIn
 from app.api.routes.logs import LogIn
@@ -107,6 +108,16 @@ def test_an_unknown_field_is_refused_with_those_of_its_object() -> None:
         assert refused.value.errors == [
             {"pointer": pointer, "detail": f"unknown field; the fields are {known}"}
         ]
+
+
+def test_an_unknown_field_of_an_object_of_no_known_fields_is_refused_without_a_list() -> None:
+    for kind, body, pointer in (
+        (_NoFields, b'{"order": 17}', "/order"),
+        (AppendIn, b'{"value": "a", "headers": [["h", {"order": 17}]]}', "/headers/0/1/order"),
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            decode_as(kind, body)
+        assert refused.value.errors == [{"pointer": pointer, "detail": "unknown field"}]
 
 
 def test_a_value_that_is_not_text_is_refused_with_the_field_for_json() -> None:
