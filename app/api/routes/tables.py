@@ -10,6 +10,7 @@ index that a leader has reported in `events`.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path as FilePath
@@ -41,6 +42,7 @@ from storage.format.records import MIN_TIMESTAMP_MS
 from storage.log.commitlog import Commitlog
 from storage.units import MIB
 
+logger = logging.getLogger(__name__)
 router = APIRouter(tags=["tables"])
 
 _POLL_S: Final = 0.1
@@ -97,7 +99,18 @@ class KnownTables:
         await lock.acquire()
         reading = asyncio.create_task(in_thread(partial(ask, tables)))
         reading.add_done_callback(lambda _: lock.release())  # later than a call whose client disconnects
-        return await asyncio.shield(reading)
+        try:
+            return await asyncio.shield(reading)
+        except asyncio.CancelledError:
+            reading.add_done_callback(_log_failure)
+            raise
+
+
+def _log_failure(reading: "asyncio.Task[Any]") -> None:
+    """Log why a read has failed whose call has ended."""
+    error = None if reading.cancelled() else reading.exception()
+    if error is not None:
+        logger.error("tables: %s", error)
 
 
 class KnownJobs:

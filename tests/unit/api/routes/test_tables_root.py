@@ -1,6 +1,7 @@
 """Tables of the logs at a node: their location in the settings, and what the node keeps of them."""
 
 import asyncio
+import gc
 import json
 import threading
 from functools import partial
@@ -68,6 +69,30 @@ def test_a_call_that_ends_leaves_the_tables_to_its_thread() -> None:
 
     asyncio.run(run())
     assert reads == [1, 1, 2, 2]
+
+
+def test_a_read_that_fails_after_its_call_has_ended_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """asyncio logged its traceback: an exception that was never retrieved."""
+    begun, ends = threading.Event(), threading.Event()
+
+    def fail(_: LogTables) -> None:
+        begun.set()
+        assert ends.wait(60)
+        raise OSError("stale file handle")
+
+    async def run() -> None:
+        known, log = KnownTables("/t"), hosted("a")
+        call = asyncio.create_task(known.query(log, fail))
+        await until(begun.is_set)
+        call.cancel()
+        await asyncio.wait((call,))
+        ends.set()
+        del call  # it refers to the read
+        assert await known.query(log, lambda _: 1) == 1
+        gc.collect()
+
+    asyncio.run(run())
+    assert [record.getMessage() for record in caplog.records] == ["tables: stale file handle"]
 
 
 def test_a_folder_that_does_not_answer_delays_no_report_and_holds_one_thread(
