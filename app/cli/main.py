@@ -38,7 +38,7 @@ COMMANDS = {
     "trim": ("app.cli.logs", "Remove the oldest records of a log."),
     "verify": ("app.cli.verify", "Compare the replicas of a log, or the log with its table."),
     "tables": ("app.cli.delta.tables", "Show the Delta tables of a log."),
-    "materialize": ("app.cli.delta.tables", "Run the Spark job that writes logs to Delta tables."),
+    "materialize": ("app.cli.delta.materialize", "Run the Spark job that writes logs to Delta tables."),
     "bench": ("app.cli.bench", "Measure the throughput of a cluster."),
     "sim": ("app.cli.sim", "Simulate a cluster under faults."),
     "doctor": ("app.cli.doctor", "Check this machine."),

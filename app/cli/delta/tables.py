@@ -1,39 +1,21 @@
-"""`commitlog tables` and `commitlog materialize`: the Delta tables of a log."""
+"""`commitlog tables`: the Delta tables of a log, as its nodes report them or as a folder contains them."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
-from msgspec import structs
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as View
 
-from app.cli.context import (
-    CommandFailed,
-    ExitCode,
-    Target,
-    print_json,
-    print_table,
-    printable,
-    target_options,
-)
-from app.cli.delta.job_options import spark_conf_option, tables_option
+from app.cli.context import Target, print_json, print_table, target_options
+from app.cli.delta.text import count_cell, job_line
 from app.cli.times import Time, format_time
-from app.client.tables import Cut, Listing, MaterializedTable, Tables, TablesJob
-from app.local.spark_job import DEFAULT_TABLES, JOB, become_job, job_arguments
-from app.tables.names import ENTRIES, FAILED, is_silent
-from storage.units import MIB
+from app.client.tables import Cut, Listing, MaterializedTable, Tables
+from app.tables.names import ENTRIES
 
-if TYPE_CHECKING:
-    from app.tables.job_reports import JobReport
-
-DEFAULT_CHECKPOINTS = Path("commitlog-data/checkpoints")
 WAIT_MS = 30_000
-DEPTH = 2  # TABLES/LOG/TABLE
 _GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 folder = click.Path(file_okay=False, path_type=Path)
 
@@ -80,8 +62,10 @@ def tables_command(
     if wait is None and (table is not None or timeout_ms is not None):
         raise click.UsageError("--table and --timeout-ms require --wait")
     if tables is not None:
+        from app.cli.delta.folder import show_folder  # slow to import
+
         source = click.get_current_context().get_parameter_source("log")
-        _show_folder(tables, target.log if source in _GIVEN else None, target.as_json)
+        show_folder(tables, target.log if source in _GIVEN else None, as_json=target.as_json)
         return
     with target.client() as client:
         known = Tables(client)
@@ -114,27 +98,7 @@ def _show_listing(listing: Listing, target: Target) -> None:
     else:
         click.echo(f"log {target.log} has no Delta tables yet")
     if listing.job is not None:
-        click.echo(_job_line(target.log, listing.job))
-
-
-def _job_line(log: str, job: "TablesJob | JobReport") -> str:
-    """Return the last report of the job of a log for people."""
-    reported, now_ms = f"reported {format_time(job.updated_ms)}", _now_ms()
-    if is_silent(job.state, job.updated_ms, now_ms):
-        age_s = (now_ms - job.updated_ms) // 1_000
-        return (
-            f"The Spark job of {log} has not reported for {age_s:,} s, since {format_time(job.updated_ms)}, "
-            "when it was running: check that its process runs, and that the disk of the tables has space"
-        )
-    if job.state != FAILED:
-        return f"Spark job of {log}: {printable(job.state)}, {reported}"
-    when = f"({reported})" if job.failed_ms is None else f"since {format_time(job.failed_ms)}"
-    reason = "the lines that it printed have the reason" if job.error is None else printable(job.error)
-    return f"The Spark job of {log} has failed {when}: {reason}"
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+        click.echo(job_line(target.log, listing.job))
 
 
 def _show_tables(tables: Sequence[MaterializedTable], log: str) -> None:
@@ -148,13 +112,13 @@ def _show_tables(tables: Sequence[MaterializedTable], log: str) -> None:
     for table in tables:
         numbers = (table.materialized_index, table.lag_records, table.lag_ms)
         committed = "" if table.committed_ms is None else format_time(table.committed_ms)
-        cells = [*(_number(number) for number in numbers), committed, *([table.catalog_name or ""] * named)]
+        cells = [
+            *(count_cell(number) for number in numbers),
+            committed,
+            *([table.catalog_name or ""] * named),
+        ]
         view.add_row(table.name, str(table.version), *cells)
     print_table(view)
-
-
-def _number(number: int | None) -> str:
-    return "" if number is None else f"{number:,}"
 
 
 def _show_cut(cut: Cut, as_json: bool) -> None:
@@ -169,119 +133,3 @@ def _show_cut(cut: Cut, as_json: bool) -> None:
     for name, version in cut.versions.items():
         view.add_row(name, str(version))
     print_table(view)
-
-
-def _show_folder(root: Path, log: str | None, as_json: bool) -> None:
-    """Show the tables below a folder, from their own Delta logs. log: None for those of all logs."""
-    from app.tables.catalog import catalog_names
-    from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaLogError
-    from app.tables.job_reports import job_reports
-
-    if not root.is_dir():
-        raise CommandFailed(f"{root} does not exist; set the folder with --tables", ExitCode.NOT_FOUND)
-    paths = sorted(path.parent for depth in range(DEPTH + 1) for path in root.glob("*/" * depth + LOG_FOLDER))
-    if log is not None:
-        paths = [path for path in paths if path.absolute().parent.name == log]
-        if not paths:
-            raise CommandFailed(f"{root} contains no Delta tables of log {log}", ExitCode.NOT_FOUND)
-    try:
-        snapshots = [(path, DeltaLog(str(path)).snapshot()) for path in paths]
-        names = {folder: catalog_names(str(folder)) for folder in {path.parent for path in paths}}
-    except DeltaLogError as error:
-        raise CommandFailed(str(error)) from error
-    found = [
-        (str(path.relative_to(root)), snapshot, names[path.parent].get(path.name))
-        for path, snapshot in snapshots
-        if snapshot is not None
-    ]
-    reports = {parent: job_reports(str(parent)) for parent in {folder.parent for folder in names}}
-    jobs = {
-        each.name: reports[each.parent][each.name]
-        for each in sorted(names)
-        if each.name in reports[each.parent]
-    }
-    if as_json:
-        documents = [
-            {
-                "name": name,
-                "path": snapshot.path,
-                "version": snapshot.version,
-                "rows": snapshot.rows,
-                "files": len(snapshot.files),
-                "size_bytes": snapshot.size_bytes,
-                "catalog_name": catalog_name,
-            }
-            for name, snapshot, catalog_name in found
-        ]
-        print_json({"tables": documents, "jobs": {name: structs.asdict(job) for name, job in jobs.items()}})
-        return
-    if not found:
-        click.echo(f"{root} contains no Delta tables; they are in its folders LOG/TABLE")
-        return
-    view = View("table", title=f"Delta tables in {root}", title_justify="left", box=SIMPLE_HEAD)
-    for name in ("version", "rows", "files", "MiB"):
-        view.add_column(name, justify="right")
-    named = any(catalog_name for _, _, catalog_name in found)
-    if named:
-        view.add_column("name in the catalog")
-    for name, snapshot, catalog_name in found:
-        size = f"{snapshot.size_bytes / MIB:.1f}"
-        cells = [str(snapshot.version), _number(snapshot.rows), str(len(snapshot.files)), size]
-        view.add_row(name, *cells, *([catalog_name or ""] * named))
-    print_table(view)
-    for name, job in jobs.items():
-        if job.state == FAILED or is_silent(job.state, job.updated_ms, _now_ms()):
-            click.echo(_job_line(name, job))
-
-
-@click.command("materialize")
-@tables_option
-@click.option(
-    "--checkpoints",
-    help="Folder for scratch files of the streaming query, of which --once has none; the tables alone record "
-    f"the progress.  [default: {DEFAULT_CHECKPOINTS}]",
-)
-@spark_conf_option
-@click.option(
-    "--catalog",
-    metavar="NAME",
-    help="CATALOG or CATALOG.SCHEMA of Spark in which the tables get names as well.",
-)
-@click.option("--once", is_flag=True, help="Stop when all records committed so far are in the tables.")
-@target_options
-def materialize_command(
-    target: Target,
-    tables: str | None,
-    checkpoints: str | None,
-    spark_conf: Path | None,
-    catalog: str | None,
-    once: bool,
-) -> None:
-    """Run the Spark job that writes logs to Delta tables, in the foreground, until SIGTERM.
-
-    --log may also be several names and patterns, separated by commas: a log that is created later and
-    matches is written too.
-
-    --give-up-s applies while no node answers. A job at its start, and one with --once, then ends with an
-    error; a running job tries again until a node answers.
-
-    \b
-    Examples:
-      commitlog materialize --once --tables commitlog-data/tables --log orders
-      commitlog materialize --log '*'
-      commitlog materialize --spark-conf conf/spark.toml
-      commitlog materialize --catalog orders_cat.stream
-    """
-    if spark_conf is None:
-        tables, checkpoints = tables or str(DEFAULT_TABLES), checkpoints or str(DEFAULT_CHECKPOINTS)
-    arguments = job_arguments(target.endpoints_of_job(), target.log, tables, checkpoints)
-    if spark_conf is not None:
-        arguments += ["--conf", str(spark_conf)]
-    arguments += ["--give-up-s", str(target.give_up_s)]
-    if catalog is not None:
-        arguments += ["--catalog", catalog]
-    if once:
-        arguments.append("--available-now")
-    if target.as_json:
-        arguments.append("--json")
-    become_job(JOB, arguments, target.token)

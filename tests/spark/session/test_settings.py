@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from app.cli.delta import tables
+from app.cli.delta import materialize
 from app.errors import ConfigError
 from spark_jobs import notebook, package, run, upkeep, verify
 from spark_jobs.session import settings
@@ -120,10 +120,10 @@ def test_the_command_hands_the_file_on_and_leaves_the_places_to_it(
     ran: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda _, command: ran.append(command))
     given = ["--spark-conf", str(path)] if named else []
-    CliRunner().invoke(tables.materialize_command, [*given, "--once"], catch_exceptions=False)
-    config = run.parse_arguments(ran[0][ran[0].index(tables.JOB) + 1 :])
-    root = tmp_path / "t" if named else tables.DEFAULT_TABLES.resolve()
-    scratch = tmp_path / "c" if named else tables.DEFAULT_CHECKPOINTS
+    CliRunner().invoke(materialize.materialize_command, [*given, "--once"], catch_exceptions=False)
+    config = run.parse_arguments(ran[0][ran[0].index(materialize.JOB) + 1 :])
+    root = tmp_path / "t" if named else materialize.DEFAULT_TABLES.resolve()
+    scratch = tmp_path / "c" if named else materialize.DEFAULT_CHECKPOINTS
     assert (config.tables_root, config.checkpoints, config.available_now) == (str(root), scratch, True)
 
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from app.cli import up
 from app.cli.context import CommandFailed
-from app.cli.delta.tables import materialize_command
+from app.cli.delta.materialize import materialize_command
 from app.cli.main import cli
 from app.local.cluster import LOCK, ClusterError, LocalCluster
 from app.local.processes import StopRequested
