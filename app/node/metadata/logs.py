@@ -96,35 +96,43 @@ class MetadataLogs:
         metadata = self._metadata.metadata
         if metadata is None:
             return False
-        whole, is_gone = True, True  # is_gone: nothing is left of what is deleted
         index, is_newest = metadata.applied_index, self._metadata.is_newest
         if index < max(self._metadata.followed_index, self._seen_index):
             return False  # a repair has restored older metadata: the newer ones will follow
         self._seen_index = index
+        self._follow_configured(metadata)
+        is_gone, is_open = await self._forget_deleted(metadata), True
+        for log in metadata:
+            done = await self._guarded(log.name, self._follow(log, is_newest=is_newest))
+            if log.state == LOG_DELETING:
+                is_gone &= done
+            else:
+                is_open &= done
+        self._note_unopened(metadata)
+        if is_gone and is_open and self._metadata.is_current and not self._has_checked_folders:
+            self._has_checked_folders = True
+            await self._report_unknown(metadata)
+        if is_gone and (is_open or is_newest) and index > self._metadata.followed_index:
+            self._metadata.followed_index = index
+            self._metadata.client.heartbeat_now()
+        return is_gone and is_open
+
+    async def _forget_deleted(self, metadata: Metadata) -> bool:
+        """Remove the logs that the metadata do not have any more; return whether nothing is left of them."""
+        is_gone = True
         for hosted in self._hosted:
             log = metadata.log(hosted.name)
             if hosted.generation >= 0 and (log is None or log.generation != hosted.generation):
                 is_gone &= await self._guarded(hosted.name, self._forget(hosted))
-        logs = [log for log in metadata if log.generation >= 0]
-        for log in logs:
-            done = await self._guarded(log.name, self._follow(log, is_newest=is_newest))
-            whole, is_gone = whole and done, is_gone and (done or log.state != LOG_DELETING)
-        self._follow_configured(metadata)
-        for log in metadata:
-            if log.generation < 0:
-                whole &= await self._guarded(log.name, self._follow_nodes(log, self._hosted.get(log.name)))
-        names = {log.name for log in logs}
+        return is_gone
+
+    def _note_unopened(self, metadata: Metadata) -> None:
+        known = {log.name: log.state for log in metadata if log.generation >= 0}
+        wanted = {name for name, state in known.items() if state != LOG_DELETING}
         self.unopened = frozenset(
-            log.name for log in logs if log.state != LOG_DELETING and self._hosted.get(log.name) is None
-        ).difference(self.unsupported)
-        self.unsupported = {name: each for name, each in self.unsupported.items() if name in names}
-        if whole and is_gone and self._metadata.is_current and not self._has_checked_folders:
-            self._has_checked_folders = True
-            await self._report_unknown(metadata)
-        if is_gone and (whole or is_newest) and index > self._metadata.followed_index:
-            self._metadata.followed_index = index
-            self._metadata.client.heartbeat_now()
-        return whole and is_gone
+            name for name in wanted if self._hosted.get(name) is None and name not in self.unsupported
+        )
+        self.unsupported = {name: each for name, each in self.unsupported.items() if name in known}
 
     async def _report_unknown(self, metadata: Metadata) -> None:
         """Log the names of logs whose files are here and that the newest metadata do not have.
@@ -196,6 +204,8 @@ class MetadataLogs:
 
     async def _follow(self, log: Log, *, is_newest: bool) -> bool:
         hosted = self._hosted.get(log.name)
+        if log.generation < 0:  # in the configuration file
+            return await self._follow_nodes(log, hosted)
         if log.state != LOG_DELETING and not self._supports(log):
             return True
         if hosted is None and log.state == LOG_DELETING:
