@@ -127,30 +127,36 @@ class SchemaGate:
         factor = SLOW_FACTOR if isinstance(newest, RecordDecoder) and newest.is_slow else 1
         record_cost = RECORD_COST + factor * records.size_bytes // records.count
         while check.refusal is None and check.position < records.count:
-            if check.runs_aside:
+            if check.runs_aside or not self._has_time():
                 return check, False
-            if self._left < TURN_COST and (self._left <= 0 or self._monotonic_ms() >= self._until_ms):
-                return check, False  # each turn checks at least one part, however late it begins
             is_fast = isinstance(newest, RecordDecoder) and newest.is_fast and not check.is_in_doubt
             count = max(1, min(self._left, FAST_COST if is_fast else PART_COST) // record_cost)
-            first, last = check.position, min(records.count, check.position + count)
-            part = self._part_of(schema, records, first, last)
-            if is_fast:
-                fits = records.size_bytes <= FAST_COST or part.size_bytes <= FAST_COST
-                if fits and _is_known_to_match(part, self._decoders):
-                    check.position = last
-                    self._left -= part.count * record_cost
-                else:
-                    check.is_in_doubt = True
+            last = min(records.count, check.position + count)
+            part = self._part_of(schema, records, check.position, last)
+            if not is_fast:
+                self._check_each(part, check, factor)
                 continue
-            size_bytes, records_cost = part.size_bytes, part.count * RECORD_COST
-            if records_cost + factor * size_bytes > ASIDE_COST or self._has_unbuilt(part):
-                self._check_aside(part, check)
-                continue
-            check.refusal = _mismatch(part, self._decoders)
-            check.position = last
-            self._left -= records_cost + size_bytes
+            fits = records.size_bytes <= FAST_COST or part.size_bytes <= FAST_COST
+            if fits and _is_known_to_match(part, self._decoders):
+                check.position = last
+                self._left -= part.count * record_cost
+            else:
+                check.is_in_doubt = True
         return check, True
+
+    def _has_time(self) -> bool:
+        """Return whether this turn may check one more part: each checks at least one, however late it is."""
+        return self._left >= TURN_COST or (self._left > 0 and self._monotonic_ms() < self._until_ms)
+
+    def _check_each(self, part: _Part, check: RecordCheck, factor: int) -> None:
+        """Check each record of a part, here or by the workers. factor: of the cost of its bytes."""
+        size_bytes, records_cost = part.size_bytes, part.count * RECORD_COST
+        if records_cost + factor * size_bytes > ASIDE_COST or self._has_unbuilt(part):
+            self._check_aside(part, check)
+            return
+        check.refusal = _mismatch(part, self._decoders)
+        check.position += part.count
+        self._left -= records_cost + size_bytes
 
     def _has_unbuilt(self, part: _Part) -> bool:
         return any(version in self._known and version not in self._decoders for version, _, _ in part.runs)
