@@ -1,5 +1,7 @@
 """Figures of the service of a log and its tables: each answers one question; its title states the answer."""
 
+from datetime import datetime
+
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
@@ -43,36 +45,12 @@ def lag_figure(lags: Rows, levels: Rows) -> Figure:
     width = max(seconds_after(begin, lags[-1]["timestamp"]), LEAST_SPAN_S)
     figure = Figure(figsize=(9, 4.6), layout="constrained")
     axes = figure.subplots()
-    terms = sorted({row["term"] for row in lags})
-    for number, term in enumerate(terms):
-        times = [seconds_after(begin, row["timestamp"]) for row in lags if row["term"] == term]
-        axes.axvspan(min(times), max(times), color=TERM_SHADES[number % 2], linewidth=0)
-        if max(times) - min(times) >= LABEL_SHARE * width:
-            top_note(axes, (min(times) + max(times)) / 2, f"term {term}")
+    _shade_terms(axes, lags, begin, width)
     peers = sorted({row["peer"] for row in lags})
     colors = colors_of(peers)
     for number, peer in enumerate(peers):
-        for part, term in enumerate(terms):
-            of_peer = [row for row in lags if row["peer"] == peer and row["term"] == term]
-            times = [seconds_after(begin, row["timestamp"]) for row in of_peer]
-            values = [row["lag"] for row in of_peer]
-            axes.plot(
-                *stepped(times, values),
-                color=colors[peer],
-                linewidth=1.4 + 1.6 * (len(peers) - 1 - number),  # so that overlapping lines are visible
-                label=peer if part == 0 or peer not in _labels(axes) else None,
-            )
-            axes.plot(times, values, color=colors[peer], linewidth=0, marker="o", markersize=3)
-            silent = [row for row in of_peer if not row["heard"]]
-            axes.plot(
-                [seconds_after(begin, row["timestamp"]) for row in silent],
-                [row["lag"] for row in silent],
-                color=CANCELLED,
-                linewidth=0,
-                marker="x",
-                markersize=5,
-                label=SILENT if silent and SILENT not in _labels(axes) else None,
-            )
+        line_width = 1.4 + 1.6 * (len(peers) - 1 - number)  # so that overlapping lines are visible
+        _draw_lag(axes, [row for row in lags if row["peer"] == peer], begin, colors[peer], line_width)
     axes.set_yscale("symlog", linthresh=10)
     axes.set_ylim(0, max(10, *(row["lag"] for row in lags)) * 5)  # room for the names of the terms
     axes.yaxis.set_major_formatter(THOUSANDS)
@@ -81,15 +59,53 @@ def lag_figure(lags: Rows, levels: Rows) -> Figure:
     axes.set_ylabel("records that the peer lacks (log scale from 10 on)")
     names = sorted(zip(*axes.get_legend_handles_labels(), strict=True), key=lambda each: each[1] == SILENT)
     axes.legend(*zip(*names, strict=True), loc="center right", frameon=False)
+    axes.set_title(_lag_title(levels), loc="left", fontweight="bold", color=INK)
+    bare(axes)
+    return figure
+
+
+def _terms(lags: Rows) -> list[tuple[int, Rows]]:
+    """Return the terms in their order, each with its rows."""
+    terms = sorted({row["term"] for row in lags})
+    return [(term, [row for row in lags if row["term"] == term]) for term in terms]
+
+
+def _shade_terms(axes: Axes, lags: Rows, begin: datetime, width: float) -> None:
+    """Shade each term, and name those that are wide enough. width: of the axis, seconds."""
+    for number, (term, rows) in enumerate(_terms(lags)):
+        first, last = (seconds_after(begin, row["timestamp"]) for row in (rows[0], rows[-1]))
+        axes.axvspan(first, last, color=TERM_SHADES[number % 2], linewidth=0)
+        if last - first >= LABEL_SHARE * width:
+            top_note(axes, (first + last) / 2, f"term {term}")
+
+
+def _draw_lag(axes: Axes, lags: Rows, begin: datetime, color: str, line_width: float) -> None:
+    """Draw the lag of one peer: a line for each term, a point for each report."""
+    for _term, rows in _terms(lags):
+        times, values = [seconds_after(begin, row["timestamp"]) for row in rows], [row["lag"] for row in rows]
+        peer = rows[0]["peer"]
+        label = None if peer in _labels(axes) else peer
+        axes.plot(*stepped(times, values), color=color, linewidth=line_width, label=label)
+        axes.plot(times, values, color=color, linewidth=0, marker="o", markersize=3)
+        silent = [place for place, row in enumerate(rows) if not row["heard"]]
+        axes.plot(
+            [times[place] for place in silent],
+            [values[place] for place in silent],
+            color=CANCELLED,
+            linewidth=0,
+            marker="x",
+            markersize=5,
+            label=SILENT if silent and SILENT not in _labels(axes) else None,
+        )
+
+
+def _lag_title(levels: Rows) -> str:
     known = [row for row in levels if row["most"] is not None]
     worst = max(known, key=lambda row: row["most"])
     usual = ", ".join(f"{row['peer']} {row['median']:,.0f}" for row in known)
     nothing = max(row["median"] for row in known) < 1
     level = "Mostly the followers lack nothing" if nothing else "The followers lack some records"
-    title = f"{level} (median: {usual}); the most was {worst['most']:,} at {worst['peer']}"
-    axes.set_title(title, loc="left", fontweight="bold", color=INK)
-    bare(axes)
-    return figure
+    return f"{level} (median: {usual}); the most was {worst['most']:,} at {worst['peer']}"
 
 
 def service_figure(terms: Rows) -> Figure:
