@@ -143,14 +143,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
 
     Raises OptionError with the details of the error.
     """
-    known = {name.lower(): name for name in (*NAMES, BETWEEN, JOINS_AGAIN)}
-    values: dict[str, str] = {}
-    if any(name.lower().startswith(_OPTION_PREFIX) for name in given):
-        raise OptionError(_NO_TABLE)
-    for name, value in given.items():
-        if name.lower() not in known:
-            raise OptionError(f"unknown option {name!r}; the options are {', '.join(NAMES)}")
-        values[known[name.lower()]] = value
+    values = _by_name(given)
     stream = values.get("stream", RECORDS)
     if stream not in (RECORDS, EVENTS):
         raise OptionError(f"stream: {stream!r} is neither {RECORDS!r} nor {EVENTS!r}")
@@ -189,13 +182,26 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     if logs and isinstance(options.starting_index, dict):
         _check_selected(options.starting_index, logs)
     if stream == EVENTS:
-        defaults = SourceOptions(endpoints=options.endpoints)
-        for name, field in NOT_FOR_EVENTS.items():
-            if getattr(options, field) != getattr(defaults, field):
-                raise OptionError(
-                    f"{name} does not apply to stream=events: each node's journal is one partition"
-                )
+        _check_for_events(options)
     return options
+
+
+def _by_name(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the values by the option's name in this module. Raises OptionError for unknown ones."""
+    known = {name.lower(): name for name in (*NAMES, BETWEEN, JOINS_AGAIN)}
+    if any(name.lower().startswith(_OPTION_PREFIX) for name in given):
+        raise OptionError(_NO_TABLE)
+    for name in given:
+        if name.lower() not in known:
+            raise OptionError(f"unknown option {name!r}; the options are {', '.join(NAMES)}")
+    return {known[name.lower()]: value for name, value in given.items()}
+
+
+def _check_for_events(options: SourceOptions) -> None:
+    defaults = SourceOptions(endpoints=options.endpoints)
+    for name, field in NOT_FOR_EVENTS.items():
+        if getattr(options, field) != getattr(defaults, field):
+            raise OptionError(f"{name} does not apply to stream=events: each node's journal is one partition")
 
 
 def _check_selected(positions: Mapping[str, int], logs: Sequence[str]) -> None:
