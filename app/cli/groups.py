@@ -95,12 +95,11 @@ def _with_advice(error: click.ClickException, *, as_json: bool) -> click.ClickEx
         error.message = error.message.replace(  # type: ignore[misc]  # click formats it when it is shown
             f"is not a valid {kind}", f"is not {words}"
         )
-    is_json = isinstance(error, click.NoSuchOption) and error.option_name == "--json"  # which commands take
     is_help = as_json and isinstance(error, NoArgsIsHelpError)
     if (
         ctx is not None
         and isinstance(ctx.command, click.Group)
-        and (is_json or is_help or error.message == "Missing command.")  # a group alone does nothing
+        and (is_help or error.message == "Missing command.")  # a group alone does nothing
     ):
         names = "" if ctx.parent is None else f" It is one of {', '.join(ctx.command.list_commands(ctx))}."
         return click.UsageError(f"Missing command.{names} See --help.", ctx)

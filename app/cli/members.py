@@ -9,7 +9,15 @@ import click
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from app.cli.context import Target, cluster_options, complete_nodes, print_json, print_table, target_options
+from app.cli.context import (
+    Target,
+    cluster_options,
+    complete_nodes,
+    json_option,
+    print_json,
+    print_table,
+    target_options,
+)
 from app.client.errors import Problem
 from app.client.operations import Operations
 from app.durations import Seconds
@@ -177,7 +185,8 @@ def clean_member(target: Target, node_id: str, of: str | None, force: bool) -> N
 
 
 @click.group("leader")
-def leader_command() -> None:
+@json_option
+def leader_command(as_json: bool) -> None:
     """Transfer the leadership of a log.
 
     \b

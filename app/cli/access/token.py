@@ -12,7 +12,8 @@ from app.errors import ConfigError
 
 
 @click.group("token")
-def token_command() -> None:
+@json_option
+def token_command(as_json: bool) -> None:
     """Create tokens for the tokens file of the nodes.
 
     The file holds a hash of each token. Nodes read it again when it changes.

@@ -2,12 +2,13 @@
 
 import click
 
-from app.cli.context import Target, print_json, target_options
+from app.cli.context import Target, json_option, print_json, target_options
 from app.client.operations import Operations
 
 
 @click.group("fence")
-def fence_command() -> None:
+@json_option
+def fence_command(as_json: bool) -> None:
     """Set or remove the fencing token of a log.
 
     With a token set, an append without it, or with another one, is refused (exit code 3). The token of a log

@@ -13,6 +13,7 @@ from app.cli.context import (
     Target,
     counted,
     failure_of,
+    json_option,
     print_json,
     print_table,
     printable,
@@ -71,7 +72,8 @@ def definition_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.group("schema")
-def schema_command() -> None:
+@json_option
+def schema_command(as_json: bool) -> None:
     """Set, show, check and infer the schema of a log; replay its dead letters.
 
     A schema describes the records of a log: JSON by a JSON Schema or Spark DDL, Avro or Protobuf. The

@@ -4,14 +4,15 @@ from collections.abc import Sequence
 
 import click
 
-from app.cli.context import find_target, not_of_another_cluster
+from app.cli.context import find_target, json_option, not_of_another_cluster, print_json
 
 LOOK_UP_S = 1.0  # a shell waits for its user, so a cluster that is down costs at most this
 
 
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion_command(shell: str) -> None:
+@json_option
+def completion_command(shell: str, as_json: bool) -> None:
     """Print the completion script of a shell. It completes commands, options, and names of logs, nodes and
     contexts; for logs and nodes it asks the cluster.
 
@@ -27,7 +28,11 @@ def completion_command(shell: str) -> None:
 
     of_shell = get_completion_class(shell)
     assert of_shell is not None
-    click.echo(of_shell(cli, {}, "commitlog", "_COMMITLOG_COMPLETE").source())
+    source = of_shell(cli, {}, "commitlog", "_COMMITLOG_COMPLETE").source()
+    if as_json:
+        print_json({"shell": shell, "source": source})
+    else:
+        click.echo(source)
 
 
 def names_of_logs(ctx: click.Context, incomplete: str) -> list[str]:

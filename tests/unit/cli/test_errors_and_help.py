@@ -96,6 +96,28 @@ def test_json_may_precede_the_command(
     assert "contexts" in json.loads(result.stdout)
 
 
+@pytest.mark.parametrize(
+    ("group", "command"),
+    [
+        ("fence", ["set", "token", "-e", "no-url"]),
+        ("leader", ["transfer", "-e", "no-url"]),
+        ("schema", ["list", "-e", "no-url"]),
+        ("token", ["new", "--scope", "no-scope"]),
+    ],
+)
+def test_json_may_precede_the_command_of_each_group(group: str, command: list[str]) -> None:
+    result = CliRunner().invoke(cli, [group, "--json", *command])
+    document = json.loads(result.stderr)
+    assert (result.exit_code, document["code"]) == (2, "usage")
+    assert "Invalid value for" in document["detail"]
+
+
+def test_the_script_of_a_shell_is_printed_as_json_too() -> None:
+    text = CliRunner().invoke(cli, ["completion", "bash"]).stdout
+    document = json.loads(CliRunner().invoke(cli, ["completion", "bash", "--json"]).stdout)
+    assert document == {"shell": "bash", "source": text.removesuffix("\n")}
+
+
 def test_json_as_a_value_is_not_the_option() -> None:
     result = CliRunner().invoke(cli, ["append", "--acks", "none", "--", "--json"])
     assert result.exit_code == 2
