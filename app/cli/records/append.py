@@ -146,7 +146,11 @@ def append_command(
     if values:
         with target.client(writes=True) as client:
             records: list[RecordLike] = [Record(value, key, pairs, timestamp) for value in values]
-            _print_outcome(target, client.append(records, **conditions))
+            try:
+                appended = client.append(records, **conditions)
+            except KeyboardInterrupt:
+                raise CommandFailed(f"interrupted; {_doubt()}", ExitCode.OUTCOME_UNKNOWN) from None
+            _print_outcome(target, appended)
         return
     form = _format(form, file, ndjson=ndjson)
     has_fields = bool(key is not None or headers or timestamp is not None)
@@ -314,9 +318,10 @@ def _rest(count: int, skipped: int, separator: str = "") -> str:
     return f"{separator}{stored}; continue with --skip {skipped + count}"
 
 
-def _doubt(count: int) -> str:
-    """Return what the user has to check before the command is repeated."""
-    return f"the append in progress may have stored the next {count:,} too"
+def _doubt(following: int = 0) -> str:
+    """Return what the user has to check before the command is repeated. following: records of a file."""
+    stored = f"the next {following:,} too" if following else "its records"
+    return f"the append in progress may have stored {stored}"
 
 
 def _progress(stack: ExitStack, size: int | None) -> Any:

@@ -277,6 +277,21 @@ def test_an_interrupted_append_reports_what_is_stored(monkeypatch: pytest.Monkey
     assert result.stderr.endswith("; the append in progress may have stored the next 1 too\n")
 
 
+@pytest.mark.parametrize("option", [[], ["--json"]])
+def test_an_interrupted_append_of_values_is_in_doubt(
+    option: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(CommitlogClient, "append", interrupted)
+    result = CliRunner().invoke(cli, ["append", "a", "b", "-e", "http://127.0.0.1:1", *option])
+    assert (result.exit_code, result.stdout) == (6, "")
+    assert "interrupted; the append in progress may have stored its records" in result.stderr
+    if option:
+        assert json.loads(result.stderr)["outcome"] == "unknown"
+
+
 def test_text_marks_bytes_headers_and_escapes_control_characters() -> None:
     record = {**RECORD, "key": None, "value_base64": "AP8=", "headers": [["h", {"base64": "AA=="}]]}
     assert record_line(record).endswith("Z  -  base64:AP8=  {h=base64:AA==}")
