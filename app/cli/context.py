@@ -154,22 +154,31 @@ class Target:
             connection.call("GET", "/v1/cluster")
         return list(dict.fromkeys([*given, *connection.nodes]))
 
+    def _notice(self, line: str) -> None:
+        """Print why a call waits; with --json standard error is for the problem document alone."""
+        if not self.as_json:
+            click.echo(f"commitlog: {line}", err=True)
+
     @contextmanager
     def client(self, *, writes: bool = False) -> Iterator["CommitlogClient"]:
         """A client for the length of a `with`, whose errors end the command with their exit code."""
         from app.client import ClientError, CommitlogClient, known_nodes
+        from app.client.retry_notices import notices_to
 
         try:
             check_log_name(self.log)  # `materialize` alone takes patterns too, and uses no client
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--log") from None
-        with CommitlogClient(
-            self.endpoints,
-            log=self.log,
-            token=self.token,
-            give_up_s=self.give_up_s,
-            waits_for_start=False,
-        ) as client:
+        with (
+            notices_to(self._notice),
+            CommitlogClient(
+                self.endpoints,
+                log=self.log,
+                token=self.token,
+                give_up_s=self.give_up_s,
+                waits_for_start=False,
+            ) as client,
+        ):
             connection = client.connection
             connection.expect(known_nodes.cluster_of(self.endpoints[0]), self.learned)
             try:

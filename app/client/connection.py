@@ -22,6 +22,7 @@ import urllib3
 
 from app.arguments import check_number, check_text
 from app.client.errors import ClientError, InvalidAnswer, NoAnswer, NoReplica, Problem, Untrusted, problem_of
+from app.client.retry_notices import RetryNotices
 from app.names import check_token
 from storage.units import KIB, MIB
 
@@ -161,6 +162,7 @@ class ClusterConnection:
         when it is known. wait_s: how long the service itself may take to answer.
         """
         give_up_at = self._clock() + self.give_up_s
+        notices = RetryNotices(self._clock(), give_up_at)
         pause_s = FIRST_PAUSE_S
         doubtful: ClientError | None = None  # a write that may have been stored, whatever followed
         answered: Problem | None = None  # the newest refusal of a node
@@ -199,6 +201,7 @@ class ClusterConnection:
                     decided = to_leader and _is_permanent(error)
                     last = answered if is_refused and answered is not None else error
                     raise _after(doubtful, last, decided=decided) from None
+                notices.failed(self._clock(), error)
                 self._sleep(wait)
 
     def _none_answers(self, error: ClientError) -> ClientError:
@@ -243,6 +246,7 @@ class ClusterConnection:
         endpoint and its error. Raises NoReplica with the errors of the last round after give_up_s, and
         Untrusted after a round of nothing else."""
         give_up_at = self._clock() + self.give_up_s
+        notices = RetryNotices(self._clock(), give_up_at)
         pause_s = FIRST_PAUSE_S
         while True:
             errors: list[tuple[str, ClientError]] = []
@@ -251,6 +255,7 @@ class ClusterConnection:
                 raise errors[-1][1]
             if self._clock() + pause_s > give_up_at:
                 raise NoReplica(errors, self.give_up_s)
+            notices.failed(self._clock(), errors[-1][1] if errors else "no replica answers")
             self._sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 

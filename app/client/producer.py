@@ -1,5 +1,6 @@
 """Producer: appends records in the background, in batches, in order, each exactly once."""
 
+import logging
 import math
 import os
 import sys
@@ -31,11 +32,12 @@ if TYPE_CHECKING:
 MAX_IN_FLIGHT = 5  # a log remembers the last five appends of a producer
 OPTIONS = ("acks", "fencing_token", "timeout_ms")  # of each append
 KNOWN_FOR_S = 60.0  # after an append; far less than the time for which a log remembers a silent producer
+INTERRUPT_S = 2.0  # for which Ctrl-C in the `with` block of a producer waits for commits
 _GAP_PAUSE_S = 0.005
 _UTF8_MAX_BYTES = 4  # of a character
 _QUEUED_RECORD_BYTES = 64  # of a record beside its value and key, about
 
-
+logger = logging.getLogger(__name__)
 _process = os.getpid()  # of this process; cheaper than a call for each record
 
 
@@ -135,9 +137,13 @@ class RecordProducer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, error: object, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        """Close. After Ctrl-C what is not committed within INTERRUPT_S is given up."""
         try:
-            self.close()
+            if error is not None and issubclass(error, KeyboardInterrupt) and self._process == _process:
+                self._close_soon()
+            else:
+                self.close()
         except ClientError:
             if error is None:  # otherwise the error in the block is the one to raise
                 raise
@@ -259,6 +265,28 @@ class RecordProducer:
                 self._room.notify_all()
             for thread in self._threads:
                 thread.join()
+
+    def _close_soon(self) -> None:
+        """Close within INTERRUPT_S: what is queued then is not sent, and no thread is waited for."""
+        try:
+            self.flush(INTERRUPT_S)
+        except TimeoutError:
+            error = ClientError("the producer was interrupted before it sent the record")
+            with self._lock:
+                self._is_closed = True
+                doubtful = len(self._in_flight)
+                ended = self._fail(error)
+                self._work.notify_all()
+                self._room.notify_all()
+            for batch in ended:
+                batch.future.set_exception(ProducerFailed(error))
+            logger.warning(
+                "interrupted: %d queued appends are not sent, %d in flight may be stored",
+                len(ended),
+                doubtful,
+            )
+        else:
+            self.close()
 
     def _check_process(self) -> None:
         """Raise RuntimeError in a process that does not have the threads: after a fork, or at its end."""
