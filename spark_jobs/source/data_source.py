@@ -221,6 +221,8 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @plain_errors()
     def initialOffset(self) -> dict[str, Any]:
         first = first_index(self.options, self.client.tail(confirmed=True))
+        if isinstance(self.options.starting_index, int):
+            first = self.options.starting_index  # what is trimmed after it is counted as lost
         return self.offset_at(first, self.client.log_id()).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:

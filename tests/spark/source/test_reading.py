@@ -114,6 +114,20 @@ def test_a_trim_in_the_middle_that_the_user_accepts_is_reported_in_the_log_and_a
     assert begun + indexes(rest) == [*range(10), *range(40, 102)]
 
 
+def test_records_trimmed_before_the_start_of_a_stream_are_a_row_and_counted(
+    replicas: list[FakeReplica], log: FakeLog
+) -> None:
+    log.begin_index = 80
+    options = options_for(replicas, failOnDataLoss="false", startingIndex="60").for_stream()
+    reader = RecordsStreamReader(options)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    (partition,) = reader.partitions(start, end)
+    assert indexes(reader.read(partition)) == [60, *range(80, 102)]
+    assert end["lost"] == 20
+    reader.stop()
+
+
 def test_a_range_that_is_trimmed_as_a_whole_ends_where_it_was_to_end(
     replicas: list[FakeReplica], log: FakeLog, caplog: pytest.LogCaptureFixture
 ) -> None:
