@@ -135,14 +135,23 @@ class HostedLog:
 
     @property
     def no_leader(self) -> NoLeader:
-        """The refusal while no leader is known here. In Raft mode it states what an election needs."""
-        if self.settings.replication is not Replication.RAFT:
-            return NoLeader()
+        """The refusal while no leader is known here. It states what the log needs."""
+        status = f"`commitlog status --log {self.name}`"
+        if self.settings.replication is Replication.CONTROLLER:
+            return NoLeader(
+                "no master with a lease is known: a majority of the controllers must run, and members of its "
+                f"SyncStateSet. {status} shows which replicas answer, that of __controller which controllers"
+            )
+        if self.settings.replication is Replication.CLASSIC:
+            return NoLeader(
+                f"the master does not accept calls: {status} shows whether it runs, `commitlog ha-status "
+                f"--log {self.name}` for which replicas it waits"
+            )
         voters = ", ".join(self.voters)
         if not self.in_doubt:
             return NoLeader(
                 f"no leader is known: a majority of the voters {voters} must run and reach one another. "
-                f"`commitlog status --log {self.name}` shows which of them answer"
+                f"{status} shows which of them answer"
             )
         return NoLeader(
             "no leader is known, and the replica of this node has no vote yet: it is new, or it may have "

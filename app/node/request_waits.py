@@ -49,7 +49,11 @@ class Waits:
                     await hosted.leadership_changed(_RETRY_S)
         except TimeoutError:
             pass
-        raise ReadIndexUnavailable()
+        raise ReadIndexUnavailable(
+            "no majority confirmed the leader in time, so this read could be outdated. `commitlog status "
+            f"--log {hosted.name}` shows which nodes answer; with consistency=committed a node answers with "
+            "what it knows to be committed"
+        )
 
     async def committed(self, hosted: HostedLog, index: int, timeout_s: float) -> bool:
         """Wait until `index` is committed here, for `timeout_s` at most; return whether it is. Raises

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.controller.metadata import LogSpec
-from app.errors import LogDeleting, Repairing
+from app.errors import LogDeleting, ReadIndexUnavailable, Repairing
 from app.ha.roles import MANAGER, Lease
 from app.log.contract import Role
 from app.node import hosted_log as module
@@ -42,6 +42,26 @@ def test_a_refusal_without_a_leader_names_the_voters_that_an_election_needs() ->
     assert hosted.no_leader.detail.startswith("no leader is known: a majority of the voters n1, n2, n3 must")
     hosted.in_doubt = True
     assert hosted.no_leader.detail.endswith("all of its voters run: n1, n2, n3")
+
+
+@pytest.mark.parametrize(
+    ("replication", "needed"),
+    [("controller", "a majority of the controllers"), ("classic", "`commitlog ha-status --log a`")],
+)
+def test_a_refusal_without_a_master_states_where_to_look(replication: str, needed: str) -> None:
+    hosted = HostedLog(LogSettings.of_spec("a", LogSpec(replication=replication, replicas=("n1", "n2"))), 1)
+    detail = hosted.no_leader.detail
+    assert needed in detail
+    assert "`commitlog status --log a`" in detail
+
+
+def test_a_read_that_no_majority_confirms_states_where_to_look_and_which_read_remains() -> None:
+    hosted: Any = HostedLog(LogSettings.of_spec("a", LogSpec(replication="raft", replicas=("n1",))), 1)
+    hosted.driver = object()
+    waits = Waits(1_000)
+    waits.end()
+    with pytest.raises(ReadIndexUnavailable, match=r"status --log a`.*consistency=committed"):
+        asyncio.run(waits.read_index(hosted))
 
 
 @pytest.mark.parametrize(("deleting", "refusal"), [(False, Repairing), (True, LogDeleting)])
