@@ -50,9 +50,9 @@ class Waits:
         except TimeoutError:
             pass
         raise ReadIndexUnavailable(
-            "no majority confirmed the leader in time, so this read could be outdated. `commitlog status "
-            f"--log {hosted.name}` shows which nodes answer; with consistency=committed a node answers with "
-            "what it knows to be committed"
+            "the leader, or master, was not confirmed in time, so this read could be outdated. "
+            f"`commitlog status --log {hosted.name}` shows which nodes answer; with consistency=committed a "
+            "node answers with what it knows to be committed"
         )
 
     async def committed(self, hosted: HostedLog, index: int, timeout_s: float) -> bool:
