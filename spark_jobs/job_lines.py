@@ -2,7 +2,10 @@
 
 import sys
 import time
+from contextlib import AbstractContextManager
 from typing import TextIO
+
+from app.client.retry_notices import notices_to
 
 
 def line_of(text: str, stream: TextIO) -> str:
@@ -15,3 +18,8 @@ def line_of(text: str, stream: TextIO) -> str:
 def warn(text: str) -> None:
     """Write a line to standard error: a failure after which the job continues."""
     sys.stderr.write(line_of(text, sys.stderr))
+
+
+def waits_reported(*, as_json: bool) -> AbstractContextManager[None]:
+    """Write why a call of the job waits to standard error; with --json that is for a problem document."""
+    return notices_to((lambda _: None) if as_json else warn)

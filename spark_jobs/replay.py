@@ -28,6 +28,7 @@ with imports_of_extra("spark", __name__):
 
 from app.schemas import SchemaInvalid, SchemaLibraryMissing
 from spark_jobs.errors import OptionError, SourceError, Unreachable, write_failure
+from spark_jobs.job_lines import waits_reported
 from spark_jobs.materialize.followed_logs import named
 from spark_jobs.session.jars import JarsUnavailable
 from spark_jobs.session.locations import location
@@ -86,8 +87,12 @@ def main(arguments: list[str] | None = None) -> int:
         tables = tables_of(given, settings)
         endpoints = parse_endpoints(given.endpoint)
         of_cluster = LogReads(endpoints, "", given.token, given.give_up_s)
-        logs = named(given.log or ("default",), of_cluster.log_names)
-        with open_session("commitlog-replay", settings) as spark:
+        with waits_reported(as_json=given.json):
+            logs = named(given.log or ("default",), of_cluster.log_names)
+        with (
+            waits_reported(as_json=given.json),
+            open_session("commitlog-replay", settings) as spark,
+        ):
             for log in logs:
                 require_tables(spark, tables, log)
                 client = LogReads(endpoints, log, given.token, given.give_up_s)

@@ -32,7 +32,7 @@ with imports_of_extra("spark", __name__):
     from pyspark.sql import SparkSession
 
 from spark_jobs.errors import OptionError, RequestRefused, SourceError, Unreachable, own_error, write_failure
-from spark_jobs.job_lines import line_of
+from spark_jobs.job_lines import line_of, waits_reported
 from spark_jobs.materialize.backlog import interrupt_backlogs
 from spark_jobs.materialize.config import MAX_DELAY, MIN_RECORDS, TRIGGER, MaterializeConfig
 from spark_jobs.materialize.followed_logs import FAILURES as LOG_FAILURES
@@ -375,7 +375,8 @@ def main(arguments: list[str] | None = None) -> int:
         config = parse_arguments(arguments)
         report = print_progress_json if config.as_json else ProgressLines()
         started = partial(finish_at_signals, stop, signals.append)
-        last = materialize(config, stop=stop, report=report, started=started)
+        with waits_reported(as_json=config.as_json):
+            last = materialize(config, stop=stop, report=report, started=started)
     except FAILURES as error:
         code = exit_code(error)
         as_json = config.as_json if config else "--json" in (arguments or sys.argv)

@@ -38,6 +38,7 @@ with imports_of_extra("spark", __name__):
 from app.tables.digests import BLOCK, COLUMNS, BlockSum, block_sums, first_unequal
 from app.tables.names import DEAD_LETTERS, ENTRIES, LOG_ID_PROPERTY, RECORDS
 from spark_jobs.errors import OptionError, SourceError, Unreachable, write_failure
+from spark_jobs.job_lines import waits_reported
 from spark_jobs.materialize.followed_logs import named
 from spark_jobs.session.jars import JarsUnavailable
 from spark_jobs.session.settings import (
@@ -363,8 +364,12 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         settings = settings_of(given)
         of_cluster = LogReads(parse_endpoints(given.endpoint), "", given.token, given.give_up_s)
-        logs = named([given.log], of_cluster.log_names)
-        with open_session("commitlog-verify", settings) as spark:
+        with waits_reported(as_json=given.json):
+            logs = named([given.log], of_cluster.log_names)
+        with (
+            waits_reported(as_json=given.json),
+            open_session("commitlog-verify", settings) as spark,
+        ):
             service = given.token, given.give_up_s
             verified = [verify_tables(spark, given.endpoint, log, *service) for log in logs]
     except (ConfigError, OptionError) as error:

@@ -13,6 +13,8 @@ from app.cli.main import cli
 from app.client import ClientError, CommitlogClient, ProducerFailed, RecordProducer
 from app.client import producer as producer_module
 from app.client.connection import ClusterConnection
+from app.client.retry_notices import RetryNotices
+from spark_jobs.job_lines import waits_reported
 from tests.unit.cli.fake_service import Scripted, committed, fake_service
 
 CLOSED = "http://127.0.0.1:1"
@@ -81,6 +83,16 @@ def test_a_command_prints_why_it_waits_but_not_beside_a_problem_document(
     else:
         assert result.stderr.startswith("commitlog: no-leader")
         assert "; trying again for 8 s\n" in result.stderr or "; trying again for 7 s\n" in result.stderr
+
+
+def test_a_job_writes_a_line_with_its_time_but_none_beside_a_problem_document(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for as_json in (True, False):
+        with waits_reported(as_json=as_json):
+            RetryNotices(0.0, 30.0).failed(5.0, "no node answers")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("Z no node answers; trying again for 25 s")
 
 
 def test_an_interrupted_producer_gives_up_what_does_not_leave_soon(
