@@ -98,6 +98,7 @@ class NodeReads:
         if driver is None:
             raise ReadIndexUnavailable
         hosted: Any = SimpleNamespace(
+            name="log",
             driver=driver,
             removed=driver.role is Role.REMOVED,
             leads=driver.role in (Role.LEADER, Role.MASTER),
