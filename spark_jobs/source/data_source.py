@@ -221,8 +221,6 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @plain_errors()
     def initialOffset(self) -> dict[str, Any]:
         first = first_index(self.options, self.client.tail(confirmed=True))
-        if isinstance(self.options.starting_index, int):
-            first = self.options.starting_index  # what is trimmed after it is counted as lost
         return self.offset_at(first, self.client.log_id()).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -337,7 +335,7 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def asked_range(options: SourceOptions, tail: LogTail) -> tuple[int, int]:
     """Return [first, until) of a batch query in a log with this tail. Raises OptionError, LogTrimmed."""
-    first, until = first_index(options, tail), options.until(tail.next_index)
+    first, until = max(first_index(options, tail), tail.begin_index), options.until(tail.next_index)
     if first > until:
         if options.starting_index in (first, LATEST):
             raise OptionError(f"startingIndex must be at most the end of the read, {until - 1}, got {first}")
@@ -352,7 +350,8 @@ def open_client(options: SourceOptions) -> LogReads:
 
 
 def first_index(options: SourceOptions, tail: LogTail) -> int:
-    """Return the index for startingIndex in a log with this tail. Raises OptionError, LogTrimmed."""
+    """Return the index for startingIndex in a log with this tail. It is before the log's beginning where the
+    user accepts that records were trimmed. Raises OptionError, LogTrimmed."""
     if options.starting_index == EARLIEST:
         return tail.begin_index
     if options.starting_index == LATEST:
@@ -365,4 +364,4 @@ def first_index(options: SourceOptions, tail: LogTail) -> int:
         )
     if first < tail.begin_index and options.fail_on_data_loss:
         raise LogTrimmed(options.log, first, tail.begin_index)
-    return max(first, tail.begin_index)
+    return first
