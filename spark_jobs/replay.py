@@ -83,27 +83,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Replay, and print a line for each log. Return the exit code."""
     given = given_options(options, "spark_jobs.replay", arguments)
     try:
-        settings = settings_of(given)
-        tables = tables_of(given, settings)
-        endpoints = parse_endpoints(given.endpoint)
-        of_cluster = LogReads(endpoints, "", given.token, given.give_up_s)
         with waits_reported(as_json=given.json):
-            logs = named(given.log or ("default",), of_cluster.log_names)
-        with (
-            waits_reported(as_json=given.json),
-            open_session("commitlog-replay", settings) as spark,
-        ):
-            for log in logs:
-                require_tables(spark, tables, log)
-                client = LogReads(endpoints, log, given.token, given.give_up_s)
-                path_of = partial(table_path, location(tables), log)
-                done = DeadLetterReplay(spark, client, path_of).run(given.version)
-                line = f"{log}: {done.moved:,} dead letters moved to records with version {done.version}"
-                text = (
-                    json.dumps({"log": log, **asdict(done)}) if given.json else f"{line}, {done.left:,} left"
-                )
-                sys.stdout.write(f"{text}\n")
-                sys.stdout.flush()
+            _replay(given)
     except (ConfigError, OptionError) as error:
         write_failure(error, 2, as_json=given.json)
         return 2
@@ -112,6 +93,24 @@ def main(arguments: list[str] | None = None) -> int:
         write_failure(error, code, as_json=given.json)
         return code
     return 0
+
+
+def _replay(given: SimpleNamespace) -> None:
+    settings = settings_of(given)
+    tables = tables_of(given, settings)
+    endpoints = parse_endpoints(given.endpoint)
+    of_cluster = LogReads(endpoints, "", given.token, given.give_up_s)
+    logs = named(given.log or ("default",), of_cluster.log_names)
+    with open_session("commitlog-replay", settings) as spark:
+        for log in logs:
+            require_tables(spark, tables, log)
+            client = LogReads(endpoints, log, given.token, given.give_up_s)
+            path_of = partial(table_path, location(tables), log)
+            done = DeadLetterReplay(spark, client, path_of).run(given.version)
+            line = f"{log}: {done.moved:,} dead letters moved to records with version {done.version}"
+            text = json.dumps({"log": log, **asdict(done)}) if given.json else f"{line}, {done.left:,} left"
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

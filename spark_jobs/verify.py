@@ -366,12 +366,9 @@ def main(arguments: list[str] | None = None) -> int:
         of_cluster = LogReads(parse_endpoints(given.endpoint), "", given.token, given.give_up_s)
         with waits_reported(as_json=given.json):
             logs = named([given.log], of_cluster.log_names)
-        with (
-            waits_reported(as_json=given.json),
-            open_session("commitlog-verify", settings) as spark,
-        ):
-            service = given.token, given.give_up_s
-            verified = [verify_tables(spark, given.endpoint, log, *service) for log in logs]
+            with open_session("commitlog-verify", settings) as spark:
+                service = given.token, given.give_up_s
+                verified = [verify_tables(spark, given.endpoint, log, *service) for log in logs]
     except (ConfigError, OptionError) as error:
         write_failure(error, 2, as_json=given.json)
         return 2
