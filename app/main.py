@@ -43,8 +43,9 @@ from app.api.routes import (
     replicas,
     tables,
 )
-from app.api.routes.tables import KnownJobs, KnownTables
 from app.api.schemas import routes as schemas
+from app.api.tables.known_jobs import KnownJobs
+from app.api.tables.known_tables import KnownTables
 from app.media_types import JSON
 from app.middleware import HttpMiddleware
 from app.node.broker import Broker

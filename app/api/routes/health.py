@@ -19,7 +19,7 @@ from app.api.http.dependencies import NodeBroker, Nothing, body_answer, json_ans
 from app.api.http.openapi import answers
 from app.api.metrics.node import Collected, NodeCollector
 from app.api.routes import documentation
-from app.api.routes.tables import known_jobs
+from app.api.tables.known_jobs import known_jobs
 from app.errors import PROBLEMS, CommitlogError, NotFound
 
 router = APIRouter(tags=["operations"])

@@ -26,7 +26,7 @@ from app.api.read.epochs import epoch_object
 from app.api.routes import documentation
 from app.api.routes.cluster import event_object, status_object, unreachable_since_ms
 from app.api.routes.members import member_objects
-from app.api.routes.tables import job_of, known_jobs
+from app.api.tables.known_jobs import job_of, known_jobs
 from app.errors import NotFound
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog

@@ -24,7 +24,7 @@ from app.api.routes.replicas import (
     fewest_logs,
     wanted_nodes,
 )
-from app.api.routes.tables import job_of, known_jobs
+from app.api.tables.known_jobs import job_of, known_jobs
 from app.controller.commands import ChangeLog, CreateLog, DeleteLog
 from app.controller.metadata import AUDIT_LOG, LOG_CREATED, LOG_DELETING, PRIORITY_MAX, Log, LogSpec
 from app.controller.settings_of_logs import complaint_about_version, complaints_about, whole_changes

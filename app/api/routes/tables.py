@@ -1,22 +1,9 @@
 """The Delta tables of a log: their progress, and the versions that belong to a point of the log (docs/api.md
-§5).
+§5)."""
 
-The content of the tables is read from their transaction logs (app/tables); their lag is computed against this
-node's committed index. Control records are never rows: those after the last row count as held.
+from typing import Annotated, Any, Final
 
-The other tables describe the log, and an index is in them if they cover its commit: the tables of epochs up
-to the record before the first epoch that they lack; the tables of the journals up to the newest committed
-index that a leader has reported in `events`.
-"""
-
-import asyncio
-import logging
-from collections.abc import Callable, Mapping
-from functools import partial
-from pathlib import Path as FilePath
-from typing import Annotated, Any, Final, TypeVar
-
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Path, Query
 from msgspec import structs
 from pydantic import Field
 from starlette.responses import Response
@@ -26,29 +13,19 @@ from app.api.http.log_call import Call, Served
 from app.api.http.openapi import answers
 from app.api.http.query import WHOLE, WholeNumber
 from app.api.http.query import Query as Parameters
-from app.api.read.query import QueryOrdinal, QueryTimestampMs
-from app.api.read.reader import Reader
-from app.api.read.selection import Consistency
+from app.api.read.query import QueryOrdinal
+from app.api.tables.known_jobs import known_jobs
+from app.api.tables.known_tables import known_tables
+from app.api.tables.points import AtQuery, last_index_of
+from app.api.tables.progress import FOLLOWING, Lag, LagKey, check_served, is_ours, table_object
 from app.errors import InvalidRequest, NoSuchCut, NotYetMaterialized, TableNotFound
 from app.errors.tables import no_table
-from app.node.hosted_log import HostedLog
-from app.node.job_threads import in_thread
-from app.node.replica.driver import LogDriver
 from app.tables.catalog import NONE, LogTables, TableState, is_typed
-from app.tables.delta_log import is_url
-from app.tables.job_reports import JobReport, JobReports
-from app.tables.names import CURRENT, DEAD_LETTERS, ENTRIES, EPOCH_TABLES, JOURNAL_TABLES, RECORDS
-from storage.format.records import MIN_TIMESTAMP_MS
-from storage.log.commitlog import Commitlog
-from storage.units import MIB
+from app.tables.names import CURRENT, DEAD_LETTERS, ENTRIES, RECORDS
 
-logger = logging.getLogger(__name__)
 router = APIRouter(tags=["tables"])
 
 _POLL_S: Final = 0.1
-_JOBS_WAIT_S: Final = 0.5
-_READ_BYTES: Final = MIB  # at once
-_COUNT_BYTES: Final = 16 * MIB  # of log, for an exact lag; beyond it control records count as data
 TABLE_EXAMPLE: Final[dict[str, Any]] = {
     "name": "entries",
     "path": "/data/tables/default/entries",
@@ -72,73 +49,6 @@ CUT_EXAMPLE: Final[dict[str, Any]] = {
 }
 TableName = Annotated[str, Path(description="Name of a table of the log", examples=[ENTRIES])]
 TYPED: Final = (RECORDS, DEAD_LETTERS, CURRENT)
-FOLLOWING: Final = (ENTRIES, *EPOCH_TABLES, *JOURNAL_TABLES)
-Lag = tuple[int, int, int | None]  # as _lag returns it
-LagKey = tuple[int, bool]  # index, and whether it is that of a typed table
-Result = TypeVar("Result")
-
-
-class KnownTables:
-    """The tables of all logs, as they were read last. One read of a log's tables at a time, in a thread.
-
-    What was read of a log ends with its driver: a node keeps nothing of logs that are deleted or moved away.
-    """
-
-    def __init__(self, root: str | None) -> None:
-        self.root = root if root is None or is_url(root) else str(FilePath(root).absolute())
-        self._logs: dict[HostedLog, tuple[LogTables, asyncio.Lock]] = {}
-
-    async def query(self, log: HostedLog, ask: Callable[[LogTables], Result]) -> Result | None:
-        """Return what `ask` finds, None when [tables] path is not set."""
-        if self.root is None:
-            return None
-        if log not in self._logs:
-            self._logs = {each: known for each, known in self._logs.items() if each.driver is not None}
-            self._logs[log] = (LogTables(self.root, log.name), asyncio.Lock())
-        tables, lock = self._logs[log]
-        await lock.acquire()
-        reading = asyncio.create_task(in_thread(partial(ask, tables)))
-        reading.add_done_callback(lambda _: lock.release())  # later than a call whose client disconnects
-        try:
-            return await asyncio.shield(reading)
-        except asyncio.CancelledError:
-            reading.add_done_callback(_log_failure)
-            raise
-
-
-def _log_failure(reading: "asyncio.Task[Any]") -> None:
-    """Log why a read has failed whose call has ended."""
-    error = None if reading.cancelled() else reading.exception()
-    if error is not None:
-        logger.error("tables: %s", error)
-
-
-class KnownJobs:
-    """The last reports of the jobs that write the tables, by log.
-
-    One read at a time, in a thread. A file system that does not answer holds no more threads, delays no call
-    by more than _JOBS_WAIT_S (the answer is then what was read before), and no stop of the node.
-    """
-
-    def __init__(self, root: str | None) -> None:
-        self._reports = None if root is None else JobReports(root)
-        self._reading: asyncio.Task[Mapping[str, JobReport]] | None = None
-        self._began_s = 0.0
-        self._last: Mapping[str, JobReport] = {}
-
-    async def last(self) -> Mapping[str, JobReport]:
-        """Return the last report about each log that has one, none when [tables] path is not set."""
-        if self._reports is None:
-            return {}
-        loop = asyncio.get_running_loop()
-        reading = self._reading
-        if reading is None or reading.done():
-            reading = self._reading = loop.create_task(in_thread(self._reports.read))
-            self._began_s = loop.time()
-        await asyncio.wait((reading,), timeout=max(0.0, self._began_s + _JOBS_WAIT_S - loop.time()))
-        if reading.done():
-            self._last = reading.result()
-        return self._last
 
 
 class WaitQuery(Parameters):
@@ -152,33 +62,6 @@ class LookQuery(Parameters):
     timeout_ms: Annotated[int, Field(ge=0, le=60_000), WHOLE] | None = Field(
         None, description="Accepted and ignored; this call does not wait"
     )
-
-
-class AtQuery(Parameters):
-    """Exactly one of index, timestamp and epoch."""
-
-    index: QueryOrdinal | None = Field(None, description="All records up to this index, inclusive")
-    timestamp: QueryTimestampMs | None = Field(
-        None, description="All records before the first later one; ms since 1970 UTC"
-    )
-    epoch: QueryOrdinal | None = Field(None, description="All records up to the end of this epoch")
-    timeout_ms: WholeNumber = Field(0, ge=0, le=60_000, description="Time to wait for the tables, ms")
-
-
-def known_tables(call: Call) -> KnownTables:
-    known: KnownTables = call.request.app.state.tables
-    return known
-
-
-def known_jobs(request: Request) -> KnownJobs:
-    known: KnownJobs = request.app.state.jobs
-    return known
-
-
-def job_of(log: str, jobs: Mapping[str, JobReport]) -> dict[str, str]:
-    """Return the state that the Spark job of a log has reported, as a field of the log; none without a
-    report."""
-    return {"tables_job": jobs[log].state} if log in jobs else {}
 
 
 @router.get(
@@ -198,7 +81,7 @@ async def tables(call: Call, log: LogName, query: Annotated[LookQuery, Query()])
     here = await call.replica(log)
     found = await known_tables(call).query(here.hosted, LogTables.all) or []
     lags: dict[LagKey, Lag] = {}  # most tables end at the same index
-    answer: dict[str, Any] = {"tables": [await _table_object(here, state, lags) for state in found]}
+    answer: dict[str, Any] = {"tables": [await table_object(here, state, lags) for state in found]}
     if (job := (await known_jobs(call.request).last()).get(log)) is not None:
         answer["job"] = structs.asdict(job)
     return here.answer(answer)
@@ -233,7 +116,7 @@ async def _wait(call: Call, log: str, table: str, query: WaitQuery) -> Response:
             if over or known_tables(call).root is None:
                 raise TableNotFound(table, log)
         else:
-            content = await _table_object(here, state)
+            content = await table_object(here, state)
             held_index = content["materialized_index"]
             if held_index is not None and held_index >= query.index:
                 return here.answer(content)
@@ -252,7 +135,7 @@ async def one_table(
     call: Call, log: LogName, table: TableName, query: Annotated[LookQuery, Query()]
 ) -> Response:
     here = await call.replica(log)
-    return here.answer(await _table_object(here, await _found(call, here, table)))
+    return here.answer(await table_object(here, await _found(call, here, table)))
 
 
 @router.get(
@@ -288,11 +171,11 @@ async def _at(call: Call, log: str, query: AtQuery) -> Response:
 async def _cut(call: Call, here: Served, query: AtQuery) -> dict[str, Any]:
     """Return the versions of all tables at one point of the log. Raises NoSuchCut, Repairing, LogDeleting."""
     state = await known_tables(call).query(here.hosted, lambda found: found.find(ENTRIES))
-    if state is None or not _is_ours(here, state):
+    if state is None or not is_ours(here, state):
         raise NoSuchCut(no_table(ENTRIES, here.hosted.name), None)
-    held_index = (await _table_object(here, state))["materialized_index"]
-    _check_served(here)
-    index = _point(here.driver, query)
+    held_index = (await table_object(here, state))["materialized_index"]
+    check_served(here)
+    index = last_index_of(here.driver, query)
     if index > held_index:
         raise NoSuchCut(
             f"index {index} is not in the tables yet; they contain the log up to index {held_index}",
@@ -310,116 +193,3 @@ async def _found(call: Call, here: Served, table: str) -> TableState:
     if state is None:
         raise TableNotFound(table, here.hosted.name)
     return state
-
-
-def _check_served(here: Served) -> None:
-    """As Reader.check_served: the files of a driver that has ended are those of another log by now."""
-    Reader(here, Consistency.COMMITTED).check_served()
-
-
-async def _table_object(
-    here: Served, state: TableState, lags: dict[LagKey, Lag] | None = None
-) -> dict[str, Any]:
-    """lags: those that the same response has computed. Raises Repairing, LogDeleting."""
-    _check_served(here)
-    held_index, lag_records, lag_ms = None, None, None
-    held = _held_index(here, state)
-    if held is not None:
-        known = {} if lags is None else lags
-        key = (held, is_typed(state.name))
-        if key not in known:
-            known[key] = await _lag(here.driver, held, state.begin_index, is_typed=key[1])
-        through, lag_records, oldest_ms = known[key]
-        held_index = (
-            through if state.name == ENTRIES or is_typed(state.name) else held
-        )  # no row is due for a control record
-        lag_ms = 0 if oldest_ms is None else max(0, here.broker.clock.now_ms() - oldest_ms)
-    return {
-        "name": state.name,
-        "path": state.path,
-        "version": state.version,
-        "materialized_index": held_index,
-        "lag_records": lag_records,
-        "lag_ms": lag_ms,
-        "committed_ms": state.committed_ms,
-        "catalog_name": state.catalog_name,
-    }
-
-
-def _held_index(here: Served, state: TableState) -> int | None:
-    """Return the last index that the table covers; None if that is not known, or for another job's table."""
-    if state.name not in FOLLOWING and not is_typed(state.name):
-        return None
-    if not _is_ours(here, state):
-        return NONE
-    committed_index = here.driver.committed_index
-    if state.last_epoch is None:
-        return None if state.held_index is None else min(state.held_index, committed_index)
-    missing = (epoch for epoch in here.driver.log.epochs if epoch.epoch > state.last_epoch)
-    first = next(missing, None)
-    return committed_index if first is None else min(first.start_index - 1, committed_index)
-
-
-def _is_ours(here: Served, state: TableState) -> bool:
-    """Return whether it holds the records of this log, not of an earlier one of its name."""
-    return state.log_id in (None, f"{here.hosted.log_id:016x}")
-
-
-async def _lag(driver: LogDriver, held_index: int, begin_index: int, *, is_typed: bool) -> Lag:
-    """Return the end of a table that holds every record from `begin_index` to `held_index`, and its lag.
-
-    Control records after `held_index` are not rows, so the end may be larger. The lag is the number of
-    missing records and the time of the first one. When the log begins after what the table holds, the table
-    ends before the trimmed records: a typed table lacks them still, and gets them from `entries`; `entries`
-    itself never gets them. The cursor of the job shows neither: `entries` may be restored to an earlier
-    version, and the typed tables follow it later.
-    """
-    log = driver.log
-    committed_index = driver.committed_index
-    trimmed = max(0, log.first_index - max(held_index + 1, begin_index))
-    at = max(held_index + 1, log.first_index)
-    missing, first, oldest_ms, read_bytes = trimmed if is_typed else 0, None, None, 0
-    while read_bytes < _COUNT_BYTES:
-        at = max(at, log.first_index)  # a trim or a reset may have happened in between
-        if at > min(committed_index, log.end_index) or driver.is_truncating:
-            break
-        for batch in log.read_batches(at, _READ_BYTES, committed_index):
-            if not batch.is_control:
-                if first is None:
-                    first, oldest_ms = max(at, batch.base_index), batch.timestamp_ms
-                missing += batch.next_index - max(at, batch.base_index)
-            read_bytes += batch.size_bytes
-            at = batch.next_index
-        await asyncio.sleep(0)  # replication has priority
-    missing += max(0, committed_index + 1 - at)
-    through = (at if first is None else first) - 1
-    return held_index if trimmed else max(held_index, through), missing, oldest_ms
-
-
-def _point(driver: LogDriver, query: AtQuery) -> int:
-    """Return the last index of the requested point. Raises NoSuchCut."""
-    if query.index is not None:
-        return query.index
-    log, committed_index = driver.log, driver.committed_index
-    if query.timestamp is not None:
-        return _last_before(log, query.timestamp + 1, committed_index)
-    epochs = [epoch.epoch for epoch in log.epochs]
-    if query.epoch not in epochs or log.epochs[epochs.index(query.epoch)].start_index > committed_index:
-        raise NoSuchCut(f"epoch {query.epoch} is not a committed epoch known to this node", None)
-    position = epochs.index(query.epoch)
-    if position + 1 < len(epochs):
-        return min(log.epochs[position + 1].start_index - 1, committed_index)
-    return committed_index
-
-
-def _last_before(log: Commitlog, timestamp_ms: int, committed_index: int) -> int:
-    """Return the index before the first record at or after a time. Raises NoSuchCut if the log does not
-    contain it."""
-    found = log.first_index_at_or_after(timestamp_ms)
-    index = committed_index if found is None else min(found - 1, committed_index)
-    first = log.first_index_at_or_after(MIN_TIMESTAMP_MS)
-    if first is None or index < first:
-        raise NoSuchCut(
-            f"the timestamp is before the beginning of the log, index {max(0, log.begin_index)}", None
-        )
-    return index

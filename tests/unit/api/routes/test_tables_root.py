@@ -13,7 +13,11 @@ import pytest
 
 from app.api.http.log_call import Served
 from app.api.routes import tables
-from app.api.routes.tables import KnownJobs, KnownTables
+from app.api.tables import known_jobs
+from app.api.tables.known_jobs import KnownJobs
+from app.api.tables.known_tables import KnownTables
+from app.api.tables.points import AtQuery
+from app.api.tables.progress import table_object
 from app.errors import LogDeleting, Repairing
 from app.log.contract import Durability
 from app.node.hosted_log import HostedLog
@@ -110,12 +114,12 @@ def test_a_folder_that_does_not_answer_delays_no_report_and_holds_one_thread(
 
     async def run() -> None:
         known = KnownJobs("/t")
-        monkeypatch.setattr(tables, "_JOBS_WAIT_S", 60.0)
+        monkeypatch.setattr(known_jobs, "_JOBS_WAIT_S", 60.0)
         assert await known.last() == failed
-        monkeypatch.setattr(tables, "_JOBS_WAIT_S", 0.0)
+        monkeypatch.setattr(known_jobs, "_JOBS_WAIT_S", 0.0)
         for _ in range(3):
             assert await known.last() == failed
-        monkeypatch.setattr(tables, "_JOBS_WAIT_S", 60.0)
+        monkeypatch.setattr(known_jobs, "_JOBS_WAIT_S", 60.0)
         answers.set()
         assert await known.last() == failed
         assert len(reads) == 2
@@ -139,7 +143,7 @@ def test_a_folder_that_does_not_answer_keeps_no_node_from_its_stop(monkeypatch: 
         tasks = [asyncio.create_task(KnownTables("/t").query(hosted("log"), hang))]
         await until(lambda: len(begun) == len(tasks) + 1)
 
-    monkeypatch.setattr(tables, "_JOBS_WAIT_S", 0.0)
+    monkeypatch.setattr(known_jobs, "_JOBS_WAIT_S", 0.0)
     monkeypatch.setattr(JobReports, "read", hang)
     asyncio.run(call())
     assert (begun, ended) == ([JobReports, LogTables], [])
@@ -170,11 +174,11 @@ def test_a_call_that_waits_for_tables_ends_when_its_log_is_repaired_or_deleted(
     )
     expected = LogDeleting if deleting else Repairing
     with monkeypatch.context() as patched:
-        patched.setattr(tables, "_table_object", described)
+        patched.setattr(tables, "table_object", described)
         with pytest.raises(expected):
-            asyncio.run(tables._cut(call, here, tables.AtQuery.model_validate({"timestamp": 1})))
+            asyncio.run(tables._cut(call, here, AtQuery.model_validate({"timestamp": 1})))
     with pytest.raises(expected):
-        asyncio.run(tables._table_object(here, state))
+        asyncio.run(table_object(here, state))
 
 
 def test_the_lists_of_logs_show_that_a_spark_job_has_failed(tmp_path: Path) -> None:

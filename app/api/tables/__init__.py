@@ -1,0 +1,1 @@
+"""The Delta tables of the logs, as the routes show them."""
