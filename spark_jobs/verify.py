@@ -4,15 +4,13 @@
 The service sums digests of its data records by blocks of 10 000 indexes, Spark does the same with the rows of
 `entries` (app/tables/digests.py). The first unequal block is compared record by record to find the first
 index that differs. Also compares `epoch_files` with `epochs`, and for a log with a schema the typed tables
-with `entries` (typed/invariants.py, typed/values.py). Exit code 0: equal; 1: not equal, or Spark
+with `entries` (typed/differences.py). Exit code 0: equal; 1: not equal, or Spark
 failed; 2: an invalid configuration; 4: no such table; 5: no node answers; 130: Ctrl-C.
 """
 
 import json
-import re
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -25,18 +23,18 @@ if __name__ == "__main__":
 import click
 
 from app.client import ClientError, CommitlogClient, NoAnswer, NotFound, Unavailable
-from app.client.tables import MaterializedTable, Tables
+from app.client.tables import Tables
 from app.errors import ConfigError
 from app.extras import imports_of_extra
 
 with imports_of_extra("spark", __name__):
     import pyarrow as pa
     from pyspark.errors import PySparkException
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import functions as F
 
 from app.tables.digests import BLOCK, COLUMNS, BlockSum, block_sums, first_unequal
-from app.tables.names import DEAD_LETTERS, ENTRIES, LOG_ID_PROPERTY, RECORDS
+from app.tables.names import ENTRIES, LOG_ID_PROPERTY
 from spark_jobs.errors import OptionError, SourceError, Unreachable, write_failure
 from spark_jobs.job_lines import waits_reported
 from spark_jobs.materialize.followed_logs import named
@@ -54,18 +52,13 @@ from spark_jobs.source.options import parse_endpoints
 from spark_jobs.tables.metadata import table_properties
 from spark_jobs.tables.table import EPOCH_FILES, EPOCHS
 from spark_jobs.tables.transforms import epoch_differences
-from spark_jobs.typed.invariants import misplaced, outdated
-from spark_jobs.typed.layout import CompatibilityGroup, compatibility_groups
-from spark_jobs.typed.values import wrong_copies, wrong_letters, wrong_records
+from spark_jobs.typed.differences import typed_differences
 from storage.units import NO_INDEX
 
 SUMS = "first bigint, count bigint, high bigint, low bigint"
 HALF = 1 << 32
 TRIMMED = "index-trimmed"
-OF_A_GROUP = re.compile(r"(records|current)(_v\d+)?")
-REPORTED_MAX = 10  # differences of one table that are reported
 _ATTEMPTS = 5  # to compare before retention removes a part of it
-_PAUSE_S = 1.0
 _GIVE_UP_S = 30.0
 
 
@@ -142,97 +135,8 @@ def verify_tables(
             for row in differences.orderBy("node", "epoch").collect()
         )
         reads = LogReads(endpoints, log, token)
-        typed, typed_until = _typed_differences(spark, known, reads)
+        typed, typed_until = typed_differences(spark, known, reads)
     return replace(compared, epochs=epochs, typed=typed, typed_until_index=typed_until)
-
-
-def _typed_differences(
-    spark: SparkSession, known: Tables, reads: LogReads
-) -> tuple[tuple[str, ...], int | None]:
-    """Return the first differences of each typed table, and the index before which the tables are compared,
-    None without them. Tables that change meanwhile are compared again."""
-    found: tuple[str, ...] = ()
-    until, compared = None, None
-    for attempt in range(_ATTEMPTS):
-        if attempt:
-            time.sleep(_PAUSE_S)  # the job makes typed tables, and extends them, after `entries`
-        tables = {table.name: table for table in known.all()}
-        versions = {name: table.version for name, table in tables.items()}
-        if versions != compared:
-            found, until, compared = (
-                tuple(_typed_problems(spark, tables, reads)),
-                _typed_until(tables),
-                versions,
-            )
-        if not found:
-            break
-    return found, until
-
-
-def _typed_until(tables: Mapping[str, MaterializedTable]) -> int | None:
-    """Return the index before which the typed tables hold every record of `entries`; None without them."""
-    ends = [tables[name].materialized_index for name in (RECORDS, DEAD_LETTERS) if name in tables]
-    entries_end = tables[ENTRIES].materialized_index
-    if not ends or entries_end is None:
-        return None
-    return min(entries_end, max(NO_INDEX if end is None else end for end in ends)) + 1
-
-
-def _typed_problems(
-    spark: SparkSession, tables: Mapping[str, MaterializedTable], reads: LogReads
-) -> Iterator[str]:
-    def rows(name: str) -> DataFrame:
-        table = tables[name]
-        return spark.read.format("delta").option("versionAsOf", table.version).load(table.path)
-
-    entries = tables[ENTRIES]
-    assert entries.materialized_index is not None
-    versions = reads.schemas(NO_INDEX) or []
-    layout = compatibility_groups(versions)  # also of versions that the job has not seen
-    named = _typed_names(layout)
-    for name in sorted(tables):
-        if OF_A_GROUP.fullmatch(name) and name not in named:
-            yield f"{name}: no version of the schema begins this table"
-    versions = [each for each in versions if each.index <= entries.materialized_index]
-    if not versions:
-        return
-    layout = compatibility_groups(versions)
-    if missing := sorted(_typed_names(layout) - tables.keys()):
-        yield f"missing: {', '.join(missing)}"
-        return
-    until = _typed_until(tables)
-    assert until is not None
-    records = {each.first: rows(each.records().name) for each in layout}
-    letters, log_end = rows(DEAD_LETTERS), reads.tail(confirmed=True).next_index
-    wrong = misplaced(rows(ENTRIES), list(records.values()), letters, until, log_end)
-    misplacements = [f"typed tables, {_at(row)}" for row in _first(wrong, "index")]
-    yield from misplacements
-    if not misplacements:  # else their rows are reported again
-        wrong = wrong_letters(rows(ENTRIES), records, letters, versions, until)
-        yield from (f"{DEAD_LETTERS}, {_at(row)}" for row in _first(wrong, "index"))
-        for each in layout:
-            wrong = wrong_records(rows(ENTRIES), records, versions, each.first, until)
-            yield from (f"{each.records().name}, {_at(row)}" for row in _first(wrong, "index"))
-    for each in layout:
-        name = each.current().name
-        end = tables[name].materialized_index
-        if end is not None:
-            late = outdated(rows(ENTRIES), records[each.first], rows(name), each.keys, end + 1)
-            yield from (f"{name}, {row['problem']}" for row in _first(late, "problem"))
-            wrong = wrong_copies(records[each.first], rows(name), each.schema)
-            yield from (f"{name}, {_at(row)}" for row in _first(wrong, "index"))
-
-
-def _typed_names(layout: Sequence[CompatibilityGroup]) -> set[str]:
-    return {DEAD_LETTERS, *(name for each in layout for name in (each.records().name, each.current().name))}
-
-
-def _first(wrong: DataFrame, order: str) -> list[Row]:
-    return wrong.orderBy(order).limit(REPORTED_MAX).collect()
-
-
-def _at(row: Row) -> str:
-    return f"index {row['index']}: {row['problem']}"
 
 
 def _compare(spark: SparkSession, client: CommitlogClient, known: Tables, log: str) -> Verified:

@@ -1,6 +1,6 @@
 """`commitlog verify`: compare the replicas of a log, or the log with its Delta table."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import click
@@ -127,20 +127,30 @@ def verdict(result: Mapping[str, Any]) -> str:
     if damaged:
         return f"damaged and under repair: {', '.join(damaged)}"
     begins = first_compared(result)
-    first = min(begins.values(), default=0)
     same = [replica for replica in result["replicas"] if replica["state"] == "same"]
-    unseen = [replica for replica in same if begins and replica["node"] not in begins]
-    left_out = [replica["node"] for replica in unseen if "from_index" in replica]
+    left_out = [
+        replica["node"]
+        for replica in same
+        if begins and replica["node"] not in begins and "from_index" in replica
+    ]
     compared = [replica["node"] for replica in same if replica["node"] not in left_out]
+    size = f"{result['batches']:,} batches, {result['bytes']:,} bytes"
+    held = f"{', '.join(compared)} hold the same {size},"
+    if len(compared) < 2:
+        held = f"no two replicas were compared: {', '.join(compared) or 'none'} holds {size},"
+    first = min(begins.values(), default=0)
+    start = f"from index {first:,} " if first else ""
+    later = _later_beginnings(begins, compared, left_out)
+    return f"{held} {start}up to index {result['until_index'] - 1:,}{later}"
+
+
+def _later_beginnings(begins: Mapping[str, int], compared: Sequence[str], left_out: Sequence[str]) -> str:
+    """Return which replicas begin later than the first record that was compared."""
+    first = min(begins.values(), default=0)
     later = [f"; {node} begins later: nothing of it was compared" for node in left_out]
     later += [
         f"; {node} begins later, at index {begin:,}"
         for node, begin in begins.items()
         if node in compared and begin > first
     ]
-    start = f"from index {first:,} " if first else ""
-    size = f"{result['batches']:,} batches, {result['bytes']:,} bytes"
-    held = f"{', '.join(compared)} hold the same {size},"
-    if len(compared) < 2:
-        held = f"no two replicas were compared: {', '.join(compared) or 'none'} holds {size},"
-    return f"{held} {start}up to index {result['until_index'] - 1:,}{''.join(later)}"
+    return "".join(later)

@@ -17,7 +17,6 @@ from pyspark.sql.types import StructType
 
 from app.client.tables import MaterializedTable
 from app.tables.delta_log import DeltaLog
-from spark_jobs import verify
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.replay import DeadLetterReplay
 from spark_jobs.run import materialize
@@ -25,8 +24,10 @@ from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.local.commits import LocalTable
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import identifier
+from spark_jobs.typed import differences
+from spark_jobs.typed.differences import typed_differences, typed_problems, typed_until
 from spark_jobs.typed.values import wrong_copies
-from spark_jobs.verify import Verified, _typed_differences, _typed_problems, _typed_until
+from spark_jobs.verify import Verified
 from tests.spark.conftest import endpoints
 from tests.spark.no_spark import no_spark
 from tests.spark.source.log_server import FakeLog, FakeReplica
@@ -119,7 +120,7 @@ def test_verify_finds_each_wrong_row_and_accepts_replayed_ones(
 
     def problems(*names: str, of: Path = folder, most: int | None = None) -> list[str]:
         tables = {name: state("records" if name == "records_v2" else name, of) for name in names or NAMES}
-        return list(islice(_typed_problems(spark, tables, client), most))
+        return list(islice(typed_problems(spark, tables, client), most))
 
     differs = "its row differs from the record in"
     places = [
@@ -162,8 +163,8 @@ def test_a_comparison_reports_how_far_the_typed_tables_are() -> None:
     """They may lag: equal up to an index is not equal up to the end of `entries`."""
     ends = {"entries": 99, "records": 40, "dead_letters": 49, "current": 99}
     tables = {name: MaterializedTable(name, name, 1, end, 0, 0) for name, end in ends.items()}
-    assert _typed_until(tables) == 50
-    assert _typed_until({"entries": tables["entries"]}) is None
+    assert typed_until(tables) == 50
+    assert typed_until({"entries": tables["entries"]}) is None
     equal = Verified("default", 1, 0, 100, 100, 1, 0, None, None, ())
     [line] = str(equal).splitlines()
     assert str(replace(equal, typed_until_index=50)).splitlines() == [
@@ -190,10 +191,10 @@ def test_differences_of_tables_that_change_are_looked_for_again(monkeypatch: pyt
         known: Any = SimpleNamespace(
             all=lambda: [MaterializedTable("entries", "entries", next(read), 9, 0, 0)]
         )
-        return _typed_differences(cast(Any, None), known, cast(Any, None))
+        return typed_differences(cast(Any, None), known, cast(Any, None))
 
-    monkeypatch.setattr(verify, "_typed_problems", problems)
-    monkeypatch.setattr(verify, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(differences, "typed_problems", problems)
+    monkeypatch.setattr(differences, "_PAUSE_S", 0.0)
     assert (found_in(1, 1, 2, 3), compared) == (((), None), [1, 2, 3])
     assert (found_in(1), compared) == ((("a difference",), None), [1])  # the same would be found again
 
