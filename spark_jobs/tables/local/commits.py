@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaLogError, DeltaSnapshot
@@ -103,6 +104,7 @@ class LocalTable:
         self._request_checkpoint = request_checkpoint
         self._log = DeltaLog(path, keeps_files=keeps_files)
         self._known_schema = ""  # without rules
+        self._fitting: tuple[str, pa.Schema] | None = None  # columns of the table, and of files that fit them
 
     def create(
         self,
@@ -301,6 +303,7 @@ class LocalTable:
                     self._remove(files)
                     return None
                 self._check(files)
+                self._check_columns(snapshot, files)
                 if self._extend(snapshot, actions):
                     return files
         except CommitUnknown:
@@ -315,6 +318,19 @@ class LocalTable:
             place = self.path / file.name
             if not place.is_file() or place.stat().st_size != file.size_bytes:
                 raise FileMissing(place)
+
+    def _check_columns(self, snapshot: DeltaSnapshot, files: Sequence[WrittenFile]) -> None:
+        """Raise NeedsSpark unless the table has all columns of the files, with their types: a user may have
+        replaced it, and readers would refuse such a file, or not see its values."""
+        for file in files:
+            if (found := (snapshot.schema, file.schema)) != self._fitting:
+                columns = StructType.fromJson(json.loads(snapshot.schema)).fields
+                known = [each for each in columns if each.name in file.schema.names]
+                held = to_arrow_schema(StructType(known), timezone="UTC")
+                for each in file.schema:
+                    if each.name not in held.names or held.field(each.name).type != each.type:
+                        raise NeedsSpark(f"{self.path} has no column {each.name} of the type {each.type}")
+                self._fitting = found
 
     def _remove(self, files: Sequence[WrittenFile]) -> None:
         """Remove files that no commit names."""

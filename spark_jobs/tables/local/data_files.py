@@ -32,12 +32,13 @@ DeltaAction = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file that no commit names yet. statistics: of its rows, as Delta writes them."""
+    """A file that no commit names yet. statistics: of its rows, as Delta writes them. schema: its columns."""
 
     name: str
     size_bytes: int
     modified_ms: int
     statistics: Mapping[str, Any]
+    schema: pa.Schema
 
     @property
     def rows(self) -> int:
@@ -108,7 +109,7 @@ def write_pieces(
     found = place.stat()
     whole = pa.concat_tables(bounds) if bounds else schema.empty_table()
     of_file = {**statistics_of(whole, statistics), "numRecords": count, "nullCount": nulls}
-    return WrittenFile(place.name, found.st_size, found.st_mtime_ns // 1_000_000, of_file)
+    return WrittenFile(place.name, found.st_size, found.st_mtime_ns // 1_000_000, of_file, schema)
 
 
 def statistics_of(rows: pa.Table, columns: Sequence[str]) -> dict[str, Any]:

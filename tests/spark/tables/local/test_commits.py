@@ -19,7 +19,7 @@ from spark_jobs.errors import TableUnreadable
 from spark_jobs.tables.checkpoints import CHECKPOINTS
 from spark_jobs.tables.claims import append_once, claim_alone, newest_claim
 from spark_jobs.tables.local import commits
-from spark_jobs.tables.local.actions import WRITER_FEATURES
+from spark_jobs.tables.local.actions import WRITER_FEATURES, metadata_action
 from spark_jobs.tables.local.commits import FileMissing, LocalTable, NeedsSpark
 from spark_jobs.tables.local.data_files import (
     LAST_CHARACTER,
@@ -195,6 +195,23 @@ def test_a_table_with_a_rule_for_a_column_is_left_to_spark(
     (table.path / LOG_FOLDER / f"{2:020d}.json").write_text(json.dumps(metadata) + "\n")
     with pytest.raises(NeedsSpark, match="has rules for its columns"):
         append(table, 10, 20)
+    assert len(list(table.path.glob("*.parquet"))) == 1
+
+
+@pytest.mark.parametrize("change", [{"type": "integer"}, {"name": "Term"}])
+def test_a_table_whose_columns_a_user_has_replaced_is_left_to_spark(
+    made: Callable[[], LocalTable], change: dict[str, str]
+) -> None:
+    """CREATE OR REPLACE TABLE: Spark would refuse to read the whole table, or read no value of the column."""
+    table = made()
+    assert append(table, 0, 10)
+    schema = json.loads(table.snapshot().schema)
+    next(column for column in schema["fields"] if column["name"] == "term").update(change)
+    replaced = metadata_action(table.snapshot(), schemaString=json.dumps(schema))
+    (table.path / LOG_FOLDER / f"{2:020d}.json").write_text(json.dumps(replaced) + "\n")
+    with pytest.raises(NeedsSpark, match="has no column term of the type int64"):
+        append(table, 10, 20)
+    assert indexes(made()) == list(range(10))
     assert len(list(table.path.glob("*.parquet"))) == 1
 
 
