@@ -28,7 +28,7 @@ from app.errors import ConfigError
 from app.extras import imports_of_extra
 
 with imports_of_extra("spark", __name__):
-    from pyspark.sql import Row, SparkSession
+    from pyspark.sql import SparkSession
 
 from app.tables.catalog import is_typed
 from app.tables.delta_log import folders
@@ -47,7 +47,7 @@ from spark_jobs.session.settings import (
 )
 from spark_jobs.session.spark_session import SETTINGS as SESSION_SETTINGS
 from spark_jobs.session.spark_session import JavaNotFound, open_session
-from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, SPARK_ERRORS
+from spark_jobs.tables.conflicts import SPARK_ERRORS, Result, is_conflict
 from spark_jobs.tables.table import TABLES, TYPED_TABLES, identifier, is_table, table_path
 from storage.units import MIB
 
@@ -98,9 +98,13 @@ def keep_up(spark: SparkSession, path: str) -> Kept:
     """Compact and vacuum one table. Raises PySparkException after five conflicts in a row."""
     began = time.monotonic()
     metrics, conflicts = _retried(lambda: spark.sql(f"OPTIMIZE {identifier(path)}").collect()[0]["metrics"])
-    spark.sql(f"VACUUM {identifier(path)}").collect()
+    _, others = _retried(lambda: spark.sql(f"VACUUM {identifier(path)}").collect())
     return Kept(
-        path, metrics["numFilesRemoved"], metrics["numFilesAdded"], conflicts, time.monotonic() - began
+        path,
+        metrics["numFilesRemoved"],
+        metrics["numFilesAdded"],
+        conflicts + others,
+        time.monotonic() - began,
     )
 
 
@@ -132,12 +136,12 @@ def keep_all_up(
                 yield kept
 
 
-def _retried(act: Callable[[], Row]) -> tuple[Row, int]:
+def _retried(act: Callable[[], Result]) -> tuple[Result, int]:
     for conflicts in range(_ATTEMPTS):
         try:
             return act(), conflicts
         except SPARK_ERRORS as error:
-            if CONCURRENT_CHANGE not in str(error) or conflicts == _ATTEMPTS - 1:
+            if not is_conflict(error) or conflicts == _ATTEMPTS - 1:
                 raise
             time.sleep(FIRST_PAUSE_S * 2**conflicts)
     raise AssertionError("the last attempt returns or raises")

@@ -28,7 +28,7 @@ from spark_jobs.source.ends_poller import LogEndsPoller
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.options import JOINS_AGAIN
 from spark_jobs.source.planning import SmallBatchPace
-from spark_jobs.tables.conflicts import CONCURRENT_CHANGE
+from spark_jobs.tables.conflicts import is_conflict
 from spark_jobs.tables.table import ENTRIES, EPOCH_FILES, EPOCHS, Table, table_path
 
 EPOCHS_EACH_S = 1.0  # least time between two refreshes of a log's epochs while they change
@@ -224,7 +224,7 @@ class LogMaterializer:
         is_final = isinstance(error, SourceError) and not isinstance(error, EpochClash)
         if is_final or not isinstance(error, Exception):
             raise error
-        if CONCURRENT_CHANGE in str(error):
+        if is_conflict(error):
             return  # another driver wrote the same: the next refresh finds it there
         self._epochs_failures += 1
         if self._epochs_failures > MAX_FAILURES:

@@ -8,11 +8,18 @@ from pyspark.errors import PySparkException
 
 # Py4JError: a Java class without an equivalent in PySpark, such as Delta's error of conflicting commits.
 SPARK_ERRORS = (PySparkException, Py4JJavaError)
-CONCURRENT_CHANGE: Final = "DELTA_CONCURRENT"  # beginning of the codes of all conflicts with another commit
 CONCURRENT_CLAIM: Final = "DELTA_CONCURRENT_TRANSACTION"  # the other commit has a claim of this application
 PROTOCOL_CHANGED: Final = "DELTA_PROTOCOL_CHANGED"  # also: of two that create a table, one has
+CONFLICTS: Final = ("DELTA_CONCURRENT", "DELTA_METADATA_CHANGED", PROTOCOL_CHANGED)
+"""Beginnings of the codes of all conflicts with another commit; the second is of one that has changed columns
+or properties."""
 
 Result = TypeVar("Result")
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Return whether another commit was first: the same change may be made again."""
+    return any(code in str(error) for code in CONFLICTS)
 
 
 def repeated(change: Callable[[], Result], causes: Sequence[str], attempts: int) -> Result:

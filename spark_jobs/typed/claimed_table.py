@@ -29,7 +29,7 @@ from app.tables.names import (
 from spark_jobs.errors import ColumnClash, LogClash, RowsLost
 from spark_jobs.session.locations import is_url
 from spark_jobs.tables.claims import MAX_REFUSALS
-from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, PROTOCOL_CHANGED, SPARK_ERRORS, repeated
+from spark_jobs.tables.conflicts import CONFLICTS, SPARK_ERRORS, repeated
 from spark_jobs.tables.local.commits import NeedsSpark
 from spark_jobs.tables.metadata import set_properties, table_properties
 from spark_jobs.tables.removals import Removals
@@ -58,7 +58,7 @@ TIMES_WITHOUT_OFFSET = {"delta.feature.timestampNtz": "supported"}
 """Delta adds this feature only to tables that it creates with such a column."""
 MERGE_ATTEMPTS = 5
 FILES_ARE_GONE = ("FILE_NOT_EXIST", "DELTA_FILE_NOT_FOUND", "DELTA_VERSION_NOT_FOUND", "VersionNotFound")
-CHANGED_MEANWHILE = ("DELTA_METADATA_CHANGED", CONCURRENT_CHANGE, PROTOCOL_CHANGED, "ALREADY_EXISTS")
+CHANGED_MEANWHILE = (*CONFLICTS, "ALREADY_EXISTS")
 
 Unwritten = Callable[[pa.Table], pa.Table]
 
@@ -403,7 +403,7 @@ class ClaimedTable:
         source.createOrReplaceTempView(view)
         statement = f"MERGE INTO {identifier(self.path)} t USING {view} s ON {clauses}"
         try:
-            repeated(lambda: self.spark.sql(statement).collect(), (CONCURRENT_CHANGE,), MERGE_ATTEMPTS)
+            repeated(lambda: self.spark.sql(statement).collect(), CONFLICTS, MERGE_ATTEMPTS)
         finally:
             self.spark.catalog.dropTempView(view)
 

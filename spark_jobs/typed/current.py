@@ -20,7 +20,7 @@ from app.tables.names import KEYS_PROPERTY, application_of
 from spark_jobs.session.locations import is_url
 from spark_jobs.session.spark_session import sibling_of
 from spark_jobs.tables.claims import newest_claim
-from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, Result, repeated
+from spark_jobs.tables.conflicts import CONFLICTS, Result, repeated
 from spark_jobs.tables.local.commits import NeedsSpark
 from spark_jobs.tables.metadata import set_properties, table_properties
 from spark_jobs.tables.restores import Restores
@@ -177,7 +177,7 @@ class CurrentTable:
             self._repeated(lambda: self._apply_before(rows, end, applied, adds=False, are_few=are_few))
 
     def _repeated(self, change: Callable[[], Result]) -> Result:
-        return repeated(change, (CONCURRENT_CHANGE,), MERGE_ATTEMPTS)
+        return repeated(change, CONFLICTS, MERGE_ATTEMPTS)
 
     def _apply_rows(self, rows: Callable[[], DataFrame], first: int, until: int, *, are_few: bool) -> int:
         """Apply rows and tombstones before an index from which on no driver has applied records yet, at least
@@ -304,7 +304,7 @@ class CurrentTable:
                 for name in TXN_SETTINGS:
                     session.conf.unset(name)
 
-        repeated(merge, (CONCURRENT_CHANGE,), MERGE_ATTEMPTS if until is not None else 1)
+        repeated(merge, CONFLICTS, MERGE_ATTEMPTS if until is not None else 1)
 
     @property
     def session(self) -> SparkSession:

@@ -3,7 +3,7 @@
 import pytest
 from pyspark.errors import PySparkException
 
-from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, repeated
+from spark_jobs.tables.conflicts import CONFLICTS, repeated
 
 
 @pytest.mark.parametrize(
@@ -11,6 +11,7 @@ from spark_jobs.tables.conflicts import CONCURRENT_CHANGE, repeated
     [
         ((), 1, False),
         (("DELTA_CONCURRENT_APPEND",), 2, False),
+        (("DELTA_METADATA_CHANGED",), 2, False),
         (("DELTA_CONCURRENT_APPEND",) * 3, 3, True),
         (("DELTA_CONCURRENT_APPEND", "OTHER"), 2, True),
     ],
@@ -27,7 +28,7 @@ def test_a_change_is_repeated_after_a_conflict_alone(
             raise PySparkException(f"[{due.pop(0)}] not now")
 
     try:
-        repeated(change, (CONCURRENT_CHANGE,), 3)
+        repeated(change, CONFLICTS, 3)
     except PySparkException:
         assert is_refused
     else:

@@ -6,9 +6,11 @@ import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from app.tables.delta_log import DeltaLog
@@ -128,6 +130,25 @@ def test_a_table_that_fails_leaves_the_others_alone(
     assert shown.out.startswith(f"{tmp_path}/default/epochs: 2 files became 1")
     assert shown.err.startswith(f"{tmp_path}/default/entries: ")
     assert len(shown.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("code", ["DELTA_CONCURRENT_DELETE_READ", "DELTA_METADATA_CHANGED"])
+@pytest.mark.parametrize("command", ["OPTIMIZE", "VACUUM"])
+def test_a_statement_is_repeated_after_a_commit_of_the_job(
+    monkeypatch: pytest.MonkeyPatch, command: str, code: str
+) -> None:
+    """The job may also have set a property, or added a column."""
+    monkeypatch.setattr(upkeep, "FIRST_PAUSE_S", 0.0)
+    due = [code]
+
+    def sql(statement: str) -> Any:
+        if due and statement.startswith(command):
+            raise PySparkException(f"[{due.pop()}] not now")
+        return SimpleNamespace(collect=lambda: [{"metrics": {"numFilesRemoved": 2, "numFilesAdded": 1}}])
+
+    spark: Any = SimpleNamespace(sql=sql)
+    kept = keep_up(spark, "/tables/default/entries")
+    assert (kept.files_removed, kept.files_added, kept.conflicts) == (2, 1, 1)
 
 
 @pytest.mark.parametrize(("repeated", "code"), [((), 143), (("--every", "60"), 0)])
