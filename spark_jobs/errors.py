@@ -1,5 +1,6 @@
 """Errors of the source and the sink; each message states the remedy."""
 
+import errno
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from app.local_problem import local_problem
 
 HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"  # read by Spark's Python processes when they report an error
 _CODED = re.compile(r"\[(COMMITLOG_[A-Z_]+)\] (.*)")
+_NO_SPACE = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
 _CODES = {2: "usage", 4: "not-found", 5: "unavailable"}  # of a problem document, by exit code
 _KINDS: dict[str, type["SourceError"]] = {}  # by condition
 
@@ -45,6 +47,11 @@ def own_error(error: BaseException) -> tuple[type[SourceError], str] | None:
         return type(error), error.message
     found = [(_KINDS.get(each[1]), each[2].strip()) for each in _CODED.finditer(str(error))]
     return next(((kind, message) for kind, message in reversed(found) if kind is not None), None)
+
+
+def is_full(error: BaseException) -> bool:
+    """Return whether a disk had no space left, also by the text of an error of Java."""
+    return any(reason in str(error) for reason in _NO_SPACE)
 
 
 def write_failure(error: Exception, exit_code: int, *, as_json: bool) -> None:

@@ -12,14 +12,14 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol
 
-from spark_jobs.errors import SourceError, Unreachable, own_error
+from spark_jobs.errors import SourceError, Unreachable, is_full, own_error
 from spark_jobs.job_lines import warn
 from spark_jobs.materialize.workers import Kind, Workers
 
-MAX_FAILURES = 5  # of one job, without a batch in between; nodes that do not answer are none
+MAX_FAILURES = 5  # of one job, without a batch in between; `Supervisor` names what is none
 FAILURE_PAUSE_S = 1.0
 FORGET_AFTER_S = 3_600.0  # a failure does not count after this time without one: a quiet log has no batch
-REPORT_EACH_S = 60.0  # that no node answers
+REPORT_EACH_S = 60.0  # that no node answers, or that a disk is full
 _OF_JAVA = "An error occurred while calling "  # first line of Py4J's text of an exception in Java
 _CAUSE = re.compile(r"(?:Caused by)?: ([\w.$]+)(?:: (.+))?")
 
@@ -53,7 +53,8 @@ class Job(Protocol):
 
 
 class Supervisor:
-    """Keeps one job running: opens it again after a failure; ends when that fails repeatedly."""
+    """Keeps one job running: opens it again after a failure; ends when that fails repeatedly. A job that
+    follows its log waits until nodes answer, and until there is space on the disk."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Supervisor:
         self.log = log
         self.follows = follows
         self.starts = 0
-        self.failures = 0  # without a batch in between, and without those of `_silences`
+        self.failures = 0  # without a batch in between, and without those of `_waits`
         self._failed_at_s = float("-inf")  # the last of these failures
         self.done = False
         self.is_open = False
@@ -83,8 +84,8 @@ class Supervisor:
         self._kind = kind
         self._check = check
         self._answered = True  # False: the last step found no node that answers
-        self._silences = 0  # steps that found that, without one that had a batch in between
-        self._reported_at_s = float("-inf")  # that no node answers
+        self._waits = 0  # steps that found that, or a full disk, without one that had a batch in between
+        self._reported_at_s = float("-inf")  # that the job waits
         self._step: Future[Any] | None = None
         self._using = threading.Lock()  # held while a thread uses the job
         self._failure: Exception | None = None  # of `deliver`
@@ -143,7 +144,7 @@ class Supervisor:
             return
         try:
             if self.is_open and self._failure is None and work():
-                self.failures = self._silences = 0
+                self.failures = self._waits = 0
                 self.ended_at_s = time.monotonic()
         except Exception as error:
             self.is_open = False
@@ -162,7 +163,7 @@ class Supervisor:
                     self._open()
                 self.had_batch = self.job.step()
             if self.had_batch:
-                self.failures = self._silences = 0
+                self.failures = self._waits = 0
         finally:
             self.ended_at_s = time.monotonic()
 
@@ -178,9 +179,10 @@ class Supervisor:
         kind = SourceError if own is None else own[0]
         unreachable = issubclass(kind, Unreachable)  # reported after retries: a following job retries on
         self._answered = not unreachable
+        waits = unreachable or (self.follows and is_full(error))
         now_s = time.monotonic()
-        if unreachable:
-            self._silences = min(self._silences + 1, MAX_FAILURES)
+        if waits:
+            self._waits = min(self._waits + 1, MAX_FAILURES)
         else:
             is_first = now_s > self._failed_at_s + FORGET_AFTER_S
             self.failures = 1 if is_first else self.failures + 1
@@ -188,8 +190,8 @@ class Supervisor:
         given_up = self.failures > MAX_FAILURES or (unreachable and not self.follows)
         if given_up or kind.is_final:
             raise failure_of(self.job.name, error) from error
-        self.start_at_s = now_s + FAILURE_PAUSE_S * (self._silences if unreachable else self.failures)
-        if unreachable and self._silences > 1 and now_s < self._reported_at_s + REPORT_EACH_S:
+        self.start_at_s = now_s + FAILURE_PAUSE_S * (self._waits if waits else self.failures)
+        if waits and self._waits > 1 and now_s < self._reported_at_s + REPORT_EACH_S:
             return
         self._reported_at_s = now_s
         warn(f"{self.log}: {self.job.name}: {reason}; starting again from the end of the table")

@@ -21,9 +21,9 @@ from pyspark.sql import SparkSession
 
 from app.schemas import LogSchema
 from app.tables.names import MOVED_PROPERTY, end_application_of
-from spark_jobs.errors import LogTrimmed, StrayRows
+from spark_jobs.errors import LogTrimmed, StrayRows, is_full
 from spark_jobs.job_lines import warn
-from spark_jobs.materialize.supervisor import MAX_FAILURES, reason_of
+from spark_jobs.materialize.supervisor import MAX_FAILURES, REPORT_EACH_S, reason_of
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, Table, TableClash
 from spark_jobs.tables.table_writer import TableWriter
@@ -84,7 +84,8 @@ class TypedTables:
         self._applied_at_s = -math.inf
         self._pause_s = CURRENT_EACH_S
         self._failed: Exception | None = None  # of the thread of the timer
-        self._failures = 0  # of that thread, in a row
+        self._failures = 0  # of that thread, in a row, without those of a full disk
+        self._reported_at_s = -math.inf  # that it waits for space
 
     def open(self) -> None:
         """Forget what is known of the tables: the next write reads their progress. Other drivers may have
@@ -220,10 +221,12 @@ class TypedTables:
             self.apply()
             self._failures = 0
         except Exception as error:
-            self._failures += 1
+            waits = is_full(error)
+            self._failures += not waits
             if self._failures > MAX_FAILURES:
                 self._failed = error
-            else:
+            elif not waits or began_s >= self._reported_at_s + REPORT_EACH_S:
+                self._reported_at_s = began_s if waits else -math.inf
                 warn(f"{self.client.log}: current: {reason_of(error)}; trying again")
         self._applied_at_s = time.monotonic()
         self._pause_s = pause_after_change(self._applied_at_s - began_s)

@@ -1,11 +1,13 @@
 """Steps of jobs in threads, and the reaction to a failed one, without Spark."""
 
+import errno
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from app.errors import ConfigError
 from app.schemas import SchemaInvalid
@@ -30,6 +32,7 @@ from spark_jobs.materialize.supervisor import (
 )
 from spark_jobs.materialize.workers import Kind, Workers
 from spark_jobs.run import exit_code
+from spark_jobs.tables.local.commits import NeedsSpark
 from tests.spark.source.looks import await_true
 
 
@@ -103,6 +106,30 @@ def test_an_outage_does_not_count_as_failures_of_the_job() -> None:
     attempt(supervisor)
     with pytest.raises(MaterializeFailed, match="full"):
         attempt(supervisor)
+    workers.stop()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        Py4JError("java.io.IOException: Disk quota exceeded"),
+        NeedsSpark("/tables/orders: [Errno 28] No space left on device"),
+    ],
+)
+def test_a_job_that_follows_a_log_waits_for_space_on_the_disk(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workers = SameThread()
+    following = Supervisor(Failing(error), workers, log="orders", follows=True)
+    for _ in range(4 * MAX_FAILURES):
+        attempt(following)
+    assert capsys.readouterr().err.count("orders: entries: ") == 1
+    ending = Supervisor(Failing(error), workers, log="orders", follows=False)
+    for _ in range(MAX_FAILURES):
+        attempt(ending)
+    with pytest.raises(MaterializeFailed):
+        attempt(ending)
     workers.stop()
 
 

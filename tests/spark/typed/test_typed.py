@@ -1,6 +1,7 @@
 """The typed tables of a log with a schema: `records` and `dead_letters`."""
 
 import contextlib
+import errno
 import json
 from collections.abc import Callable
 from datetime import date, datetime
@@ -212,6 +213,11 @@ def test_a_failed_merge_of_current_is_repeated_and_stops_no_other_table(
     assert applied == [7]
     assert capsys.readouterr().err.count("no space") == 2
     tables._changed = {1}
+    errors += [OSError(errno.ENOSPC, "No space left on device")] * 4 * MAX_FAILURES
+    while errors:
+        tables._apply_late()
+        tables.extend(0)
+    assert capsys.readouterr().err.count("No space left") == 1
     errors += [OSError("no space")] * 10
     for _ in range(MAX_FAILURES + 1):
         tables._apply_late()
