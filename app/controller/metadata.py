@@ -81,6 +81,11 @@ class LogSpec(msgspec.Struct, frozen=True, kw_only=True):
     priorities: dict[str, int] = {}
     in_sync_replicas: int | None = None
 
+    def names_of_other_settings(self, other: "LogSpec") -> str:
+        """Return the names of the settings that differ, separated by commas."""
+        names = self.__struct_fields__
+        return ", ".join(name for name in names if getattr(self, name) != getattr(other, name))
+
     def preference(self, node: str) -> tuple[int, int, int]:
         """Return the rank of a replica among equal copies, the smallest wins: preferred, priority, order
         (C-05). A node that is removed from the log comes last."""

@@ -167,7 +167,8 @@ async def create_log(call: Call, query: Nothing) -> Response:
     known = broker.logs.get(asked.name)
     if known is not None and known.generation == CONFIGURED:
         if known.settings.spec != spec:
-            raise LogExists(f"log {asked.name!r} is in the configuration file with other settings")
+            names = known.settings.spec.names_of_other_settings(spec)
+            raise LogExists(f"log {asked.name!r} is in the configuration file with other settings: {names}")
         return _log_answer(broker, known)
     done = await decided(call.request, broker, CreateLog(asked.name, spec, secrets.token_hex(16)))
     hosted = await broker.lookup.known(asked.name, broker.settings.http.leader_wait_ms)

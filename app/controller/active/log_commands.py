@@ -52,7 +52,8 @@ def create(
     if known is not None:
         settings_of_logs.check_usable(known)
         if known.spec != command.spec:
-            raise Refused(Reason.LOG_EXISTS, f"log {command.log!r} exists with other settings")
+            names = known.spec.names_of_other_settings(command.spec)
+            raise Refused(Reason.LOG_EXISTS, f"log {command.log!r} exists with other settings: {names}")
         return Done(state.applied_index)
     happen(
         LogCreated(

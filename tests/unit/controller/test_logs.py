@@ -32,6 +32,14 @@ def test_creating_twice_is_one_log_and_other_settings_are_refused() -> None:
     assert quorum.refused(CreateLog("a", spec("n1"), "z")) is Reason.LOG_EXISTS
 
 
+def test_a_refused_creation_names_the_settings_that_differ() -> None:
+    quorum = Quorum()
+    quorum.done(CreateLog("a", spec(), "x"))
+    answer = quorum.ask(CreateLog("a", spec("n1", unclean=True), "z"))
+    assert isinstance(answer, Refusal)
+    assert answer.detail.endswith(": replicas, unclean")
+
+
 @pytest.mark.parametrize(
     "bad",
     [
