@@ -296,6 +296,10 @@ class NotLeader(CommitlogError):
     def fields(self) -> dict[str, Any]:
         return {"leader": self.leader, "leader_url": self.leader_url}
 
+    def headers(self) -> Iterator[tuple[str, str]]:
+        if self.leader_url is not None:
+            yield "commitlog-leader", self.leader_url
+
 
 class InvalidRequest(CommitlogError):
     """A field, parameter or header is unknown, missing, or out of range. `errors` lists each one."""

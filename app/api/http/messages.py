@@ -86,15 +86,12 @@ def problem_response(
     request_id: bytes,
     headers: Iterable[tuple[bytes, bytes]] = (),
 ) -> Response:
-    """Return the problem document of `error` (docs/api.md §2), with its headers."""
+    """Return the problem document of `error` (docs/api.md §2), with its headers, each name once."""
+    of_error = {name.encode("latin-1"): value.encode("latin-1") for name, value in error.headers()}
     return json_response(
         error.http_status,
         error.problem(instance, request_id.decode("ascii")),
-        (
-            *((name.encode("latin-1"), value.encode("latin-1")) for name, value in error.headers()),
-            *headers,
-            (REQUEST_ID, request_id),
-        ),
+        ((of_error | dict(headers)) | {REQUEST_ID: request_id}).items(),
         PROBLEM_TYPE,
     )
 

@@ -55,7 +55,8 @@ def test_watermarks_come_from_the_leader(cluster: Cluster) -> None:
         assert min(marks[str(made["term"])].values()) >= made["last_index"]
     assert cluster.get(cluster.follower(), f"{LOG}/watermarks", params={"term": 999}).json() == {}
     no_forward = {"Commitlog-No-Forward": "1"}
-    refused(cluster.get(cluster.follower(), f"{LOG}/watermarks", headers=no_forward), 421, "not-leader")
+    stays = cluster.get(cluster.follower(), f"{LOG}/watermarks", headers=no_forward)
+    assert refused(stays, 421, "not-leader")["leader_url"] == stays.headers["commitlog-leader"]
 
 
 @pytest.mark.rule("D-22")

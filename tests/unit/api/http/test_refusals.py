@@ -7,6 +7,8 @@ from typing import Any
 
 import httpx
 
+from app.api.http.messages import problem_response
+from app.errors import NotLeader
 from tests.support.in_process import node_in_process
 
 LOG = "/v1/logs/default"
@@ -202,3 +204,14 @@ def test_a_repeated_append_adds_no_records_to_the_metrics(tmp_path: Path) -> Non
                 assert (node.broker.meter.appended_records, node.broker.meter.appended_bytes) == (1, 4)
 
     asyncio.run(run())
+
+
+def test_a_refusal_of_a_follower_has_the_base_url_of_the_leader_as_a_header() -> None:
+    """Once, also where the headers of the log name it."""
+    url = b"http://127.0.0.1:8102"
+    refusal = NotLeader("n2", url.decode())
+    for of_log in ([], [(b"commitlog-term", b"7"), (b"commitlog-leader", url)]):
+        answer = problem_response(refusal, instance="/", request_id=b"r", headers=of_log)
+        assert [value for name, value in answer.headers if name == b"commitlog-leader"] == [url]
+    unknown = problem_response(NotLeader(None), instance="/", request_id=b"r")
+    assert b"commitlog-leader" not in dict(unknown.headers)
