@@ -49,7 +49,7 @@ def own_error(error: BaseException) -> tuple[type[SourceError], str] | None:
     return next(((kind, message) for kind, message in reversed(found) if kind is not None), None)
 
 
-def is_full(error: BaseException) -> bool:
+def is_disk_full(error: BaseException) -> bool:
     """Return whether a disk had no space left, also by the text of an error of Java."""
     return any(reason in str(error) for reason in _NO_SPACE)
 

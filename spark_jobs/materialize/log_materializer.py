@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from app.client import CommitlogClient
 from app.client.connection import ClusterConnection
-from spark_jobs.errors import LogTrimmed, SourceError, Unreachable, is_full
+from spark_jobs.errors import LogTrimmed, SourceError, Unreachable, is_disk_full
 from spark_jobs.job_lines import warn
 from spark_jobs.materialize.config import MaterializeConfig
 from spark_jobs.materialize.entries import SMALL_BATCH_BYTES, SMALL_BATCH_RECORDS, EntriesJob
@@ -228,7 +228,7 @@ class LogMaterializer:
             return  # another driver wrote the same: the next refresh finds it there
         self._epochs_failures += 1
         if self._epochs_failures > MAX_FAILURES:
-            if is_full(error) and not self.config.available_now:
+            if is_disk_full(error) and not self.config.available_now:
                 return  # it was reported
             raise failure_of("epochs", error) from error
         warn(f"epochs: {reason_of(error)}; retrying")

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol
 
-from spark_jobs.errors import SourceError, Unreachable, is_full, own_error
+from spark_jobs.errors import SourceError, Unreachable, is_disk_full, own_error
 from spark_jobs.job_lines import warn
 from spark_jobs.materialize.workers import Kind, Workers
 
@@ -179,7 +179,7 @@ class Supervisor:
         kind = SourceError if own is None else own[0]
         unreachable = issubclass(kind, Unreachable)  # reported after retries: a following job retries on
         self._answered = not unreachable
-        waits = unreachable or (self.follows and is_full(error))
+        waits = unreachable or (self.follows and is_disk_full(error))
         now_s = time.monotonic()
         if waits:
             self._waits = min(self._waits + 1, MAX_FAILURES)

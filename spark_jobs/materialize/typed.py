@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from app.schemas import LogSchema
 from app.tables.names import MOVED_PROPERTY, end_application_of
-from spark_jobs.errors import LogTrimmed, StrayRows, is_full
+from spark_jobs.errors import LogTrimmed, StrayRows, is_disk_full
 from spark_jobs.job_lines import warn
 from spark_jobs.materialize.supervisor import MAX_FAILURES, REPORT_EACH_S, reason_of
 from spark_jobs.source.log_reads import LogReads
@@ -221,7 +221,7 @@ class TypedTables:
             self.apply()
             self._failures = 0
         except Exception as error:
-            waits = is_full(error)
+            waits = is_disk_full(error)
             self._failures += not waits
             if self._failures > MAX_FAILURES:
                 self._failed = error
