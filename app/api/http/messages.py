@@ -91,7 +91,7 @@ def problem_response(
     return json_response(
         error.http_status,
         error.problem(instance, request_id.decode("ascii")),
-        ((of_error | dict(headers)) | {REQUEST_ID: request_id}).items(),
+        (of_error | dict(headers) | {REQUEST_ID: request_id}).items(),
         PROBLEM_TYPE,
     )
 
