@@ -115,7 +115,8 @@ class Opening:
             replica, reason = next(iter(self._objections.items()))
             return (
                 f"replica {replica} has records that this copy lacks ({reason}): make {replica} the master, "
-                f"or remove its copy of the log, or set unclean = true, which discards these records"
+                f"or give this node a copy of its log (docs/operations.md, section 7); to discard them, "
+                f"remove its copy or set unclean = true"
             )
         if self._missing > 0:
             missing = [each for each in self._others if each not in self._heard and each not in self._doubted]
