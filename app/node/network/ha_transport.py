@@ -179,6 +179,8 @@ class HaTransport:
         address, history = connect.address or owner.master() or "", connect.history
         try:
             await asyncio.sleep(max(0.0, owner.next_dial_s(address) - loop.time()))
+            if not address:  # the log has a line about the port for peers, where the master reports it
+                raise ConnectionError("the address of the master is not known yet")
             await self._reach(owner, key, connect.node, address, history)
         except (OSError, TimeoutError, ValueError) as error:
             if self._connections.logs.get(owner.log_id) is owner:

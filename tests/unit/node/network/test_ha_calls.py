@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from app.ha.messages import Closed, Connect, Disconnect
+from app.node.links import unreached
 from app.node.links.handshake import Identity, Purpose
 from app.node.links.links import LinkedProtocol, Links
 from app.node.network import ha_connection, ha_transport
@@ -47,6 +48,26 @@ def test_a_master_that_closes_without_a_byte_is_dialled_with_growing_pauses() ->
         await ha.stop()
 
     asyncio.run(scenario())
+
+
+def test_a_master_whose_address_is_not_known_yet_is_none_that_cannot_be_reached(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was reported with an empty address, as an invalid one."""
+    monkeypatch.setattr(unreached, "UNREACHED_S", 0.0)
+
+    async def scenario() -> None:
+        ha = HaTransport("127.0.0.1:0", Links(Identity("c", "n1", Purpose.HA)))
+        await ha.start()
+        closed: list[Any] = []
+        ha.attach(1, Protocol.CLASSIC, lambda _, message: closed.append(message), master=lambda: None)
+        ha.send("out-0", 1, Connect(""))
+        await until(lambda: bool(closed))
+        assert "the address of the master is not known yet" in closed[0].reason
+        await ha.stop()
+
+    asyncio.run(scenario())
+    assert "cannot be reached" not in caplog.text
 
 
 @pytest.mark.rule("C-08")
