@@ -128,8 +128,8 @@ def test_a_server_that_hangs_up_is_unreachable_in_the_end() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    with pytest.raises(Unreachable, match="Is the cluster up"):
-        LogReads([url], "default", give_up_s=0.2).log_id()
+        with pytest.raises(Unreachable, match="Is the cluster up"):
+            LogReads([url], "default", give_up_s=0.2).log_id()
 
 
 def test_finds_the_first_data_record(replicas: list[FakeReplica]) -> None:

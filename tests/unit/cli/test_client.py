@@ -1,7 +1,9 @@
 """The client library against scripted nodes: retries never double, and errors state what is known."""
 
+import contextlib
 import itertools
 import json
+import random
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,12 +32,17 @@ from app.client.errors import Untrusted, problem_of
 from tests.support.certificates import make_authority, make_certificate
 from tests.unit.cli.fake_service import Asked, Scripted, committed, fake_service, problem
 
+CLOSED_PORTS = iter(random.SystemRandom().sample(range(10_200, 12_000), 1_800))
+"""The system gives none of them to a process that asks for a free port."""
+
 
 def closed_url() -> str:
-    """An address without a listener."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+    """An address without a listener, another one at each call."""
+    for port in CLOSED_PORTS:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return f"http://127.0.0.1:{port}"
+    raise AssertionError("no closed ports are left")
 
 
 @pytest.mark.parametrize(
