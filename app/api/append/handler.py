@@ -17,6 +17,7 @@ from app.api.append.bodies import decodes_in_place, read_append
 from app.api.append.call import AppendCall
 from app.api.append.carried_head import carried_head
 from app.api.append.parameters import without_timeout
+from app.api.append.stream_window import StreamWindows
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.lane_call import RECORDS_ROUTE
 from app.api.http.leader_headers import log_headers, not_leader
@@ -79,6 +80,7 @@ class AppendHandler:
         self.url = broker.node.url.encode("latin-1")
         http = broker.settings.http
         self.in_flight = InFlightLimit(http.max_open_appends, http.max_open_bytes)
+        self.stream_windows = StreamWindows(broker.settings.limits, http)
 
     def check_log(self, name: str) -> None:
         """Raise LogNotFound, InvalidRequest or Forbidden before a body is read."""

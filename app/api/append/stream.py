@@ -1,6 +1,6 @@
 """`POST …/records:stream`: appends one after the other on one connection, answered in order as they commit.
 
-Up to OPEN_APPENDS_MAX appends are in flight; the log holds them in the order of the stream. After the first
+Many appends are in flight (stream_window.py); the log holds them in the order of the stream. After the first
 failure nothing more of the stream is stored, and its problem is the last line. A node that does not lead
 forwards the stream to the leader as it arrives.
 """
@@ -27,6 +27,7 @@ from app.api.append.openapi import STREAM_EXTRA, STREAM_RESPONSES
 from app.api.append.parameters import AppendParameters, parse_append_query
 from app.api.append.stream_groups import lines_of_answers, records_of_group, take_group
 from app.api.append.stream_pieces import STREAM_TYPES, pieces_of
+from app.api.append.stream_window import StreamWindow
 from app.api.http.dependencies import LogName, NodeBroker, request_id_of, target_of
 from app.api.http.json_decoding import MAX_ORDINAL
 from app.api.http.leader_headers import log_headers
@@ -51,13 +52,11 @@ from app.node.network.http_forwarder import NO_FORWARD, Lost, NotSent, Stream
 from app.node.replica.driver import LogDriver
 from app.settings.model import Limits, NodeSettings
 from storage.format.records import RecordColumns
-from storage.units import KIB, MIB
+from storage.units import KIB
 
 router = APIRouter(tags=["records"])
 
-OPEN_APPENDS_MAX: Final = 1_024  # appends in flight
 A_TURN: Final = 256  # appends that one stream begins in one turn of the event loop: heartbeats wait meanwhile
-WINDOW_BYTES: Final = 16 * MIB
 TURN_BYTES: Final = 128 * KIB  # of these appends: once that is reached no more are begun
 _HEAD_TIMEOUT_S: Final = 2.0  # of a node that a stream is forwarded to
 _QUIET_S: Final = 2.0  # without an answer of that node: whether it still leads is looked at
@@ -259,8 +258,7 @@ class _AppendStream:
         self._order = AppendStream()
         self._arrived: deque[bytes] = deque()  # not begun: the window is full
         self._open: deque[_OpenAppend] = deque()
-        self._open_bytes = 0
-        self._open_count = 0  # appends in self._open
+        self._window = StreamWindow(handler.stream_windows)
         self._count = 0
         self._has_failed = False
         self._changed = asyncio.Event()  # pieces have arrived, or the oldest append has its answer
@@ -302,13 +300,14 @@ class _AppendStream:
                 yield self._problem(problem).body + b"\n"
         finally:
             self._order.broken = True
+            self._window.close()
             if incoming is not None:
                 incoming.cancel()
 
     @property
     def _is_full(self) -> bool:
         is_decoded_aside = bool(self._open) and self._open[-1].is_decoded_aside
-        return is_decoded_aside or self._open_count >= OPEN_APPENDS_MAX or self._open_bytes >= WINDOW_BYTES
+        return is_decoded_aside or not self._window.room
 
     def _begin_arrived(self) -> None:
         left, left_bytes = A_TURN, TURN_BYTES
@@ -319,7 +318,7 @@ class _AppendStream:
                 left_bytes -= len(self._arrived[0])
                 self._begin(self._arrived.popleft())
                 continue
-            group = take_group(self._arrived, min(left, OPEN_APPENDS_MAX - self._open_count), limits)
+            group = take_group(self._arrived, min(left, self._window.room), limits)
             left -= len(group)
             left_bytes -= sum(map(len, group))
             records = records_of_group(group, limits) if len(group) > 1 else None
@@ -346,8 +345,7 @@ class _AppendStream:
         of the data."""
         append = _OpenAppend(len(data) if size is None else size, 1 if records is None else records.count)
         self._open.append(append)
-        self._open_bytes += append.size
-        self._open_count += append.count
+        self._window.enter(append.count, append.size)
         parameters = self._next_parameters(append.count)
         call = AppendCall(self._head, data, self._request_id, append.size, parameters, self._order, records)
         try:
@@ -388,8 +386,7 @@ class _AppendStream:
         lines: list[bytes] = []
         while self._open and (answer := self._open[0].answer) is not None:
             append = self._open.popleft()
-            self._open_bytes -= append.size
-            self._open_count -= append.count
+            self._window.leave(append.count, append.size)
             if answer.status >= 300:
                 return b"".join((*lines, answer.body, b"\n")), True
             lines += (answer.body, b"\n") if append.count == 1 else (lines_of_answers(answer, append.count),)

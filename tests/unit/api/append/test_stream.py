@@ -13,13 +13,16 @@ from app.api.access.caller import UNRESTRICTED, Caller, Grant, Scope
 from app.api.append import stream as module
 from app.api.append.call import AppendCall
 from app.api.append.parameters import AppendParameters
+from app.api.append.stream_window import StreamWindows
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.json_decoding import MAX_ORDINAL
 from app.api.http.messages import Response, problem_response
 from app.errors import StorageFull
 from app.log.producers import Producer
 from app.node.network.http_forwarder import Forwarder, Lost
-from app.settings.model import Limits, SecuritySettings
+from app.settings.model import HttpSettings, Limits, SecuritySettings
+
+WINDOW = 400  # of a stream alone
 
 
 class Handler:
@@ -27,6 +30,7 @@ class Handler:
 
     def __init__(self) -> None:
         self.in_flight = InFlightLimit(100_000, 1 << 30)
+        self.stream_windows = StreamWindows(Limits(max_pending_requests=2 * WINDOW), HttpSettings())
         self.calls: list[AppendCall] = []
         self.turns: list[int] = []  # appends begun in each turn
         self.broken: list[bool] = []  # the state of the stream when the driver takes an append
@@ -80,6 +84,7 @@ def run(blocks: list[list[bytes]], parameters: AppendParameters | None = None) -
         async with asyncio.timeout(20):
             lines = [line async for line in stream.lines(pieces())]
         assert handler.in_flight.bytes == 0
+        assert handler.stream_windows.busy == 0
         return b"".join(lines).splitlines(), handler
 
     return asyncio.run(whole())
@@ -100,10 +105,10 @@ def test_lines_that_arrive_together_begin_in_one_turn() -> None:
 
 
 def test_a_long_block_is_begun_in_parts_within_the_window() -> None:
-    records = [b"%d" % number for number in range(3 * module.OPEN_APPENDS_MAX)]
+    records = [b"%d" % number for number in range(3 * WINDOW)]
     lines, handler = run([records])
     assert lines == records
-    assert max(handler.turns) <= module.OPEN_APPENDS_MAX
+    assert max(handler.turns) == WINDOW  # the handler answers each second turn
 
 
 def test_the_first_failure_is_the_last_line() -> None:
