@@ -94,7 +94,8 @@ class SlaveSide:
         self._reported_offset = 0
         self._next_offset: int | None = None  # of this connection's stream, once it has begun
         self._may_replace = False  # the first batch of this connection may replace the whole log
-        self._must_search = True  # for the confirmed index, once a connection
+        self._stored_offset = 0  # end of the log when this connection's transfer began
+        self._must_search = True  # for the confirmed index, until it covers what was stored before
         self._is_compared = False  # this log is a beginning of the master's
         self._assembler = Assembler()
         self._confirmable = Boundaries()  # ends of batches after the committed index
@@ -263,6 +264,7 @@ class SlaveSide:
         log = self._log
         if not self._outbox.is_writing and (is_empty(log) or may_begin(log, self._member)):
             self.step = Step.TRANSFER
+            self._stored_offset = log.end_offset
             self._report(now_ms)
 
     @property
@@ -382,7 +384,7 @@ class SlaveSide:
         if self._may_replace:
             return
         if self._must_search:  # batches that were stored before this connection
-            self._must_search = False
+            self._must_search = confirm_offset < self._stored_offset
             index = index_before(log, confirm_offset)
             self._confirmable.take_until(confirm_offset)
         else:

@@ -62,6 +62,20 @@ def a_reconnected_slave_never_confirms_what_it_stored_before(patch: pytest.Monke
 
 @group_mutant(
     "A-10",
+    lambda _: (
+        test_slave_transfer.test_records_stored_before_a_reconnect_are_confirmed_while_no_record_follows()
+    ),
+    mode="controller",
+)
+def a_reconnected_slave_searches_for_the_confirmed_index_once(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, SlaveSide, "_learn_confirmed")
+    def _learn_confirmed(original: Any, self: SlaveSide, confirm_offset: int) -> None:
+        original(self, confirm_offset)
+        self._must_search = False
+
+
+@group_mutant(
+    "A-10",
     lambda _: test_electable.test_bytes_that_the_master_does_not_have_are_never_taken_for_confirmed("piece"),
     mode="controller",
 )

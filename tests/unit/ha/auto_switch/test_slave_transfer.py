@@ -81,6 +81,16 @@ def test_after_a_reconnect_what_was_stored_before_is_confirmed_too() -> None:
     assert slave.core.committed_index == 2
 
 
+@pytest.mark.rule("A-10")
+def test_records_stored_before_a_reconnect_are_confirmed_while_no_record_follows() -> None:
+    """Otherwise linearizable reads at this replica fail until the next append."""
+    theirs = master_log(1, records=3)
+    slave, key = following(copy(theirs), theirs, 1)
+    for confirmed in (1, 2, 3):
+        slave.deliver(key, TransferFrame(theirs.end_offset, 1, 0, theirs.batch_at(confirmed).next_offset))
+        assert slave.core.committed_index == confirmed
+
+
 @pytest.mark.rule("H-04", "A-05")
 @pytest.mark.parametrize(
     "wrong", ["gap", "repeat", "other epoch", "newer epoch", "garbage", "other log", "chain"]
