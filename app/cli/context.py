@@ -253,9 +253,11 @@ def _with_target(command: Command, *, uses_log: bool) -> Command:
     ) -> Any:
         if not uses_log:
             _refuse_log(options)
-        endpoint, token = not_of_another_cluster(click.get_current_context(), endpoint, token)
+        ctx = click.get_current_context()
+        endpoint, token = not_of_another_cluster(ctx, endpoint, token)
         target = find_target(endpoint, context, log, token, as_json=as_json, give_up_s=give_up_s)
-        if not endpoint and context is None and not as_json:
+        calls = ctx.invoked_subcommand is None  # a group only passes on what stands before its command
+        if calls and not endpoint and context is None and not as_json:
             _note_several_clusters()
         if not uses_log:
             target = replace(target, log="default")

@@ -101,12 +101,20 @@ def test_a_command_names_its_cluster_when_several_run_and_none_is_selected() -> 
         several = CliRunner().invoke(cli, ["logs"])
         others = [
             CliRunner().invoke(cli, ["logs", *given])
-            for given in (["--context", "data"], ["--endpoint", node.url], ["--json"])
+            for given in (
+                ["--context", "data"],
+                ["--endpoint", node.url],
+                ["--json"],
+                ["list", "--endpoint", node.url],
+                ["list", "--json"],
+            )
         ]
+        of_a_group = CliRunner().invoke(cli, ["logs", "list"])
         assert CliRunner().invoke(cli, ["context", "use", "data"]).exit_code == 0
         selected = CliRunner().invoke(cli, ["logs"])
     assert "(data, other); this command calls other, the newest." in several.stderr
-    assert [each.stderr for each in (alone, *others, selected)] == [""] * 5
+    assert of_a_group.stderr == several.stderr
+    assert [each.stderr for each in (alone, *others, selected)] == [""] * 7
 
 
 def test_a_name_that_is_taken_gets_a_number() -> None:
