@@ -348,6 +348,35 @@ def test_a_vote_for_a_candidate_of_an_older_term_does_not_end_the_doubt() -> Non
     assert all(member.core.sound for member in group.members.values())
 
 
+@pytest.mark.rule("R-01", "R-04")
+def test_a_member_in_doubt_asks_each_leader_until_it_is_confirmed() -> None:
+    """One question at a time; a term that is confirmed needs no other."""
+    member = MemberState(
+        "n3", Group(3).config, Durability.FSYNC, Role.FOLLOWER, term=2, voted_for=None, committed_index=0
+    )
+    asked: list[Confirmation] = []
+    reads: Any = SimpleNamespace(ask=lambda confirmation, _: asked.append(confirmation))
+    handler: Any = SimpleNamespace(holds_all_committed=True)
+    doubt = Doubt(member, handler, reads, knows_vote=False)
+
+    def questions() -> int:
+        asked.clear()
+        for _ in range(3):
+            doubt.tick(0)
+        return len(asked)
+
+    assert questions() == 0  # there is no leader
+    member.leader_id = "n1"
+    assert questions() == 1
+    doubt._confirmation.give(None)
+    assert (questions(), doubt.trusts_leader) == (1, False)  # refused: again
+    doubt._confirmation.give(7)
+    assert (questions(), doubt.trusts_leader, doubt.is_over) == (0, True, True)
+    member.term = 3
+    assert not doubt.trusts_leader
+    assert questions() == 1
+
+
 @pytest.mark.rule("R-04")
 def test_a_doubt_of_an_earlier_term_does_not_end_the_next_one_at_once() -> None:
     group = Group(3)

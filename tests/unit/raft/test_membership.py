@@ -3,11 +3,15 @@
 import pytest
 
 from app.errors import ChangeInProgress, NotCaughtUp, NotFound, WouldLoseQuorum
-from app.log.contract import ChangeKind, Durability, GroupConfig, Role
+from app.log.contract import NO_INDEX, ChangeKind, Durability, GroupConfig, Role
+from app.raft.elections import Ballot
 from app.raft.membership import GroupView, changed, next_change
-from app.raft.messages import PushRequest, PushType, VoteAnswer, VoteRequest
+from app.raft.messages import GroupNotice, PushRequest, PushType, VoteAnswer, VoteRequest
+from app.raft.standing import Standing
+from app.raft.state import MemberState, Outbox
 from storage.log.hard_state import HardState
 from tests.unit.raft.support import Group, Member, MemoryLog
+from tests.unit.raft.test_removal import standing_of
 
 
 def led_group(size: int = 3) -> tuple[Group, Member]:
@@ -385,3 +389,77 @@ def test_a_group_becomes_another_one_by_single_changes_the_leader_last(
         group, done = after, [*done, f"{kind.value} {node}"]
     assert (set(group.voters), set(group.learners)) == (set(wanted.voters), set(wanted.learners))
     assert done == steps
+
+
+@pytest.mark.rule("R-10")
+@pytest.mark.parametrize("learners", [(), ("n3",)])
+def test_a_notice_that_names_the_member_does_not_remove_it(learners: tuple[str, ...]) -> None:
+    standing = standing_of("n3", "n1", "n2")
+    voters = ("n1", "n2") if learners else ("n1", "n2", "n3")
+    standing.take(GroupNotice(5, voters, learners, "n1", {}), 0)
+    assert standing.notice is None
+
+
+@pytest.mark.rule("R-10")
+def test_a_former_voter_campaigns_only_until_the_group_without_it_is_committed() -> None:
+    standing = standing_of("n3", "n1", "n2", "n3")
+    standing.configure(GroupConfig(voters=("n1", "n2")), 5, {})
+    assert standing.may_campaign
+    standing._member.committed_index = 5
+    assert not standing.may_campaign
+
+
+@pytest.mark.rule("R-10")
+def test_a_member_outside_its_committed_group_is_removed_while_it_has_no_leader() -> None:
+    standing = standing_of("n3", "n1", "n2")
+    member = standing._member
+    assert standing.idle_role is Role.LEARNER  # the group may be undone
+    member.committed_index = 3
+    assert standing.idle_role is Role.REMOVED
+    member.leader_id = "n1"  # which pushes to it: the record that adds it is to come
+    assert standing.idle_role is Role.LEARNER
+
+
+@pytest.mark.rule("R-10")
+@pytest.mark.parametrize("node_id", ["n1", "n3"], ids=["member", "not a member"])
+def test_a_group_that_no_record_names_removes_no_node(node_id: str) -> None:
+    """It may be another's configuration that is right."""
+    group = GroupConfig(voters=("n1", "n2"))
+    member = MemberState(node_id, group, Durability.FSYNC, Role.FOLLOWER, 1, None, NO_INDEX)
+    standing = Standing(member, Outbox())
+    assert standing.idle_role is not Role.REMOVED
+    assert standing.notice_for("n9", None, 0) is None
+
+
+@pytest.mark.rule("R-02", "R-10")
+@pytest.mark.parametrize(
+    ("voters", "sound", "is_won"),
+    [
+        (("n1", "n2"), ("n1", "n2"), True),  # one of the three may be unsound
+        (("n1", "n2"), ("n1",), False),
+        (("n1",), ("n3",), False),  # one present voter alone may have made another group since
+    ],
+)
+def test_a_removed_member_is_elected_by_all_with_at_most_one_of_them_in_doubt(
+    voters: tuple[str, ...], sound: tuple[str, ...], is_won: bool
+) -> None:
+    standing = standing_of("n3", *dict.fromkeys((*voters, "n3")))
+    standing.configure(GroupConfig(voters=voters), 5, {})
+    member = standing._member
+    member.group_index, member.sound = 5, "n3" in sound
+    ballot = Ballot(member, MemoryLog(), Outbox())
+    ballot.open(2)
+    for voter in voters:
+        assert not ballot.is_won
+        ballot.count(voter, VoteAnswer(2, True, sound=voter in sound))
+    assert ballot.is_won is is_won
+
+
+@pytest.mark.rule("R-10")
+def test_a_learner_may_leave_a_group_whose_voters_are_in_doubt() -> None:
+    """The majority stays what it is."""
+    group = GroupConfig(voters=("n1", "n2", "n3"), learners=("n4",))
+    view = GroupView(group, settled=True, level=(), awake=("n1",), counted=("n1",))
+    assert changed(view, ChangeKind.REMOVE, "n4") == GroupConfig(voters=group.voters)
+    with pytest.raises(WouldLoseQuorum):
+        changed(view, ChangeKind.REMOVE, "n2")

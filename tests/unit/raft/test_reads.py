@@ -234,3 +234,41 @@ def test_readers_that_queue_after_a_lost_request_are_asked_for_when_it_times_out
     follower.run()
     assert follower.reads == [("lost", None)]
     assert len(group.take(source="n2", kind=ReadIndexRequest)) == 1
+
+
+@pytest.mark.rule("R-08")
+def test_a_lost_request_of_a_follower_is_waited_for_its_whole_time() -> None:
+    group, _ = ready_group()
+    follower = group["n2"]
+    group.now_ms += 60_000  # longer ago than the time for an answer
+    ask(follower, "lost")
+    for early_ms in (0, group.raft.read_index_timeout_ms):
+        follower.core._follower_reads.tick(group.now_ms + early_ms)
+        follower.run()
+        assert follower.reads == []
+    follower.core._follower_reads.tick(group.now_ms + group.raft.read_index_timeout_ms + 1)
+    follower.run()
+    assert follower.reads == [("lost", None)]
+
+
+@pytest.mark.rule("R-08")
+def test_readers_that_lose_their_leader_are_refused_once_and_never_asked_for_again() -> None:
+    group, _ = ready_group()
+    follower = group["n2"]
+    ask(follower, "asked for")
+    ask(follower, "queued")
+    follower.core._follower_reads.fail()
+    follower.run()
+    assert follower.reads == [("asked for", None), ("queued", None)]
+    assert follower.core.waiting_reads == 0
+
+
+@pytest.mark.rule("R-08")
+def test_a_late_answer_to_an_earlier_round_takes_nothing_back() -> None:
+    _, leader = ready_group(5)
+    rounds = leader.core._leader_reads
+    ask(leader, "a")
+    number = rounds._round
+    for peer, given in (("n2", number), ("n2", number - 1), ("n3", number)):
+        leader.step(peer, HeartbeatAnswer(leader.core.term, given))
+    assert leader.reads == [("a", leader.core.committed_index)]
